@@ -1,0 +1,46 @@
+# `make help` lists what there is. ARGS is passed on: make test ARGS='-k toast -x', make demo ARGS='--port 9000'.
+.DEFAULT_GOAL := help
+.PHONY: help install install-tests demo test test-all bench lint format lock clean
+
+BIN := .venv/bin
+ARGS ?=
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+install: ## .venv with the headwater command, and the demo app; nothing is done twice
+	@.ci/install
+
+install-tests:
+	@.ci/install tests
+
+demo: install ## the whole service with sample data and a demo app, on this machine
+	@$(BIN)/headwater dev $(ARGS)
+
+test: install-tests ## all tests but those that take minutes
+	$(BIN)/python -m pytest -m 'not long' $(ARGS)
+
+test-all: install-tests ## all tests
+	$(BIN)/python -m pytest $(ARGS)
+
+bench: install-tests ## speed, CPU and memory, beside yardsticks of this machine
+	$(BIN)/python -m tests.bench $(ARGS)
+
+lint: install ## style, types and the import contract
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: install ## put the style right where that can be done by itself
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+lock: install ## requirements.lock anew from pyproject.toml (make lock ARGS=--upgrade for newer versions)
+	$(BIN)/uv pip compile pyproject.toml --extra embedded --group dev --universal --python-version 3.11 \
+		--generate-hashes --no-emit-index-url --no-annotate --no-header --quiet $(ARGS) --output-file requirements.lock
+
+clean: ## remove everything that the other targets made
+	rm -rf .venv dist clients/web/dist clients/web/node_modules tests/e2e/*/node_modules \
+		.mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .headwater
+	find backend sync_rules clients tests -name __pycache__ -prune -exec rm -rf {} +

@@ -1,0 +1,123 @@
+"""The HTTP application: its routes, and what they share while it runs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.routing import BaseRoute, Route
+from starlette.types import ASGIApp
+
+from headwater.api.auth.keys import KeySource
+from headwater.api.auth.verify import Verifier
+from headwater.api.checkpoints import Head, WriteCheckpointRoute, WriteCheckpoints
+from headwater.api.errors import on_http_error, on_known_error, on_unexpected_error
+from headwater.api.hub import Hub
+from headwater.api.plans import Plans, RequestLimits
+from headwater.api.probes import Health, probe_routes
+from headwater.api.reading import StoreThreads
+from headwater.api.stream import SyncStream
+from headwater.errors import HeadwaterError
+from headwater.storage.contract import StoreReader
+from headwater_rules.errors import RuleLimitError
+
+_CORS = Middleware(
+    CORSMiddleware,
+    allow_origins=["*"],
+    allow_methods=["GET", "POST"],
+    allow_headers=["Content-Type", "Authorization", "User-Agent", "X-User-Agent"],
+    expose_headers=["Content-Type"],
+    max_age=3600,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ApiSettings:
+    """What the endpoint needs to know. `audience` is what tokens must be meant for; the limits are per process,
+    but for `requests`, which is per connection."""
+
+    keys: KeySource
+    audience: frozenset[str]
+    max_concurrent_connections: int = 200
+    max_data_fetch_concurrency: int = 10
+    requests: RequestLimits = RequestLimits()
+
+
+class Endpoint:
+    """The parts behind the routes, and their order of beginning and end."""
+
+    def __init__(self, settings: ApiSettings, reader: StoreReader, head: Head) -> None:
+        verifier = Verifier(settings.keys, settings.audience)
+        self._head = head
+        self._reader = reader
+        self._threads = StoreThreads(reader, settings.max_data_fetch_concurrency)
+        self._closing = False
+        self.hub = Hub(reader, self._threads)
+        self.writes = WriteCheckpoints(reader, self._threads, head, self.hub.look)
+        self.streams = SyncStream(
+            reader, self._threads, self.hub, Plans(settings.requests), verifier, settings.max_concurrent_connections
+        )
+        self.write_checkpoint = WriteCheckpointRoute(verifier, self.writes, lambda: self.hub.active)
+
+    def health(self) -> Health:
+        looked_at = self.hub.looked_at
+        return Health(
+            started=looked_at is not None,
+            ready=looked_at is not None and not self._closing,
+            touched_at=looked_at or time.time(),
+        )
+
+    def begin_shutdown(self) -> None:
+        """End the open streams normally and take no new ones. To be called in the event loop."""
+        self._closing = True
+        self.streams.begin_shutdown()
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        self.hub.start()
+        try:
+            yield
+        finally:
+            self.begin_shutdown()
+            await self.writes.close()
+            await self.hub.close()
+            await self._head.close()
+            self._threads.close()
+
+
+def create_app(
+    settings: ApiSettings, reader: StoreReader, head: Head, extra_routes: Sequence[BaseRoute] = ()
+) -> Starlette:
+    """The application. It closes `head` when it ends; the reader is the caller's. `extra_routes` come last."""
+    endpoint = Endpoint(settings, reader, head)
+
+    @asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        async with endpoint.running():
+            yield
+
+    streams: ASGIApp = endpoint.streams
+    app = Starlette(
+        routes=[
+            Route("/sync/stream", streams, methods=["POST"]),
+            Route("/write-checkpoint2.json", endpoint.write_checkpoint, methods=["GET"]),
+            *probe_routes(endpoint.health, lambda: True),
+            *extra_routes,
+        ],
+        middleware=[_CORS],
+        exception_handlers={
+            HeadwaterError: on_known_error,
+            RuleLimitError: on_known_error,
+            HTTPException: on_http_error,
+            Exception: on_unexpected_error,
+        },
+        lifespan=lifespan,
+    )
+    app.state.begin_shutdown = endpoint.begin_shutdown
+    return app

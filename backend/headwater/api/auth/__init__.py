@@ -1,0 +1,1 @@
+"""Who a request comes from: keys, and tokens checked against them."""

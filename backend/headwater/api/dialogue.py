@@ -1,0 +1,123 @@
+"""What happens with the store on behalf of one stream: reads on one side, a session on the other. Blocking."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from headwater.api.plans import Plans
+from headwater.api.reading import Reading
+from headwater.errors import HeadwaterError, Kind
+from headwater.oplog.op import OpId
+from headwater.storage.contract import StoreReader, WriteCheckpoint
+from headwater.sync.interest import Interest, News, reached
+from headwater.sync.request import StreamRequest
+from headwater.sync.session import Line, Session, View
+from headwater_rules.results import Resolution, SyncRequest
+
+BATCH_BYTES = 256 * 1024
+"""What a stream reads ahead of its client, short of the last chunk."""
+
+
+class ConfigReplacedError(HeadwaterError):
+    """Another sync config became active; the client connects again and gets it."""
+
+    kind = Kind.RETRY
+    code = "HW_6001"
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Lines for the client. With `done`, it has all of the checkpoint and there is nothing to do until the next."""
+
+    body: bytes = b""
+    ops: int = 0
+    done: bool = True
+
+
+class Dialogue:
+    """One thread at a time. After each call `interest` and `op_id` say what the answer was made of."""
+
+    def __init__(
+        self, request: StreamRequest, claims: SyncRequest, write_key: str, plans: Plans, reader: StoreReader
+    ) -> None:
+        self._request = claims
+        self.write_key = write_key
+        self._plans = plans
+        self._reader = reader
+        self._session = Session(request.positions, raw=request.raw_data)
+        self.config_id: int | None = None
+        self.interest = Interest()
+        self.op_id = OpId(0)
+        self.awaited: WriteCheckpoint | None = None
+
+    @property
+    def interruptible(self) -> bool:
+        """Whether news may be looked at before everything owed was sent."""
+        return self._session.interruptible
+
+    def open(self, reading: Reading) -> Batch:
+        """The first checkpoint, and its data as far as a batch goes."""
+        self.config_id = reading.config.id
+        resolution = self._resolve(reading)
+        self.interest = _interest(resolution)
+        write = reading.write_checkpoint(self.write_key)
+        visible = write is not None and reached(write, reading.checkpoint.lsns)
+        self.awaited = None if visible else write
+        return self._advance(reading, resolution, self.interest.buckets, write.id if write and visible else None)
+
+    def turn(self, reading: Reading, news: News) -> Batch:
+        """What changed for this client since the last view, and its data as far as a batch goes. Raises
+        ConfigReplacedError."""
+        if reading.config.id != self.config_id:
+            raise ConfigReplacedError("another sync config became active")
+        news = news.also(self._beyond(reading, news.upto))
+        resolution = self._resolve(reading) if news.lookups else None
+        before = self.interest.buckets
+        if resolution is not None:
+            self.interest = _interest(resolution)
+        names = self.interest.buckets
+        stale = names if news.buckets is None else (names & news.buckets) | (names - before)
+        return self._advance(reading, resolution, stale, news.write_checkpoint)
+
+    def more(self) -> Batch:
+        """The next data of the checkpoint."""
+        return self._fill(b"", self._reader)
+
+    def _beyond(self, reading: Reading, upto: OpId) -> News:
+        """News of what happened between the wake-up and the snapshot: a checkpoint line promises its whole op id."""
+        touched = reading.touched_since(upto)
+        if touched.buckets is None or touched.lookups is None:
+            return News(reading.checkpoint.op_id, buckets=None, lookups=True)
+        lookups = not self.interest.lookups.isdisjoint(touched.lookups)
+        return News(reading.checkpoint.op_id, touched.buckets & self.interest.buckets, lookups)
+
+    def _advance(
+        self, reading: Reading, resolution: Resolution | None, stale: frozenset[str], write_checkpoint: int | None
+    ) -> Batch:
+        """Show the session the reading. `stale` names the buckets whose totals may not be what it knows."""
+        self.op_id = reading.checkpoint.op_id
+        line = self._session.advance(View(self.op_id, resolution, reading.totals(list(stale)), write_checkpoint))
+        return self._fill(line or b"", reading)
+
+    def _resolve(self, reading: Reading) -> Resolution:
+        return self._plans.resolve(reading.config, self._request, reading.lookups)
+
+    def _fill(self, line: bytes, source: Reading | StoreReader) -> Batch:
+        parts, size, ops = [line], len(line), 0
+        while size < BATCH_BYTES:
+            step = self._session.next()
+            if step is None:
+                return Batch(b"".join(parts), ops)
+            if isinstance(step, Line):
+                part = step.content
+            else:
+                chunk = source.chunk(step.bucket, step.after, step.upto)
+                part = self._session.receive(step, chunk)
+                ops += chunk.size
+            parts.append(part)
+            size += len(part)
+        return Batch(b"".join(parts), ops, done=False)
+
+
+def _interest(resolution: Resolution) -> Interest:
+    return Interest(frozenset(bucket.name for bucket in resolution.buckets), resolution.lookup_keys)

@@ -1,0 +1,191 @@
+"""One per process: follows the store and tells each open stream what concerns it, and only that.
+
+A commit makes the store's descriptor readable; the hub then reads the new checkpoint with what it touched. A slow
+poll beside it covers a lost wake-up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from headwater.api.reading import StoreThreads
+from headwater.errors import HeadwaterError
+from headwater.oplog.op import OpId
+from headwater.storage.contract import Checkpoint, Listener, StoreReader, Touched, WriteCheckpoint
+from headwater.sync.interest import AwaitedWrites, Interest, Interests, News, anything
+
+POLL_SECONDS = 1.0
+
+REPLACED = "sync config replaced"
+
+log = logging.getLogger(__name__)
+
+
+class Follower(Protocol):
+    """A stream as the hub sees it. `config_id` is None until it has read the store for the first time."""
+
+    @property
+    def write_key(self) -> str: ...
+
+    @property
+    def config_id(self) -> int | None: ...
+
+    def tell(self, news: News) -> None: ...
+
+    def end(self, reason: str) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Sight:
+    """What one look at the store found. `touched` is set when the op id moved."""
+
+    state: tuple[Checkpoint, int] | None
+    touched: Touched | None = None
+    writes: Sequence[WriteCheckpoint] = ()
+
+
+class Hub:
+    """Lives in the event loop. `start` before the first stream, `close` after the last."""
+
+    def __init__(self, reader: StoreReader, threads: StoreThreads) -> None:
+        self._reader = reader
+        self._threads = threads
+        self._interests: Interests[Follower] = Interests()
+        self._writes: AwaitedWrites[Follower] = AwaitedWrites()
+        self._state: tuple[Checkpoint, int] | None = None
+        self._seq = 0
+        self._moved = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self.looked_at: float | None = None
+        """When the store was read last, in seconds since 1970; None before the first time."""
+
+    @property
+    def op_id(self) -> OpId:
+        """Everything up to here has been told to those concerned."""
+        return self._state[0].op_id if self._state else OpId(0)
+
+    @property
+    def active(self) -> bool:
+        """Whether there is an active sync config."""
+        return self._state is not None
+
+    def start(self) -> None:
+        """Begin to follow the store. Raises what the store raises when it can't be listened to."""
+        listener = self._reader.listen()
+        self._task = asyncio.get_running_loop().create_task(self._follow(listener))
+
+    async def close(self) -> None:
+        """Stop following. Streams are the caller's to end."""
+        if self._task is None:
+            return
+        self._task.cancel()
+        await asyncio.wait([self._task])
+
+    def look(self) -> None:
+        """Look at the store now; after a write of this process, which makes no descriptor readable here."""
+        self._moved.set()
+
+    def join(self, stream: Follower) -> None:
+        """Count a stream in, before its first read: from here on nothing that concerns its writes is missed."""
+        self._interests.put(stream, Interest())
+        self._writes.join(stream.write_key, stream)
+
+    def leave(self, stream: Follower) -> None:
+        self._interests.remove(stream)
+        self._writes.leave(stream.write_key, stream)
+
+    def watch(self, stream: Follower, interest: Interest, op_id: OpId) -> None:
+        """Tell a stream what changes in `interest` after `op_id`, the checkpoint that the interest was read at."""
+        self._interests.put(stream, interest)
+        if self._state is not None and _older(stream.config_id, self._state[1]):
+            stream.end(REPLACED)
+        elif op_id < self.op_id:  # what happened between was told before the hub knew whom to tell
+            stream.tell(anything(self.op_id))
+
+    def expect(self, write: WriteCheckpoint) -> None:
+        """Tell streams of this key once the write is contained in a checkpoint."""
+        self._writes.expect([write])
+        self._release()
+
+    def end_all(self, reason: str) -> None:
+        """End every stream."""
+        for stream in self._interests.everyone():
+            stream.end(reason)
+
+    async def _follow(self, listener: Listener) -> None:
+        loop = asyncio.get_running_loop()
+
+        def readable() -> None:
+            listener.drain()
+            self._moved.set()
+
+        loop.add_reader(listener.fileno(), readable)
+        try:
+            while True:
+                await self._look_once()
+                await self._wait()
+        finally:
+            loop.remove_reader(listener.fileno())
+            listener.close()
+
+    async def _wait(self) -> None:
+        try:
+            async with asyncio.timeout(POLL_SECONDS):
+                await self._moved.wait()
+        except TimeoutError:
+            pass
+
+    async def _look_once(self) -> None:
+        self._moved.clear()
+        try:
+            self._take(await self._threads.promptly(self._read))
+            self.looked_at = time.time()
+        except HeadwaterError as error:
+            log.warning("the store could not be read, trying again: %s", error)
+        except Exception:
+            log.exception("following the store failed, trying again")
+
+    def _read(self) -> _Sight:
+        """Blocking. Only `_look_once` runs it, so the fields it reads are still."""
+        state = self._reader.checkpoint()
+        writes = self._reader.write_checkpoints(self._seq)
+        if state is None or self._state is None or state[0].op_id == self.op_id:
+            return _Sight(state, None, writes)
+        return _Sight(state, self._reader.touched(self.op_id, state[0].op_id), writes)
+
+    def _take(self, sight: _Sight) -> None:
+        before, self._state = self._state, sight.state
+        if sight.writes:
+            self._seq = sight.writes[-1].seq
+            self._writes.expect(sight.writes)
+        if sight.state is None:
+            return
+        checkpoint, config_id = sight.state
+        if before is None or before[1] != config_id:
+            self._end_older(config_id)
+        # without an earlier checkpoint nobody could say what was touched since
+        touched = Touched(None, None) if before is None else sight.touched
+        if touched is not None:
+            for stream, news in self._interests.concerned(touched, checkpoint.op_id).items():
+                stream.tell(news)
+        self._release()
+
+    def _end_older(self, config_id: int) -> None:
+        for stream in self._interests.everyone():
+            if _older(stream.config_id, config_id):
+                stream.end(REPLACED)
+
+    def _release(self) -> None:
+        if self._state is None:
+            return
+        for stream, write_checkpoint in self._writes.release(self._state[0].lsns).items():
+            stream.tell(News(self.op_id, write_checkpoint=write_checkpoint))
+
+
+def _older(held: int | None, active: int) -> bool:
+    return held is not None and held < active

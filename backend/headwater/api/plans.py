@@ -1,0 +1,40 @@
+"""The active sync config, compiled once for all streams of the process."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+
+from headwater.storage.contract import StoredConfig
+from headwater_rules import compile_config, resolve
+from headwater_rules.plan import SyncPlan
+from headwater_rules.results import LookupReader, Resolution, SyncRequest
+
+
+@dataclass(frozen=True, slots=True)
+class RequestLimits:
+    """What one connection may ask for."""
+
+    max_buckets: int = 1000
+    max_results: int = 1000
+
+
+class Plans:
+    """Resolves requests by the plan of a config. Only the newest plan is kept; safe to use from several threads."""
+
+    def __init__(self, limits: RequestLimits) -> None:
+        self._limits = limits
+        self._lock = threading.Lock()
+        self._held: tuple[int, SyncPlan] | None = None
+
+    def resolve(self, config: StoredConfig, request: SyncRequest, read: LookupReader) -> Resolution:
+        """The buckets of a request. Raises RuleLimitError, EvaluationError or RuleErrors."""
+        plan = self._plan(config)
+        limits = self._limits
+        return resolve(plan, request, read, max_buckets=limits.max_buckets, max_results=limits.max_results)
+
+    def _plan(self, config: StoredConfig) -> SyncPlan:
+        with self._lock:
+            if self._held is None or self._held[0] != config.id:
+                self._held = (config.id, compile_config(config.yaml).plan)
+            return self._held[1]

@@ -1,0 +1,46 @@
+"""Health of this process, for whoever runs it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import BaseRoute, Route
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """`started`: the store was read once. `ready`: requests are taken. `touched_at`: last sign of life, in seconds
+    since 1970."""
+
+    started: bool
+    ready: bool
+    touched_at: float
+
+
+def probe_routes(health: Callable[[], Health], is_alive: Callable[[], bool]) -> list[BaseRoute]:
+    """Startup, readiness and liveness; 400 means no."""
+
+    async def startup(_: Request) -> Response:
+        return _answer(health(), health().started)
+
+    async def readiness(_: Request) -> Response:
+        return _answer(health(), health().ready)
+
+    async def liveness(_: Request) -> Response:
+        return _answer(health(), is_alive())
+
+    return [
+        Route("/probes/startup", startup),
+        Route("/probes/readiness", readiness),
+        Route("/probes/liveness", liveness),
+    ]
+
+
+def _answer(health: Health, good: bool) -> Response:
+    touched = datetime.fromtimestamp(health.touched_at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    body = {"ready": health.ready, "started": health.started, "touched_at": touched}
+    return JSONResponse(body, status_code=200 if good else 400)

@@ -1,0 +1,327 @@
+"""`POST /sync/stream`: an endless answer of lines, one stream per client.
+
+A stream holds one batch of lines at a time and reads the next only when the client has taken it. It ends in three
+ways: normally, with a complete body, so that the client connects again; cut off, after an error that came too late
+for a status; or at once, when the client goes away.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import re
+import time
+from functools import partial
+
+import orjson
+from starlette.requests import Request
+from starlette.types import Receive, Scope, Send
+
+from headwater.api.auth.verify import Principal, Verifier
+from headwater.api.body import read_body
+from headwater.api.dialogue import Batch, ConfigReplacedError, Dialogue
+from headwater.api.errors import NoActiveConfigError, NotAcceptableError, ShuttingDownError, TooManyRequestsError
+from headwater.api.hub import REPLACED, Hub
+from headwater.api.plans import Plans
+from headwater.api.reading import StoreThreads
+from headwater.errors import HeadwaterError
+from headwater.storage.contract import StoreReader
+from headwater.sync import lines
+from headwater.sync.interest import News
+from headwater.sync.request import StreamRequest, parse_stream_request, write_key
+from headwater.sync.ticks import next_tick
+from headwater_rules.results import SyncRequest
+
+NDJSON = "application/x-ndjson"
+BSON = "application/vnd.powersync.bson-stream"
+
+STUCK_SECONDS = 2.0
+"""How long a stream that should end waits for a client that does not read."""
+
+_HEADERS = [(b"content-type", NDJSON.encode()), (b"x-accel-buffering", b"no"), (b"cache-control", b"no-store")]
+
+log = logging.getLogger(__name__)
+
+
+class SyncStream:
+    """The ASGI endpoint. Holds what all streams of the process share."""
+
+    def __init__(
+        self, reader: StoreReader, threads: StoreThreads, hub: Hub, plans: Plans, verifier: Verifier, limit: int
+    ) -> None:
+        self._reader = reader
+        self._threads = threads
+        self._hub = hub
+        self._plans = plans
+        self._verifier = verifier
+        self._limit = limit
+        self._open = 0
+        self._closing = False
+
+    @property
+    def open_streams(self) -> int:
+        return self._open
+
+    def begin_shutdown(self) -> None:
+        """End all streams normally and take no more."""
+        self._closing = True
+        self._hub.end_all("shutting down")
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive)
+        asked = parse_stream_request(await read_body(request))
+        user = await self._verifier.authorize(request.headers.get("authorization"))
+        require_ndjson(request.headers.get("accept"))
+        if self._closing:
+            raise ShuttingDownError("the service is shutting down", fix="connect again")
+        if self._open >= self._limit:
+            raise TooManyRequestsError(f"{self._limit} streams are open already")
+        self._open += 1
+        try:
+            await self._serve(asked, user, receive, send)
+        finally:
+            self._open -= 1
+
+    async def _serve(self, asked: StreamRequest, user: Principal, receive: Receive, send: Send) -> None:
+        dialogue = Dialogue(
+            asked,
+            SyncRequest(user.claims, asked.parameters, asked.include_defaults, asked.subscriptions),
+            write_key(user.user_id, asked.client_id),
+            self._plans,
+            self._reader,
+        )
+        stream = _Stream(dialogue, user, asked, self._threads, self._hub)
+        self._hub.join(stream)
+        try:
+            await stream.run(receive, send)
+        finally:
+            self._hub.leave(stream)
+
+
+class _Stream:
+    """One open stream. The hub and timers leave word and set `_wake`; one task looks at it between batches."""
+
+    __slots__ = (
+        "_asked",
+        "_bytes",
+        "_dialogue",
+        "_done",
+        "_first",
+        "_hub",
+        "_news",
+        "_ops",
+        "_pump",
+        "_reason",
+        "_tick_due",
+        "_ticker",
+        "_threads",
+        "_user",
+        "_wake",
+    )
+
+    def __init__(
+        self, dialogue: Dialogue, user: Principal, asked: StreamRequest, threads: StoreThreads, hub: Hub
+    ) -> None:
+        self._dialogue = dialogue
+        self._user = user
+        self._asked = asked
+        self._threads = threads
+        self._hub = hub
+        self._wake = asyncio.Event()
+        self._news: News | None = None
+        self._first: Batch | None = None
+        self._done = True
+        self._reason: str | None = None
+        self._tick_due = False
+        self._ticker: asyncio.TimerHandle | None = None
+        self._pump: asyncio.Task[None] | None = None
+        self._ops = 0
+        self._bytes = 0
+
+    # what the hub sees
+
+    @property
+    def write_key(self) -> str:
+        return self._dialogue.write_key
+
+    @property
+    def config_id(self) -> int | None:
+        return self._dialogue.config_id
+
+    def tell(self, news: News) -> None:
+        self._news = news if self._news is None else self._news.also(news)
+        self._wake.set()
+
+    def end(self, reason: str) -> None:
+        """End normally, at the next line boundary."""
+        if self._reason is not None:
+            return
+        self._reason = reason
+        self._wake.set()
+        asyncio.get_running_loop().call_later(STUCK_SECONDS, self._cut)
+
+    # its life
+
+    async def run(self, receive: Receive, send: Send) -> None:
+        """Serve until the end. What fails before the first line is raised, for there is still a status to give."""
+        started = time.monotonic()
+        self._schedule_tick()
+        try:
+            if self._reason is None:
+                self._first = await self._threads.reading(self._dialogue.open)
+                self._follow()
+            reason = await self._until_over(receive, send)
+        finally:
+            if self._ticker is not None:
+                self._ticker.cancel()
+        self._log(reason, time.monotonic() - started)
+
+    async def _until_over(self, receive: Receive, send: Send) -> str:
+        pump = self._pump = asyncio.create_task(self._send_all(send))
+        gone = asyncio.create_task(_disconnected(receive))
+        try:
+            await asyncio.wait((pump, gone), return_when=asyncio.FIRST_COMPLETED)
+            return self._outcome(pump)
+        finally:
+            await _stop(pump, gone)
+
+    async def _send_all(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
+        while True:
+            body = await self._body()
+            if body is None:
+                break
+            await send({"type": "http.response.body", "body": body, "more_body": True})
+            self._bytes += len(body)
+            del body  # an idle stream must not keep what it sent last
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _body(self) -> bytes | None:
+        """The next lines to send, None at the end."""
+        while True:
+            if self._tick_due:
+                return self._tick()
+            if self._reason is not None:
+                return None
+            batch = await self._next()
+            self._ops += batch.ops
+            self._done = batch.done
+            if batch.body:
+                return batch.body
+
+    async def _next(self) -> Batch:
+        if self._first is not None:
+            first, self._first = self._first, None
+            return first
+        if self._dialogue.interruptible and (news := self._take_news()):
+            return await self._turn(news)
+        if not self._done:
+            return await self._threads.alone(self._dialogue.more)
+        if self._news is None:
+            await self._wake.wait()
+        self._wake.clear()
+        return Batch()
+
+    async def _turn(self, news: News) -> Batch:
+        before = self._dialogue.interest
+        job = partial(self._dialogue.turn, news=news)
+        try:
+            batch = await (self._threads.shared(job) if self._done else self._threads.reading(job))
+        except (ConfigReplacedError, NoActiveConfigError):
+            self.end(REPLACED)
+            return Batch()
+        if self._dialogue.interest != before:
+            self._hub.watch(self, self._dialogue.interest, self._dialogue.op_id)
+        return batch
+
+    def _take_news(self) -> News | None:
+        """What is still news: a view that went further than the hub may have shown it already."""
+        news, self._news = self._news, None
+        if news is None or (news.write_checkpoint is None and news.upto <= self._dialogue.op_id):
+            return None
+        return news
+
+    def _follow(self) -> None:
+        self._hub.watch(self, self._dialogue.interest, self._dialogue.op_id)
+        if self._dialogue.awaited is not None:
+            self._hub.expect(self._dialogue.awaited)
+
+    # the token's clock
+
+    def _schedule_tick(self) -> None:
+        remaining = self._user.expires_in()
+        if remaining <= 0:
+            self._on_tick()
+            return
+        delay = next_tick(remaining, random.uniform(-1, 1))
+        self._ticker = asyncio.get_running_loop().call_later(delay, self._on_tick)
+
+    def _on_tick(self) -> None:
+        self._tick_due = True
+        self._wake.set()
+        if self._user.expires_in() <= 0:
+            self.end("token expired")
+
+    def _tick(self) -> bytes:
+        self._tick_due = False
+        if self._reason is None:
+            self._schedule_tick()
+        return lines.token_expires_in(self._user.expires_in())
+
+    # its end
+
+    def _cut(self) -> None:
+        if self._pump is not None:
+            self._pump.cancel()
+
+    def _outcome(self, pump: asyncio.Task[None]) -> str:
+        if not pump.done():
+            return "client gone"
+        if pump.cancelled():
+            return f"{self._reason or 'cancelled'}, client not reading"
+        error = pump.exception()
+        if error is None:
+            return self._reason or "ended"
+        code = getattr(error, "code", "PSYNC_S2001")
+        log.error("a stream was cut off: %s", error, exc_info=None if isinstance(error, HeadwaterError) else error)
+        return f"failed: {code}"
+
+    def _log(self, reason: str, seconds: float) -> None:
+        facts = {
+            "user_id": self._user.user_id,
+            "client_id": self._asked.client_id,
+            "app_metadata": self._asked.app_metadata or None,
+            "close_reason": reason,
+            "duration_ms": round(seconds * 1000),
+            "operations": self._ops,
+            "bytes": self._bytes,
+        }
+        log.info("sync stream closed %s", orjson.dumps({k: v for k, v in facts.items() if v is not None}).decode())
+
+
+def require_ndjson(accept: str | None) -> None:
+    """Refuse a client that takes the BSON form only. A header that names neither gets NDJSON."""
+    if not accept:
+        return
+    ranges = [_media_range(item) for item in accept.split(",")]
+    wanted = {name for name, quality in ranges if quality > 0}
+    if BSON in wanted and wanted.isdisjoint({NDJSON, "application/*", "*/*"}):
+        raise NotAcceptableError(f"{BSON} is not offered", "Accept header", f"accept {NDJSON} too")
+
+
+def _media_range(item: str) -> tuple[str, float]:
+    name, *parameters = (part.strip() for part in item.lower().split(";"))
+    weights = [match[1] for text in parameters if (match := re.fullmatch(r"q=([01](?:\.[0-9]{0,3})?)", text))]
+    return name, float(weights[0]) if weights else 1.0
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _stop(*tasks: asyncio.Task[None]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)

@@ -1,0 +1,1 @@
+"""The commands of `headwater`, one file each."""

@@ -1,0 +1,60 @@
+"""Progress of bulk work on the terminal: a bar where somebody watches, a line now and then where a log is written."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+from headwater.source.snapshot import BulkProgress
+
+_log = logging.getLogger(__name__)
+
+_LINE_SECONDS = 5.0
+
+
+class BulkProgressDisplay:
+    """Call it with each report. Shows rows done, rows expected, rate and time left."""
+
+    def __init__(self) -> None:
+        self._console = Console(file=sys.stderr)
+        self._bar: Progress | None = None
+        self._task = TaskID(0)
+        self._started = 0.0
+        self._said_at = 0.0
+
+    def __call__(self, progress: BulkProgress) -> None:
+        now = time.monotonic()
+        if progress.rows == 0 and progress.tasks == 0:
+            self._started = now
+        expected = max(progress.rows, progress.rows_expected)
+        rate = progress.rows / max(now - self._started, 1e-3)
+        finished = progress.tasks >= progress.tasks_expected
+        if self._console.is_terminal:
+            self._draw(progress, expected, rate, finished=finished)
+        elif finished or now - self._said_at >= _LINE_SECONDS:
+            self._said_at = now
+            left = "done" if finished else f"{(expected - progress.rows) / max(rate, 1):.0f} s left"
+            _log.info(
+                "snapshot: %d of about %d rows, %.0f rows/s, task %d of %d, %s",
+                progress.rows, expected, rate, progress.tasks, progress.tasks_expected, left,
+            )  # fmt: skip
+
+    def _draw(self, progress: BulkProgress, expected: int, rate: float, *, finished: bool) -> None:
+        if self._bar is None:
+            self._bar = Progress(
+                TextColumn("snapshot"),
+                BarColumn(),
+                TextColumn("{task.completed:,.0f} of {task.total:,.0f} rows, {task.fields[rate]:,.0f}/s"),
+                TimeRemainingColumn(),
+                console=self._console,
+            )
+            self._task = self._bar.add_task("snapshot", total=expected, rate=0.0)
+            self._bar.start()
+        self._bar.update(self._task, completed=progress.rows, total=expected, rate=rate)
+        if finished:
+            self._bar.stop()
+            self._bar = None

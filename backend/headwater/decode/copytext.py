@@ -1,0 +1,64 @@
+"""A row as one line of Postgres' COPY text format, which is also the form in which current rows are stored.
+
+The line carries no newline at its end. A line that Postgres wrote and one that `join_cells` makes of the same cells
+are equal, so rows are compared as whole lines.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from headwater.decode.errors import DecodeError
+
+_NULL = "\\N"
+_ESCAPES = {"\b": "\\b", "\f": "\\f", "\n": "\\n", "\r": "\\r", "\t": "\\t", "\v": "\\v", "\\": "\\\\"}
+_TABLE = str.maketrans(_ESCAPES)
+_PLAIN = {escape[1]: char for char, escape in _ESCAPES.items()}
+_ESCAPE = re.compile(r"\\(.?)", re.DOTALL)
+
+
+def split_line(line: str, width: int | None = None) -> tuple[str | None, ...]:
+    """The cells of a line; None for null.
+
+    A table without columns and one empty text both print an empty line: pass the `width`, the number of columns, to
+    tell them apart. Without it an empty line is one empty cell.
+
+    Raises DecodeError when the line has another number of cells than `width`, or an escape that COPY never writes.
+    """
+    if width == 0 and not line:
+        return ()
+    cells: list[str] = line.split("\t")
+    if width is not None and len(cells) != width:
+        raise DecodeError(f"row line has {len(cells)} cells, its table {width} columns")
+    if "\\" not in line:
+        return tuple(cells)
+    return tuple([_unescape(number, cell) if "\\" in cell else cell for number, cell in enumerate(cells, 1)])
+
+
+def join_cells(cells: Sequence[str | None]) -> str:
+    """The line that COPY writes for these cells."""
+    if None in cells:
+        return "\t".join([_NULL if cell is None else _escape(cell) for cell in cells])
+    line = "\t".join(cells)  # type: ignore[arg-type]  # the line above excludes None
+    if _has_special(line) or line.count("\t") >= max(len(cells), 1):
+        return "\t".join([_escape(cell) for cell in cells if cell is not None])
+    return line
+
+
+def _has_special(text: str) -> bool:
+    """Whether anything but tabs needs an escape. Six short scans beat one regular expression."""
+    return "\\" in text or "\n" in text or "\r" in text or "\b" in text or "\f" in text or "\v" in text
+
+
+def _escape(cell: str) -> str:
+    return cell.translate(_TABLE) if "\t" in cell or _has_special(cell) else cell
+
+
+def _unescape(number: int, cell: str) -> str | None:
+    if cell == _NULL:
+        return None
+    try:
+        return _ESCAPE.sub(lambda match: _PLAIN[match[1]], cell)
+    except KeyError:
+        raise DecodeError("row line has an escape that COPY does not write", f"cell {number}") from None

@@ -1,0 +1,154 @@
+"""pgoutput, protocol version 1 in text format, from message bytes to changes.
+
+A row is read by code generated for its number of columns, without a loop: it costs about 2 µs where a plain loop
+costs 3.4. That code checks no more than it must; when it trips, `wire.explain` reads the message again, slowly.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from types import MappingProxyType
+from typing import cast
+
+from headwater.decode import wire
+from headwater.oplog.change import (
+    UNCHANGED,
+    Begin,
+    Cells,
+    Commit,
+    Delete,
+    Insert,
+    Message,
+    Relation,
+    Truncate,
+    Update,
+)
+from headwater.oplog.lsn import Lsn
+
+TupleReader = Callable[[bytes, int], tuple[Cells, int]]
+
+_U16 = struct.Struct(">H").unpack_from
+_U32 = struct.Struct(">I").unpack_from
+_BEGIN = struct.Struct(">xQqI").unpack
+_COMMIT = struct.Struct(">xxQQq").unpack
+
+_MALFORMED = (struct.error, IndexError, KeyError, ValueError)
+
+
+class Decoder:
+    """Decodes one stream, whose relations it remembers. Make a new one for each START_REPLICATION."""
+
+    def __init__(self) -> None:
+        self._relations: dict[int, Relation] = {}
+        self._readers: dict[int, tuple[Relation, TupleReader]] = {}
+        self._handlers: dict[int, Callable[[bytes], Message]] = {
+            ord("B"): _begin,
+            ord("C"): _commit,
+            ord("D"): self._delete,
+            ord("I"): self._insert,
+            ord("M"): wire.read_logical_message,
+            ord("O"): wire.read_origin,
+            ord("R"): self._relation,
+            ord("T"): self._truncate,
+            ord("U"): self._update,
+            ord("Y"): wire.read_type,
+        }
+
+    @property
+    def relations(self) -> Mapping[int, Relation]:
+        """The latest relation of each table by oid, a live view."""
+        return MappingProxyType(self._relations)
+
+    def decode(self, payloads: Sequence[bytes]) -> list[Message]:
+        """One message per payload, in order; a payload is what follows the XLogData header.
+
+        Changes of a table carry the same Relation object until its shape changes, so `is` tells whether it did.
+        Raises DecodeError at the first payload that is not a complete message of protocol 1. What was before it may
+        be decoded again, one payload at a time.
+        """
+        handlers = self._handlers
+        messages: list[Message] = []
+        append = messages.append
+        for payload in payloads:
+            try:
+                append(handlers[payload[0]](payload))
+            except _MALFORMED:
+                raise wire.explain(payload, self._relations) from None
+        return messages
+
+    def _relation(self, payload: bytes) -> Relation:
+        relation = wire.read_relation(payload)
+        known = self._relations.get(relation.oid)
+        if known == relation:
+            return known
+        self._relations[relation.oid] = relation
+        self._readers[relation.oid] = (relation, tuple_reader(len(relation.columns)))
+        return relation
+
+    def _insert(self, payload: bytes) -> Insert:
+        relation, read = self._readers[_U32(payload, 1)[0]]
+        new, end = read(payload, 6)
+        if payload[5] != wire.NEW or end != len(payload):
+            raise ValueError
+        return Insert(relation, new)
+
+    def _update(self, payload: bytes) -> Update:
+        relation, read = self._readers[_U32(payload, 1)[0]]
+        mark = payload[5]
+        old: Cells | None = None
+        at = 6
+        if mark in (wire.OLD_KEY, wire.OLD_ROW):
+            old, at = read(payload, at)
+            at += 1
+        new, end = read(payload, at)
+        if payload[at - 1] != wire.NEW or end != len(payload):
+            raise ValueError
+        return Update(relation, old, mark == wire.OLD_KEY, new)
+
+    def _delete(self, payload: bytes) -> Delete:
+        relation, read = self._readers[_U32(payload, 1)[0]]
+        mark = payload[5]
+        old, end = read(payload, 6)
+        if mark not in (wire.OLD_KEY, wire.OLD_ROW) or end != len(payload):
+            raise ValueError
+        return Delete(relation, old, mark == wire.OLD_KEY)
+
+    def _truncate(self, payload: bytes) -> Truncate:
+        return Truncate(tuple(self._relations[oid] for oid in wire.read_truncated_oids(payload)))
+
+
+def _begin(payload: bytes) -> Begin:
+    final_lsn, committed_us, xid = _BEGIN(payload)
+    return Begin(Lsn(final_lsn), committed_us, xid)
+
+
+def _commit(payload: bytes) -> Commit:
+    commit_lsn, end_lsn, committed_us = _COMMIT(payload)
+    return Commit(Lsn(commit_lsn), Lsn(end_lsn), committed_us)
+
+
+@lru_cache(maxsize=256)
+def tuple_reader(width: int) -> TupleReader:
+    """A function (message, position of the cell count) -> (cells, position after them) for rows of `width` cells."""
+    lines = ["def read(b, p):", f" if U16(b, p)[0] != {width}: raise ValueError", " p += 2"]
+    for number in range(width):
+        lines += [
+            " k = b[p]",
+            f" if k == {wire.TEXT}:",
+            "  q = p + 5",
+            "  p = q + U32(b, p + 1)[0]",
+            f"  c{number} = b[q:p].decode()",
+            " else:",
+            f"  c{number} = OTHER[k]",
+            "  p += 1",
+        ]
+    lines.append(f" return ({''.join(f'c{number}, ' for number in range(width))}), p")
+    scope: dict[str, object] = {
+        "U16": _U16,
+        "U32": _U32,
+        "OTHER": {wire.NULL: None, wire.UNCHANGED_TOAST: UNCHANGED},
+    }
+    exec("\n".join(lines), scope)  # noqa: S102  # built from a number alone
+    return cast("TupleReader", scope["read"])

@@ -1,0 +1,142 @@
+"""How the embedded servers run as processes: as which user, where that user can reach, and what ends them with us."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import pwd
+import shutil
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from headwater.errors import HeadwaterError
+
+
+class NoUnprivilegedUser(HeadwaterError):
+    """We are root, Postgres refuses to run as root, and the machine has no user to run it as."""
+
+    code = "HW_4505"
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """A user of this machine that a server can run as."""
+
+    name: str
+    uid: int
+    gid: int
+
+    def can_reach(self, path: Path) -> bool:
+        """Whether this user may enter every directory above `path`."""
+        return all(self._may_enter(parent) for parent in path.resolve().parents)
+
+    def _may_enter(self, directory: Path) -> bool:
+        seen = directory.stat()
+        if seen.st_uid == self.uid:
+            return bool(seen.st_mode & 0o100)
+        if seen.st_gid == self.gid:
+            return bool(seen.st_mode & 0o010)
+        return bool(seen.st_mode & 0o001)
+
+    def take(self, directory: Path) -> None:
+        """Make `directory` and all that is in it this user's own; nothing to do where it already is."""
+        if directory.stat().st_uid == self.uid:
+            return
+        os.chown(directory, self.uid, self.gid)
+        for parent, directories, files in os.walk(directory):
+            for name in (*directories, *files):
+                os.chown(Path(parent, name), self.uid, self.gid, follow_symlinks=False)
+
+
+def account_to_run_as() -> Account | None:
+    """The user that a server must be started as, or None where it can run as ourselves.
+
+    Raises `NoUnprivilegedUser` when we are root and there is nobody else.
+    """
+    if os.geteuid() != 0:
+        return None
+    for name in ("nobody", "postgres", "daemon"):
+        try:
+            entry = pwd.getpwnam(name)
+        except KeyError:
+            continue
+        return Account(entry.pw_name, entry.pw_uid, entry.pw_gid)
+    raise NoUnprivilegedUser(
+        "Postgres does not run as root, and this machine has none of the users nobody, postgres and daemon",
+        fix="run as an ordinary user, or add the user nobody",
+    )
+
+
+def within_reach(account: Account, package: Path, tree: Path) -> Path:
+    """`tree`, or where its home directory is closed to `account`, a copy of it that is open.
+
+    `tree` is a directory inside `package`; what the wheel keeps beside `package` for its programs to load is copied
+    with it. The copy stays for the next time.
+    """
+    if account.can_reach(tree / "x"):
+        return tree
+    names = (f"{package.name}.libs", f"{package.name}/{tree.relative_to(package)}")
+    sources = [package.parent / name for name in names]
+    digest = hashlib.sha256(f"{tree}:{tree.stat().st_mtime_ns}".encode()).hexdigest()[:12]
+    home = Path(_open_temporary_directory(), f"headwater-{package.name}-{digest}")
+    if not _is_ours(home):
+        staging = Path(tempfile.mkdtemp(prefix=f"{home.name}-", dir=home.parent))
+        for source, name in zip(sources, names, strict=True):
+            if source.is_dir():
+                shutil.copytree(source, staging / name, symlinks=True)
+        staging.chmod(0o755)
+        try:
+            staging.rename(home)
+        except OSError:  # somebody else's directory has the name, or another process was quicker
+            home = home if _is_ours(home) else staging
+        if home != staging:
+            shutil.rmtree(staging, ignore_errors=True)
+    return home / names[1]
+
+
+def _open_temporary_directory() -> str:
+    return next((path for path in ("/var/tmp", "/tmp") if Path(path).is_dir()), tempfile.gettempdir())  # noqa: S108
+
+
+def _is_ours(directory: Path) -> bool:
+    try:
+        seen = directory.lstat()
+    except FileNotFoundError:
+        return False
+    return seen.st_uid == os.geteuid() and not seen.st_mode & 0o022
+
+
+# Fast shutdown first, so that the next start needs no recovery; a server that hangs in it is ended all the same.
+_END_WHEN_ORPHANED: Final = """
+read -r _
+kill -s INT "$1" || exit 0
+for _ in 1 2 3 4 5 6 7 8 9 10; do sleep 1; kill -s 0 "$1" || exit 0; done
+kill -s QUIT "$1"
+"""
+
+
+class Guard:
+    """Ends a server when this process goes away, however it goes.
+
+    A small shell waits at a pipe that only this process holds open. A death signal would be simpler, but the kernel
+    ties it to the thread that started the server, and clears it when the user changes.
+    """
+
+    def __init__(self, pid: int) -> None:
+        self._shell = subprocess.Popen(
+            ["/bin/sh", "-c", _END_WHEN_ORPHANED, "headwater-guard", str(pid)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+
+    def dismiss(self) -> None:
+        """Let the server be: from here on its end is ours to care for."""
+        self._shell.kill()
+        self._shell.wait()
+        if self._shell.stdin is not None:
+            self._shell.stdin.close()

@@ -1,0 +1,134 @@
+"""What the source tells us: relations and the changes in them. Nouns only, no behaviour that touches I/O.
+
+Cells keep the text that Postgres printed. The current row is stored as that text too, so a value is converted
+once, on its way into the rules, and a row can be compared with the source byte by byte.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+from headwater.oplog.lsn import Lsn
+
+
+class Unchanged(Enum):
+    """The marker pgoutput sends in place of a TOASTed value that the UPDATE did not touch."""
+
+    UNCHANGED = "u"
+
+    def __repr__(self) -> str:
+        return "UNCHANGED"
+
+
+UNCHANGED: Final = Unchanged.UNCHANGED
+
+Cell = str | None | Unchanged
+Cells = tuple[Cell, ...]
+
+
+class ReplicaIdentity(Enum):
+    """`pg_class.relreplident`."""
+
+    DEFAULT = "d"
+    NOTHING = "n"
+    FULL = "f"
+    INDEX = "i"
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column as the stream and COPY deliver it, in that order. `key` marks the replica identity's columns."""
+
+    name: str
+    type_oid: int
+    type_modifier: int
+    key: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Relation:
+    """One shape of one source table: what a pgoutput Relation message says, or the catalog in the same form."""
+
+    oid: int
+    schema: str
+    name: str
+    identity: ReplicaIdentity
+    columns: tuple[Column, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Insert:
+    relation: Relation
+    new: Cells
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """`old` is absent when the identity did not change; `old_is_key` says it holds key columns only."""
+
+    relation: Relation
+    old: Cells | None
+    old_is_key: bool
+    new: Cells
+
+
+@dataclass(frozen=True, slots=True)
+class Delete:
+    """`old` holds the whole row for FULL, else the key columns and None elsewhere."""
+
+    relation: Relation
+    old: Cells
+    old_is_key: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Truncate:
+    relations: tuple[Relation, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """`final_lsn` is where the commit record starts; `committed_us` counts from 2000-01-01, as Postgres does."""
+
+    final_lsn: Lsn
+    committed_us: int
+    xid: int
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """`end_lsn` is the position that a restart may resume from."""
+
+    commit_lsn: Lsn
+    end_lsn: Lsn
+    committed_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class LogicalMessage:
+    transactional: bool
+    lsn: Lsn
+    prefix: str
+    content: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class TypeInfo:
+    """A Type message: the name of a type that is not built in."""
+
+    oid: int
+    schema: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    lsn: Lsn
+    name: str
+
+
+RowChange = Insert | Update | Delete
+Change = RowChange | Truncate | LogicalMessage
+Message = Change | Begin | Commit | Relation | TypeInfo | Origin

@@ -1,0 +1,71 @@
+"""Ops: the entries of a bucket's history, and the text in which a device receives them.
+
+An op's id is not part of its body, because bulk work renders bodies before anybody has numbered them. A finished
+op is `{"op_id":"<id>",` followed by its body.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import NewType
+
+import orjson
+import xxhash
+
+OpId = NewType("OpId", int)
+
+CLEAR_BODY = '"op":"CLEAR","checksum":0}'
+"""A CLEAR that begins or empties a bucket: nothing stands before it, so it sums to 0."""
+
+_UINT32 = 0xFFFFFFFF
+
+
+@lru_cache(maxsize=4096)
+def _type_json(table: str) -> str:
+    return orjson.dumps(table).decode()
+
+
+def _text_json(text: str) -> str:
+    return orjson.dumps(text).decode()
+
+
+def content_digest(table: str, object_id: str, data: str) -> int:
+    """63 bits over everything a device sees of a row. Equal digests mean an equal row; the low 32 bits are the
+    checksum of its PUT."""
+    return xxhash.xxh3_64_intdigest(f"{table}\0{object_id}\0{data}".encode()) & 0x7FFFFFFFFFFFFFFF
+
+
+def put_checksum(digest: int) -> int:
+    """Checksum of a PUT whose content has this digest, unsigned 32 bit."""
+    return digest & _UINT32
+
+
+def put_body(table: str, object_id: str, subkey: str, data: str, digest: int) -> str:
+    """Body of a PUT; `data` is the row's JSON text."""
+    return (
+        f'"op":"PUT","object_type":{_type_json(table)},"object_id":{_text_json(object_id)},'
+        f'"checksum":{digest & _UINT32},"subkey":"{subkey}","data":{_text_json(data)}}}'
+    )
+
+
+def remove_checksum(table: str, object_id: str, subkey: str) -> int:
+    """Checksum of a REMOVE, unsigned 32 bit."""
+    return xxhash.xxh3_64_intdigest(f"{table}\0{object_id}\0{subkey}\0remove".encode()) & _UINT32
+
+
+def remove_body(table: str, object_id: str, subkey: str) -> str:
+    """Body of a REMOVE."""
+    return (
+        f'"op":"REMOVE","object_type":{_type_json(table)},"object_id":{_text_json(object_id)},'
+        f'"checksum":{remove_checksum(table, object_id, subkey)},"subkey":"{subkey}","data":null}}'
+    )
+
+
+def finished_op(op_id: int, body: str) -> str:
+    """The JSON object that stands in a `data` line."""
+    return f'{{"op_id":"{op_id}",{body}'
+
+
+def bucket_key(name: str) -> int:
+    """The number under which stores keep a bucket: 63 bits of its name, so that any process can tell it alone."""
+    return xxhash.xxh3_64_intdigest(name.encode()) & 0x7FFFFFFFFFFFFFFF

@@ -1,0 +1,115 @@
+"""The one place where a row becomes ops, whoever asks: the live replicator, a Spark executor, a preview."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import orjson
+
+from headwater.oplog.op import bucket_key, content_digest, put_body, put_checksum, remove_body, remove_checksum
+from headwater.oplog.row_id import default_subkey
+from headwater_rules.plan import Value
+from headwater_rules.results import Put, RowResult
+
+
+class Member(NamedTuple):
+    """A bucket that a current row is in, and what of it stands there."""
+
+    bucket: int
+    digest: int
+    table: str
+    id: str
+
+
+class DraftOp(NamedTuple):
+    """An op that nobody has numbered yet."""
+
+    bucket: int
+    checksum: int
+    body: str
+
+
+def encode_members(members: Sequence[Member], row_id: str) -> str:
+    """Compact text for storage. The object id is left out where it is the row id, as it mostly is."""
+    if not members:
+        return ""
+    return orjson.dumps(
+        [[m.bucket, m.digest, m.table] if m.id == row_id else [m.bucket, m.digest, m.table, m.id] for m in members]
+    ).decode()
+
+
+def decode_members(text: str, row_id: str) -> list[Member]:
+    """The inverse of `encode_members`."""
+    if not text:
+        return []
+    return [Member(m[0], m[1], m[2], m[3] if len(m) > 3 else row_id) for m in orjson.loads(text)]
+
+
+class RowKeys(NamedTuple):
+    """What subkeys of a row are made of. `inherited` is the subkey the row had before it was re-keyed, if any."""
+
+    table_id: int
+    row_id: str
+    salt: bytes
+    inherited: str | None = None
+
+    def subkey(self, object_id: str) -> str:
+        return self.inherited or default_subkey(self.table_id, self.row_id, object_id, self.salt)
+
+
+def row_ops(previous: Sequence[Member], puts: Sequence[Put], keys: RowKeys) -> tuple[list[DraftOp], list[Member]]:
+    """Ops that lead from what stood in the buckets to `puts`, and the row's memberships afterwards.
+
+    A row whose projection is the same as before gives no op. One bucket holds one entry per (table, id): of
+    several equal ones the last wins, as it would on the device.
+    """
+    before = {(m.bucket, m.table, m.id): m.digest for m in previous}
+    after: dict[tuple[int, str, str], int] = {}
+    ops: list[DraftOp] = []
+    if len(puts) > 1:
+        puts = list({(p.bucket, p.table, p.id): p for p in puts}.values())
+    for put in puts:
+        place = (bucket_key(put.bucket), put.table, put.id)
+        digest = content_digest(put.table, put.id, put.data)
+        after[place] = digest
+        if before.get(place) != digest:
+            body = put_body(put.table, put.id, keys.subkey(put.id), put.data, digest)
+            ops.append(DraftOp(place[0], put_checksum(digest), body))
+    ops.extend(
+        _remove(bucket, table, object_id, keys)
+        for bucket, table, object_id in before
+        if (bucket, table, object_id) not in after
+    )
+    return ops, [Member(bucket, digest, table, oid) for (bucket, table, oid), digest in after.items()]
+
+
+def _remove(bucket: int, table: str, object_id: str, keys: RowKeys) -> DraftOp:
+    subkey = keys.subkey(object_id)
+    return DraftOp(bucket, remove_checksum(table, object_id, subkey), remove_body(table, object_id, subkey))
+
+
+class RowProgram(Protocol):
+    """The rules, bound to the columns of one table."""
+
+    def evaluate(self, values: Sequence[Value], row_id: str) -> RowResult: ...
+
+
+@dataclass(frozen=True, slots=True)
+class TableTransform:
+    """From the cells of one table's rows to what stands in buckets and lookups."""
+
+    table_id: int
+    salt: bytes
+    convert: Callable[[Sequence[str | None]], list[Value]]
+    program: RowProgram
+
+    def evaluate(self, cells: Sequence[str | None], row_id: str) -> RowResult:
+        return self.program.evaluate(self.convert(cells), row_id)
+
+    def ops(self, previous: str, inherited: str | None, row_id: str, puts: Sequence[Put]) -> tuple[list[DraftOp], str]:
+        """Ops from the stored memberships to `puts`, and the memberships to store."""
+        keys = RowKeys(self.table_id, row_id, self.salt, inherited)
+        ops, members = row_ops(decode_members(previous, row_id), puts, keys)
+        return ops, encode_members(members, row_id)

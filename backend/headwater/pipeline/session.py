@@ -1,0 +1,98 @@
+"""The Spark session: one per process, started beside other work and kept warm."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from headwater.embedded.java import java_home
+from headwater.errors import HeadwaterError
+
+
+class SparkError(HeadwaterError):
+    """Spark could not be started, or a job of it failed."""
+
+    code: ClassVar[str] = "HW_5102"
+
+
+@dataclass(frozen=True, slots=True)
+class SparkSettings:
+    """`spark.master` and further configuration, which wins over our defaults."""
+
+    master: str = "local[*]"
+    conf: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def local(self) -> bool:
+        return self.master.startswith("local")
+
+
+_DEFAULTS = {
+    "spark.app.name": "headwater",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.driver.memory": "1g",
+    "spark.sql.execution.arrow.pyspark.enabled": "true",
+    "spark.python.worker.reuse": "true",
+    "spark.log.level": "ERROR",
+}
+
+_LOCAL = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+
+
+class Spark:
+    """Starts a session when first asked for, or earlier by `warm_up`."""
+
+    def __init__(self, settings: SparkSettings) -> None:
+        self._settings = settings
+        self._lock = threading.Lock()
+        self._session: SparkSession | None = None
+
+    def warm_up(self) -> None:
+        """Begin to start in the background. An error shows at the first `session`."""
+        threading.Thread(target=self._start_quietly, name="spark", daemon=True).start()
+
+    def _start_quietly(self) -> None:
+        try:
+            self.session()
+        except HeadwaterError:
+            return
+
+    def session(self) -> SparkSession:
+        """The session. Raises SparkError, or what `java_home` raises, when there is none to be had."""
+        with self._lock:
+            if self._session is None:
+                self._session = self._start()
+            return self._session
+
+    def stop(self) -> None:
+        with self._lock:
+            if self._session is not None:
+                self._session.stop()
+                self._session = None
+
+    def _start(self) -> SparkSession:
+        os.environ["PYSPARK_PYTHON"] = sys.executable  # executors on this machine run the same interpreter
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+        if self._settings.local:
+            os.environ["JAVA_HOME"] = str(java_home())
+        conf = {**_DEFAULTS, **(_LOCAL if self._settings.local else {}), **self._settings.conf}
+        master = "local[*,4]" if self._settings.master == "local[*]" else self._settings.master  # retry failed tasks
+        builder = SparkSession.builder.master(master)
+        for key, value in conf.items():
+            builder = builder.config(key, value)
+        try:
+            return builder.getOrCreate()
+        except (PySparkException, OSError) as error:
+            raise SparkError(
+                f"Spark does not start: {type(error).__name__}",
+                f"master {self._settings.master}",
+                "check spark.master and spark.conf, and that Java 17 to 25 runs here",
+            ) from error

@@ -1,0 +1,99 @@
+"""The beginning of a source's life in the store: a new slot, a snapshot of every table, published in one step."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import psycopg
+from psycopg import sql
+
+from headwater.oplog.lsn import format_lsn
+from headwater.replication.bulk import BulkWork
+from headwater.source.catalog import PublishedTable, load_types, published_tables
+from headwater.source.connect import SourceSettings, connect
+from headwater.source.slot import SnapshotKeeper, drop_slot, end_reader, slot_name, system_identity
+from headwater.source.snapshot import BulkProgress, SnapshotJob, SnapshotTable
+from headwater.storage.contract import BulkRecord, Lease, SourceState, StagedTable, StoreWriter
+from headwater_rules.plan import SyncPlan
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Bootstrap:
+    """Reads a whole source. `yaml` is the text of `plan`; `progress` hears of it from time to time."""
+
+    source: SourceSettings
+    store: StoreWriter
+    plan: SyncPlan
+    yaml: str
+    bulk: BulkWork
+    progress: Callable[[BulkProgress], None]
+
+    def run(self, lease: Lease) -> None:
+        """Replace whatever the store has of the source. What clients see changes once, at the end."""
+        self.store.discard_staged(lease)
+        name = slot_name(self.source)
+        with connect(self.source) as conn:
+            if self.store.source_state(self.source.tag) is not None:
+                end_reader(conn, name)  # ours: the lease says that nobody else follows this source
+            drop_slot(conn, name)
+            identity = system_identity(conn)
+            started = time.time()
+            with SnapshotKeeper(self.source, name) as keeper:
+                _log.info("slot %s starts at %s", name, format_lsn(keeper.consistent_point))
+                tables, job = self._job(conn, keeper, lease)
+                outcome = self.bulk.snapshot(job, self.progress)
+        self.store.stage(lease, outcome.parts)
+        record = BulkRecord(
+            kind="snapshot",
+            source=self.source.tag,
+            application=outcome.application,
+            tasks=outcome.tasks,
+            rows=sum(part.rows for part in outcome.parts),
+            ops=sum(part.ops for part in outcome.parts),
+            started=started,
+            finished=time.time(),
+        )
+        state = SourceState(self.source.tag, keeper.consistent_point, name, identity.system_id, identity.timeline)
+        self.store.publish(lease, state, tables, self.yaml, record)
+        _log.info("snapshot published: %d rows, %d ops", record.rows, record.ops)
+
+    def _job(
+        self, conn: psycopg.Connection, keeper: SnapshotKeeper, lease: Lease
+    ) -> tuple[list[StagedTable], SnapshotJob]:
+        with conn.transaction():
+            conn.execute("set transaction isolation level repeatable read read only")
+            conn.execute(sql.SQL("set transaction snapshot {}").format(keeper.snapshot))
+            published = [table for table in published_tables(conn, self.source.publications) if self._wanted(table)]
+            types = load_types(conn, {c.type_oid for table in published for c in table.relation.columns})
+        self._warn_missing(published)
+        pairs = [(table.relation, table.fingerprint) for table in published]
+        staged = self.store.stage_tables(lease, self.source.tag, pairs)
+        job = SnapshotJob(
+            source=self.source,
+            snapshot=keeper.snapshot,
+            tables=tuple(SnapshotTable(s.id, p) for s, p in zip(staged, published, strict=True)),
+            plan=self.plan,
+            types=types,
+            salt=self.store.subkey_salt(),
+            directory=self.store.staging_directory(),
+        )
+        return staged, job
+
+    def _wanted(self, table: PublishedTable) -> bool:
+        relation = table.relation
+        return any(p.matches(self.source.tag, relation.schema, relation.name) for p in self.plan.tables())
+
+    def _warn_missing(self, published: list[PublishedTable]) -> None:
+        for pattern in self.plan.tables():
+            if not any(pattern.matches(self.source.tag, t.relation.schema, t.relation.name) for t in published):
+                _log.warning(
+                    "table %s.%s is named by the sync config and not published: no rows of it are synced;"
+                    " run `headwater source prepare`",
+                    pattern.schema,
+                    pattern.name,
+                )

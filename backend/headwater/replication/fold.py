@@ -1,0 +1,198 @@
+"""Folding a chunk of changes: from many changes of a row to its first and last state, hence to at most one op each.
+
+A fold belongs to one flush. It loads the rows it needs in bulk, follows the changes in memory, and writes what
+differs at the end.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import cast
+
+from headwater.decode.copytext import join_cells, split_line
+from headwater.oplog.change import UNCHANGED, Cell, Cells, Delete, Insert, RowChange, Update
+from headwater.oplog.op import bucket_key
+from headwater.oplog.row_id import IdentityKind, content_id, copy_id, copy_number, random_id
+from headwater.oplog.transform import DraftOp
+from headwater.replication.errors import SchemaChangedError
+from headwater.replication.live import LiveTable
+from headwater.storage.contract import BucketName, CurrentRow, Flush
+
+FullCells = tuple[str | None, ...]
+Fetch = Callable[[LiveTable, Sequence[Cell]], FullCells | None]
+"""Reads a row by its key from the source; the flush then waits for the stream to pass what it saw."""
+
+
+class _Row:
+    """A row's state before this fold, and now. `cells` None means there is none."""
+
+    __slots__ = ("before", "cells")
+
+    def __init__(self, before: CurrentRow | None, cells: FullCells | None) -> None:
+        self.before = before
+        self.cells = cells
+
+
+class Fold:
+    """One chunk of changes on their way into a flush."""
+
+    def __init__(self, flush: Flush, definitions: Mapping[int, str], fetch: Fetch) -> None:
+        self._flush = flush
+        self._definitions = definitions
+        self._fetch = fetch
+        self.evaluation_errors: list[str] = []
+
+    def apply(self, changes: Sequence[tuple[LiveTable, RowChange]]) -> int:
+        """Write what the changes amount to. Returns the number of ops."""
+        by_table: defaultdict[int, list[RowChange]] = defaultdict(list)
+        tables: dict[int, LiveTable] = {}
+        for table, change in changes:
+            tables[table.id] = table
+            by_table[table.id].append(change)
+        return sum(self._apply_table(tables[table_id], rows) for table_id, rows in by_table.items())
+
+    def _apply_table(self, table: LiveTable, changes: Sequence[RowChange]) -> int:
+        return self._write(table, self._folded(table, changes))
+
+    def _folded(self, table: LiveTable, changes: Sequence[RowChange]) -> dict[str, _Row]:
+        match table.identity.kind:
+            case IdentityKind.KEY:
+                return self._fold_keyed(table, changes)
+            case IdentityKind.FULL:
+                return self._fold_multiset(table, changes)
+            case IdentityKind.NOTHING:
+                return {random_id(): _Row(None, self._inserted(table, c)) for c in changes if isinstance(c, Insert)}
+
+    # keyed tables
+
+    def _fold_keyed(self, table: LiveTable, changes: Sequence[RowChange]) -> dict[str, _Row]:
+        key = table.identity.key
+        places: list[tuple[str, str]] = []  # row id before and after each change
+        for change in changes:
+            if type(change) is Insert:
+                row_id = key(change.new)
+                places.append((row_id, row_id))
+            elif type(change) is Update:
+                old = change.old
+                new_id = key(_completed(change.new, old) if old is not None else change.new)
+                places.append((new_id if old is None else key(old), new_id))
+            else:
+                row_id = key(cast(Delete, change).old)
+                places.append((row_id, row_id))
+        rows = self._load(table, dict.fromkeys(row_id for place in places for row_id in place))
+        for change, (old_id, new_id) in zip(changes, places, strict=True):
+            if type(change) is Delete:
+                rows[old_id].cells = None
+                continue
+            cells = self._complete(table, cast("Insert | Update", change), rows[old_id].cells)
+            if old_id != new_id:
+                rows[old_id].cells = None
+            rows[new_id].cells = cells
+        return rows
+
+    def _load(self, table: LiveTable, row_ids: Iterable[str]) -> dict[str, _Row]:
+        wanted = list(row_ids)
+        found = self._flush.current(table.id, wanted)
+        width = len(table.relation.columns)
+        rows: dict[str, _Row] = {}
+        for row_id in wanted:
+            before = found.get(row_id)
+            rows[row_id] = _Row(before, None if before is None else split_line(before.line, width))
+        return rows
+
+    def _complete(self, table: LiveTable, change: Insert | Update, current: FullCells | None) -> FullCells | None:
+        """The new row with every value that the stream left out; None when the source does not have it any more."""
+        new = change.new
+        if UNCHANGED not in new:
+            return cast(FullCells, new)
+        if type(change) is Update and change.old is not None and not change.old_is_key:
+            new = _completed(new, change.old)
+        if UNCHANGED in new and current is not None:
+            new = _completed(new, current)
+        if UNCHANGED not in new:
+            return cast(FullCells, new)
+        if table.identity.kind is not IdentityKind.KEY:
+            raise SchemaChangedError(
+                "a row without a key lacks a value that only the source has",
+                f"{table.relation.schema}.{table.relation.name}",
+                "the table is read again",
+            )
+        key = new if type(change) is Insert else _completed(new, cast(Update, change).old or ())
+        fetched = self._fetch(table, key)
+        # A row that is gone by now has its DELETE or key change ahead in the stream, before the flush may commit
+        return None if fetched is None else cast(FullCells, _completed(new, fetched))
+
+    # tables whose rows are known by their content
+
+    def _fold_multiset(self, table: LiveTable, changes: Sequence[RowChange]) -> dict[str, _Row]:
+        steps: list[tuple[str | None, FullCells | None, str | None]] = []  # content gone; cells and content come
+        for change in changes:
+            gone = None if type(change) is Insert else _content(cast("Update | Delete", change).old)
+            cells = None if type(change) is Delete else self._inserted(table, cast("Insert | Update", change))
+            steps.append((gone, cells, None if cells is None else _content(cells)))
+        contents = dict.fromkeys(content for gone, _, come in steps for content in (gone, come) if content is not None)
+        copies = {content: self._flush.copies(table.id, content) for content in contents}
+        rows = self._load(table, [row_id for ids in copies.values() for row_id in ids])
+        counts = {content: max(map(copy_number, ids), default=0) for content, ids in copies.items()}
+        for gone, cells, come in steps:
+            if gone == come:
+                continue
+            if gone is not None and counts[gone] > 0:
+                rows[copy_id(gone, counts[gone])].cells = None
+                counts[gone] -= 1
+            if come is not None:
+                counts[come] += 1
+                row = rows.setdefault(copy_id(come, counts[come]), _Row(None, None))
+                row.cells = cells
+        return rows
+
+    def _inserted(self, table: LiveTable, change: Insert | Update) -> FullCells | None:
+        return self._complete(table, change, None)
+
+    # the result
+
+    def _write(self, table: LiveTable, rows: Mapping[str, _Row]) -> int:
+        put: list[CurrentRow] = []
+        gone: list[str] = []
+        ops: list[DraftOp] = []
+        buckets: dict[int, BucketName] = {}
+        evaluate, to_ops, definitions = table.transform.evaluate, table.transform.ops, self._definitions
+        has_lookups = table.program.has_lookups
+        for row_id, row in rows.items():
+            before, cells = row.before, row.cells
+            if cells is None:
+                if before is not None:
+                    ops += to_ops(before.members, before.subkey, row_id, ())[0]
+                    gone.append(row_id)
+                    if has_lookups:
+                        self._flush.replace_lookups(table.id, row_id, ())
+                continue
+            line = join_cells(cells)
+            if before is not None and before.line == line and before.layout == table.layout:
+                continue
+            result = evaluate(cells, row_id)
+            subkey = None if before is None else before.subkey
+            drafts, members = to_ops("" if before is None else before.members, subkey, row_id, result.puts)
+            for put_ in result.puts:
+                buckets[bucket_key(put_.bucket)] = BucketName(put_.bucket, definitions[put_.definition])
+            ops += drafts
+            put.append(CurrentRow(row_id, table.layout, line, members, subkey))
+            if has_lookups:
+                self._flush.replace_lookups(table.id, row_id, result.lookups)
+            self.evaluation_errors += result.errors
+        self._flush.delete_rows(table.id, gone)
+        self._flush.put_rows(table.id, put)
+        self._flush.append(ops, buckets)
+        return len(ops)
+
+
+def _completed(new: Cells, other: Sequence[Cell]) -> Cells:
+    """`new` with its left-out values taken from `other`."""
+    if UNCHANGED not in new or not other:
+        return new
+    return tuple(other[i] if cell is UNCHANGED else cell for i, cell in enumerate(new))
+
+
+def _content(cells: Sequence[Cell] | None) -> str:
+    return content_id(join_cells(cast(FullCells, cells or ())))

@@ -1,0 +1,200 @@
+"""One source's replicator: takes the lease, reads the source whole when it must, follows the stream otherwise."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import random
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from headwater.decode.pgoutput import Decoder
+from headwater.errors import HeadwaterError, Kind
+from headwater.oplog.lsn import format_lsn
+from headwater.replication.apply import Applier
+from headwater.replication.bootstrap import Bootstrap
+from headwater.replication.bulk import BulkWork
+from headwater.replication.errors import SourceReplacedError
+from headwater.replication.live import LiveContext
+from headwater.source.catalog import load_types
+from headwater.source.connect import SourceSettings, connect
+from headwater.source.fetch import RowFetcher
+from headwater.source.slot import SlotLostError, end_reader, slot_status, system_identity
+from headwater.source.snapshot import BulkProgress
+from headwater.source.stream import ReplicationStream
+from headwater.storage.contract import Lease, LeaseHeldError, LeaseLostError, SourceState, StoreBusyError, StoreWriter
+from headwater_rules.compile import compile_config
+from headwater_rules.plan import SyncPlan
+
+_log = logging.getLogger(__name__)
+
+LEASE_SECONDS = 10.0
+_WAIT = 0.5  # longest silence of the stream before looking whether to stop
+_FIRST_DELAY, _LONGEST_DELAY = 0.5, 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Replicator:
+    """Follows `source` into `store` by the rules of `plan`, whose text is `yaml`, until told to stop.
+
+    `following` is called each time the live stream has started.
+    """
+
+    source: SourceSettings
+    store: StoreWriter
+    plan: SyncPlan
+    yaml: str
+    bulk: BulkWork
+    owner: str
+    progress: Callable[[BulkProgress], None]
+    following: Callable[[], None]
+
+    def run(self, stop: threading.Event) -> None:
+        """Returns when `stop` is set. Raises errors of ours that a person has to mend, and LeaseLostError."""
+        lease = self._wait_for_lease(stop)
+        if lease is None:
+            return
+        with _LeaseKeeper(self.store, lease, stop) as keeper:
+            self._run_leased(lease, stop)
+            keeper.raise_if_lost()
+
+    def _wait_for_lease(self, stop: threading.Event) -> Lease | None:
+        told = False
+        while not stop.is_set():
+            try:
+                return self.store.acquire(self.source.tag, self.owner, LEASE_SECONDS)
+            except (LeaseHeldError, StoreBusyError) as error:
+                if not told:
+                    _log.info("waiting: %s", error)
+                    told = True
+                stop.wait(0.5)
+        return None
+
+    def _run_leased(self, lease: Lease, stop: threading.Event) -> None:
+        delay = _FIRST_DELAY
+        must_read = False
+        while not stop.is_set():
+            try:
+                if must_read or self._needs_snapshot(lease):
+                    self.bulk.warm_up()
+                    Bootstrap(self.source, self.store, self.plan, self.yaml, self.bulk, self.progress).run(lease)
+                    must_read = False
+                self._follow(lease, stop)
+                delay = _FIRST_DELAY
+            except HeadwaterError as error:
+                if error.kind not in {Kind.RETRY, Kind.RESYNC}:
+                    raise
+                must_read = must_read or error.kind is Kind.RESYNC
+                _log.warning("%s", error)
+                stop.wait(delay * random.uniform(0.8, 1.2))  # noqa: S311 - jitter
+                delay = min(delay * 2, _LONGEST_DELAY)
+
+    def _needs_snapshot(self, lease: Lease) -> bool:
+        """Whether the stream alone can't bring the store to where the source is."""
+        state = self.store.source_state(self.source.tag)
+        config = self.store.active_config()
+        if state is None or config is None:
+            return True
+        if config.yaml != self.yaml:
+            if _row_sides(self.plan) - _row_sides(compile_config(config.yaml).plan):
+                _log.info("the sync config has definitions that the store does not hold: reading the source")
+                return True
+            self.store.activate_config(lease, self.yaml)
+        try:
+            self._check_slot(state)
+        except HeadwaterError as error:
+            if error.kind is not Kind.RESYNC:
+                raise
+            _log.warning("%s", error)
+            return True
+        return False
+
+    def _check_slot(self, state: SourceState) -> None:
+        with connect(self.source) as conn:
+            identity = system_identity(conn)
+            if (identity.system_id, identity.timeline) != (state.system_id, state.timeline):
+                raise SourceReplacedError("the source is not the cluster it was", self.source.address)
+            slot = slot_status(conn, state.slot)
+            if slot is None or slot.wal_status == "lost":
+                raise SlotLostError("the slot is gone", f"{self.source.address}, slot {state.slot}")
+            if slot.confirmed_flush > state.lsn:
+                raise SlotLostError(
+                    "the slot is ahead of the store, as after a restore from a backup",
+                    f"slot {format_lsn(slot.confirmed_flush)}, store {format_lsn(state.lsn)}",
+                )
+            end_reader(conn, state.slot)
+
+    def _follow(self, lease: Lease, stop: threading.Event) -> None:
+        state = self.store.source_state(self.source.tag)
+        if state is None:
+            return
+        stored = self.store.tables(self.source.tag)
+        with connect(self.source) as conn:
+            types = load_types(conn, {c.type_oid for t in stored for c in t.relation.columns})
+        context = LiveContext(self.source.tag, self.plan, types, self.store.subkey_salt())
+        with contextlib.closing(RowFetcher(self.source)) as fetcher:
+            applier = Applier(self.store, lease, context, stored, state.lsn, fetcher)
+            with ReplicationStream(self.source, state.slot, state.lsn, self.source.publications) as stream:
+                _log.info("following the stream from %s", format_lsn(state.lsn))
+                self.following()
+                try:
+                    _pump(stream, applier, stop)
+                finally:
+                    applier.abandon()
+
+
+def _pump(stream: ReplicationStream, applier: Applier, stop: threading.Event) -> None:
+    """Move batches from the stream to the store, and positions back."""
+    decode = Decoder().decode
+    idle = True
+    while not stop.is_set():
+        received = stream.receive(_WAIT if idle else 0.0, more_expected=applier.in_transaction)
+        applier.consume(decode(received.payloads))
+        idle = received.idle
+        applier.settle(received.position, idle=idle)
+        stream.report(applier.position)
+    stream.report(applier.position, force=True)
+
+
+def _row_sides(plan: SyncPlan) -> set[str]:
+    """Everything that the store must hold rows for."""
+    return {bucket.digest for bucket in plan.buckets} | {lookup.digest for lookup in plan.lookups}
+
+
+class _LeaseKeeper:
+    """Renews the lease from a thread, so that long bulk work does not lose it, and stops everything if it is lost."""
+
+    def __init__(self, store: StoreWriter, lease: Lease, stop: threading.Event) -> None:
+        self._store = store
+        self._lease = lease
+        self._stop = stop
+        self._done = threading.Event()
+        self._lost: LeaseLostError | None = None
+        self._thread = threading.Thread(target=self._renew, name="lease", daemon=True)
+
+    def __enter__(self) -> _LeaseKeeper:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        self._thread.join()
+        if self._lost is None:
+            with contextlib.suppress(StoreBusyError):
+                self._store.release(self._lease)
+
+    def raise_if_lost(self) -> None:
+        if self._lost is not None:
+            raise self._lost
+
+    def _renew(self) -> None:
+        while not self._done.wait(self._lease.ttl / 3):
+            try:
+                self._store.renew(self._lease)
+            except LeaseLostError as error:
+                self._lost = error
+                self._stop.set()
+                return
+            except HeadwaterError as error:
+                _log.warning("the lease could not be renewed: %s", error)

@@ -1,0 +1,216 @@
+"""What a source must allow before anything is read from it: settings, rights, slots. Every finding names its remedy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import psycopg
+from psycopg import sql
+
+from headwater.errors import HeadwaterError, Kind
+from headwater.oplog.change import ReplicaIdentity
+from headwater.source.catalog import Publication, PublishedTable, load_publications, published_tables
+from headwater.source.connect import SourceSettings
+from headwater.source.slot import slot_name, slot_status
+
+SLOTS = 2  # the stream's own, and a temporary one that a re-sync needs
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something about the source that is not as it should be; a fatal one keeps replication from starting."""
+
+    code: str
+    what: str
+    fix: str
+    fatal: bool = True
+
+    def __str__(self) -> str:
+        return f"[{self.code}] {self.what}; {self.fix}"
+
+
+class SourceNotReady(HeadwaterError):
+    """The source does not allow replication yet. Lists everything that is missing, not only the first."""
+
+    kind: ClassVar[Kind] = Kind.STOP
+    code: ClassVar[str] = "HW_2003"
+
+    def __init__(self, where: str, findings: tuple[Finding, ...]) -> None:
+        super().__init__("the source is not ready for replication", where)
+        self.args = (where, findings)  # what pickle replays
+        self.findings = findings
+
+    def __str__(self) -> str:
+        if len(self.findings) == 1:
+            return f"{self.findings[0]} (source {self.where})"
+        lines = "".join(f"\n  {finding}" for finding in self.findings)
+        return f"[{self.code}] {self.what} ({self.where}):{lines}"
+
+
+def check_source(conn: psycopg.Connection, settings: SourceSettings) -> list[Finding]:
+    """Everything that replication needs of the source, publications and their tables included.
+
+    Returns what is worth a warning. Raises SourceNotReady with all that is fatal.
+    """
+    findings = server_findings(conn, settings)
+    usable = publication_findings(conn, settings)
+    findings += usable
+    if not any(finding.fatal for finding in usable):
+        findings += table_findings(conn, published_tables(conn, settings.publications))
+    return raise_if_fatal(findings, settings)
+
+
+def raise_if_fatal(findings: Sequence[Finding], settings: SourceSettings) -> list[Finding]:
+    """The findings, if all are warnings; else raises SourceNotReady with the fatal ones."""
+    fatal = tuple(finding for finding in findings if finding.fatal)
+    if fatal:
+        raise SourceNotReady(settings.address, fatal)
+    return list(findings)
+
+
+def server_findings(conn: psycopg.Connection, settings: SourceSettings) -> list[Finding]:
+    """Version, wal_level, the right to replicate, and free slots and senders for what is still to be made."""
+    if conn.info.server_version < 14_00_00:
+        return [Finding("HW_2011", f"Postgres {_version(conn)} is too old", "upgrade it to 14 or newer")]
+    if _value(conn, "select pg_is_in_recovery()"):
+        fix = "set hostname in replication.connections to the primary"
+        return [Finding("HW_2012", "the server is a standby, where no publication can be made", fix)]
+    findings = []
+    level = _value(conn, "show wal_level")
+    if level != "logical":
+        fix = "run ALTER SYSTEM SET wal_level = logical and restart Postgres"
+        findings.append(Finding("HW_2013", f"wal_level is {level}, and logical decoding needs logical", fix))
+    findings += _slot_findings(conn, settings)
+    if not _value(conn, _MAY_REPLICATE):
+        findings.append(Finding("HW_2016", f'role "{settings.user}" may not replicate', _role(conn, "REPLICATION")))
+    return findings
+
+
+def publication_findings(conn: psycopg.Connection, settings: SourceSettings) -> list[Finding]:
+    """Whether each publication exists and publishes every kind of change."""
+    known = load_publications(conn, settings.publications)
+    findings = []
+    for name in settings.publications:
+        if name not in known:
+            fix = "run `headwater source prepare`, or name an existing one in publications"
+            findings.append(Finding("PSYNC_S1141", f'publication "{name}" does not exist', fix))
+        elif known[name].missing_operations:
+            findings.append(operations_finding(conn, known[name]))
+    return findings
+
+
+def operations_finding(conn: psycopg.Connection, publication: Publication) -> Finding:
+    """What is wrong with a publication that leaves kinds of change out."""
+    alter = sql.SQL("ALTER PUBLICATION {} SET (publish = 'insert, update, delete, truncate')")
+    missing = ", ".join(publication.missing_operations)
+    what = f'publication "{publication.name}" does not publish {missing}'
+    return Finding("PSYNC_S1142", what, f"run {alter.format(sql.Identifier(publication.name)).as_string(conn)}")
+
+
+def table_findings(conn: psycopg.Connection, tables: Sequence[PublishedTable]) -> list[Finding]:
+    """Whether we may read each table, whole; and which of them refuse updates because they lack an identity."""
+    leaves = {leaf.oid: table for table in tables for leaf in table.leaves}
+    rows = conn.execute(
+        """select c.oid::int8, has_schema_privilege(n.oid, 'USAGE'),
+                  has_table_privilege(c.oid, 'SELECT'), row_security_active(c.oid)
+           from pg_class c join pg_namespace n on n.oid = c.relnamespace where c.oid = any(%s::oid[])""",
+        [list(leaves)],
+    ).fetchall()
+    findings: dict[tuple[int, str], Finding] = {}
+    for oid, usage, select, hidden in rows:
+        table = leaves[oid]
+        if not usage:
+            findings[table.relation.oid, "usage"] = _no_usage(conn, table)
+        elif not select and not _may_select_columns(conn, oid, table):
+            findings[table.relation.oid, "select"] = _no_select(conn, table, oid)
+        elif hidden:
+            what = f"row-level security hides rows of {table.qualified_name} from us"
+            findings[table.relation.oid, "rows"] = Finding("PSYNC_S1145", what, _role(conn, "BYPASSRLS"))
+    return [*findings.values(), *(keyless_finding(conn, table) for table in tables if _lost_identity(table))]
+
+
+def keyless_finding(conn: psycopg.Connection, table: PublishedTable) -> Finding:
+    """The warning for a table whose updates and deletes Postgres refuses because nothing identifies a row."""
+    alter = sql.SQL("ALTER TABLE {} REPLICA IDENTITY FULL").format(_identifier(table)).as_string(conn)
+    what = f"{table.qualified_name} has no primary key, so Postgres refuses its updates and deletes"
+    return Finding("HW_2017", what, f"add a primary key, or run {alter}", fatal=False)
+
+
+def _lost_identity(table: PublishedTable) -> bool:
+    """No identity, and nobody asked for none."""
+    relation = table.relation
+    return relation.identity is not ReplicaIdentity.NOTHING and not any(column.key for column in relation.columns)
+
+
+# A managed Postgres hands the right out through a role of its own, not through the attribute.
+_MAY_REPLICATE = """
+select bool_or(r.rolsuper or r.rolreplication)
+    or exists (select from pg_roles g where g.rolname = 'rds_replication' and pg_has_role(g.oid, 'member'))
+from pg_roles r where r.rolname = current_user
+"""
+
+
+def _slot_findings(conn: psycopg.Connection, settings: SourceSettings) -> list[Finding]:
+    findings = []
+    own = slot_status(conn, slot_name(settings))
+    needed = SLOTS if own is None else SLOTS - 1
+    slots = int(str(_value(conn, "show max_replication_slots")))
+    free = slots - int(str(_value(conn, "select count(*) from pg_replication_slots")))
+    if free < needed:
+        what = f"{max(free, 0)} of {slots} replication slots are free, and {needed} are needed"
+        fix = (
+            "drop one that nobody reads (SELECT slot_name, active FROM pg_replication_slots), or run"
+            f" ALTER SYSTEM SET max_replication_slots = {slots + needed - free} and restart Postgres"
+        )
+        findings.append(Finding("HW_2014", what, fix))
+    senders = int(str(_value(conn, "show max_wal_senders")))
+    active = int(str(_value(conn, "select count(*) from pg_stat_replication")))
+    needed = SLOTS - (own is not None and own.active_pid is not None)
+    if senders - active < needed:
+        what = f"{max(senders - active, 0)} of {senders} WAL senders are free, and {needed} are needed"
+        fix = f"run ALTER SYSTEM SET max_wal_senders = {active + needed} and restart Postgres"
+        findings.append(Finding("HW_2015", what, fix))
+    return findings
+
+
+def _no_usage(conn: psycopg.Connection, table: PublishedTable) -> Finding:
+    grant = sql.SQL("GRANT USAGE ON SCHEMA {} TO {}").format(
+        sql.Identifier(table.relation.schema), sql.Identifier(conn.info.user)
+    )
+    what = f'role "{conn.info.user}" may not use schema {table.relation.schema}'
+    return Finding("HW_2018", what, f"run {grant.as_string(conn)}")
+
+
+def _no_select(conn: psycopg.Connection, table: PublishedTable, leaf_oid: int) -> Finding:
+    leaf = next(leaf for leaf in table.leaves if leaf.oid == leaf_oid)
+    grant = sql.SQL("GRANT SELECT ON {} TO {}").format(
+        sql.Identifier(leaf.schema, leaf.name), sql.Identifier(conn.info.user)
+    )
+    what = f'role "{conn.info.user}" may not read {leaf.schema}.{leaf.name}'
+    return Finding("HW_2018", what, f"run {grant.as_string(conn)}")
+
+
+def _may_select_columns(conn: psycopg.Connection, oid: int, table: PublishedTable) -> bool:
+    names = [column.name for column in table.relation.columns]
+    query = "select coalesce(bool_and(has_column_privilege(%s::oid, c, 'SELECT')), false) from unnest(%s::text[]) c"
+    return bool(_value(conn, query, [oid, names]))
+
+
+def _role(conn: psycopg.Connection, attribute: str) -> str:
+    alter = sql.SQL("ALTER ROLE {} " + attribute).format(sql.Identifier(conn.info.user)).as_string(conn)
+    return f"run {alter} as a superuser"
+
+
+def _identifier(table: PublishedTable) -> sql.Identifier:
+    return sql.Identifier(table.relation.schema, table.relation.name)
+
+
+def _value(conn: psycopg.Connection, query: str, parameters: Sequence[object] = ()) -> object:
+    row = conn.execute(query.encode(), parameters).fetchone()
+    return None if row is None else row[0]
+
+
+def _version(conn: psycopg.Connection) -> str:
+    return f"{conn.info.server_version // 10000}"

@@ -1,0 +1,225 @@
+"""Connections to a source: its settings, the session every connection of ours starts with, and what its refusals mean.
+
+Snapshot and stream read the same text only if both sessions print alike, so each connection carries the pinned
+settings of `headwater.decode.settings` from its start-up packet on. Poolers in transaction mode do not pass them on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import ssl
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar
+
+import psycopg
+from psycopg.conninfo import make_conninfo
+
+from headwater.decode.settings import settings_options, statements_for
+from headwater.errors import HeadwaterError, Kind
+
+
+@dataclass(frozen=True, slots=True)
+class SourceSettings:
+    """One source database and how to reach it. Certificates and keys are PEM text; `connect_timeout` is in seconds.
+
+    Picklable: a Spark executor connects with the same settings.
+    """
+
+    host: str
+    database: str
+    user: str
+    password: str = field(default="", repr=False)
+    port: int = 5432
+    tag: str = "default"
+    id: str = "default"
+    sslmode: str = "verify-full"
+    cacert: str | None = field(default=None, repr=False)
+    client_certificate: str | None = field(default=None, repr=False)
+    client_private_key: str | None = field(default=None, repr=False)
+    connect_timeout: int = 20
+    publications: tuple[str, ...] = ("headwater",)
+    slot_prefix: str = "headwater_"
+    heartbeat_seconds: int = 60
+
+    @property
+    def address(self) -> str:
+        """Where it is, for messages: no credentials."""
+        return f"{self.host}:{self.port}/{self.database}"
+
+
+class SourceUnreachable(HeadwaterError):
+    """The source did not answer, or not now; the same call may succeed later."""
+
+    kind: ClassVar[Kind] = Kind.RETRY
+    code: ClassVar[str] = "HW_2001"
+
+
+class SourceRefused(HeadwaterError):
+    """The source answered, and said no in a way that waiting will not change."""
+
+    kind: ClassVar[Kind] = Kind.STOP
+    code: ClassVar[str] = "HW_2002"
+
+
+def conninfo(settings: SourceSettings, *, replication: bool = False, application_name: str = "headwater") -> str:
+    """The libpq connection string, pinned session settings included; with `replication`, that of a walsender.
+
+    Holds the password: for libpq only, never for a message.
+    """
+    options: dict[str, str | int] = {
+        "host": settings.host,
+        "port": settings.port,
+        "dbname": settings.database,
+        "user": settings.user,
+        "sslmode": settings.sslmode,
+        "connect_timeout": max(2, settings.connect_timeout),  # libpq takes 1 for 2
+        "application_name": application_name,
+        "client_encoding": "UTF8",
+        "options": settings_options(),
+        "keepalives_idle": 40,
+        "keepalives_interval": 10,
+        "keepalives_count": 3,
+        **_certificates(settings),
+    }
+    if settings.password:
+        options["password"] = settings.password
+    if replication:
+        options["replication"] = "database"
+    return make_conninfo("", **options)
+
+
+def connect(settings: SourceSettings, *, application_name: str = "headwater") -> psycopg.Connection:
+    """An ordinary connection in autocommit mode. Raises SourceUnreachable (try again) or SourceRefused (do not)."""
+    try:
+        conn = psycopg.connect(conninfo(settings, application_name=application_name), autocommit=True)
+    except psycopg.Error as error:
+        raise connection_error(settings, error) from error
+    conn.prepare_threshold = None  # catalog queries are few, and a pooler would lose the prepared ones
+    for statement in statements_for(conn.info.server_version):
+        conn.execute(statement)
+    return conn
+
+
+def connection_error(settings: SourceSettings, error: Exception) -> HeadwaterError:
+    """What a failure to connect means: psycopg's error, or libpq's message wrapped in any exception, as one of ours."""
+    # Postgres sends no SQLSTATE through libpq while connecting, so its (untranslated) words have to do.
+    text = " ".join(str(error).split()).removeprefix("connection failed: ")
+    for words, what, fix in _REFUSALS:
+        if words in text:
+            remedy = fix.format(user=settings.user, database=settings.database)
+            return SourceRefused(f"the source database {what}", settings.address, remedy)
+    return SourceUnreachable(
+        f"the source database cannot be reached: {text}",
+        settings.address,
+        "check that Postgres runs there, and hostname, port and firewall in replication.connections",
+    )
+
+
+_REFUSALS = (
+    (
+        "password authentication failed",
+        "rejects user name or password",
+        "set username and password in replication.connections; a new password: ALTER ROLE {user} PASSWORD '…'",
+    ),
+    (
+        "no password supplied",
+        "asks for a password and none is configured",
+        "set password in replication.connections",
+    ),
+    (
+        "no pg_hba.conf entry",
+        "has no pg_hba.conf entry for this host, user, database and encryption",
+        "add a line for user {user} and database {database} to pg_hba.conf and reload, or change sslmode",
+    ),
+    (
+        "server does not support SSL",
+        "speaks no TLS, and sslmode asks for it",
+        "set sslmode: disable in replication.connections, or ssl = on at the server",
+    ),
+    (
+        "certificate verify failed",
+        "shows a certificate that is not trusted here",
+        "put the issuing authority's certificate into cacert in replication.connections",
+    ),
+    (
+        "does not match host name",
+        "shows a certificate for another host name",
+        "use the certificate's host name, or sslmode: verify-ca with cacert",
+    ),
+    (
+        "unsupported startup parameter",
+        "is behind a connection pooler that does not pass session settings on",
+        "connect to Postgres directly, not through the pooler",
+    ),
+    (
+        "unrecognized configuration parameter",
+        "is older than Postgres 14",
+        "upgrade it to 14 or newer",
+    ),
+    (
+        "must be superuser or replication role to start walsender",
+        "does not let this role replicate",
+        "ALTER ROLE {user} REPLICATION",
+    ),
+    (
+        "permission denied to start WAL sender",
+        "does not let this role replicate",
+        "ALTER ROLE {user} REPLICATION",
+    ),
+    (
+        "permission denied for database",
+        "does not let this role connect",
+        "GRANT CONNECT ON DATABASE {database} TO {user}",
+    ),
+    (
+        "is not permitted to log in",
+        "does not let this role log in",
+        "ALTER ROLE {user} LOGIN",
+    ),
+    (
+        'role "',
+        "has no such role",
+        "CREATE ROLE {user} LOGIN REPLICATION PASSWORD '…', or set username in replication.connections",
+    ),
+    (
+        'database "',
+        "does not have the database",
+        "set database in replication.connections (now: {database})",
+    ),
+)
+
+
+def _certificates(settings: SourceSettings) -> dict[str, str]:
+    if settings.sslmode == "disable":
+        return {}
+    files = {
+        "sslrootcert": _pem_file(settings.cacert) if settings.cacert else _system_authorities(),
+        "sslcert": _pem_file(settings.client_certificate),
+        "sslkey": _pem_file(settings.client_private_key),
+    }
+    return {name: path for name, path in files.items() if path}
+
+
+def _system_authorities() -> str:
+    # the libpq inside the psycopg wheel does not look where this machine keeps its authorities
+    return ssl.get_default_verify_paths().cafile or "system"
+
+
+def _pem_file(text: str | None) -> str | None:
+    """A private file with this text, named after it: libpq takes certificates by path only."""
+    if text is None:
+        return None
+    folder = Path(tempfile.gettempdir()) / f"headwater-tls-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    if folder.stat().st_uid != os.getuid():
+        raise SourceRefused("the folder for certificates belongs to somebody else", str(folder), "remove it")
+    path = folder / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.pem"
+    if not path.exists():
+        handle, temporary = tempfile.mkstemp(dir=folder)
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+        Path(temporary).replace(path)
+    return str(path)

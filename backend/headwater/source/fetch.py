@@ -1,0 +1,65 @@
+"""Reading single rows from the source, where the stream left a TOASTed value out that nobody here has."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import psycopg
+from psycopg import sql
+
+from headwater.decode.copytext import split_line
+from headwater.oplog.change import Cell, Relation
+from headwater.oplog.lsn import Lsn, parse_lsn
+from headwater.source.connect import SourceSettings, connect, connection_error
+
+
+class RowFetcher:
+    """Fetches rows by key over one connection, made when first needed."""
+
+    def __init__(self, settings: SourceSettings) -> None:
+        self._settings = settings
+        self._conn: psycopg.Connection | None = None
+
+    def fetch(self, relation: Relation, cells: Sequence[Cell]) -> tuple[tuple[str | None, ...] | None, Lsn]:
+        """The row as it is now (None when it is gone), and a position at or after everything that this saw.
+
+        `cells` holds the key columns. Asks the source to log a message after that position, so that even an idle
+        stream passes it.
+        """
+        try:
+            return self._fetch(self._connection(), relation, cells)
+        except psycopg.Error as error:
+            self.close()
+            raise connection_error(self._settings, error) from error
+
+    def _fetch(
+        self, conn: psycopg.Connection, relation: Relation, cells: Sequence[Cell]
+    ) -> tuple[tuple[str | None, ...] | None, Lsn]:
+        condition = sql.SQL(" and ").join(
+            sql.SQL("{} = {}").format(sql.Identifier(column.name), sql.Literal(cells[i]))
+            for i, column in enumerate(relation.columns)
+            if column.key
+        )
+        query = sql.SQL("copy (select {} from {} where {}) to stdout").format(
+            sql.SQL(", ").join(sql.Identifier(column.name) for column in relation.columns),
+            sql.Identifier(relation.schema, relation.name),
+            condition,
+        )
+        with conn.cursor() as cursor:
+            with cursor.copy(query) as copy:
+                lines = b"".join(bytes(data) for data in copy).decode().splitlines()
+            cursor.execute("select pg_current_wal_insert_lsn()::text")
+            (position,) = cursor.fetchall()[0]
+            cursor.execute("select pg_logical_emit_message(false, 'headwater', 'ping')")
+        row = split_line(lines[0], len(relation.columns)) if lines else None
+        return row, parse_lsn(position)
+
+    def _connection(self) -> psycopg.Connection:
+        if self._conn is None:
+            self._conn = connect(self._settings, application_name="headwater fetch")
+        return self._conn
+
+    def close(self) -> None:
+        if self._conn is not None:
+            self._conn.close()
+            self._conn = None

@@ -1,0 +1,157 @@
+"""The replication slot: making it with an exported snapshot, looking at it, and taking it back from a dead reader."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import ClassVar
+
+import psycopg
+from psycopg import pq
+
+from headwater.errors import HeadwaterError, Kind
+from headwater.oplog.lsn import Lsn, parse_lsn
+from headwater.source.connect import SourceSettings, conninfo, connection_error
+
+
+class SlotError(HeadwaterError):
+    """The slot can't be made or used, and a person has to see why."""
+
+    code: ClassVar[str] = "HW_2201"
+
+
+class SlotLostError(HeadwaterError):
+    """The slot is gone, or Postgres removed log that it still needed."""
+
+    kind: ClassVar[Kind] = Kind.RESYNC
+    code: ClassVar[str] = "PSYNC_S1146"
+
+
+class SlotBusyError(HeadwaterError):
+    """Somebody else reads the slot."""
+
+    kind: ClassVar[Kind] = Kind.RETRY
+    code: ClassVar[str] = "HW_2202"
+
+
+@dataclass(frozen=True, slots=True)
+class SlotStatus:
+    """`wal_status` as Postgres names it; `active_pid` of the walsender that reads the slot, if any."""
+
+    name: str
+    wal_status: str
+    active_pid: int | None
+    confirmed_flush: Lsn
+
+
+@dataclass(frozen=True, slots=True)
+class SystemIdentity:
+    """Tells one cluster, and one history of it, from another."""
+
+    system_id: str
+    timeline: int
+
+
+def slot_name(settings: SourceSettings) -> str:
+    """The slot of this source; Postgres allows lower-case letters, digits and underscores, 63 in all."""
+    return re.sub(r"[^a-z0-9_]", "_", f"{settings.slot_prefix}{settings.tag}".lower())[:63]
+
+
+def slot_status(conn: psycopg.Connection, name: str) -> SlotStatus | None:
+    """None when there is no such slot."""
+    row = conn.execute(
+        "select coalesce(wal_status, 'reserved'), active_pid, coalesce(confirmed_flush_lsn, '0/0')::text"
+        " from pg_replication_slots where slot_name = %s",
+        [name],
+    ).fetchone()
+    return None if row is None else SlotStatus(name, row[0], row[1], parse_lsn(row[2]))
+
+
+def system_identity(conn: psycopg.Connection) -> SystemIdentity:
+    """Which cluster this is."""
+    row = conn.execute(
+        "select (select system_identifier::text from pg_control_system()),"
+        " (select timeline_id from pg_control_checkpoint())"
+    ).fetchone()
+    if row is None:
+        raise SlotError("the source does not tell its identity", conn.info.dbname)
+    return SystemIdentity(row[0], row[1])
+
+
+def end_reader(conn: psycopg.Connection, name: str) -> None:
+    """End the walsender that reads the slot. The caller holds the lease, so its reader is a replicator that lost it."""
+    conn.execute(
+        "select pg_terminate_backend(active_pid, 5000) from pg_replication_slots"
+        " where slot_name = %s and active_pid is not null",
+        [name],
+    )
+
+
+def drop_slot(conn: psycopg.Connection, name: str) -> None:
+    """Drop the slot if it exists. Raises SlotBusyError while somebody reads it."""
+    try:
+        conn.execute(
+            "select pg_drop_replication_slot(slot_name) from pg_replication_slots where slot_name = %s", [name]
+        )
+    except psycopg.errors.ObjectInUse as error:
+        raise SlotBusyError(
+            f'somebody else reads the slot "{name}"',
+            conn.info.dbname,
+            "stop the other headwater, or give this one another slot_name_prefix",
+        ) from error
+
+
+class SnapshotKeeper:
+    """A new slot and the snapshot that Postgres exported with it: exactly the commits before `consistent_point`.
+
+    The snapshot lives as long as this object is open. Raises SlotError, or what `connection_error` makes of a
+    connection that fails.
+    """
+
+    def __init__(self, settings: SourceSettings, name: str) -> None:
+        self._conn = replication_connection(settings)
+        try:
+            result = self._conn.exec_(f'CREATE_REPLICATION_SLOT "{name}" LOGICAL pgoutput EXPORT_SNAPSHOT'.encode())
+            if result.status != pq.ExecStatus.TUPLES_OK:
+                raise _creation_error(result, name, settings)
+            self.slot = name
+            self.consistent_point = parse_lsn((result.get_value(0, 1) or b"").decode())
+            self.snapshot = (result.get_value(0, 2) or b"").decode()
+        except BaseException:
+            self._conn.finish()
+            raise
+
+    def __enter__(self) -> SnapshotKeeper:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._conn.finish()
+
+
+def replication_connection(settings: SourceSettings) -> pq.abc.PGconn:
+    """A walsender connection, blocking. The caller finishes it."""
+    conn = pq.PGconn.connect(conninfo(settings, replication=True, application_name="headwater stream").encode())
+    if conn.status != pq.ConnStatus.OK:
+        message = conn.error_message.decode(errors="replace")
+        conn.finish()
+        raise connection_error(settings, SlotError(message))
+    return conn
+
+
+def _creation_error(result: pq.abc.PGresult, name: str, settings: SourceSettings) -> HeadwaterError:
+    state = (result.error_field(pq.DiagnosticField.SQLSTATE) or b"").decode()
+    where = settings.address
+    match state:
+        case "53400":
+            return SlotError(
+                "Postgres has no free replication slot", where, "drop an unused one, or raise max_replication_slots"
+            )
+        case "42501":
+            return SlotError("the role may not replicate", where, f"run: alter role {settings.user} replication")
+        case "55000":
+            return SlotError("wal_level is not logical", where, "set wal_level = logical and restart Postgres")
+        case "42710":
+            return SlotBusyError(f'the slot "{name}" exists already', where, "another headwater may be at work there")
+        case _:
+            detail = (result.error_field(pq.DiagnosticField.MESSAGE_PRIMARY) or b"").decode(errors="replace")
+            return SlotError(f'the slot "{name}" can\'t be made: {detail}', where)

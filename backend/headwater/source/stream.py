@@ -1,0 +1,159 @@
+"""The stream of a slot, over libpq: batches of messages in, positions out. It understands no message.
+
+https://www.postgresql.org/docs/current/protocol-replication.html
+"""
+
+from __future__ import annotations
+
+import select
+import struct
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from psycopg import pq
+
+from headwater.errors import HeadwaterError, Kind
+from headwater.oplog.lsn import ZERO, Lsn, format_lsn
+from headwater.source.connect import SourceSettings
+from headwater.source.slot import SlotBusyError, SlotLostError, replication_connection
+
+BATCH = 5_000
+
+_NAP = 0.002  # libpq hands over about 16 kB a call, so waking for each packet costs more than it gains
+_POSTGRES_EPOCH = 946_684_800
+_STATUS = struct.Struct("!cQQQqB")
+_XLOGDATA = ord("w")
+
+
+class StreamError(HeadwaterError):
+    """The stream broke; a new one continues where the store stands."""
+
+    kind: ClassVar[Kind] = Kind.RETRY
+    code: ClassVar[str] = "PSYNC_S1120"
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """Messages in order, without their headers. `position` is how far the server says the log reaches that this
+    stream was sent. `idle` says that nothing more was waiting."""
+
+    payloads: list[bytes]
+    position: Lsn
+    idle: bool
+
+
+class ReplicationStream:
+    """An open stream. Use as a context manager; not for several threads."""
+
+    def __init__(self, settings: SourceSettings, slot: str, start: Lsn, publications: Sequence[str]) -> None:
+        self._where = settings.address
+        self._conn = replication_connection(settings)
+        self._position = start
+        self._flushed = start
+        self._asked = False
+        self._reported_at = time.monotonic()
+        try:
+            self._start(slot, start, publications)
+        except BaseException:
+            self._conn.finish()
+            raise
+
+    def _start(self, slot: str, start: Lsn, publications: Sequence[str]) -> None:
+        names = ",".join('"' + name.replace('"', '""') + '"' for name in publications).replace("'", "''")
+        options = f"proto_version '1', publication_names '{names}', messages 'true'"
+        result = self._conn.exec_(f'START_REPLICATION SLOT "{slot}" LOGICAL {format_lsn(start)} ({options})'.encode())
+        if result.status != pq.ExecStatus.COPY_BOTH:
+            raise self._error(self._conn.error_message, slot)
+        self._conn.nonblocking = 1
+
+    def __enter__(self) -> ReplicationStream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._conn.finish()
+
+    def receive(self, wait: float, *, more_expected: bool) -> Received:
+        """What has arrived: up to about BATCH messages, waiting at most `wait` seconds for the first.
+
+        `more_expected` says that a transaction is half here: it pays to let packets gather.
+        """
+        payloads: list[bytes] = []
+        self._drain(payloads)
+        if not payloads:
+            if more_expected and not self._readable(0):
+                time.sleep(_NAP)
+            if self._readable(wait):
+                self._consume()
+                self._drain(payloads)
+        while len(payloads) < BATCH and self._readable(0):
+            self._consume()
+            self._drain(payloads)
+        return Received(payloads, self._position, idle=len(payloads) < BATCH)
+
+    def report(self, flushed: Lsn, *, force: bool = False) -> None:
+        """Tell the server how far our store has everything, if it asks, something is new, or ten seconds passed."""
+        now = time.monotonic()
+        if not (force or self._asked or flushed > self._flushed or now - self._reported_at > 10):
+            return
+        self._flushed = max(self._flushed, flushed)
+        written = max(self._position, self._flushed)
+        micros = int((time.time() - _POSTGRES_EPOCH) * 1_000_000)
+        self._conn.put_copy_data(_STATUS.pack(b"r", written, self._flushed, self._flushed, micros, 0))
+        while self._conn.flush() == 1:
+            select.select([], [self._conn.socket], [], 1.0)
+        self._asked = False
+        self._reported_at = now
+
+    def _readable(self, wait: float) -> bool:
+        return bool(select.select([self._conn.socket], [], [], wait)[0])
+
+    def _consume(self) -> None:
+        try:
+            self._conn.consume_input()
+        except Exception as error:
+            raise StreamError("the connection to the source broke", self._where, "it is tried again") from error
+
+    def _drain(self, payloads: list[bytes]) -> None:
+        get, append = self._conn.get_copy_data, payloads.append
+        while True:
+            size, data = get(1)
+            if size > 0:
+                if data[0] == _XLOGDATA:
+                    append(bytes(data[25:]))
+                else:
+                    self._keepalive(bytes(data))
+            elif size == 0:
+                return
+            else:
+                raise self._ended()
+
+    def _keepalive(self, data: bytes) -> None:
+        self._position = Lsn(max(self._position, int.from_bytes(data[1:9], "big")))
+        self._asked = self._asked or data[17] == 1
+
+    def _ended(self) -> HeadwaterError:
+        result = self._conn.get_result()
+        message = self._conn.error_message if result is None else result.error_message
+        return self._error(message or b"the server ended the stream", "")
+
+    def _error(self, message: bytes, slot: str) -> HeadwaterError:
+        text = message.decode(errors="replace").strip().splitlines()
+        first = text[0] if text else "the connection was closed"
+        if any(words in first for words in _LOST):
+            return SlotLostError(f"the slot can't be continued: {first}", self._where, "a new one is made")
+        if "is active for PID" in first:
+            return SlotBusyError(f"somebody else reads the slot: {first}", self._where, "it is tried again")
+        return StreamError(f"the stream broke: {first}", self._where, "it is tried again")
+
+
+_LOST = (
+    "does not exist",
+    "can no longer get changes from replication slot",
+    "can no longer access replication slot",
+    "has been invalidated",
+    "requested WAL segment",
+)
+
+__all__ = ["BATCH", "ZERO", "Received", "ReplicationStream", "StreamError"]

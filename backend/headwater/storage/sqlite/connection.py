@@ -1,0 +1,86 @@
+"""Connections to the embedded store's files, and SQLite's errors in our words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import apsw
+
+from headwater.errors import HeadwaterError
+from headwater.storage.contract import StoreBusyError, StoreError
+
+BUSY_SECONDS = 30.0
+
+_WRITER_PRAGMAS = """
+pragma journal_mode = wal;
+pragma synchronous = full;  -- a flush is acknowledged to Postgres, so it must outlive a power cut
+pragma cache_size = -131072;
+pragma temp_store = memory;
+pragma wal_autocheckpoint = 4000;
+"""
+
+_READER_PRAGMAS = """
+pragma query_only = on;
+pragma cache_size = -32768;
+pragma mmap_size = 1073741824;
+"""
+
+
+def open_writer(path: Path) -> apsw.Connection:
+    """A connection that may write, creating the file. Raises StoreError."""
+    with sqlite_errors(path):
+        connection = apsw.Connection(str(path))
+        connection.set_busy_timeout(int(BUSY_SECONDS * 1000))
+        connection.execute(_WRITER_PRAGMAS).fetchall()  # runs to the end only when drained
+        return connection
+
+
+def open_reader(path: Path) -> apsw.Connection:
+    """A connection that only reads a file that exists. Raises StoreError."""
+    with sqlite_errors(path):
+        # Opened for writing, since a reader of a WAL file has to update its shared-memory index.
+        connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE)
+        connection.set_busy_timeout(int(BUSY_SECONDS * 1000))
+        connection.execute(_READER_PRAGMAS).fetchall()
+        return connection
+
+
+@contextmanager
+def sqlite_errors(path: Path) -> Iterator[None]:
+    """Turn what SQLite raises into errors that say what to do."""
+    try:
+        yield
+    except apsw.Error as error:
+        raise _explained(error, path) from error
+
+
+def _explained(error: apsw.Error, path: Path) -> HeadwaterError:
+    where = str(path)
+    match error:
+        case apsw.BusyError() | apsw.LockedError():
+            return StoreBusyError("the store is locked by another process", where, "look for a second headwater there")
+        case apsw.FullError():
+            return StoreError("the disk is full", where, "free space on it; nothing of this transaction was kept")
+        case apsw.CantOpenError():
+            return StoreError("the store can't be opened", where, "check that the directory exists and is writable")
+        case apsw.ReadOnlyError():
+            return StoreError("the store is not writable", where, "check owner and rights of the file")
+        case apsw.NotADBError() | apsw.CorruptError():
+            return StoreError("the file is damaged, or no SQLite database", where, "move it away to build a new store")
+        case _:
+            return StoreError(f"SQLite failed: {error}", where, "see the disk's state and the log before this line")
+
+
+@contextmanager
+def immediate(connection: apsw.Connection) -> Iterator[None]:
+    """One write transaction: committed at the end, rolled back on any exception."""
+    connection.execute("begin immediate")
+    try:
+        yield
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("rollback")
+        raise
+    connection.execute("commit")

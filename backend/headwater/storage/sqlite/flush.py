@@ -1,0 +1,208 @@
+"""One store transaction of live replication."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import apsw
+import orjson
+
+from headwater.failpoints import passing
+from headwater.oplog.lsn import Lsn
+from headwater.oplog.op import CLEAR_BODY, OpId, finished_op
+from headwater.oplog.transform import DraftOp
+from headwater.storage.contract import BucketName, Checkpoint, CurrentRow, Lease, Progress, StoreError
+from headwater.storage.sqlite import lease as leases
+from headwater.storage.sqlite import tables
+from headwater_rules.results import LookupEntry
+
+_NAMEABLE = 2000  # more touched buckets or lookups than this are called "anything"
+_KEPT_FLUSHES = 4000
+
+
+@dataclass(slots=True)
+class _Sum:
+    """What this flush adds to a bucket."""
+
+    checksum: int = 0
+    count: int = 0
+    last_op: int = 0
+
+
+class SqliteFlush:
+    """See `storage.contract.Flush`."""
+
+    def __init__(self, connection: apsw.Connection, lease: Lease, known: set[int], wake: Callable[[], None]) -> None:
+        self._db = connection
+        self._lease = lease
+        self._known = known  # buckets known to exist, shared by all flushes of this process
+        self._fresh: set[int] = set()
+        self._wake = wake
+        self._sums: dict[int, _Sum] = {}
+        self._touched_lookups: set[str] = set()
+        self._db.execute("begin immediate")
+        try:
+            leases.extend(self._db, lease)
+            self._next_op = int(str(self._db.execute("select next_op from state").fetchall()[0][0]))
+        except BaseException:
+            self._db.execute("rollback")
+            raise
+        self._first_op = self._next_op
+
+    # rows
+
+    def current(self, table: int, row_ids: Sequence[str]) -> dict[str, CurrentRow]:
+        sql = f"select row_id, layout, line, members, subkey from rows_{table:d} where row_id = ?"
+        rows = self._db.executemany(sql, [(row_id,) for row_id in row_ids])
+        return {row[0]: CurrentRow(*row) for row in rows}
+
+    def copies(self, table: int, content: str) -> list[str]:
+        # '#' sorts just before '$', so this range is the content's id and its numbered copies
+        sql = f"select row_id from rows_{table:d} where row_id >= ? and row_id < ?"
+        return [str(row[0]) for row in self._db.execute(sql, (content, content + "$"))]
+
+    def put_rows(self, table: int, rows: Sequence[CurrentRow]) -> None:
+        self._db.executemany(tables.PUT_ROW.format(table), rows)
+
+    def delete_rows(self, table: int, row_ids: Sequence[str]) -> None:
+        self._db.executemany(f"delete from rows_{table:d} where row_id = ?", [(row_id,) for row_id in row_ids])
+
+    def table_members(self, table: int) -> Iterator[tuple[str, str, str | None]]:
+        rows = self._db.execute(f"select row_id, members, subkey from rows_{table:d} where members <> ''")
+        for row_id, members, subkey in rows:
+            yield str(row_id), str(members), None if subkey is None else str(subkey)
+
+    # lookups
+
+    def lookup_entries(self, table: int, row_id: str) -> list[LookupEntry]:
+        sql = "select key, output from lookups where table_id = ? and row_id = ?"
+        return [LookupEntry(str(key), str(output)) for key, output in self._db.execute(sql, (table, row_id))]
+
+    def replace_lookups(self, table: int, row_id: str, entries: Sequence[LookupEntry]) -> None:
+        before, after = set(self.lookup_entries(table, row_id)), set(entries)
+        gone, new = sorted(before - after), sorted(after - before)
+        self._db.executemany(
+            "delete from lookups where key = ? and table_id = ? and row_id = ? and output = ?",
+            [(entry.key, table, row_id, entry.output) for entry in gone],
+        )
+        self._db.executemany(
+            "insert into lookups (key, table_id, row_id, output) values (?, ?, ?, ?)",
+            [(entry.key, table, row_id, entry.output) for entry in new],
+        )
+        self._touched_lookups.update(entry.key for entry in gone + new)
+
+    # ops
+
+    def append(self, ops: Sequence[DraftOp], buckets: Mapping[int, BucketName]) -> None:
+        self._create_buckets({op.bucket for op in ops}, buckets)
+        first, sums = self._next_op, self._sums
+        self._db.executemany(
+            "insert into ops (id, bucket, line) values (?, ?, ?)",
+            [(op_id, op.bucket, finished_op(op_id, op.body)) for op_id, op in enumerate(ops, first)],
+        )
+        for op_id, (bucket, checksum, _) in enumerate(ops, first):
+            total = sums.get(bucket)
+            if total is None:
+                total = sums[bucket] = _Sum()
+            total.checksum += checksum
+            total.count += 1
+            total.last_op = op_id
+        self._next_op = first + len(ops)
+
+    def _create_buckets(self, keys: set[int], names: Mapping[int, BucketName]) -> None:
+        for key in sorted(keys - self._known - self._fresh):
+            row = self._db.execute("select name from buckets where id = ?", (key,)).fetchone()
+            if row is None:
+                name = names[key]
+                self._clear(key, self._next_op)
+                self._db.execute(
+                    "insert into buckets (id, name, definition, checksum, count, clear_op, last_op)"
+                    " values (?, ?, ?, 0, 1, ?, ?)",
+                    (key, name.name, name.definition, self._next_op, self._next_op),
+                )
+                self._next_op += 1
+            elif key in names and row[0] != names[key].name:
+                raise StoreError("two buckets have the same key", names[key].name, "rename one of the streams")
+            self._fresh.add(key)
+
+    def _clear(self, bucket: int, op_id: int) -> None:
+        line = finished_op(op_id, CLEAR_BODY)
+        self._db.execute("insert into ops (id, bucket, line) values (?, ?, ?)", (op_id, bucket, line))
+
+    def truncate(self, table: int, definitions: Iterable[str]) -> int:
+        self._write_sums()
+        for definition in definitions:
+            sql = "select id from buckets where definition = ? and last_op > clear_op order by id"
+            for (bucket,) in self._db.execute(sql, (definition,)).fetchall():
+                key = int(str(bucket))
+                self._clear(key, self._next_op)
+                self._db.execute(
+                    "update buckets set checksum = 0, count = 1, clear_op = ?1, last_op = ?1 where id = ?2",
+                    (self._next_op, key),
+                )
+                self._sums[key] = _Sum(last_op=self._next_op)
+                self._next_op += 1
+        self._touched_lookups.update(
+            str(row[0]) for row in self._db.execute("select distinct key from lookups where table_id = ?", (table,))
+        )
+        return tables.renew_generation(self._db, table)
+
+    # the end
+
+    def commit(self, source: str, progress: Progress) -> Checkpoint:
+        passing("flush.before_totals")
+        self._write_sums()
+        if self._touched_lookups and self._next_op == self._first_op:
+            self._next_op += 1  # a lookup alone moves the checkpoint too
+        last_op = self._next_op - 1
+        self._db.execute("update sources set lsn = max(lsn, ?) where tag = ?", (progress.lsn, source))
+        if self._next_op > self._first_op:
+            self._db.execute("update state set next_op = ?, checkpoint = ?", (self._next_op, last_op))
+            self._note_touched(source, progress, last_op)
+        passing("flush.before_commit")
+        self._db.execute("commit")
+        passing("flush.after_commit")
+        self._known |= self._fresh
+        self._wake()
+        return read_checkpoint(self._db)
+
+    def rollback(self) -> None:
+        if self._db.in_transaction:
+            self._db.execute("rollback")
+
+    def _write_sums(self) -> None:
+        self._db.executemany(
+            "update buckets set checksum = (checksum + ?) & 4294967295, count = count + ?, last_op = max(last_op, ?)"
+            " where id = ?",
+            [(s.checksum & 0xFFFFFFFF, s.count, s.last_op, bucket) for bucket, s in self._sums.items()],
+        )
+        for total in self._sums.values():
+            total.checksum = total.count = 0
+
+    def _note_touched(self, source: str, progress: Progress, last_op: int) -> None:
+        buckets = None
+        if len(self._sums) <= _NAMEABLE:
+            sql = "select name from buckets where id = ?"
+            buckets = orjson.dumps([row[0] for row in self._db.executemany(sql, [(b,) for b in self._sums])]).decode()
+        lookups = None
+        if len(self._touched_lookups) <= _NAMEABLE:
+            lookups = orjson.dumps(sorted(self._touched_lookups)).decode()
+        self._db.execute(
+            "insert into flushes (last_op, source, lsn, committed_us, buckets, lookups) values (?, ?, ?, ?, ?, ?)",
+            (last_op, source, progress.lsn, progress.committed_us, buckets, lookups),
+        )
+        if last_op % 64 == 0:
+            self._db.execute(
+                "delete from flushes where last_op <= coalesce((select last_op from flushes"
+                " order by last_op desc limit 1 offset ?), 0)",
+                (_KEPT_FLUSHES,),
+            )
+
+
+def read_checkpoint(connection: apsw.Connection) -> Checkpoint:
+    """The visible checkpoint; op id 0 while there is none."""
+    row = connection.execute("select checkpoint from state").fetchone()
+    op_id = OpId(int(str(row[0])) if row is not None and row[0] is not None else 0)
+    positions = connection.execute("select tag, lsn from sources")
+    return Checkpoint(op_id, {str(tag): Lsn(int(str(lsn))) for tag, lsn in positions})

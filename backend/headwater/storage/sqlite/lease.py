@@ -1,0 +1,73 @@
+"""Leases: who may write what belongs to a source."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+
+import apsw
+
+from headwater.storage.contract import Lease, LeaseHeldError, LeaseLostError
+from headwater.storage.sqlite.connection import immediate
+
+
+def process_owner() -> str:
+    """Names this process to others on this machine."""
+    return f"{socket.gethostname()}:{os.getpid()}"
+
+
+def acquire(connection: apsw.Connection, name: str, owner: str, ttl: float) -> Lease:
+    """See the contract. The embedded store is on one machine, so a holder that died is known at once."""
+    with immediate(connection):
+        row = connection.execute("select owner, epoch, expires_at from leases where name = ?", (name,)).fetchone()
+        epoch = 1
+        if row is not None:
+            holder, held_epoch, expires_at = str(row[0]), int(row[1]), float(row[2])
+            if holder != owner and expires_at > time.time() and not _is_gone(holder):
+                raise LeaseHeldError(
+                    f"another replicator is at work ({holder})", f"source {name}", "stop it, or wait until it ends"
+                )
+            epoch = held_epoch + 1
+        connection.execute(
+            "insert or replace into leases (name, owner, epoch, expires_at) values (?, ?, ?, ?)",
+            (name, owner, epoch, time.time() + ttl),
+        )
+    return Lease(name, owner, epoch, ttl)
+
+
+def _is_gone(owner: str) -> bool:
+    host, _, pid = owner.rpartition(":")
+    if host != socket.gethostname() or not pid.isdigit():
+        return False
+    try:
+        os.kill(int(pid), 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        return False
+    return False
+
+
+def check(connection: apsw.Connection, lease: Lease) -> None:
+    """Within a write transaction: raise LeaseLostError when the lease is not ours any more."""
+    row = connection.execute("select epoch from leases where name = ?", (lease.name,)).fetchone()
+    if row is None or row[0] != lease.epoch:
+        raise LeaseLostError("another replicator took over", f"source {lease.name}", "this one ends; nothing was lost")
+
+
+def extend(connection: apsw.Connection, lease: Lease) -> None:
+    """Within a write transaction: check, and push the end of the lease away from now."""
+    check(connection, lease)
+    connection.execute("update leases set expires_at = ? where name = ?", (time.time() + lease.ttl, lease.name))
+
+
+def release(connection: apsw.Connection, lease: Lease) -> None:
+    """Give the lease back, if it is still ours. The epoch stays, so that it never repeats."""
+    with immediate(connection):
+        connection.execute("update leases set expires_at = 0 where name = ? and epoch = ?", (lease.name, lease.epoch))
+
+
+def is_held(connection: apsw.Connection) -> bool:
+    """Whether anybody holds an unexpired lease."""
+    return connection.execute("select 1 from leases where expires_at > ?", (time.time(),)).fetchone() is not None

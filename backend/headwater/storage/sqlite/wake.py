@@ -1,0 +1,77 @@
+"""How processes that read the store learn of a commit: one datagram to a Unix socket of each.
+
+The sockets live in a directory named after the store. A datagram carries nothing: whoever gets one looks at the
+store. Losing one is harmless, because readers also look now and then by themselves.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import socket
+import tempfile
+import uuid
+from pathlib import Path
+
+_LONGEST_SOCKET_PATH = 100  # of 108 that Linux allows, 104 on macOS
+
+
+def wake_directory(store: Path) -> Path:
+    """Where the store's listeners have their sockets: within it, or beside where its path is too long for one."""
+    directory = store.resolve() / "wake"
+    if len(str(directory)) + 20 <= _LONGEST_SOCKET_PATH:
+        return directory
+    digest = hashlib.sha256(str(directory).encode()).hexdigest()[:16]
+    return Path(tempfile.gettempdir()) / f"headwater-{digest}"
+
+
+class WakeListener:
+    """The reading end; a file descriptor for an event loop."""
+
+    def __init__(self, store: Path) -> None:
+        directory = wake_directory(store)
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._path = directory / f"{uuid.uuid4().hex[:12]}.sock"
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.setblocking(False)
+        self._socket.bind(str(self._path))
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def drain(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                self._socket.recv(16)
+
+    def close(self) -> None:
+        self._socket.close()
+        self._path.unlink(missing_ok=True)
+
+
+class Waker:
+    """The writing end."""
+
+    def __init__(self, store: Path) -> None:
+        self._directory = wake_directory(store)
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.setblocking(False)
+
+    def wake(self) -> None:
+        """Tell every listener. One whose process died is forgotten; one that is behind has a datagram waiting."""
+        try:
+            names = os.listdir(self._directory)
+        except FileNotFoundError:
+            return
+        for name in names:
+            path = os.path.join(self._directory, name)  # noqa: PTH118 - runs on every commit
+            try:
+                self._socket.sendto(b"1", path)
+            except ConnectionRefusedError:
+                Path(path).unlink(missing_ok=True)
+            except OSError:
+                continue
+
+    def close(self) -> None:
+        self._socket.close()

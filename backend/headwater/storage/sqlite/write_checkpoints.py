@@ -1,0 +1,71 @@
+"""Write checkpoints of clients, in a file of their own: the endpoint writes them, and must never wait for a flush."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import apsw
+import orjson
+
+from headwater.oplog.lsn import Lsn
+from headwater.storage.contract import WriteCheckpoint
+from headwater.storage.sqlite.connection import immediate, open_writer, sqlite_errors
+
+_SCHEMA = """
+create table if not exists write_checkpoints (
+    key  text primary key,
+    id   integer not null,
+    lsns text not null,
+    seq  integer not null
+) strict, without rowid;
+create index if not exists write_checkpoints_seq on write_checkpoints (seq);
+"""
+
+_UPSERT = """
+insert into write_checkpoints (key, id, lsns, seq)
+values (?1, 1, ?2, (select coalesce(max(seq), 0) + 1 from write_checkpoints))
+on conflict (key) do update set id = id + 1, lsns = excluded.lsns, seq = excluded.seq
+returning id
+"""
+
+
+class WriteCheckpoints:
+    """Ids per key that only grow. Safe to call from several threads and processes."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._lock = threading.Lock()
+        self._connection = open_writer(path)
+        with sqlite_errors(path):
+            self._connection.execute(_SCHEMA)
+
+    def create(self, keys: Sequence[str], lsns: Mapping[str, Lsn]) -> dict[str, int]:
+        text = orjson.dumps(dict(lsns)).decode()
+        with self._lock, sqlite_errors(self._path), immediate(self._connection):
+            return {key: int(self._one(_UPSERT, (key, text))[0]) for key in dict.fromkeys(keys)}
+
+    def after(self, seq: int) -> list[WriteCheckpoint]:
+        sql = "select key, id, lsns, seq from write_checkpoints where seq > ? order by seq"
+        with self._lock, sqlite_errors(self._path):
+            return [_checkpoint(row) for row in self._connection.execute(sql, (seq,))]
+
+    def get(self, key: str) -> WriteCheckpoint | None:
+        sql = "select key, id, lsns, seq from write_checkpoints where key = ?"
+        with self._lock, sqlite_errors(self._path):
+            row = self._connection.execute(sql, (key,)).fetchone()
+        return None if row is None else _checkpoint(row)
+
+    def close(self) -> None:
+        with self._lock:
+            self._connection.close()
+
+    def _one(self, sql: str, bindings: tuple[apsw.SQLiteValue, ...]) -> tuple[int, ...]:
+        (row,) = self._connection.execute(sql, bindings).fetchall()
+        return (int(str(row[0])),)
+
+
+def _checkpoint(row: tuple[apsw.SQLiteValue, ...]) -> WriteCheckpoint:
+    lsns = {str(tag): Lsn(int(lsn)) for tag, lsn in orjson.loads(str(row[2])).items()}
+    return WriteCheckpoint(str(row[0]), int(str(row[1])), lsns, int(str(row[3])))

@@ -1,0 +1,172 @@
+"""One client's stream as a state machine: positions and successive views of the store in, lines and downloads out.
+
+The client holds every bucket up to a position. Each view that differs from the last for this client begins a new
+checkpoint; until every bucket has been sent up to it, more urgent ones first, the session owes downloads.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from headwater.oplog.op import OpId
+from headwater.storage.contract import BucketTotal, Chunk
+from headwater.sync import lines
+from headwater_rules.results import ResolvedBucket, Resolution
+
+INTERRUPTIBLE_AFTER = 1000
+"""Ops sent for a checkpoint after which a newer one may replace it. Below, it is finished first: otherwise a busy
+source would keep a client from ever completing one."""
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What the store says at one checkpoint. `resolution` None means: as before. `totals` has at least every bucket
+    that is new or may have changed; a bucket left out stands as before."""
+
+    op_id: OpId
+    resolution: Resolution | None
+    totals: Mapping[str, BucketTotal]
+    write_checkpoint: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Download:
+    """Ops of a bucket that the client needs next."""
+
+    bucket: str
+    after: OpId
+    upto: OpId
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """Something to tell the client."""
+
+    content: bytes
+
+
+@dataclass(slots=True)
+class _Group:
+    """Buckets of one priority that are still owed."""
+
+    priority: int
+    buckets: deque[str]
+
+
+class Session:
+    """Use: `advance` at every view, then `next` until it is None, answering each Download with `receive`."""
+
+    __slots__ = ("_buckets", "_first", "_groups", "_op_id", "_owes", "_positions", "_raw", "_sent", "_totals", "_write")
+
+    def __init__(self, positions: Mapping[str, OpId], *, raw: bool = True) -> None:
+        self._positions = dict(positions)
+        self._raw = raw
+        self._first = True
+        self._op_id = OpId(0)
+        self._buckets: dict[str, ResolvedBucket] = {}
+        self._totals: dict[str, BucketTotal] = {}
+        self._write: int | None = None
+        self._groups: deque[_Group] = deque()
+        self._owes = False
+        self._sent = 0
+
+    @property
+    def interruptible(self) -> bool:
+        """Whether a newer view may be given before everything owed was sent."""
+        return not self._owes or self._sent >= INTERRUPTIBLE_AFTER
+
+    @property
+    def buckets(self) -> frozenset[str]:
+        """Names of the buckets the client has or is getting."""
+        return frozenset(self._buckets)
+
+    def advance(self, view: View) -> bytes | None:
+        """The line that begins a new checkpoint, or None when nothing changed for this client."""
+        if self._first:
+            return self._begin(view)
+        before = self._buckets
+        removed = self._adopt(view.resolution) if view.resolution is not None else []
+        updated = self._changed(view, before)
+        write = max(filter(None, (view.write_checkpoint, self._write)), default=None)
+        if not updated and not removed and write == self._write:
+            return None
+        self._write = write
+        self._totals.update({name: view.totals[name] for name in updated if name in view.totals})
+        pending = [name for group in self._groups for name in group.buckets if name in self._buckets]
+        self._owe(dict.fromkeys([*updated, *pending]), view.op_id)
+        return lines.checkpoint_diff(view.op_id, write, map(self._entry, updated), removed)
+
+    def next(self) -> Download | Line | None:
+        """What to do next for the current checkpoint, or None when the client has all of it."""
+        if not self._owes:
+            return None
+        if self._groups:
+            group = self._groups[0]
+            if download := self._first_download(group):
+                return download
+            self._groups.popleft()
+            if self._groups:
+                return Line(lines.partially_complete(self._op_id, group.priority))
+        self._owes = False
+        return Line(lines.complete(self._op_id))
+
+    def receive(self, download: Download, chunk: Chunk) -> bytes:
+        """Answer the last Download with what the store gave: the line for the client, empty if there were no ops."""
+        bucket = download.bucket
+        self._positions[bucket] = max(download.after, chunk.next_after)
+        if not chunk.more:
+            self._groups[0].buckets.popleft()
+        self._sent += chunk.size
+        return lines.data(bucket, download.after, chunk, raw=self._raw) if chunk.size else b""
+
+    def _begin(self, view: View) -> bytes:
+        if view.resolution is None:
+            raise ValueError("the first view of a session needs a resolution")
+        self._first = False
+        self._adopt(view.resolution)
+        self._write = view.write_checkpoint
+        self._totals = {name: view.totals[name] for name in self._buckets}
+        self._owe(self._buckets, view.op_id)
+        return lines.checkpoint(view.op_id, self._write, map(self._entry, self._buckets), view.resolution.streams)
+
+    def _adopt(self, resolution: Resolution) -> list[str]:
+        """Take a resolution over: positions of buckets that are gone are dropped, new buckets start at 0. Returns
+        the names of those gone."""
+        before = self._buckets
+        self._buckets = {item.name: item for item in resolution.buckets}
+        self._positions = {name: self._positions.get(name, OpId(0)) for name in self._buckets}
+        removed = [name for name in before if name not in self._buckets]
+        for name in removed:
+            del self._totals[name]
+        return removed
+
+    def _changed(self, view: View, before: Mapping[str, ResolvedBucket]) -> list[str]:
+        """Names of the buckets whose entry in the checkpoint is not what the client was told last."""
+        candidates = view.totals if view.resolution is None else self._buckets
+        return [name for name in candidates if name in self._buckets and self._differs(name, view, before)]
+
+    def _differs(self, name: str, view: View, before: Mapping[str, ResolvedBucket]) -> bool:
+        told = self._totals.get(name)
+        return view.totals.get(name, told) != told or before.get(name) != self._buckets[name]
+
+    def _entry(self, name: str) -> Mapping[str, object]:
+        return lines.bucket(self._buckets[name], self._totals[name])
+
+    def _owe(self, names: Iterable[str], op_id: OpId) -> None:
+        groups: dict[int, deque[str]] = {}
+        for name in names:
+            groups.setdefault(self._buckets[name].priority, deque()).append(name)
+        self._groups = deque(_Group(priority, groups[priority]) for priority in sorted(groups))
+        self._op_id = op_id
+        self._owes = True
+        self._sent = 0
+
+    def _first_download(self, group: _Group) -> Download | None:
+        while group.buckets:
+            after = self._positions[group.buckets[0]]
+            if after < self._op_id:
+                return Download(group.buckets[0], after, self._op_id)
+            group.buckets.popleft()
+        return None

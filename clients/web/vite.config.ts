@@ -1,0 +1,12 @@
+import { defineConfig } from 'vite';
+
+export default defineConfig({
+  // Relative addresses, so that the built app works under any path.
+  base: './',
+  worker: { format: 'es' },
+  build: {
+    target: 'es2022',
+    reportCompressedSize: false,
+    chunkSizeWarningLimit: 1000
+  }
+});

@@ -1,0 +1,197 @@
+"""What a sync config can have wrong with it, and where; what a request can ask too much of.
+
+Every error of a file is reported at once. An error is picklable and knows its place in the YAML text, so that a
+terminal can underline it and an editor can mark it.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from enum import Enum
+from typing import ClassVar
+
+
+class Severity(Enum):
+    """A fatal error rejects the config; a warning is shown and the config is used."""
+
+    FATAL = "fatal"
+    WARNING = "warning"
+
+
+class Code(str, Enum):
+    """Stable names of what can be wrong."""
+
+    YAML = "HW_R001"
+    STRUCTURE = "HW_R002"
+    OPTION = "HW_R003"
+    EDITION = "HW_R004"
+    SQL_SYNTAX = "HW_R101"
+    UNSUPPORTED = "HW_R102"
+    UNKNOWN_NAME = "HW_R103"
+    UNKNOWN_FUNCTION = "HW_R104"
+    MIXED_FILTER = "HW_R105"
+    SINGLE_TABLE = "HW_R106"
+    TOO_MANY = "HW_R107"
+    INTERNAL = "HW_R108"
+    DANGEROUS = "HW_R201"
+    UNNAMED_COLUMN = "HW_R202"
+    ALIAS_BEFORE_STAR = "HW_R203"
+    JOINED_ALIAS = "HW_R204"
+    NO_EFFECT = "HW_R205"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A stretch of the YAML text: character offsets, the line and column of its start (from 1), and that line."""
+
+    start: int
+    end: int
+    line: int
+    column: int
+    text: str
+    source_line: str
+
+
+def place_in(document: str, start: int, end: int) -> Place:
+    """The place of `document[start:end]`; offsets outside the document are moved to its end."""
+    start = min(max(start, 0), len(document))
+    end = min(max(end, start), len(document))
+    line_start = document.rfind("\n", 0, start) + 1
+    line_end = document.find("\n", start)
+    source_line = document[line_start : len(document) if line_end < 0 else line_end].rstrip("\r")
+    return Place(start, end, document.count("\n", 0, start) + 1, start - line_start + 1, document[start:end], source_line)
+
+
+class RuleError(Exception):
+    """One thing wrong in a sync config: `message` says what, `place` where, `suggestion` what to do about it."""
+
+    def __init__(
+        self,
+        code: Code,
+        message: str,
+        place: Place | None = None,
+        suggestion: str = "",
+        severity: Severity = Severity.FATAL,
+    ) -> None:
+        super().__init__(code, message, place, suggestion, severity)  # args are what pickle replays
+        self.code = code
+        self.message = message
+        self.place = place
+        self.suggestion = suggestion
+        self.severity = severity
+
+    def as_fatal(self) -> RuleError:
+        """The same finding, rejecting the config."""
+        return RuleError(self.code, self.message, self.place, self.suggestion)
+
+    def to_dict(self) -> dict[str, object]:
+        """For JSON: code, severity, message, suggestion, and the place or null."""
+        return {
+            "code": self.code.value,
+            "severity": self.severity.value,
+            "message": self.message,
+            "suggestion": self.suggestion or None,
+            "place": asdict(self.place) if self.place else None,
+        }
+
+    def __str__(self) -> str:
+        where = f" (line {self.place.line}, column {self.place.column})" if self.place else ""
+        remedy = f"; {self.suggestion}" if self.suggestion else ""
+        return f"[{self.code.value}] {self.message}{where}{remedy}"
+
+    def render(self) -> str:
+        """The error with the source line underlined, for a terminal."""
+        head = f"{'error' if self.severity is Severity.FATAL else 'warning'} [{self.code.value}]: {self.message}"
+        lines = [head]
+        if self.place:
+            width = len(str(self.place.line))
+            before = self.place.source_line[: self.place.column - 1]
+            indent = "".join(character if character == "\t" else " " for character in before)
+            marked = min(self.place.end - self.place.start, len(self.place.source_line) - len(before))
+            lines += [
+                f"{' ' * width} --> line {self.place.line}, column {self.place.column}",
+                f"{self.place.line} | {self.place.source_line}",
+                f"{' ' * width} | {indent}{'^' * max(marked, 1)}",
+            ]
+        if self.suggestion:
+            lines.append(f"  help: {self.suggestion}")
+        return "\n".join(lines)
+
+
+class RuleErrors(Exception):
+    """All fatal errors of one sync config, in the order of the file, and the warnings found beside them."""
+
+    code: ClassVar[str] = "PSYNC_R0001"
+
+    def __init__(self, errors: Sequence[RuleError], warnings: Sequence[RuleError] = ()) -> None:
+        super().__init__(tuple(errors), tuple(warnings))
+        self.errors = tuple(errors)
+        self.warnings = tuple(warnings)
+
+    def __str__(self) -> str:
+        count = f"{len(self.errors)} errors" if len(self.errors) != 1 else "an error"
+        return f"[{self.code}] the sync config has {count}: " + ", ".join(str(error) for error in self.errors)
+
+    def to_dict(self) -> dict[str, object]:
+        """For JSON: the code and all findings."""
+        return {
+            "code": self.code,
+            "errors": [error.to_dict() for error in self.errors],
+            "warnings": [warning.to_dict() for warning in self.warnings],
+        }
+
+    def render(self) -> str:
+        """Every finding with its source line underlined, for a terminal."""
+        return "\n\n".join(finding.render() for finding in (*self.errors, *self.warnings))
+
+
+class EvaluationError(Exception):
+    """An expression failed on the values it was given. The message never contains them."""
+
+
+class RuleLimitError(Exception):
+    """A request asks for more buckets or lookup rows than the service allows. It aborts the stream."""
+
+    code: ClassVar[str] = "PSYNC_S2305"
+
+    def __init__(self, what: str, limit: int) -> None:
+        super().__init__(what, limit)
+        self.what = what
+        self.limit = limit
+
+    def __str__(self) -> str:
+        return (
+            f"[{self.code}] the request needs more than {self.limit} {self.what}; "
+            f"narrow the streams' queries or raise the limit"
+        )
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """`did you mean 'x'?` for the closest known name, else the empty string."""
+    close = difflib.get_close_matches(name.lower(), sorted(known), n=1, cutoff=0.6)
+    return f"did you mean `{close[0]}`?" if close else ""
+
+
+class Report:
+    """Collects the findings of one compilation."""
+
+    def __init__(self) -> None:
+        self.errors: list[RuleError] = []
+        self.warnings: list[RuleError] = []
+
+    def add(self, finding: RuleError) -> None:
+        target = self.errors if finding.severity is Severity.FATAL else self.warnings
+        target.append(finding)
+
+    def sorted_errors(self) -> list[RuleError]:
+        """In the order of the file, each once: one mistake in a shared expression is found by all who use it."""
+        return list({str(error): error for error in sorted(self.errors, key=_position)}.values())
+
+    def sorted_warnings(self) -> list[RuleError]:
+        return list({str(warning): warning for warning in sorted(self.warnings, key=_position)}.values())
+
+
+def _position(error: RuleError) -> int:
+    return error.place.start if error.place else -1

@@ -1,0 +1,310 @@
+"""Scalar expressions of a rule, translated to SQLite with the meaning that the rule language gives them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from sqlglot import exp
+
+from headwater_rules import functions
+from headwater_rules.errors import Code, RuleError
+from headwater_rules.fragment import REQUEST, Frag, Kind, Ref, build, equal, joined, negated, text, truth
+from headwater_rules.plan import RequestInput
+from headwater_rules.sqltext import SqlText
+
+_COMPARISONS: dict[type[exp.Expression], str] = {exp.LT: "<", exp.LTE: "<=", exp.GT: ">", exp.GTE: ">="}
+_ARITHMETIC: dict[type[exp.Expression], str] = {
+    exp.Add: "+", exp.Sub: "-", exp.Mul: "*", exp.Div: "/", exp.Mod: "%", exp.BitwiseAnd: "&", exp.BitwiseOr: "|",
+    exp.BitwiseLeftShift: "<<", exp.BitwiseRightShift: ">>",
+}  # fmt: skip
+_CASTS: dict[exp.DataType.Type, tuple[str, Kind]] = {
+    exp.DataType.Type.TEXT: ("TEXT", Kind.TEXT),
+    exp.DataType.Type.INT: ("INTEGER", Kind.INTEGER),
+    exp.DataType.Type.DECIMAL: ("NUMERIC", Kind.NUMBER),
+    exp.DataType.Type.FLOAT: ("REAL", Kind.NUMBER),
+    exp.DataType.Type.VARBINARY: ("BLOB", Kind.ANY),
+    exp.DataType.Type.BLOB: ("BLOB", Kind.ANY),
+}
+_REFUSED: dict[type[exp.Expression], tuple[str, str]] = {
+    exp.Like: ("`LIKE` is not supported", "compare `substring(x, 1, n)`, or use `instr`"),
+    exp.ILike: ("`ILIKE` is not supported", "compare `lower(substring(x, 1, n))`, or use `instr`"),
+    exp.RegexpLike: ("regular expressions are not supported", "use `instr` or `substring`"),
+    exp.NullSafeEQ: ("`IS NOT DISTINCT FROM` is not supported", "write `a = b OR (a IS NULL AND b IS NULL)`"),
+    exp.NullSafeNEQ: ("`IS DISTINCT FROM` is not supported", "write `a != b`, which null passes"),
+    exp.Subquery: ("a subquery is not supported here", "write `x IN (SELECT …)` as a condition of the WHERE"),
+    exp.Select: ("a subquery is not supported here", "write `x IN (SELECT …)` as a condition of the WHERE"),
+    exp.Exists: ("`EXISTS` is not supported", "write `auth.user_id() IN (SELECT …)`"),
+    exp.Window: ("window functions are not supported", "compute the value in Postgres"),
+    exp.Any: ("`ANY` is not supported", "write `x IN array`"),
+}
+_LARGEST = 2**63 - 1
+
+
+class Names(Protocol):
+    """What identifiers mean where an expression stands."""
+
+    def column(self, node: exp.Column) -> Frag:
+        """The value of a column. Raises RuleError when there is none of that name, or several."""
+
+    def row_function(self, qualifier: str | None, name: str, node: exp.Expression) -> Frag:
+        """The value of `alias.table_suffix()` and its like."""
+
+
+class Scalars:
+    """Translates the expressions of one SQL text."""
+
+    def __init__(self, source: SqlText) -> None:
+        self._source = source
+        self._rules: dict[type[exp.Expression], Callable[..., Frag]] = {
+            exp.Paren: lambda node, names: self.frag(node.this, names),
+            exp.Literal: self._literal,
+            exp.Boolean: lambda node, _: self._build(node, Kind.CERTAIN, str(int(bool(node.this)))),
+            exp.Null: lambda node, _: self._build(node, Kind.ANY, "NULL"),
+            exp.Column: self._column,
+            exp.Dot: self._qualified_call,
+            exp.Anonymous: self._call,
+            exp.Neg: self._minus,
+            exp.EQ: self._equal,
+            exp.NEQ: self._not_equal,
+            exp.Not: lambda node, names: negated(self.frag(node.this, names)),
+            exp.And: lambda node, names: self._logic(node, names, " AND "),
+            exp.Or: lambda node, names: self._logic(node, names, " OR "),
+            exp.Is: self._is,
+            exp.DPipe: self._concat,
+            exp.JSONExtract: lambda node, names: self._access(node, names, "->"),
+            exp.JSONExtractScalar: lambda node, names: self._access(node, names, "->>"),
+            exp.In: self._in,
+            exp.Between: self._between,
+            exp.Case: self._case,
+            exp.Cast: self._cast,
+            **dict.fromkeys(_COMPARISONS, self._compare),
+            **dict.fromkeys(_ARITHMETIC, self._arithmetic),
+        }
+        self._arguments: dict[type[exp.Expression], frozenset[str]] = {
+            exp.Div: frozenset({"this", "expression", "typed", "safe"}),
+            exp.DPipe: frozenset({"this", "expression", "safe"}),
+            exp.Cast: frozenset({"this", "to"}),
+            exp.Literal: frozenset({"this", "is_string"}),
+        }
+
+    def frag(self, node: exp.Expression, names: Names) -> Frag:
+        """The value of `node`. Raises RuleError for what the language does not have."""
+        rule = self._rules.get(type(node))
+        if rule is None:
+            raise self.refused(node)
+        allowed = self._arguments.get(type(node))
+        if allowed is not None:
+            self.only(node, allowed)
+        translated: Frag = rule(node, names)
+        return translated
+
+    def only(self, node: exp.Expression, allowed: frozenset[str]) -> None:
+        """Refuse a node with parts that would otherwise be ignored."""
+        for name, value in node.args.items():
+            if value and name not in allowed:
+                raise self.fail(Code.UNSUPPORTED, f"`{name.rstrip('_').upper()}` is not supported", node)
+
+    def refused(self, node: exp.Expression) -> RuleError:
+        for kind, (message, suggestion) in _REFUSED.items():
+            if isinstance(node, kind):
+                return self.fail(Code.UNSUPPORTED, message, node, suggestion)
+        what = self._source.source_of(node)
+        named = f" `{what}`" if 0 < len(what) <= 60 else ""
+        return self.fail(Code.UNSUPPORTED, f"this expression{named} is not supported ({type(node).__name__})", node)
+
+    def fail(self, code: Code, message: str, node: exp.Expression, suggestion: str = "") -> RuleError:
+        return RuleError(code, message, self._source.place_of(node), suggestion)
+
+    def _build(self, node: exp.Expression, kind: Kind, *pieces: str | Frag) -> Frag:
+        return build(kind, self._source.place_of(node), *pieces)
+
+    def _literal(self, node: exp.Literal, _: Names) -> Frag:
+        value = str(node.this)
+        if node.is_string:
+            if "\0" in value:
+                raise self.fail(Code.UNSUPPORTED, "a text may not contain the NUL character", node)
+            return self._build(node, Kind.TEXT, functions.quoted(value))
+        if value.isdecimal() and int(value) <= _LARGEST:
+            return self._build(node, Kind.INTEGER, str(int(value)))
+        try:
+            return self._build(node, Kind.NUMBER, repr(float(value)).replace("inf", "9e999"))
+        except ValueError:
+            raise self.refused(node) from None
+
+    def _minus(self, node: exp.Neg, names: Names) -> Frag:
+        return self._build(node, Kind.NUMBER, "(- ", self.frag(node.this, names), ")")
+
+    def _column(self, node: exp.Column, names: Names) -> Frag:
+        if isinstance(node.this, exp.Star):
+            raise self.fail(Code.UNSUPPORTED, "`*` is not supported here", node, "name the column")
+        if node.args.get("db") or node.args.get("catalog"):
+            raise self.fail(
+                Code.UNSUPPORTED, "a column may not be qualified by a schema", node, "give the table an alias"
+            )
+        return names.column(node)
+
+    def _call(self, node: exp.Anonymous, names: Names) -> Frag:
+        name = str(node.this).lower()
+        self.only(node, frozenset({"this", "expressions"}))
+        if name == "row_id" and not node.expressions:
+            return names.row_function(None, name, node)
+        arguments = [self.frag(argument, names) for argument in node.expressions if name in functions.KNOWN]
+        return functions.call(name, arguments, node.expressions, self._source.place_of(node))
+
+    def _qualified_call(self, node: exp.Dot, names: Names) -> Frag:
+        schema, function = node.this, node.expression
+        if not isinstance(schema, exp.Identifier) or not isinstance(function, exp.Anonymous):
+            raise self.refused(node)
+        qualifier, name = identifier(schema), str(function.this).lower()
+        if qualifier in functions.REQUEST_SCHEMAS and not schema.args.get("quoted"):
+            return self._request_value(qualifier, name, function, node)
+        if name in functions.ROW_FUNCTIONS:
+            if function.expressions:
+                raise self.fail(Code.UNKNOWN_FUNCTION, f"`{name}` takes no arguments", node)
+            return names.row_function(qualifier, name, node)
+        hint = "write `auth.user_id()` and its like" if qualifier == "request" else "request values are `auth.…`, \
+`connection.…` and `subscription.…`".replace("\\\n", "")
+        raise self.fail(Code.UNKNOWN_FUNCTION, f"unknown function `{qualifier}.{name}`", node, hint)
+
+    def _request_value(self, schema: str, name: str, function: exp.Anonymous, node: exp.Dot) -> Frag:
+        arguments = function.expressions
+        if schema == "auth" and name == "user_id" and not arguments:
+            return Frag((Ref(REQUEST, RequestInput.USER_ID.value),), Kind.ANY, self._source.place_of(node))
+        whole = Frag((Ref(REQUEST, functions.REQUEST_SCHEMAS[schema]),), Kind.TEXT, self._source.place_of(node))
+        if name == "parameters" and not arguments:
+            return whole
+        if name == "parameter" and len(arguments) == 1:
+            return functions.json_access(whole, arguments[0], "->>", whole.place)
+        known = "`auth.user_id()`, " if schema == "auth" else ""
+        hint = f"there are {known}`{schema}.parameters()` and `{schema}.parameter('name')`"
+        raise self.fail(Code.UNKNOWN_FUNCTION, f"unknown use of `{schema}.{name}`", node, hint)
+
+    def _equal(self, node: exp.EQ, names: Names) -> Frag:
+        left, right = self.frag(node.this, names), self.frag(node.expression, names)
+        return equal(left, right, self._source.place_of(node))
+
+    def _not_equal(self, node: exp.NEQ, names: Names) -> Frag:
+        return negated(self._equal(node, names))
+
+    def _compare(self, node: exp.Binary, names: Names) -> Frag:
+        left, right = self.frag(node.this, names), self.frag(node.expression, names)
+        sign = _COMPARISONS[type(node)]
+        return self._build(node, Kind.LOGICAL, "(", left, _collation(left, right), f" {sign} ", right, ")")
+
+    def _arithmetic(self, node: exp.Binary, names: Names) -> Frag:
+        left, right = self.frag(node.this, names), self.frag(node.expression, names)
+        return self._build(node, Kind.NUMBER, "(", left, f" {_ARITHMETIC[type(node)]} ", right, ")")
+
+    def _concat(self, node: exp.DPipe, names: Names) -> Frag:
+        items = [text(self.frag(item, names)) for item in node.flatten()]
+        return joined(Kind.TEXT, self._source.place_of(node), items, " || ")
+
+    def _logic(self, node: exp.Connector, names: Names, between: str) -> Frag:
+        items = [truth(self.frag(item, names)) for item in node.flatten()]
+        return joined(Kind.CERTAIN, self._source.place_of(node), items, between)
+
+    def _is(self, node: exp.Is, names: Names) -> Frag:
+        wanted = node.expression
+        if isinstance(wanted, exp.Null):
+            against = "NULL"
+        elif isinstance(wanted, exp.Boolean):
+            against = str(int(bool(wanted.this)))
+        else:
+            raise self.refused(node)
+        sign = "IS NOT" if node.args.get("negate") else "IS"
+        return self._build(node, Kind.CERTAIN, "(", self.frag(node.this, names), f" {sign} {against})")
+
+    def _access(self, node: exp.Binary, names: Names, operator: str) -> Frag:
+        return functions.json_access(
+            self.frag(node.this, names), node.expression, operator, self._source.place_of(node)
+        )
+
+    def _in(self, node: exp.In, names: Names) -> Frag:
+        left = self.frag(node.this, names)
+        literals = in_list(node)
+        if literals is None:
+            array = node.args.get("field")
+            if array is None:
+                raise self.refused(node.args.get("query") or node)
+            return self.in_array(left, self.frag(array, names))
+        self.refuse_ambiguous(node)
+        items = joined(Kind.ANY, left.place, [self.frag(item, names) for item in literals], ", ")
+        return self._build(node, Kind.LOGICAL, "(", left, " IN ", items, ")")
+
+    def in_array(self, left: Frag, array: Frag) -> Frag:
+        """Whether `left` is an element of a JSON array text."""
+        return build(Kind.LOGICAL, left.place, "(", left, " IN (SELECT value FROM json_each(", array, ")))")
+
+    def refuse_ambiguous(self, node: exp.In) -> None:
+        """`x IN (y)` would be a comparison in SQL and a search in an array in the rule language."""
+        listed = node.expressions
+        if len(listed) == 1 and not isinstance(listed[0], exp.Literal | exp.Boolean | exp.Null | exp.Neg):
+            raise self.fail(
+                Code.UNSUPPORTED,
+                "`IN` with one computed value in brackets is ambiguous",
+                node,
+                "leave the brackets out to search a JSON array, or compare with `=`",
+            )
+
+    def _between(self, node: exp.Between, names: Names) -> Frag:
+        self.only(node, frozenset({"this", "low", "high"}))
+        value, low, high = (self.frag(node.args[name], names) for name in ("this", "low", "high"))
+        collation = _collation(value, low) and _collation(value, high)
+        return self._build(node, Kind.LOGICAL, "(", value, collation, " BETWEEN ", low, " AND ", high, ")")
+
+    def _case(self, node: exp.Case, names: Names) -> Frag:
+        subject = node.args.get("this")
+        pieces: list[str | Frag] = ["(CASE"]
+        if subject is not None:
+            pieces += [" ", self.frag(subject, names)]
+        for branch in node.args["ifs"]:
+            when = self.frag(branch.this, names)
+            pieces += [" WHEN ", when if subject is not None else truth(when)]
+            pieces += [" THEN ", self.frag(branch.args["true"], names)]
+        default = node.args.get("default")
+        if default is not None:
+            pieces += [" ELSE ", self.frag(default, names)]
+        return self._build(node, Kind.ANY, *pieces, " END)")
+
+    def _cast(self, node: exp.Cast, names: Names) -> Frag:
+        target = _CASTS.get(node.to.this)
+        if target is None or node.to.expressions:
+            raise self.fail(
+                Code.UNSUPPORTED, "unsupported type in a cast", node, "use text, integer, numeric, real or blob"
+            )
+        name, kind = target
+        value = self.frag(node.this, names)
+        if name == "TEXT":
+            return text(value)
+        if name == "INTEGER" and value.kind not in {Kind.CERTAIN, Kind.LOGICAL, Kind.INTEGER, Kind.TEXT}:
+            value = self._build(node, Kind.ANY, "hw_floor(", value, ")")
+        # the plus takes the affinity away that a cast would lend to a comparison
+        return self._build(node, kind, "(+CAST(", value, f" AS {name}))")
+
+
+def identifier(node: exp.Expression) -> str:
+    """The name that an identifier stands for: unquoted ones are lower-cased."""
+    return str(node.name) if node.args.get("quoted") else str(node.name).lower()
+
+
+def in_list(node: exp.In) -> list[exp.Expression] | None:
+    """The items of `IN (…)`, `IN ARRAY[…]` and `IN ROW(…)`; None for other forms."""
+    if node.expressions:
+        return list(node.expressions)
+    field = node.args.get("field")
+    if isinstance(field, exp.Array) or (isinstance(field, exp.Anonymous) and str(field.this).lower() == "row"):
+        return list(field.expressions)
+    return None
+
+
+def _collation(left: Frag, right: Frag) -> str:
+    """Text is ordered by UTF-16 code units. SQLite's order by bytes is the same unless both sides can hold
+    characters beyond U+D7FF."""
+    for side in (left, right):
+        if side.kind in {Kind.CERTAIN, Kind.LOGICAL, Kind.INTEGER, Kind.NUMBER}:
+            return ""
+        literal = side.parts[0] if side.simple else None
+        if isinstance(literal, str) and all(character < "\ud800" for character in literal):
+            return ""
+    return " COLLATE utf16"

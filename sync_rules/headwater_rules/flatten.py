@@ -1,0 +1,311 @@
+"""FROM, joins, subqueries and CTEs, moved into one flat list of tables and one condition.
+
+`x IN (SELECT c FROM s WHERE w)` becomes the table `s` plus `x = s.c AND w`: equality does the joining, so nothing
+needs to be nested.
+"""
+
+from __future__ import annotations
+
+from sqlglot import exp
+
+from headwater_rules.conditions import All, Atom, Condition, Either
+from headwater_rules.errors import Code, Place, RuleError, Severity, did_you_mean
+from headwater_rules.expressions import Scalars, identifier, in_list
+from headwater_rules.fragment import Frag, Kind, Ref, equal, negated, truth
+from headwater_rules.plan import RowFunction
+from headwater_rules.relations import Column, Context, Each, Everything, Relation, Scope, Selection, Table
+from headwater_rules.sqltext import SqlText, parse_select
+
+_ROW_FUNCTIONS = {
+    "row_id": RowFunction.ROW_ID,
+    "table_name": RowFunction.TABLE_NAME,
+    "table_suffix": RowFunction.TABLE_SUFFIX,
+    "schema": RowFunction.SCHEMA,
+}
+_SELECT_PARTS = frozenset({"expressions", "from_", "joins", "where", "distinct"})
+_INNER = frozenset({"", "INNER", "CROSS"})
+
+
+def flatten(context: Context, text: SqlText) -> Selection:
+    """The flattened form of the one SELECT in `text`. Raises RuleError where it can't be understood far enough to
+    look for further errors; what can be passed over goes to the report."""
+    return _Select(context, text, None).run(parse_select(text))
+
+
+class _Select:
+    """One SELECT on its way into the flat list."""
+
+    def __init__(self, context: Context, text: SqlText, outer: Scope | None) -> None:
+        self._context = context
+        self._text = text
+        self._scalars = Scalars(text)
+        self._scope = Scope(outer)
+        self._tables: set[int] = set()
+        self._conditions: list[Condition] = []
+
+    def run(self, node: exp.Select) -> Selection:
+        self._scalars.only(node, _SELECT_PARTS)
+        if not node.args.get("from_"):
+            raise self._fail(Code.UNSUPPORTED, "a query needs a FROM", node, "select from the table to sync")
+        self._from(node.args["from_"].this)
+        for join in node.args.get("joins") or []:
+            self._join(join)
+        columns = self._columns(node)
+        if node.args.get("where"):
+            self._conditions.append(self._guarded(node.args["where"].this, negate=False))
+        return Selection(tuple(columns), All(tuple(self._conditions)), frozenset(self._tables))
+
+    def column(self, node: exp.Column) -> Frag:
+        """See `Names`."""
+        name, place = identifier(node.this), self._text.place_of(node)
+        relation = self._relation(identifier(node.args["table"]), node) if node.table else self._only_relation(node)
+        if isinstance(relation, dict):
+            if name not in relation:
+                hint = did_you_mean(name, relation)
+                raise self._fail(Code.UNKNOWN_NAME, f"the subquery has no column `{name}`", node, hint)
+            return relation[name]
+        if isinstance(self._context.instances[relation], Each) and name != "value":
+            raise self._fail(Code.UNSUPPORTED, f"`json_each` has no column `{name}` here", node, "use its `value`")
+        return Frag((Ref(relation, name),), Kind.ANY, place)
+
+    def row_function(self, qualifier: str | None, name: str, node: exp.Expression) -> Frag:
+        """See `Names`."""
+        relation = self._relation(qualifier, node) if qualifier else self._only_relation(node)
+        table = self._context.instances[relation] if isinstance(relation, int) else None
+        if not isinstance(relation, int) or not isinstance(table, Table):
+            raise self._fail(Code.UNKNOWN_NAME, f"`{name}()` needs a table", node)
+        place = self._text.place_of(node)
+        if name == "table_suffix" and table.pattern.exact:
+            message = "`table_suffix()` is empty: the table is named without a wildcard"
+            self._warn(Code.NO_EFFECT, message, place, 'name the table `"prefix_%"`')
+        return Frag((Ref(relation, _ROW_FUNCTIONS[name].value),), Kind.ANY, place)
+
+    def _fail(self, code: Code, message: str, node: exp.Expression, suggestion: str = "") -> RuleError:
+        return self._scalars.fail(code, message, node, suggestion)
+
+    def _warn(self, code: Code, message: str, place: Place, suggestion: str) -> None:
+        self._context.report.add(RuleError(code, message, place, suggestion, Severity.WARNING))
+
+    def _only_relation(self, node: exp.Expression) -> Relation:
+        relations = self._scope.relations
+        if len(relations) != 1:
+            hint = f"write `{next(iter(relations))}.…`" if relations else ""
+            raise self._fail(
+                Code.UNKNOWN_NAME, "columns must be qualified where several tables are in scope", node, hint
+            )
+        return next(iter(relations.values()))
+
+    def _relation(self, name: str, node: exp.Expression) -> Relation:
+        scope: Scope | None = self._scope
+        while scope is not None:
+            if name in scope.relations:
+                return scope.relations[name]
+            scope = scope.outer
+        known = list(self._scope.relations)
+        hint = did_you_mean(name, known) or f"in scope: {', '.join(known) or 'nothing'}"
+        raise self._fail(Code.UNKNOWN_NAME, f"no table `{name}` in scope", node, hint)
+
+    # FROM
+
+    def _join(self, join: exp.Join) -> None:
+        if join.args.get("side") or join.args.get("method") or (join.args.get("kind") or "") not in _INNER:
+            hint = "list the tables in FROM and compare in WHERE"
+            raise self._fail(Code.UNSUPPORTED, "only inner joins are supported", join, hint)
+        if join.args.get("using"):
+            raise self._fail(Code.UNSUPPORTED, "`USING` is not supported", join, "write `ON a.x = b.x`")
+        self._scalars.only(join, frozenset({"this", "on", "kind"}))
+        self._from(join.this)
+        if join.args.get("on"):
+            self._conditions.append(self._guarded(join.args["on"], negate=False))
+
+    def _from(self, node: exp.Expression) -> None:
+        alias = node.args.get("alias")
+        if alias is not None and alias.args.get("columns"):
+            raise self._fail(Code.UNSUPPORTED, "column names after an alias are not supported", node)
+        name = identifier(alias.this) if alias is not None else None
+        if isinstance(node, exp.Subquery):
+            self._scalars.only(node, frozenset({"this", "alias"}))
+            if name is None or not isinstance(node.this, exp.Select):
+                raise self._fail(Code.UNSUPPORTED, "a subquery in FROM must be a SELECT with an alias", node)
+            self._derive(node, name, self._inner(node.this))
+            return
+        if not isinstance(node, exp.Table) or not isinstance(node.this, exp.Identifier | exp.Anonymous):
+            raise self._fail(Code.UNSUPPORTED, "only tables and subqueries can stand in FROM", node)
+        self._scalars.only(node, frozenset({"this", "db", "alias", "joins"}))
+        if isinstance(node.this, exp.Anonymous):
+            self._from_each(node, node.this, name)
+        elif self._cte(node) is not None:
+            cte = identifier(node.this)
+            self._derive(node, name or cte, self._expand(cte))
+        else:
+            table = self._context.table(node, self._text.place_of(node))
+            self._name(table.alias or table.pattern.name, self._context.add(table), node)
+        for join in node.args.get("joins") or []:
+            self._join(join)
+
+    def _from_each(self, node: exp.Table, call: exp.Anonymous, name: str | None) -> None:
+        function = str(call.this).lower()
+        if function != "json_each" or len(call.expressions) != 1:
+            hint = "there is `json_each(array) AS name`"
+            raise self._fail(Code.UNKNOWN_FUNCTION, f"`{function}` cannot stand in FROM", node, hint)
+        number = self._context.add_each(self._scalars.frag(call.expressions[0], self))
+        self._name(name or function, number, node)
+
+    def _derive(self, node: exp.Expression, name: str, selection: Selection) -> None:
+        columns: dict[str, Frag] = {}
+        for column in selection.columns:
+            if isinstance(column, Everything):
+                message = "`*` is not supported in a subquery or a `with` query"
+                raise RuleError(Code.UNSUPPORTED, message, column.place, "name the columns")
+            columns[column.name] = column.value
+        self._tables |= selection.tables
+        self._conditions.append(selection.condition)
+        self._name(name, columns, node)
+
+    def _name(self, name: str, relation: Relation, node: exp.Expression) -> None:
+        if name in self._scope.relations:
+            raise self._fail(Code.UNKNOWN_NAME, f"two tables are called `{name}`", node, "give one of them an alias")
+        self._scope.relations[name] = relation
+        if isinstance(relation, int):
+            self._tables.add(relation)
+
+    def _inner(self, node: exp.Select) -> Selection:
+        return _Select(self._context, self._text, self._scope).run(node)
+
+    def _cte(self, node: exp.Table | exp.Column) -> SqlText | None:
+        qualified = node.args.get("db") or node.args.get("table")
+        return None if qualified else self._context.ctes.get(identifier(node.this))
+
+    def _expand(self, name: str) -> Selection:
+        """A fresh copy of a CTE: each use is independent."""
+        self._context.used.add(name)
+        return flatten(self._context.without_ctes(), self._context.ctes[name])
+
+    # the select list
+
+    def _columns(self, node: exp.Select) -> list[Column | Everything]:
+        columns: list[Column | Everything] = []
+        for item in node.expressions:
+            try:
+                columns += self._item(item)
+            except RuleError as error:
+                self._context.report.add(error)
+        return columns
+
+    def _item(self, item: exp.Expression) -> list[Column | Everything]:
+        if isinstance(item, exp.Alias):
+            return [Column(identifier(item.args["alias"]), self._scalars.frag(item.this, self))]
+        if isinstance(item, exp.Star):
+            self._scalars.only(item, frozenset())
+            return self._star(self._only_relation(item), item)
+        if isinstance(item, exp.Column) and isinstance(item.this, exp.Star):
+            self._scalars.only(item.this, frozenset())
+            return self._star(self._relation(identifier(item.args["table"]), item), item)
+        value = self._scalars.frag(item, self)
+        if isinstance(item, exp.Column):
+            return [Column(identifier(item.this), value)]
+        name = self._text.source_of(item)
+        message = f"this column has no name and will be called `{name}`"
+        self._warn(Code.UNNAMED_COLUMN, message, value.place, "add `AS name`")
+        return [Column(name, value)]
+
+    def _star(self, relation: Relation, item: exp.Expression) -> list[Column | Everything]:
+        if isinstance(relation, dict):
+            return [Column(name, value) for name, value in relation.items()]
+        if isinstance(self._context.instances[relation], Each):
+            raise self._fail(Code.UNSUPPORTED, "`*` of `json_each` is not supported", item, "select its `value`")
+        return [Everything(relation, self._text.place_of(item))]
+
+    # WHERE and ON
+
+    def _condition(self, node: exp.Expression, *, negate: bool) -> Condition:
+        match node:
+            case exp.Paren():
+                return self._condition(node.this, negate=negate)
+            case exp.Not():
+                return self._condition(node.this, negate=not negate)
+            case exp.And() | exp.Or():
+                items = tuple(self._guarded(item, negate=negate) for item in node.flatten())
+                return All(items) if isinstance(node, exp.And) is not negate else Either(items)
+            case exp.In() if node.args.get("query") is not None:
+                return self._in_select(node, negate=negate)
+            case exp.In() if in_list(node) is None and node.args.get("field") is not None:
+                return self._in_expression(node, node.args["field"], negate=negate)
+            case exp.ArrayOverlaps():
+                return self._overlap(node, negate=negate)
+            case exp.EQ() if not negate:
+                left, right = (self._scalars.frag(side, self) for side in (node.this, node.expression))
+                return _link(left, right, self._text.place_of(node))
+        value = self._scalars.frag(node, self)
+        return Atom(negated(value) if negate else truth(value))
+
+    def _guarded(self, node: exp.Expression, *, negate: bool) -> Condition:
+        try:
+            return self._condition(node, negate=negate)
+        except RuleError as error:
+            self._context.report.add(error)
+            return All(())
+
+    def _in_select(self, node: exp.In, *, negate: bool) -> Condition:
+        if negate:
+            raise self._no_negation(node, "NOT IN (SELECT …)")
+        query = node.args["query"]
+        inner = query.this if isinstance(query, exp.Subquery) else query
+        if not isinstance(inner, exp.Select):
+            raise self._fail(Code.UNSUPPORTED, "expected a SELECT statement", node, "use several queries")
+        return self._member(self._scalars.frag(node.this, self), self._inner(inner), node)
+
+    def _in_expression(self, node: exp.In, array: exp.Expression, *, negate: bool) -> Condition:
+        left = self._scalars.frag(node.this, self)
+        if isinstance(array, exp.Column) and self._cte(array) is not None:
+            if negate:
+                raise self._no_negation(node, "NOT IN")
+            return self._member(left, self._expand(identifier(array.this)), node)
+        elements = self._scalars.frag(array, self)
+        together = {self._context.owner(source) for source in left.sources | elements.sources}
+        if negate or len(together) <= 1:
+            found = self._scalars.in_array(left, elements)
+            return Atom(negated(found) if negate else truth(found))
+        number, element = self._element(elements)
+        return _link(left, element, self._text.place_of(node), frozenset({number}))
+
+    def _member(self, left: Frag, selection: Selection, node: exp.Expression) -> Condition:
+        link = _link(left, self._single(selection, node), self._text.place_of(node), selection.tables)
+        return All((link, selection.condition))
+
+    def _single(self, selection: Selection, node: exp.Expression) -> Frag:
+        columns = selection.columns
+        if len(columns) != 1 or isinstance(columns[0], Everything):
+            raise self._fail(Code.UNSUPPORTED, "this subquery must select exactly one named column", node)
+        return columns[0].value
+
+    def _element(self, array: Frag) -> tuple[int, Frag]:
+        number = self._context.add_each(array)
+        return number, Frag((Ref(number, "value"),), Kind.ANY, array.place)
+
+    def _overlap(self, node: exp.ArrayOverlaps, *, negate: bool) -> Condition:
+        if negate:
+            raise self._no_negation(node, "NOT (a && b)")
+        sides: list[Frag] = []
+        conditions: list[Condition] = []
+        tables: set[int] = set()
+        for side in (node.this, node.expression):
+            inner = side.this if isinstance(side, exp.Subquery | exp.Paren) else side
+            if isinstance(inner, exp.Select):
+                selection = self._inner(inner)
+                conditions.append(selection.condition)
+                tables |= selection.tables
+                sides.append(self._single(selection, side))
+            else:
+                number, element = self._element(self._scalars.frag(side, self))
+                tables.add(number)
+                sides.append(element)
+        return All((_link(sides[0], sides[1], self._text.place_of(node), frozenset(tables)), *conditions))
+
+    def _no_negation(self, node: exp.Expression, what: str) -> RuleError:
+        hint = "access can follow from a row that is there, not from one that is missing"
+        return self._fail(Code.UNSUPPORTED, f"`{what}` is not supported", node, hint)
+
+
+def _link(left: Frag, right: Frag, place: Place, tables: frozenset[int] = frozenset()) -> Atom:
+    return Atom(truth(equal(left, right, place)), (left, right), tables)

@@ -1,0 +1,137 @@
+"""Pieces of SQLite SQL that still know which table or request each of their values comes from.
+
+The planner never interprets an expression: it translates it to SQL at once, moves the pieces about, and asks only
+what they depend on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+
+from headwater_rules.errors import Place
+from headwater_rules.plan import Expr
+
+REQUEST = -1
+"""The source of claims and parameters, beside the numbers of tables."""
+
+
+class Kind(Enum):
+    """What is known of an expression's value before it is evaluated. Each may be null, except CERTAIN."""
+
+    CERTAIN = "0 or 1"
+    LOGICAL = "0, 1 or null"
+    INTEGER = "integer"
+    NUMBER = "integer or real"
+    TEXT = "text"
+    ANY = "any"
+
+
+@dataclass(frozen=True, slots=True)
+class Ref:
+    """A value of a table (by its number in the query) or of the request; `column` is the input's name in `Expr`."""
+
+    table: int
+    column: str
+
+
+@dataclass(frozen=True, slots=True)
+class Frag:
+    """SQL text and references alternately, in brackets wherever precedence could matter."""
+
+    parts: tuple[str | Ref, ...]
+    kind: Kind
+    place: Place
+
+    @property
+    def sources(self) -> frozenset[int]:
+        return frozenset(part.table for part in self.parts if isinstance(part, Ref))
+
+    @property
+    def simple(self) -> bool:
+        """A value that costs nothing to write twice."""
+        return len(self.parts) == 1
+
+    @property
+    def ref(self) -> Ref | None:
+        """The reference, if the fragment is nothing else."""
+        part = self.parts[0]
+        return part if len(self.parts) == 1 and isinstance(part, Ref) else None
+
+
+def build(kind: Kind, place: Place, *pieces: str | Frag) -> Frag:
+    """One fragment of several."""
+    parts: list[str | Ref] = []
+    for piece in pieces:
+        for part in (piece,) if isinstance(piece, str) else piece.parts:
+            if isinstance(part, str) and parts and isinstance(parts[-1], str):
+                parts[-1] += part
+            else:
+                parts.append(part)
+    return Frag(tuple(parts), kind, place)
+
+
+def joined(kind: Kind, place: Place, items: list[Frag], between: str) -> Frag:
+    """The items with `between` between them, in brackets."""
+    pieces: list[str | Frag] = ["("]
+    for number, item in enumerate(items):
+        pieces += [between, item] if number else [item]
+    return build(kind, place, *pieces, ")")
+
+
+def truth(frag: Frag) -> Frag:
+    """0 or 1: a number by being other than 0, text by its integer prefix, null and blobs never."""
+    place = frag.place
+    match frag.kind:
+        case Kind.CERTAIN:
+            return frag
+        case Kind.LOGICAL:
+            return build(Kind.CERTAIN, place, "ifnull(", frag, ", 0)")
+        case Kind.INTEGER | Kind.NUMBER:
+            return build(Kind.CERTAIN, place, "(ifnull(", frag, ", 0) <> 0)")
+        case Kind.TEXT:
+            return build(Kind.CERTAIN, place, "(ifnull(CAST(", frag, " AS INTEGER), 0) <> 0)")
+    if not frag.simple:
+        return build(Kind.CERTAIN, place, "hw_truth(", frag, ")")
+    by_type = (
+        "(CASE typeof(", frag, ") WHEN 'text' THEN CAST(", frag, " AS INTEGER) <> 0 WHEN 'blob' THEN 0 ELSE ifnull(",
+        frag, ", 0) <> 0 END)",
+    )  # fmt: skip
+    return build(Kind.CERTAIN, place, *by_type)
+
+
+def negated(frag: Frag) -> Frag:
+    """1 when falsy or null, else 0."""
+    return build(Kind.CERTAIN, frag.place, "(NOT ", truth(frag), ")")
+
+
+def text(frag: Frag) -> Frag:
+    """The value as `||` sees it: reals without `.0`."""
+    if frag.kind is Kind.TEXT:
+        return frag
+    if frag.kind in {Kind.CERTAIN, Kind.LOGICAL, Kind.INTEGER}:
+        # the plus takes the affinity away that a cast would lend to a comparison
+        return build(Kind.TEXT, frag.place, "(+CAST(", frag, " AS TEXT))")
+    if not frag.simple:
+        return build(Kind.TEXT, frag.place, "hw_text(", frag, ")")
+    return build(
+        Kind.TEXT, frag.place, "(+CASE typeof(", frag, ") WHEN 'text' THEN ", frag, " ELSE hw_text(", frag, ") END)"
+    )
+
+
+def equal(left: Frag, right: Frag, place: Place) -> Frag:
+    """`left = right`, null if either is."""
+    return build(Kind.LOGICAL, place, "(", left, " = ", right, ")")
+
+
+def to_expr(frag: Frag, name: Callable[[Ref], str]) -> Expr:
+    """The fragment with its references numbered `?1 …` in the order of first use, each distinct one once."""
+    inputs: dict[str, int] = {}
+    sql = ""
+    for part in frag.parts:
+        if isinstance(part, Ref):
+            sql += f"?{inputs.setdefault(name(part), len(inputs) + 1)}"
+        else:
+            sql += part
+    return Expr(sql, tuple(inputs))

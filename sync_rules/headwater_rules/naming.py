@@ -1,0 +1,109 @@
+"""Names that leave the building: digests of definitions, bucket names, lookup keys.
+
+Rows and requests meet by equal text, so both sides make it with the one function here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Iterable
+
+import orjson
+
+from headwater_rules.plan import SEMANTICS_VERSION, ConversionOptions, Expr, Output, RowSource, Star, TablePattern, Value
+
+SHORT = 8  # hex digits of a digest that names show; a collision within a config is refused by the compiler
+
+_INT64_END = 2.0**63
+
+
+def canonical(value: Value) -> int | float | str | None:
+    """The form in which equal values are the same: integral reals as integers. None for whatever names no bucket:
+    null, blobs and reals without a JSON form."""
+    kind = type(value)
+    if kind is str or kind is int:
+        return value  # type: ignore[return-value]  # the two branches above narrowed it
+    if kind is not float:
+        return None
+    assert isinstance(value, float)
+    if not math.isfinite(value):
+        return None
+    return int(value) if value.is_integer() and -_INT64_END <= value < _INT64_END else value
+
+
+def key_text(name: str, values: Iterable[Value]) -> str | None:
+    """A full bucket name or lookup key: `name` and the canonical JSON array of `values`. None when one of them is
+    null or a blob: nothing is found under such a key."""
+    parts: list[int | float | str] = []
+    for value in values:
+        part = canonical(value)
+        if part is None:
+            return None
+        parts.append(part)
+    return name + orjson.dumps(parts).decode()
+
+
+def bucket_digest(source: RowSource, options: ConversionOptions) -> str:
+    """SHA-256 over the whole row side, as hex."""
+    return _digest(
+        {
+            "table": _table(source.table),
+            "output": source.output_table,
+            "filters": _exprs(source.filters),
+            "each": _exprs(source.each),
+            "params": _exprs(source.params),
+            "projection": [_item(item) for item in source.projection],
+        },
+        options,
+    )
+
+
+def lookup_digest(
+    table: TablePattern,
+    filters: Iterable[Expr],
+    each: Iterable[Expr],
+    keys: Iterable[Expr],
+    outputs: Iterable[Expr],
+    options: ConversionOptions,
+) -> str:
+    """SHA-256 over everything that decides the entries of a lookup, as hex."""
+    return _digest(
+        {
+            "table": _table(table),
+            "filters": _exprs(filters),
+            "each": _exprs(each),
+            "keys": _exprs(keys),
+            "outputs": _exprs(outputs),
+        },
+        options,
+    )
+
+
+def expr_order(expr: Expr) -> tuple[str, tuple[str, ...]]:
+    """A sort key that does not depend on the place in the source."""
+    return expr.sql, expr.inputs
+
+
+def _digest(body: dict[str, object], options: ConversionOptions) -> str:
+    body["semantics"] = SEMANTICS_VERSION
+    body["options"] = {
+        "timestamps_iso8601": options.timestamps_iso8601,
+        "custom_postgres_types": options.custom_postgres_types,
+        "timestamp_digits": options.timestamp_digits,
+    }
+    text = json.dumps(body, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _table(table: TablePattern) -> list[str]:
+    return [table.tag, table.schema, table.name]
+
+
+def _exprs(exprs: Iterable[Expr]) -> list[list[object]]:
+    return [[expr.sql, list(expr.inputs)] for expr in exprs]
+
+
+def _item(item: Output | Star) -> list[object]:
+    return ["*"] if isinstance(item, Star) else [item.name, item.expr.sql, list(item.expr.inputs)]

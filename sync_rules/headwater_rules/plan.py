@@ -1,0 +1,193 @@
+"""The compiled form of a sync config: frozen, picklable data that every process evaluates alike.
+
+A stream is split into three sides. The **row side** says which rows go into which bucket and what they look like
+there; the **lookup side** indexes rows of other tables so that a request can find them; the **request side** turns
+a user's claims and parameters into bucket names. Only the row side of a variant is part of a bucket's name: editing
+who gets a bucket must not make devices download it again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+SEMANTICS_VERSION = 1
+"""Part of every digest. Raise it by hand when the same rule begins to give other rows."""
+
+Value = None | int | float | str | bytes
+"""The value kinds of SQLite, which are those of the rules."""
+
+
+@dataclass(frozen=True, slots=True)
+class TablePattern:
+    """A source table as a rule names it. A trailing `%` in schema or name matches any ending."""
+
+    tag: str
+    schema: str
+    name: str
+
+    def matches(self, tag: str, schema: str, name: str) -> bool:
+        return self.tag == tag and _matches(self.schema, schema) and _matches(self.name, name)
+
+    @property
+    def exact(self) -> bool:
+        return not (self.name.endswith("%") or self.schema.endswith("%"))
+
+
+def _matches(pattern: str, text: str) -> bool:
+    return text.startswith(pattern[:-1]) if pattern.endswith("%") else text == pattern
+
+
+@dataclass(frozen=True, slots=True)
+class Expr:
+    """A SQLite scalar expression over `?1 … ?n`, where `?i` is `inputs[i - 1]`.
+
+    On the row and lookup sides the inputs are source column names; `row_id()` and its like are inputs whose names
+    are members of `RowFunction`. On the request side they are members of `RequestInput`.
+    """
+
+    sql: str
+    inputs: tuple[str, ...]
+
+
+class RowFunction(Enum):
+    """Inputs of a row expression that are no columns. The values cannot be mistaken for a column name."""
+
+    ROW_ID = "\x00row_id"
+    TABLE_NAME = "\x00table_name"
+    TABLE_SUFFIX = "\x00table_suffix"
+    SCHEMA = "\x00schema"
+
+
+class RequestInput(Enum):
+    """Inputs of a request expression. All but the first are JSON text, or null where the request has none."""
+
+    USER_ID = "user_id"  # claim `sub` as a SQLite value
+    CLAIMS = "claims"
+    CONNECTION = "connection"
+    SUBSCRIPTION = "subscription"
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """One selected column."""
+
+    name: str
+    expr: Expr
+
+
+@dataclass(frozen=True, slots=True)
+class Star:
+    """`*`: every column of the row."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowSource:
+    """Rows of one table that go into the buckets of one definition.
+
+    `output_table` None means the name of the table the row came from. A row is in the bucket named by `params` when
+    every filter is true and no parameter is null or a blob. `each` are JSON arrays that are expanded; expression
+    inputs name element i as `\\x00each:i`.
+    """
+
+    table: TablePattern
+    output_table: str | None
+    filters: tuple[Expr, ...]
+    each: tuple[Expr, ...]
+    params: tuple[Expr, ...]
+    projection: tuple[Output | Star, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BucketDefinition:
+    """A family of buckets. `name` (`stream.1a2b3c4d`) begins the name of each; `digest` is the full row-side hash."""
+
+    name: str
+    digest: str
+    sources: tuple[RowSource, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LookupDefinition:
+    """An index over one table: rows passing the filters, found by `keys`, answering `outputs`."""
+
+    name: str
+    digest: str
+    table: TablePattern
+    filters: tuple[Expr, ...]
+    each: tuple[Expr, ...]
+    keys: tuple[Expr, ...]
+    outputs: tuple[Expr, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FromRequest:
+    """A value of the request; with `each`, every element of a JSON array."""
+
+    expr: Expr
+    each: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class FromLookup:
+    """Output number `output` of the row that stage number `stage` found."""
+
+    stage: int
+    output: int
+
+
+ParamSource = FromRequest | FromLookup
+
+
+@dataclass(frozen=True, slots=True)
+class LookupStage:
+    """One step of a request: look `keys` up in a lookup definition. Stages are joined, so values that come from one
+    looked-up row are only ever combined with values of that row. A stage without users is an EXISTS test."""
+
+    lookup: int
+    keys: tuple[ParamSource, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One way to buckets: all `gates` true, then the stages in order, then one bucket per combination of `params`.
+
+    Each parameter lists all sources that must agree on its value (one, as a rule).
+    """
+
+    bucket: int
+    gates: tuple[Expr, ...]
+    stages: tuple[LookupStage, ...]
+    params: tuple[tuple[ParamSource, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    name: str
+    auto_subscribe: bool
+    priority: int
+    variants: tuple[Variant, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ConversionOptions:
+    """How source values become SQLite values; part of every bucket and lookup digest."""
+
+    timestamps_iso8601: bool = True
+    custom_postgres_types: bool = True
+    timestamp_digits: int = 6
+
+
+@dataclass(frozen=True, slots=True)
+class SyncPlan:
+    """A whole sync config. Variants and stages refer to buckets and lookups by position."""
+
+    buckets: tuple[BucketDefinition, ...]
+    lookups: tuple[LookupDefinition, ...]
+    streams: tuple[Stream, ...]
+    options: ConversionOptions
+
+    def tables(self) -> tuple[TablePattern, ...]:
+        """Every table the config reads, once each, in the order of first use."""
+        patterns = [s.table for b in self.buckets for s in b.sources] + [item.table for item in self.lookups]
+        return tuple(dict.fromkeys(patterns))

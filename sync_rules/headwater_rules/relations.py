@@ -1,0 +1,119 @@
+"""What a query reads: its tables and expanded arrays, numbered, and what a flattened SELECT consists of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from sqlglot import exp
+
+from headwater_rules.conditions import Condition
+from headwater_rules.errors import Code, Place, Report, RuleError
+from headwater_rules.expressions import identifier
+from headwater_rules.fragment import REQUEST, Frag
+from headwater_rules.plan import TablePattern
+from headwater_rules.sqltext import SqlText
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """One use of a source table."""
+
+    pattern: TablePattern
+    alias: str | None
+    alias_quoted: bool
+    place: Place
+
+
+@dataclass(frozen=True, slots=True)
+class Each:
+    """The elements of a JSON array, as a table with the one column `value`."""
+
+    array: Frag
+    place: Place
+
+
+@dataclass(frozen=True, slots=True)
+class Everything:
+    """`*`: all columns of a table."""
+
+    table: int
+    place: Place
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One selected value and its name."""
+
+    name: str
+    value: Frag
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """A flattened SELECT. `tables` are the numbers of all it joins."""
+
+    columns: tuple[Column | Everything, ...]
+    condition: Condition
+    tables: frozenset[int]
+
+
+Relation = int | dict[str, Frag]
+"""What a name in FROM stands for: a table by its number, anything derived by its columns."""
+
+
+@dataclass(slots=True)
+class Scope:
+    """The names that one SELECT can use."""
+
+    outer: Scope | None
+    relations: dict[str, Relation] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What the SELECTs of one query share. `ctes` are the SQL texts that a name in FROM may stand for, and `used`
+    collects those that did. Findings go to `report`; after a fatal one the result must not be used."""
+
+    ctes: Mapping[str, SqlText]
+    default_schema: str
+    report: Report
+    instances: list[Table | Each] = field(default_factory=list)
+    used: set[str] = field(default_factory=set)
+
+    def without_ctes(self) -> Context:
+        """For the inside of a CTE: CTEs do not see each other."""
+        return Context({}, self.default_schema, self.report, self.instances, self.used)
+
+    def owner(self, number: int) -> int:
+        """The table that an instance's values belong to: an array of a row belongs to the row's table, one of the
+        request stands for itself."""
+        if number == REQUEST:
+            return REQUEST
+        instance = self.instances[number]
+        if isinstance(instance, Each):
+            tables = instance.array.sources - {REQUEST}
+            return self.owner(next(iter(tables))) if tables else number
+        return number
+
+    def add(self, instance: Table | Each) -> int:
+        self.instances.append(instance)
+        return len(self.instances) - 1
+
+    def add_each(self, array: Frag) -> int:
+        """The number of a newly expanded array. Raises RuleError when its values mix sources."""
+        nested = any(source != REQUEST and isinstance(self.instances[source], Each) for source in array.sources)
+        if len(array.sources) > 1 or nested:
+            raise RuleError(
+                Code.MIXED_FILTER, "an expanded array must come from one row, or from the request", array.place
+            )
+        return self.add(Each(array, array.place))
+
+    def table(self, node: exp.Table, place: Place) -> Table:
+        """The source table that a name in FROM means."""
+        alias = node.args.get("alias")
+        schema = identifier(node.args["db"]) if node.args.get("db") else self.default_schema
+        tag, dot, rest = schema.partition(".")
+        pattern = TablePattern(tag if dot else "default", rest if dot else schema, identifier(node.this))
+        quoted = bool(alias and alias.this.args.get("quoted"))
+        return Table(pattern, identifier(alias.this) if alias else None, quoted, place)

@@ -1,0 +1,85 @@
+"""What evaluation yields: entries of rows, and buckets of a request."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+
+class Put(NamedTuple):
+    """A row as it stands in one bucket. `definition` is a position in `SyncPlan.buckets`; `bucket` the full name;
+    `data` the row's JSON text, without blobs."""
+
+    definition: int
+    bucket: str
+    table: str
+    id: str
+    data: str
+
+
+class LookupEntry(NamedTuple):
+    """`key` is the full lookup key (`name["u1"]`), `output` a JSON array of the output values."""
+
+    key: str
+    output: str
+
+
+class RowResult(NamedTuple):
+    """Everything one row gives. `errors` are outputs that failed on this row and were left out, in words."""
+
+    puts: list[Put]
+    lookups: list[LookupEntry]
+    errors: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Subscription:
+    """One entry of the request's `streams.subscriptions`; its position is its id on the wire."""
+
+    stream: str
+    parameters: Mapping[str, object] | None = None
+    override_priority: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SyncRequest:
+    """Who asks, and for what. `claims` is the verified token's payload."""
+
+    claims: Mapping[str, object]
+    parameters: Mapping[str, object] | None = None
+    include_defaults: bool = True
+    subscriptions: tuple[Subscription, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedBucket:
+    """`reasons` in wire form: `{"default": stream index}` or `{"sub": subscription index}`."""
+
+    name: str
+    definition: int
+    priority: int
+    reasons: tuple[Mapping[str, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StreamStatus:
+    """One line of the checkpoint's `streams`. Each error is `{"subscription": "default" | index, "message": …}`."""
+
+    name: str
+    is_default: bool
+    errors: tuple[Mapping[str, object], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Resolution:
+    """The buckets of a request at one checkpoint, the streams it is subscribed to, and every lookup key that was
+    asked for (a change under one of these keys can change the answer)."""
+
+    buckets: tuple[ResolvedBucket, ...]
+    streams: tuple[StreamStatus, ...]
+    lookup_keys: frozenset[str] = field(default_factory=frozenset)
+
+
+LookupReader = Callable[[Sequence[str]], Mapping[str, Sequence[str]]]
+"""Full lookup keys to the outputs (JSON array texts) stored under each; absent keys may be left out."""

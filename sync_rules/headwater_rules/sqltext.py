@@ -1,0 +1,149 @@
+"""SQL as it stands in the YAML: its parse tree, and the way back from a node to a place in the file."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from functools import cached_property
+
+import sqlglot
+from sqlglot import exp
+from sqlglot.dialects.postgres import Postgres
+from sqlglot.errors import ParseError, TokenError
+from sqlglot.tokens import TokenType
+
+from headwater_rules.errors import Code, Place, RuleError, place_in
+
+MAX_SQL = 100_000  # characters of one query
+
+
+def _parse_in(parser: Postgres.Parser, this: exp.Expression) -> exp.Expression:
+    # `x IN a ->> 'b'` is no standard SQL, and sqlglot would read `(x IN a) ->> 'b'`
+    if parser._curr and parser._curr.token_type in {TokenType.L_PAREN, TokenType.UNNEST}:
+        return parser._parse_in(this)
+    return parser.expression(exp.In(this=this, field=parser._parse_bitwise()))
+
+
+class RuleDialect(Postgres):
+    """Postgres' grammar with every function left as it is written: the language has its own list of them."""
+
+    class Parser(Postgres.Parser):
+        FUNCTIONS: dict[str, object] = {}
+        NO_PAREN_FUNCTIONS: dict[object, object] = {}
+        FUNCTION_PARSERS = {"CAST": Postgres.Parser.FUNCTION_PARSERS["CAST"]}
+        NO_PAREN_FUNCTION_PARSERS = {"CASE": Postgres.Parser.NO_PAREN_FUNCTION_PARSERS["CASE"]}
+        RANGE_PARSERS = {**Postgres.Parser.RANGE_PARSERS, TokenType.IN: _parse_in}
+        JSON_OPERATORS = {
+            TokenType.ARROW: lambda _, this, path: exp.JSONExtract(this=this, expression=path),
+            TokenType.DARROW: lambda _, this, path: exp.JSONExtractScalar(this=this, expression=path),
+        }
+
+
+@dataclass(frozen=True)
+class SqlText:
+    """One SQL string. `sql` is its value; `start` and `end` delimit the scalar as written in `document`."""
+
+    document: str
+    start: int
+    end: int
+    style: str | None
+    sql: str
+
+    def place(self, start: int = 0, end: int | None = None) -> Place:
+        """Where characters [start, end) of the SQL stand in the file."""
+        if not self.sql:
+            return place_in(self.document, self.start, self.end)
+        last = max((len(self.sql) if end is None else end) - 1, start)
+        return place_in(self.document, self._offset(start), self._offset(last) + 1)
+
+    def place_of(self, node: exp.Expression) -> Place:
+        """Where a node stands; the nearest ancestor with a position, if it has none itself."""
+        span = _span(node)
+        while span is None and node.parent is not None:
+            node = node.parent
+            span = _span(node)
+        return self.place(*span) if span else self.place()
+
+    def source_of(self, node: exp.Expression) -> str:
+        """The SQL of a node, on one line."""
+        span = _span(node)
+        return " ".join(self.sql[slice(*span)].split()) if span else ""
+
+    def _offset(self, position: int) -> int:
+        return self._offsets[min(max(position, 0), len(self._offsets) - 1)]
+
+    @cached_property
+    def _offsets(self) -> list[int]:
+        """Offset in the document of each character of the value. Folding and indentation only ever touch white
+        space, so the other characters are met in the same order."""
+        raw = self.start
+        if self.style in {"|", ">"}:
+            raw = self.document.find("\n", raw) + 1
+        offsets = []
+        for character in self.sql:
+            if not character.isspace():
+                raw = self._advance(raw, character)
+            offsets.append(min(raw, self.end))
+            raw += 1 if not character.isspace() or self.document[raw : raw + 1].isspace() else 0
+        return offsets
+
+    def _advance(self, raw: int, character: str) -> int:
+        while raw < self.end and self.document[raw] != character:
+            escaped = self.style == '"' and self.document[raw] == "\\" and self.document[raw + 1] in "ntr"
+            raw += 2 if escaped else 1
+        return raw
+
+
+def parse_select(text: SqlText) -> exp.Select:
+    """The one SELECT in `text`. Raises RuleError for anything else, with its place."""
+    if len(text.sql) > MAX_SQL:
+        raise RuleError(Code.TOO_MANY, f"a query is longer than {MAX_SQL} characters", text.place())
+    logging.getLogger("sqlglot").setLevel(logging.ERROR)  # it warns of statements that are refused below
+    try:
+        statements = [statement for statement in sqlglot.parse(text.sql, dialect=RuleDialect) if statement]
+    except ParseError as error:
+        raise _syntax_error(text, error) from None
+    except TokenError:
+        raise RuleError(
+            Code.SQL_SYNTAX, "the SQL ends inside a quoted text or comment", text.place(), "close the quote"
+        ) from None
+    except RecursionError:
+        raise RuleError(Code.TOO_MANY, "the SQL is nested too deeply", text.place(), "nest fewer brackets") from None
+    if not statements:
+        raise RuleError(Code.SQL_SYNTAX, "the query is empty", text.place(), "write a SELECT statement")
+    if len(statements) > 1:
+        raise RuleError(
+            Code.UNSUPPORTED,
+            "only one statement is allowed in a query",
+            text.place_of(statements[1]),
+            "list further statements under `queries`",
+        )
+    statement = statements[0]
+    if not isinstance(statement, exp.Select):
+        raise RuleError(
+            Code.UNSUPPORTED,
+            "expected a SELECT statement",
+            text.place_of(statement),
+            "combine several SELECT statements by listing them under `queries`",
+        )
+    return statement
+
+
+def _syntax_error(text: SqlText, error: ParseError) -> RuleError:
+    found = error.errors[0] if error.errors else {}
+    highlight = str(found.get("highlight") or "")
+    end = _position(text.sql, int(found.get("line") or 1), int(found.get("col") or len(text.sql)))
+    place = text.place(max(end - len(highlight), 0), end)
+    near = f" near `{highlight}`" if highlight else ""
+    return RuleError(Code.SQL_SYNTAX, f"the SQL cannot be parsed{near}", place, "the syntax is that of Postgres")
+
+
+def _position(sql: str, line: int, column: int) -> int:
+    lines = sql.split("\n")
+    return min(sum(len(each) + 1 for each in lines[: line - 1]) + column, len(sql))
+
+
+def _span(node: exp.Expression) -> tuple[int, int] | None:
+    starts = [item.meta["start"] for item in node.walk() if "start" in item.meta]
+    ends = [item.meta["end"] for item in node.walk() if "end" in item.meta]
+    return (min(starts), max(ends) + 1) if starts and ends else None

@@ -1,0 +1,35 @@
+"""`python -m tests.bench [name …] [--scale 1.0]`: run benchmarks and print their figures."""
+
+from __future__ import annotations
+
+import argparse
+import platform
+
+from tests.bench import download, latency, live, snapshot
+from tests.bench.world import cores
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.bench", description="Figures beside yardsticks of one run.")
+    every = ("snapshot", "live", "latency", "download")
+    parser.add_argument("names", nargs="*", metavar="name", help=f"which: {', '.join(every)} (default: all)")
+    parser.add_argument("--scale", type=float, default=1.0, help="share of the full size (default: 1.0)")
+    arguments = parser.parse_args()
+    print(f"headwater benchmarks on {cores()} cores, {platform.platform()}, Python {platform.python_version()}")
+    scale = arguments.scale
+    for name in arguments.names or every:
+        match name:
+            case "snapshot":
+                snapshot.run(int(1_000_000 * scale))
+            case "live":
+                live.run(int(2_000 * scale))
+            case "latency":
+                latency.run(max(100, int(500 * scale)))
+            case "download":
+                download.run(int(500_000 * scale))
+            case _:
+                parser.error(f"no benchmark {name!r}; there are {', '.join(every)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,76 @@
+"""One client downloads a large bucket, beside a file of the same size over HTTP."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import StreamingResponse
+from starlette.routing import Route
+
+from tests.bench import data, report
+from tests.bench.world import Meter, free_port, world
+
+
+def run(ops: int) -> None:
+    report.heading(f"download, one client, {ops:,} ops of one bucket")
+    with world(fsync="off") as place:
+        place.execute(data.TABLE, data.insert(ops, owners=1), "create publication headwater for table items")
+        place.serve(data.STREAMS)
+        place.wait_ready()
+        assert place.process is not None
+        for name in ("first", "again"):
+            stream = place.stream("u0")
+            with Meter(place.process.pid).measure() as usage:
+                size = _receive(stream)
+            yardstick = _over_http(size)
+            report.line(f"{name}: until complete", ops / usage.seconds, "ops/s", "file over HTTP", ops / yardstick)
+            report.line(f"{name}: bytes", size / usage.seconds / 1e6, "MB/s", "file over HTTP", size / yardstick / 1e6)
+            report.usage(usage, ops / 1e6)
+
+
+def _receive(stream: socket.socket) -> int:
+    """Read to the end of the checkpoint; bytes received."""
+    size, tail = 0, b""
+    with contextlib.closing(stream):
+        while b"checkpoint_complete" not in tail:
+            received = stream.recv(1 << 20)
+            assert received, "the stream ended early"
+            size += len(received)
+            tail = tail[-64:] + received[-256:]
+    return size
+
+
+def _over_http(size: int) -> float:
+    """Seconds that a plain server of the same kind takes for so many bytes."""
+    block = bytes(1 << 20)
+
+    async def blocks(_: Request) -> StreamingResponse:
+        async def send():  # type: ignore[no-untyped-def]
+            for _ in range(size // len(block) + 1):
+                yield block
+
+        return StreamingResponse(send())
+
+    port = free_port()
+    server = uvicorn.Server(
+        uvicorn.Config(Starlette(routes=[Route("/", blocks)]), host="127.0.0.1", port=port, log_level="error")
+    )
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    while not server.started:
+        time.sleep(0.01)
+    started = time.perf_counter()
+    with socket.create_connection(("127.0.0.1", port)) as stream:
+        stream.sendall(b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        while stream.recv(1 << 20):
+            pass
+    seconds = time.perf_counter() - started
+    server.should_exit = True
+    thread.join()
+    return seconds

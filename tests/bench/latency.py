@@ -1,0 +1,82 @@
+"""From commit to line: how long until a client's stream carries a change, beside a write to disk and a loopback trip."""
+
+from __future__ import annotations
+
+import os
+import socket
+import tempfile
+import threading
+import time
+
+import psycopg
+
+from tests.bench import data, report
+from tests.bench.world import World, world
+
+
+def run(samples: int) -> None:
+    report.heading(f"commit to line, one client, {samples} commits")
+    with world() as place:
+        place.execute(data.TABLE, "create publication headwater for table items", data.insert(100))
+        place.serve(data.STREAMS)
+        place.wait_ready()
+        taken = _measure(place, samples)
+    yardstick = _loopback_and_fsync(200)
+    for share, name in ((0.5, "p50"), (0.95, "p95"), (0.99, "p99")):
+        floor = report.percentile(yardstick, share) * 1000
+        report.line(name, report.percentile(taken, share) * 1000, "ms", "loopback + fsync", floor)
+
+
+def _measure(place: World, samples: int) -> list[float]:
+    stream = place.stream("u1")
+    _read_until(stream, b"checkpoint_complete")
+    taken = []
+    with psycopg.connect(place.postgres.dsn("bench"), autocommit=True) as conn:
+        for number in range(samples):
+            mark = f"mark-{number}-{os.getpid()}"
+            conn.execute("insert into items (owner, title, n) values ('u1', %s, 0)", [mark])
+            committed = time.perf_counter()
+            _read_until(stream, mark.encode())
+            taken.append(time.perf_counter() - committed)
+            _read_until(stream, b"checkpoint_complete")
+            time.sleep(0.01)
+    stream.close()
+    return taken
+
+
+_rest: dict[socket.socket, bytes] = {}
+
+
+def _read_until(stream: socket.socket, mark: bytes) -> None:
+    buffer = _rest.pop(stream, b"")
+    while mark not in buffer:
+        data_ = stream.recv(1 << 16)
+        assert data_, f"the stream ended before {mark!r}"
+        buffer += data_
+    _rest[stream] = buffer.partition(mark)[2]
+
+
+def _loopback_and_fsync(samples: int) -> list[float]:
+    """One byte over a socket to a thread that syncs 4 kB to disk and answers."""
+    near, far = socket.socketpair()
+    with tempfile.TemporaryFile() as file:
+
+        def echo() -> None:
+            while far.recv(1):
+                file.write(bytes(4096))
+                file.flush()
+                os.fsync(file.fileno())
+                far.sendall(b"1")
+
+        thread = threading.Thread(target=echo, daemon=True)
+        thread.start()
+        taken = []
+        for _ in range(samples):
+            started = time.perf_counter()
+            near.sendall(b"1")
+            near.recv(1)
+            taken.append(time.perf_counter() - started)
+        near.close()
+        thread.join()
+        far.close()
+    return taken

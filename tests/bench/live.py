@@ -1,0 +1,113 @@
+"""The live stream: rows and transactions a second until visible, beside a bare drain of a slot over the same log."""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+from collections.abc import Callable
+
+import psutil
+import psycopg
+
+from headwater.oplog.lsn import Lsn, parse_lsn
+from headwater.source.connect import SourceSettings
+from headwater.source.stream import ReplicationStream
+from tests.bench import data, report
+from tests.bench.world import Meter, World, world
+
+WRITERS = 4
+
+
+def run(transactions: int) -> None:
+    """`transactions` of 100 rows; the other shapes in proportion."""
+    with world() as place:
+        place.execute(data.TABLE, "create publication headwater for table items")
+        place.serve(data.STREAMS)
+        place.wait_ready()
+        large = transactions * 25
+        _shape(place, f"one transaction of {large:,} rows", large, lambda: place.execute(data.insert(large)))
+        _shape(place, f"{transactions:,} transactions of 100 rows", transactions * 100, lambda: _hundreds(place, transactions))
+        _single_rows(place, transactions * 5)
+
+
+def _shape(place: World, name: str, rows: int, write: Callable[[], None]) -> None:
+    """Write while Headwater is stopped, so that what is measured is catching up; then drain the same log barely."""
+    report.heading(f"live, {name}")
+    assert place.process is not None
+    place.caught_up()
+    place.execute("select pg_create_logical_replication_slot('bare', 'pgoutput')")
+    for child in _tree(place):
+        child.suspend()
+    write()
+    end = parse_lsn(place.fetch("select pg_current_wal_lsn()::text"))
+    with Meter(place.process.pid).measure() as usage:
+        for child in _tree(place):
+            child.resume()
+        place.caught_up()
+    bare = _drain(place, end)
+    report.line("until visible", rows / usage.seconds, "rows/s", "bare drain", rows / bare)
+    report.usage(usage, rows / 1e6)
+    place.execute("select pg_drop_replication_slot('bare')")
+
+
+def _tree(place: World) -> list[psutil.Process]:
+    assert place.process is not None
+    return [p for p in psutil.Process(place.process.pid).children() if "replicate" in p.cmdline()]
+
+
+def _drain(place: World, end: Lsn) -> float:
+    settings = SourceSettings(
+        host="127.0.0.1", port=place.postgres.port, database="bench", user="postgres", sslmode="disable"
+    )
+    started = time.perf_counter()
+    with ReplicationStream(settings, "bare", Lsn(0), ["headwater"]) as stream:
+        while stream.receive(1.0, more_expected=True).position < end:
+            pass
+    return time.perf_counter() - started
+
+
+def _hundreds(place: World, transactions: int) -> None:
+    with psycopg.connect(place.postgres.dsn("bench"), autocommit=True) as conn:
+        conn.execute("set synchronous_commit = off")
+        for number in range(transactions):
+            conn.execute(data.insert(100, number * 100).encode())
+
+
+def _write_singles(dsn: str, rows: int, first: int) -> None:
+    with psycopg.connect(dsn, autocommit=True) as conn:
+        for number in range(first, first + rows):
+            conn.execute(
+                "insert into items (owner, title, n) values (%s, %s, %s)", [f"u{number % 10}", f"title {number}", number]
+            )
+
+
+def _writers(place: World, rows: int) -> float:
+    dsn = place.postgres.dsn("bench")
+    share = rows // WRITERS
+    processes = [
+        multiprocessing.Process(target=_write_singles, args=(dsn, share, n * share)) for n in range(WRITERS)
+    ]
+    started = time.perf_counter()
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    return time.perf_counter() - started
+
+
+def _single_rows(place: World, rows: int) -> None:
+    report.heading(f"live, {rows:,} single-row transactions by {WRITERS} writers")
+    place.caught_up()
+    assert place.process is not None
+    with Meter(place.process.pid).measure() as usage:
+        writing = _writers(place, rows)
+        place.caught_up()
+    replicators = _tree(place)
+    for child in replicators:
+        child.suspend()
+    alone = _writers(place, rows)
+    for child in replicators:
+        child.resume()
+    report.line("committed while followed", rows / writing, "commits/s", "writers alone", rows / alone)
+    report.line("visible", rows / usage.seconds, "commits/s", "writers alone", rows / alone)
+    report.usage(usage, rows / 1e6)

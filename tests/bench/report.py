@@ -1,0 +1,32 @@
+"""How benchmarks print: one line a figure, with its yardstick and the ratio of both."""
+
+from __future__ import annotations
+
+from tests.bench.world import Usage
+
+
+def heading(text: str) -> None:
+    print(f"\n{text}", flush=True)
+
+
+def line(name: str, value: float, unit: str, yardstick: str = "", other: float | None = None) -> None:
+    """`other` is the yardstick's value in the same unit."""
+    text = f"  {name:<44} {_number(value):>12} {unit:<10}"
+    if other is not None:
+        text += f" {yardstick}: {_number(other)} {unit}, ratio {value / other if other else 0:.2f}"
+    print(text, flush=True)
+
+
+def usage(measured: Usage, millions: float) -> None:
+    """CPU seconds per million units, and peak memory."""
+    line("  CPU seconds per million", measured.cpu / millions, "CPU-s")
+    line("  peak memory, all processes", measured.peak / 1e6, "MB")
+
+
+def percentile(samples: list[float], share: float) -> float:
+    ordered = sorted(samples)
+    return ordered[min(len(ordered) - 1, int(len(ordered) * share))]
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:,.2f}"

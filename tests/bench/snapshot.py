@@ -1,0 +1,61 @@
+"""The first snapshot: rows a second from start to visible, beside a bare COPY of the same table."""
+
+from __future__ import annotations
+
+import time
+
+import psycopg
+from psycopg import pq
+
+from tests.bench import data, report
+from tests.bench.world import Meter, World, world
+
+
+def run(rows: int) -> None:
+    report.heading(f"first snapshot, {rows:,} small rows")
+    with world(fsync="off") as place:
+        place.execute(data.TABLE, data.insert(rows), "vacuum analyze items", "create publication headwater for table items")
+        yardstick = _bare_copy(place)
+        place.serve(data.STREAMS)
+        assert place.process is not None
+        meter = Meter(place.process.pid)
+        with meter.measure() as usage:
+            place.wait_ready()
+        record = place.bulk_record()
+        read = record.finished - record.started
+        report.line("with the start of Spark", rows / usage.seconds, "rows/s", "bare COPY", yardstick)
+        report.line("slot to staged, Spark's start included", rows / read, "rows/s", "bare COPY", yardstick)
+        report.usage(usage, rows / 1e6)
+        _warm(place, rows, yardstick)
+
+
+def _warm(place: World, rows: int, yardstick: float) -> None:
+    """Again, with Spark warm: a lost slot makes the running replicator read everything anew."""
+    before = place.bulk_record()
+    assert place.process is not None
+    with Meter(place.process.pid).measure() as usage:
+        place.execute(
+            "select pg_terminate_backend(active_pid) from pg_replication_slots",
+            "alter table items add column extra int",
+            data.insert(1, rows),
+        )
+        while (record := place.bulk_record()) == before:
+            time.sleep(0.05)
+    report.line("Spark warm, slot to visible", rows / (record.finished - record.started), "rows/s", "bare COPY", yardstick)
+    report.usage(usage, rows / 1e6)
+
+
+def _bare_copy(place: World) -> float:
+    with psycopg.connect(place.postgres.dsn("bench")) as conn:
+        started = time.perf_counter()
+        conn.pgconn.exec_(b"copy items to stdout")
+        rows = 0
+        while True:
+            size, _ = conn.pgconn.get_copy_data(0)
+            if size <= 0:
+                break
+            rows += 1
+        seconds = time.perf_counter() - started
+        while (result := conn.pgconn.get_result()) is not None:
+            assert result.status == pq.ExecStatus.COMMAND_OK
+        return rows / seconds

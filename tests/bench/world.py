@@ -1,0 +1,241 @@
+"""What benchmarks run on: a real Postgres, the real `headwater` processes, and a meter of what they use."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import jwt
+import psutil
+import psycopg
+
+from headwater.embedded.postgres import EmbeddedPostgres, find_binaries
+from headwater.oplog.lsn import parse_lsn
+from headwater.storage.contract import BulkRecord, StoreReader
+from headwater.storage.sqlite import SqliteStore
+
+KEY = b"benchmark-key-of-thirty-two-bytes"
+AUDIENCE = "bench"
+
+
+@dataclass(slots=True)
+class Usage:
+    """CPU seconds and peak memory (bytes, of all processes together) of a tree of processes over some time."""
+
+    seconds: float = 0.0
+    cpu: float = 0.0
+    peak: int = 0
+
+
+class Meter:
+    """Samples a process and its descendants."""
+
+    def __init__(self, pid: int) -> None:
+        self._root = psutil.Process(pid)
+        self._cpu: dict[int, float] = {}
+        self._base: dict[int, float] = {}
+        self._peak = 0
+        self._done = threading.Event()
+
+    def _sample(self) -> None:
+        resident = 0
+        for process in [self._root, *self._root.children(recursive=True)]:
+            try:
+                times, memory = process.cpu_times(), process.memory_info()
+            except psutil.Error:
+                continue
+            self._cpu[process.pid] = times.user + times.system
+            resident += memory.rss
+        self._peak = max(self._peak, resident)
+
+    def _watch(self) -> None:
+        while not self._done.wait(0.1):
+            self._sample()
+
+    @contextmanager
+    def measure(self) -> Iterator[Usage]:
+        """What is used until the end of the block."""
+        usage = Usage()
+        self._sample()
+        self._base = dict(self._cpu)
+        self._done.clear()
+        thread = threading.Thread(target=self._watch, daemon=True)
+        thread.start()
+        started = time.perf_counter()
+        yield usage
+        usage.seconds = time.perf_counter() - started
+        self._done.set()
+        thread.join()
+        self._sample()
+        usage.cpu = sum(self._cpu.values()) - sum(self._base.values())
+        usage.peak = self._peak
+
+
+@dataclass
+class World:
+    """A Postgres with a database `bench`, and at most one running Headwater over it."""
+
+    postgres: EmbeddedPostgres
+    directory: Path
+    process: subprocess.Popen[bytes] | None = None
+    port: int = 0
+    _readers: list[StoreReader] = field(default_factory=list)
+
+    def execute(self, *statements: str) -> None:
+        with psycopg.connect(self.postgres.dsn("bench"), autocommit=True) as conn:
+            for statement in statements:
+                conn.execute(statement.encode())
+
+    def fetch(self, statement: str) -> str:
+        with psycopg.connect(self.postgres.dsn("bench"), autocommit=True) as conn:
+            return str(conn.execute(statement.encode()).fetchall()[0][0])
+
+    def serve(self, streams: str) -> None:
+        """Start `headwater serve` and wait until its first checkpoint is there."""
+        self.port = free_port()
+        sync = self.directory / "sync.yaml"
+        sync.write_text(streams, encoding="utf-8")
+        config = {
+            "replication": {
+                "connections": [
+                    {
+                        "type": "postgresql",
+                        "hostname": "127.0.0.1",
+                        "port": self.postgres.port,
+                        "database": "bench",
+                        "username": "postgres",
+                        "password": "",
+                        "sslmode": "disable",
+                    }
+                ]
+            },
+            "storage": {"type": "sqlite", "path": str(self.directory / "store")},
+            "port": self.port,
+            "sync_config": {"path": str(sync)},
+            "client_auth": {
+                "audience": [AUDIENCE],
+                "jwks": {"keys": [{"kty": "oct", "alg": "HS256", "k": base64.urlsafe_b64encode(KEY).decode()}]},
+            },
+        }
+        path = self.directory / "headwater.json"
+        path.write_text(json.dumps(config), encoding="utf-8")
+        log = (self.directory / "headwater.log").open("wb")
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "headwater", "serve", "--config", str(path)], stdout=log, stderr=log
+        )
+
+    def wait_ready(self, seconds: float = 600.0) -> None:
+        deadline = time.monotonic() + seconds
+        while self.reader().checkpoint() is None:
+            self._check_alive(deadline)
+            time.sleep(0.02)
+
+    def reader(self) -> StoreReader:
+        if not self._readers:
+            self._readers.append(SqliteStore.open_reader(self.directory / "store"))
+        return self._readers[0]
+
+    def caught_up(self, seconds: float = 600.0) -> None:
+        """Wait until the store has every commit made so far."""
+        position = parse_lsn(self.fetch("select pg_current_wal_insert_lsn()::text"))
+        self.fetch("select pg_logical_emit_message(false, 'headwater', 'ping')::text")
+        deadline = time.monotonic() + seconds
+        while True:
+            checkpoint = self.reader().checkpoint()
+            if checkpoint is not None and checkpoint[0].lsns.get("default", 0) >= position:
+                return
+            self._check_alive(deadline)
+            time.sleep(0.002)
+
+    def _check_alive(self, deadline: float) -> None:
+        log = (self.directory / "headwater.log").read_text(encoding="utf-8", errors="replace")
+        if self.process is None or self.process.poll() is not None:
+            raise SystemExit(f"headwater ended:\n{log}")
+        if time.monotonic() > deadline:
+            raise SystemExit(f"headwater did not get there:\n{log}")
+
+    def bulk_record(self) -> BulkRecord:
+        store = SqliteStore(self.directory / "store")
+        try:
+            return store.bulk_records()[-1]
+        finally:
+            store.close()
+
+    def token(self, user: str) -> str:
+        now = int(time.time())
+        claims = {"sub": user, "aud": AUDIENCE, "iat": now, "exp": now + 3600}
+        return jwt.encode(claims, KEY, algorithm="HS256")
+
+    def stream(self, user: str) -> socket.socket:
+        """An open sync stream, as a socket to read lines from (chunked transfer encoding included)."""
+        deadline = time.monotonic() + 60
+        while True:
+            try:
+                urllib.request.urlopen(f"http://127.0.0.1:{self.port}/probes/readiness", timeout=5).close()
+                break
+            except OSError:
+                self._check_alive(deadline)
+                time.sleep(0.05)
+        body = json.dumps({"raw_data": True, "include_checksum": True, "client_id": user}).encode()
+        connection = socket.create_connection(("127.0.0.1", self.port))
+        connection.sendall(
+            b"POST /sync/stream HTTP/1.1\r\nHost: bench\r\nContent-Type: application/json\r\n"
+            b"Accept-Encoding: identity\r\n"
+            + f"Authorization: Token {self.token(user)}\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+            + body
+        )
+        return connection
+
+    def stop(self) -> None:
+        for reader in self._readers:
+            reader.close()
+        self._readers.clear()
+        if self.process is not None:
+            self.process.send_signal(signal.SIGTERM)
+            self.process.wait(60)
+            self.process = None
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@contextmanager
+def world(**settings: str) -> Iterator[World]:
+    """A world of its own, gone afterwards."""
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="headwater-bench-")))
+        folder.chmod(0o755)
+        defaults = {
+            "wal_level": "logical",
+            "max_replication_slots": "10",
+            "max_wal_senders": "10",
+            "max_wal_size": "8GB",
+            "shared_buffers": "512MB",
+        }
+        postgres = stack.enter_context(EmbeddedPostgres(folder / "postgres", find_binaries(), {**defaults, **settings}))
+        with psycopg.connect(postgres.dsn(), autocommit=True) as admin:
+            admin.execute("create database bench")
+        built = World(postgres, folder)
+        stack.callback(built.stop)
+        yield built
+
+
+def cores() -> int:
+    return os.cpu_count() or 1

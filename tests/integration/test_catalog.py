@@ -1,0 +1,211 @@
+"""What we read from the catalog is what the stream says about the same tables."""
+
+from __future__ import annotations
+
+import pytest
+from psycopg.conninfo import conninfo_to_dict
+
+from headwater.decode.pgoutput import Decoder
+from headwater.oplog.change import Relation, ReplicaIdentity
+from headwater.source.catalog import PublicationUnusable, PublishedTable, load_types, published_tables
+from headwater.source.connect import SourceSettings, connect
+from tests.support.fix_postgres import SourceDb
+
+
+def settings_for(db: SourceDb, **changes: object) -> SourceSettings:
+    parts = conninfo_to_dict(db.dsn)
+    base: dict[str, object] = {
+        "host": str(parts["host"]),
+        "port": int(str(parts["port"])),
+        "database": db.name,
+        "user": "postgres",
+        "sslmode": "disable",
+    }
+    return SourceSettings(**{**base, **changes})  # type: ignore[arg-type]
+
+
+def from_catalog(db: SourceDb, *publications: str) -> dict[str, PublishedTable]:
+    with connect(settings_for(db)) as conn:
+        found = published_tables(conn, publications or ("headwater",))
+    return {table.relation.name: table for table in found}
+
+
+def from_stream(db: SourceDb, *statements: str) -> dict[str, Relation]:
+    db.execute("select pg_create_logical_replication_slot('peek', 'pgoutput')")
+    db.execute("set synchronous_commit = on")  # else the slot does not see the commit yet
+    for statement in statements:
+        db.execute(statement)
+    payloads = db.fetch(
+        "select data from pg_logical_slot_get_binary_changes('peek', null, null,"
+        " 'proto_version', '1', 'publication_names', 'headwater')"
+    )
+    messages = Decoder().decode([bytes(row[0]) for row in payloads])
+    return {message.name: message for message in messages if isinstance(message, Relation)}
+
+
+TABLES = {
+    "keyed": (
+        """create table keyed (a int, gone int, id uuid primary key default gen_random_uuid(), v varchar(20));
+           alter table keyed drop column gone""",
+        "(a) values (1)",
+    ),
+    "two_keys": (
+        """create table two_keys (b text, x int, a int, primary key (b, a));
+           alter table two_keys add y numeric(9, 2)""",
+        "values ('b', 1, 2)",
+    ),
+    "by_index": (
+        """create table by_index (id int primary key, code text not null, note text);
+           create unique index by_code on by_index (code) include (note);
+           alter table by_index replica identity using index by_code""",
+        "values (1, 'x')",
+    ),
+    "lost_index": (
+        """create table lost_index (id int primary key, code text not null);
+           create unique index lost_code on lost_index (code);
+           alter table lost_index replica identity using index lost_code; drop index lost_code""",
+        "values (1, 'x')",
+    ),
+    "everything": (
+        "create table everything (id int primary key, v int[]); alter table everything replica identity full",
+        "values (1, '{1}')",
+    ),
+    "nothing": (
+        "create table nothing (id int primary key); alter table nothing replica identity nothing",
+        "values (1)",
+    ),
+    "keyless": ("create table keyless (id int)", "values (1)"),
+    "deferred": ("create table deferred (id int primary key deferrable)", "values (1)"),
+    "computed": (
+        "create table computed (id int primary key, twice int generated always as (id * 2) stored, z int)",
+        "values (1)",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_a_table_reads_from_the_catalog_as_the_stream_describes_it(source_db: SourceDb, name: str) -> None:
+    create, row = TABLES[name]
+    source_db.execute(create)
+    source_db.execute("create publication headwater for all tables")
+    streamed = from_stream(source_db, f"insert into {name} {row}")
+    assert from_catalog(source_db)[name].relation == streamed[name]
+
+
+def test_a_partitioned_table_is_one_table_with_leaves_when_published_through_its_root(source_db: SourceDb) -> None:
+    source_db.execute(
+        "create table event (id int, day date, primary key (id, day)) partition by range (day);"
+        "create table event_a partition of event for values from ('2024-01-01') to ('2025-01-01');"
+        "create table event_b (day date not null, gone int, id int not null); alter table event_b drop gone;"
+        "alter table event attach partition event_b for values from ('2025-01-01') to ('2026-01-01');"
+        "create publication headwater for table event with (publish_via_partition_root)"
+    )
+    table = from_catalog(source_db)["event"]
+    assert [leaf.name for leaf in table.leaves] == ["event_a", "event_b"]
+    assert table.relation == from_stream(source_db, "insert into event values (1, '2025-05-05')")["event"]
+
+
+def test_partitions_are_tables_of_their_own_otherwise(source_db: SourceDb) -> None:
+    source_db.execute(
+        "create table event (id int, day date, primary key (id, day)) partition by range (day);"
+        "create table event_a partition of event for values from ('2024-01-01') to ('2025-01-01');"
+        "create publication headwater for table event"
+    )
+    table = from_catalog(source_db)["event_a"]
+    assert [leaf.name for leaf in table.leaves] == ["event_a"]
+    assert table.relation == from_stream(source_db, "insert into event values (1, '2024-05-05')")["event_a"]
+
+
+def test_column_lists_and_row_filters_of_the_publication_apply(source_db: SourceDb) -> None:
+    if source_db.connection.info.server_version < 15_00_00:
+        pytest.skip("Postgres 14 has neither")
+    source_db.execute(
+        "create table note (id int primary key, secret text, title text);"
+        "create publication headwater for table note (id, title) where (id > 10)"
+    )
+    table = from_catalog(source_db)["note"]
+    assert table.row_filter == "(((id > 10)))"
+    assert [column.name for column in table.relation.columns] == ["id", "title"]
+    assert table.relation == from_stream(source_db, "insert into note values (11, 's', 't')")["note"]
+
+
+def test_publications_add_up_unless_they_contradict_each_other(source_db: SourceDb) -> None:
+    if source_db.connection.info.server_version < 15_00_00:
+        pytest.skip("Postgres 14 has neither column lists nor row filters")
+    source_db.execute(
+        "create table note (id int primary key, title text);"
+        "create publication headwater for table note where (id > 10);"
+        "create publication more for table note where (id < 5);"
+        "create publication narrow for table note (id)"
+    )
+    assert from_catalog(source_db, "headwater", "more")["note"].row_filter == "(((id > 10)) or ((id < 5)))"
+    with pytest.raises(PublicationUnusable, match=r"different columns of one table \(public\.note\)"):
+        from_catalog(source_db, "headwater", "narrow")
+
+
+def test_a_missing_publication_is_named_with_its_remedy(source_db: SourceDb) -> None:
+    with pytest.raises(PublicationUnusable, match=r'publication "headwater" does not exist.*source prepare'):
+        from_catalog(source_db)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "alter table note add extra int default 7",
+        "alter table note drop title",
+        "alter table note rename title to caption",
+        "alter table note alter title type text using upper(title)",
+        "alter table note replica identity full",
+        "alter table note rename to notes",
+        "alter publication headwater set (publish = 'insert')",
+        "truncate note",
+    ],
+)
+def test_a_change_of_the_table_changes_its_fingerprint(source_db: SourceDb, change: str) -> None:
+    source_db.execute(
+        "create table note (id int primary key, title text); create publication headwater for table note;"
+        "insert into note values (1, 'a')"
+    )
+    (before,) = from_catalog(source_db).values()
+    source_db.execute(change)
+    (after,) = from_catalog(source_db).values()
+    assert before.fingerprint != after.fingerprint
+
+
+@pytest.mark.parametrize("change", ["insert into note values (2, 'b')", "analyze note", "create index on note (title)"])
+def test_anything_else_leaves_the_fingerprint_as_it_is(source_db: SourceDb, change: str) -> None:
+    source_db.execute("create table note (id int primary key, title text); create publication headwater for table note")
+    (before,) = from_catalog(source_db).values()
+    source_db.execute(change)
+    (after,) = from_catalog(source_db).values()
+    assert before.fingerprint == after.fingerprint
+
+
+def test_a_rewrite_moves_rows_but_keeps_the_shape(source_db: SourceDb) -> None:
+    source_db.execute("create table note (id int primary key, title text); create publication headwater for table note")
+    (before,) = from_catalog(source_db).values()
+    source_db.execute("vacuum full note")
+    (after,) = from_catalog(source_db).values()
+    assert (before.shape, before.fingerprint) != (after.shape, after.fingerprint)
+    assert before.shape == after.shape
+
+
+def test_pages_and_the_estimate_follow_the_table(source_db: SourceDb) -> None:
+    source_db.execute(
+        "create table note (id int primary key, title text); create publication headwater for table note;"
+        "insert into note select i, repeat('x', 100) from generate_series(1, 5000) i; analyze note"
+    )
+    (table,) = from_catalog(source_db).values()
+    assert table.leaves[0].pages > 50
+    assert table.estimated_rows == 5000
+    assert table.relation.identity is ReplicaIdentity.DEFAULT
+
+
+def test_types_are_loaded_with_what_they_are_made_of(source_db: SourceDb) -> None:
+    source_db.execute("create type mood as enum ('ok'); create domain feeling as mood; create table t (f feeling)")
+    ((oid,),) = source_db.fetch("select 'feeling'::regtype::oid")
+    with connect(settings_for(source_db)) as conn:
+        types = load_types(conn, [oid])
+    found = types.get(oid)
+    assert found is not None
+    assert types.get(found.element) is not None

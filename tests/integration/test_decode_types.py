@@ -1,0 +1,267 @@
+"""Decoding against a real Postgres: the two ways in which a row reaches us print it alike, and values are exact."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Iterator
+from typing import Any, cast
+
+import psycopg
+import pytest
+from psycopg import pq, sql
+from psycopg.pq.abc import PGconn
+
+from headwater.decode.catalog import BUILTIN_TYPES, TYPE_QUERY, TypeCatalog, TypeRow
+from headwater.decode.copytext import join_cells, split_line
+from headwater.decode.pgoutput import Decoder
+from headwater.decode.settings import SESSION_SETTINGS, settings_options, statements_for
+from headwater.decode.values import row_converter
+from headwater.oplog.change import (
+    UNCHANGED,
+    Begin,
+    Cells,
+    Column,
+    Commit,
+    Delete,
+    Insert,
+    LogicalMessage,
+    Message,
+    Origin,
+    Relation,
+    ReplicaIdentity,
+    Truncate,
+    TypeInfo,
+    Update,
+)
+from headwater_rules.plan import ConversionOptions, Value
+from tests.integration.type_cases import CASES, CUSTOM_TYPES
+from tests.support.fix_postgres import SourceDb
+
+ROWS = max(len(each.values) for each in CASES)
+
+Connection = psycopg.Connection[tuple[Any, ...]]
+
+
+@pytest.fixture
+def session(source_db: SourceDb) -> Iterator[Connection]:
+    """A pinned session on a database whose own defaults would change what every second type prints."""
+    defaults = {
+        "TimeZone": "America/New_York",
+        "DateStyle": "German",
+        "IntervalStyle": "iso_8601",
+        "bytea_output": "escape",
+        "extra_float_digits": "-10",
+        "client_encoding": "LATIN1",
+        "row_security": "on",
+        "statement_timeout": "20min",
+        "idle_in_transaction_session_timeout": "20min",
+        "idle_session_timeout": "20min",
+    }
+    for name, value in defaults.items():
+        source_db.execute(f"alter database {source_db.name} set {name} = '{value}'")
+    with psycopg.connect(
+        source_db.dsn, autocommit=True, options=settings_options(), client_encoding="UTF8"
+    ) as connection:
+        run(connection, "set synchronous_commit = on")  # a slot shows only what is flushed
+        yield connection
+
+
+def run(session: Connection, statement: str) -> None:
+    session.execute(statement)
+
+
+def follow(session: Connection) -> None:
+    """Publish every table and begin to record the stream."""
+    run(session, "create publication everything for all tables")
+    run(session, "select pg_create_logical_replication_slot('recorder', 'pgoutput')")
+
+
+def stream(session: Connection) -> list[Message]:
+    """What was recorded since `follow`, decoded."""
+    query = """
+        select data from pg_logical_slot_get_binary_changes(
+            'recorder', null, null, 'proto_version', '1', 'publication_names', 'everything', 'messages', 'true')
+    """
+    return Decoder().decode([data for (data,) in session.execute(query)])
+
+
+def copy_lines(session: Connection, table: str) -> list[str]:
+    """The rows of a table as COPY prints them."""
+    with session.cursor() as cursor:
+        query = sql.SQL("copy (select * from {} order by 1) to stdout").format(sql.Identifier(table))
+        with cursor.copy(query) as copy:
+            text = b"".join(bytes(chunk) for chunk in copy).decode()
+    return text.removesuffix("\n").split("\n")
+
+
+def type_catalog(session: Connection, columns: tuple[Column, ...]) -> TypeCatalog:
+    missing = TypeCatalog().missing(column.type_oid for column in columns)
+    rows = session.execute(TYPE_QUERY, {"oids": missing}).fetchall()
+    return TypeCatalog.from_rows(cast("list[TypeRow]", rows))
+
+
+def inserted(messages: list[Message]) -> list[Insert]:
+    return [message for message in messages if isinstance(message, Insert)]
+
+
+def whole(cells: Cells) -> tuple[str | None, ...]:
+    """Cells none of which is unchanged."""
+    assert UNCHANGED not in cells
+    return cast("tuple[str | None, ...]", cells)
+
+
+def fill(session: Connection) -> None:
+    """A table `sample` with a column for each case and a row for each of their values; nulls where there are less."""
+    run(session, CUSTOM_TYPES)
+    columns = ", ".join(f"c{number} {each.type}" for number, each in enumerate(CASES))
+    run(session, f"create table sample (id int primary key, {columns})")
+    follow(session)
+    places = ", ".join(["%s"] * (len(CASES) + 1))
+    for row in range(ROWS + 1):
+        literals = [each.values[row][0] if row < len(each.values) else None for each in CASES]
+        session.execute(f"insert into sample values ({places})", [str(row), *literals])
+
+
+def expected_rows() -> list[list[Value]]:
+    return [
+        [row, *[each.values[row][1] if row < len(each.values) else None for each in CASES]] for row in range(ROWS + 1)
+    ]
+
+
+def test_every_type_reads_the_same_from_copy_and_from_the_stream(session: Connection) -> None:
+    fill(session)
+    lines = copy_lines(session, "sample")
+    streamed = [whole(insert.new) for insert in inserted(stream(session))]
+    assert [split_line(line, len(CASES) + 1) for line in lines] == streamed
+    assert [join_cells(cells) for cells in streamed] == lines
+
+
+def test_every_type_becomes_its_value(session: Connection) -> None:
+    fill(session)
+    changes = inserted(stream(session))
+    columns = changes[0].relation.columns
+    convert = row_converter(columns, type_catalog(session, columns), ConversionOptions())
+    for change, expected in zip(changes, expected_rows(), strict=True):
+        values = convert(whole(change.new))
+        for each, value, wanted in zip(("id", *[each.type for each in CASES]), values, expected, strict=True):
+            assert (each, type(value), value) == (each, type(wanted), wanted)
+
+
+def test_the_table_of_built_in_types_is_that_of_the_server(session: Connection) -> None:
+    rows = session.execute(TYPE_QUERY, {"oids": list(BUILTIN_TYPES)}).fetchall()
+    described = {
+        oid: (schema, name, kind, element, delimiter) for oid, schema, name, kind, element, delimiter, *_ in rows
+    }
+    assert described == {
+        oid: (each.schema, each.name, each.kind.value, each.element, each.delimiter)
+        for oid, each in BUILTIN_TYPES.items()
+    }
+
+
+def test_rows_without_cells_and_with_one_empty_cell_are_read(session: Connection) -> None:
+    run(session, "create table bare (); create table blank (t text)")
+    follow(session)
+    run(session, "insert into bare default values; insert into blank values (''), (null)")
+    with session.cursor() as cursor, cursor.copy("copy bare to stdout") as copy:
+        assert b"".join(bytes(chunk) for chunk in copy) == b"\n"
+    assert [split_line(line, 1) for line in sorted(copy_lines(session, "blank"))] == [("",), (None,)]
+    assert [insert.new for insert in inserted(stream(session))] == [(), ("",), (None,)]
+
+
+def test_a_real_stream_is_understood_message_by_message(session: Connection) -> None:
+    run(session, "create type mood as enum ('happy')")
+    run(session, "create table note (id int primary key, body text, feels mood)")
+    run(session, "alter table note alter column body set storage external")
+    run(session, "create table every (a int, b text); alter table every replica identity full")
+    follow(session)
+    body = "x" * 20_000
+    with session.transaction():
+        run(session, f"insert into note values (1, '{body}', 'happy')")
+        run(session, "update note set feels = null")
+        run(session, "update note set id = 2")
+        run(session, "delete from note")
+    run(session, "select pg_logical_emit_message(false, 'hw', 'ping')")
+    with session.transaction():
+        run(session, "insert into every values (1, 'a')")
+        run(session, "select pg_logical_emit_message(true, 'hw', 'look')")
+        run(session, "update every set b = 'b'")
+        run(session, "truncate note, every")
+
+    messages = stream(session)
+    relations = {message.name: message for message in messages if isinstance(message, Relation)}
+    note, every = relations["note"], relations["every"]
+    assert (note.schema, note.identity) == ("public", ReplicaIdentity.DEFAULT)
+    assert [(column.name, column.key) for column in note.columns] == [("id", True), ("body", False), ("feels", False)]
+    assert (every.identity, [column.key for column in every.columns]) == (ReplicaIdentity.FULL, [True, True])
+    assert {(each.schema, each.name) for each in messages if isinstance(each, TypeInfo)} == {("public", "mood")}
+    assert [message for message in messages if isinstance(message, Insert | Update | Delete | Truncate)] == [
+        Insert(note, ("1", body, "happy")),
+        Update(note, None, False, ("1", UNCHANGED, None)),
+        Update(note, ("1", None, None), True, ("2", UNCHANGED, None)),
+        Delete(note, ("2", None, None), True),
+        Insert(every, ("1", "a")),
+        Update(every, ("1", "a"), False, ("1", "b")),
+        Truncate((note, every)),
+    ]
+    told = [message for message in messages if isinstance(message, LogicalMessage)]
+    assert [(each.transactional, each.prefix, each.content) for each in told] == [
+        (False, "hw", b"ping"),
+        (True, "hw", b"look"),
+    ]
+    begins = [message for message in messages if isinstance(message, Begin)]
+    commits = [message for message in messages if isinstance(message, Commit)]
+    assert [each.final_lsn for each in begins] == [each.commit_lsn for each in commits]
+    assert [each.committed_us for each in begins] == [each.committed_us for each in commits]
+    assert all(each.end_lsn > each.commit_lsn for each in commits)
+
+
+def test_a_commit_tells_its_time_and_transaction(session: Connection) -> None:
+    run(session, "create table t (a int)")
+    follow(session)
+    with session.transaction():
+        run(session, "insert into t values (1)")
+        rows = session.execute("select pg_current_xact_id()::xid::text::int8, clock_timestamp()").fetchall()
+    ((xid, before),) = rows
+    (begin, *_, _commit) = stream(session)
+    assert isinstance(begin, Begin)
+    assert begin.xid == xid
+    committed = datetime.datetime(2000, 1, 1, tzinfo=datetime.UTC) + datetime.timedelta(microseconds=begin.committed_us)
+    assert datetime.timedelta(0) <= committed - before < datetime.timedelta(minutes=1)
+
+
+def test_a_change_from_another_origin_names_it(session: Connection) -> None:
+    run(session, "create table t (a int)")
+    follow(session)
+    name = f"elsewhere_{session.info.dbname}"
+    session.execute("select pg_replication_origin_create(%s)", [name])
+    try:
+        session.execute("select pg_replication_origin_session_setup(%s)", [name])
+        with session.transaction():
+            session.execute("select pg_replication_origin_xact_setup('0/ABC', now())")
+            run(session, "insert into t values (1)")
+        (origin,) = [message for message in stream(session) if isinstance(message, Origin)]
+        assert (origin.name, origin.lsn) == (name, 0xABC)
+    finally:
+        run(session, "select pg_replication_origin_session_reset()")
+        session.execute("select pg_replication_origin_drop(%s)", [name])
+
+
+def test_both_kinds_of_connection_are_pinned(session: Connection, source_db: SourceDb) -> None:
+    for kind in ("false", "database"):
+        conninfo = f"{source_db.dsn} replication={kind} client_encoding=UTF8 options='{settings_options()}'"
+        link = pq.PGconn.connect(conninfo.encode())
+        assert link.status == pq.ConnStatus.OK, link.get_error_message()
+        try:
+            shown = {name: show(link, name) for name in SESSION_SETTINGS}
+            for statement in statements_for(link.server_version):
+                assert link.exec_(statement.encode()).status == pq.ExecStatus.COMMAND_OK
+        finally:
+            link.finish()
+        assert shown == {**SESSION_SETTINGS, "DateStyle": shown["DateStyle"]}
+        assert shown["DateStyle"].startswith("ISO, ")
+
+
+def show(link: PGconn, name: str) -> str:
+    value = link.exec_(f"show {name}".encode()).get_value(0, 0)
+    assert value is not None
+    return value.decode()

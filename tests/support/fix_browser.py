@@ -1,0 +1,116 @@
+"""A headless Chromium with one page, for tests of what a person sees."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from tests.support.chromium import find_chromium
+from tests.support.node_process import Json, NodeProcess
+
+DEADLINE: Final = 30.0
+_SLACK: Final = 10.0
+
+
+class NotShown(AssertionError):
+    """The page did not come to show what the test waited for; a screenshot is beside the test's files."""
+
+
+class Browser:
+    """One page. Elements are named by CSS selectors; `deadline` is in seconds everywhere."""
+
+    def __init__(self, process: NodeProcess, folder: Path) -> None:
+        self._process = process
+        self._folder = folder
+
+    def goto(self, url: str, deadline: float = DEADLINE) -> None:
+        """Open a page and wait until it has loaded."""
+        self._call("goto", deadline, url=url)
+
+    def reload(self, deadline: float = DEADLINE) -> None:
+        """Load the page again, as a person does with the key F5."""
+        self._call("reload", deadline)
+
+    def click(self, selector: str, deadline: float = DEADLINE) -> None:
+        """Click the first fitting element, once it can be clicked."""
+        self._call("click", deadline, selector=selector)
+
+    def type(self, selector: str, text: str, deadline: float = DEADLINE) -> None:
+        """Click into a field and type."""
+        self._call("type", deadline, selector=selector, text=text)
+
+    def press(self, key: str) -> None:
+        """Press one key, such as `Enter` or `Tab`."""
+        self._call("press", DEADLINE, key=key)
+
+    def focused(self) -> str | None:
+        """The `data-testid` of the element that has the focus."""
+        answer = self._call("focused", DEADLINE)
+        return None if answer is None else str(answer)
+
+    def texts(self, selector: str) -> list[str]:
+        """What the fitting elements show now, in the page's order."""
+        return _strings(self._call("texts", DEADLINE, selector=selector))
+
+    def attributes(self, selector: str, name: str) -> list[str]:
+        """The attribute `name` of the fitting elements, in the page's order."""
+        return _strings(self._call("attributes", DEADLINE, selector=selector, name=name))
+
+    def wait_for(self, selector: str, text: str | None = None, deadline: float = DEADLINE) -> None:
+        """Wait until an element fits, and shows exactly `text` if one is given. Raises `NotShown`."""
+        self._wait(selector, text, False, deadline)
+
+    def wait_gone(self, selector: str, text: str | None = None, deadline: float = DEADLINE) -> None:
+        """Wait until no element fits, or none that fits shows exactly `text`. Raises `NotShown`."""
+        self._wait(selector, text, True, deadline)
+
+    def resize(self, width: int, height: int) -> None:
+        """Give the page another size, in pixels."""
+        self._call("resize", DEADLINE, width=width, height=height)
+
+    def dark(self, on: bool) -> None:
+        """Say that the person prefers dark colours, or light ones."""
+        self._call("dark", DEADLINE, on=on)
+
+    def screenshot(self, path: Path, *, full: bool = False) -> None:
+        """Write what the page shows as PNG; `full` goes beyond the window's height."""
+        self._call("screenshot", DEADLINE, path=str(path), full=full)
+
+    def _wait(self, selector: str, text: str | None, gone: bool, deadline: float) -> None:
+        answer = self._call("wait", deadline, selector=selector, text=text, gone=gone)
+        assert isinstance(answer, dict)
+        if answer["done"]:
+            return
+        picture = self._folder / "not-shown.png"
+        self.screenshot(picture, full=True)
+        wish = "no element" if gone else "an element"
+        showing = "" if text is None else f" that shows {text!r}"
+        raise NotShown(f"{wish} `{selector}`{showing} within {deadline} s; there: {answer['texts']}; see {picture}")
+
+    def _call(self, command: str, deadline: float, **arguments: Json) -> Json:
+        milliseconds = int(deadline * 1000)
+        return self._process.call(command, deadline=deadline + _SLACK, timeout_ms=milliseconds, **arguments)
+
+
+@pytest.fixture
+def browser(tmp_path: Path) -> Iterator[Browser]:
+    """A page in a Chromium with a profile of its own, ended with the test."""
+    executable = find_chromium()
+    with NodeProcess("browser.mjs", tmp_path / "browser.log") as process:
+        process.call(
+            "launch",
+            deadline=60.0,
+            executable=executable,
+            sandbox=os.geteuid() != 0,
+            profile=str(tmp_path / "profile"),
+        )
+        yield Browser(process, tmp_path)
+
+
+def _strings(value: Json) -> list[str]:
+    assert isinstance(value, list)
+    return [str(each) for each in value]

@@ -1,0 +1,226 @@
+"""Devices: the stock Node SDK in a process of its own, one per database file.
+
+    def test_a_row_reaches_the_device(device_factory):
+        device = device_factory(endpoint, token, {"todos": {"title": "text"}})
+        device.connect()
+        device.wait_for("select title from todos", [{"title": "milk"}])
+
+Values are read as JSON: a blob is `{"blob": hex}`, an infinity `{"real": "Infinity"}`. The SDK's driver refuses
+integers past 2^53: select those as text, `cast(n as text)`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from tests.support.node_process import Json, NodeProcess
+
+Row = dict[str, Json]
+Schema = Mapping[str, Mapping[str, str]]
+"""Table to column to `text`, `integer` or `real`; every table also has the column `id`."""
+
+DEADLINE: Final = 30.0
+_SLACK: Final = 10.0
+"""How much longer than the device we wait for its answer, in seconds: so that a time-out tells what it saw."""
+
+# The target is 2^63-1 while writes wait, then the write checkpoint that must arrive before others' data may show.
+_CONFIRMED: Final = """
+    with state as (
+        select key, cast(value as integer) as value from ps_kv
+    )
+    select not exists (select 1 from ps_crud)
+       and coalesce((select value from state where key = 'target_checkpoint_request_id'), 0)
+        <= coalesce((select value from state where key = 'last_applied_checkpoint_request_id'), 0) as confirmed
+"""
+
+
+class NotSeen(AssertionError):
+    """A device did not come to show what the test waited for."""
+
+
+class Device:
+    """One device. Made by the fixture `device_factory`, which also ends it."""
+
+    def __init__(self, process: NodeProcess, path: Path) -> None:
+        self.process = process
+        self.path = path
+
+    def connect(self) -> Row:
+        """Connect; returns the status after the first attempt, whether that went well or not."""
+        return _row(self.process.call("connect"))
+
+    def disconnect(self) -> None:
+        """Close the sync connection, keeping the data."""
+        self.process.call("disconnect")
+
+    def clear(self) -> None:
+        """Close the sync connection and remove the synced data."""
+        self.process.call("clear")
+
+    def set_token(self, token: str) -> None:
+        """Hand out `token` the next time the SDK asks for one, and for uploads."""
+        self.process.call("set_token", token=token)
+
+    def status(self) -> Row:
+        """What the SDK says of itself: `connected`, `has_synced`, `download_error`, `upload_error` and others."""
+        return _row(self.process.call("status"))
+
+    def client_id(self) -> str:
+        """The id of this database, which scopes its write checkpoints."""
+        return str(self.process.call("client_id"))
+
+    def query(self, sql: str, *args: Json) -> list[Row]:
+        """The rows that the device has now."""
+        return _rows(self.process.call("query", sql=sql, args=list(args)))
+
+    def execute(self, sql: str, *args: Json) -> None:
+        """A local write: it shows at once and goes to the upload queue."""
+        self.process.call("execute", sql=sql, args=list(args))
+
+    def transaction(self, *statements: tuple[str, Sequence[Json]]) -> None:
+        """Local writes that belong together, each an SQL text and its arguments."""
+        self.process.call("transaction", statements=[[sql, list(args)] for sql, args in statements])
+
+    def watch(self, name: str, sql: str, *args: Json) -> None:
+        """Start to keep every result of a watched query; returns when the first is there."""
+        self.process.call("watch", name=name, sql=sql, args=list(args))
+
+    def watch_results(self, name: str) -> list[list[Row]]:
+        """Every result that the watch called `name` has given, in order."""
+        results = self.process.call("watch_results", name=name)
+        assert isinstance(results, list)
+        return [_rows(result) for result in results]
+
+    def subscribe(
+        self, stream: str, params: Row | None = None, *, priority: int | None = None, ttl: int | None = None
+    ) -> None:
+        """Subscribe to a stream; `ttl` in seconds is how long it stays after `unsubscribe`."""
+        options = {"priority": priority, "ttl": ttl}
+        given = {name: value for name, value in options.items() if value is not None}
+        self.process.call("subscribe", stream=stream, params=params, **given)
+
+    def unsubscribe(self, stream: str, params: Row | None = None) -> None:
+        """Give up a subscription made with the same parameters."""
+        self.process.call("unsubscribe", stream=stream, params=params)
+
+    def wait_synced(self, deadline: float = DEADLINE) -> None:
+        """Wait until one full checkpoint has been applied. Raises `NotSeen`."""
+        answer = self._until("wait_first_sync", deadline)
+        if not answer["done"]:
+            raise NotSeen(f"{self.path.name}: no first sync within {deadline} s; its status: {answer['status']}")
+
+    def wait_for(self, sql: str, expected: Sequence[Row], *args: Json, deadline: float = DEADLINE) -> None:
+        """Wait until `sql` gives exactly the `expected` rows, in their order. Raises `NotSeen` with the difference."""
+        answer = self._until("wait_rows", deadline, sql=sql, args=list(args), rows=list(expected))
+        if not answer["done"]:
+            difference = _difference(expected, _rows(answer.get("rows", [])))
+            raise NotSeen(
+                f"{self.path.name}: not the expected rows of `{sql}` within {deadline} s; "
+                f"status: {self.status()}\n{difference}"
+            )
+
+    def wait_uploaded(self, deadline: float = DEADLINE) -> None:
+        """Wait until the upload queue is empty. Raises `NotSeen`."""
+        self.wait_for("select count(*) as waiting from ps_crud", [{"waiting": 0}], deadline=deadline)
+
+    def wait_confirmed(self, deadline: float = DEADLINE) -> None:
+        """Wait until every local write is uploaded and its write checkpoint applied. Raises `NotSeen`."""
+        self.wait_for(_CONFIRMED, [{"confirmed": 1}], deadline=deadline)
+
+    def wait_status(self, deadline: float = DEADLINE, **fields: Json) -> None:
+        """Wait until the status has these fields, as in `wait_status(connected=False)`. Raises `NotSeen`."""
+        answer = self._until("wait_status", deadline, fields=fields)
+        if not answer["done"]:
+            raise NotSeen(f"{self.path.name}: the status was not {fields} within {deadline} s, but {answer['status']}")
+
+    def close(self) -> None:
+        """Close the database and end the process; the file stays, and can be opened again."""
+        self.process.stop()
+
+    def kill(self) -> None:
+        """End the process at once, as a crash would; the file stays, and can be opened again."""
+        self.process.kill()
+
+    def _until(self, command: str, deadline: float, **arguments: Json) -> Row:
+        milliseconds = int(deadline * 1000)
+        return _row(self.process.call(command, deadline=deadline + _SLACK, timeout_ms=milliseconds, **arguments))
+
+
+class DeviceFactory:
+    """Opens devices on database files of one folder."""
+
+    def __init__(self, folder: Path, stack: ExitStack) -> None:
+        self._folder = folder
+        self._stack = stack
+        self._opened = 0
+
+    def __call__(
+        self,
+        endpoint: str,
+        token: str,
+        schema: Schema,
+        *,
+        name: str | None = None,
+        params: Row | None = None,
+        upload_url: str | None = None,
+        include_default_streams: bool = True,
+        websocket: bool = False,
+        retry_delay: float = 0.1,
+    ) -> Device:
+        """Open a device, not yet connected.
+
+        The same `name` opens the same database file again, once the first is closed. `params` are the connection
+        parameters. Local transactions are posted to `upload_url` as `{"batch": [{"op", "type", "id", "data"}]}`
+        with the token as bearer. `retry_delay` in seconds is what the SDK waits after a failure.
+        """
+        self._opened += 1
+        path = self._folder / f"{name or f'device-{self._opened}'}.db"
+        process = self._stack.enter_context(NodeProcess("device.mjs", path.with_suffix(".log")))
+        process.call(
+            "open",
+            path=str(path),
+            endpoint=endpoint.rstrip("/"),
+            token=token,
+            schema={table: dict(columns) for table, columns in schema.items()},
+            params=params,
+            upload_url=upload_url,
+            include_default_streams=include_default_streams,
+            websocket=websocket,
+            retry_delay_ms=int(retry_delay * 1000),
+            upload_throttle_ms=10,
+        )
+        return Device(process, path)
+
+
+@pytest.fixture
+def device_factory(tmp_path: Path) -> Iterator[DeviceFactory]:
+    """Opens devices on database files of this test, and ends them with it."""
+    with ExitStack() as stack:
+        yield DeviceFactory(tmp_path, stack)
+
+
+def _row(value: Json) -> Row:
+    assert isinstance(value, dict)
+    return value
+
+
+def _rows(value: Json) -> list[Row]:
+    assert isinstance(value, list)
+    return [_row(each) for each in value]
+
+
+def _difference(expected: Sequence[Row], seen: Sequence[Row]) -> str:
+    """What is missing (-) and what is too much (+), at most 40 lines."""
+    wanted, present = (
+        [json.dumps(row, ensure_ascii=False, sort_keys=True) for row in rows] for rows in (expected, seen)
+    )
+    found = list(difflib.unified_diff(wanted, present, "expected", "on the device", n=1, lineterm=""))
+    more = [f"… and {len(found) - 40} lines more"] if len(found) > 40 else []
+    return "\n".join([*(line[:300] for line in found[:40]), *more])

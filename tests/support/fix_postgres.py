@@ -1,0 +1,123 @@
+"""A real Postgres for the tests: one server for the session, a database of its own for each test.
+
+HEADWATER_TEST_POSTGRES names the major version to test against; without it the machine's own is taken.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import psycopg
+import pytest
+from psycopg import sql
+
+from headwater.embedded.postgres import EmbeddedPostgres, PostgresBinaries, find_binaries
+
+# Tests ask whether data survives a process, not whether it survives the machine.
+FAST: Final[Mapping[str, str]] = {
+    "fsync": "off",
+    "synchronous_commit": "off",
+    "full_page_writes": "off",
+    "max_replication_slots": "20",
+    "max_wal_senders": "20",
+}
+
+_numbers = itertools.count(1)
+
+
+@dataclass(slots=True)
+class SourceDb:
+    """A database for one test. Every statement commits by itself."""
+
+    server: EmbeddedPostgres
+    name: str
+    connection: psycopg.Connection[tuple[Any, ...]] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self.connection = psycopg.connect(self.dsn, autocommit=True)
+
+    @property
+    def dsn(self) -> str:
+        return self.server.dsn(self.name)
+
+    def execute(self, statement: str, *parameters: object) -> None:
+        """Run one statement, or without parameters several."""
+        self.connection.execute(statement, parameters or None)
+
+    def fetch(self, statement: str, *parameters: object) -> list[tuple[Any, ...]]:
+        """The rows of a query."""
+        return self.connection.execute(statement, parameters or None).fetchall()
+
+    def drop(self) -> None:
+        """Drop the database with its slots, ending whoever still uses them."""
+        self.connection.close()
+        with psycopg.connect(self.server.dsn(), autocommit=True) as admin:
+            _drop_slots(admin, self.name)
+            admin.execute(sql.SQL("drop database if exists {} with (force)").format(sql.Identifier(self.name)))
+
+
+def _drop_slots(admin: psycopg.Connection[tuple[Any, ...]], database: str, seconds: float = 20.0) -> None:
+    deadline = time.monotonic() + seconds
+    while True:
+        slots = admin.execute(
+            "select slot_name, active_pid from pg_replication_slots where database = %s", [database]
+        ).fetchall()
+        if not slots:
+            return
+        for name, walsender in slots:
+            if walsender is not None:
+                admin.execute("select pg_terminate_backend(%s)", [walsender])
+                continue
+            try:
+                admin.execute("select pg_drop_replication_slot(%s)", [name])
+            except (psycopg.errors.ObjectInUse, psycopg.errors.UndefinedObject):
+                pass  # taken again, or gone with its session: look again
+        assert time.monotonic() < deadline, f"slots of {database} stay in use: {slots}"
+        time.sleep(0.02)
+
+
+@pytest.fixture(scope="session")
+def postgres_binaries() -> PostgresBinaries:
+    major = os.environ.get("HEADWATER_TEST_POSTGRES")
+    return find_binaries(int(major) if major else None)
+
+
+@pytest.fixture(scope="session")
+def postgres(
+    postgres_binaries: PostgresBinaries, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[EmbeddedPostgres]:
+    """The session's server: logical decoding on, durability off."""
+    with EmbeddedPostgres(tmp_path_factory.mktemp("postgres") / "data", postgres_binaries, FAST) as server:
+        yield server
+
+
+@pytest.fixture
+def source_db(postgres: EmbeddedPostgres) -> Iterator[SourceDb]:
+    """A fresh database on the session's server; gone afterwards, with its slots and publications."""
+    name = f"source_{next(_numbers)}"
+    with psycopg.connect(postgres.dsn(), autocommit=True) as admin:
+        admin.execute(sql.SQL("create database {}").format(sql.Identifier(name)))
+    database = SourceDb(postgres, name)
+    try:
+        yield database
+    finally:
+        database.drop()
+
+
+@pytest.fixture
+def postgres_with(postgres_binaries: PostgresBinaries, tmp_path: Path) -> Iterator[Callable[..., EmbeddedPostgres]]:
+    """Starts a server of the test's own: `postgres_with(wal_level="replica")`. It stops with the test."""
+    with ExitStack() as servers:
+
+        def start(**settings: str) -> EmbeddedPostgres:
+            data_dir = tmp_path / f"postgres-{next(_numbers)}"
+            return servers.enter_context(EmbeddedPostgres(data_dir, postgres_binaries, {**FAST, **settings}))
+
+        yield start

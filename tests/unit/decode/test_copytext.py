@@ -1,0 +1,61 @@
+"""Row lines: the text form of COPY, read and written."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headwater.decode.copytext import join_cells, split_line
+from headwater.decode.errors import DecodeError
+
+cells = st.one_of(st.none(), st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"])))
+awkward = st.one_of(cells, st.text(st.sampled_from("\b\f\n\r\t\v\\N.a")))
+
+
+@given(st.lists(awkward, min_size=1))
+def test_cells_survive_as_a_line(row: list[str | None]) -> None:
+    line = join_cells(row)
+    assert "\n" not in line
+    assert split_line(line, len(row)) == tuple(row)
+    assert join_cells(split_line(line)) == line
+
+
+@pytest.mark.parametrize(
+    ("line", "row"),
+    [
+        ("1\tone", ("1", "one")),
+        ("\\N", (None,)),
+        ("\\N\t\t\\N", (None, "", None)),
+        ("\\\\N", ("\\N",)),
+        ("\\\\.", ("\\.",)),
+        ("a\\tb\tc", ("a\tb", "c")),
+        ("\\b\\f\\n\\r\\t\\v\\\\", ("\b\f\n\r\t\v\\",)),
+        ("\x01\x7f", ("\x01\x7f",)),
+        ("naïve ☃ \U0001f600", ("naïve ☃ \U0001f600",)),
+        ("\t", ("", "")),
+    ],
+)
+def test_a_line_as_postgres_writes_it_is_read_and_written_alike(line: str, row: tuple[str | None, ...]) -> None:
+    assert split_line(line) == row
+    assert join_cells(row) == line
+
+
+def test_an_empty_line_is_one_empty_cell_or_none_by_width() -> None:
+    assert split_line("") == ("",)
+    assert split_line("", 1) == ("",)
+    assert split_line("", 0) == ()
+    assert join_cells(()) == join_cells(("",)) == ""
+
+
+@pytest.mark.parametrize(("line", "width"), [("a\tb", 1), ("a", 2), ("a", 0), ("", 2)])
+def test_a_line_of_another_width_is_refused(line: str, width: int) -> None:
+    with pytest.raises(DecodeError, match=f"{width} columns"):
+        split_line(line, width)
+
+
+@pytest.mark.parametrize("line", ["a\tgeheim\\", "a\tgeheim\\x41", "a\tgeheim\\101"])
+def test_an_escape_that_postgres_does_not_write_is_refused_without_the_value(line: str) -> None:
+    with pytest.raises(DecodeError, match="cell 2") as caught:
+        split_line(line)
+    assert "geheim" not in str(caught.value)

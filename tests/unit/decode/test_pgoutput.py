@@ -1,0 +1,233 @@
+"""Messages of the stream: what was sent is what is read, and what is damaged is refused."""
+
+from __future__ import annotations
+
+import pickle
+import re
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headwater.decode.errors import DecodeError
+from headwater.decode.pgoutput import Decoder
+from headwater.oplog.change import (
+    UNCHANGED,
+    Begin,
+    Cell,
+    Cells,
+    Column,
+    Commit,
+    Delete,
+    Insert,
+    LogicalMessage,
+    Message,
+    Origin,
+    Relation,
+    ReplicaIdentity,
+    Truncate,
+    TypeInfo,
+    Update,
+)
+from headwater.oplog.lsn import Lsn
+from tests.unit.decode.encoder import encode
+
+SECRET = "geheim-ß"
+
+TODO = Relation(
+    16385,
+    "public",
+    "todo",
+    ReplicaIdentity.DEFAULT,
+    (Column("id", 23, -1, True), Column("título", 25, -1, False), Column("note", 25, -1, False)),
+)
+AUDIT = Relation(16390, "pg_catalog", "audit", ReplicaIdentity.FULL, (Column("line", 25, -1, True),))
+
+ONE_OF_EACH: list[Message] = [
+    Begin(Lsn(0x16_B374D848), 817_000_000_000_000, 741),
+    Commit(Lsn(0x16_B374D848), Lsn(0x16_B374D900), -5),
+    TODO,
+    TypeInfo(16400, "public", "mood"),
+    Origin(Lsn(77), "elsewhere"),
+    LogicalMessage(True, Lsn(78), "hw.ddl", b"\x00\xffcontent"),
+    LogicalMessage(False, Lsn(79), "", b""),
+    Insert(TODO, ("1", SECRET, None)),
+    Update(TODO, None, False, ("1", SECRET, UNCHANGED)),
+    Update(TODO, ("1", None, None), True, ("2", SECRET, UNCHANGED)),
+    Update(AUDIT, (SECRET,), False, ("",)),
+    Delete(TODO, ("1", None, None), True),
+    Delete(AUDIT, (SECRET,), False),
+    Truncate((TODO, AUDIT)),
+    Truncate(()),
+]
+
+
+@pytest.fixture
+def decoder() -> Decoder:
+    """A decoder that has seen both tables."""
+    decoder = Decoder()
+    decoder.decode([encode(TODO), encode(AUDIT)])
+    return decoder
+
+
+def refusal(decoder: Decoder, payload: bytes) -> str:
+    """The text of the error that a payload is refused with."""
+    with pytest.raises(DecodeError) as caught:
+        decoder.decode([payload])
+    assert SECRET not in str(caught.value)
+    assert pickle.loads(pickle.dumps(caught.value)).args == caught.value.args
+    return str(caught.value)
+
+
+texts = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]))
+names = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), min_size=1)
+u32 = st.integers(0, 2**32 - 1)
+lsns = st.builds(Lsn, st.integers(0, 2**64 - 1))
+times = st.integers(-(2**63), 2**63 - 1)
+
+
+@st.composite
+def relations(draw: st.DrawFn) -> Relation:
+    identity = draw(st.sampled_from(ReplicaIdentity))
+    keys = st.just(True) if identity is ReplicaIdentity.FULL else st.booleans()
+    columns = st.builds(Column, names, u32, st.integers(-(2**31), 2**31 - 1), keys)
+    return Relation(draw(u32), draw(names), draw(names), identity, tuple(draw(st.lists(columns, max_size=8))))
+
+
+def rows(relation: Relation) -> st.SearchStrategy[Cells]:
+    cell: st.SearchStrategy[Cell] = st.one_of(st.none(), st.just(UNCHANGED), texts)
+    return st.tuples(*[cell for _ in relation.columns])
+
+
+@st.composite
+def messages(draw: st.DrawFn) -> list[Message]:
+    """A relation, then messages that may refer to it."""
+    relation = draw(relations())
+    row = rows(relation)
+    kinds: list[st.SearchStrategy[Message]] = [
+        st.builds(Begin, lsns, times, u32),
+        st.builds(Commit, lsns, lsns, times),
+        st.builds(TypeInfo, u32, names, names),
+        st.builds(Origin, lsns, texts),
+        st.builds(LogicalMessage, st.booleans(), lsns, texts, st.binary()),
+        st.builds(Truncate, st.sampled_from([(), (relation,), (relation, relation)])),
+        st.builds(Insert, st.just(relation), row),
+        st.builds(Update, st.just(relation), st.none(), st.just(False), row),
+        st.builds(Update, st.just(relation), row, st.booleans(), row),
+        st.builds(Delete, st.just(relation), row, st.booleans()),
+    ]
+    return [relation, *draw(st.lists(st.one_of(kinds)))]
+
+
+@given(messages())
+def test_what_was_sent_is_what_is_read(sent: list[Message]) -> None:
+    assert Decoder().decode([encode(message) for message in sent]) == sent
+
+
+@pytest.mark.parametrize("message", ONE_OF_EACH, ids=lambda message: type(message).__name__)
+def test_a_message_cut_anywhere_is_refused(decoder: Decoder, message: Message) -> None:
+    whole = encode(message)
+    assert decoder.decode([whole]) == [message]
+    for length in range(len(whole)):
+        error = refusal(decoder, whole[:length])
+        assert f"of {length}" in error
+
+
+@pytest.mark.parametrize("message", ONE_OF_EACH, ids=lambda message: type(message).__name__)
+def test_a_message_with_bytes_left_over_is_refused(decoder: Decoder, message: Message) -> None:
+    refusal(decoder, encode(message) + b"\0")
+
+
+@given(st.sampled_from("BCRYIUDTMO"), st.sampled_from([b"", b"\0\0\x40\x01", b"\0\0\x40\x01N\0\x03"]), st.binary())
+def test_noise_is_refused_and_never_anything_worse(kind: str, head: bytes, noise: bytes) -> None:
+    decoder = Decoder()
+    decoder.decode([encode(TODO)])
+    try:
+        decoded = decoder.decode([kind.encode() + head + noise])
+    except DecodeError:
+        return
+    assert len(decoded) == 1
+
+
+def test_changes_carry_the_one_relation_object_until_the_shape_changes(decoder: Decoder) -> None:
+    insert = encode(Insert(TODO, ("1", "a", "b")))
+    wider = Relation(TODO.oid, "public", "todo", TODO.identity, (*TODO.columns, Column("done", 16, -1, False)))
+    first, again, second = decoder.decode([insert, encode(TODO), insert])
+    assert isinstance(first, Insert)
+    assert isinstance(second, Insert)
+    assert first.relation is again is second.relation
+    described, wide = decoder.decode([encode(wider), encode(Insert(wider, ("1", "a", "b", "t")))])
+    assert isinstance(wide, Insert)
+    assert wide.relation is described is decoder.relations[TODO.oid]
+    assert described == wider
+
+
+def test_every_column_of_a_full_identity_is_key() -> None:
+    unmarked = Relation(1, "s", "t", ReplicaIdentity.FULL, (Column("a", 25, -1, False), Column("b", 25, -1, False)))
+    (relation,) = Decoder().decode([encode(unmarked)])
+    assert isinstance(relation, Relation)
+    assert [column.key for column in relation.columns] == [True, True]
+
+
+def test_a_table_without_columns_has_rows_too() -> None:
+    bare = Relation(1, "s", "bare", ReplicaIdentity.NOTHING, ())
+    assert Decoder().decode([encode(bare), encode(Insert(bare, ()))])[1] == Insert(bare, ())
+
+
+def test_a_very_wide_row_is_read() -> None:
+    columns = tuple(Column(f"c{number}", 25, -1, False) for number in range(1600))
+    wide = Relation(1, "s", "wide", ReplicaIdentity.NOTHING, columns)
+    row = tuple(str(number) for number in range(1600))
+    assert Decoder().decode([encode(wide), encode(Insert(wide, row))])[1] == Insert(wide, row)
+
+
+@pytest.mark.parametrize("payload", [b"S\0\0\0\1\1", b"b", b"\xff"])
+def test_an_unknown_message_type_is_refused_with_the_way_out(decoder: Decoder, payload: bytes) -> None:
+    error = refusal(decoder, payload)
+    assert "unknown type" in error
+    assert repr(chr(payload[0])) in error
+    assert "proto_version 1" in error
+
+
+@pytest.mark.parametrize(
+    "change", [Insert(TODO, ("1", SECRET, None)), Delete(TODO, ("1", None, None), True), Truncate((TODO,))]
+)
+def test_a_change_of_a_table_nobody_described_is_refused(change: Message) -> None:
+    assert "no relation message described" in refusal(Decoder(), encode(change))
+
+
+def test_a_binary_value_is_refused_by_table_and_column(decoder: Decoder) -> None:
+    payload = encode(Insert(TODO, ("1", SECRET, None)))
+    binary = payload.replace(b"t\0\0\0\x09", b"b\0\0\0\x09")
+    assert binary != payload
+    error = refusal(decoder, binary)
+    assert "binary value in column 2" in error
+    assert "public.todo" in error
+    assert re.search(r"message type 'I', byte 14 of \d+", error)
+
+
+@pytest.mark.parametrize(
+    ("damage", "complaint"),
+    [
+        (lambda payload: payload.replace(b"N\0\x03", b"N\0\x04"), "4 cells for 3 columns"),
+        (lambda payload: payload.replace(b"N\0\x03", b"X\0\x03"), "no row where one should begin"),
+        (lambda payload: payload.replace(b"t\0\0\0\x09", b"z\0\0\0\x09"), "unknown kind of value in column 2"),
+        (lambda payload: payload.replace("ß".encode(), b"\xff\xff"), "not UTF-8"),
+    ],
+)
+def test_a_damaged_row_is_refused_for_what_is_wrong(
+    decoder: Decoder, damage: Callable[[bytes], bytes], complaint: str
+) -> None:
+    payload = encode(Insert(TODO, ("1", SECRET, None)))
+    assert complaint in refusal(decoder, damage(payload))
+
+
+def test_a_relation_with_an_unknown_identity_is_refused(decoder: Decoder) -> None:
+    assert "replica identity" in refusal(decoder, encode(TODO).replace(b"todo\0d", b"todo\0x"))
+
+
+def test_a_decoder_goes_on_after_a_refusal(decoder: Decoder) -> None:
+    good = Insert(TODO, ("1", "a", None))
+    refusal(decoder, encode(good)[:-1])
+    assert decoder.decode([encode(good)]) == [good]
