@@ -1,4 +1,4 @@
-# `make help` lists what there is. ARGS is passed on: make test ARGS='-k toast -x', make demo ARGS='--port 9000'.
+# `make help` lists what there is. ARGS is passed on: make test ARGS='-k toast -x'.
 .DEFAULT_GOAL := help
 .PHONY: help install install-tests demo test test-all bench lint format lock clean
 

@@ -85,9 +85,7 @@ class Bound:
     """The expressions of one source, bound. Plain columns are positions from the start of the row; values that
     SQLite computes are appended to the row, so their positions count from its end."""
 
-    def __init__(
-        self, layout: Layout, pattern: TablePattern, filters: Sequence[Expr], each: Sequence[Expr]
-    ) -> None:
+    def __init__(self, layout: Layout, pattern: TablePattern, filters: Sequence[Expr], each: Sequence[Expr]) -> None:
         self._layout = layout
         self._pattern = pattern
         self._bindings: dict[int, int] = {}

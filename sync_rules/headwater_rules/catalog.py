@@ -40,9 +40,7 @@ class Catalog:
     def _bucket(self, stream: str, row: RowSource, place: Place) -> int:
         digest = bucket_digest(row, self._options)
         name = f"{stream}.{digest[:SHORT]}"
-        position, known = self._buckets.setdefault(
-            name, (len(self._buckets), BucketDefinition(name, digest, (row,)))
-        )
+        position, known = self._buckets.setdefault(name, (len(self._buckets), BucketDefinition(name, digest, (row,))))
         _same(known.digest, digest, name, place)
         return position
 
@@ -50,9 +48,7 @@ class Catalog:
         parts = (draft.table, draft.filters, draft.each, draft.keys, draft.outputs)
         digest = lookup_digest(*parts, self._options)
         name = f"lookup.{digest[:SHORT]}"
-        position, known = self._lookups.setdefault(
-            name, (len(self._lookups), LookupDefinition(name, digest, *parts))
-        )
+        position, known = self._lookups.setdefault(name, (len(self._lookups), LookupDefinition(name, digest, *parts)))
         _same(known.digest, digest, name, place)
         return position
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from headwater_rules.catalog import Catalog
 from headwater_rules.conditions import terms
@@ -13,10 +13,7 @@ from headwater_rules.errors import Code, EvaluationError, Place, Report, RuleErr
 from headwater_rules.flatten import flatten
 from headwater_rules.plan import (
     Expr,
-    FromLookup,
     FromRequest,
-    LookupDefinition,
-    ParamSource,
     RequestInput,
     RowSource,
     Star,
@@ -48,9 +45,7 @@ def compile_config(text: str, *, default_schema: str = "public") -> Compiled:
     except RuleError as error:
         raise RuleErrors([error]) from None
     catalog = Catalog(config.options)
-    streams = tuple(
-        _stream(source, catalog, default_schema, report, strict=config.strict) for source in config.streams
-    )
+    streams = tuple(_stream(source, catalog, default_schema, report, strict=config.strict) for source in config.streams)
     if report.errors:
         raise RuleErrors(report.sorted_errors(), report.sorted_warnings())
     return Compiled(
@@ -155,5 +150,3 @@ def _danger(place: Place, *, strict: bool) -> RuleError:
         Severity.WARNING,
     )
     return warning.as_fatal() if strict else warning
-
-

@@ -79,17 +79,18 @@ def _options(document: Mapping, report: Report) -> tuple[ConversionOptions, bool
     config.check(_CONFIG_KEYS, report)
     _edition(config, report)
     _ineffective(config, report)
-    flags = {
-        name: config.read(name, lambda each, name=name: each.boolean(f"`{name}`"), True, report)
-        for name in ("timestamps_iso8601", "custom_postgres_types", "fixed_json_extract")
-    }
-    if not flags["fixed_json_extract"]:
+    iso = _flag(config, "timestamps_iso8601", report)
+    custom_types = _flag(config, "custom_postgres_types", report)
+    if not _flag(config, "fixed_json_extract", report):
         hint = "remove the line: edition 3 reads JSON paths in the fixed way"
-        report.add(config.key("fixed_json_extract").fail("`fixed_json_extract: false` is not supported", hint, Code.OPTION))
-    options = ConversionOptions(
-        flags["timestamps_iso8601"], flags["custom_postgres_types"], _digits(config, flags["timestamps_iso8601"], report)
-    )
-    return options, config.read("strict", lambda each: each.boolean("`strict`"), False, report)
+        key = config.key("fixed_json_extract")
+        report.add(key.fail("`fixed_json_extract: false` is not supported", hint, Code.OPTION))
+    options = ConversionOptions(iso, custom_types, _digits(config, iso, report))
+    return options, _flag(config, "strict", report, default=False)
+
+
+def _flag(mapping: Mapping, name: str, report: Report, *, default: bool = True) -> bool:
+    return mapping.read(name, lambda item: item.boolean(f"`{name}`"), default, report)
 
 
 def _edition(config: Mapping, report: Report) -> None:
@@ -127,8 +128,7 @@ def _ineffective(config: Mapping, report: Report) -> None:
     """Options that choose between ways of the published service that are one here."""
     config.read("storage_version", lambda each: each.integer("`storage_version`", (2, 3)), 2, report)
     for name in ("versioned_bucket_ids", "unstable_sqlite_expression_engine"):
-        value = config.read(name, lambda each, name=name: each.boolean(f"`{name}`"), True, report)
-        if not value:
+        if not _flag(config, name, report):
             warning = RuleError(
                 Code.NO_EFFECT, f"`{name}: false` has no effect", config.key(name).place, "remove it", Severity.WARNING
             )
@@ -169,14 +169,9 @@ def _stream(name: str, key: Item, item: Item, shared: MappingType[str, SqlText],
         queries,
         {**shared, **own},
         tuple(own),
-        stream.read("auto_subscribe", lambda each: each.boolean("`auto_subscribe`"), False, report),
+        _flag(stream, "auto_subscribe", report, default=False),
         stream.read("priority", lambda each: each.integer("`priority`", range(4)), 3, report),
-        stream.read(
-            "accept_potentially_dangerous_queries",
-            lambda each: each.boolean("`accept_potentially_dangerous_queries`"),
-            False,
-            report,
-        ),
+        _flag(stream, "accept_potentially_dangerous_queries", report, default=False),
     )
 
 

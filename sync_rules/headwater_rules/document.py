@@ -68,6 +68,7 @@ class Item:
 
     def sql(self, what: str) -> SqlText:
         value = self.string(what)
+        assert isinstance(self.node, ScalarNode)  # it has been read as a text
         start, end = self.node.start_mark.index, self.node.end_mark.index
         return SqlText(self.text, start, end, self.node.style, value)
 

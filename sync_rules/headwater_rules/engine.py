@@ -10,7 +10,7 @@ import math
 import re
 import threading
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import apsw
@@ -168,7 +168,7 @@ def _compare_utf16(left: str, right: str) -> int:
     return (first > second) - (first < second)
 
 
-_FUNCTIONS: Final = {
+_FUNCTIONS: Final[dict[str, tuple[Callable[..., Value], int]]] = {
     "hw_truth": (_truth, 1),
     "hw_text": (as_text, 1),
     "hw_floor": (_floor, 1),

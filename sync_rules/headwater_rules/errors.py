@@ -9,8 +9,10 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
-from enum import Enum
+from enum import Enum, StrEnum
 from typing import ClassVar
+
+_SHOWN = 140  # characters of a source line beside its error
 
 
 class Severity(Enum):
@@ -20,7 +22,7 @@ class Severity(Enum):
     WARNING = "warning"
 
 
-class Code(str, Enum):
+class Code(StrEnum):
     """Stable names of what can be wrong."""
 
     YAML = "HW_R001"
@@ -61,7 +63,9 @@ def place_in(document: str, start: int, end: int) -> Place:
     line_start = document.rfind("\n", 0, start) + 1
     line_end = document.find("\n", start)
     source_line = document[line_start : len(document) if line_end < 0 else line_end].rstrip("\r")
-    return Place(start, end, document.count("\n", 0, start) + 1, start - line_start + 1, document[start:end], source_line)
+    return Place(
+        start, end, document.count("\n", 0, start) + 1, start - line_start + 1, document[start:end], source_line
+    )
 
 
 class RuleError(Exception):
@@ -107,17 +111,26 @@ class RuleError(Exception):
         lines = [head]
         if self.place:
             width = len(str(self.place.line))
-            before = self.place.source_line[: self.place.column - 1]
+            line, column = _cropped(self.place.source_line, self.place.column)
+            before = line[: column - 1]
             indent = "".join(character if character == "\t" else " " for character in before)
-            marked = min(self.place.end - self.place.start, len(self.place.source_line) - len(before))
+            marked = min(self.place.end - self.place.start, len(line) - len(before))
             lines += [
                 f"{' ' * width} --> line {self.place.line}, column {self.place.column}",
-                f"{self.place.line} | {self.place.source_line}",
+                f"{self.place.line} | {line}",
                 f"{' ' * width} | {indent}{'^' * max(marked, 1)}",
             ]
         if self.suggestion:
             lines.append(f"  help: {self.suggestion}")
         return "\n".join(lines)
+
+
+def _cropped(line: str, column: int) -> tuple[str, int]:
+    """The part of a long line around `column`, and the column in that part."""
+    start = max(column - _SHOWN // 3, 1) - 1 if len(line) > _SHOWN else 0
+    lead = "…" if start else ""
+    tail = "…" if start + _SHOWN < len(line) else ""
+    return f"{lead}{line[start : start + _SHOWN]}{tail}", column - start + len(lead)
 
 
 class RuleErrors(Exception):

@@ -13,20 +13,20 @@ from headwater_rules.fragment import REQUEST, Frag, Kind, Ref, build, equal, joi
 from headwater_rules.plan import RequestInput
 from headwater_rules.sqltext import SqlText
 
-_COMPARISONS: dict[type[exp.Expression], str] = {exp.LT: "<", exp.LTE: "<=", exp.GT: ">", exp.GTE: ">="}
-_ARITHMETIC: dict[type[exp.Expression], str] = {
+_COMPARISONS: dict[type[exp.Expr], str] = {exp.LT: "<", exp.LTE: "<=", exp.GT: ">", exp.GTE: ">="}
+_ARITHMETIC: dict[type[exp.Expr], str] = {
     exp.Add: "+", exp.Sub: "-", exp.Mul: "*", exp.Div: "/", exp.Mod: "%", exp.BitwiseAnd: "&", exp.BitwiseOr: "|",
     exp.BitwiseLeftShift: "<<", exp.BitwiseRightShift: ">>",
 }  # fmt: skip
-_CASTS: dict[exp.DataType.Type, tuple[str, Kind]] = {
-    exp.DataType.Type.TEXT: ("TEXT", Kind.TEXT),
-    exp.DataType.Type.INT: ("INTEGER", Kind.INTEGER),
-    exp.DataType.Type.DECIMAL: ("NUMERIC", Kind.NUMBER),
-    exp.DataType.Type.FLOAT: ("REAL", Kind.NUMBER),
-    exp.DataType.Type.VARBINARY: ("BLOB", Kind.ANY),
-    exp.DataType.Type.BLOB: ("BLOB", Kind.ANY),
+_CASTS: dict[exp.DType, tuple[str, Kind]] = {
+    exp.DType.TEXT: ("TEXT", Kind.TEXT),
+    exp.DType.INT: ("INTEGER", Kind.INTEGER),
+    exp.DType.DECIMAL: ("NUMERIC", Kind.NUMBER),
+    exp.DType.FLOAT: ("REAL", Kind.NUMBER),
+    exp.DType.VARBINARY: ("BLOB", Kind.ANY),
+    exp.DType.BLOB: ("BLOB", Kind.ANY),
 }
-_REFUSED: dict[type[exp.Expression], tuple[str, str]] = {
+_REFUSED: dict[type[exp.Expr], tuple[str, str]] = {
     exp.Like: ("`LIKE` is not supported", "compare `substring(x, 1, n)`, or use `instr`"),
     exp.ILike: ("`ILIKE` is not supported", "compare `lower(substring(x, 1, n))`, or use `instr`"),
     exp.RegexpLike: ("regular expressions are not supported", "use `instr` or `substring`"),
@@ -36,8 +36,15 @@ _REFUSED: dict[type[exp.Expression], tuple[str, str]] = {
     exp.Select: ("a subquery is not supported here", "write `x IN (SELECT …)` as a condition of the WHERE"),
     exp.Exists: ("`EXISTS` is not supported", "write `auth.user_id() IN (SELECT …)`"),
     exp.Window: ("window functions are not supported", "compute the value in Postgres"),
-    exp.Any: ("`ANY` is not supported", "write `x IN array`"),
 }
+_WORDS = {"order": "ORDER BY", "group": "GROUP BY", "locks": "FOR UPDATE", "on": "DISTINCT ON", "sample": "TABLESAMPLE"}
+_HINTS = {
+    "with": "write the query under `with:` of the stream",
+    "order": "a device sorts in its own queries",
+    "limit": "say in the WHERE which rows are synced",
+    "group": "aggregate in Postgres, or on the device",
+}
+_MOMENTS = frozenset({"current_date", "current_time", "current_timestamp", "localtime", "localtimestamp"})
 _LARGEST = 2**63 - 1
 
 
@@ -47,7 +54,7 @@ class Names(Protocol):
     def column(self, node: exp.Column) -> Frag:
         """The value of a column. Raises RuleError when there is none of that name, or several."""
 
-    def row_function(self, qualifier: str | None, name: str, node: exp.Expression) -> Frag:
+    def row_function(self, qualifier: str | None, name: str, node: exp.Expr) -> Frag:
         """The value of `alias.table_suffix()` and its like."""
 
 
@@ -56,7 +63,7 @@ class Scalars:
 
     def __init__(self, source: SqlText) -> None:
         self._source = source
-        self._rules: dict[type[exp.Expression], Callable[..., Frag]] = {
+        self._rules: dict[type[exp.Expr], Callable[..., Frag]] = {
             exp.Paren: lambda node, names: self.frag(node.this, names),
             exp.Literal: self._literal,
             exp.Boolean: lambda node, _: self._build(node, Kind.CERTAIN, str(int(bool(node.this)))),
@@ -81,14 +88,14 @@ class Scalars:
             **dict.fromkeys(_COMPARISONS, self._compare),
             **dict.fromkeys(_ARITHMETIC, self._arithmetic),
         }
-        self._arguments: dict[type[exp.Expression], frozenset[str]] = {
+        self._arguments: dict[type[exp.Expr], frozenset[str]] = {
             exp.Div: frozenset({"this", "expression", "typed", "safe"}),
             exp.DPipe: frozenset({"this", "expression", "safe"}),
             exp.Cast: frozenset({"this", "to"}),
             exp.Literal: frozenset({"this", "is_string"}),
         }
 
-    def frag(self, node: exp.Expression, names: Names) -> Frag:
+    def frag(self, node: exp.Expr, names: Names) -> Frag:
         """The value of `node`. Raises RuleError for what the language does not have."""
         rule = self._rules.get(type(node))
         if rule is None:
@@ -99,13 +106,17 @@ class Scalars:
         translated: Frag = rule(node, names)
         return translated
 
-    def only(self, node: exp.Expression, allowed: frozenset[str]) -> None:
+    def only(self, node: exp.Expr, allowed: frozenset[str]) -> None:
         """Refuse a node with parts that would otherwise be ignored."""
         for name, value in node.args.items():
             if value and name not in allowed:
-                raise self.fail(Code.UNSUPPORTED, f"`{name.rstrip('_').upper()}` is not supported", node)
+                part = value[0] if isinstance(value, list) else value
+                where = part if isinstance(part, exp.Expr) else node
+                word = name.rstrip("_")
+                hint = _HINTS.get(word, "")
+                raise self.fail(Code.UNSUPPORTED, f"`{_WORDS.get(word, word.upper())}` is not supported", where, hint)
 
-    def refused(self, node: exp.Expression) -> RuleError:
+    def refused(self, node: exp.Expr) -> RuleError:
         for kind, (message, suggestion) in _REFUSED.items():
             if isinstance(node, kind):
                 return self.fail(Code.UNSUPPORTED, message, node, suggestion)
@@ -113,10 +124,10 @@ class Scalars:
         named = f" `{what}`" if 0 < len(what) <= 60 else ""
         return self.fail(Code.UNSUPPORTED, f"this expression{named} is not supported ({type(node).__name__})", node)
 
-    def fail(self, code: Code, message: str, node: exp.Expression, suggestion: str = "") -> RuleError:
+    def fail(self, code: Code, message: str, node: exp.Expr, suggestion: str = "") -> RuleError:
         return RuleError(code, message, self._source.place_of(node), suggestion)
 
-    def _build(self, node: exp.Expression, kind: Kind, *pieces: str | Frag) -> Frag:
+    def _build(self, node: exp.Expr, kind: Kind, *pieces: str | Frag) -> Frag:
         return build(kind, self._source.place_of(node), *pieces)
 
     def _literal(self, node: exp.Literal, _: Names) -> Frag:
@@ -138,6 +149,8 @@ class Scalars:
     def _column(self, node: exp.Column, names: Names) -> Frag:
         if isinstance(node.this, exp.Star):
             raise self.fail(Code.UNSUPPORTED, "`*` is not supported here", node, "name the column")
+        if not node.table and str(node.name).lower() in _MOMENTS and not node.this.args.get("quoted"):
+            return functions.call(str(node.name).lower(), [], [], self._source.place_of(node))  # refused there
         if node.args.get("db") or node.args.get("catalog"):
             raise self.fail(
                 Code.UNSUPPORTED, "a column may not be qualified by a schema", node, "give the table an alias"
@@ -163,8 +176,7 @@ class Scalars:
             if function.expressions:
                 raise self.fail(Code.UNKNOWN_FUNCTION, f"`{name}` takes no arguments", node)
             return names.row_function(qualifier, name, node)
-        hint = "write `auth.user_id()` and its like" if qualifier == "request" else "request values are `auth.…`, \
-`connection.…` and `subscription.…`".replace("\\\n", "")
+        hint = "values of the request are called `auth.…`, `connection.…` and `subscription.…`"
         raise self.fail(Code.UNKNOWN_FUNCTION, f"unknown function `{qualifier}.{name}`", node, hint)
 
     def _request_value(self, schema: str, name: str, function: exp.Anonymous, node: exp.Dot) -> Frag:
@@ -180,7 +192,7 @@ class Scalars:
         hint = f"there are {known}`{schema}.parameters()` and `{schema}.parameter('name')`"
         raise self.fail(Code.UNKNOWN_FUNCTION, f"unknown use of `{schema}.{name}`", node, hint)
 
-    def _equal(self, node: exp.EQ, names: Names) -> Frag:
+    def _equal(self, node: exp.Binary, names: Names) -> Frag:
         left, right = self.frag(node.this, names), self.frag(node.expression, names)
         return equal(left, right, self._source.place_of(node))
 
@@ -283,12 +295,12 @@ class Scalars:
         return self._build(node, kind, "(+CAST(", value, f" AS {name}))")
 
 
-def identifier(node: exp.Expression) -> str:
+def identifier(node: exp.Expr) -> str:
     """The name that an identifier stands for: unquoted ones are lower-cased."""
     return str(node.name) if node.args.get("quoted") else str(node.name).lower()
 
 
-def in_list(node: exp.In) -> list[exp.Expression] | None:
+def in_list(node: exp.In) -> list[exp.Expr] | None:
     """The items of `IN (…)`, `IN ARRAY[…]` and `IN ROW(…)`; None for other forms."""
     if node.expressions:
         return list(node.expressions)

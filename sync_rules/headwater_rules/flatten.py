@@ -45,6 +45,8 @@ class _Select:
 
     def run(self, node: exp.Select) -> Selection:
         self._scalars.only(node, _SELECT_PARTS)
+        if node.args.get("distinct"):
+            self._scalars.only(node.args["distinct"], frozenset())  # no device has a row twice, but ON would choose
         if not node.args.get("from_"):
             raise self._fail(Code.UNSUPPORTED, "a query needs a FROM", node, "select from the table to sync")
         self._from(node.args["from_"].this)
@@ -68,7 +70,7 @@ class _Select:
             raise self._fail(Code.UNSUPPORTED, f"`json_each` has no column `{name}` here", node, "use its `value`")
         return Frag((Ref(relation, name),), Kind.ANY, place)
 
-    def row_function(self, qualifier: str | None, name: str, node: exp.Expression) -> Frag:
+    def row_function(self, qualifier: str | None, name: str, node: exp.Expr) -> Frag:
         """See `Names`."""
         relation = self._relation(qualifier, node) if qualifier else self._only_relation(node)
         table = self._context.instances[relation] if isinstance(relation, int) else None
@@ -80,13 +82,13 @@ class _Select:
             self._warn(Code.NO_EFFECT, message, place, 'name the table `"prefix_%"`')
         return Frag((Ref(relation, _ROW_FUNCTIONS[name].value),), Kind.ANY, place)
 
-    def _fail(self, code: Code, message: str, node: exp.Expression, suggestion: str = "") -> RuleError:
+    def _fail(self, code: Code, message: str, node: exp.Expr, suggestion: str = "") -> RuleError:
         return self._scalars.fail(code, message, node, suggestion)
 
     def _warn(self, code: Code, message: str, place: Place, suggestion: str) -> None:
         self._context.report.add(RuleError(code, message, place, suggestion, Severity.WARNING))
 
-    def _only_relation(self, node: exp.Expression) -> Relation:
+    def _only_relation(self, node: exp.Expr) -> Relation:
         relations = self._scope.relations
         if len(relations) != 1:
             hint = f"write `{next(iter(relations))}.…`" if relations else ""
@@ -95,7 +97,7 @@ class _Select:
             )
         return next(iter(relations.values()))
 
-    def _relation(self, name: str, node: exp.Expression) -> Relation:
+    def _relation(self, name: str, node: exp.Expr) -> Relation:
         scope: Scope | None = self._scope
         while scope is not None:
             if name in scope.relations:
@@ -118,7 +120,7 @@ class _Select:
         if join.args.get("on"):
             self._conditions.append(self._guarded(join.args["on"], negate=False))
 
-    def _from(self, node: exp.Expression) -> None:
+    def _from(self, node: exp.Expr) -> None:
         alias = node.args.get("alias")
         if alias is not None and alias.args.get("columns"):
             raise self._fail(Code.UNSUPPORTED, "column names after an alias are not supported", node)
@@ -151,7 +153,7 @@ class _Select:
         number = self._context.add_each(self._scalars.frag(call.expressions[0], self))
         self._name(name or function, number, node)
 
-    def _derive(self, node: exp.Expression, name: str, selection: Selection) -> None:
+    def _derive(self, node: exp.Expr, name: str, selection: Selection) -> None:
         columns: dict[str, Frag] = {}
         for column in selection.columns:
             if isinstance(column, Everything):
@@ -162,7 +164,7 @@ class _Select:
         self._conditions.append(selection.condition)
         self._name(name, columns, node)
 
-    def _name(self, name: str, relation: Relation, node: exp.Expression) -> None:
+    def _name(self, name: str, relation: Relation, node: exp.Expr) -> None:
         if name in self._scope.relations:
             raise self._fail(Code.UNKNOWN_NAME, f"two tables are called `{name}`", node, "give one of them an alias")
         self._scope.relations[name] = relation
@@ -192,7 +194,7 @@ class _Select:
                 self._context.report.add(error)
         return columns
 
-    def _item(self, item: exp.Expression) -> list[Column | Everything]:
+    def _item(self, item: exp.Expr) -> list[Column | Everything]:
         if isinstance(item, exp.Alias):
             return [Column(identifier(item.args["alias"]), self._scalars.frag(item.this, self))]
         if isinstance(item, exp.Star):
@@ -209,7 +211,7 @@ class _Select:
         self._warn(Code.UNNAMED_COLUMN, message, value.place, "add `AS name`")
         return [Column(name, value)]
 
-    def _star(self, relation: Relation, item: exp.Expression) -> list[Column | Everything]:
+    def _star(self, relation: Relation, item: exp.Expr) -> list[Column | Everything]:
         if isinstance(relation, dict):
             return [Column(name, value) for name, value in relation.items()]
         if isinstance(self._context.instances[relation], Each):
@@ -218,7 +220,7 @@ class _Select:
 
     # WHERE and ON
 
-    def _condition(self, node: exp.Expression, *, negate: bool) -> Condition:
+    def _condition(self, node: exp.Expr, *, negate: bool) -> Condition:
         match node:
             case exp.Paren():
                 return self._condition(node.this, negate=negate)
@@ -231,6 +233,8 @@ class _Select:
                 return self._in_select(node, negate=negate)
             case exp.In() if in_list(node) is None and node.args.get("field") is not None:
                 return self._in_expression(node, node.args["field"], negate=negate)
+            case exp.In() if not negate:
+                return self._in_values(node)
             case exp.ArrayOverlaps():
                 return self._overlap(node, negate=negate)
             case exp.EQ() if not negate:
@@ -239,7 +243,7 @@ class _Select:
         value = self._scalars.frag(node, self)
         return Atom(negated(value) if negate else truth(value))
 
-    def _guarded(self, node: exp.Expression, *, negate: bool) -> Condition:
+    def _guarded(self, node: exp.Expr, *, negate: bool) -> Condition:
         try:
             return self._condition(node, negate=negate)
         except RuleError as error:
@@ -255,7 +259,7 @@ class _Select:
             raise self._fail(Code.UNSUPPORTED, "expected a SELECT statement", node, "use several queries")
         return self._member(self._scalars.frag(node.this, self), self._inner(inner), node)
 
-    def _in_expression(self, node: exp.In, array: exp.Expression, *, negate: bool) -> Condition:
+    def _in_expression(self, node: exp.In, array: exp.Expr, *, negate: bool) -> Condition:
         left = self._scalars.frag(node.this, self)
         if isinstance(array, exp.Column) and self._cte(array) is not None:
             if negate:
@@ -269,11 +273,19 @@ class _Select:
         number, element = self._element(elements)
         return _link(left, element, self._text.place_of(node), frozenset({number}))
 
-    def _member(self, left: Frag, selection: Selection, node: exp.Expression) -> Condition:
+    def _in_values(self, node: exp.In) -> Condition:
+        """A list; where its items come from elsewhere than the left side, one equality for each."""
+        whole = truth(self._scalars.frag(node, self))
+        if len({self._context.owner(source) for source in whole.sources}) <= 1:
+            return Atom(whole)
+        left, place = self._scalars.frag(node.this, self), self._text.place_of(node)
+        return Either(tuple(_link(left, self._scalars.frag(item, self), place) for item in in_list(node) or ()))
+
+    def _member(self, left: Frag, selection: Selection, node: exp.Expr) -> Condition:
         link = _link(left, self._single(selection, node), self._text.place_of(node), selection.tables)
         return All((link, selection.condition))
 
-    def _single(self, selection: Selection, node: exp.Expression) -> Frag:
+    def _single(self, selection: Selection, node: exp.Expr) -> Frag:
         columns = selection.columns
         if len(columns) != 1 or isinstance(columns[0], Everything):
             raise self._fail(Code.UNSUPPORTED, "this subquery must select exactly one named column", node)
@@ -302,7 +314,7 @@ class _Select:
                 sides.append(element)
         return All((_link(sides[0], sides[1], self._text.place_of(node), frozenset(tables)), *conditions))
 
-    def _no_negation(self, node: exp.Expression, what: str) -> RuleError:
+    def _no_negation(self, node: exp.Expr, what: str) -> RuleError:
         hint = "access can follow from a row that is there, not from one that is missing"
         return self._fail(Code.UNSUPPORTED, f"`{what}` is not supported", node, hint)
 

@@ -92,6 +92,12 @@ def truth(frag: Frag) -> Frag:
             return build(Kind.CERTAIN, place, "(ifnull(", frag, ", 0) <> 0)")
         case Kind.TEXT:
             return build(Kind.CERTAIN, place, "(ifnull(CAST(", frag, " AS INTEGER), 0) <> 0)")
+        case Kind.ANY:
+            return _any_truth(frag)
+
+
+def _any_truth(frag: Frag) -> Frag:
+    place = frag.place
     if not frag.simple:
         return build(Kind.CERTAIN, place, "hw_truth(", frag, ")")
     by_type = (

@@ -41,14 +41,25 @@ _PLAIN = {
 }
 _SPECIAL = {"iif": (3, 3), "json_extract": (2, 2), "json_array_length": (1, 2), "unixepoch": (1, 3), "datetime": (1, 3)}
 _MODIFIERS = frozenset({"unixepoch", "subsec", "subsecond"})
-_NONDETERMINISTIC = frozenset({"now", "random", "randomblob", "gen_random_uuid", "clock_timestamp", "current_timestamp"})
+_NONDETERMINISTIC = frozenset(
+    {
+        "now", "random", "randomblob", "gen_random_uuid", "uuid_generate_v4", "clock_timestamp", "current_timestamp",
+        "current_date", "current_time", "localtime", "localtimestamp",
+    }
+)  # fmt: skip
+_INSTEAD = {
+    "any": "write `x IN array`",
+    "substr": "write `substring`",
+    "count": "aggregate in Postgres, or on the device",
+    "nullif": "write `CASE WHEN a = b THEN NULL ELSE a END`",
+}
 
 REQUEST_SCHEMAS = {"auth": "claims", "connection": "connection", "subscription": "subscription"}
 ROW_FUNCTIONS = frozenset({"row_id", "table_name", "table_suffix", "schema"})
 KNOWN = frozenset({*_PLAIN, *_SPECIAL})
 
 
-def call(name: str, arguments: Sequence[Frag], nodes: Sequence[exp.Expression], place: Place) -> Frag:
+def call(name: str, arguments: Sequence[Frag], nodes: Sequence[exp.Expr], place: Place) -> Frag:
     """The call of a function on translated arguments; `nodes` are the same as written, for those that must be
     literals. Raises RuleError for an unknown function or a wrong number of arguments."""
     plain = _PLAIN.get(name)
@@ -66,13 +77,15 @@ def call(name: str, arguments: Sequence[Frag], nodes: Sequence[exp.Expression], 
         case "json_extract":
             return json_access(arguments[0], _rooted(nodes[1], place), "->>", place)
         case "json_array_length":
-            inner = arguments[0] if len(nodes) == 1 else json_access(arguments[0], _rooted(nodes[1], place), "->", place)
+            inner = (
+                arguments[0] if len(nodes) == 1 else json_access(arguments[0], _rooted(nodes[1], place), "->", place)
+            )
             return _written("json_array_length", [inner], Kind.INTEGER, place)
         case _:
             return _moment(name, arguments[0], nodes[1:], place)
 
 
-def json_access(value: Frag, path: exp.Expression, operator: str, place: Place) -> Frag:
+def json_access(value: Frag, path: exp.Expr, operator: str, place: Place) -> Frag:
     """`value -> path` or `value ->> path`. Raises RuleError when the path is no literal."""
     if value.kind in {Kind.CERTAIN, Kind.LOGICAL}:
         raise RuleError(
@@ -100,7 +113,7 @@ def _written(name: str, arguments: Sequence[Frag], kind: Kind, place: Place) -> 
     return build(kind, place, *pieces, ")")
 
 
-def _segments(path: exp.Expression, place: Place) -> list[str]:
+def _segments(path: exp.Expr, place: Place) -> list[str]:
     if not isinstance(path, exp.Literal):
         raise RuleError(Code.UNSUPPORTED, "the path of a JSON access must be a literal", place, "write it in quotes")
     text = str(path.this)
@@ -114,7 +127,7 @@ def _segments(path: exp.Expression, place: Place) -> list[str]:
     return segments
 
 
-def _rooted(path: exp.Expression, place: Place) -> exp.Expression:
+def _rooted(path: exp.Expr, place: Place) -> exp.Expr:
     if isinstance(path, exp.Literal) and path.is_string and not str(path.this).startswith("$"):
         raise RuleError(Code.UNSUPPORTED, "this JSON path must start with `$`", place, "write `$.key`")
     return path
@@ -134,7 +147,7 @@ def _key(segment: str) -> str:
     return "." + json.dumps(segment, ensure_ascii=False)
 
 
-def _moment(name: str, value: Frag, modifiers: Sequence[exp.Expression], place: Place) -> Frag:
+def _moment(name: str, value: Frag, modifiers: Sequence[exp.Expr], place: Place) -> Frag:
     written = []
     for modifier in modifiers:
         text = str(modifier.this).lower() if isinstance(modifier, exp.Literal) and modifier.is_string else ""
@@ -159,5 +172,5 @@ def _unknown(name: str, place: Place) -> RuleError:
             place,
             "keep the value in a column of the row",
         )
-    hint = did_you_mean(name, KNOWN) or f"the functions are {', '.join(sorted(KNOWN))}"
+    hint = _INSTEAD.get(name) or did_you_mean(name, KNOWN) or f"the functions are {', '.join(sorted(KNOWN))}"
     return RuleError(Code.UNKNOWN_FUNCTION, f"unknown function `{name}`", place, hint)

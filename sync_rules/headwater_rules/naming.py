@@ -12,7 +12,16 @@ from collections.abc import Iterable
 
 import orjson
 
-from headwater_rules.plan import SEMANTICS_VERSION, ConversionOptions, Expr, Output, RowSource, Star, TablePattern, Value
+from headwater_rules.plan import (
+    SEMANTICS_VERSION,
+    ConversionOptions,
+    Expr,
+    Output,
+    RowSource,
+    Star,
+    TablePattern,
+    Value,
+)
 
 SHORT = 8  # hex digits of a digest that names show; a collision within a config is refused by the compiler
 

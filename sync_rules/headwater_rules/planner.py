@@ -217,9 +217,7 @@ class _Term:
 
     def _lookup(self, table: int, provided: dict[int, int], outputs: dict[int, tuple[Expr, ...]]) -> LookupDraft:
         earlier = {other: stage for other, stage in provided.items() if stage < provided[table]}
-        pairs = [
-            (key, source) for key, sources in self._keyed(table, earlier, outputs).items() for source in sources
-        ]
+        pairs = [(key, source) for key, sources in self._keyed(table, earlier, outputs).items() for source in sources]
         instance = self._context.instances[table]
         assert isinstance(instance, Table)
         return LookupDraft(

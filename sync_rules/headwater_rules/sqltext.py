@@ -5,19 +5,21 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 from functools import cached_property
+from typing import ClassVar
 
 import sqlglot
 from sqlglot import exp
 from sqlglot.dialects.postgres import Postgres
 from sqlglot.errors import ParseError, TokenError
-from sqlglot.tokens import TokenType
+from sqlglot.parsers.postgres import PostgresParser
+from sqlglot.tokenizer_core import TokenType
 
 from headwater_rules.errors import Code, Place, RuleError, place_in
 
 MAX_SQL = 100_000  # characters of one query
 
 
-def _parse_in(parser: Postgres.Parser, this: exp.Expression) -> exp.Expression:
+def _parse_in(parser: PostgresParser, this: exp.Expr | None) -> exp.Expr | None:
     # `x IN a ->> 'b'` is no standard SQL, and sqlglot would read `(x IN a) ->> 'b'`
     if parser._curr and parser._curr.token_type in {TokenType.L_PAREN, TokenType.UNNEST}:
         return parser._parse_in(this)
@@ -27,12 +29,12 @@ def _parse_in(parser: Postgres.Parser, this: exp.Expression) -> exp.Expression:
 class RuleDialect(Postgres):
     """Postgres' grammar with every function left as it is written: the language has its own list of them."""
 
-    class Parser(Postgres.Parser):
-        FUNCTIONS: dict[str, object] = {}
-        NO_PAREN_FUNCTIONS: dict[object, object] = {}
-        FUNCTION_PARSERS = {"CAST": Postgres.Parser.FUNCTION_PARSERS["CAST"]}
-        NO_PAREN_FUNCTION_PARSERS = {"CASE": Postgres.Parser.NO_PAREN_FUNCTION_PARSERS["CASE"]}
-        RANGE_PARSERS = {**Postgres.Parser.RANGE_PARSERS, TokenType.IN: _parse_in}
+    class Parser(PostgresParser):
+        FUNCTIONS: ClassVar = {}
+        NO_PAREN_FUNCTIONS: ClassVar = {}
+        FUNCTION_PARSERS = {"CAST": PostgresParser.FUNCTION_PARSERS["CAST"]}
+        NO_PAREN_FUNCTION_PARSERS = {"CASE": PostgresParser.NO_PAREN_FUNCTION_PARSERS["CASE"]}
+        RANGE_PARSERS = {**PostgresParser.RANGE_PARSERS, TokenType.IN: _parse_in}
         JSON_OPERATORS = {
             TokenType.ARROW: lambda _, this, path: exp.JSONExtract(this=this, expression=path),
             TokenType.DARROW: lambda _, this, path: exp.JSONExtractScalar(this=this, expression=path),
@@ -56,7 +58,7 @@ class SqlText:
         last = max((len(self.sql) if end is None else end) - 1, start)
         return place_in(self.document, self._offset(start), self._offset(last) + 1)
 
-    def place_of(self, node: exp.Expression) -> Place:
+    def place_of(self, node: exp.Expr) -> Place:
         """Where a node stands; the nearest ancestor with a position, if it has none itself."""
         span = _span(node)
         while span is None and node.parent is not None:
@@ -64,7 +66,7 @@ class SqlText:
             span = _span(node)
         return self.place(*span) if span else self.place()
 
-    def source_of(self, node: exp.Expression) -> str:
+    def source_of(self, node: exp.Expr) -> str:
         """The SQL of a node, on one line."""
         span = _span(node)
         return " ".join(self.sql[slice(*span)].split()) if span else ""
@@ -143,7 +145,7 @@ def _position(sql: str, line: int, column: int) -> int:
     return min(sum(len(each) + 1 for each in lines[: line - 1]) + column, len(sql))
 
 
-def _span(node: exp.Expression) -> tuple[int, int] | None:
+def _span(node: exp.Expr) -> tuple[int, int] | None:
     starts = [item.meta["start"] for item in node.walk() if "start" in item.meta]
     ends = [item.meta["end"] for item in node.walk() if "end" in item.meta]
     return (min(starts), max(ends) + 1) if starts and ends else None

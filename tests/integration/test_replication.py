@@ -45,7 +45,7 @@ def truth(source: SourceDb, owner: str) -> dict[tuple[str, str], dict[str, objec
     return {("notes", r[0]): {"id": r[0], "owner": r[1], "body": r[2], "n": r[3]} for r in rows}
 
 
-def bodies(deployment: Deployment, user: str) -> list[object]:
+def bodies(deployment: Deployment, user: str) -> list[str]:
     return sorted(str(row["body"]) for row in deployment.rows(user).values())
 
 
@@ -57,7 +57,7 @@ def test_the_snapshot_equals_sql_truth_and_was_read_by_spark(deploy: Deploy, sou
     deployment = deploy(NOTES).start()
     for user in ("u0", "u1", "u2"):
         assert deployment.rows(user) == truth(source_db, user)
-    (record,) = SqliteStore(deployment.directory).bulk_records()
+    (record,) = deployment.bulk_records()
     assert record.tasks >= 1
     assert record.application
     assert record.rows == 20000
@@ -274,7 +274,7 @@ def test_a_restart_continues_where_the_store_stands(deploy: Deploy, source_db: S
     deployment.start()
     assert deployment.rows("a") == truth(source_db, "a")
     assert deployment.op_count() == before + 1
-    assert len(SqliteStore(deployment.directory).bulk_records()) == 1
+    assert len(deployment.bulk_records()) == 1
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,8 @@ def bundled_chromium() -> Path:
     )
     for archive in unfinished.glob("*.tar"):
         with tarfile.open(archive) as tar:
-            tar.extractall(unfinished, filter="data")
+            tar.extraction_filter = getattr(tarfile, "data_filter", None)  # Python before 3.11.4 has none
+            tar.extractall(unfinished)
         archive.unlink()
     (unfinished / "fonts.conf").write_text(_FONTS)
     (unfinished / "chromium").chmod(0o755)

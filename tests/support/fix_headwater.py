@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import apsw
 import pytest
@@ -21,13 +22,15 @@ from headwater.replication.replicator import Replicator
 from headwater.source.catalog import load_publications
 from headwater.source.connect import SourceSettings
 from headwater.source.snapshot import BulkProgress
-from headwater.storage.contract import StoreReader
+from headwater.storage.contract import BulkRecord, StoreReader
 from headwater.storage.sqlite import SqliteStore
 from headwater_rules.compile import compile_config
-from headwater_rules.evaluate import resolve
+from headwater_rules.requests import resolve
 from headwater_rules.results import SyncRequest
-from tests.support.fix_postgres import SourceDb
 from tests.support.model_device import ModelBucket, contents, parse_ops
+
+if TYPE_CHECKING:  # plugins must not import each other: pytest rewrites each as it loads it
+    from tests.support.fix_postgres import SourceDb
 
 DEADLINE = 60.0
 
@@ -153,6 +156,14 @@ class Deployment:
         """What a new device of this user shows, after everything committed so far."""
         self.caught_up()
         return contents(self.buckets(user, **claims).values())
+
+    def bulk_records(self) -> list[BulkRecord]:
+        """The bulk jobs that the store tells of."""
+        store = SqliteStore(self.directory)
+        try:
+            return store.bulk_records()
+        finally:
+            store.close()
 
     def op_count(self) -> int:
         """How many ops the store has given to clients, all buckets together."""

@@ -1,4 +1,4 @@
-"""A device as the protocol describes it, in plain Python: folds ops, sums checksums. Shares no code with the service."""
+"""A device as the protocol describes it: folds ops, sums checksums. Shares no code with the service."""
 
 from __future__ import annotations
 

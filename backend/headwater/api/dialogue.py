@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
-from headwater.api.plans import Plans
 from headwater.api.reading import Reading
 from headwater.errors import HeadwaterError, Kind
 from headwater.oplog.op import OpId
-from headwater.storage.contract import StoreReader, WriteCheckpoint
+from headwater.storage.contract import StoredConfig, StoreReader, WriteCheckpoint
 from headwater.sync.interest import Interest, News, reached
 from headwater.sync.request import StreamRequest
 from headwater.sync.session import Line, Session, View
-from headwater_rules.results import Resolution, SyncRequest
+from headwater_rules.results import LookupReader, Resolution, SyncRequest
 
 BATCH_BYTES = 256 * 1024
 """What a stream reads ahead of its client, short of the last chunk."""
@@ -23,6 +23,12 @@ class ConfigReplacedError(HeadwaterError):
 
     kind = Kind.RETRY
     code = "HW_6001"
+
+
+class Resolver(Protocol):
+    """Answers which buckets a request gives under a config."""
+
+    def resolve(self, config: StoredConfig, request: SyncRequest, read: LookupReader) -> Resolution: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +44,11 @@ class Dialogue:
     """One thread at a time. After each call `interest` and `op_id` say what the answer was made of."""
 
     def __init__(
-        self, request: StreamRequest, claims: SyncRequest, write_key: str, plans: Plans, reader: StoreReader
+        self, request: StreamRequest, claims: SyncRequest, write_key: str, resolver: Resolver, reader: StoreReader
     ) -> None:
         self._request = claims
         self.write_key = write_key
-        self._plans = plans
+        self._resolver = resolver
         self._reader = reader
         self._session = Session(request.positions, raw=request.raw_data)
         self.config_id: int | None = None
@@ -100,7 +106,7 @@ class Dialogue:
         return self._fill(line or b"", reading)
 
     def _resolve(self, reading: Reading) -> Resolution:
-        return self._plans.resolve(reading.config, self._request, reading.lookups)
+        return self._resolver.resolve(reading.config, self._request, reading.lookups)
 
     def _fill(self, line: bytes, source: Reading | StoreReader) -> Batch:
         parts, size, ops = [line], len(line), 0

@@ -68,35 +68,32 @@ class TooManyRequestsError(ApiError):
 
 
 def error_response(error: Exception) -> Response:
-    """The answer to a request that failed with `error`."""
-    if isinstance(error, TooManyRequestsError):
-        return Response(status_code=error.status)
-    if isinstance(error, HTTPException):
-        return _body("HTTPException", "PSYNC_S2001", error.status_code, error.detail)
-    if isinstance(error, RuleLimitError):
-        return _body(
-            type(error).__name__,
-            error.code,
-            422,
-            f"the request needs more than {error.limit} {error.what}",
-            "narrow the streams' queries or raise the limit",
-        )
-    if isinstance(error, HeadwaterError):
-        return _body(type(error).__name__, error.code, status_of(error), error.what, error.fix)
-    return _body("InternalServerError", "PSYNC_S2001", 500, "Something went wrong")
+    """The answer to a request that failed with `error`. What went wrong inside stays in the log: an inner message
+    may name hosts and files."""
+    match error:
+        case TooManyRequestsError():
+            return Response(status_code=error.status)
+        case ApiError():
+            return _body(error, error.code, error.status, error.what, error.fix)
+        case InvalidRequestError():
+            return _body(error, error.code, 400, error.what, error.fix)
+        case RuleLimitError():
+            what = f"the request needs more than {error.limit} {error.what}"
+            return _body(error, error.code, 422, what, "narrow the streams' queries or raise the limit")
+        case HTTPException():
+            return _body(error, "PSYNC_S2001", error.status_code, error.detail)
+        case HeadwaterError(kind=Kind.RETRY):
+            return _body(error, error.code, 503, "the service can't reach a database it needs", "try again")
+        case HeadwaterError():
+            return _body(error, error.code, 500, "the service is not able to answer", "its log says why")
+        case _:
+            return _body(error, "PSYNC_S2001", 500, "Something went wrong", "the service's log says what")
 
 
-def status_of(error: HeadwaterError) -> int:
-    """HTTP status of one of our errors."""
-    if isinstance(error, ApiError):
-        return error.status
-    if isinstance(error, InvalidRequestError):
-        return 400
-    return 503 if error.kind is Kind.RETRY else 500
-
-
-async def on_known_error(_: Request, error: Exception) -> Response:
+async def on_known_error(request: Request, error: Exception) -> Response:
     """Starlette's hook for errors that we raise on purpose."""
+    if isinstance(error, HeadwaterError) and not isinstance(error, ApiError | InvalidRequestError):
+        log.error("%s %s failed: %s", request.method, request.url.path, error)
     return error_response(error)
 
 
@@ -113,8 +110,13 @@ async def on_unexpected_error(request: Request, error: Exception) -> Response:
     return error_response(error)
 
 
-def _body(name: str, code: str, status: int, description: str, details: str = "") -> Response:
-    error: dict[str, object] = {"name": name, "code": code, "status": status, "description": description}
+def _body(error: Exception, code: str, status: int, description: str, details: str = "") -> Response:
+    body: dict[str, object] = {
+        "name": type(error).__name__,
+        "code": code,
+        "status": status,
+        "description": description,
+    }
     if details:
-        error["details"] = details
-    return JSONResponse({"error": error}, status_code=status)
+        body["details"] = details
+    return JSONResponse({"error": body}, status_code=status)

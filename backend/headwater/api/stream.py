@@ -20,10 +20,9 @@ from starlette.types import Receive, Scope, Send
 
 from headwater.api.auth.verify import Principal, Verifier
 from headwater.api.body import read_body
-from headwater.api.dialogue import Batch, ConfigReplacedError, Dialogue
+from headwater.api.dialogue import Batch, ConfigReplacedError, Dialogue, Resolver
 from headwater.api.errors import NoActiveConfigError, NotAcceptableError, ShuttingDownError, TooManyRequestsError
 from headwater.api.hub import REPLACED, Hub
-from headwater.api.plans import Plans
 from headwater.api.reading import StoreThreads
 from headwater.errors import HeadwaterError
 from headwater.storage.contract import StoreReader
@@ -48,12 +47,12 @@ class SyncStream:
     """The ASGI endpoint. Holds what all streams of the process share."""
 
     def __init__(
-        self, reader: StoreReader, threads: StoreThreads, hub: Hub, plans: Plans, verifier: Verifier, limit: int
+        self, reader: StoreReader, threads: StoreThreads, hub: Hub, resolver: Resolver, verifier: Verifier, limit: int
     ) -> None:
         self._reader = reader
         self._threads = threads
         self._hub = hub
-        self._plans = plans
+        self._resolver = resolver
         self._verifier = verifier
         self._limit = limit
         self._open = 0
@@ -88,7 +87,7 @@ class SyncStream:
             asked,
             SyncRequest(user.claims, asked.parameters, asked.include_defaults, asked.subscriptions),
             write_key(user.user_id, asked.client_id),
-            self._plans,
+            self._resolver,
             self._reader,
         )
         stream = _Stream(dialogue, user, asked, self._threads, self._hub)

@@ -24,10 +24,11 @@ from headwater.oplog.change import (
     Update,
 )
 from headwater.oplog.lsn import ZERO, Lsn
-from headwater.oplog.transform import row_ops, RowKeys, decode_members
+from headwater.oplog.transform import RowKeys, decode_members, row_ops
 from headwater.replication.errors import ProtocolError, SchemaChangedError
 from headwater.replication.fold import Fold, FullCells
 from headwater.replication.live import LiveContext, LiveTable
+from headwater.replication.schema import SchemaWatch
 from headwater.source.fetch import RowFetcher
 from headwater.storage.contract import Flush, Lease, Progress, StoredTable, StoreWriter
 
@@ -50,6 +51,7 @@ class Applier:
         stored: Sequence[StoredTable],
         position: Lsn,
         fetcher: RowFetcher,
+        schema: SchemaWatch,
     ) -> None:
         self._store = store
         self._lease = lease
@@ -57,6 +59,7 @@ class Applier:
         self._definitions = context.bucket_definitions()
         self._tables = context.tables(stored)
         self._fetcher = fetcher
+        self._schema = schema
         self.position = position
         self.in_transaction = False
         self.transactions = 0
@@ -119,15 +122,14 @@ class Applier:
 
     def _check_relation(self, relation: Relation) -> None:
         table = self._tables.get(relation.oid)
-        if table is None:
-            if self._context.table(0, relation, 0) is None:
-                return
-            what = "a table that the rules use is new to the stream"
-        elif table.relation == relation:
+        if table is None and self._context.table(0, relation, 0) is None:
             return
-        else:
-            what = "a table changed its name, columns or replica identity"
-        raise SchemaChangedError(what, f"{relation.schema}.{relation.name}", "its rows are read again")
+        self._schema.check()
+        if table is None or table.relation != relation:
+            # The catalog is ahead of the stream and back at what it was: what lies between has other columns
+            raise SchemaChangedError(
+                "a table was different for a while", f"{relation.schema}.{relation.name}", "its rows are read again"
+            )
 
     def _apply_pending(self) -> None:
         if not self._pending:

@@ -12,7 +12,8 @@ from psycopg import sql
 
 from headwater.oplog.lsn import format_lsn
 from headwater.replication.bulk import BulkWork
-from headwater.source.catalog import PublishedTable, load_types, published_tables
+from headwater.replication.schema import wanted_tables
+from headwater.source.catalog import PublishedTable, load_types
 from headwater.source.connect import SourceSettings, connect
 from headwater.source.slot import SnapshotKeeper, drop_slot, end_reader, slot_name, system_identity
 from headwater.source.snapshot import BulkProgress, SnapshotJob, SnapshotTable
@@ -68,10 +69,10 @@ class Bootstrap:
         with conn.transaction():
             conn.execute("set transaction isolation level repeatable read read only")
             conn.execute(sql.SQL("set transaction snapshot {}").format(keeper.snapshot))
-            published = [table for table in published_tables(conn, self.source.publications) if self._wanted(table)]
+            published = wanted_tables(conn, self.source, self.plan)
             types = load_types(conn, {c.type_oid for table in published for c in table.relation.columns})
         self._warn_missing(published)
-        pairs = [(table.relation, table.fingerprint) for table in published]
+        pairs = [(table.relation, table.shape) for table in published]
         staged = self.store.stage_tables(lease, self.source.tag, pairs)
         job = SnapshotJob(
             source=self.source,
@@ -83,10 +84,6 @@ class Bootstrap:
             directory=self.store.staging_directory(),
         )
         return staged, job
-
-    def _wanted(self, table: PublishedTable) -> bool:
-        relation = table.relation
-        return any(p.matches(self.source.tag, relation.schema, relation.name) for p in self.plan.tables())
 
     def _warn_missing(self, published: list[PublishedTable]) -> None:
         for pattern in self.plan.tables():

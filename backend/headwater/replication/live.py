@@ -11,8 +11,8 @@ from headwater.oplog.change import Relation
 from headwater.oplog.row_id import RowIdentity
 from headwater.oplog.transform import TableTransform
 from headwater.storage.contract import StoredTable
-from headwater_rules.rows import TableProgram, bind_table
 from headwater_rules.plan import SyncPlan
+from headwater_rules.rows import TableProgram, bind_table
 
 
 @dataclass(frozen=True, slots=True)

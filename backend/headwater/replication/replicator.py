@@ -17,6 +17,7 @@ from headwater.replication.bootstrap import Bootstrap
 from headwater.replication.bulk import BulkWork
 from headwater.replication.errors import SourceReplacedError
 from headwater.replication.live import LiveContext
+from headwater.replication.schema import SchemaWatch
 from headwater.source.catalog import load_types
 from headwater.source.connect import SourceSettings, connect
 from headwater.source.fetch import RowFetcher
@@ -87,7 +88,7 @@ class Replicator:
                     raise
                 must_read = must_read or error.kind is Kind.RESYNC
                 _log.warning("%s", error)
-                stop.wait(delay * random.uniform(0.8, 1.2))  # noqa: S311 - jitter
+                stop.wait(delay * random.uniform(0.8, 1.2))
                 delay = min(delay * 2, _LONGEST_DELAY)
 
     def _needs_snapshot(self, lease: Lease) -> bool:
@@ -133,8 +134,12 @@ class Replicator:
         with connect(self.source) as conn:
             types = load_types(conn, {c.type_oid for t in stored for c in t.relation.columns})
         context = LiveContext(self.source.tag, self.plan, types, self.store.subkey_salt())
-        with contextlib.closing(RowFetcher(self.source)) as fetcher:
-            applier = Applier(self.store, lease, context, stored, state.lsn, fetcher)
+        with (
+            contextlib.closing(RowFetcher(self.source)) as fetcher,
+            contextlib.closing(SchemaWatch(self.source, self.plan, stored)) as schema,
+        ):
+            schema.check()
+            applier = Applier(self.store, lease, context, stored, state.lsn, fetcher, schema)
             with ReplicationStream(self.source, state.slot, state.lsn, self.source.publications) as stream:
                 _log.info("following the stream from %s", format_lsn(state.lsn))
                 self.following()

@@ -14,6 +14,7 @@ from headwater.oplog.change import ReplicaIdentity
 from headwater.source.catalog import Publication, PublishedTable, load_publications, published_tables
 from headwater.source.connect import SourceSettings
 from headwater.source.slot import slot_name, slot_status
+from headwater_rules.plan import TablePattern
 
 SLOTS = 2  # the stream's own, and a temporary one that a re-sync needs
 
@@ -49,16 +50,20 @@ class SourceNotReady(HeadwaterError):
         return f"[{self.code}] {self.what} ({self.where}):{lines}"
 
 
-def check_source(conn: psycopg.Connection, settings: SourceSettings) -> list[Finding]:
+def check_source(
+    conn: psycopg.Connection, settings: SourceSettings, patterns: Sequence[TablePattern] | None = None
+) -> list[Finding]:
     """Everything that replication needs of the source, publications and their tables included.
 
-    Returns what is worth a warning. Raises SourceNotReady with all that is fatal.
+    With `patterns` only published tables that match one are looked at. Returns what is worth a warning. Raises
+    SourceNotReady with all that is fatal.
     """
     findings = server_findings(conn, settings)
     usable = publication_findings(conn, settings)
     findings += usable
     if not any(finding.fatal for finding in usable):
-        findings += table_findings(conn, published_tables(conn, settings.publications))
+        tables = published_tables(conn, settings.publications)
+        findings += table_findings(conn, [table for table in tables if _wanted(table, settings.tag, patterns)])
     return raise_if_fatal(findings, settings)
 
 
@@ -136,6 +141,11 @@ def keyless_finding(conn: psycopg.Connection, table: PublishedTable) -> Finding:
     alter = sql.SQL("ALTER TABLE {} REPLICA IDENTITY FULL").format(_identifier(table)).as_string(conn)
     what = f"{table.qualified_name} has no primary key, so Postgres refuses its updates and deletes"
     return Finding("HW_2017", what, f"add a primary key, or run {alter}", fatal=False)
+
+
+def _wanted(table: PublishedTable, tag: str, patterns: Sequence[TablePattern] | None) -> bool:
+    relation = table.relation
+    return patterns is None or any(pattern.matches(tag, relation.schema, relation.name) for pattern in patterns)
 
 
 def _lost_identity(table: PublishedTable) -> bool:

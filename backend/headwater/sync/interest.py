@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Set
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -10,7 +10,7 @@ from headwater.oplog.lsn import ZERO, Lsn
 from headwater.oplog.op import OpId
 from headwater.storage.contract import Touched, WriteCheckpoint
 
-Who = TypeVar("Who", bound=Hashable)
+Who = TypeVar("Who")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,34 @@
+"""`headwater api`: one process of the sync endpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from starlette.applications import Starlette
+from starlette.routing import BaseRoute
+
+from headwater.api.app import ApiSettings, create_app
+from headwater.api.auth.keys import StaticKeys
+from headwater.api.plans import RequestLimits
+from headwater.api.server import serve_app
+from headwater.config import ServiceConfig
+from headwater.source.head import SourceHead
+from headwater.storage.sqlite import SqliteStore
+
+
+def build(config: ServiceConfig, extra_routes: Sequence[BaseRoute] = ()) -> Starlette:
+    """The endpoint over the config's store and source."""
+    settings = ApiSettings(
+        keys=StaticKeys(config.keys),
+        audience=config.audience,
+        max_concurrent_connections=config.limits.max_concurrent_connections,
+        max_data_fetch_concurrency=config.limits.max_data_fetch_concurrency,
+        requests=RequestLimits(config.limits.max_buckets_per_connection, config.limits.max_parameter_query_results),
+    )
+    reader = SqliteStore.open_reader(config.store)
+    return create_app(settings, reader, SourceHead([config.source]), extra_routes)
+
+
+def run(config: ServiceConfig, host: str = "0.0.0.0") -> None:  # noqa: S104 - devices come from elsewhere
+    """Serve until SIGTERM or SIGINT."""
+    serve_app(build(config), host, config.port)

@@ -1,0 +1,73 @@
+"""`headwater source …`: what is done to a source before and beside replication."""
+
+from __future__ import annotations
+
+import click
+import psycopg
+
+from headwater.config import ServiceConfig
+from headwater.oplog.lsn import format_lsn
+from headwater.source.checks import check_source
+from headwater.source.connect import connect
+from headwater.source.prepare import prepare
+from headwater.source.slot import slot_name, slot_status
+from headwater.storage.sqlite import SqliteStore
+from headwater_rules.compile import compile_config
+
+
+def prepare_source(config: ServiceConfig, *, all_tables: bool, append_only: bool) -> None:
+    """Publish the tables that the sync config names, or all, and say what was done."""
+    tables = None if all_tables else compile_config(config.sync_config.read()).plan.tables()
+    prepared = prepare(config.source, tables, append_only=append_only)
+    for statement in prepared.done:
+        click.echo(f"ran: {statement}")
+    for finding in prepared.warnings:
+        click.echo(f"note: {finding}", err=True)
+    click.echo(f"ready: {len(prepared.tables)} tables are published from {config.source.address}")
+    for table in prepared.tables:
+        click.echo(f"  {table}")
+
+
+def show_status(config: ServiceConfig) -> None:
+    """How source, slot and store stand to each other."""
+    with connect(config.source, application_name="headwater status") as conn:
+        findings = check_source(conn, config.source)
+        slot = slot_status(conn, slot_name(config.source))
+        lag = _lag_bytes(conn, slot_name(config.source))
+    click.echo(f"source    {config.source.address}: reachable")
+    if slot is None:
+        click.echo("slot      none yet: the replicator makes it")
+    else:
+        reader = f"read by process {slot.active_pid}" if slot.active_pid else "nobody reads it"
+        click.echo(f"slot      {slot.name}: {slot.wal_status}, {reader}, {lag:,} bytes behind the source")
+    _show_store(config)
+    for finding in findings:
+        click.echo(f"note      {finding}")
+
+
+def _show_store(config: ServiceConfig) -> None:
+    if not (config.store / "store.db").is_file():
+        click.echo(f"store     {config.store}: none yet")
+        return
+    store = SqliteStore(config.store)
+    try:
+        state = store.source_state(config.source.tag)
+        if state is None:
+            click.echo(f"store     {config.store}: no snapshot yet")
+            return
+        click.echo(f"store     {config.store}: at {format_lsn(state.lsn)}")
+        for table in store.tables(config.source.tag):
+            relation = table.relation
+            click.echo(f"  {relation.schema}.{relation.name}  replica identity {relation.identity.name.lower()}")
+        for record in store.bulk_records()[-3:]:
+            seconds = record.finished - record.started
+            click.echo(f"  {record.kind}: {record.rows:,} rows, {record.tasks} Spark tasks, {seconds:.1f} s")
+    finally:
+        store.close()
+
+
+def _lag_bytes(conn: psycopg.Connection, name: str) -> int:
+    row = conn.execute(
+        "select pg_current_wal_lsn() - confirmed_flush_lsn from pg_replication_slots where slot_name = %s", [name]
+    ).fetchone()
+    return int(row[0] or 0) if row else 0

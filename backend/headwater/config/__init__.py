@@ -1,0 +1,28 @@
+"""The service config: read once, typed, with every mistake reported in one go. Nothing below reads the environment."""
+
+from headwater.config.errors import ConfigError, ConfigIssue
+from headwater.config.load import load_config
+from headwater.config.model import (
+    ApiConfig,
+    ClientAuth,
+    Logging,
+    ServiceConfig,
+    SparkConfig,
+    SqliteStorage,
+    SyncConfigText,
+)
+from headwater.config.origin import ConfigSource
+
+__all__ = [
+    "ApiConfig",
+    "ClientAuth",
+    "ConfigError",
+    "ConfigIssue",
+    "ConfigSource",
+    "Logging",
+    "ServiceConfig",
+    "SparkConfig",
+    "SqliteStorage",
+    "SyncConfigText",
+    "load_config",
+]

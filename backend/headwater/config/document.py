@@ -1,0 +1,211 @@
+"""A config's text as a tree whose every node knows its place, with `!env` filled in.
+
+YAML is composed, not constructed: the nodes keep line and column, and no tag can make anything but plain values.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from ruamel.yaml import YAML
+from ruamel.yaml.error import MarkedYAMLError, YAMLError
+from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
+
+from headwater.config.errors import ConfigError, ConfigIssue, Mark
+
+Scalar = None | bool | int | float | str
+
+_TAG: Final = "tag:yaml.org,2002:"
+_NUMBER: Final = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?")
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One value: a scalar, a mapping or a list. `mark` is None where the text has no lines to speak of."""
+
+    value: Scalar | dict[str, Item] | list[Item]
+    mark: Mark | None
+
+    @property
+    def kind(self) -> str:
+        """What it is, in words."""
+        match self.value:
+            case None:
+                return "nothing"
+            case bool():
+                return "true or false"
+            case int() | float():
+                return "a number"
+            case str():
+                return "text"
+            case dict():
+                return "a mapping"
+            case list():
+                return "a list"
+
+
+def parse_yaml(text: str, origin: str, environment: Mapping[str, str]) -> Item:
+    """The tree of a YAML text; an empty one is an empty mapping. Raises ConfigError with all that can't be read."""
+    try:
+        node = YAML(typ="safe", pure=True).compose(text)
+    except MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        what = error.problem or error.context or "it is not YAML"
+        at = Mark(mark.line + 1, mark.column + 1) if mark is not None else None
+        raise ConfigError(origin, [ConfigIssue(f"not valid YAML: {what}", mark=at)]) from error
+    except YAMLError as error:
+        raise ConfigError(origin, [ConfigIssue(f"not valid YAML: {error}")]) from error
+    except RecursionError as error:
+        raise ConfigError(origin, [ConfigIssue("not valid YAML: it is nested too deep")]) from error
+    if node is None:
+        return Item({}, Mark(1, 1))
+    reader = _NodeReader(environment)
+    item = reader.item(node)
+    if reader.issues:
+        raise ConfigError(origin, reader.issues)
+    return item
+
+
+def parse_json(text: str, origin: str) -> Item:
+    """The tree of a JSON text, which has no `!env` and keeps no places. Raises ConfigError."""
+    try:
+        return _plain(json.loads(text))
+    except json.JSONDecodeError as error:
+        issue = ConfigIssue(f"not valid JSON: {error.msg}", mark=Mark(error.lineno, error.colno))
+        raise ConfigError(origin, [issue]) from error
+    except RecursionError as error:
+        raise ConfigError(origin, [ConfigIssue("not valid JSON: it is nested too deep")]) from error
+
+
+def _plain(value: object) -> Item:
+    match value:
+        case dict():
+            return Item({str(key): _plain(each) for key, each in value.items()}, None)
+        case list():
+            return Item([_plain(each) for each in value], None)
+        case None | bool() | int() | float() | str():
+            return Item(value, None)
+        case _:
+            raise TypeError(type(value))
+
+
+class _NodeReader:
+    """Turns composed nodes into items. An aliased node is read once, so that aliases of aliases stay cheap."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self._environment = environment
+        self._seen: dict[int, Item] = {}
+        self._open: set[int] = set()
+        self.issues: list[ConfigIssue] = []
+
+    def item(self, node: Node) -> Item:
+        known = self._seen.get(id(node))
+        if known is not None:
+            return known
+        mark = _mark(node)
+        if id(node) in self._open:
+            self.issues.append(ConfigIssue("this alias contains itself", mark=mark, fix="write the value out"))
+            return Item(None, mark)
+        self._open.add(id(node))
+        if isinstance(node, MappingNode):
+            item = Item(self._mapping(node), mark)
+        elif isinstance(node, SequenceNode):
+            item = Item([self.item(each) for each in node.value], mark)
+        else:
+            item = Item(self._scalar(node), mark)
+        self._open.remove(id(node))
+        self._seen[id(node)] = item
+        return item
+
+    def _mapping(self, node: MappingNode) -> dict[str, Item]:
+        merged: dict[str, Item] = {}
+        own: dict[str, Item] = {}
+        for key, value in node.value:
+            if _tag(key) == f"{_TAG}merge":
+                self._merge(value, merged)
+            elif not isinstance(key, ScalarNode):
+                self.issues.append(ConfigIssue("a key must be text", mark=_mark(key)))
+            elif key.value in own:
+                self.issues.append(ConfigIssue("this key is there twice", key.value, _mark(key), "remove one"))
+            else:
+                own[key.value] = self.item(value)
+        return {**merged, **own}
+
+    def _merge(self, node: Node, into: dict[str, Item]) -> None:
+        for each in node.value if isinstance(node, SequenceNode) else [node]:
+            item = self.item(each)
+            if isinstance(item.value, dict):
+                into.update({key: value for key, value in item.value.items() if key not in into})
+            else:
+                self.issues.append(ConfigIssue("`<<` takes a mapping", mark=_mark(each)))
+
+    def _scalar(self, node: Node) -> Scalar:
+        text = str(node.value)
+        match _tag(node).removeprefix(_TAG):
+            case "null":
+                return None
+            case "bool":
+                return text.lower() == "true"
+            case "int" | "float":
+                return _number(text)
+            case "!env":
+                return self._substituted(text, _mark(node))
+            case tag if tag.startswith("!"):
+                fix = "use `!env NAME`, or put the value in quotes"
+                self.issues.append(ConfigIssue(f"unknown tag {tag}", mark=_mark(node), fix=fix))
+                return None
+            case _:
+                return text
+
+    def _substituted(self, text: str, mark: Mark) -> Scalar:
+        name, _, kind = text.strip().partition("::")
+        value = self._environment.get(name)
+        if value is None:
+            what = f"environment variable {name or '(no name)'} is not set"
+            self.issues.append(ConfigIssue(what, mark=mark, fix="set it, or write the value here"))
+            return None
+        match kind:
+            case "" | "string":
+                return value
+            case "number":
+                if value.strip() and _NUMBER.fullmatch(value.strip()) is None:
+                    what = f"environment variable {name} is not a number"
+                    self.issues.append(ConfigIssue(what, mark=mark, fix="give it digits only"))
+                    return None
+                return _number(value.strip() or "0")
+            case "boolean":
+                if value.lower() not in {"true", "false"}:
+                    what = f"environment variable {name} is neither true nor false"
+                    self.issues.append(ConfigIssue(what, mark=mark, fix="set it to true or false"))
+                    return None
+                return value.lower() == "true"
+            case _:
+                fix = "use ::string, ::number or ::boolean"
+                self.issues.append(ConfigIssue(f"unknown type ::{kind} after {name}", mark=mark, fix=fix))
+                return None
+
+
+def _number(text: str) -> int | float | str:
+    plain = text.replace("_", "").lower()
+    try:
+        return int(plain, 0) if plain[:2] in {"0x", "0o"} else int(plain)
+    except ValueError:
+        pass
+    try:
+        number = float(plain)
+    except ValueError:
+        return text
+    return int(number) if math.isfinite(number) and number.is_integer() else number
+
+
+def _tag(node: Node) -> str:
+    return str(node.tag)
+
+
+def _mark(node: Node) -> Mark:
+    return Mark(node.start_mark.line + 1, node.start_mark.column + 1)

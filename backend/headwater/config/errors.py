@@ -1,0 +1,55 @@
+"""What a service config can have wrong with it: everything at once, each with its place in the file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from headwater.errors import HeadwaterError, Kind
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """Line and column, from 1."""
+
+    line: int
+    column: int
+
+    def __str__(self) -> str:
+        return f"line {self.line}, column {self.column}"
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigIssue:
+    """One thing that is wrong: at which key, where, and what to do. `key` is a path like `client_auth.audience`."""
+
+    what: str
+    key: str = ""
+    mark: Mark | None = None
+    fix: str = ""
+    code: str = "HW_7001"
+
+    def __str__(self) -> str:
+        place = f"{self.mark}: " if self.mark else ""
+        key = f"{self.key}: " if self.key else ""
+        remedy = f"; {self.fix}" if self.fix else ""
+        return f"{place}[{self.code}] {key}{self.what}{remedy}"
+
+
+class ConfigError(HeadwaterError):
+    """A service config that can't be used, with all that is wrong. `origin` is the file, or what stands for it."""
+
+    kind: ClassVar[Kind] = Kind.STOP
+    code: ClassVar[str] = "HW_7001"
+
+    def __init__(self, origin: str, issues: Sequence[ConfigIssue]) -> None:
+        super().__init__("the service config can't be used", origin)
+        self.args = (origin, tuple(issues))  # what pickle replays
+        self.origin = origin
+        self.issues = tuple(issues)
+
+    def __str__(self) -> str:
+        if len(self.issues) == 1:
+            return f"{self.origin}, {self.issues[0]}" if self.issues[0].mark else f"{self.issues[0]} ({self.origin})"
+        return f"{self.origin} has {len(self.issues)} errors:" + "".join(f"\n  {issue}" for issue in self.issues)

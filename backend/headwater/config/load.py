@@ -1,0 +1,205 @@
+"""Builds the typed config out of a config's tree: defaults, checks, and what the published shape has that we refuse."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from headwater.api.auth.keys import InvalidKeyError, Key, parse_key
+from headwater.config.errors import ConfigError, ConfigIssue
+from headwater.config.model import (
+    ApiConfig,
+    ClientAuth,
+    Logging,
+    ServiceConfig,
+    SparkConfig,
+    SqliteStorage,
+    SyncConfigText,
+)
+from headwater.config.origin import ConfigSource, find_config, find_sync_base64
+from headwater.config.section import Findings, Section
+from headwater.config.sources import read_sources
+
+DEFAULT_STORAGE = "headwater-data"
+
+_LEVELS = {
+    "silly": "DEBUG", "debug": "DEBUG", "verbose": "DEBUG", "http": "INFO", "info": "INFO",
+    "warn": "WARNING", "warning": "WARNING", "error": "ERROR",
+}  # fmt: skip
+_LIMIT = 2**31 - 1
+
+
+def load_config(source: ConfigSource, environment: Mapping[str, str], directory: Path) -> ServiceConfig:
+    """The service config, read once. `directory` is the working directory. Raises ConfigError with every mistake."""
+    found = find_config(source, environment, directory)
+    if not isinstance(found.root.value, dict):
+        issue = ConfigIssue(f"must be a mapping, and is {found.root.kind}", mark=found.root.mark)
+        raise ConfigError(found.origin, [issue])
+    findings = Findings()
+    root = Section(found.root.value, "", found.root.mark, findings)
+    sync_text = find_sync_base64(source, environment)
+    storage = _storage(root, found.directory)
+    config = ServiceConfig(
+        sources=read_sources(root.section("replication")),
+        storage=storage,
+        auth=_client_auth(root),
+        sync_config=_sync_config(root, found.directory, sync_text),
+        host=root.text("host") or "0.0.0.0",  # noqa: S104 - the published service listens on every address too
+        port=root.integer("port", 8080, 0, 65535),
+        api=_api(root.section("api")),
+        spark=_spark(root),
+        logging=_logging(root, environment),
+    )
+    _note_what_is_not_there(root)
+    root.warn_unknown()
+    if findings.errors:
+        raise ConfigError(found.origin, sorted(findings.errors, key=_position))
+    return replace(config, warnings=tuple(findings.warnings))
+
+
+def _position(issue: ConfigIssue) -> tuple[int, int]:
+    return (issue.mark.line, issue.mark.column) if issue.mark else (0, 0)
+
+
+def _storage(root: Section, directory: Path) -> SqliteStorage:
+    section = root.section("storage")
+    kind = section.text("type") or "sqlite"
+    if kind != "sqlite":
+        section.error(
+            f"{kind} storage is not supported by this version",
+            "type",
+            fix="use the embedded store: storage: {type: sqlite, path: ./headwater-data}",
+        )
+        return SqliteStorage(directory / DEFAULT_STORAGE)
+    path = directory / (section.text("path") or DEFAULT_STORAGE)
+    if path.exists() and not path.is_dir():
+        section.error(f"{path} is a file", "path", fix="name a directory: the store keeps several files")
+    section.ignore("max_pool_size", "default_storage_version", "batch_limits")
+    section.warn_unknown()
+    return SqliteStorage(path)
+
+
+def _client_auth(root: Section) -> ClientAuth:
+    section = root.section("client_auth")
+    for key in ("jwks_uri", "supabase_jwt_secret"):
+        if key in section:
+            section.error("is not supported by this version", key, fix=_USE_KEYS)
+    if section.boolean("supabase", default=False):
+        section.error("is not supported by this version", "supabase", fix=_USE_KEYS)
+    section.ignore("jwks_reject_ip_ranges", "block_local_jwks")  # they guard jwks_uri, which is refused
+    jwks = section.section("jwks")
+    keys = tuple(held for each in jwks.sections("keys") if (held := _key(each)) is not None)
+    jwks.warn_unknown()
+    audience = frozenset(section.texts("audience"))
+    if not keys and not root.findings.errors:
+        root.warn("no key is configured, so every token is refused; add client_auth.jwks.keys", "client_auth")
+    elif not audience and not root.findings.errors:
+        section.warn("is empty, so every token is refused; add what the claim aud of your tokens says", "audience")
+    section.warn_unknown()
+    return ClientAuth(keys, audience)
+
+
+_USE_KEYS = "give the keys in client_auth.jwks.keys: {kty: oct, alg: HS256, k: …}"
+
+
+def _key(section: Section) -> Key | None:
+    try:
+        return parse_key(section.plain())
+    except InvalidKeyError as error:
+        section.error(error.what, fix=error.fix, code=error.code)
+        return None
+
+
+def _sync_config(root: Section, directory: Path, text: str | None) -> SyncConfigText | None:
+    if "sync_config" in root and "sync_rules" in root:
+        root.error("is the old name of sync_config, which is given too", "sync_rules", fix="remove one of them")
+    name = "sync_rules" if "sync_rules" in root and "sync_config" not in root else "sync_config"
+    section = root.section(name)
+    path, content = section.text("path"), section.text("content")
+    exit_on_error = section.boolean("exit_on_error", default=True)
+    section.warn_unknown()
+    if text is not None:
+        return SyncConfigText(content=text, exit_on_error=exit_on_error)
+    if path is not None:
+        return SyncConfigText(path=directory / path, exit_on_error=exit_on_error)
+    return SyncConfigText(content=content, exit_on_error=exit_on_error) if content is not None else None
+
+
+def _api(section: Section) -> ApiConfig:
+    limits = section.section("parameters")
+    defaults = ApiConfig()
+    config = ApiConfig(
+        tokens=section.texts("tokens"),
+        max_concurrent_connections=limits.integer(
+            "max_concurrent_connections", defaults.max_concurrent_connections, 1, _LIMIT
+        ),
+        max_data_fetch_concurrency=limits.integer(
+            "max_data_fetch_concurrency", defaults.max_data_fetch_concurrency, 1, 1000
+        ),
+        max_buckets_per_connection=limits.integer(
+            "max_buckets_per_connection", defaults.max_buckets_per_connection, 1, _LIMIT
+        ),
+        max_parameter_query_results=limits.integer(
+            "max_parameter_query_results", defaults.max_parameter_query_results, 1, _LIMIT
+        ),
+    )
+    limits.integer("checkpoint_request_retention_minutes", 60, 1, _LIMIT)
+    limits.integer("bucket_count_cache_ttl_minutes", 60, 1, _LIMIT)
+    limits.warn_unknown()
+    section.warn_unknown()
+    return config
+
+
+def _spark(root: Section) -> SparkConfig:
+    section = root.section("spark")
+    config = SparkConfig(section.text("master") or SparkConfig().master, section.pairs("conf"))
+    section.warn_unknown()
+    if not config.local:
+        section.error(
+            f"{config.master} runs tasks on other machines, which cannot reach the embedded store's files on this one",
+            "master",
+            fix="use local[*]",
+        )
+    return config
+
+
+def _logging(root: Section, environment: Mapping[str, str]) -> Logging:
+    system = root.section("system")
+    section = system.section("logging")
+    production = environment.get("NODE_ENV") == "production"
+    level = section.choice("level", "info", _LEVELS)
+    form = section.choice("format", "json" if production else "text", ("text", "json"))
+    for prefix in ("PS_LOG_", "HEADWATER_LOG_"):
+        level = _from_environment(root, environment, f"{prefix}LEVEL", level, tuple(_LEVELS))
+        form = _from_environment(root, environment, f"{prefix}FORMAT", form, ("text", "json"))
+    section.warn_unknown()
+    system.warn_unknown()
+    return Logging(_LEVELS[level], form)
+
+
+def _from_environment(
+    root: Section, environment: Mapping[str, str], name: str, default: str, allowed: tuple[str, ...]
+) -> str:
+    value = environment.get(name) or default
+    if value in allowed:
+        return value
+    issue = ConfigIssue(f"environment variable {name} must be one of {', '.join(allowed)}", fix="correct or unset it")
+    root.findings.errors.append(issue)
+    return default
+
+
+def _note_what_is_not_there(root: Section) -> None:
+    """Keys of the published config without a counterpart: harmless ones are passed over, promises are spoken of."""
+    root.ignore("migrations", "metadata", "parameters")
+    if "upload" in root:
+        root.error("is not supported by this version", "upload", fix="remove it")
+    telemetry = root.section("telemetry")
+    telemetry.ignore("disable_telemetry_sharing", "internal_service_endpoint")  # nothing is ever sent
+    if "prometheus_port" in telemetry:
+        telemetry.warn("metrics are not offered by this version", "prometheus_port")
+    telemetry.warn_unknown()
+    probes = root.section("healthcheck").section("probes")
+    probes.ignore("use_http", "use_legacy")
+    if probes.boolean("use_filesystem", default=False):
+        probes.warn("this version answers probes over HTTP only", "use_filesystem")

@@ -1,0 +1,122 @@
+"""The service config as the rest of the program sees it: checked, typed, with every default filled in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from headwater.api.auth.keys import Key
+from headwater.config.errors import ConfigError, ConfigIssue
+from headwater.source.connect import SourceSettings
+
+
+@dataclass(frozen=True, slots=True)
+class SqliteStorage:
+    """The embedded store. `path` is its directory, made when it is not there."""
+
+    path: Path
+
+
+@dataclass(frozen=True, slots=True)
+class ClientAuth:
+    """Which tokens of users are accepted: signed with one of `keys`, meant for one of `audience`."""
+
+    keys: tuple[Key, ...] = field(default=(), repr=False)
+    audience: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class SyncConfigText:
+    """Where the sync config is: in a file, or here. The file is read when asked for, so that a process which does not
+    need it can do without."""
+
+    path: Path | None = None
+    content: str | None = field(default=None, repr=False)
+    exit_on_error: bool = True
+
+    @property
+    def origin(self) -> str:
+        """For messages."""
+        return str(self.path) if self.path is not None else "the sync config in the service config"
+
+    def read(self) -> str:
+        """The YAML text. Raises ConfigError when the file cannot be read."""
+        if self.path is None:
+            return self.content or ""
+        try:
+            return self.path.read_text(encoding="utf-8")
+        except UnicodeDecodeError:
+            reason = "it is not UTF-8 text"
+        except OSError as error:
+            reason = error.strerror or type(error).__name__
+        issue = ConfigIssue(f"the sync config can't be read: {reason}", "sync_config.path", fix="correct the path")
+        raise ConfigError(str(self.path), [issue])
+
+
+@dataclass(frozen=True, slots=True)
+class ApiConfig:
+    """Limits of the endpoint, and the admin tokens."""
+
+    tokens: tuple[str, ...] = field(default=(), repr=False)
+    max_concurrent_connections: int = 200
+    max_data_fetch_concurrency: int = 10
+    max_buckets_per_connection: int = 1000
+    max_parameter_query_results: int = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class SparkConfig:
+    """`master` is Spark's address, `conf` further settings of it."""
+
+    master: str = "local[*]"
+    conf: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def local(self) -> bool:
+        """Whether every task runs on this machine."""
+        return self.master.startswith("local")
+
+
+@dataclass(frozen=True, slots=True)
+class Logging:
+    """`level` is one of Python's names, `format` is text or json."""
+
+    level: str = "INFO"
+    format: str = "text"
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceConfig:
+    """Everything that a process is told from outside. `warnings` are for the person who wrote the config."""
+
+    sources: tuple[SourceSettings, ...]
+    storage: SqliteStorage
+    auth: ClientAuth
+    sync_config: SyncConfigText | None
+    host: str = "0.0.0.0"  # noqa: S104 - the published service listens on every address too
+    port: int = 8080
+    api: ApiConfig = ApiConfig()
+    spark: SparkConfig = SparkConfig()
+    logging: Logging = Logging()
+    warnings: tuple[str, ...] = ()
+
+    def source(self) -> SourceSettings:
+        """The source. Raises ConfigError when none is configured."""
+        if not self.sources:
+            raise ConfigError(
+                "service config", [ConfigIssue("no source is configured", "replication.connections", fix=_ADD_SOURCE)]
+            )
+        return self.sources[0]
+
+    def sync_text(self) -> str:
+        """The sync config's YAML. Raises ConfigError when there is none."""
+        if self.sync_config is None:
+            raise ConfigError(
+                "service config", [ConfigIssue("no sync config is given", "sync_config", fix=_ADD_SYNC_CONFIG)]
+            )
+        return self.sync_config.read()
+
+
+_ADD_SOURCE = "add one: replication: {connections: [{type: postgresql, uri: …}]}"
+_ADD_SYNC_CONFIG = "name its file: sync_config: {path: sync.yaml}"

@@ -1,0 +1,103 @@
+"""Where config comes from: the command line, the environment, a file. The first source that has something wins."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from headwater.config.document import Item, parse_json, parse_yaml
+from headwater.config.errors import ConfigError, ConfigIssue
+
+CONFIG_B64 = ("HEADWATER_CONFIG_B64", "POWERSYNC_CONFIG_B64")
+CONFIG_PATH = ("HEADWATER_CONFIG_PATH", "POWERSYNC_CONFIG_PATH")
+SYNC_B64 = ("HEADWATER_SYNC_CONFIG_B64", "POWERSYNC_SYNC_CONFIG_B64", "POWERSYNC_SYNC_RULES_B64")
+DEFAULT_FILES = ("headwater.yaml", "powersync.yaml")
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigSource:
+    """What the command line says of the config: its base64 text or its file, and the sync config's base64 text."""
+
+    base64: str | None = None
+    path: Path | None = None
+    sync_base64: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A config's tree, what it is called in messages, and the directory that its paths are relative to."""
+
+    root: Item
+    origin: str
+    directory: Path
+
+
+def find_config(source: ConfigSource, environment: Mapping[str, str], directory: Path) -> Found:
+    """The service config. `directory` is the working directory. Raises ConfigError."""
+    if source.base64 is not None:
+        return _decoded(source.base64, "--config-base64", environment, directory)
+    if source.path is not None:
+        return _from_file(directory / source.path, environment)
+    for name in CONFIG_B64:
+        if environment.get(name):
+            return _decoded(environment[name], name, environment, directory)
+    for name in CONFIG_PATH:
+        if environment.get(name):
+            return _from_file(directory / environment[name], environment)
+    for name in DEFAULT_FILES:
+        if (directory / name).is_file():
+            return _from_file(directory / name, environment)
+    issue = ConfigIssue(
+        f"there is no service config: no --config, no {CONFIG_PATH[0]}, and no {DEFAULT_FILES[0]} here",
+        fix="pass --config FILE, or try `headwater dev`, which needs none",
+    )
+    raise ConfigError(str(directory), [issue])
+
+
+def find_sync_base64(source: ConfigSource, environment: Mapping[str, str]) -> str | None:
+    """The sync config's text when it comes as base64, else None. Raises ConfigError."""
+    if source.sync_base64 is not None:
+        return decode_base64(source.sync_base64, "--sync-base64")
+    for name in SYNC_B64:
+        if environment.get(name):
+            return decode_base64(environment[name], name)
+    return None
+
+
+def decode_base64(text: str, origin: str) -> str:
+    """Base64 (either alphabet, line breaks allowed) of UTF-8 text. Raises ConfigError."""
+    compact = "".join(text.split()).translate(str.maketrans("-_", "+/")).rstrip("=")
+    try:
+        return base64.b64decode(compact + "=" * (-len(compact) % 4), validate=True).decode()
+    except (binascii.Error, ValueError):  # of which UnicodeDecodeError is one
+        issue = ConfigIssue("it is not base64 of UTF-8 text", fix="make it with: base64 -w0 headwater.yaml")
+        raise ConfigError(origin, [issue]) from None
+
+
+def _decoded(text: str, origin: str, environment: Mapping[str, str], directory: Path) -> Found:
+    return Found(_parsed(decode_base64(text, origin), origin, environment), origin, directory)
+
+
+def _from_file(path: Path, environment: Mapping[str, str]) -> Found:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise ConfigError(str(path), [ConfigIssue("it is not UTF-8 text", fix="save it as UTF-8")]) from None
+    except OSError as error:
+        issue = ConfigIssue(f"can't be read: {error.strerror}", fix="correct the path given with --config")
+        raise ConfigError(str(path), [issue]) from error
+    root = parse_json(text, str(path)) if path.suffix == ".json" else _parsed(text, str(path), environment)
+    return Found(root, str(path), path.resolve().parent)
+
+
+def _parsed(text: str, origin: str, environment: Mapping[str, str]) -> Item:
+    """YAML, or JSON that YAML does not take (it forbids tabs)."""
+    if text.lstrip().startswith("{"):
+        try:
+            return parse_json(text, origin)
+        except ConfigError:
+            pass  # a mapping in YAML's own braces
+    return parse_yaml(text, origin, environment)

@@ -1,0 +1,182 @@
+"""Typed reading of one mapping of the config. Mistakes are collected, so that one run shows all of them."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+
+from headwater.config.document import Item
+from headwater.config.errors import ConfigIssue, Mark
+
+
+@dataclass(slots=True)
+class Findings:
+    """What was found so far: errors, and warnings in words."""
+
+    errors: list[ConfigIssue] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+
+class Section:
+    """A mapping at `path`. A key whose value is null counts as not given. After an error a reader returns the default,
+    so that reading goes on."""
+
+    def __init__(self, values: dict[str, Item], path: str, mark: Mark | None, findings: Findings) -> None:
+        self._values = values
+        self._known: set[str] = set()
+        self.path = path
+        self.mark = mark
+        self.findings = findings
+
+    def __contains__(self, key: str) -> bool:
+        self._known.add(key)
+        return key in self._values and self._values[key].value is not None
+
+    def at(self, key: str) -> str:
+        """The path of `key`, for messages."""
+        return f"{self.path}.{key}" if self.path else key
+
+    def error(self, what: str, key: str = "", *, fix: str = "", code: str = "HW_7001") -> None:
+        """Note an error at `key`, or at the section itself."""
+        item = self._values.get(key)
+        mark = item.mark if item is not None and item.mark is not None else self.mark
+        self.findings.errors.append(ConfigIssue(what, self.at(key) if key else self.path, mark, fix, code))
+
+    def warn(self, what: str, key: str) -> None:
+        """Note something that is not an error."""
+        item = self._values.get(key)
+        place = f"{item.mark}: " if item is not None and item.mark is not None else ""
+        self.findings.warnings.append(f"{place}{self.at(key)}: {what}")
+
+    def text(self, key: str) -> str | None:
+        match self._value(key):
+            case None:
+                return None
+            case str(value):
+                return value
+            case int() | float():  # bool is an int
+                self._mismatch(key, "text", "put it in quotes")
+            case _:
+                self._mismatch(key, "text")
+        return None
+
+    def integer(self, key: str, default: int, low: int, high: int, *, code: str = "HW_7001") -> int:
+        """A whole number in [low, high], also as text, as the published service takes ports."""
+        match self._value(key):
+            case None:
+                return default
+            case bool():
+                self._mismatch(key, "a whole number")
+                return default
+            case int(value):
+                number = value
+            case str(value) if value.strip().isdecimal() and len(value) < 20:
+                number = int(value)
+            case _:
+                self._mismatch(key, "a whole number")
+                return default
+        if not low <= number <= high:
+            self.error(f"must be a number from {low} to {high}", key, code=code)
+            return default
+        return number
+
+    def boolean(self, key: str, *, default: bool) -> bool:
+        match self._value(key):
+            case None:
+                return default
+            case bool(value):
+                return value
+            case _:
+                self._mismatch(key, "true or false")
+                return default
+
+    def texts(self, key: str) -> tuple[str, ...]:
+        """A list of texts; one text alone counts as a list of it."""
+        match self._value(key):
+            case None:
+                return ()
+            case str(value):
+                return (value,)
+            case list(items) if all(isinstance(item.value, str) for item in items):
+                return tuple(str(item.value) for item in items)
+            case _:
+                self._mismatch(key, "a list of texts")
+                return ()
+
+    def choice(self, key: str, default: str, allowed: Collection[str]) -> str:
+        value = self.text(key)
+        if value is None:
+            return default
+        if value not in allowed:
+            self.error(f"must be one of {', '.join(allowed)}", key, fix=suggestion(value, allowed))
+            return default
+        return value
+
+    def section(self, key: str) -> Section:
+        """A mapping; an empty one when it is not given."""
+        value = self._value(key)
+        item = self._values.get(key)
+        mark = item.mark if item is not None else self.mark
+        if isinstance(value, dict):
+            return Section(value, self.at(key), mark, self.findings)
+        if value is not None:
+            self._mismatch(key, "a mapping")
+        return Section({}, self.at(key), mark, self.findings)
+
+    def sections(self, key: str) -> list[Section]:
+        """A list of mappings."""
+        value = self._value(key)
+        if value is None:
+            return []
+        if not isinstance(value, list) or any(not isinstance(item.value, dict) for item in value):
+            self._mismatch(key, "a list of mappings")
+            return []
+        return [
+            Section(item.value, f"{self.at(key)}[{number}]", item.mark, self.findings)
+            for number, item in enumerate(value)
+            if isinstance(item.value, dict)
+        ]
+
+    def pairs(self, key: str) -> dict[str, str]:
+        """A mapping of names to scalars, each as text."""
+        section = self.section(key)
+        found = {}
+        for name, item in section._values.items():
+            match item.value:
+                case bool(value):
+                    found[name] = str(value).lower()
+                case str() | int() | float():
+                    found[name] = str(item.value)
+                case _:
+                    section.error(f"must be text or a number, and is {item.kind}", name)
+        return found
+
+    def plain(self) -> dict[str, object]:
+        """The scalars of this mapping, by name."""
+        return {name: item.value for name, item in self._values.items() if not isinstance(item.value, dict | list)}
+
+    def ignore(self, *keys: str) -> None:
+        """Keys of the published config that have no effect here."""
+        self._known.update(keys)
+
+    def warn_unknown(self) -> None:
+        """Warn of keys that nobody asked for. To be called when everything else was read."""
+        for name in self._values:
+            if name not in self._known:
+                guess = suggestion(name, self._known)
+                self.warn(f"unknown key, ignored{f'; {guess}' if guess else ''}", name)
+
+    def _value(self, key: str) -> object:
+        self._known.add(key)
+        item = self._values.get(key)
+        return None if item is None else item.value
+
+    def _mismatch(self, key: str, wanted: str, fix: str = "") -> None:
+        self.error(f"must be {wanted}, and is {self._values[key].kind}", key, fix=fix)
+
+
+def suggestion(name: str, known: Iterable[str]) -> str:
+    """`did you mean …?` for the closest of the known names, or nothing."""
+    close = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.6)
+    return f"did you mean {close[0]}?" if close else ""

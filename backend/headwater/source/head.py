@@ -1,0 +1,95 @@
+"""The end of the sources' logs, as the endpoint asks for it when a client has written something."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+
+import psycopg
+
+from headwater.oplog.lsn import Lsn, parse_lsn
+from headwater.source.connect import SourceSettings, SourceUnreachable, conninfo, connection_error
+
+ANSWER_SECONDS = 10.0
+"""How long a source may take, a new connection included."""
+
+# The commit of a message alone is not flushed, and a walsender sends what is flushed only: without help an idle
+# server takes up to 200 ms until its WAL writer comes by.
+_PING_FROM_17 = "select pg_logical_emit_message(false, 'headwater', 'ping', true)"
+_PING = "select pg_logical_emit_message(false, 'headwater', 'ping'), pg_current_xact_id()"
+
+
+class SourceHead:
+    """One connection per source, made when first needed and again when it was lost. For one event loop."""
+
+    def __init__(self, sources: Sequence[SourceSettings]) -> None:
+        self._links = [_Link(settings) for settings in sources]
+
+    async def advance_past(self) -> Mapping[str, Lsn]:
+        """Per tag a position that no transaction committed before the call lies after. The log of each source then
+        has a record beyond it, so that even an idle stream passes it. Raises SourceUnreachable or SourceRefused."""
+        positions = await asyncio.gather(*(link.advance() for link in self._links))
+        return {link.tag: lsn for link, lsn in zip(self._links, positions, strict=True)}
+
+    async def close(self) -> None:
+        for link in self._links:
+            await link.close()
+
+
+class _Link:
+    def __init__(self, settings: SourceSettings) -> None:
+        self._settings = settings
+        self._conn: psycopg.AsyncConnection | None = None
+        self._lock = asyncio.Lock()
+
+    @property
+    def tag(self) -> str:
+        return self._settings.tag
+
+    async def advance(self) -> Lsn:
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS), self._lock:
+                return await self._advance()
+        except TimeoutError:
+            await self.close()
+            raise SourceUnreachable(
+                f"the source database did not answer within {ANSWER_SECONDS:.0f} s",
+                self._settings.address,
+                "check that Postgres runs there and is not overloaded",
+            ) from None
+
+    async def close(self) -> None:
+        if self._conn is not None:
+            await self._conn.close()
+            self._conn = None
+
+    async def _advance(self) -> Lsn:
+        if self._conn is not None:
+            try:
+                return await _head(self._conn)
+            except psycopg.OperationalError:
+                await self.close()  # lost since it was last used: the source may be back already
+        try:
+            self._conn = await self._connect()
+            return await _head(self._conn)
+        except psycopg.Error as error:
+            await self.close()
+            raise connection_error(self._settings, error) from error
+
+    async def _connect(self) -> psycopg.AsyncConnection:
+        text = conninfo(self._settings, application_name="headwater api")
+        conn = await psycopg.AsyncConnection.connect(text, autocommit=True, prepare_threshold=None)
+        # wait for our own disk, not for a standby: that may be the very stream that is to pass this position
+        await conn.execute("set synchronous_commit = local")
+        return conn
+
+
+async def _head(conn: psycopg.AsyncConnection) -> Lsn:
+    """The position is read before the message is written, in one round trip."""
+    ping = _PING_FROM_17 if conn.info.server_version >= 170000 else _PING
+    async with conn.pipeline():
+        position = await conn.execute("select pg_current_wal_insert_lsn()::text")
+        await conn.execute(ping)
+    row = await position.fetchone()
+    assert row is not None
+    return parse_lsn(row[0])

@@ -1,0 +1,234 @@
+"""A store in memory that answers for any op id it ever had. It keeps the whole history and looks everything up."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from headwater.oplog.lsn import Lsn
+from headwater.oplog.op import OpId
+from headwater.storage.contract import (
+    BucketTotal,
+    Checkpoint,
+    Chunk,
+    StoredConfig,
+    StoreReader,
+    Touched,
+    WriteCheckpoint,
+)
+
+
+@dataclass(frozen=True)
+class Op:
+    id: int
+    kind: str
+    row: str = ""
+    data: str | None = None
+
+    @property
+    def checksum(self) -> int:
+        return 0 if self.kind == "CLEAR" else zlib.crc32(f"{self.kind} {self.row} {self.data}".encode())
+
+    @property
+    def line(self) -> str:
+        op: dict[str, object] = {"op_id": str(self.id), "op": self.kind, "checksum": self.checksum}
+        if self.kind != "CLEAR":
+            op |= {"object_type": "todos", "object_id": self.row, "subkey": self.row, "data": self.data}
+        return json.dumps(op, separators=(",", ":"))
+
+
+class SocketListener:
+    """A listener with a socket pair for a descriptor."""
+
+    def __init__(self) -> None:
+        self._mine, self.theirs = socket.socketpair()
+        self._mine.setblocking(False)
+
+    def fileno(self) -> int:
+        return self._mine.fileno()
+
+    def drain(self) -> None:
+        self._mine.recv(4096)
+
+    def close(self) -> None:
+        self._mine.close()
+        self.theirs.close()
+
+
+@dataclass
+class MemoryStore:
+    """Writes are seen with the next `commit`. Implements StoreReader."""
+
+    chunk_ops: int = 1000
+    config: StoredConfig | None = field(default_factory=lambda: StoredConfig(1, "streams: {}"))
+    reads: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._lock = threading.RLock()
+        self._next = 1
+        self._lsn = 0
+        self._checkpoint = 0
+        self._ops: dict[str, list[Op]] = {}
+        self._lookups: list[tuple[int, str, tuple[str, ...]]] = []
+        self._writes: dict[str, WriteCheckpoint] = {}
+        self._seq = 0
+        self._listeners: list[SocketListener] = []
+
+    # writing
+
+    def put(self, bucket: str, row: str, data: str = "{}") -> None:
+        self._append(bucket, "PUT", row, data)
+
+    def remove(self, bucket: str, row: str) -> None:
+        self._append(bucket, "REMOVE", row, None)
+
+    def clear(self, bucket: str) -> None:
+        self._append(bucket, "CLEAR", "", None)
+
+    def set_lookup(self, key: str, outputs: Sequence[str]) -> None:
+        with self._lock:
+            self._lookups.append((self._take_id(), key, tuple(outputs)))
+
+    def commit(self, *, wake: bool = True) -> Checkpoint:
+        """Move the checkpoint, and the source's position by one."""
+        with self._lock:
+            self._checkpoint = self._next - 1
+            self._lsn += 1
+            if wake:
+                self.wake()
+            return self._now()
+
+    def replace_config(self, yaml: str) -> None:
+        with self._lock:
+            self.config = StoredConfig(self.config.id + 1 if self.config else 1, yaml)
+            self.wake()
+
+    def wake(self) -> None:
+        for listener in self._listeners:
+            listener.theirs.send(b"1")
+
+    def rows(self, buckets: Sequence[str]) -> dict[tuple[str, str], object]:
+        """What a device with these buckets shows at the checkpoint."""
+        newest: dict[str, tuple[int, str]] = {}
+        for bucket in buckets:
+            for row, op in self._live(bucket).items():
+                if newest.get(row, (0, ""))[0] < op.id:
+                    newest[row] = (op.id, op.data or "")
+        return {("todos", row): json.loads(data) for row, (_, data) in newest.items()}
+
+    # reading
+
+    @contextmanager
+    def snapshot(self) -> Iterator[MemorySnapshot | None]:
+        with self._lock:
+            self.reads.append("snapshot")
+            state = self.checkpoint()
+            snapshot = MemorySnapshot(self, state[0], self.config) if state and self.config else None
+        yield snapshot
+
+    def checkpoint(self) -> tuple[Checkpoint, int] | None:
+        with self._lock:
+            return (self._now(), self.config.id) if self.config and self._checkpoint else None
+
+    def touched(self, after: OpId, upto: OpId) -> Touched:
+        with self._lock:
+            buckets = {name for name, ops in self._ops.items() if any(after < op.id <= upto for op in ops)}
+            lookups = {key for op_id, key, _ in self._lookups if after < op_id <= upto}
+            return Touched(frozenset(buckets), frozenset(lookups))
+
+    def chunk(self, bucket: str, after: OpId, upto: OpId) -> Chunk:
+        with self._lock:
+            self.reads.append(f"chunk {bucket}")
+            visible = [op for op in self._since_clear(bucket, upto) if op.id > after]
+            ops = visible[: self.chunk_ops]
+            if not ops:
+                return Chunk(b"", 0, after, more=False)
+            more = len(visible) > len(ops)
+            return Chunk(",".join(op.line for op in ops).encode(), len(ops), OpId(ops[-1].id), more)
+
+    def listen(self) -> SocketListener:
+        listener = SocketListener()
+        self._listeners.append(listener)
+        return listener
+
+    def create_write_checkpoint(self, keys: Sequence[str], lsns: Mapping[str, Lsn]) -> dict[str, int]:
+        with self._lock:
+            for key in dict.fromkeys(keys):
+                self._seq += 1
+                previous = self._writes[key].id if key in self._writes else 0
+                self._writes[key] = WriteCheckpoint(key, previous + 1, dict(lsns), self._seq)
+            return {key: self._writes[key].id for key in keys}
+
+    def write_checkpoints(self, after_seq: int) -> list[WriteCheckpoint]:
+        with self._lock:
+            return sorted((w for w in self._writes.values() if w.seq > after_seq), key=lambda write: write.seq)
+
+    def write_checkpoint(self, key: str) -> WriteCheckpoint | None:
+        with self._lock:
+            return self._writes.get(key)
+
+    def replicator_alive(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        pass
+
+    def total(self, bucket: str, upto: OpId) -> BucketTotal:
+        ops = self._since_clear(bucket, upto)
+        return BucketTotal(sum(op.checksum for op in ops) % 2**32, len(ops))
+
+    def outputs(self, key: str, upto: OpId) -> list[str]:
+        found: tuple[str, ...] = ()
+        for op_id, name, outputs in self._lookups:
+            if name == key and op_id <= upto:
+                found = outputs
+        return list(found)
+
+    def _now(self) -> Checkpoint:
+        return Checkpoint(OpId(self._checkpoint), {"default": Lsn(self._lsn)})
+
+    def _append(self, bucket: str, kind: str, row: str, data: str | None) -> None:
+        with self._lock:
+            self._ops.setdefault(bucket, []).append(Op(self._take_id(), kind, row, data))
+
+    def _take_id(self) -> int:
+        self._next += 1
+        return self._next - 1
+
+    def _since_clear(self, bucket: str, upto: int) -> list[Op]:
+        visible = [op for op in self._ops.get(bucket, []) if op.id <= upto]
+        clears = [index for index, op in enumerate(visible) if op.kind == "CLEAR"]
+        return visible[clears[-1] :] if clears else visible
+
+    def _live(self, bucket: str) -> dict[str, Op]:
+        live: dict[str, Op] = {}
+        for op in self._since_clear(bucket, self._checkpoint):
+            if op.kind == "PUT":
+                live[op.row] = op
+            else:
+                live.pop(op.row, None)
+        return live
+
+
+@dataclass(frozen=True)
+class MemorySnapshot:
+    store: MemoryStore
+    checkpoint: Checkpoint
+    config: StoredConfig
+
+    def totals(self, buckets: Sequence[str]) -> dict[str, BucketTotal]:
+        with self.store._lock:
+            self.store.reads.extend(f"total {name}" for name in buckets)
+            return {name: self.store.total(name, self.checkpoint.op_id) for name in buckets}
+
+    def lookups(self, keys: Sequence[str]) -> dict[str, list[str]]:
+        with self.store._lock:
+            return {key: self.store.outputs(key, self.checkpoint.op_id) for key in keys}
+
+
+_: type[StoreReader] = MemoryStore

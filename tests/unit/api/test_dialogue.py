@@ -1,0 +1,154 @@
+"""A stream's reads of a store that moves on between any two of its steps."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headwater.api.dialogue import Batch, ConfigReplacedError, Dialogue
+from headwater.api.reading import open_reading
+from headwater.oplog.lsn import Lsn
+from headwater.oplog.op import OpId
+from headwater.storage.contract import StoredConfig
+from headwater.sync.interest import Interests, News, anything
+from headwater.sync.request import StreamRequest
+from headwater_rules.results import LookupReader, ResolvedBucket, Resolution, SyncRequest
+from tests.support.memory_store import MemoryStore
+from tests.support.model_client import ModelClient
+
+
+class Memberships:
+    """Gives the buckets that stand under the lookup key `member`."""
+
+    def resolve(self, config: StoredConfig, request: SyncRequest, read: LookupReader) -> Resolution:
+        names = read(["member"]).get("member", ())
+        return Resolution(tuple(ResolvedBucket(name, 0, 3, ()) for name in names), (), frozenset({"member"}))
+
+
+class World:
+    """A store, a hub that is told late, and a client that may lose its connection."""
+
+    def __init__(self) -> None:
+        self.store = MemoryStore(chunk_ops=2)
+        self.store.put("a", "1")
+        self.store.set_lookup("member", ["a"])
+        self.seen = self.store.commit().op_id
+        self.client = ModelClient()
+        self.connect()
+
+    def connect(self) -> None:
+        positions = {name: OpId(position) for name, position in self.client.connect().items()}
+        request = StreamRequest(positions=positions, raw_data=True)
+        self.dialogue = Dialogue(request, SyncRequest({}), "u", Memberships(), self.store)
+        self.interests: Interests[str] = Interests()
+        self.news: News | None = None
+        with open_reading(self.store) as reading:
+            self._take(self.dialogue.open(reading))
+
+    def write(self, bucket: str, row: str, value: int | None) -> None:
+        if value is None:
+            self.store.remove(bucket, row)
+        else:
+            self.store.put(bucket, row, json.dumps({"value": value}))
+        self.store.commit()
+
+    def join(self, buckets: list[str]) -> None:
+        self.store.set_lookup("member", buckets)
+        self.store.commit()
+
+    def hub_looks(self) -> None:
+        state = self.store.checkpoint()
+        assert state is not None
+        op_id = state[0].op_id
+        for news in self.interests.concerned(self.store.touched(self.seen, op_id), op_id).values():
+            self._tell(news)
+        self.seen = op_id
+
+    def client_turns(self) -> None:
+        if self.news is None or not self.dialogue.interruptible:
+            return
+        news, self.news = self.news, None
+        with open_reading(self.store) as reading:
+            self._take(self.dialogue.turn(reading, news))
+
+    def settle(self) -> None:
+        for _ in range(3):
+            self.hub_looks()
+            self.client_turns()
+
+    def _tell(self, news: News) -> None:
+        self.news = news if self.news is None else self.news.also(news)
+
+    def _take(self, batch: Batch) -> None:
+        self.client.receive(batch.body)
+        self.interests.put("client", self.dialogue.interest)
+        if self.dialogue.op_id < self.seen:
+            self._tell(anything(self.seen))
+
+
+buckets = st.sampled_from(["a", "b", "c"])
+steps = st.one_of(
+    st.tuples(st.just("write"), buckets, st.sampled_from(["1", "2"]), st.none() | st.integers(0, 9)),
+    st.tuples(st.just("join"), st.lists(buckets, unique=True)),
+    st.tuples(st.just("hub_looks")),
+    st.tuples(st.just("client_turns")),
+    st.tuples(st.just("connect")),
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(steps, max_size=40))
+def test_no_order_of_writes_wake_ups_and_turns_loses_a_change(script: list[tuple[object, ...]]) -> None:
+    world = World()
+    for name, *arguments in script:
+        getattr(world, str(name))(*arguments)
+    world.settle()
+    held = list(world.store.outputs("member", OpId(10**9)))
+    assert world.client.rows == world.store.rows(held)
+
+
+def test_a_line_promises_everything_up_to_its_op_id_even_what_the_hub_has_not_seen() -> None:
+    world = World()
+    world.join(["a", "b"])
+    world.hub_looks()
+    world.client_turns()
+    world.write("a", "1", 1)
+    world.hub_looks()
+    world.write("b", "1", 2)  # between the wake-up and the client's turn
+    world.client_turns()
+    assert world.client.rows == world.store.rows(["a", "b"])
+
+
+def test_a_turn_reads_the_totals_of_touched_buckets_only() -> None:
+    world = World()
+    world.join(["a", "b", "c"])
+    world.hub_looks()
+    world.client_turns()
+    world.write("b", "1", 2)
+    world.hub_looks()
+    world.store.reads.clear()
+    world.client_turns()
+    assert [read for read in world.store.reads if read.startswith("total")] == ["total b"]
+
+
+def test_a_write_checkpoint_is_shown_at_the_start_only_if_it_is_contained() -> None:
+    world = World()
+    world.store.create_write_checkpoint(["u"], {"default": Lsn(1)})
+    world.connect()
+    assert world.client.write_checkpoint == 1
+    assert world.dialogue.awaited is None
+    world.store.create_write_checkpoint(["u"], {"default": Lsn(2)})
+    world.connect()
+    assert world.client.kinds()[-1] == "checkpoint_complete"
+    assert "write_checkpoint" not in str(world.client.lines[-2])
+    assert world.dialogue.awaited == world.store.write_checkpoint("u")
+
+
+def test_a_turn_under_another_config_is_refused() -> None:
+    world = World()
+    world.store.replace_config("streams: {}")
+    with open_reading(world.store) as reading, pytest.raises(ConfigReplacedError):
+        world.dialogue.turn(reading, anything(OpId(0)))

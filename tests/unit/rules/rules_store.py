@@ -1,0 +1,53 @@
+"""A store of dictionaries around the rules: rows go in, and what a user sees comes out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from headwater_rules.compile import compile_config
+from headwater_rules.plan import SyncPlan, Value
+from headwater_rules.requests import resolve
+from headwater_rules.results import Put, Resolution, Subscription, SyncRequest
+from headwater_rules.rows import bind_table
+
+Rows = Mapping[str, Sequence[Mapping[str, Value]]]
+
+
+def plan_of(*queries: str, stream: str = "s") -> SyncPlan:
+    """The plan of one automatic stream."""
+    lines = ["config: {edition: 3}", "streams:", f"  {stream}:", "    auto_subscribe: true"]
+    lines += ["    accept_potentially_dangerous_queries: true", "    queries:"]
+    for query in queries:
+        lines += ["      - |", *(f"        {line}" for line in query.splitlines())]
+    return compile_config("\n".join(lines) + "\n").plan
+
+
+class RuleStore:
+    """Evaluates every row once, as replication would; then answers requests."""
+
+    def __init__(self, plan: SyncPlan, tables: Rows) -> None:
+        self.plan = plan
+        self.puts: list[Put] = []
+        self.errors: list[str] = []
+        self._lookups: dict[str, list[str]] = {}
+        for table, rows in tables.items():
+            for number, row in enumerate(rows):
+                program = bind_table(plan, "default", "public", table, list(row))
+                if program is None:
+                    continue
+                result = program.evaluate(list(row.values()), f"{table}-{number}")
+                self.puts += result.puts
+                self.errors += result.errors
+                for entry in result.lookups:
+                    self._lookups.setdefault(entry.key, []).append(entry.output)
+
+    def read(self, keys: Sequence[str]) -> dict[str, list[str]]:
+        return {key: self._lookups[key] for key in keys if key in self._lookups}
+
+    def resolve(self, claims: Mapping[str, object], *subscriptions: Subscription) -> Resolution:
+        return resolve(self.plan, SyncRequest(claims, subscriptions=subscriptions), self.read)
+
+    def visible(self, claims: Mapping[str, object], *subscriptions: Subscription) -> set[tuple[str, str]]:
+        """(table, id) of every row in a bucket of the user."""
+        names = {bucket.name for bucket in self.resolve(claims, *subscriptions).buckets}
+        return {(put.table, put.id) for put in self.puts if put.bucket in names}

@@ -1,0 +1,144 @@
+"""What users see through buckets is what the same query gives in plain SQLite; and the short way past SQLite gives
+what the long one gives."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import apsw
+from headwater_rules.rows import bind_table
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rules_store import RuleStore, plan_of
+
+
+@dataclass(frozen=True)
+class Condition:
+    """The same condition as a rule and as SQLite's own SQL. `join` says that it reads other rows or the request."""
+
+    rule: str
+    sql: str
+    join: bool = False
+
+
+ROW_CONDITIONS = [
+    Condition("t.a = 1", "ifnull(t.a = 1, 0)"),
+    Condition("t.a != 'a'", "NOT ifnull(t.a = 'a', 0)"),
+    Condition("t.a < t.b", "ifnull(t.a < t.b, 0)"),
+    Condition("t.a >= 'a'", "ifnull(t.a >= 'a', 0)"),
+    Condition("t.b IS NULL", "t.b IS NULL"),
+    Condition("t.b IS NOT TRUE", "t.b IS NOT 1"),
+    Condition("t.f", "truthy(t.f)"),
+    Condition("t.a IN (1, 'a', 2.5)", "ifnull(t.a IN (1, 'a', 2.5), 0)"),
+    Condition("t.a NOT IN ('a', 'b')", "NOT ifnull(t.a IN ('a', 'b'), 0)"),
+    Condition("t.a BETWEEN 1 AND 2", "ifnull(t.a BETWEEN 1 AND 2, 0)"),
+    Condition("(CASE WHEN t.f THEN t.a ELSE t.b END) = 1", "ifnull((CASE WHEN truthy(t.f) THEN t.a ELSE t.b END) = 1, 0)"),
+    Condition("'a' IN t.tags", "EXISTS (SELECT 1 FROM json_each(t.tags) WHERE value = 'a')"),
+]
+ACCESS_CONDITIONS = [
+    Condition("t.owner = auth.user_id()", "ifnull(t.owner = :uid, 0)", True),
+    Condition("auth.user_id() IN t.tags", "EXISTS (SELECT 1 FROM json_each(t.tags) WHERE value = :uid)", True),
+    Condition("t.k IN auth.parameter('ids')", "t.k IN (SELECT value FROM json_each(:ids))", True),
+    Condition("t.tags && auth.parameter('ids')",
+              "EXISTS (SELECT 1 FROM json_each(t.tags) x, json_each(:ids) y WHERE x.value = y.value)", True),
+    Condition("auth.parameter('role') = 'a'", "ifnull(:role = 'a', 0)", True),
+    Condition("t.k IN (SELECT k FROM m WHERE m.u = auth.user_id())",
+              "ifnull(t.k IN (SELECT k FROM m WHERE m.u = :uid), 0)", True),
+    Condition("t.k IN (SELECT k FROM m WHERE m.u = auth.user_id() AND (m.f OR m.k = 1))",
+              "ifnull(t.k IN (SELECT k FROM m WHERE m.u = :uid AND (truthy(m.f) OR m.k = 1)), 0)", True),
+    Condition("t.k IN (SELECT m.k FROM m WHERE m.u = auth.user_id() AND m.f = t.a)",
+              "ifnull(t.k IN (SELECT k FROM m WHERE m.u = :uid AND m.f = t.a), 0)", True),
+    Condition("t.k IN (SELECT k FROM m WHERE m.u IN (SELECT x FROM n WHERE n.u = auth.user_id()))",
+              "ifnull(t.k IN (SELECT k FROM m WHERE m.u IN (SELECT x FROM n WHERE n.u = :uid)), 0)", True),
+    Condition("auth.user_id() IN (SELECT u FROM m WHERE m.f = 1)",
+              "ifnull(:uid IN (SELECT u FROM m WHERE m.f = 1), 0)", True),
+    Condition("t.a IN (auth.user_id(), 'b')", "ifnull(t.a = :uid, 0) OR ifnull(t.a = 'b', 0)", True),
+]  # fmt: skip
+
+values = st.sampled_from([None, 0, 1, 2, 1.0, 2.5, "", "a", "b", "1", "0.9", "1x", "é", b"a"])
+arrays = st.sampled_from([None, "[]", '["a"]', '["a","b","a"]', '[1,"1",2.5]', "[null,true]"])
+users = st.sampled_from([None, "a", "b", "1", 1, 2.5, "é"])
+
+
+def conditions() -> st.SearchStrategy[Condition]:
+    leaves = st.sampled_from(ROW_CONDITIONS + ACCESS_CONDITIONS)
+    negated = st.sampled_from(ROW_CONDITIONS).map(lambda c: Condition(f"NOT ({c.rule})", f"NOT ({c.sql})"))
+    either = st.one_of(leaves, leaves, negated)
+    return st.recursive(either, lambda inner: st.tuples(inner, st.sampled_from(["AND", "OR"]), inner).map(_joined), max_leaves=5)
+
+
+def _joined(parts: tuple[Condition, str, Condition]) -> Condition:
+    left, word, right = parts
+    return Condition(f"({left.rule} {word} {right.rule})", f"(({left.sql}) {word} ({right.sql}))")
+
+
+rows_of_t = st.lists(
+    st.fixed_dictionaries({"a": values, "b": values, "f": values, "k": values, "owner": values, "tags": arrays}),
+    max_size=5,
+)
+rows_of_m = st.lists(st.fixed_dictionaries({"k": values, "u": values, "f": values}), max_size=4)
+rows_of_n = st.lists(st.fixed_dictionaries({"x": values, "u": values}), max_size=3)
+
+
+@settings(deadline=None, max_examples=400)
+@given(conditions(), rows_of_t, rows_of_m, rows_of_n, users, st.sampled_from([None, "a", "b"]), st.lists(users, max_size=3))
+def test_a_user_sees_what_the_query_gives(condition, t, m, n, user, role, ids):
+    t = [{"id": str(number), **row} for number, row in enumerate(t)]
+    plan = plan_of(f"SELECT t.id, t.a FROM t WHERE {condition.rule}")
+    store = RuleStore(plan, {"t": t, "m": m, "n": n})
+
+    claims = {"sub": user, "role": role, "ids": ids}
+    assert store.errors == []
+    assert all(not status.errors for status in store.resolve(claims).streams)
+    assert store.visible(claims) == _plain_sqlite(condition.sql, {"t": t, "m": m, "n": n}, claims)
+
+
+def _plain_sqlite(condition, tables, claims):
+    connection = apsw.Connection(":memory:")
+    connection.create_scalar_function("truthy", _truthy, 1)
+    for name, columns in {"t": "id, a, b, f, k, owner, tags", "m": "k, u, f", "n": "x, u"}.items():
+        connection.execute(f"CREATE TABLE {name} ({columns})")
+        for row in tables[name]:
+            connection.execute(f"INSERT INTO {name} VALUES ({','.join('?' * len(row))})", tuple(row.values()))
+    ids = "[" + ",".join("null" if i is None else f'"{i}"' if isinstance(i, str) else str(i) for i in claims["ids"]) + "]"
+    bindings = {"uid": claims["sub"], "role": claims["role"], "ids": ids}
+    # the rules say that a blob equals nothing where rows of different tables, or the request, are compared
+    found = connection.execute(f"SELECT id FROM t WHERE {condition}", bindings)
+    return {("t", row[0]) for row in found}
+
+
+def _truthy(value):
+    if isinstance(value, str):
+        prefix = re.match(r"\s*[+-]?\d+", value)
+        return int(bool(prefix) and int(prefix[0]) != 0)
+    return int(isinstance(value, int | float) and value != 0)
+
+
+anything = st.one_of(
+    st.none(),
+    st.integers(-(2**63), 2**63 - 1),
+    st.floats(allow_nan=False),
+    st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0")),
+    st.binary(max_size=4),
+)
+
+
+@settings(deadline=None, max_examples=300)
+@given(anything, anything, anything)
+def test_the_path_past_sqlite_gives_what_sqlite_gives(id_, key, other):
+    columns, row = ["id", "k", "other"], (id_, key, other)
+    short = bind_table(plan_of("SELECT *, row_id() AS r FROM t WHERE k = auth.user_id()"), "default", "public", "t", columns)
+    long = bind_table(
+        plan_of("SELECT CASE WHEN 1 THEN id END AS id, CASE WHEN 1 THEN k END AS k, CASE WHEN 1 THEN other END AS other,"
+                " CASE WHEN 1 THEN row_id() END AS r FROM t"
+                " WHERE CASE WHEN 1 THEN k END = auth.user_id() AND (k IS NULL OR k IS NOT NULL)"),
+        "default", "public", "t", columns,
+    )  # fmt: skip
+
+    quick, slow = short.evaluate(row, "row-1"), long.evaluate(row, "row-1")
+
+    assert quick.errors == slow.errors == []
+    assert [(p.bucket.partition("[")[2], p.table, p.id, p.data) for p in quick.puts] == [
+        (p.bucket.partition("[")[2], p.table, p.id, p.data) for p in slow.puts
+    ]

