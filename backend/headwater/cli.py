@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
 
 import click
 
-from headwater.config import ServiceConfig, load_config
+from headwater.config import ConfigSource, ServiceConfig, load_config
 from headwater.errors import HeadwaterError
 from headwater_rules.errors import RuleErrors
 
-_F = TypeVar("_F", bound=Callable[..., object])
+_log = logging.getLogger(__name__)
 
 EXIT_ERROR = 1
 
@@ -25,61 +25,60 @@ def _examples(*lines: str) -> str:
     return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
 
 
-def _config_options(command: _F) -> _F:
-    command = click.option(
-        "-c64", "--config-base64", "encoded", metavar="TEXT", help="The config itself, as base64 text."
-    )(command)
-    return click.option(
-        "-c",
-        "--config",
-        "--config-path",
-        "path",
-        type=click.Path(path_type=Path),
-        metavar="FILE",
-        help="The service config (default: headwater.yaml here, or HEADWATER_CONFIG_PATH).",
-    )(command)
+def _config_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Adds the three options that say where the configs are; the command gets them as one ConfigSource."""
+
+    @click.option("-c", "--config", "--config-path", "path", type=click.Path(path_type=Path), metavar="FILE",
+                  help="The service config (default: headwater.yaml here, or HEADWATER_CONFIG_PATH).")  # fmt: skip
+    @click.option("-c64", "--config-base64", "encoded", metavar="TEXT", help="The service config itself, as base64.")
+    @click.option("-sync64", "--sync-base64", "sync", metavar="TEXT", help="The sync config itself, as base64.")
+    @functools.wraps(command)
+    def wrapped(*args: object, path: Path | None, encoded: str | None, sync: str | None, **options: object) -> None:
+        command(*args, configs=ConfigSource(encoded, path, sync), **options)
+
+    return wrapped
 
 
-def _load(path: Path | None, encoded: str | None) -> ServiceConfig:
-    config = load_config(path, encoded)
-    log = logging.getLogger(__name__)
+def _load(configs: ConfigSource) -> ServiceConfig:
+    config = load_config(configs, os.environ, Path.cwd())
+    logging.getLogger().setLevel(os.environ.get("HEADWATER_LOG_LEVEL", config.logging.level).upper())
     for warning in config.warnings:
-        log.warning("%s", warning)
+        _log.warning("%s", warning)
     return config
 
 
-def _config_arguments(path: Path | None, encoded: str | None) -> list[str]:
+def _arguments(configs: ConfigSource) -> list[str]:
     """The same options for a child process."""
-    if encoded is not None:
-        return ["--config-base64", encoded]
-    return [] if path is None else ["--config", str(path)]
+    pairs = (("--config-base64", configs.base64), ("--config", configs.path), ("--sync-base64", configs.sync_base64))
+    return [text for name, value in pairs if value is not None for text in (name, str(value))]
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="headwater")
-@click.option("--log-level", default=lambda: os.environ.get("HEADWATER_LOG_LEVEL", "info"), show_default="info",
-              type=click.Choice(["debug", "info", "warning", "error"], case_sensitive=False))  # fmt: skip
-def cli(log_level: str) -> None:
+def cli() -> None:
     """Sync Postgres to devices that work offline.
 
     Try it with sample data: `headwater dev`. With your own database: write headwater.yaml, then
     `headwater source prepare` and `headwater serve`.
     """
-    logging.basicConfig(
-        level=log_level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     for chatty in ("py4j", "asyncio", "httpx"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
 
 
-@cli.command(epilog=_examples("headwater serve --config headwater.yaml", "PGPASS=x headwater serve -c deploy.yaml"))
+@cli.command(
+    epilog=_examples(
+        "headwater serve --config headwater.yaml",
+        "PGPASSWORD=… headwater serve -c deploy.yaml   # the file says: password: !env PGPASSWORD",
+    )
+)
 @_config_options
-def serve(path: Path | None, encoded: str | None) -> None:
+def serve(configs: ConfigSource) -> None:
     """Replicate the source and serve devices: everything on one machine."""
     from headwater.commands import serve as command
 
-    _load(path, encoded)  # says what is wrong once, before any process is started
-    command.run(_config_arguments(path, encoded))
+    _load(configs)  # says what is wrong once, before any process is started
+    command.run(_arguments(configs))
 
 
 @cli.command(epilog=_examples("headwater start -r unified -c powersync.yaml"))
@@ -87,12 +86,12 @@ def serve(path: Path | None, encoded: str | None) -> None:
     "-r", "--runner-type", default="unified", type=click.Choice(["unified", "api", "sync"]), show_default=True
 )
 @_config_options
-def start(runner_type: str, path: Path | None, encoded: str | None) -> None:
+def start(runner_type: str, configs: ConfigSource) -> None:
     """`serve` under the name and options of an existing compose file."""
     from headwater.commands import serve as command
 
-    _load(path, encoded)
-    arguments = _config_arguments(path, encoded)
+    _load(configs)
+    arguments = _arguments(configs)
     command.run(arguments, replicator=runner_type != "api", api=runner_type != "sync")
 
 
@@ -100,11 +99,11 @@ def start(runner_type: str, path: Path | None, encoded: str | None) -> None:
 @_config_options
 @click.option("--source-timeout", default=30.0, show_default=True, metavar="SECONDS",
               help="How long the source may be unreachable at the start.")  # fmt: skip
-def replicate(path: Path | None, encoded: str | None, source_timeout: float) -> None:
+def replicate(configs: ConfigSource, source_timeout: float) -> None:
     """Only the replicator: follow the source into the store. A second one waits for the first to end."""
     from headwater.commands import replicate as command
 
-    config = _load(path, encoded)
+    config = _load(configs)
     stop = threading.Event()
     command.stop_on_signals(stop)
     command.run(config, stop, source_timeout=source_timeout)
@@ -112,12 +111,11 @@ def replicate(path: Path | None, encoded: str | None, source_timeout: float) -> 
 
 @cli.command(epilog=_examples("headwater api --config headwater.yaml"))
 @_config_options
-@click.option("--host", default="0.0.0.0", show_default=True, help="Address to listen on.")  # noqa: S104
-def api(path: Path | None, encoded: str | None, host: str) -> None:
+def api(configs: ConfigSource) -> None:
     """Only the endpoint: serve devices from the store."""
     from headwater.commands import api as command
 
-    command.run(_load(path, encoded), host)
+    command.run(_load(configs))
 
 
 @cli.group()
@@ -146,20 +144,20 @@ def source() -> None:
 @click.option("--all-tables", is_flag=True, help="Publish every table, not only those the sync config names.")
 @click.option("--append-only", is_flag=True,
               help="Also publish tables without a key: Postgres then refuses their updates and deletes.")  # fmt: skip
-def prepare_(path: Path | None, encoded: str | None, all_tables: bool, append_only: bool) -> None:
+def prepare_(configs: ConfigSource, all_tables: bool, append_only: bool) -> None:
     """Create the publication and check settings, rights and free slots. Safe to repeat."""
     from headwater.commands.source import prepare_source
 
-    prepare_source(_load(path, encoded), all_tables=all_tables, append_only=append_only)
+    prepare_source(_load(configs), all_tables=all_tables, append_only=append_only)
 
 
 @source.command(epilog=_examples("headwater source status -c headwater.yaml"))
 @_config_options
-def status(path: Path | None, encoded: str | None) -> None:
+def status(configs: ConfigSource) -> None:
     """Show how source, slot and store stand to each other."""
     from headwater.commands.source import show_status
 
-    show_status(_load(path, encoded))
+    show_status(_load(configs))
 
 
 @cli.command(epilog=_examples("headwater dev", "headwater dev --port 9000 --keep ./playground"))

@@ -19,16 +19,16 @@ from headwater.storage.sqlite import SqliteStore
 def build(config: ServiceConfig, extra_routes: Sequence[BaseRoute] = ()) -> Starlette:
     """The endpoint over the config's store and source."""
     settings = ApiSettings(
-        keys=StaticKeys(config.keys),
-        audience=config.audience,
-        max_concurrent_connections=config.limits.max_concurrent_connections,
-        max_data_fetch_concurrency=config.limits.max_data_fetch_concurrency,
-        requests=RequestLimits(config.limits.max_buckets_per_connection, config.limits.max_parameter_query_results),
+        keys=StaticKeys(config.auth.keys),
+        audience=config.auth.audience,
+        max_concurrent_connections=config.api.max_concurrent_connections,
+        max_data_fetch_concurrency=config.api.max_data_fetch_concurrency,
+        requests=RequestLimits(config.api.max_buckets_per_connection, config.api.max_parameter_query_results),
     )
-    reader = SqliteStore.open_reader(config.store)
-    return create_app(settings, reader, SourceHead([config.source]), extra_routes)
+    reader = SqliteStore.open_reader(config.storage.path)
+    return create_app(settings, reader, SourceHead([config.source()]), extra_routes)
 
 
-def run(config: ServiceConfig, host: str = "0.0.0.0") -> None:  # noqa: S104 - devices come from elsewhere
+def run(config: ServiceConfig) -> None:
     """Serve until SIGTERM or SIGINT."""
-    serve_app(build(config), host, config.port)
+    serve_app(build(config), config.host, config.port)

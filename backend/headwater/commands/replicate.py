@@ -12,7 +12,7 @@ from headwater.commands.progress import BulkProgressDisplay
 from headwater.config import ServiceConfig
 from headwater.errors import HeadwaterError, Kind
 from headwater.pipeline.jobs import SparkBulk
-from headwater.pipeline.session import Spark
+from headwater.pipeline.session import Spark, SparkSettings
 from headwater.replication.replicator import Replicator
 from headwater.source.checks import check_source
 from headwater.source.connect import connect
@@ -25,16 +25,16 @@ _log = logging.getLogger(__name__)
 
 def run(config: ServiceConfig, stop: threading.Event, *, source_timeout: float = 30.0) -> None:
     """Replicate until `stop` is set. A source that is unreachable at the start is given `source_timeout` seconds."""
-    yaml = config.sync_config.read()
+    yaml = config.sync_text()
     compiled = compile_config(yaml)
     for warning in compiled.warnings:
         _log.warning("%s", warning)
     _wait_for_source(config, stop, source_timeout)
-    store = SqliteStore(config.store)
-    spark = Spark(config.spark)
+    store = SqliteStore(config.storage.path)
+    spark = Spark(SparkSettings(config.spark.master, config.spark.conf))
     try:
         Replicator(
-            source=config.source,
+            source=config.source(),
             store=store,
             plan=compiled.plan,
             yaml=yaml,
@@ -52,8 +52,8 @@ def _wait_for_source(config: ServiceConfig, stop: threading.Event, timeout: floa
     deadline = time.monotonic() + timeout
     while not stop.is_set():
         try:
-            with connect(config.source, application_name="headwater check") as conn:
-                for finding in check_source(conn, config.source):
+            with connect(config.source(), application_name="headwater check") as conn:
+                for finding in check_source(conn, config.source()):
                     _log.warning("%s", finding)
                 return
         except HeadwaterError as error:

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 import orjson
 
-from headwater.config_yaml import ConfigError
+from headwater.config.errors import ConfigError, ConfigIssue
 from headwater_rules.compile import compile_config
 from headwater_rules.errors import RuleErrors
 
@@ -17,9 +17,11 @@ def check_file(file: Path, *, as_json: bool) -> int:
     try:
         text = file.read_text(encoding="utf-8")
     except OSError as error:
-        raise ConfigError(f"the sync config can't be read: {error.strerror}", str(file), "check the path") from error
+        issue = ConfigIssue(f"the sync config can't be read: {error.strerror}", fix="check the path")
+        raise ConfigError(str(file), [issue]) from error
     except UnicodeDecodeError as error:
-        raise ConfigError("the sync config is not UTF-8 text", str(file), "save it as UTF-8") from error
+        issue = ConfigIssue("the sync config is not UTF-8 text", fix="save it as UTF-8")
+        raise ConfigError(str(file), [issue]) from error
     try:
         compiled = compile_config(text)
     except RuleErrors as error:

@@ -17,24 +17,24 @@ from headwater_rules.compile import compile_config
 
 def prepare_source(config: ServiceConfig, *, all_tables: bool, append_only: bool) -> None:
     """Publish the tables that the sync config names, or all, and say what was done."""
-    tables = None if all_tables else compile_config(config.sync_config.read()).plan.tables()
-    prepared = prepare(config.source, tables, append_only=append_only)
+    tables = None if all_tables else compile_config(config.sync_text()).plan.tables()
+    prepared = prepare(config.source(), tables, append_only=append_only)
     for statement in prepared.done:
         click.echo(f"ran: {statement}")
     for finding in prepared.warnings:
         click.echo(f"note: {finding}", err=True)
-    click.echo(f"ready: {len(prepared.tables)} tables are published from {config.source.address}")
+    click.echo(f"ready: {len(prepared.tables)} tables are published from {config.source().address}")
     for table in prepared.tables:
         click.echo(f"  {table}")
 
 
 def show_status(config: ServiceConfig) -> None:
     """How source, slot and store stand to each other."""
-    with connect(config.source, application_name="headwater status") as conn:
-        findings = check_source(conn, config.source)
-        slot = slot_status(conn, slot_name(config.source))
-        lag = _lag_bytes(conn, slot_name(config.source))
-    click.echo(f"source    {config.source.address}: reachable")
+    with connect(config.source(), application_name="headwater status") as conn:
+        findings = check_source(conn, config.source())
+        slot = slot_status(conn, slot_name(config.source()))
+        lag = _lag_bytes(conn, slot_name(config.source()))
+    click.echo(f"source    {config.source().address}: reachable")
     if slot is None:
         click.echo("slot      none yet: the replicator makes it")
     else:
@@ -46,17 +46,17 @@ def show_status(config: ServiceConfig) -> None:
 
 
 def _show_store(config: ServiceConfig) -> None:
-    if not (config.store / "store.db").is_file():
-        click.echo(f"store     {config.store}: none yet")
+    if not (config.storage.path / "store.db").is_file():
+        click.echo(f"store     {config.storage.path}: none yet")
         return
-    store = SqliteStore(config.store)
+    store = SqliteStore(config.storage.path)
     try:
-        state = store.source_state(config.source.tag)
+        state = store.source_state(config.source().tag)
         if state is None:
-            click.echo(f"store     {config.store}: no snapshot yet")
+            click.echo(f"store     {config.storage.path}: no snapshot yet")
             return
-        click.echo(f"store     {config.store}: at {format_lsn(state.lsn)}")
-        for table in store.tables(config.source.tag):
+        click.echo(f"store     {config.storage.path}: at {format_lsn(state.lsn)}")
+        for table in store.tables(config.source().tag):
             relation = table.relation
             click.echo(f"  {relation.schema}.{relation.name}  replica identity {relation.identity.name.lower()}")
         for record in store.bulk_records()[-3:]:

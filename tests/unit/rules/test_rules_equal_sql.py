@@ -33,7 +33,9 @@ ROW_CONDITIONS = [
     Condition("t.a IN (1, 'a', 2.5)", "ifnull(t.a IN (1, 'a', 2.5), 0)"),
     Condition("t.a NOT IN ('a', 'b')", "NOT ifnull(t.a IN ('a', 'b'), 0)"),
     Condition("t.a BETWEEN 1 AND 2", "ifnull(t.a BETWEEN 1 AND 2, 0)"),
-    Condition("(CASE WHEN t.f THEN t.a ELSE t.b END) = 1", "ifnull((CASE WHEN truthy(t.f) THEN t.a ELSE t.b END) = 1, 0)"),
+    Condition(
+        "(CASE WHEN t.f THEN t.a ELSE t.b END) = 1", "ifnull((CASE WHEN truthy(t.f) THEN t.a ELSE t.b END) = 1, 0)"
+    ),
     Condition("'a' IN t.tags", "EXISTS (SELECT 1 FROM json_each(t.tags) WHERE value = 'a')"),
 ]
 ACCESS_CONDITIONS = [
@@ -58,6 +60,7 @@ ACCESS_CONDITIONS = [
 
 values = st.sampled_from([None, 0, 1, 2, 1.0, 2.5, "", "a", "b", "1", "0.9", "1x", "é", b"a"])
 arrays = st.sampled_from([None, "[]", '["a"]', '["a","b","a"]', '[1,"1",2.5]', "[null,true]"])
+keys = values.filter(lambda value: not isinstance(value, bytes))  # where rows are joined, no blob equals another
 users = st.sampled_from([None, "a", "b", "1", 1, 2.5, "é"])
 
 
@@ -65,7 +68,9 @@ def conditions() -> st.SearchStrategy[Condition]:
     leaves = st.sampled_from(ROW_CONDITIONS + ACCESS_CONDITIONS)
     negated = st.sampled_from(ROW_CONDITIONS).map(lambda c: Condition(f"NOT ({c.rule})", f"NOT ({c.sql})"))
     either = st.one_of(leaves, leaves, negated)
-    return st.recursive(either, lambda inner: st.tuples(inner, st.sampled_from(["AND", "OR"]), inner).map(_joined), max_leaves=5)
+    return st.recursive(
+        either, lambda inner: st.tuples(inner, st.sampled_from(["AND", "OR"]), inner).map(_joined), max_leaves=5
+    )
 
 
 def _joined(parts: tuple[Condition, str, Condition]) -> Condition:
@@ -77,12 +82,14 @@ rows_of_t = st.lists(
     st.fixed_dictionaries({"a": values, "b": values, "f": values, "k": values, "owner": values, "tags": arrays}),
     max_size=5,
 )
-rows_of_m = st.lists(st.fixed_dictionaries({"k": values, "u": values, "f": values}), max_size=4)
-rows_of_n = st.lists(st.fixed_dictionaries({"x": values, "u": values}), max_size=3)
+rows_of_m = st.lists(st.fixed_dictionaries({"k": keys, "u": keys, "f": values}), max_size=4)
+rows_of_n = st.lists(st.fixed_dictionaries({"x": keys, "u": keys}), max_size=3)
 
 
 @settings(deadline=None, max_examples=400)
-@given(conditions(), rows_of_t, rows_of_m, rows_of_n, users, st.sampled_from([None, "a", "b"]), st.lists(users, max_size=3))
+@given(
+    conditions(), rows_of_t, rows_of_m, rows_of_n, users, st.sampled_from([None, "a", "b"]), st.lists(users, max_size=3)
+)
 def test_a_user_sees_what_the_query_gives(condition, t, m, n, user, role, ids):
     t = [{"id": str(number), **row} for number, row in enumerate(t)]
     plan = plan_of(f"SELECT t.id, t.a FROM t WHERE {condition.rule}")
@@ -99,11 +106,14 @@ def _plain_sqlite(condition, tables, claims):
     connection.create_scalar_function("truthy", _truthy, 1)
     for name, columns in {"t": "id, a, b, f, k, owner, tags", "m": "k, u, f", "n": "x, u"}.items():
         connection.execute(f"CREATE TABLE {name} ({columns})")
+        names = columns.split(", ")
         for row in tables[name]:
-            connection.execute(f"INSERT INTO {name} VALUES ({','.join('?' * len(row))})", tuple(row.values()))
-    ids = "[" + ",".join("null" if i is None else f'"{i}"' if isinstance(i, str) else str(i) for i in claims["ids"]) + "]"
+            values_ = tuple(row[column] for column in names)
+            connection.execute(f"INSERT INTO {name} VALUES ({','.join('?' * len(names))})", values_)
+    ids = (
+        "[" + ",".join("null" if i is None else f'"{i}"' if isinstance(i, str) else str(i) for i in claims["ids"]) + "]"
+    )
     bindings = {"uid": claims["sub"], "role": claims["role"], "ids": ids}
-    # the rules say that a blob equals nothing where rows of different tables, or the request, are compared
     found = connection.execute(f"SELECT id FROM t WHERE {condition}", bindings)
     return {("t", row[0]) for row in found}
 
@@ -128,7 +138,9 @@ anything = st.one_of(
 @given(anything, anything, anything)
 def test_the_path_past_sqlite_gives_what_sqlite_gives(id_, key, other):
     columns, row = ["id", "k", "other"], (id_, key, other)
-    short = bind_table(plan_of("SELECT *, row_id() AS r FROM t WHERE k = auth.user_id()"), "default", "public", "t", columns)
+    short = bind_table(
+        plan_of("SELECT *, row_id() AS r FROM t WHERE k = auth.user_id()"), "default", "public", "t", columns
+    )
     long = bind_table(
         plan_of("SELECT CASE WHEN 1 THEN id END AS id, CASE WHEN 1 THEN k END AS k, CASE WHEN 1 THEN other END AS other,"
                 " CASE WHEN 1 THEN row_id() END AS r FROM t"

@@ -1,0 +1,225 @@
+"""The endpoint on a real port, over a store in memory and a source that the test plays."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from base64 import urlsafe_b64encode
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+import jwt
+import pytest
+
+from headwater.api.app import ApiSettings, create_app
+from headwater.api.auth.keys import StaticKeys, parse_key
+from headwater.api.server import ApiServer, bind
+from headwater.oplog.lsn import Lsn
+from headwater_rules.compile import compile_config
+from headwater_rules.requests import resolve
+from headwater_rules.results import SyncRequest
+from tests.support.memory_store import MemoryStore
+from tests.support.model_client import ModelClient
+
+SECRET = b"a secret of the tests, thirty-two bytes or more"
+AUDIENCE = "headwater-tests"
+
+RULES = """
+config: {edition: 3}
+streams:
+  mine:
+    auto_subscribe: true
+    query: SELECT * FROM todos WHERE owner = auth.user_id()
+  shared:
+    auto_subscribe: true
+    priority: 1
+    query: SELECT * FROM items WHERE list IN (SELECT list FROM members WHERE member = auth.user_id())
+"""
+
+
+def jwk(secret: bytes = SECRET, alg: str = "HS256", kid: str | None = None) -> dict[str, object]:
+    """A shared secret as the config has it."""
+    key: dict[str, object] = {"kty": "oct", "alg": alg, "k": urlsafe_b64encode(secret).rstrip(b"=").decode()}
+    return key if kid is None else key | {"kid": kid}
+
+
+def make_token(
+    sub: object = "u1", *, secret: bytes = SECRET, alg: str = "HS256", header: Mapping[str, object] | None = None, **claims: object
+) -> str:
+    """A signed token, valid for ten minutes. A claim given as None is left out."""
+    now = int(time.time())
+    payload = {"sub": sub, "aud": AUDIENCE, "iat": now, "exp": now + 600, **claims}
+    present = {name: value for name, value in payload.items() if value is not None}
+    return jwt.api_jws.encode(json.dumps(present).encode(), secret, alg, headers=dict(header or {}))
+
+
+class PlayedHead:
+    """The end of a source's log, where the test puts it."""
+
+    def __init__(self) -> None:
+        self.lsns: Mapping[str, Lsn] = {"default": Lsn(1)}
+        self.failure: Exception | None = None
+        self.asked = 0
+        self.closed = False
+        self.go = threading.Event()
+        self.go.set()
+
+    async def advance_past(self) -> Mapping[str, Lsn]:
+        import asyncio
+
+        self.asked += 1
+        lsns = self.lsns
+        await asyncio.to_thread(self.go.wait, 10)
+        if self.failure is not None:
+            raise self.failure
+        return lsns
+
+    async def close(self) -> None:
+        self.closed = True
+
+
+@dataclass
+class Stream:
+    """An open stream with a model client at its end."""
+
+    response: httpx.Response
+    client: ModelClient
+    _parts: Iterator[bytes] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._parts = self.response.iter_raw()
+        self._rest = b""
+
+    def until(self, condition: Callable[[ModelClient], bool]) -> ModelClient:
+        """Read on until the client is in this state."""
+        while not condition(self.client):
+            self._read(next(self._parts))
+        return self.client
+
+    def completed(self, times: int = 1) -> ModelClient:
+        """Read on until so many checkpoints were completed on this client."""
+        return self.until(lambda client: client.completed >= times)
+
+    def to_the_end(self) -> ModelClient:
+        """Read all there is. Raises httpx.RemoteProtocolError when it is cut off."""
+        for part in self._parts:
+            self._read(part)
+        assert not self._rest
+        return self.client
+
+    def _read(self, part: bytes) -> None:
+        whole, newline, self._rest = (self._rest + part).rpartition(b"\n")
+        self.client.receive(whole + newline)
+
+
+@dataclass
+class Service:
+    """A running endpoint."""
+
+    store: MemoryStore
+    head: PlayedHead
+    server: ApiServer
+    http: httpx.Client
+
+    def bucket(self, stream: str, value: str) -> str:
+        """The full name of a stream's bucket."""
+        (definition,) = (d for d in self.plan.buckets if d.name.startswith(f"{stream}."))
+        return f'{definition.name}["{value}"]'
+
+    def membership(self, user: str) -> str:
+        """The lookup key of a user's memberships."""
+        (key,) = resolve(self.plan, SyncRequest({"sub": user}), lambda _: {}).lookup_keys
+        return key
+
+    @property
+    def plan(self) -> Any:
+        assert self.store.config is not None
+        return compile_config(self.store.config.yaml).plan
+
+    def post(self, body: object = None, *, token: str | None = None, **headers: str) -> httpx.Response:
+        """A stream request that is expected to be refused: reads the whole answer."""
+        sent = self._headers(token, headers)
+        content = body if isinstance(body, bytes) else json.dumps(body or {}).encode()
+        return self.http.post("/sync/stream", content=content, headers=sent)
+
+    @contextmanager
+    def stream(
+        self, user: str = "u1", *, client: ModelClient | None = None, token: str | None = None, **body: object
+    ) -> Iterator[Stream]:
+        """An open stream. The model client asks for what it lacks."""
+        client = client or ModelClient()
+        buckets = [{"name": name, "after": str(after)} for name, after in client.connect().items()]
+        request = {"buckets": buckets, "raw_data": True, **body}
+        headers = self._headers(token or make_token(user), {})
+        with self.http.stream("POST", "/sync/stream", json=request, headers=headers) as response:
+            assert response.status_code == 200, response.read()
+            yield Stream(response, client)
+
+    def write_checkpoint(self, user: str = "u1", client_id: str | None = None) -> httpx.Response:
+        params = {} if client_id is None else {"client_id": client_id}
+        return self.http.get("/write-checkpoint2.json", params=params, headers=self._headers(make_token(user), {}))
+
+    def terminate(self) -> None:
+        """What SIGTERM does."""
+        self.server.handle_exit(15, None)
+
+    def _headers(self, token: str | None, more: Mapping[str, str]) -> dict[str, str]:
+        headers = {name.replace("_", "-"): value for name, value in more.items()}
+        if "authorization" not in headers:
+            headers["authorization"] = f"Token {token or make_token()}"
+        return headers
+
+
+@contextmanager
+def running(store: MemoryStore, **settings: Any) -> Iterator[Service]:
+    """The endpoint over this store, in a thread."""
+    head = PlayedHead()
+    keys = StaticKeys((parse_key(jwk()),))
+    app = create_app(ApiSettings(keys, frozenset({AUDIENCE}), **settings), store, head)
+    server = ApiServer(app)
+    listening = bind("127.0.0.1", 0)
+    port = listening.getsockname()[1]
+    thread = threading.Thread(target=server.run, args=([listening],))
+    thread.start()
+    try:
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=10) as http:
+            service = Service(store, head, server, http)
+            _wait_until_started(service)
+            yield service
+    finally:
+        server.handle_exit(15, None)
+        thread.join(15)
+        assert not thread.is_alive(), "the server ends"
+
+
+def _wait_until_started(service: Service) -> None:
+    deadline = time.monotonic() + 10
+    while service.http.get("/probes/startup").status_code != 200:
+        assert time.monotonic() < deadline, "the server starts"
+
+
+@pytest.fixture
+def store() -> MemoryStore:
+    """A store whose active config is `RULES`, with one commit."""
+    store = MemoryStore()
+    store.replace_config(RULES)
+    store.put("unrelated", "1")
+    store.commit()
+    return store
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[..., Service]]:
+    """Starts endpoints that end with the test: `serve(store, max_concurrent_connections=1)`."""
+    with ExitStack() as stack:
+        yield lambda store, **settings: stack.enter_context(running(store, **settings))
+
+
+@pytest.fixture
+def service(serve: Callable[..., Service], store: MemoryStore) -> Service:
+    """A running endpoint over `store`."""
+    return serve(store)
