@@ -7,18 +7,23 @@ import logging
 import os
 import sys
 import threading
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 
 import click
 
+from headwater.commands.logs import set_up_logging
 from headwater.config import ConfigSource, ServiceConfig, load_config
-from headwater.errors import HeadwaterError
+from headwater.config.origin import CONFIG_B64, SYNC_B64
+from headwater.errors import HeadwaterError, Kind
 from headwater_rules.errors import RuleErrors
 
 _log = logging.getLogger(__name__)
 
-EXIT_ERROR = 1
+EXIT_ERROR = 1  # a person has to change something first
+EXIT_AGAIN = 75  # the same command may succeed later
+EXIT_BUG = 70
 
 
 def _examples(*lines: str) -> str:
@@ -39,18 +44,32 @@ def _config_options(command: Callable[..., None]) -> Callable[..., None]:
     return wrapped
 
 
+_source_timeout = click.option(
+    "--source-timeout",
+    type=click.FloatRange(min=0),
+    default=30.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long the source may be unreachable at the start; 0 waits for ever.",
+)
+
+
 def _load(configs: ConfigSource) -> ServiceConfig:
     config = load_config(configs, os.environ, Path.cwd())
-    logging.getLogger().setLevel(os.environ.get("HEADWATER_LOG_LEVEL", config.logging.level).upper())
+    set_up_logging(config.logging.level, config.logging.format)
     for warning in config.warnings:
         _log.warning("%s", warning)
     return config
 
 
 def _arguments(configs: ConfigSource) -> list[str]:
-    """The same options for a child process."""
-    pairs = (("--config-base64", configs.base64), ("--config", configs.path), ("--sync-base64", configs.sync_base64))
-    return [text for name, value in pairs if value is not None for text in (name, str(value))]
+    """The same config for a child process; see `_environment` for the rest."""
+    return [] if configs.path is None else ["--config", str(configs.path)]
+
+
+def _environment(configs: ConfigSource) -> dict[str, str]:
+    pairs = ((CONFIG_B64[0], configs.base64), (SYNC_B64[0], configs.sync_base64))
+    return {name: text for name, text in pairs if text is not None}
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -61,9 +80,7 @@ def cli() -> None:
     Try it with sample data: `headwater dev`. With your own database: write headwater.yaml, then
     `headwater source prepare` and `headwater serve`.
     """
-    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    for chatty in ("py4j", "asyncio", "httpx"):
-        logging.getLogger(chatty).setLevel(logging.WARNING)
+    set_up_logging()
 
 
 @cli.command(
@@ -73,12 +90,12 @@ def cli() -> None:
     )
 )
 @_config_options
-def serve(configs: ConfigSource) -> None:
+@_source_timeout
+def serve(configs: ConfigSource, source_timeout: float) -> None:
     """Replicate the source and serve devices: everything on one machine."""
     from headwater.commands import serve as command
 
-    _load(configs)  # says what is wrong once, before any process is started
-    command.run(_arguments(configs))
+    command.run(_load(configs), _arguments(configs), _environment(configs), source_timeout=source_timeout)
 
 
 @cli.command(epilog=_examples("headwater start -r unified -c powersync.yaml"))
@@ -86,26 +103,35 @@ def serve(configs: ConfigSource) -> None:
     "-r", "--runner-type", default="unified", type=click.Choice(["unified", "api", "sync"]), show_default=True
 )
 @_config_options
-def start(runner_type: str, configs: ConfigSource) -> None:
+@_source_timeout
+def start(runner_type: str, configs: ConfigSource, source_timeout: float) -> None:
     """`serve` under the name and options of an existing compose file."""
     from headwater.commands import serve as command
 
-    _load(configs)
-    arguments = _arguments(configs)
-    command.run(arguments, replicator=runner_type != "api", api=runner_type != "sync")
+    command.run(
+        _load(configs),
+        _arguments(configs),
+        _environment(configs),
+        source_timeout=source_timeout,
+        replicator=runner_type != "api",
+        api=runner_type != "sync",
+    )
 
 
 @cli.command(epilog=_examples("headwater replicate --config headwater.yaml"))
 @_config_options
-@click.option("--source-timeout", default=30.0, show_default=True, metavar="SECONDS",
-              help="How long the source may be unreachable at the start.")  # fmt: skip
+@_source_timeout
 def replicate(configs: ConfigSource, source_timeout: float) -> None:
     """Only the replicator: follow the source into the store. A second one waits for the first to end."""
-    from headwater.commands import replicate as command
+    from headwater.commands.serve import end_with_supervisor
+    from headwater.commands.signals import stop_on_signals
 
     config = _load(configs)
     stop = threading.Event()
-    command.stop_on_signals(stop)
+    stop_on_signals(stop)
+    end_with_supervisor()
+    from headwater.commands import replicate as command
+
     command.run(config, stop, source_timeout=source_timeout)
 
 
@@ -113,9 +139,12 @@ def replicate(configs: ConfigSource, source_timeout: float) -> None:
 @_config_options
 def api(configs: ConfigSource) -> None:
     """Only the endpoint: serve devices from the store."""
+    config = _load(configs)
     from headwater.commands import api as command
+    from headwater.commands.serve import end_with_supervisor
 
-    command.run(_load(configs))
+    end_with_supervisor()
+    command.run(config)
 
 
 @cli.group()
@@ -144,11 +173,13 @@ def source() -> None:
 @click.option("--all-tables", is_flag=True, help="Publish every table, not only those the sync config names.")
 @click.option("--append-only", is_flag=True,
               help="Also publish tables without a key: Postgres then refuses their updates and deletes.")  # fmt: skip
-def prepare_(configs: ConfigSource, all_tables: bool, append_only: bool) -> None:
+@click.option("--admin-uri", envvar="HEADWATER_ADMIN_URI", metavar="URI",
+              help="Who publishes and grants if the configured role may not (or HEADWATER_ADMIN_URI).")  # fmt: skip
+def prepare_(configs: ConfigSource, all_tables: bool, append_only: bool, admin_uri: str | None) -> None:
     """Create the publication and check settings, rights and free slots. Safe to repeat."""
     from headwater.commands.source import prepare_source
 
-    prepare_source(_load(configs), all_tables=all_tables, append_only=append_only)
+    prepare_source(_load(configs), all_tables=all_tables, append_only=append_only, admin_uri=admin_uri)
 
 
 @source.command(epilog=_examples("headwater source status -c headwater.yaml"))
@@ -173,10 +204,10 @@ def dev(host: str, port: int, rows: int, keep: Path | None) -> None:
 
 
 def main() -> None:
-    """Entry point: errors of ours become one message and exit code 1, never a trace."""
+    """Entry point: every error becomes one message and an exit code that is not 0, never a trace."""
     try:
         cli(standalone_mode=False)
-    except click.exceptions.Abort:
+    except (click.exceptions.Abort, KeyboardInterrupt):
         sys.exit(130)
     except click.ClickException as error:
         error.show()
@@ -185,5 +216,16 @@ def main() -> None:
         click.echo(error.render(), err=True)
         sys.exit(EXIT_ERROR)
     except HeadwaterError as error:
-        click.echo(f"headwater: {error}", err=True)
-        sys.exit(EXIT_ERROR)
+        if error.code != "HW_7002":  # a child has said already why it ended
+            click.echo(f"headwater: {error}", err=True)
+        sys.exit(EXIT_AGAIN if error.kind is Kind.RETRY else EXIT_ERROR)
+    except Exception as error:  # noqa: BLE001 - a bug; its text may hold anything, so its place has to do
+        click.echo(f"headwater: {_place_of(error)}", err=True)
+        _log.debug("internal error", exc_info=error)
+        sys.exit(EXIT_BUG)
+
+
+def _place_of(error: Exception) -> str:
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
+    return f"internal error: {type(error).__name__}{where}; HEADWATER_LOG_LEVEL=debug shows more, please report it"

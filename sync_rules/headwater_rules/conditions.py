@@ -118,7 +118,8 @@ def _as_filter(condition: Condition, owner: Owner) -> Atom | None:
         return None
     found = [atom for atom in atoms if atom is not None]
     sources = frozenset[int]().union(*(dependencies(atom.frag, owner) for atom in found))
-    joins = frozenset(owner(table) for atom in found for table in atom.tables)
+    # an array expanded for one alternative would have to have elements for the others to hold too
+    joins = frozenset[int]().union(*(atom.tables for atom in found))
     if len(sources) > 1 or not joins <= sources:
         return None
     return found[0] if len(found) == 1 else _combined(found, " AND ")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
@@ -16,6 +17,7 @@ from sqlglot.tokenizer_core import TokenType
 
 from headwater_rules.errors import Code, Place, RuleError, place_in
 
+_CLOSING = re.compile(r"\s*\)")
 MAX_SQL = 100_000  # characters of one query
 
 
@@ -36,8 +38,10 @@ class RuleDialect(Postgres):
         NO_PAREN_FUNCTION_PARSERS = {"CASE": PostgresParser.NO_PAREN_FUNCTION_PARSERS["CASE"]}
         RANGE_PARSERS = {**PostgresParser.RANGE_PARSERS, TokenType.IN: _parse_in}
         JSON_OPERATORS = {
-            TokenType.ARROW: lambda _, this, path: exp.JSONExtract(this=this, expression=path),
-            TokenType.DARROW: lambda _, this, path: exp.JSONExtractScalar(this=this, expression=path),
+            TokenType.ARROW: lambda self, this, path: self.expression(exp.JSONExtract(this=this, expression=path)),
+            TokenType.DARROW: lambda self, this, path: self.expression(
+                exp.JSONExtractScalar(this=this, expression=path)
+            ),
         }
 
 
@@ -60,16 +64,30 @@ class SqlText:
 
     def place_of(self, node: exp.Expr) -> Place:
         """Where a node stands; the nearest ancestor with a position, if it has none itself."""
-        span = _span(node)
+        span = self._span(node)
         while span is None and node.parent is not None:
             node = node.parent
-            span = _span(node)
+            span = self._span(node)
         return self.place(*span) if span else self.place()
 
     def source_of(self, node: exp.Expr) -> str:
         """The SQL of a node, on one line."""
-        span = _span(node)
+        span = self._span(node)
         return " ".join(self.sql[slice(*span)].split()) if span else ""
+
+    def _span(self, node: exp.Expr) -> tuple[int, int] | None:
+        """First and last character of what the parser has noted of a node, and the brackets that close it."""
+        starts = [item.meta["start"] for item in node.walk() if "start" in item.meta]
+        ends = [item.meta["end"] for item in node.walk() if "end" in item.meta]
+        if not starts or not ends:
+            return None
+        start, end = min(starts), max(ends) + 1
+        if self.sql.startswith("()", end):
+            end += 2
+        missing = self.sql.count("(", start, end) - self.sql.count(")", start, end)
+        while missing > 0 and (bracket := _CLOSING.match(self.sql, end)):
+            missing, end = missing - 1, bracket.end()
+        return start, end
 
     def _offset(self, position: int) -> int:
         return self._offsets[min(max(position, 0), len(self._offsets) - 1)]
@@ -143,9 +161,3 @@ def _syntax_error(text: SqlText, error: ParseError) -> RuleError:
 def _position(sql: str, line: int, column: int) -> int:
     lines = sql.split("\n")
     return min(sum(len(each) + 1 for each in lines[: line - 1]) + column, len(sql))
-
-
-def _span(node: exp.Expr) -> tuple[int, int] | None:
-    starts = [item.meta["start"] for item in node.walk() if "start" in item.meta]
-    ends = [item.meta["end"] for item in node.walk() if "end" in item.meta]
-    return (min(starts), max(ends) + 1) if starts and ends else None

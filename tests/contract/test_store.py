@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from headwater.oplog.change import Column, Relation, ReplicaIdentity
 from headwater.oplog.lsn import Lsn
 from headwater.oplog.op import OpId, bucket_key
-from headwater.oplog.transform import RowKeys, decode_members, encode_members, row_ops
+from headwater.oplog.transform import BucketName, RowKeys, decode_members, encode_members, row_ops
 from headwater.storage.contract import (
-    BucketName,
     BulkRecord,
     Checkpoint,
     CurrentRow,
@@ -234,9 +233,9 @@ def test_touched_names_what_a_flush_changed(world: World, reader: StoreReader) -
     flush.replace_lookups(world.table, "1", [LookupEntry('l["u"]', "[1]")])
     middle = flush.commit(SOURCE, Progress(Lsn(500)))
     last = world.write({"2": (B, "changed")}, lsn=510)
-    assert reader.touched(first.op_id, middle.op_id).lookups == {'l["u"]'}
-    assert reader.touched(middle.op_id, last.op_id).buckets == {B}
-    assert reader.touched(first.op_id, last.op_id).buckets == {B}
+    assert reader.touched(first.op_id, middle.op_id).lookups == frozenset({'l["u"]'})
+    assert reader.touched(middle.op_id, last.op_id).buckets == frozenset({B})
+    assert reader.touched(first.op_id, last.op_id).buckets == frozenset({B})
     assert reader.touched(OpId(0), last.op_id).buckets is None
 
 
@@ -310,7 +309,7 @@ def test_write_checkpoints_grow_per_key(reader: StoreReader) -> None:
 
 def test_large_rows_are_cut_into_chunks_of_a_megabyte(world: World, reader: StoreReader) -> None:
     world.bootstrap({"0": (A, "x")})
-    checkpoint = world.write({str(i): (A, "y" * 400_000) for i in range(1, 8)} | {"9": (A, "z" * 3_000_000)})
+    checkpoint = world.write({**{str(i): (A, "y" * 400_000) for i in range(1, 8)}, "9": (A, "z" * 3_000_000)})
     after, sizes = OpId(0), []
     while True:
         chunk = reader.chunk(A, after, checkpoint.op_id)

@@ -99,9 +99,10 @@ class MemoryStore:
         with self._lock:
             self._checkpoint = self._next - 1
             self._lsn += 1
-            if wake:
-                self.wake()
-            return self._now()
+            answer = self._now()
+        if wake:
+            self.wake()
+        return answer
 
     def replace_config(self, yaml: str) -> None:
         with self._lock:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -46,7 +46,7 @@ class ApiSettings:
     audience: frozenset[str]
     max_concurrent_connections: int = 200
     max_data_fetch_concurrency: int = 10
-    requests: RequestLimits = RequestLimits()
+    requests: RequestLimits = field(default_factory=RequestLimits)
 
 
 class Endpoint:
@@ -106,7 +106,7 @@ def create_app(
     app = Starlette(
         routes=[
             Route("/sync/stream", streams, methods=["POST"]),
-            Route("/write-checkpoint2.json", endpoint.write_checkpoint, methods=["GET"]),
+            Route("/write-checkpoint2.json", endpoint.write_checkpoint.answer, methods=["GET"]),
             *probe_routes(endpoint.health, lambda: True),
             *extra_routes,
         ],

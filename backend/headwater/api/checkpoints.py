@@ -93,7 +93,8 @@ class WriteCheckpointRoute:
         self._writes = writes
         self._is_active = is_active
 
-    async def __call__(self, request: Request) -> Response:
+    async def answer(self, request: Request) -> Response:
+        """Handle one request."""
         client_id = parse_client_id(request.query_params.get("client_id"))
         user = await self._verifier.authorize(request.headers.get("authorization"))
         if not self._is_active():

@@ -103,7 +103,7 @@ class StoreThreads:
     def __init__(self, reader: StoreReader, width: int) -> None:
         self._reader = reader
         self._bulk = ThreadPoolExecutor(width, thread_name_prefix="headwater-download")
-        self._live = ThreadPoolExecutor(2, thread_name_prefix="headwater-live")
+        self._live = ThreadPoolExecutor(3, thread_name_prefix="headwater-live")
         self._waiting: list[_Job[object]] = []
 
     async def alone(self, run: Callable[[], Result]) -> Result:

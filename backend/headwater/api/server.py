@@ -42,6 +42,7 @@ class ApiServer(uvicorn.Server):
                 timeout_graceful_shutdown=GRACE_SECONDS,
             )
         )
+        logging.getLogger("uvicorn.error").addFilter(_is_news)
         self._begin_shutdown: Callable[[], None] = app.state.begin_shutdown
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -49,7 +50,7 @@ class ApiServer(uvicorn.Server):
         self._loop = asyncio.get_running_loop()
         await super().serve(sockets)
 
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002 - uvicorn's signature
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """End open streams, then stop. Unlike uvicorn's, it does not raise the signal again afterwards: an orderly
         end is exit code 0."""
         if self.should_exit and sig == signal.SIGINT:
@@ -72,7 +73,6 @@ def bind(host: str, port: int) -> socket.socket:
 
 def serve_app(app: Starlette, host: str, port: int, *, sockets: list[socket.socket] | None = None) -> None:
     """Serve until SIGTERM or SIGINT; blocks. With `sockets`, those are used and `host` and `port` are not."""
-    logging.getLogger("uvicorn.error").addFilter(_is_news)
     ApiServer(app).run(sockets or [bind(host, port)])
 
 

@@ -12,6 +12,8 @@ import logging
 import random
 import re
 import time
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
 
 import orjson
@@ -30,6 +32,7 @@ from headwater.sync import lines
 from headwater.sync.interest import News
 from headwater.sync.request import StreamRequest, parse_stream_request, write_key
 from headwater.sync.ticks import next_tick
+from headwater_rules.errors import RuleLimitError
 from headwater_rules.results import SyncRequest
 
 NDJSON = "application/x-ndjson"
@@ -78,11 +81,14 @@ class SyncStream:
             raise TooManyRequestsError(f"{self._limit} streams are open already")
         self._open += 1
         try:
-            await self._serve(asked, user, receive, send)
+            agent = request.headers.get("x-user-agent") or request.headers.get("user-agent")
+            await self._serve(asked, user, agent, receive, send)
         finally:
             self._open -= 1
 
-    async def _serve(self, asked: StreamRequest, user: Principal, receive: Receive, send: Send) -> None:
+    async def _serve(
+        self, asked: StreamRequest, user: Principal, agent: str | None, receive: Receive, send: Send
+    ) -> None:
         dialogue = Dialogue(
             asked,
             SyncRequest(user.claims, asked.parameters, asked.include_defaults, asked.subscriptions),
@@ -90,7 +96,8 @@ class SyncStream:
             self._resolver,
             self._reader,
         )
-        stream = _Stream(dialogue, user, asked, self._threads, self._hub)
+        caller = _Caller(user.user_id, asked.client_id, agent, asked.app_metadata)
+        stream = _Stream(dialogue, user, caller, self._threads, self._hub)
         self._hub.join(stream)
         try:
             await stream.run(receive, send)
@@ -98,12 +105,22 @@ class SyncStream:
             self._hub.leave(stream)
 
 
+@dataclass(frozen=True, slots=True)
+class _Caller:
+    """Who is at the other end, for the log."""
+
+    user_id: str
+    client_id: str | None
+    user_agent: str | None
+    app_metadata: Mapping[str, str]
+
+
 class _Stream:
     """One open stream. The hub and timers leave word and set `_wake`; one task looks at it between batches."""
 
     __slots__ = (
-        "_asked",
         "_bytes",
+        "_caller",
         "_dialogue",
         "_done",
         "_first",
@@ -112,19 +129,17 @@ class _Stream:
         "_ops",
         "_pump",
         "_reason",
+        "_threads",
         "_tick_due",
         "_ticker",
-        "_threads",
         "_user",
         "_wake",
     )
 
-    def __init__(
-        self, dialogue: Dialogue, user: Principal, asked: StreamRequest, threads: StoreThreads, hub: Hub
-    ) -> None:
+    def __init__(self, dialogue: Dialogue, user: Principal, caller: _Caller, threads: StoreThreads, hub: Hub) -> None:
         self._dialogue = dialogue
         self._user = user
-        self._asked = asked
+        self._caller = caller
         self._threads = threads
         self._hub = hub
         self._wake = asyncio.Event()
@@ -282,15 +297,18 @@ class _Stream:
         error = pump.exception()
         if error is None:
             return self._reason or "ended"
-        code = getattr(error, "code", "PSYNC_S2001")
-        log.error("a stream was cut off: %s", error, exc_info=None if isinstance(error, HeadwaterError) else error)
-        return f"failed: {code}"
+        if isinstance(error, HeadwaterError | RuleLimitError):
+            log.error("a stream was cut off: %s", error)
+            return f"failed: {error.code}"
+        log.error("a stream was cut off", exc_info=error)
+        return "failed"
 
     def _log(self, reason: str, seconds: float) -> None:
         facts = {
-            "user_id": self._user.user_id,
-            "client_id": self._asked.client_id,
-            "app_metadata": self._asked.app_metadata or None,
+            "user_id": self._caller.user_id,
+            "client_id": self._caller.client_id,
+            "user_agent": self._caller.user_agent,
+            "app_metadata": self._caller.app_metadata or None,
             "close_reason": reason,
             "duration_ms": round(seconds * 1000),
             "operations": self._ops,

@@ -3,39 +3,51 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
-from headwater.commands.replicate import stop_on_signals
+from headwater.commands.signals import stop_on_signals
+from headwater.commands.waiting import wait_for_source
+from headwater.config import ServiceConfig
 from headwater.errors import HeadwaterError
+from headwater_rules.compile import compile_config
 
 _log = logging.getLogger(__name__)
 
 _FIRST_DELAY, _LONGEST_DELAY = 0.5, 30.0
 _STEADY_SECONDS = 60.0  # a child that ran this long begins with the shortest delay again
 _GRACE_SECONDS = 30.0
+_SUPERVISED = "HEADWATER_SUPERVISED"
 
 EXIT_STOP = 1
-"""Exit code of a child that a person has to help: it is not started again."""
+"""Exit code of a process that a person has to help. It said why, and is not started again."""
+
+EXIT_USAGE = 2
+"""Exit code of a command line that is wrong."""
 
 
 class ChildStoppedError(HeadwaterError):
-    """A part of the service ended with an error that starting it again would not mend."""
+    """A part of the service ended with an error that starting it again would not mend. It has said why itself."""
 
     code = "HW_7002"
 
 
 @dataclass
 class Child:
-    """One child process: its name, its command line, and when to start it (again)."""
+    """One child process: its name, its command line, and when to start it (again).
+
+    `environment` is added to ours: what is secret goes there, for a command line can be read by every user.
+    """
 
     name: str
     command: Sequence[str]
+    environment: Mapping[str, str] = field(default_factory=dict, repr=False)
     process: subprocess.Popen[bytes] | None = None
     started: float = 0.0
     due: float = 0.0
@@ -43,8 +55,11 @@ class Child:
 
     def start(self) -> None:
         self.process = subprocess.Popen(
-            self.command, start_new_session=True
-        )  # the terminal's Ctrl-C is ours to pass on
+            self.command,
+            env={**os.environ, **self.environment, _SUPERVISED: "1"},
+            stdin=subprocess.PIPE,  # closes when we go, however we go: see end_with_supervisor
+            start_new_session=True,  # the terminal's Ctrl-C is ours to pass on
+        )
         self.started = time.monotonic()
 
     def look(self) -> None:
@@ -57,8 +72,8 @@ class Child:
         code = self.process.poll()
         if code is None:
             return
-        self.process = None
-        if code == EXIT_STOP:
+        self._forget()
+        if code in {EXIT_STOP, EXIT_USAGE}:
             raise ChildStoppedError(f"the {self.name} ended", "see the message above", "mend the cause and start again")
         self.delay = _FIRST_DELAY if now - self.started > _STEADY_SECONDS else min(self.delay * 2, _LONGEST_DELAY)
         self.due = now + self.delay
@@ -78,12 +93,22 @@ class Child:
             _log.warning("the %s did not end in time and is killed", self.name)
             self.process.kill()
             self.process.wait()
+        self._forget()
+
+    def _forget(self) -> None:
+        if self.process is not None and self.process.stdin is not None:
+            self.process.stdin.close()
+        self.process = None
 
 
-def supervise(children: Sequence[Child]) -> None:
-    """Run the children until SIGTERM or SIGINT, or until one of them ends for good (ChildStoppedError)."""
-    stop = threading.Event()
-    stop_on_signals(stop)
+def supervise(children: Sequence[Child], stop: threading.Event | None = None) -> None:
+    """Run the children until SIGTERM or SIGINT, or until one of them ends for good (ChildStoppedError).
+
+    A `stop` of the caller's own is set by whom the caller likes: the signals are then left alone.
+    """
+    if stop is None:
+        stop = threading.Event()
+        stop_on_signals(stop)
     try:
         while not stop.is_set():
             for child in children:
@@ -97,12 +122,42 @@ def supervise(children: Sequence[Child]) -> None:
             child.wait(deadline)
 
 
-def run(arguments: Sequence[str], *, replicator: bool = True, api: bool = True) -> None:
-    """`arguments` are the config options, as the children take them too."""
+def end_with_supervisor() -> None:
+    """In a child: end as by SIGTERM when the supervisor is gone, even if it was killed."""
+    if os.environ.pop(_SUPERVISED, None) is None:
+        return
+
+    def wait() -> None:
+        while os.read(0, 1):
+            pass
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=wait, name="supervisor", daemon=True).start()
+
+
+def run(
+    config: ServiceConfig,
+    arguments: Sequence[str],
+    environment: Mapping[str, str],
+    *,
+    source_timeout: float = 30.0,
+    replicator: bool = True,
+    api: bool = True,
+) -> None:
+    """Serve until told to stop. What is wrong with rules or source is said here, before any process is started.
+
+    `arguments` and `environment` lead the children to the same config.
+    """
+    stop = threading.Event()
+    stop_on_signals(stop)
     headwater = [sys.executable, "-m", "headwater"]
     children = []
     if replicator:
-        children.append(Child("replicator", [*headwater, "replicate", *arguments]))
+        tables = compile_config(config.sync_text()).plan.tables()
+        wait_for_source(config.source(), tables, stop, source_timeout)
+        # Started again while the source is away, it must not end the endpoint: it waits for as long as it takes.
+        command = [*headwater, "replicate", "--source-timeout", "0", *arguments]
+        children.append(Child("replicator", command, environment))
     if api:
-        children.append(Child("endpoint", [*headwater, "api", *arguments]))
-    supervise(children)
+        children.append(Child("endpoint", [*headwater, "api", *arguments], environment))
+    supervise(children, stop)

@@ -6,8 +6,9 @@ import click
 import psycopg
 
 from headwater.config import ServiceConfig
+from headwater.config.sources import with_login
 from headwater.oplog.lsn import format_lsn
-from headwater.source.checks import check_source
+from headwater.source.checks import source_findings
 from headwater.source.connect import connect
 from headwater.source.prepare import prepare
 from headwater.source.slot import slot_name, slot_status
@@ -15,10 +16,13 @@ from headwater.storage.sqlite import SqliteStore
 from headwater_rules.compile import compile_config
 
 
-def prepare_source(config: ServiceConfig, *, all_tables: bool, append_only: bool) -> None:
+def prepare_source(
+    config: ServiceConfig, *, all_tables: bool = False, append_only: bool = False, admin_uri: str | None = None
+) -> None:
     """Publish the tables that the sync config names, or all, and say what was done."""
     tables = None if all_tables else compile_config(config.sync_text()).plan.tables()
-    prepared = prepare(config.source(), tables, append_only=append_only)
+    admin = None if admin_uri is None else with_login(config.source(), admin_uri)
+    prepared = prepare(config.source(), tables, admin=admin, append_only=append_only)
     for statement in prepared.done:
         click.echo(f"ran: {statement}")
     for finding in prepared.warnings:
@@ -30,8 +34,9 @@ def prepare_source(config: ServiceConfig, *, all_tables: bool, append_only: bool
 
 def show_status(config: ServiceConfig) -> None:
     """How source, slot and store stand to each other."""
+    tables = compile_config(config.sync_text()).plan.tables() if config.sync_config else None
     with connect(config.source(), application_name="headwater status") as conn:
-        findings = check_source(conn, config.source())
+        findings = source_findings(conn, config.source(), tables)
         slot = slot_status(conn, slot_name(config.source()))
         lag = _lag_bytes(conn, slot_name(config.source()))
     click.echo(f"source    {config.source().address}: reachable")
@@ -42,7 +47,7 @@ def show_status(config: ServiceConfig) -> None:
         click.echo(f"slot      {slot.name}: {slot.wal_status}, {reader}, {lag:,} bytes behind the source")
     _show_store(config)
     for finding in findings:
-        click.echo(f"note      {finding}")
+        click.echo(f"{'problem ' if finding.fatal else 'note    '}  {finding}")
 
 
 def _show_store(config: ServiceConfig) -> None:

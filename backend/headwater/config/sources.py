@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from headwater.config.section import Section
+from headwater.config.document import Item
+from headwater.config.errors import ConfigError, ConfigIssue
+from headwater.config.section import Findings, Section
 from headwater.source.connect import SourceSettings
 
 _LOWEST_PORT, _HIGHEST_PORT = 1024, 65535
@@ -34,6 +37,29 @@ def read_sources(replication: Section) -> tuple[SourceSettings, ...]:
             fix="run one service, with its own storage path, for each",
         )
     return tuple(settings for section in connections if (settings := _source(section)) is not None)
+
+
+def with_login(settings: SourceSettings, uri: str) -> SourceSettings:
+    """The same source with another login: host, port and database of `settings`, unless the URI names its own.
+
+    Raises ConfigError.
+    """
+    findings = Findings()
+    address = _address(Section({"uri": Item(uri, None)}, "", None, findings))
+    if not findings.errors and not address.user:
+        findings.errors.append(
+            ConfigIssue("names no user", "uri", fix="write postgresql://user:password@host/database")
+        )
+    if findings.errors:
+        raise ConfigError("--admin-uri", findings.errors)
+    return replace(
+        settings,
+        host=address.host or settings.host,
+        port=address.port or settings.port,
+        database=address.database or settings.database,
+        user=address.user,
+        password=address.password,
+    )
 
 
 def _source(section: Section) -> SourceSettings | None:

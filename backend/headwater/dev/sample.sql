@@ -62,10 +62,10 @@ create temp table sentences as
     || ', ref. ' || substr(md5('ref' || n), 1, 12) || '. ' as words
   from generate_series(0, 1999) as n;
 
-create temp table notes as  -- of to-do n: every 100th is about 20 kB long, so that Postgres stores it apart
-  select n, (select string_agg(words, '') from generate_series(1, 190) as line
+create temp table notes as  -- of to-do n: every 100th has about 20 kB, which Postgres stores apart; so has one of list 1
+  select n, (select string_agg(words, '' order by line) from generate_series(1, 245) as line
              join sentences on sentences.n = pg_temp.draw('note ' || todo.n || ' ' || line, 2000)) as words
-  from size, generate_series(0, todos, 100) as todo (n);
+  from (select generate_series(5, todos, 100) from size union select 11) as todo (n);
 
 insert into todos
   select pg_temp.key('todo ' || n), pg_temp.key('list ' || list),

@@ -18,21 +18,20 @@ CLEAR_BODY = '"op":"CLEAR","checksum":0}'
 """A CLEAR that begins or empties a bucket: nothing stands before it, so it sums to 0."""
 
 _UINT32 = 0xFFFFFFFF
+_dumps = orjson.dumps
+_hash = xxhash.xxh3_64_intdigest
 
 
 @lru_cache(maxsize=4096)
-def _type_json(table: str) -> str:
+def type_json(table: str) -> str:
+    """An output table's name as JSON text."""
     return orjson.dumps(table).decode()
-
-
-def _text_json(text: str) -> str:
-    return orjson.dumps(text).decode()
 
 
 def content_digest(table: str, object_id: str, data: str) -> int:
     """63 bits over everything a device sees of a row. Equal digests mean an equal row; the low 32 bits are the
     checksum of its PUT."""
-    return xxhash.xxh3_64_intdigest(f"{table}\0{object_id}\0{data}".encode()) & 0x7FFFFFFFFFFFFFFF
+    return _hash(f"{table}\0{object_id}\0{data}".encode()) & 0x7FFFFFFFFFFFFFFF
 
 
 def put_checksum(digest: int) -> int:
@@ -43,8 +42,8 @@ def put_checksum(digest: int) -> int:
 def put_body(table: str, object_id: str, subkey: str, data: str, digest: int) -> str:
     """Body of a PUT; `data` is the row's JSON text."""
     return (
-        f'"op":"PUT","object_type":{_type_json(table)},"object_id":{_text_json(object_id)},'
-        f'"checksum":{digest & _UINT32},"subkey":"{subkey}","data":{_text_json(data)}}}'
+        f'"op":"PUT","object_type":{type_json(table)},"object_id":{_dumps(object_id).decode()},'
+        f'"checksum":{digest & _UINT32},"subkey":"{subkey}","data":{_dumps(data).decode()}}}'
     )
 
 
@@ -56,7 +55,7 @@ def remove_checksum(table: str, object_id: str, subkey: str) -> int:
 def remove_body(table: str, object_id: str, subkey: str) -> str:
     """Body of a REMOVE."""
     return (
-        f'"op":"REMOVE","object_type":{_type_json(table)},"object_id":{_text_json(object_id)},'
+        f'"op":"REMOVE","object_type":{type_json(table)},"object_id":{_dumps(object_id).decode()},'
         f'"checksum":{remove_checksum(table, object_id, subkey)},"subkey":"{subkey}","data":null}}'
     )
 
@@ -66,6 +65,7 @@ def finished_op(op_id: int, body: str) -> str:
     return f'{{"op_id":"{op_id}",{body}'
 
 
+@lru_cache(maxsize=1 << 16)
 def bucket_key(name: str) -> int:
     """The number under which stores keep a bucket: 63 bits of its name, so that any process can tell it alone."""
     return xxhash.xxh3_64_intdigest(name.encode()) & 0x7FFFFFFFFFFFFFFF

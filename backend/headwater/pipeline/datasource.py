@@ -90,7 +90,7 @@ class SnapshotSource(DataSource):
             ]
         )
 
-    def reader(self, schema: StructType) -> DataSourceReader:  # noqa: ARG002 - Spark's signature
+    def reader(self, schema: StructType) -> DataSourceReader:
         return SnapshotReader(self.options[JOB_OPTION])
 
 

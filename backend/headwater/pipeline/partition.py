@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,16 +17,15 @@ from psycopg import pq, sql
 from headwater.decode.copytext import split_line
 from headwater.decode.values import row_converter
 from headwater.errors import HeadwaterError, Kind
-from headwater.oplog.op import bucket_key
 from headwater.oplog.row_id import IdentityKind, RowIdentity, content_id, copy_id, random_id
-from headwater.oplog.transform import DraftOp, TableTransform
+from headwater.oplog.transform import BucketName, DraftOp, TableTransform
 from headwater.source.catalog import Leaf, published_tables
 from headwater.source.connect import connect, connection_error
 from headwater.source.snapshot import SnapshotJob, SnapshotTable, TableChangedError
-from headwater.storage.contract import BucketName, CurrentRow, StagedPart
+from headwater.storage.contract import CurrentRow, StagedPart
 from headwater.storage.sqlite.stage import StageFile
-from headwater_rules.rows import bind_table
 from headwater_rules.results import LookupEntry
+from headwater_rules.rows import bind_table
 
 BATCH_ROWS = 5_000
 
@@ -168,10 +167,10 @@ class _Worker:
         if program is None:
             raise PartitionError("the rules do not use this table", table.published.qualified_name)
         convert = row_converter(relation.columns, job.types, job.plan.options)
-        self._transform = TableTransform(table.table_id, job.salt, convert, program)
+        names = [definition.name for definition in job.plan.buckets]
+        self._transform = TableTransform(table.table_id, job.salt, convert, program, names)
         self._identity = RowIdentity.of(relation)
         self._width = len(relation.columns)
-        self._definitions = [definition.name for definition in job.plan.buckets]
         self._copies: Counter[str] = Counter(copies.before)
 
     def write(self, lines: list[str], part: StageFile) -> None:
@@ -179,30 +178,30 @@ class _Worker:
         lookups: list[tuple[str, LookupEntry]] = []
         ops: list[DraftOp] = []
         buckets: dict[int, BucketName] = {}
-        evaluate, to_ops, definitions = self._transform.evaluate, self._transform.ops, self._definitions
+        transform, width, row_id_of = self._transform, self._width, self._row_id
+        convert, evaluate, enter = transform.convert, transform.program.evaluate, transform.enter
         for line in lines:
-            cells = split_line(line, self._width)
-            row_id = self._row_id(line, cells)
-            result = evaluate(cells, row_id)
-            drafts, members = to_ops("", None, row_id, result.puts)
-            ops += drafts
-            for put in result.puts:
-                buckets[bucket_key(put.bucket)] = BucketName(put.bucket, definitions[put.definition])
-            if result.lookups:
-                lookups += [(row_id, entry) for entry in result.lookups]
-            rows.append(CurrentRow(row_id, 0, line, members, None))
+            cells = split_line(line, width)
+            row_id = row_id_of(line, cells)
+            puts, entries, _ = evaluate(convert(cells), row_id)
+            members = enter(row_id, puts, ops, buckets)
+            rows.append(_new_row(CurrentRow, (row_id, 0, line, members, None)))
+            if entries:
+                lookups += [(row_id, entry) for entry in entries]
         part.write(rows, lookups, ops, buckets)
 
     def _row_id(self, line: str, cells: tuple[str | None, ...]) -> str:
-        match self._identity.kind:
-            case IdentityKind.KEY:
-                return self._identity.key(cells)
-            case IdentityKind.NOTHING:
-                return random_id()
-            case IdentityKind.FULL:
-                content = content_id(line)
-                self._copies[content] += 1
-                return copy_id(content, self._copies[content])
+        kind = self._identity.kind
+        if kind is IdentityKind.KEY:
+            return self._identity.key(cells)
+        if kind is IdentityKind.NOTHING:
+            return random_id()
+        content = content_id(line)
+        self._copies[content] += 1
+        return copy_id(content, self._copies[content])
+
+
+_new_row: Callable[[type[CurrentRow], tuple[str, int, str, str, str | None]], CurrentRow] = tuple.__new__
 
 
 def count_contents(job: SnapshotJob, partition: Partition) -> Counter[str]:

@@ -56,7 +56,6 @@ class Applier:
         self._store = store
         self._lease = lease
         self._context = context
-        self._definitions = context.bucket_definitions()
         self._tables = context.tables(stored)
         self._fetcher = fetcher
         self._schema = schema
@@ -134,7 +133,7 @@ class Applier:
     def _apply_pending(self) -> None:
         if not self._pending:
             return
-        fold = Fold(self._open(), self._definitions, self._fetch)
+        fold = Fold(self._open(), self._fetch)
         fold.apply(self._pending)
         self.rows += len(self._pending)
         self._in_flush += len(self._pending)

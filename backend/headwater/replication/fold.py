@@ -12,12 +12,11 @@ from typing import cast
 
 from headwater.decode.copytext import join_cells, split_line
 from headwater.oplog.change import UNCHANGED, Cell, Cells, Delete, Insert, RowChange, Update
-from headwater.oplog.op import bucket_key
 from headwater.oplog.row_id import IdentityKind, content_id, copy_id, copy_number, random_id
-from headwater.oplog.transform import DraftOp
+from headwater.oplog.transform import BucketName, DraftOp
 from headwater.replication.errors import SchemaChangedError
 from headwater.replication.live import LiveTable
-from headwater.storage.contract import BucketName, CurrentRow, Flush
+from headwater.storage.contract import CurrentRow, Flush
 
 FullCells = tuple[str | None, ...]
 Fetch = Callable[[LiveTable, Sequence[Cell]], FullCells | None]
@@ -37,9 +36,8 @@ class _Row:
 class Fold:
     """One chunk of changes on their way into a flush."""
 
-    def __init__(self, flush: Flush, definitions: Mapping[int, str], fetch: Fetch) -> None:
+    def __init__(self, flush: Flush, fetch: Fetch) -> None:
         self._flush = flush
-        self._definitions = definitions
         self._fetch = fetch
         self.evaluation_errors: list[str] = []
 
@@ -157,34 +155,39 @@ class Fold:
         gone: list[str] = []
         ops: list[DraftOp] = []
         buckets: dict[int, BucketName] = {}
-        evaluate, to_ops, definitions = table.transform.evaluate, table.transform.ops, self._definitions
-        has_lookups = table.program.has_lookups
+        transform, layout, has_lookups = table.transform, table.layout, table.program.has_lookups
+        convert, evaluate, enter, move = transform.convert, table.program.evaluate, transform.enter, transform.move
         for row_id, row in rows.items():
             before, cells = row.before, row.cells
             if cells is None:
                 if before is not None:
-                    ops += to_ops(before.members, before.subkey, row_id, ())[0]
+                    move(before.members, before.subkey, row_id, (), ops, buckets)
                     gone.append(row_id)
                     if has_lookups:
                         self._flush.replace_lookups(table.id, row_id, ())
                 continue
             line = join_cells(cells)
-            if before is not None and before.line == line and before.layout == table.layout:
+            if before is None:
+                puts, lookups, errors = evaluate(convert(cells), row_id)
+                members = enter(row_id, puts, ops, buckets)
+                put.append(_new_row(CurrentRow, (row_id, layout, line, members, None)))
+            elif before.line == line and before.layout == layout:
                 continue
-            result = evaluate(cells, row_id)
-            subkey = None if before is None else before.subkey
-            drafts, members = to_ops("" if before is None else before.members, subkey, row_id, result.puts)
-            for put_ in result.puts:
-                buckets[bucket_key(put_.bucket)] = BucketName(put_.bucket, definitions[put_.definition])
-            ops += drafts
-            put.append(CurrentRow(row_id, table.layout, line, members, subkey))
+            else:
+                puts, lookups, errors = evaluate(convert(cells), row_id)
+                members = move(before.members, before.subkey, row_id, puts, ops, buckets)
+                put.append(CurrentRow(row_id, layout, line, members, before.subkey))
             if has_lookups:
-                self._flush.replace_lookups(table.id, row_id, result.lookups)
-            self.evaluation_errors += result.errors
+                self._flush.replace_lookups(table.id, row_id, lookups)
+            if errors:
+                self.evaluation_errors += errors
         self._flush.delete_rows(table.id, gone)
         self._flush.put_rows(table.id, put)
         self._flush.append(ops, buckets)
         return len(ops)
+
+
+_new_row: Callable[[type[CurrentRow], tuple[str, int, str, str, str | None]], CurrentRow] = tuple.__new__
 
 
 def _completed(new: Cells, other: Sequence[Cell]) -> Cells:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from headwater.decode.catalog import TypeCatalog
@@ -57,11 +57,7 @@ class LiveContext:
             layout=layout,
             identity=RowIdentity.of(relation),
             program=program,
-            transform=TableTransform(table_id, self.salt, convert, program),
+            transform=TableTransform(table_id, self.salt, convert, program, [b.name for b in self.plan.buckets]),
             definitions=tuple(definition.name for definition in definitions),
             exclusive=all(s.table.exact and s.table == d.sources[0].table for d in definitions for s in d.sources),
         )
-
-    def bucket_definitions(self) -> Mapping[int, str]:
-        """Names of the definitions by their position in the plan."""
-        return {position: definition.name for position, definition in enumerate(self.plan.buckets)}

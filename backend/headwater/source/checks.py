@@ -53,10 +53,19 @@ class SourceNotReady(HeadwaterError):
 def check_source(
     conn: psycopg.Connection, settings: SourceSettings, patterns: Sequence[TablePattern] | None = None
 ) -> list[Finding]:
-    """Everything that replication needs of the source, publications and their tables included.
+    """`source_findings`, of which it returns those that are worth a warning.
 
-    With `patterns` only published tables that match one are looked at. Returns what is worth a warning. Raises
-    SourceNotReady with all that is fatal.
+    Raises SourceNotReady with all that are fatal.
+    """
+    return raise_if_fatal(source_findings(conn, settings, patterns), settings)
+
+
+def source_findings(
+    conn: psycopg.Connection, settings: SourceSettings, patterns: Sequence[TablePattern] | None = None
+) -> list[Finding]:
+    """Everything that replication needs of the source and does not find, publications and their tables included.
+
+    With `patterns` only published tables that match one are looked at.
     """
     findings = server_findings(conn, settings)
     usable = publication_findings(conn, settings)
@@ -64,7 +73,7 @@ def check_source(
     if not any(finding.fatal for finding in usable):
         tables = published_tables(conn, settings.publications)
         findings += table_findings(conn, [table for table in tables if _wanted(table, settings.tag, patterns)])
-    return raise_if_fatal(findings, settings)
+    return findings
 
 
 def raise_if_fatal(findings: Sequence[Finding], settings: SourceSettings) -> list[Finding]:

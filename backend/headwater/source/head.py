@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import psycopg
 
 from headwater.oplog.lsn import Lsn, parse_lsn
-from headwater.source.connect import SourceSettings, SourceUnreachable, conninfo, connection_error
+from headwater.source.connect import SourceSettings, SourceUnreachable, connection_error, conninfo
 
 ANSWER_SECONDS = 10.0
 """How long a source may take, a new connection included."""

@@ -11,7 +11,7 @@ from psycopg import pq
 
 from headwater.errors import HeadwaterError, Kind
 from headwater.oplog.lsn import Lsn, parse_lsn
-from headwater.source.connect import SourceSettings, conninfo, connection_error
+from headwater.source.connect import SourceSettings, connection_error, conninfo
 
 
 class SlotError(HeadwaterError):

@@ -15,7 +15,7 @@ from headwater.errors import HeadwaterError, Kind
 from headwater.oplog.change import Relation
 from headwater.oplog.lsn import Lsn
 from headwater.oplog.op import OpId
-from headwater.oplog.transform import DraftOp
+from headwater.oplog.transform import BucketName, DraftOp
 from headwater_rules.results import LookupEntry
 
 
@@ -205,13 +205,6 @@ class CurrentRow(NamedTuple):
     line: str
     members: str
     subkey: str | None
-
-
-class BucketName(NamedTuple):
-    """A bucket and the definition it belongs to."""
-
-    name: str
-    definition: str
 
 
 @dataclass(frozen=True, slots=True)

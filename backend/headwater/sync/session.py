@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from headwater.oplog.op import OpId
 from headwater.storage.contract import BucketTotal, Chunk
 from headwater.sync import lines
-from headwater_rules.results import ResolvedBucket, Resolution
+from headwater_rules.results import Resolution, ResolvedBucket
 
 INTERRUPTIBLE_AFTER = 1000
 """Ops sent for a checkpoint after which a newer one may replace it. Below, it is finished first: otherwise a busy

@@ -15,7 +15,7 @@ from headwater.oplog.op import OpId
 from headwater.storage.contract import StoredConfig
 from headwater.sync.interest import Interests, News, anything
 from headwater.sync.request import StreamRequest
-from headwater_rules.results import LookupReader, ResolvedBucket, Resolution, SyncRequest
+from headwater_rules.results import LookupReader, Resolution, ResolvedBucket, SyncRequest
 from tests.support.memory_store import MemoryStore
 from tests.support.model_client import ModelClient
 
@@ -71,6 +71,8 @@ class World:
         if self.news is None or not self.dialogue.interruptible:
             return
         news, self.news = self.news, None
+        if news.upto <= self.dialogue.op_id:
+            return
         with open_reading(self.store) as reading:
             self._take(self.dialogue.turn(reading, news))
 

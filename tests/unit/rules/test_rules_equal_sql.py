@@ -7,10 +7,12 @@ import re
 from dataclasses import dataclass
 
 import apsw
-from headwater_rules.rows import bind_table
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rules_store import RuleStore, plan_of
+
+from headwater_rules.plan import Value
+from headwater_rules.rows import bind_table
+from tests.unit.rules.rules_store import RuleStore, plan_of
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,8 @@ ACCESS_CONDITIONS = [
     Condition("t.k IN auth.parameter('ids')", "t.k IN (SELECT value FROM json_each(:ids))", True),
     Condition("t.tags && auth.parameter('ids')",
               "EXISTS (SELECT 1 FROM json_each(t.tags) x, json_each(:ids) y WHERE x.value = y.value)", True),
+    Condition("t.tags && t.tags",
+              "EXISTS (SELECT 1 FROM json_each(t.tags) x, json_each(t.tags) y WHERE x.value = y.value)", True),
     Condition("auth.parameter('role') = 'a'", "ifnull(:role = 'a', 0)", True),
     Condition("t.k IN (SELECT k FROM m WHERE m.u = auth.user_id())",
               "ifnull(t.k IN (SELECT k FROM m WHERE m.u = :uid), 0)", True),
@@ -90,7 +94,15 @@ rows_of_n = st.lists(st.fixed_dictionaries({"x": keys, "u": keys}), max_size=3)
 @given(
     conditions(), rows_of_t, rows_of_m, rows_of_n, users, st.sampled_from([None, "a", "b"]), st.lists(users, max_size=3)
 )
-def test_a_user_sees_what_the_query_gives(condition, t, m, n, user, role, ids):
+def test_a_user_sees_what_the_query_gives(
+    condition: Condition,
+    t: list[dict[str, Value]],
+    m: list[dict[str, Value]],
+    n: list[dict[str, Value]],
+    user: Value,
+    role: str | None,
+    ids: list[Value],
+) -> None:
     t = [{"id": str(number), **row} for number, row in enumerate(t)]
     plan = plan_of(f"SELECT t.id, t.a FROM t WHERE {condition.rule}")
     store = RuleStore(plan, {"t": t, "m": m, "n": n})
@@ -101,7 +113,9 @@ def test_a_user_sees_what_the_query_gives(condition, t, m, n, user, role, ids):
     assert store.visible(claims) == _plain_sqlite(condition.sql, {"t": t, "m": m, "n": n}, claims)
 
 
-def _plain_sqlite(condition, tables, claims):
+def _plain_sqlite(
+    condition: str, tables: dict[str, list[dict[str, Value]]], claims: dict[str, object]
+) -> set[tuple[str, str]]:
     connection = apsw.Connection(":memory:")
     connection.create_scalar_function("truthy", _truthy, 1)
     for name, columns in {"t": "id, a, b, f, k, owner, tags", "m": "k, u, f", "n": "x, u"}.items():
@@ -118,7 +132,7 @@ def _plain_sqlite(condition, tables, claims):
     return {("t", row[0]) for row in found}
 
 
-def _truthy(value):
+def _truthy(value: Value) -> int:
     if isinstance(value, str):
         prefix = re.match(r"\s*[+-]?\d+", value)
         return int(bool(prefix) and int(prefix[0]) != 0)
@@ -136,14 +150,14 @@ anything = st.one_of(
 
 @settings(deadline=None, max_examples=300)
 @given(anything, anything, anything)
-def test_the_path_past_sqlite_gives_what_sqlite_gives(id_, key, other):
+def test_the_path_past_sqlite_gives_what_sqlite_gives(id_: Value, key: Value, other: Value) -> None:
     columns, row = ["id", "k", "other"], (id_, key, other)
     short = bind_table(
         plan_of("SELECT *, row_id() AS r FROM t WHERE k = auth.user_id()"), "default", "public", "t", columns
     )
     long = bind_table(
-        plan_of("SELECT CASE WHEN 1 THEN id END AS id, CASE WHEN 1 THEN k END AS k, CASE WHEN 1 THEN other END AS other,"
-                " CASE WHEN 1 THEN row_id() END AS r FROM t"
+        plan_of("SELECT CASE WHEN 1 THEN id END AS id, CASE WHEN 1 THEN k END AS k,"
+                " CASE WHEN 1 THEN other END AS other, CASE WHEN 1 THEN row_id() END AS r FROM t"
                 " WHERE CASE WHEN 1 THEN k END = auth.user_id() AND (k IS NULL OR k IS NOT NULL)"),
         "default", "public", "t", columns,
     )  # fmt: skip

@@ -54,7 +54,7 @@ class StaticKeys:
 
     held: tuple[Key, ...]
 
-    async def keys(self, kid: str | None) -> Sequence[Key]:  # noqa: ARG002 - the protocol's
+    async def keys(self, kid: str | None) -> Sequence[Key]:
         return self.held
 
 

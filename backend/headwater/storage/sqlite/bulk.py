@@ -131,7 +131,7 @@ def publish(
             "update state set next_op = ?, checkpoint = ?, config = ?", (next_op + 1, next_op, config_id)
         )
         connection.execute(
-            "insert into flushes (last_op, source, lsn, committed_us, buckets, lookups) values (?, ?, ?, 0, null, null)",
+            "insert into flushes (last_op, source, lsn, committed_us) values (?, ?, ?, 0)",
             (next_op, state.tag, state.lsn),
         )
         _note_job(connection, record)
@@ -149,7 +149,8 @@ def _clear_buckets(connection: apsw.Connection, next_op: int) -> int:
     """Buckets with history are emptied by a CLEAR; new ones begin with one."""
     held = connection.execute("select id from buckets where last_op > clear_op order by id").fetchall()
     fresh = connection.execute(
-        "select s.id, s.name, s.definition, b.name from staged_buckets s left join buckets b on b.id = s.id order by s.id"
+        "select s.id, s.name, s.definition, b.name"
+        " from staged_buckets s left join buckets b on b.id = s.id order by s.id"
     ).fetchall()
     for (bucket,) in held:
         connection.execute(

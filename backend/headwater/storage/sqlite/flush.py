@@ -11,8 +11,8 @@ import orjson
 from headwater.failpoints import passing
 from headwater.oplog.lsn import Lsn
 from headwater.oplog.op import CLEAR_BODY, OpId, finished_op
-from headwater.oplog.transform import DraftOp
-from headwater.storage.contract import BucketName, Checkpoint, CurrentRow, Lease, Progress, StoreError
+from headwater.oplog.transform import BucketName, DraftOp
+from headwater.storage.contract import Checkpoint, CurrentRow, Lease, Progress, StoreError
 from headwater.storage.sqlite import lease as leases
 from headwater.storage.sqlite import tables
 from headwater_rules.results import LookupEntry

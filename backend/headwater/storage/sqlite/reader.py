@@ -19,6 +19,7 @@ from headwater.storage.contract import (
     Chunk,
     Listener,
     StoredConfig,
+    StoreError,
     StoreSnapshot,
     Touched,
     WriteCheckpoint,
@@ -173,13 +174,11 @@ class _ChunkBuilder:
         position = self._start(after)
         self._last = max(after, position)
         for first, last, blob in self._segments(position):
-            self._take_hot(position, int(first) - 1)
-            if self._full:
+            if not self._take_hot(position, first - 1):
                 break
-            self._take_segment(max(position, self._last), int(first), int(blob))
-            if self._full:
+            if not self._take_segment(max(position, self._last), first, blob):
                 break
-            position = int(last)
+            position = last
         else:
             self._take_hot(position, self._upto)
         if not self._ops:
@@ -200,38 +199,40 @@ class _ChunkBuilder:
         rows = self._db.execute(sql, (self._bucket, after, self._upto, CHUNK_OPS)).fetchall()
         return [(int(str(first)), int(str(last)), int(str(blob))) for first, last, blob in rows]
 
-    def _take_hot(self, after: int, upto: int) -> None:
+    def _take_hot(self, after: int, upto: int) -> bool:
+        """Take rows of the hot tail; False when there is no more room."""
         if after >= upto:
-            return
+            return True
         sql = "select id, line from ops where bucket = ? and id > ? and id <= ? order by id limit ?"
         room = CHUNK_OPS - len(self._ops) + 1
         for op_id, line in self._db.execute(sql, (self._bucket, after, upto, room)):
             if not self._fits(str(line)):
-                return
+                return False
             self._ops.append(str(line))
             self._last = int(str(op_id))
+        return True
 
-    def _take_segment(self, after: int, first: int, blob: int) -> None:
+    def _take_segment(self, after: int, first: int, blob: int) -> bool:
+        """Take what a segment has after `after`; False when there is no more room."""
         row = self._db.execute("select bodies from segment_blobs where id = ?", (blob,)).fetchone()
         if row is None or not isinstance(row[0], bytes):
-            return
+            raise StoreError("a segment is missing", f"segment {blob}", "move the store away to build a new one")
         bodies = zstandard.decompress(row[0]).decode().split("\n")
         skip = max(0, after - first + 1)
         count = min(len(bodies), self._upto - first + 1)
         ops = [f'{{"op_id":"{op_id}",{body}' for op_id, body in enumerate(bodies[skip:count], first + skip)]
-        if not ops:
-            return
         size = sum(map(len, ops))
         if len(self._ops) + len(ops) <= CHUNK_OPS and self._bytes + size <= CHUNK_BYTES:
             self._ops += ops
             self._bytes += size
             self._last = first + skip + len(ops) - 1
-            return
+            return True
         for op_id, op in enumerate(ops, first + skip):
             if not self._fits(op):
-                return
+                return False
             self._ops.append(op)
             self._last = op_id
+        return True
 
     def _fits(self, op: str) -> bool:
         size = len(op)

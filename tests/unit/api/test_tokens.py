@@ -1,0 +1,213 @@
+"""Which tokens prove a user, and what the others are told."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from base64 import urlsafe_b64encode
+from collections.abc import Mapping, Sequence
+
+import jwt
+import pytest
+
+from headwater.api.auth.errors import AuthError
+from headwater.api.auth.keys import DAY, InvalidKeyError, Key, StaticKeys, parse_key
+from headwater.api.auth.verify import Principal, Verifier
+from tests.support.fix_api import AUDIENCE, SECRET, jwk, make_token
+
+OTHER = SECRET[::-1]
+NOW = int(time.time())
+
+
+def authorize(header: str | None, *keys: Mapping[str, object], audience: Sequence[str] = (AUDIENCE,)) -> Principal:
+    held = StaticKeys(tuple(parse_key(key) for key in keys or [jwk()]))
+    return asyncio.run(Verifier(held, frozenset(audience)).authorize(header))
+
+
+def refusal(header: str | None, *keys: Mapping[str, object], audience: Sequence[str] = (AUDIENCE,)) -> AuthError:
+    with pytest.raises(AuthError) as raised:
+        authorize(header, *keys, audience=audience)
+    assert raised.value.status == 401
+    return raised.value
+
+
+@pytest.mark.parametrize("scheme", ["Token", "Bearer"])
+def test_a_good_token_names_its_user(scheme: str) -> None:
+    user = authorize(f"{scheme} {make_token('u1', exp=NOW + 60, role='admin')}")
+    assert user.user_id == "u1"
+    assert user.expires_at == NOW + 60
+    assert user.claims["role"] == "admin"
+
+
+@pytest.mark.parametrize("alg", ["HS256", "HS384", "HS512"])
+def test_every_hash_length_is_accepted_of_a_key_of_that_length(alg: str) -> None:
+    assert authorize(f"Token {make_token(secret=SECRET, alg=alg)}", jwk(SECRET, alg)).user_id == "u1"
+
+
+@pytest.mark.parametrize(
+    ("sub", "user_id"),
+    [
+        ("u1", "u1"),
+        ("", ""),
+        (7, "7"),
+        (7.0, "7"),
+        (1.5, "1.5"),
+        (True, "true"),
+        ([1, "a"], '[1,"a"]'),
+        ({"a": 1}, '{"a":1}'),
+    ],
+)
+def test_a_user_id_of_any_kind_is_taken_as_text(sub: object, user_id: str) -> None:
+    assert authorize(f"Token {make_token(sub)}").user_id == user_id
+
+
+@pytest.mark.parametrize(
+    ("header", "said"),
+    [
+        (None, "no Authorization header"),
+        ("", "no Authorization header"),
+        ("Token", "no token"),
+        ("Token ", "no token"),
+        ("token abc", "no token"),
+        ("Basic abc", "no token"),
+        ("Token  abc", "no token"),
+        ("Token a b", "no token"),
+    ],
+)
+def test_a_header_without_a_token_is_told_so(header: str | None, said: str) -> None:
+    error = refusal(header)
+    assert error.code == "PSYNC_S2106"
+    assert said in error.what
+
+
+@pytest.mark.parametrize(
+    ("claims", "code", "said"),
+    [
+        ({"exp": NOW - 61, "iat": NOW - 600}, "PSYNC_S2103", "expired"),
+        ({"exp": NOW + DAY, "iat": NOW - 1}, "PSYNC_S2104", "86401 s"),
+        ({"aud": "someone"}, "PSYNC_S2105", "another audience"),
+        ({"aud": ["someone", "else"]}, "PSYNC_S2105", "another audience"),
+        ({"aud": []}, "PSYNC_S2105", "'aud'"),
+        ({"aud": None}, "PSYNC_S2105", "'aud'"),
+        ({"aud": 7}, "PSYNC_S2105", "another audience"),
+        ({"sub": None}, "PSYNC_S2101", "'sub'"),
+        ({"iat": None}, "PSYNC_S2101", "'iat'"),
+        ({"exp": None}, "PSYNC_S2101", "'exp'"),
+        ({"exp": "soon"}, "PSYNC_S2101", "malformed"),
+        ({"exp": str(NOW + 60)}, "PSYNC_S2101", "'exp'"),
+        ({"exp": float("inf")}, "PSYNC_S2101", "malformed"),
+        ({"iat": float("nan")}, "PSYNC_S2101", "malformed"),
+        ({"iat": NOW + 120}, "PSYNC_S2101", "not valid yet"),
+        ({"nbf": NOW + 120}, "PSYNC_S2101", "not valid yet"),
+        ({"parameters": "x"}, "PSYNC_S2101", "'parameters'"),
+    ],
+)
+def test_a_claim_that_does_not_fit_is_named(claims: dict[str, object], code: str, said: str) -> None:
+    error = refusal(f"Token {make_token(**claims)}")  # type: ignore[arg-type]
+    assert error.code == code
+    assert said in error.what
+
+
+@pytest.mark.parametrize(
+    "claims",
+    [
+        {"exp": NOW - 50, "iat": NOW - 600},
+        {"iat": NOW + 50},
+        {"nbf": NOW + 50},
+        {"exp": NOW + DAY, "iat": NOW},
+        {"aud": ["someone", AUDIENCE]},
+        {"parameters": {"a": 1}},
+    ],
+)
+def test_claims_at_the_edge_are_accepted(claims: dict[str, object]) -> None:
+    assert authorize(f"Token {make_token(**claims)}").user_id == "u1"  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("token", "said"),
+    [
+        ("abc", "not a JWT"),
+        ("a.b.c", "not a JWT"),
+        ("....", "not a JWT"),
+        (urlsafe_b64encode(b"[" * 50_000).decode() + ".e30.AA", "not a JWT"),
+        (jwt.encode({"sub": "u1"}, "", "none"), "'none'"),
+        (make_token(secret=OTHER), "signature"),
+        (make_token()[:-4] + "AAAA", "signature"),
+        (make_token(alg="HS384"), "no kid and alg HS384"),
+        ("eyJhbGciOiJIUzI1NiIsImtpZCI6N30.e30.AA", "not a JWT"),  # a kid that is a number
+    ],
+)
+def test_a_token_that_proves_nothing_is_refused(token: str, said: str) -> None:
+    error = refusal(f"Token {token}")
+    assert error.code == "PSYNC_S2101"
+    assert said in error.what
+
+
+def test_a_refusal_never_repeats_the_token() -> None:
+    token = make_token(secret=OTHER, email="someone@example.org")
+    assert token.split(".")[1] not in str(refusal(f"Token {token}"))
+
+
+def test_a_kid_picks_its_key() -> None:
+    keys = [jwk(kid="a"), jwk(OTHER, kid="b")]
+    assert authorize(f"Token {make_token(secret=OTHER, header={'kid': 'b'})}", *keys).user_id == "u1"
+    assert "signature" in refusal(f"Token {make_token(header={'kid': 'b'})}", *keys).what
+
+
+def test_a_kid_whose_key_is_for_another_algorithm_is_refused_without_trying_others() -> None:
+    keys = [jwk(SECRET, "HS512", kid="a"), jwk(SECRET)]
+    error = refusal(f"Token {make_token(secret=SECRET, header={'kid': 'a'})}", *keys)
+    assert "HS256, which the key 'a' is not for" in error.what
+
+
+def test_keys_without_kid_are_tried_for_any_token() -> None:
+    keys = [jwk(OTHER), jwk()]
+    assert authorize(f"Token {make_token()}", *keys).user_id == "u1"
+    assert authorize(f"Token {make_token(header={'kid': 'unknown'})}", *keys).user_id == "u1"
+
+
+def test_a_token_without_kid_fits_no_key_with_one() -> None:
+    assert "no kid" in refusal(f"Token {make_token()}", jwk(kid="a")).what
+
+
+def test_without_an_audience_in_the_config_no_token_is_good() -> None:
+    assert refusal(f"Token {make_token()}", audience=()).code == "PSYNC_S2105"
+
+
+def test_an_audience_of_the_key_replaces_the_configured_one() -> None:
+    plain = parse_key(jwk())
+    key = Key(plain.kid, plain.algorithms, plain.material, audience=frozenset({"authenticated"}))
+    verifier = Verifier(StaticKeys((key,)), frozenset({AUDIENCE}))
+    assert asyncio.run(verifier.verify(make_token(aud="authenticated"))).user_id == "u1"
+    with pytest.raises(AuthError):
+        asyncio.run(verifier.verify(make_token()))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"kty": "RSA"}, "kty 'RSA'"),
+        ({"kty": None}, "kty None"),
+        ({"alg": None}, "alg None"),
+        ({"alg": "RS256"}, "alg 'RS256'"),
+        ({"kid": 7}, "kid"),
+        ({"k": None}, "`k`"),
+        ({"k": ""}, "`k`"),
+        ({"k": "no base64!"}, "`k`"),
+        ({"k": "A"}, "`k`"),
+    ],
+)
+def test_a_key_that_can_not_be_used_is_refused_without_being_shown(change: dict[str, object], said: str) -> None:
+    with pytest.raises(InvalidKeyError) as refused:
+        parse_key(jwk() | change)
+    assert said in refused.value.what
+    assert json.dumps(jwk()["k"]) not in str(refused.value)
+
+
+def test_a_secret_is_read_in_either_base64_alphabet_and_kept_out_of_messages() -> None:
+    secret = bytes([0xFB, 0xFF]) * 20
+    text = urlsafe_b64encode(secret).decode()
+    for written in (text, text.rstrip("="), text.replace("-", "+").replace("_", "/")):
+        assert authorize(f"Token {make_token(secret=secret)}", jwk() | {"k": written}).user_id == "u1"
+    assert text not in repr(parse_key(jwk(secret)))

@@ -1,0 +1,121 @@
+"""Numbering the writes of clients."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+
+import pytest
+
+from headwater.api.checkpoints import MAX_WAITING, WriteCheckpoints
+from headwater.api.errors import NoActiveConfigError, TooManyRequestsError
+from headwater.api.reading import StoreThreads
+from headwater.oplog.lsn import Lsn
+from headwater.source.connect import SourceUnreachable
+from tests.support.fix_api import PlayedHead, Service, running
+from tests.support.memory_store import MemoryStore
+
+
+def number(service: Service, user: str = "u1", client_id: str | None = None) -> str:
+    answer = service.write_checkpoint(user, client_id)
+    assert answer.status_code == 200
+    checkpoint: str = answer.json()["data"]["write_checkpoint"]
+    return checkpoint
+
+
+def test_each_client_has_numbers_of_its_own(service: Service, store: MemoryStore) -> None:
+    assert [number(service, "u1", "a"), number(service, "u1", "a"), number(service, "u1", "b")] == ["1", "2", "1"]
+    assert number(service, "u1") == "1"
+    assert number(service, "u2", "a") == "1"
+    assert store.write_checkpoint("u1/a") is not None
+    assert store.write_checkpoint("u1") is not None
+
+
+def test_a_number_stands_for_the_end_of_the_sources_log(service: Service, store: MemoryStore) -> None:
+    service.head.lsns = {"default": Lsn(77)}
+    number(service, "u1", "a")
+    write = store.write_checkpoint("u1/a")
+    assert write is not None
+    assert write.lsns == {"default": 77}
+
+
+class HeldHead(PlayedHead):
+    """A source that answers when the test lets it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.go = asyncio.Event()
+
+    async def advance_past(self) -> Mapping[str, Lsn]:
+        lsns = await super().advance_past()
+        await self.go.wait()
+        return lsns
+
+
+def test_requests_that_wait_share_one_look_at_the_source(store: MemoryStore) -> None:
+    head = HeldHead()
+
+    async def story() -> list[int]:
+        threads = StoreThreads(store, 1)
+        writes = WriteCheckpoints(store, threads, head, created=lambda: None)
+        first = asyncio.create_task(writes.create("u0"))
+        await asyncio.sleep(0)  # one turn of the loop: the first is at the source now
+        await asyncio.sleep(0)
+        rest = [asyncio.create_task(writes.create(key)) for key in ["u1"] * 8 + ["u2"]]
+        await asyncio.sleep(0)
+        head.go.set()
+        numbers = await asyncio.gather(first, *rest)
+        await writes.close()
+        threads.close()
+        return numbers
+
+    assert asyncio.run(story()) == [1] * 10
+    assert head.asked == 2
+
+
+def test_too_many_that_wait_are_told_to_come_later(store: MemoryStore) -> None:
+    head = HeldHead()
+
+    async def story() -> list[int | BaseException]:
+        threads = StoreThreads(store, 1)
+        writes = WriteCheckpoints(store, threads, head, created=lambda: None)
+        tasks = [asyncio.create_task(writes.create("u1")) for _ in range(MAX_WAITING + 1)]
+        await asyncio.sleep(0)
+        head.go.set()
+        numbers = await asyncio.gather(*tasks, return_exceptions=True)
+        threads.close()
+        return numbers
+
+    *taken, refused = asyncio.run(story())
+    assert taken == [1] * MAX_WAITING
+    assert isinstance(refused, TooManyRequestsError)
+
+
+def test_a_source_that_does_not_answer_is_503_and_the_next_try_works(
+    service: Service, caplog: pytest.LogCaptureFixture
+) -> None:
+    service.head.failure = SourceUnreachable("the source database cannot be reached: no route to db.internal")
+    answer = service.write_checkpoint()
+    assert answer.status_code == 503
+    assert answer.json()["error"]["code"] == "HW_2001"
+    assert "db.internal" not in answer.text
+    assert "db.internal" in caplog.text
+    service.head.failure = None
+    assert number(service) == "1"
+
+
+def test_a_client_id_with_a_nul_is_refused(service: Service) -> None:
+    assert service.write_checkpoint(client_id="a\0b").status_code == 400
+
+
+def test_without_an_active_config_there_is_no_number() -> None:
+    with running(MemoryStore(config=None)) as service:
+        answer = service.write_checkpoint()
+    assert answer.status_code == 500
+    assert answer.json()["error"]["code"] == NoActiveConfigError.code
+
+
+def test_the_source_connection_is_closed_with_the_endpoint(store: MemoryStore) -> None:
+    with running(store) as service:
+        number(service)
+    assert service.head.closed

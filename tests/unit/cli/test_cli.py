@@ -1,0 +1,134 @@
+"""The command as its user meets it: what helps, what is refused, and in which words."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from pathlib import Path
+
+import click
+import pytest
+
+from headwater.cli import cli
+from tests.support.command import Outcome, headwater
+
+RULES = """\
+config:
+  edition: 3
+streams:
+  notes:
+    auto_subscribe: true
+    query: SELECT * FROM notes WHERE owner = auth.user_id()
+"""
+CONFIG = """\
+replication: {connections: [{uri: "postgresql://app@127.0.0.1:1024/shop", sslmode: disable}]}
+sync_config: {path: sync.yaml}
+"""
+
+
+def error_of(outcome: Outcome) -> str:
+    """The one message of a failed run."""
+    assert outcome.code != 0
+    assert "Traceback" not in outcome.err + outcome.out
+    return outcome.err
+
+
+def commands(group: click.Group, *path: str) -> list[tuple[str, ...]]:
+    found: list[tuple[str, ...]] = []
+    for name, each in group.commands.items():
+        found += commands(each, *path, name) if isinstance(each, click.Group) else [(*path, name)]
+    return found
+
+
+@pytest.mark.parametrize("path", commands(cli), ids=" ".join)
+def test_every_command_explains_itself_with_an_example(path: tuple[str, ...]) -> None:
+    each: click.Command = cli
+    for name in path:
+        assert isinstance(each, click.Group)
+        each = each.commands[name]
+    shown = each.get_help(click.Context(each, info_name=" ".join(path)))
+    assert re.search(rf"Examples:\s+headwater {' '.join(path)}", shown)
+    assert each.help
+
+
+def test_rules_that_are_right_pass(tmp_path: Path) -> None:
+    (tmp_path / "sync.yaml").write_text(RULES)
+    outcome = headwater("rules", "check", "sync.yaml", cwd=tmp_path)
+    assert (outcome.code, outcome.err) == (0, "")
+    assert "sync.yaml: ok, 1 streams, 1 bucket definitions" in outcome.out
+
+
+def test_rules_that_are_wrong_are_shown_with_their_place(tmp_path: Path) -> None:
+    (tmp_path / "sync.yaml").write_text(RULES.replace("auth.user_id()", "auth.user_di()"))
+    error = error_of(headwater("rules", "check", "sync.yaml", cwd=tmp_path))
+    assert "line 6, column" in error
+    assert "there are `auth.user_id()`" in error
+    assert "^^^" in error
+
+
+def test_rules_can_be_checked_by_a_program(tmp_path: Path) -> None:
+    (tmp_path / "sync.yaml").write_text(RULES.replace("SELECT", "SELEC"))
+    outcome = headwater("rules", "check", "sync.yaml", "--json", cwd=tmp_path)
+    assert outcome.code == 1
+    (finding, *_) = json.loads(outcome.out)["errors"]
+    assert finding["severity"] == "fatal"
+    assert finding["place"]["line"] == 6
+
+
+def test_a_rules_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    assert "no.yaml" in error_of(headwater("rules", "check", "no.yaml", cwd=tmp_path))
+
+
+@pytest.mark.parametrize("name", ["serve", "replicate", "api", "start"])
+def test_a_wrong_config_is_refused_with_line_and_remedy(tmp_path: Path, name: str) -> None:
+    (tmp_path / "headwater.yaml").write_text(CONFIG + "port: eight\nstorage: {type: mongodb}\n")
+    error = error_of(headwater(name, cwd=tmp_path))
+    assert "headwater.yaml has 2 errors" in error
+    assert "line 3, column 7: [HW_7001] port: must be a whole number" in error
+    assert "use the embedded store" in error
+
+
+def test_a_wrong_rule_ends_the_service_before_it_starts_anything(tmp_path: Path) -> None:
+    (tmp_path / "headwater.yaml").write_text(CONFIG)
+    (tmp_path / "sync.yaml").write_text(RULES.replace("auth.user_id()", "auth.user_di()"))
+    error = error_of(headwater("serve", cwd=tmp_path))
+    assert error.count("error [") == 1
+    assert not (tmp_path / "headwater-data").exists()
+
+
+def test_a_missing_config_names_the_ways_to_give_one(tmp_path: Path) -> None:
+    error = error_of(headwater("serve", cwd=tmp_path))
+    assert "pass --config FILE, or try `headwater dev`" in error
+
+
+@pytest.mark.parametrize("name", ["serve", "replicate"])
+def test_an_unreachable_source_ends_the_command_after_a_while(tmp_path: Path, name: str) -> None:
+    (tmp_path / "headwater.yaml").write_text(CONFIG)
+    (tmp_path / "sync.yaml").write_text(RULES)
+    error = error_of(headwater(name, "--source-timeout", "1.5", cwd=tmp_path))
+    last = error.splitlines()[-1]
+    assert last.startswith("headwater: [HW_2001] the source database cannot be reached")
+    assert "Connection refused" in last
+    assert "(127.0.0.1:1024/shop)" in last
+    assert "check that Postgres runs there" in last
+
+
+def test_configs_can_come_as_base64_on_the_command_line(tmp_path: Path) -> None:
+    encoded = base64.b64encode(CONFIG.encode()).decode()
+    rules = base64.b64encode(RULES.replace("SELECT", "SELEC").encode()).decode()
+    error = error_of(headwater("replicate", "-c64", encoded, "-sync64", rules, cwd=tmp_path))
+    assert "line 6" in error
+
+
+def test_logs_can_be_json(tmp_path: Path) -> None:
+    (tmp_path / "headwater.yaml").write_text(CONFIG + "prot: 1\nsystem: {logging: {format: json}}\n")
+    (tmp_path / "sync.yaml").write_text(RULES)
+    error = error_of(headwater("replicate", "--source-timeout", "1", cwd=tmp_path))
+    entries = [json.loads(line) for line in error.splitlines()[:-1]]
+    assert {entry["level"] for entry in entries} == {"warning"}
+    assert any("prot: unknown key, ignored; did you mean port?" in entry["message"] for entry in entries)
+
+
+def test_a_wrong_option_is_refused() -> None:
+    assert "No such option" in error_of(headwater("serve", "--confg", "x"))

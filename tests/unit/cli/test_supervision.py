@@ -1,0 +1,107 @@
+"""Child processes live and end with their supervisor, however either of them goes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+SUPERVISOR = """
+import sys
+from headwater.commands import serve
+
+folder = sys.argv[1]
+children = [serve.Child(name, [sys.executable, "-c", code, folder]) for name, code in zip("ab", sys.argv[2:])]
+try:
+    serve.supervise(children)
+except serve.ChildStoppedError as error:
+    print(error, file=sys.stderr)
+    sys.exit(1)
+"""
+NOTED = "import os, pathlib, sys; pathlib.Path(sys.argv[1], f'NAME-{os.getpid()}').touch(); "
+STAYS = NOTED + "import signal; signal.pause()"
+STAYS_WITH_US = NOTED + "import threading; from headwater.commands import serve; serve.end_with_supervisor(); "
+STAYS_WITH_US += "threading.Event().wait()"
+
+DEADLINE = 60.0
+
+
+def until(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + DEADLINE
+    while not condition():
+        assert time.monotonic() < deadline, f"timed out waiting for {what}"
+        time.sleep(0.02)
+
+
+class Run:
+    """A supervisor with up to two children, each of which notes its start in a file."""
+
+    def __init__(self, folder: Path, *codes: str) -> None:
+        named = [code.replace("NAME", name) for name, code in zip("ab", codes, strict=False)]
+        self._folder = folder
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", SUPERVISOR, str(folder), *named],
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def started(self, name: str) -> list[int]:
+        """Process ids of each start of a child."""
+        return [int(path.name.split("-")[1]) for path in self._folder.glob(f"{name}-*")]
+
+    def end(self, number: int) -> int:
+        self.process.send_signal(number)
+        return self.process.wait(DEADLINE)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Callable[..., Run]]:
+    runs: list[Run] = []
+
+    def start(*codes: str) -> Run:
+        runs.append(Run(tmp_path, *codes))
+        return runs[-1]
+
+    yield start
+    for each in runs:
+        if each.process.poll() is None:
+            each.end(signal.SIGTERM)
+        if each.process.stderr is not None:
+            each.process.stderr.close()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_all_children_and_then_the_supervisor(run: Callable[..., Run], number: int) -> None:
+    service = run(STAYS, STAYS)
+    until(lambda: bool(service.started("a") and service.started("b")), "both to start")
+    assert service.end(number) == 0
+    assert not any(psutil.pid_exists(pid) for pid in service.started("a") + service.started("b"))
+
+
+def test_a_crashed_child_is_started_again_and_the_other_stays(run: Callable[..., Run]) -> None:
+    service = run(STAYS, STAYS)
+    until(lambda: bool(service.started("a") and service.started("b")), "both to start")
+    os.kill(service.started("a")[0], signal.SIGKILL)
+    until(lambda: len(service.started("a")) == 2, "the second start")
+    assert len(service.started("b")) == 1
+
+
+def test_a_child_that_needs_a_person_ends_everything(run: Callable[..., Run]) -> None:
+    service = run(STAYS, NOTED + "print('mend it', file=sys.stderr); sys.exit(1)")
+    assert service.process.wait(DEADLINE) == 1
+    assert len(service.started("b")) == 1
+    assert not any(psutil.pid_exists(pid) for pid in service.started("a"))
+
+
+def test_children_end_when_the_supervisor_is_killed(run: Callable[..., Run]) -> None:
+    service = run(STAYS_WITH_US)
+    until(lambda: bool(service.started("a")), "the start")
+    service.end(signal.SIGKILL)
+    until(lambda: not psutil.pid_exists(service.started("a")[0]), "the child to end too")

@@ -1,0 +1,191 @@
+"""What a compiled config consists of: names that follow from the row side, sharing, warnings, determinism."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from headwater_rules.compile import Compiled, compile_config
+from headwater_rules.errors import Code, RuleErrors
+from headwater_rules.plan import ConversionOptions
+from tests.unit.rules.rules_store import RuleStore, plan_of
+
+EXAMPLES = sorted((Path(__file__).parents[3] / "sync_rules" / "examples").glob("*.yaml"))
+
+
+def bucket_names(*queries: str, stream: str = "s") -> list[str]:
+    return [bucket.name for bucket in plan_of(*queries, stream=stream).buckets]
+
+
+def compiled(stream: str, options="edition: 3") -> Compiled:
+    return compile_config(f"config: {{{options}}}\nstreams:\n  s:\n{stream}")
+
+
+def test_names_of_buckets_and_lookups_stay_what_devices_know() -> None:
+    # Changing one of these makes every device download its data again: raise SEMANTICS_VERSION only with a reason.
+    plan = plan_of(
+        "SELECT * FROM todos WHERE owner_id = auth.user_id() AND NOT done",
+        "SELECT id, upper(title) AS title FROM lists WHERE id IN (SELECT list FROM m WHERE user_id = auth.user_id())",
+        stream="todos",
+    )
+    assert [bucket.name for bucket in plan.buckets] == ["todos.@", "todos.@"]
+    assert [lookup.name for lookup in plan.lookups] == ["lookup.@"]
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "select * from t where auth.user_id() = a and (b = 1)",
+        "SELECT * FROM public.t WHERE b = 1 AND a = auth.user_id()",
+        "SELECT * FROM t WHERE b = 1 AND a = auth.parameter('other') AND auth.parameter('role') = 'x'",
+        "SELECT * FROM t WHERE b = 1 AND a IN (SELECT k FROM m WHERE u = auth.user_id())",
+    ],
+)
+def test_editing_who_gets_a_bucket_keeps_its_name(query: str) -> None:
+    assert bucket_names(query) == bucket_names("SELECT * FROM t WHERE a = auth.user_id() AND b = 1")
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "SELECT * FROM t WHERE a = auth.user_id() AND b = 2",
+        "SELECT id FROM t WHERE a = auth.user_id() AND b = 1",
+        "SELECT * FROM t AS u WHERE a = auth.user_id() AND b = 1",
+        "SELECT * FROM other.t WHERE a = auth.user_id() AND b = 1",
+        "SELECT * FROM t WHERE c = auth.user_id() AND b = 1",
+    ],
+)
+def test_editing_what_is_in_a_bucket_changes_its_name(query: str) -> None:
+    assert bucket_names(query) != bucket_names("SELECT * FROM t WHERE a = auth.user_id() AND b = 1")
+
+
+def test_the_way_values_are_converted_is_part_of_the_name() -> None:
+    stream = "    query: SELECT * FROM t\n"
+    plain = compiled(stream).plan
+    seconds = compiled(stream, "edition: 3, timestamp_max_precision: seconds").plan
+
+    assert seconds.options == ConversionOptions(timestamp_digits=0)
+    assert seconds.buckets[0].name != plain.buckets[0].name
+
+
+def test_two_ways_to_the_same_rows_share_their_buckets() -> None:
+    plan = plan_of("SELECT * FROM t WHERE a = auth.user_id() OR a IN (SELECT k FROM m WHERE u = auth.user_id())")
+
+    assert len(plan.buckets) == 1
+    assert len(plan.streams[0].variants) == 2
+
+
+def test_a_lookup_is_shared_by_all_who_ask_the_same() -> None:
+    plan = plan_of(
+        "SELECT * FROM t WHERE a IN (SELECT k FROM m WHERE u = auth.user_id())",
+        "SELECT * FROM v WHERE b IN (SELECT k FROM m WHERE auth.user_id() = u)",
+    )
+    assert len(plan.lookups) == 1
+
+
+def test_or_over_one_row_stays_one_kind_of_bucket() -> None:
+    plan = plan_of("SELECT * FROM t WHERE owner = auth.user_id() AND (a = 1 OR (b = 2 AND NOT c) OR d IS NULL)")
+
+    assert len(plan.buckets) == 1
+    assert len(plan.buckets[0].sources[0].filters) == 1
+
+
+def test_a_plan_survives_pickling() -> None:
+    plan = plan_of("SELECT * FROM t WHERE a = auth.user_id() OR b IN (SELECT k FROM m WHERE u = auth.parameter('x'))")
+
+    assert pickle.loads(pickle.dumps(plan)) == plan
+
+
+def test_a_plan_does_not_depend_on_the_order_of_sets() -> None:
+    text = EXAMPLES[-1].read_text()
+    program = (
+        "import sys; from headwater_rules.compile import compile_config; print(compile_config(sys.stdin.read()).plan)"
+    )
+    plans = [
+        subprocess.run(
+            [sys.executable, "-c", program],
+            input=text,
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2")
+    ]
+    assert plans[0] == plans[1]
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_every_example_compiles_without_a_warning(path: Path) -> None:
+    found = compile_config(path.read_text().replace("edition: 3", "edition: 3\n  strict: true"))
+
+    assert found.warnings == ()
+    assert found.plan.streams
+
+
+def test_a_member_sees_the_shared_list_and_its_items_only() -> None:
+    plan = compile_config((EXAMPLES[0].parent / "todo_lists.yaml").read_text()).plan
+    tables = {
+        "lists": [
+            {"id": "mine", "owner_id": "u1"},
+            {"id": "shared", "owner_id": "u2"},
+            {"id": "other", "owner_id": "u2"},
+        ],
+        "list_members": [
+            {"id": "m1", "list_id": "shared", "user_id": "u1"},
+            {"id": "m2", "list_id": "other", "user_id": "u3"},
+        ],
+        "todos": [{"id": "a", "list_id": "mine"}, {"id": "b", "list_id": "shared"}, {"id": "c", "list_id": "other"}],
+    }
+
+    assert RuleStore(plan, tables).visible({"sub": "u1"}) == {
+        ("lists", "mine"), ("lists", "shared"), ("list_members", "m1"), ("todos", "a"), ("todos", "b"),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("query", "dangerous"),
+    [
+        ("SELECT * FROM t WHERE a = subscription.parameter('x')", True),
+        ("SELECT * FROM t WHERE a IN connection.parameter('x')", True),
+        ("SELECT * FROM t WHERE connection.parameter('x') = 'open'", True),
+        ("SELECT * FROM t WHERE a IN (SELECT k FROM m WHERE u = connection.parameter('x'))", True),
+        ("SELECT * FROM t WHERE a = subscription.parameter('x') AND b = auth.user_id()", False),
+        ("SELECT * FROM t WHERE a = subscription.parameter('x') AND auth.user_id() IN (SELECT id FROM m)", False),
+        ("SELECT * FROM t WHERE a = auth.user_id() AND connection.parameter('x') = 1", False),
+        ("SELECT * FROM t", False),
+    ],
+)
+def test_a_query_that_trusts_the_client_is_a_warning_or_in_strict_mode_an_error(query: str, dangerous: bool) -> None:
+    stream = f"    query: {query}\n"
+    assert [warning.code for warning in compiled(stream).warnings] == ([Code.DANGEROUS] if dangerous else [])
+    assert compiled(stream + "    accept_potentially_dangerous_queries: true\n").warnings == ()
+    if dangerous:
+        with pytest.raises(RuleErrors, match="clients can send any value"):
+            compiled(stream, "edition: 3, strict: true")
+
+
+@pytest.mark.parametrize(
+    ("stream", "code"),
+    [
+        ("    query: SELECT id, 1 + a FROM t\n", Code.UNNAMED_COLUMN),
+        ("    query: SELECT a AS id, * FROM t\n", Code.ALIAS_BEFORE_STAR),
+        ("    query: SELECT c.* FROM comments c JOIN i ON c.i = i.id WHERE i.o = auth.user_id()\n", Code.JOINED_ALIAS),
+        ("    query: SELECT t.table_suffix() AS x, id FROM t\n", Code.NO_EFFECT),
+        ("    query: SELECT * FROM t\n    with: {unused: SELECT id FROM x}\n", Code.NO_EFFECT),
+    ],
+)
+def test_what_is_allowed_but_hardly_meant_is_a_warning(stream: str, code: Code) -> None:
+    assert [warning.code for warning in compiled(stream).warnings] == [code]
+
+
+def test_settings_of_a_stream_reach_the_plan() -> None:
+    plan = compiled("    query: SELECT * FROM t\n    priority: 0\n    auto_subscribe: true\n").plan
+
+    assert (plan.streams[0].priority, plan.streams[0].auto_subscribe) == (0, True)
+    assert compiled("    query: SELECT * FROM t\n").plan.streams[0].priority == 3

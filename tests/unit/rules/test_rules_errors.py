@@ -1,0 +1,277 @@
+"""A config that cannot be used gets every one of its errors, each at its place, with what to do."""
+
+from __future__ import annotations
+
+import json
+import pickle
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headwater_rules.compile import compile_config
+from headwater_rules.errors import RuleError, RuleErrors
+
+START = "config: {edition: 3}\nstreams:\n  s: "
+
+
+def errors_of(text: str) -> RuleErrors:
+    with pytest.raises(RuleErrors) as caught:
+        compile_config(text)
+    return caught.value
+
+
+def attempt(text: str) -> tuple[RuleError, ...]:
+    try:
+        compile_config(text)
+    except RuleErrors as found:
+        return found.errors
+    return ()
+
+
+def error_in(query: str) -> RuleError:
+    found = errors_of(f"config: {{edition: 3}}\nstreams:\n  s:\n    query: |\n      {query}\n")
+    assert len(found.errors) == 1
+    return found.errors[0]
+
+
+@pytest.mark.parametrize(
+    ("query", "marked", "message"),
+    [
+        ("SELECT * FROM t WHERE lowr(a) = 'x'", "lowr(a)", "did you mean `lower`?"),
+        ("SELECT * FROM t WHERE a LIKE 'x%'", "a LIKE 'x%'", "`LIKE` is not supported"),
+        ("SELECT * FROM t WHERE a ~ 'x'", "a ~ 'x'", "regular expressions"),
+        ("SELECT * FROM t WHERE now() > a", "now()", "same answer whenever"),
+        ("SELECT * FROM t WHERE a = current_date", "current_date", "same answer whenever"),
+        ("SELECT * FROM t WHERE random() > a", "random()", "same answer whenever"),
+        ("SELECT * FROM t WHERE upper(a, b) = 'x'", "upper(a, b)", "takes 1 arguments, not 2"),
+        ("SELECT count(*) FROM t", "count(*)", "unknown function `count`"),
+        ("SELECT * FROM t ORDER BY a", "a", "`ORDER BY` is not supported"),
+        ("SELECT * FROM t LIMIT 3", "3", "`LIMIT` is not supported"),
+        ("SELECT * FROM t GROUP BY a", "a", "`GROUP BY` is not supported"),
+        ("SELECT DISTINCT ON (a) * FROM t", "a", "`DISTINCT ON` is not supported"),
+        ("SELECT * FROM t FOR UPDATE", None, "`FOR UPDATE` is not supported"),
+        ("SELECT * FROM t LEFT JOIN u ON t.a = u.a", "u ON t.a = u.a", "only inner joins"),
+        ("SELECT * FROM t JOIN u USING (a)", "u USING (a)", "`USING` is not supported"),
+        ("SELECT a FROM t, u", "a", "must be qualified"),
+        ("SELECT t.*, u.x FROM t, u WHERE t.a = u.a", "u.x", "must come from one table"),
+        ("SELECT auth.user_id() AS u FROM t", "auth.user_id()", "value of the request"),
+        ("SELECT * FROM t WHERE x.a = 1", "x.a", "no table `x` in scope"),
+        ("SELECT * FROM t WHERE a > auth.user_id()", "a > auth.user_id()", "in another way than by `=`"),
+        ("SELECT * FROM t WHERE NOT (a = auth.user_id())", "a = auth.user_id()", "in another way than by `=`"),
+        ("SELECT * FROM t WHERE a NOT IN (SELECT b FROM u)", "a NOT IN (SELECT b FROM u)", "is not supported"),
+        ("SELECT * FROM t WHERE a IN (SELECT b, c FROM u)", "a IN (SELECT b, c FROM u)", "exactly one named column"),
+        ("SELECT * FROM t WHERE a IN (b)", "a IN (b)", "ambiguous"),
+        ("SELECT * FROM t WHERE EXISTS (SELECT 1 FROM u)", "1 FROM u", "`EXISTS` is not supported"),
+        ("SELECT * FROM t WHERE auth.userid() = a", "auth.userid()", "unknown use of `auth.userid`"),
+        ("SELECT * FROM t WHERE request.user_id() = a", "request.user_id()", "unknown function `request.user_id`"),
+        ("SELECT * FROM t WHERE a ->> b = 1", "a ->> b", "must be a literal"),
+        ("SELECT * FROM t WHERE a ->> '$.x[0]' = 1", "a ->> '$.x[0]'", "`[…]` is not supported"),
+        ("SELECT * FROM t WHERE a::uuid = 'x'", "a", "unsupported type in a cast"),
+        ("SELECT * FROM t WHERE a = $1", "1", "is not supported"),
+        ("SELECT * FROM t WHERE unixepoch(a, 'localtime') > 1", "unixepoch(a, 'localtime')", "unsupported modifier"),
+        ("SELECT id FROM t UNION SELECT id FROM u", "id FROM t UNION SELECT id FROM u", "expected a SELECT"),
+        ("SELECT * FROM t; DELETE FROM t", "t", "only one statement"),
+        ("DELETE FROM t", "t", "expected a SELECT"),
+        ("SELECT * FRM t", "t", "cannot be parsed near `t`"),
+        ("SELECT * FROM t WHERE a = 'open", None, "inside a quoted text"),
+        ("SELECT 1", None, "needs a FROM"),
+    ],
+)
+def test_a_query_that_is_not_understood_is_refused_where_it_is_wrong(
+    query: str, marked: str | None, message: str
+) -> None:
+    error = error_in(query)
+
+    assert message in str(error)
+    assert error.place is not None
+    assert error.place.line == 5
+    if marked is not None:
+        assert error.place.text == marked
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "message"),
+    [
+        ("", 1, "the sync config is empty"),
+        ("streams: [", 1, "not valid YAML"),
+        ("a: \x01", 1, "not valid YAML"),
+        ("--- a\n--- b\n", 2, "not valid YAML"),
+        ("- a\n", 1, "the sync config must be a mapping"),
+        ("config: {edition: 3}\n", 1, "defines no streams"),
+        ("config: {edition: 3}\nstreams: {}\n", 2, "defines no streams"),
+        ("streams: {s: {query: SELECT * FROM t}}\n", 1, "the edition of the sync config is missing"),
+        ("config: {edition: 2}\nstreams: {s: {query: SELECT * FROM t}}\n", 1, "edition 2 is not accepted"),
+        ("config: {edition: '3'}\nstreams: {s: {query: SELECT * FROM t}}\n", 1, "`edition` must be one of 1, 2, 3"),
+        ("config: {edition: 3}\nbucket_definitions: {}\n", 2, "`bucket_definitions` are not accepted"),
+        ("config: {edition: 3}\nstream: {}\nstreams: {s: {query: SELECT * FROM t}}\n", 2, "did you mean `streams`?"),
+        ("config: {edition: 3}\nstreams:\n  s: {}\n", 3, "neither `query` nor `queries`"),
+        ("config: {edition: 3}\nstreams:\n  s: {query: SELECT 1, queries: []}\n", 3, "both `query` and `queries`"),
+        ("config: {edition: 3}\nstreams:\n  s: {queries: []}\n", 3, "has no query"),
+        ("config: {edition: 3}\nstreams:\n  s: {query: 5}\n", 3, "a query must be a text"),
+        ("config: {edition: 3}\nstreams:\n  s: SELECT\n", 3, "stream `s` must be a mapping"),
+        (START + "{query: SELECT * FROM t, priority: 4}\n", 3, "must be one of 0, 1, 2, 3"),
+        (START + "{query: SELECT * FROM t, auto_subscribe: yes}\n", 3, "must be true or false"),
+        (START + "{query: SELECT * FROM t}\n  s: {query: SELECT * FROM t}\n", 4, "`s` is defined twice"),
+        ("config: {edition: 3, timestamp_max_precision: days}\nstreams: {s: {query: S}}\n", 1, "unknown precision"),
+        ("config: {edition: 3, fixed_json_extract: false}\nstreams: {s: {query: S}}\n", 1, "is not supported"),
+    ],
+)  # fmt: skip
+def test_a_config_of_the_wrong_form_is_refused_where_it_is_wrong(text: str, line: int, message: str) -> None:
+    found = errors_of(text)
+
+    assert message in str(found)
+    assert found.errors[0].place is not None
+    assert found.errors[0].place.line == line
+
+
+def test_all_errors_of_a_file_come_at_once_in_its_order() -> None:
+    found = errors_of(
+        "config: {edition: 3}\n"
+        "streams:\n"
+        "  a:\n"
+        "    query: SELECT foo(x), bar(y) FROM t WHERE a LIKE 'x' AND b > auth.user_id() OR baz(c)\n"
+        "  b: {queri: SELECT * FROM t}\n"
+        "  c: {query: SELECT * FROM t ORDER BY 1}\n"
+    )
+    assert [(error.place.line, error.message) for error in found.errors] == [
+        (4, "unknown function `foo`"),
+        (4, "unknown function `bar`"),
+        (4, "`LIKE` is not supported"),
+        (4, "unknown function `baz`"),
+        (5, "stream `b` has neither `query` nor `queries`"),
+        (5, "unknown key `queri` in stream `b`"),
+        (6, "`ORDER BY` is not supported"),
+    ]
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        "query: SELECT * FROM t WHERE bad(x)",
+        "query: 'SELECT * FROM t WHERE bad(x)'",
+        'query: "SELECT *\\n FROM \\"é\\" WHERE bad(x)"',
+        "query: |\n      -- comment\n      SELECT *\n\n        FROM t\n      WHERE bad(x)",
+        "query: >-\n      SELECT *\n      FROM t\n      WHERE bad(x)",
+        "query: SELECT *\n      FROM t\n      WHERE bad(x)",
+    ],
+)
+def test_the_place_is_found_in_every_way_to_write_a_text(written: str) -> None:
+    text = f"config: {{edition: 3}}\nstreams:\n  s:\n    {written}\n"
+    place = errors_of(text).errors[0].place
+
+    assert place.text == text[place.start : place.end] == "bad(x)"
+    assert text.splitlines()[place.line - 1][place.column - 1 :].startswith("bad(x)")
+
+
+def test_an_error_underlines_the_source_and_says_what_to_do() -> None:
+    found = errors_of("config: {edition: 3}\nstreams:\n  s:\n    query: SELECT * FROM t WHERE lowr(a)\n")
+
+    assert found.render() == (
+        "error [HW_R104]: unknown function `lowr`\n"
+        "  --> line 4, column 34\n"
+        "4 |     query: SELECT * FROM t WHERE lowr(a)\n"
+        "  |                                  ^^^^^^^\n"
+        "  help: did you mean `lower`?"
+    )
+
+
+def test_errors_survive_pickling_and_become_json() -> None:
+    found = errors_of("config: {edition: 3}\nstreams: {s: {query: SELECT bad(x) FROM t}}\n")
+
+    assert str(pickle.loads(pickle.dumps(found))) == str(found)
+    shown = json.loads(json.dumps(found.to_dict()))
+    assert shown["code"] == "PSYNC_R0001"
+    assert shown["errors"][0]["code"] == "HW_R104"
+    assert shown["errors"][0]["place"]["line"] == 2
+
+
+@pytest.mark.parametrize(
+    "condition",
+    [
+        "(" * 3000 + "a" + ")" * 3000,
+        " OR ".join(f"a = {i}" for i in range(3000)),
+        " AND ".join(f"(a{i} = auth.user_id() OR b{i} = auth.user_id())" for i in range(8)),
+        "a" + " -> '$.0.0'" * 40 + " = 1",
+        "a = '" + "x" * 200_000 + "'",
+    ],
+    ids=["brackets", "or", "combinations", "accesses", "length"],
+)
+def test_a_query_beyond_all_measure_is_refused(condition: str) -> None:
+    error = error_in(f"SELECT * FROM t WHERE {condition}")
+
+    assert error.place is not None
+    assert len(error.render()) < 2000
+
+
+pieces = st.sampled_from(
+    [
+        "SELECT",
+        "FROM",
+        "WHERE",
+        "AND",
+        "OR",
+        "NOT",
+        "IN",
+        "t",
+        "u",
+        "a",
+        "b",
+        "*",
+        ",",
+        "(",
+        ")",
+        "=",
+        "<",
+        "||",
+        "->",
+        "->>",
+        "'x'",
+        "1",
+        "auth.user_id()",
+        "json_each(a)",
+        "AS",
+        "JOIN",
+        "ON",
+        "CASE",
+        "WHEN",
+        "THEN",
+        "END",
+        "::",
+        "text",
+        "IS",
+        "NULL",
+        "BETWEEN",
+        "&&",
+        ".",
+        ";",
+        "--",
+        "$",
+        "'",
+        '"',
+        "[",
+        "]",
+        "auth.parameter('x')",
+        "subscription.parameters()",
+        "ANY",
+        "ARRAY[1]",
+        "é",
+    ]
+)
+
+
+@settings(deadline=None, max_examples=400)
+@given(st.lists(pieces, max_size=14), st.booleans())
+def test_nonsense_is_refused_with_a_place_and_never_by_a_crash(words: list[str], complete: bool) -> None:
+    query = ("SELECT t.id FROM t WHERE " if complete else "") + " ".join(words)
+    errors = attempt(f"config: {{edition: 3}}\nstreams:\n  s:\n    query: |\n      {query}\n")
+
+    assert all(error.place is not None for error in errors)
+    assert all(error.render() for error in errors)
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.text(st.sampled_from("config: {edition3}\nstreams-[]|>\"'&*!%#,?\t é\x00"), max_size=60))
+def test_any_text_is_a_config_or_an_error(text: str) -> None:
+    with pytest.raises(RuleErrors):
+        compile_config(text)

@@ -1,0 +1,215 @@
+"""Requests to buckets: subscriptions, provenance, limits, and errors that stay with their subscription."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from headwater_rules.compile import compile_config
+from headwater_rules.errors import RuleLimitError
+from headwater_rules.requests import default_stream_names, resolve
+from headwater_rules.results import Subscription, SyncRequest
+from tests.unit.rules.rules_store import RuleStore, plan_of
+
+CONFIG = """
+config: {edition: 3}
+streams:
+  mine:
+    auto_subscribe: true
+    priority: 1
+    query: SELECT * FROM todos WHERE owner_id = auth.user_id()
+  by_list:
+    query: SELECT * FROM todos WHERE list_id = subscription.parameter('list') AND owner_id = auth.user_id()
+  several:
+    accept_potentially_dangerous_queries: true
+    query: SELECT * FROM todos WHERE list_id IN subscription.parameter('lists')
+"""
+
+
+def nothing(keys: Sequence[str]) -> dict[str, list[str]]:
+    return {}
+
+
+def test_default_streams_come_by_themselves_unless_declined() -> None:
+    plan = compile_config(CONFIG).plan
+
+    found = resolve(plan, SyncRequest({"sub": "u1"}), nothing)
+    declined = resolve(plan, SyncRequest({"sub": "u1"}, include_defaults=False), nothing)
+
+    assert default_stream_names(plan) == ("mine",)
+    assert [(b.name.partition("[")[2], b.priority, b.reasons) for b in found.buckets] == [
+        ('"u1"]', 1, ({"default": 0},))
+    ]
+    assert [(s.name, s.is_default) for s in found.streams] == [("mine", True)]
+    assert declined.buckets == declined.streams == ()
+
+
+def test_a_subscription_without_parameters_takes_the_place_of_the_default() -> None:
+    plan = compile_config(CONFIG).plan
+    request = SyncRequest({"sub": "u1"}, subscriptions=(Subscription("mine", None, 2),))
+
+    found = resolve(plan, request, nothing)
+
+    assert [(b.priority, b.reasons) for b in found.buckets] == [(2, ({"sub": 0},))]
+
+
+def test_a_subscription_with_parameters_is_additional_and_the_best_priority_wins() -> None:
+    plan = compile_config(CONFIG).plan
+    request = SyncRequest({"sub": "u1"}, subscriptions=(Subscription("mine", {}, 0),))
+
+    found = resolve(plan, request, nothing)
+
+    assert [(b.priority, b.reasons) for b in found.buckets] == [(0, ({"default": 0}, {"sub": 0}))]
+
+
+def test_each_subscription_gets_its_own_parameters_and_unknown_streams_nothing() -> None:
+    plan = compile_config(CONFIG).plan
+    request = SyncRequest(
+        {"sub": "u1"},
+        subscriptions=(
+            Subscription("gone"),
+            Subscription("by_list", {"list": 1}),
+            Subscription("by_list", {"list": 1.0}),
+            Subscription("by_list", {"list": "1"}),
+            Subscription("by_list", {}),
+        ),
+        include_defaults=False,
+    )
+
+    found = resolve(plan, request, nothing)
+
+    assert [(b.name.partition("[")[2], b.reasons) for b in found.buckets] == [
+        ('1,"u1"]', ({"sub": 1}, {"sub": 2})),
+        ('"1","u1"]', ({"sub": 3},)),
+    ]
+    assert [s.name for s in found.streams] == ["by_list"]
+
+
+def test_a_failing_subscription_is_reported_and_the_others_go_on() -> None:
+    plan = compile_config(CONFIG).plan
+    request = SyncRequest(
+        {"sub": "u1"},
+        subscriptions=(Subscription("several", {"lists": "no array"}), Subscription("several", {"lists": [1]})),
+    )
+
+    found = resolve(plan, request, nothing)
+
+    assert found.streams[1].errors == ({"subscription": 0, "message": "Error evaluating bucket ids: malformed JSON"},)
+    assert found.buckets[-1].reasons == ({"sub": 1},)
+
+
+@pytest.mark.parametrize(
+    ("claims", "suffix"),
+    [
+        ({"sub": "é"}, '["é"]'),
+        ({"sub": 12}, "[12]"),
+        ({"sub": 12.5}, "[12.5]"),
+        ({"sub": 9007199254740993}, "[9007199254740992]"),
+        ({"sub": True}, "[1]"),
+        ({"sub": None}, None),
+        ({}, None),
+        ({"sub": 10**400}, None),
+    ],
+)
+def test_the_user_id_is_the_claim_sub(claims: dict[str, object], suffix: str | None) -> None:
+    plan = plan_of("SELECT * FROM t WHERE owner = auth.user_id()")
+
+    names = [bucket.name for bucket in resolve(plan, SyncRequest(claims), nothing).buckets]
+
+    assert names == ([plan.buckets[0].name + suffix] if suffix else [])
+
+
+def test_a_claim_that_is_no_text_anywhere_is_an_error_of_the_stream() -> None:
+    plan = plan_of("SELECT * FROM t WHERE owner = auth.user_id()")
+
+    found = resolve(plan, SyncRequest({"sub": "\ud800"}), nothing)
+
+    assert found.buckets == ()
+    assert "no valid Unicode" in str(found.streams[0].errors[0]["message"])
+
+
+@pytest.mark.parametrize(("claims", "open_"), [({"admin": True}, True), ({"admin": False}, False), ({}, False)])
+def test_a_condition_on_the_request_alone_opens_or_closes_the_stream(claims: dict[str, object], open_: bool) -> None:
+    plan = plan_of("SELECT * FROM t WHERE auth.parameter('admin')")
+
+    assert bool(resolve(plan, SyncRequest({"sub": "u", **claims}), nothing).buckets) is open_
+
+
+def test_nested_claims_are_reached_by_a_path() -> None:
+    plan = plan_of(
+        "SELECT * FROM t WHERE org = auth.parameter('$.app.org')",
+        "SELECT * FROM u WHERE org = auth.parameters() -> 'app' ->> 'org'",
+    )
+
+    found = resolve(plan, SyncRequest({"app": {"org": "o1"}}), nothing)
+
+    assert [bucket.name.partition("[")[2] for bucket in found.buckets] == ['"o1"]', '"o1"]']
+
+
+def test_values_of_one_row_are_never_combined_with_those_of_another() -> None:
+    plan = plan_of("SELECT t.* FROM t, m WHERE t.a = m.a AND t.b = m.b AND m.u = auth.user_id()")
+    tables = {
+        "m": [{"u": "u1", "a": 1, "b": 1}, {"u": "u1", "a": 2, "b": 2}],
+        "t": [{"id": "same", "a": 1, "b": 1}, {"id": "mixed", "a": 1, "b": 2}],
+    }
+
+    assert RuleStore(plan, tables).visible({"sub": "u1"}) == {("t", "same")}
+
+
+def test_withdrawing_a_membership_takes_the_rows_away() -> None:
+    plan = plan_of("SELECT * FROM todos WHERE list_id IN (SELECT list_id FROM members WHERE user_id = auth.user_id())")
+    todos = [{"id": "1", "list_id": "a"}, {"id": "2", "list_id": "b"}]
+    member = {"id": "m", "user_id": "u1", "list_id": "a"}
+
+    with_it = RuleStore(plan, {"todos": todos, "members": [member]})
+    without = RuleStore(plan, {"todos": todos, "members": [{**member, "user_id": "u2"}]})
+
+    assert with_it.visible({"sub": "u1"}) == {("todos", "1")}
+    assert without.visible({"sub": "u1"}) == set()
+
+
+def test_the_answer_names_every_lookup_key_that_could_change_it() -> None:
+    plan = plan_of(
+        "SELECT * FROM t WHERE k IN (SELECT k FROM m WHERE u IN (SELECT x FROM n WHERE n.u = auth.user_id()))"
+    )
+    store = RuleStore(plan, {"n": [{"u": "u1", "x": 1}, {"u": "u1", "x": 2}], "m": [{"k": 5, "u": 1}]})
+
+    asked = store.resolve({"sub": "u1"}).lookup_keys
+
+    assert {key[key.index("[") :] for key in asked} == {'["u1"]', "[1]", "[2]"}
+
+
+def test_an_empty_lookup_gives_no_bucket() -> None:
+    plan = plan_of("SELECT * FROM t WHERE auth.user_id() IN (SELECT id FROM admins)")
+    rows = {"t": [{"id": "1"}], "admins": [{"id": "root"}]}
+
+    assert RuleStore(plan, rows).visible({"sub": "root"}) == {("t", "1")}
+    assert RuleStore(plan, rows).visible({"sub": "u1"}) == set()
+
+
+def test_rows_of_a_subquery_in_from_and_of_a_shared_query_are_joined_alike() -> None:
+    tables = {"m": [{"u": "u1", "k": 1}], "t": [{"id": "in", "k": 1}, {"id": "out", "k": 2}]}
+    derived = plan_of(
+        "SELECT t.* FROM t, (SELECT k AS key FROM m WHERE u = auth.user_id()) AS mine WHERE t.k = mine.key"
+    )
+    joined = plan_of("SELECT t.* FROM t JOIN m ON t.k = m.k WHERE m.u = auth.user_id()")
+    shared = compile_config(
+        "config: {edition: 3}\nwith: {mine: SELECT k FROM m WHERE u = auth.user_id()}\n"
+        "streams: {s: {auto_subscribe: true, query: SELECT * FROM t WHERE k IN mine}}"
+    ).plan
+
+    for plan in (derived, joined, shared):
+        assert RuleStore(plan, tables).visible({"sub": "u1"}) == {("t", "in")}
+
+
+def test_too_many_buckets_or_lookup_rows_end_the_request() -> None:
+    lists = plan_of("SELECT * FROM t WHERE k IN auth.parameter('ids')")
+    found = plan_of("SELECT * FROM t WHERE k IN (SELECT k FROM m WHERE u = auth.user_id())")
+    many = RuleStore(found, {"m": [{"u": "u1", "k": k} for k in range(11)]})
+
+    with pytest.raises(RuleLimitError, match="10 buckets"):
+        resolve(lists, SyncRequest({"ids": list(range(11))}), nothing, max_buckets=10)
+    with pytest.raises(RuleLimitError, match="10 lookup rows"):
+        resolve(found, SyncRequest({"sub": "u1"}), many.read, max_results=10)
+    assert RuleLimitError.code == "PSYNC_S2305"

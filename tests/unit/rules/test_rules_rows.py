@@ -1,0 +1,251 @@
+"""What single rows give: values, filters, ids, names, and errors that stay with their row."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Sequence
+
+import pytest
+
+from headwater_rules.plan import SyncPlan, Value
+from headwater_rules.results import RowResult
+from headwater_rules.rows import TableProgram, bind_table
+from tests.unit.rules.rules_store import plan_of
+
+COLUMNS = ["id", "a", "b"]
+
+
+def evaluate(
+    query: str, row: Sequence[Value], *, columns: Sequence[str] = COLUMNS, table: str = "t", schema: str = "public"
+) -> RowResult:
+    program = bind_table(plan_of(query), "default", schema, table, columns)
+    assert program is not None
+    return program.evaluate(row, "row-1")
+
+
+def bound(plan: SyncPlan, table: str, columns: Sequence[str], tag: str = "default") -> TableProgram:
+    program = bind_table(plan, tag, "public", table, columns)
+    assert program is not None
+    return program
+
+
+def value_of(expression: str, a: Value, b: Value = None) -> object:
+    """The value that a device gets for an expression over the columns a and b."""
+    result = evaluate(f"SELECT id, {expression} AS x FROM t", ("1", a, b))
+    assert result.errors == []
+    return json.loads(result.puts[0].data)["x"]
+
+
+@pytest.mark.parametrize(
+    ("expression", "a", "expected"),
+    [
+        ("a = 1", 1.0, 1),
+        ("a = '1'", 1, 0),
+        ("a::text = 1", 1, 0),
+        ("a = 1", None, None),
+        ("a != 1", None, 1),
+        ("NOT a", None, 1),
+        ("NOT a", "0.9", 1),
+        ("NOT a", "1x", 0),
+        ("NOT a", b"1", 1),
+        ("NOT (a -> 'k')", '{"k":1}', 0),
+        ("a AND 1", None, 0),
+        ("a IS TRUE", 2, 0),
+        ("a IS NOT NULL", 0, 1),
+        ("a + 1", "2", 3),
+        ("a / 2", 7, 3),
+        ("a / 0", 7, None),
+        ("a % 4", 7, 3),
+        ("a || 'x'", 1.0, "1x"),
+        ("a || 'x'", 1.5, "1.5x"),
+        ("a || 'x'", None, None),
+        ("a -> 'k'", '{"k":null}', "null"),
+        ("a ->> 'k'", '{"k":null}', None),
+        ("a ->> 'k'", '{"k":true}', 1),
+        ("a ->> 'k'", '{"k":9007199254740993}', 9007199254740993),
+        ("a ->> 'k.l'", '{"k.l":2}', 2),
+        ("a ->> '$.k.l'", '{"k":{"l":2}}', 2),
+        ("a ->> '$.k.0'", '{"k":["first"]}', "first"),
+        ("a ->> '$.k.0'", '{"k":{"0":"keyed"}}', "keyed"),
+        ("a ->> 'say \"hi\"'", '{"say \\"hi\\"":1}', 1),
+        ("a ->> 'it''s ?1'", '{"it\'s ?1":1}', 1),
+        ("json_extract(a, '$.k')", '{"k":[1, 2]}', "[1,2]"),
+        ("json_array_length(a)", "[1,2]", 2),
+        ("json_array_length(a, '$.k')", '{"k":[1]}', 1),
+        ("json_keys(a)", '{"x":1,"é":2}', '["x","é"]'),
+        ("a::integer", "12abc", 12),
+        ("a::integer", -1.5, -2),
+        ("a::numeric", "1.5", 1.5),
+        ("a::text", 3.0, "3"),
+        ("upper(a)", "éa", "ÉA"),
+        ("substring(a, 2, 2)", "abcd", "bc"),
+        ("length(a)", b"abc", 3),
+        ("hex(a)", b"\x01\xff", "01FF"),
+        ("base64(a)", "é", "w6k="),
+        ("base64(a)", None, ""),
+        ("typeof(a)", 1.0, "real"),
+        ("typeof(uuid_blob(a))", "6ecd8c99-4036-403d-bf84-cf8400f67836", "blob"),
+        ("ifnull(a, 'x')", None, "x"),
+        ("iif(a, 'yes', 'no')", "0.9", "no"),
+        ("instr(a, 'b')", "abc", 2),
+        ("unixepoch(a)", "2024-01-01", 1704067200),
+        ("datetime(a, 'unixepoch')", 0, "1970-01-01 00:00:00"),
+        ("datetime(a)", "NOW", None),
+        ("unixepoch(a)", "subsec", None),
+        ("CASE WHEN a THEN 'yes' ELSE 'no' END", "0", "no"),
+        ("a BETWEEN 1 AND 3", 2, 1),
+        ("a NOT IN (1, 2)", None, 1),
+        ("'b' IN a", '["a","b"]', 1),
+        ("a < '\U0001f600'", "\uffff", 0),  # by UTF-16 unit, where UTF-8 bytes would say otherwise
+    ],
+)
+def test_an_expression_has_the_value_that_the_language_gives_it(expression: str, a: Value, expected: Value) -> None:
+    assert value_of(expression, a) == expected
+
+
+@pytest.mark.parametrize(
+    ("a", "passes"),
+    [(1, True), (0, False), (0.5, True), (None, False), ("1", True), ("0.9", False), ("x", False), (b"1", False)],
+)
+def test_a_bare_column_filters_by_its_truth(a: Value, passes: bool) -> None:
+    assert bool(evaluate("SELECT * FROM t WHERE a", ("1", a, None)).puts) is passes
+
+
+def test_every_value_keeps_its_kind_on_the_way_to_the_device() -> None:
+    result = evaluate(
+        "SELECT * FROM t", ["1", 314.0, None, 2**63 - 1, float("inf"), b"x", "é\n"], columns=[*COLUMNS, *"cdef"]
+    )
+
+    assert result.puts[0].data == '{"id":"1","a":314.0,"b":null,"c":9223372036854775807,"d":null,"f":"é\\n"}'
+
+
+@pytest.mark.parametrize(
+    ("query", "id_", "expected"),
+    [
+        ("SELECT * FROM t", "x", "x"),
+        ("SELECT * FROM t", 7, "7"),
+        ("SELECT * FROM t", 7.0, "7"),
+        ("SELECT * FROM t", None, "row-1"),
+        ("SELECT a FROM t", "x", "row-1"),
+        ("SELECT a AS id, b FROM t", "x", "A"),
+        ("SELECT row_id() AS id FROM t", "x", "row-1"),
+    ],
+)
+def test_the_object_id_is_the_selected_id_or_else_the_row_id(query: str, id_: Value, expected: Value) -> None:
+    assert evaluate(query, (id_, "A", "B")).puts[0].id == expected
+
+
+@pytest.mark.parametrize(
+    ("a", "suffix"),
+    [
+        ("u1", '["u1"]'),
+        ('q"é\n', '["q\\"é\\n"]'),
+        (1, "[1]"),
+        (1.0, "[1]"),
+        (-0.0, "[0]"),
+        (1.5, "[1.5]"),
+        (9007199254740993, "[9007199254740993]"),
+        (None, None),
+        (b"u1", None),
+        (float("inf"), None),
+    ],
+)
+def test_a_parameter_names_the_bucket_in_canonical_json(a: Value, suffix: str | None) -> None:
+    puts = evaluate("SELECT * FROM t WHERE a = auth.user_id()", ("1", a, None)).puts
+
+    assert [put.bucket.partition("[")[1] + put.bucket.partition("[")[2] for put in puts] == ([suffix] if suffix else [])
+
+
+def test_equal_elements_of_an_array_give_one_entry() -> None:
+    puts = evaluate("SELECT id FROM t WHERE auth.user_id() IN a", ("1", '["x","x",null,2]', None)).puts
+
+    assert [put.bucket[put.bucket.index("[") :] for put in puts] == ['["x"]', "[2]"]
+
+
+def test_a_failing_expression_leaves_out_its_own_entry_only() -> None:
+    plan = plan_of("SELECT * FROM t WHERE a = auth.user_id()", "SELECT id, b -> 'x' AS x FROM t")
+    program = bound(plan, "t", COLUMNS)
+
+    result = program.evaluate(("1", "u1", "{secret"), "row-1")
+
+    assert [put.definition for put in result.puts] == [0]
+    assert result.errors == [f"{plan.buckets[1].name}: malformed JSON"]
+
+
+def test_a_column_that_the_table_lacks_is_null() -> None:
+    result = evaluate("SELECT id, missing FROM t WHERE gone IS NULL", ("1", "u1", None))
+
+    assert result.puts[0].data == '{"id":"1","missing":null}'
+
+
+def test_a_wildcard_names_the_tables_it_matches() -> None:
+    query = 'SELECT id, t.table_suffix() AS suffix, t.table_name() AS name, t.schema() AS schema FROM "part_%" AS t'
+    plan = plan_of(query)
+
+    program = bound(plan, "part_2024", ["id"])
+
+    assert json.loads(program.evaluate(("1",), "r").puts[0].data) == {
+        "id": "1", "suffix": "2024", "name": "part_2024", "schema": "public",
+    }  # fmt: skip
+    assert bind_table(plan, "default", "public", "other", ["id"]) is None
+    assert bind_table(plan, "second", "public", "part_2024", ["id"]) is None
+
+
+def test_a_wildcard_without_an_alias_keeps_the_name_of_each_table() -> None:
+    plan = plan_of('SELECT * FROM "part_%"')
+
+    assert bound(plan, "part_1", ["id"]).evaluate(("1",), "r").puts[0].table == "part_1"
+
+
+def test_an_alias_names_the_table_on_the_device() -> None:
+    assert evaluate("SELECT * FROM t AS things", ("1", None, None)).puts[0].table == "things"
+
+
+def test_unquoted_names_are_lower_case_and_quoted_ones_are_kept() -> None:
+    result = evaluate('SELECT ID, "Title" FROM "T"', ("1", "x"), columns=["id", "Title"], table="T")
+
+    assert result.puts[0].data == '{"id":"1","Title":"x"}'
+
+
+def test_a_program_says_what_it_reads_and_feeds() -> None:
+    plan = plan_of(
+        "SELECT id, a FROM t WHERE b = auth.user_id()",
+        "SELECT * FROM other WHERE k IN (SELECT a FROM t WHERE c = auth.user_id())",
+    )
+    program = bound(plan, "t", [*COLUMNS, "c", "unused"])
+
+    assert program.definitions == (0,)
+    assert program.has_lookups
+    assert program.needs_columns == {"id", "a", "b", "c"}
+    assert bound(plan, "other", ["k"]).needs_columns is None
+
+
+def test_lookup_entries_skip_null_and_blobs() -> None:
+    plan = plan_of("SELECT * FROM x WHERE k IN (SELECT a FROM t WHERE b = auth.user_id())")
+    program = bound(plan, "t", COLUMNS)
+
+    name = plan.lookups[0].name
+    assert program.evaluate(("1", 5, "u1"), "r").lookups == [(f'{name}["u1"]', "[5]")]
+    assert program.evaluate(("1", None, "u1"), "r").lookups == []
+    assert program.evaluate(("1", 5, b"u1"), "r").lookups == []
+
+
+def test_a_program_may_be_used_from_another_thread() -> None:
+    program = bind_table(plan_of("SELECT id, upper(a) AS a FROM t"), "default", "public", "t", COLUMNS)
+    found = []
+    thread = threading.Thread(target=lambda: found.append(program.evaluate(("1", "x", None), "r")))
+    thread.start()
+    thread.join()
+
+    assert found == [program.evaluate(("1", "x", None), "r")]
+
+
+def test_an_expression_that_works_without_end_is_stopped() -> None:
+    a, b = json.dumps([1] * 4000), json.dumps([2] * 4000)
+    result = evaluate(
+        "SELECT x.id FROM t AS x, json_each(x.a) AS e, json_each(x.b) AS f WHERE e.value > f.value", ("1", a, b)
+    )
+
+    assert result.puts == []
+    assert "too long" in result.errors[0]
