@@ -116,7 +116,7 @@ class Stream:
 
 
 @dataclass
-class Service:
+class Endpoint:
     """A running endpoint."""
 
     store: MemoryStore
@@ -174,7 +174,7 @@ class Service:
 
 
 @contextmanager
-def running(store: MemoryStore, **settings: Any) -> Iterator[Service]:
+def running(store: MemoryStore, **settings: Any) -> Iterator[Endpoint]:
     """The endpoint over this store, in a thread."""
     head = PlayedHead()
     keys = StaticKeys((parse_key(jwk()),))
@@ -186,7 +186,7 @@ def running(store: MemoryStore, **settings: Any) -> Iterator[Service]:
     thread.start()
     try:
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=10) as http:
-            service = Service(store, head, server, http)
+            service = Endpoint(store, head, server, http)
             _wait_until_started(service)
             yield service
     finally:
@@ -195,14 +195,14 @@ def running(store: MemoryStore, **settings: Any) -> Iterator[Service]:
         assert not thread.is_alive(), "the server ends"
 
 
-def _wait_until_started(service: Service) -> None:
+def _wait_until_started(service: Endpoint) -> None:
     deadline = time.monotonic() + 10
     while service.http.get("/probes/startup").status_code != 200:
         assert time.monotonic() < deadline, "the server starts"
 
 
 @pytest.fixture
-def store() -> MemoryStore:
+def memory_store() -> MemoryStore:
     """A store whose active config is `RULES`, with one commit."""
     store = MemoryStore()
     store.replace_config(RULES)
@@ -212,13 +212,13 @@ def store() -> MemoryStore:
 
 
 @pytest.fixture
-def serve() -> Iterator[Callable[..., Service]]:
-    """Starts endpoints that end with the test: `serve(store, max_concurrent_connections=1)`."""
+def start_endpoint() -> Iterator[Callable[..., Endpoint]]:
+    """Starts endpoints that end with the test: `start_endpoint(memory_store, max_concurrent_connections=1)`."""
     with ExitStack() as stack:
         yield lambda store, **settings: stack.enter_context(running(store, **settings))
 
 
 @pytest.fixture
-def service(serve: Callable[..., Service], store: MemoryStore) -> Service:
-    """A running endpoint over `store`."""
-    return serve(store)
+def endpoint(start_endpoint: Callable[..., Endpoint], memory_store: MemoryStore) -> Endpoint:
+    """A running endpoint over `memory_store`."""
+    return start_endpoint(memory_store)

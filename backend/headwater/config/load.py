@@ -181,7 +181,7 @@ def _logging(root: Section, environment: Mapping[str, str]) -> Logging:
 def _from_environment(
     root: Section, environment: Mapping[str, str], name: str, default: str, allowed: tuple[str, ...]
 ) -> str:
-    value = environment.get(name) or default
+    value = (environment.get(name) or default).lower()
     if value in allowed:
         return value
     issue = ConfigIssue(f"environment variable {name} must be one of {', '.join(allowed)}", fix="correct or unset it")

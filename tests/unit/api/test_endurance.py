@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from headwater.storage.contract import Checkpoint, StoreBusyError
-from tests.support.fix_api import Service, make_token
+from tests.support.fix_api import Endpoint, make_token
 from tests.support.memory_store import MemoryStore
 
 
@@ -27,56 +27,58 @@ def wait_until(condition: Callable[[], bool], what: str) -> None:
         time.sleep(0.01)
 
 
-def test_a_client_that_does_not_read_is_not_read_ahead_for(serve: Callable[..., Service], store: MemoryStore) -> None:
-    store.chunk_ops = 1
-    service = serve(store)
-    slow, quick = service.bucket("mine", "slow"), service.bucket("mine", "quick")
+def test_a_client_that_does_not_read_is_not_read_ahead_for(
+    start_endpoint: Callable[..., Endpoint], memory_store: MemoryStore
+) -> None:
+    memory_store.chunk_ops = 1
+    endpoint = start_endpoint(memory_store)
+    slow, quick = endpoint.bucket("mine", "slow"), endpoint.bucket("mine", "quick")
     for number in range(60):
-        store.put(slow, str(number), json.dumps({"text": "x" * 1_000_000}))
-        store.put(quick, str(number), json.dumps({"text": "x" * 1_000_000}))
-    store.commit()
-    address = (service.http.base_url.host, service.http.base_url.port)
+        memory_store.put(slow, str(number), json.dumps({"text": "x" * 1_000_000}))
+        memory_store.put(quick, str(number), json.dumps({"text": "x" * 1_000_000}))
+    memory_store.commit()
+    address = (endpoint.http.base_url.host, endpoint.http.base_url.port)
     with socket.create_connection(address) as client:
         token = make_token("slow")
         client.sendall(
             b"POST /sync/stream HTTP/1.1\r\nhost: x\r\ncontent-length: 17\r\n"
             b"authorization: Token " + token.encode() + b'\r\n\r\n{"raw_data":true}'
         )
-        wait_until(lambda: f"chunk {slow}" in store.reads, "the slow client's download begins")
-        with service.stream("quick") as stream:
+        wait_until(lambda: f"chunk {slow}" in memory_store.reads, "the slow client's download begins")
+        with endpoint.stream("quick") as stream:
             stream.completed()
-        assert store.reads.count(f"chunk {quick}") == 60
-        assert store.reads.count(f"chunk {slow}") < 30
+        assert memory_store.reads.count(f"chunk {quick}") == 60
+        assert memory_store.reads.count(f"chunk {slow}") < 30
 
 
 def test_a_client_that_went_away_costs_nothing_more(
-    service: Service, store: MemoryStore, caplog: pytest.LogCaptureFixture
+    endpoint: Endpoint, memory_store: MemoryStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "headwater.api.stream")
-    mine = service.bucket("mine", "u1")
-    with service.stream("u1", client_id="c1") as stream:
+    mine = endpoint.bucket("mine", "u1")
+    with endpoint.stream("u1", client_id="c1") as stream:
         stream.completed()
     wait_until(lambda: "client gone" in caplog.text, "the end is noticed")
-    store.reads.clear()
-    store.put(mine, "t1")
-    store.put(service.bucket("mine", "u2"), "t2")
-    with service.stream("u2") as other:
+    memory_store.reads.clear()
+    memory_store.put(mine, "t1")
+    memory_store.put(endpoint.bucket("mine", "u2"), "t2")
+    with endpoint.stream("u2") as other:
         other.completed()
-        store.commit()
+        memory_store.commit()
         other.completed(2)
-    assert f"total {mine}" not in store.reads
+    assert f"total {mine}" not in memory_store.reads
 
 
 def test_the_log_tells_of_a_stream_but_not_its_token_or_rows(
-    service: Service, store: MemoryStore, caplog: pytest.LogCaptureFixture
+    endpoint: Endpoint, memory_store: MemoryStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
-    store.put(service.bucket("mine", "u1"), "t1", '{"text":"secret words"}')
-    store.commit()
+    memory_store.put(endpoint.bucket("mine", "u1"), "t1", '{"text":"secret words"}')
+    memory_store.commit()
     token = make_token("u1")
-    with service.stream(token=token, client_id="phone\nforged line") as stream:
+    with endpoint.stream(token=token, client_id="phone\nforged line") as stream:
         stream.completed()
-        service.terminate()
+        endpoint.terminate()
         stream.to_the_end()
     wait_until(lambda: "sync stream closed" in caplog.text, "the end is logged")
     (message,) = (r.getMessage() for r in caplog.records if "sync stream closed" in r.getMessage())
@@ -92,9 +94,9 @@ def test_the_log_tells_of_a_stream_but_not_its_token_or_rows(
 
 
 def test_a_store_that_fails_for_a_while_is_followed_again(
-    service: Service, store: MemoryStore, caplog: pytest.LogCaptureFixture
+    endpoint: Endpoint, memory_store: MemoryStore, caplog: pytest.LogCaptureFixture
 ) -> None:
-    good = store.checkpoint
+    good = memory_store.checkpoint
     failures = iter([StoreBusyError("the store is busy"), RuntimeError("a bug")])
 
     def checkpoint() -> tuple[Checkpoint, int] | None:
@@ -102,27 +104,27 @@ def test_a_store_that_fails_for_a_while_is_followed_again(
             raise failure
         return good()
 
-    with service.stream() as stream:
+    with endpoint.stream() as stream:
         stream.completed()
-        store.put(service.bucket("mine", "u1"), "t1")
-        store.checkpoint = checkpoint  # type: ignore[method-assign]
-        store.commit()
+        memory_store.put(endpoint.bucket("mine", "u1"), "t1")
+        memory_store.checkpoint = checkpoint  # type: ignore[method-assign]
+        memory_store.commit()
         assert stream.completed(2).rows == {("todos", "t1"): {}}
     assert "the store is busy" in caplog.text
     assert "a bug" in caplog.text
 
 
 def test_a_failing_download_is_cut_off_and_logged_without_a_trace(
-    service: Service, store: MemoryStore, caplog: pytest.LogCaptureFixture
+    endpoint: Endpoint, memory_store: MemoryStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     def chunk(*_: object) -> None:
         raise StoreBusyError("the store is busy")
 
-    with service.stream() as stream:
+    with endpoint.stream() as stream:
         stream.completed()
-        store.chunk = chunk  # type: ignore[method-assign, assignment]
-        store.put(service.bucket("mine", "u1"), "t1")
-        store.commit()
+        memory_store.chunk = chunk  # type: ignore[method-assign, assignment]
+        memory_store.put(endpoint.bucket("mine", "u1"), "t1")
+        memory_store.commit()
         with pytest.raises(httpx.RemoteProtocolError):
             stream.to_the_end()
     wait_until(lambda: "failed: HW_4002" in caplog.text or "cut off" in caplog.text, "the failure is logged")

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.fix_api import Service, make_token
+from tests.support.fix_api import Endpoint, make_token
 from tests.support.memory_store import MemoryStore
 
 JSON = "application/json"
 
 
-def error_of(service: Service, method: str, path: str, **request: object) -> dict[str, object]:
-    response = service.http.request(method, path, **request)  # type: ignore[arg-type]
+def error_of(endpoint: Endpoint, method: str, path: str, **request: object) -> dict[str, object]:
+    response = endpoint.http.request(method, path, **request)  # type: ignore[arg-type]
     assert response.headers["content-type"] == JSON
     error: dict[str, object] = response.json()["error"]
     assert error["status"] == response.status_code
@@ -30,35 +30,35 @@ def error_of(service: Service, method: str, path: str, **request: object) -> dic
     ],
 )
 def test_a_body_that_makes_no_sense_is_refused_before_the_token_is_looked_at(
-    service: Service, body: bytes, said: str
+    endpoint: Endpoint, body: bytes, said: str
 ) -> None:
-    error = error_of(service, "POST", "/sync/stream", content=body)
+    error = error_of(endpoint, "POST", "/sync/stream", content=body)
     assert (error["status"], error["code"]) == (400, "PSYNC_S2001")
     assert said in str(error["description"])
 
 
-def test_a_body_beyond_a_mebibyte_is_refused(service: Service) -> None:
-    assert service.post(b" " * (1024 * 1024 + 1)).status_code == 413
+def test_a_body_beyond_a_mebibyte_is_refused(endpoint: Endpoint) -> None:
+    assert endpoint.post(b" " * (1024 * 1024 + 1)).status_code == 413
 
 
 @pytest.mark.parametrize("path", ["/sync/stream", "/write-checkpoint2.json"])
-def test_without_a_token_the_answer_is_401_with_the_reason(service: Service, path: str) -> None:
+def test_without_a_token_the_answer_is_401_with_the_reason(endpoint: Endpoint, path: str) -> None:
     method = "POST" if path == "/sync/stream" else "GET"
     content = b"{}" if method == "POST" else None
-    error = error_of(service, method, path, content=content)
+    error = error_of(endpoint, method, path, content=content)
     assert (error["status"], error["code"]) == (401, "PSYNC_S2106")
-    error = error_of(service, method, path, content=content, headers={"authorization": "Token nonsense"})
+    error = error_of(endpoint, method, path, content=content, headers={"authorization": "Token nonsense"})
     assert (error["status"], error["code"]) == (401, "PSYNC_S2101")
     assert error["description"] == "the token is not a JWT"
 
 
-def test_an_unknown_route_is_404(service: Service) -> None:
-    error = error_of(service, "GET", "/sync/streams")
+def test_an_unknown_route_is_404(endpoint: Endpoint) -> None:
+    error = error_of(endpoint, "GET", "/sync/streams")
     assert (error["status"], error["code"]) == (404, "PSYNC_S2002")
 
 
-def test_a_known_route_with_another_method_is_405(service: Service) -> None:
-    assert error_of(service, "GET", "/sync/stream")["status"] == 405
+def test_a_known_route_with_another_method_is_405(endpoint: Endpoint) -> None:
+    assert error_of(endpoint, "GET", "/sync/stream")["status"] == 405
 
 
 @pytest.mark.parametrize(
@@ -72,14 +72,14 @@ def test_a_known_route_with_another_method_is_405(service: Service) -> None:
         ("application/vnd.powersync.bson-stream, application/x-ndjson;q=0", 406),
     ],
 )
-def test_only_a_client_that_insists_on_bson_is_refused(service: Service, accept: str, status: int) -> None:
+def test_only_a_client_that_insists_on_bson_is_refused(endpoint: Endpoint, accept: str, status: int) -> None:
     headers = {"authorization": f"Token {make_token()}", "accept": accept}
-    with service.http.stream("POST", "/sync/stream", json={}, headers=headers) as response:
+    with endpoint.http.stream("POST", "/sync/stream", json={}, headers=headers) as response:
         assert response.status_code == status
 
 
-def test_a_browser_may_ask_from_anywhere(service: Service) -> None:
-    preflight = service.http.options(
+def test_a_browser_may_ask_from_anywhere(endpoint: Endpoint) -> None:
+    preflight = endpoint.http.options(
         "/sync/stream",
         headers={
             "origin": "https://app.example.org",
@@ -94,28 +94,30 @@ def test_a_browser_may_ask_from_anywhere(service: Service) -> None:
     assert {"authorization", "content-type", "x-user-agent", "user-agent"} <= allowed
 
 
-def test_a_browser_may_read_refusals_and_the_content_type(service: Service) -> None:
-    refused = service.http.post("/sync/stream", json={}, headers={"origin": "https://app.example.org"})
+def test_a_browser_may_read_refusals_and_the_content_type(endpoint: Endpoint) -> None:
+    refused = endpoint.http.post("/sync/stream", json={}, headers={"origin": "https://app.example.org"})
     assert refused.status_code == 401
     assert refused.headers["access-control-allow-origin"] == "*"
     assert refused.headers["access-control-expose-headers"] == "Content-Type"
 
 
-def test_probes_answer_without_a_token(service: Service) -> None:
+def test_probes_answer_without_a_token(endpoint: Endpoint) -> None:
     for name in ("startup", "readiness", "liveness"):
-        response = service.http.get(f"/probes/{name}")
+        response = endpoint.http.get(f"/probes/{name}")
         assert response.status_code == 200
         assert response.json()["ready"] is True
         assert response.json()["started"] is True
         assert response.json()["touched_at"].endswith("Z")
 
 
-def test_an_inner_error_is_not_shown(service: Service, store: MemoryStore, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_inner_error_is_not_shown(
+    endpoint: Endpoint, memory_store: MemoryStore, caplog: pytest.LogCaptureFixture
+) -> None:
     def broken(_: str) -> None:
         raise RuntimeError("the password is swordfish")
 
-    store.write_checkpoint = broken  # type: ignore[method-assign, assignment]
-    answer = service.post()
+    memory_store.write_checkpoint = broken  # type: ignore[method-assign, assignment]
+    answer = endpoint.post()
     assert answer.status_code == 500
     assert answer.json()["error"]["description"] == "Something went wrong"
     assert "swordfish" not in answer.text

@@ -11,106 +11,109 @@ import pytest
 
 from headwater.api.plans import RequestLimits
 from headwater.oplog.lsn import Lsn
-from tests.support.fix_api import Service, make_token
+from tests.support.fix_api import Endpoint, make_token
 from tests.support.memory_store import MemoryStore
 from tests.support.model_client import ModelClient
 
 
-def test_the_answer_starts_with_exactly_the_headers_that_clients_compare(service: Service) -> None:
-    with service.stream() as stream:
+def test_the_answer_starts_with_exactly_the_headers_that_clients_compare(endpoint: Endpoint) -> None:
+    with endpoint.stream() as stream:
         assert stream.response.headers["content-type"] == "application/x-ndjson"
         assert stream.response.headers["x-accel-buffering"] == "no"
         assert stream.response.headers["cache-control"] == "no-store"
 
 
-def test_a_new_client_gets_its_rows(service: Service, store: MemoryStore) -> None:
-    store.put(service.bucket("mine", "u1"), "t1", '{"id":"t1","done":0}')
-    store.put(service.bucket("mine", "u2"), "t2", '{"id":"t2","done":0}')
-    store.commit()
-    with service.stream("u1") as stream:
+def test_a_new_client_gets_its_rows(endpoint: Endpoint, memory_store: MemoryStore) -> None:
+    memory_store.put(endpoint.bucket("mine", "u1"), "t1", '{"id":"t1","done":0}')
+    memory_store.put(endpoint.bucket("mine", "u2"), "t2", '{"id":"t2","done":0}')
+    memory_store.commit()
+    with endpoint.stream("u1") as stream:
         client = stream.completed()
     assert client.rows == {("todos", "t1"): {"id": "t1", "done": 0}}
     assert client.kinds() == ["checkpoint", "data", "checkpoint_complete"]
 
 
-def test_a_commit_reaches_an_open_stream(service: Service, store: MemoryStore) -> None:
-    mine = service.bucket("mine", "u1")
-    with service.stream("u1") as stream:
+def test_a_commit_reaches_an_open_stream(endpoint: Endpoint, memory_store: MemoryStore) -> None:
+    mine = endpoint.bucket("mine", "u1")
+    with endpoint.stream("u1") as stream:
         stream.completed()
-        store.put(mine, "t1", '{"v":1}')
-        store.commit()
+        memory_store.put(mine, "t1", '{"v":1}')
+        memory_store.commit()
         assert stream.completed(2).rows == {("todos", "t1"): {"v": 1}}
-        store.remove(mine, "t1")
-        store.commit()
+        memory_store.remove(mine, "t1")
+        memory_store.commit()
         assert stream.completed(3).rows == {}
 
 
-def test_a_commit_whose_wake_up_is_lost_arrives_all_the_same(service: Service, store: MemoryStore) -> None:
-    with service.stream("u1") as stream:
+def test_a_commit_whose_wake_up_is_lost_arrives_all_the_same(endpoint: Endpoint, memory_store: MemoryStore) -> None:
+    with endpoint.stream("u1") as stream:
         stream.completed()
-        store.put(service.bucket("mine", "u1"), "t1")
-        store.commit(wake=False)
+        memory_store.put(endpoint.bucket("mine", "u1"), "t1")
+        memory_store.commit(wake=False)
         assert stream.completed(2).rows == {("todos", "t1"): {}}
 
 
-def test_a_membership_gives_and_takes_rows_live(service: Service, store: MemoryStore) -> None:
-    list_1 = service.bucket("shared", "l1")
-    store.put(list_1, "i1", '{"v":1}')
-    store.commit()
-    with service.stream("u1") as stream:
+def test_a_membership_gives_and_takes_rows_live(endpoint: Endpoint, memory_store: MemoryStore) -> None:
+    list_1 = endpoint.bucket("shared", "l1")
+    memory_store.put(list_1, "i1", '{"v":1}')
+    memory_store.commit()
+    with endpoint.stream("u1") as stream:
         assert stream.completed().rows == {}
-        store.set_lookup(service.membership("u1"), ['["l1"]'])
-        store.commit()
+        memory_store.set_lookup(endpoint.membership("u1"), ['["l1"]'])
+        memory_store.commit()
         assert stream.completed(2).rows == {("todos", "i1"): {"v": 1}}
-        store.put(list_1, "i2", '{"v":2}')
-        store.commit()
+        memory_store.put(list_1, "i2", '{"v":2}')
+        memory_store.commit()
         assert len(stream.completed(3).rows) == 2
-        store.set_lookup(service.membership("u1"), [])
-        store.commit()
+        memory_store.set_lookup(endpoint.membership("u1"), [])
+        memory_store.commit()
         assert stream.completed(4).rows == {}
 
 
-def test_only_streams_that_a_commit_concerns_look_at_the_store(service: Service, store: MemoryStore) -> None:
-    mine = {user: service.bucket("mine", user) for user in ("u1", "u2")}
-    with service.stream("u1") as one, service.stream("u2") as two:
+def test_only_streams_that_a_commit_concerns_look_at_the_store(endpoint: Endpoint, memory_store: MemoryStore) -> None:
+    mine = {user: endpoint.bucket("mine", user) for user in ("u1", "u2")}
+    with endpoint.stream("u1") as one, endpoint.stream("u2") as two:
         one.completed()
         two.completed()
-        store.reads.clear()
-        store.put(mine["u1"], "t1")
-        store.put("nobody's", "t1")
-        store.commit()
+        memory_store.reads.clear()
+        memory_store.put(mine["u1"], "t1")
+        memory_store.put("nobody's", "t1")
+        memory_store.commit()
         one.completed(2)
-        assert store.reads.count("snapshot") == 1
-        assert [read for read in store.reads if read != "snapshot"] == [f"total {mine['u1']}", f"chunk {mine['u1']}"]
-        store.put(mine["u2"], "t2")
-        store.commit()
+        assert memory_store.reads.count("snapshot") == 1
+        assert [read for read in memory_store.reads if read != "snapshot"] == [
+            f"total {mine['u1']}",
+            f"chunk {mine['u1']}",
+        ]
+        memory_store.put(mine["u2"], "t2")
+        memory_store.commit()
         assert two.completed(2).rows == {("todos", "t2"): {}}
 
 
-def test_clients_of_the_same_bucket_share_the_reads(service: Service, store: MemoryStore) -> None:
-    mine = service.bucket("mine", "u1")
-    with service.stream() as one, service.stream() as two, service.stream() as three:
+def test_clients_of_the_same_bucket_share_the_reads(endpoint: Endpoint, memory_store: MemoryStore) -> None:
+    mine = endpoint.bucket("mine", "u1")
+    with endpoint.stream() as one, endpoint.stream() as two, endpoint.stream() as three:
         for stream in (one, two, three):
             stream.completed()
-        store.reads.clear()
-        store.put(mine, "t1")
-        store.commit()
+        memory_store.reads.clear()
+        memory_store.put(mine, "t1")
+        memory_store.commit()
         for stream in (one, two, three):
             assert stream.completed(2).rows == {("todos", "t1"): {}}
-        assert store.reads == ["snapshot", f"total {mine}", f"chunk {mine}"]
+        assert memory_store.reads == ["snapshot", f"total {mine}", f"chunk {mine}"]
 
 
-def test_a_reconnecting_client_gets_only_what_it_lacks(service: Service, store: MemoryStore) -> None:
-    mine = service.bucket("mine", "u1")
-    store.put(mine, "t1")
-    store.commit()
+def test_a_reconnecting_client_gets_only_what_it_lacks(endpoint: Endpoint, memory_store: MemoryStore) -> None:
+    mine = endpoint.bucket("mine", "u1")
+    memory_store.put(mine, "t1")
+    memory_store.commit()
     client = ModelClient()
-    with service.stream(client=client) as stream:
+    with endpoint.stream(client=client) as stream:
         stream.completed()
-    store.put(mine, "t2")
-    store.commit()
+    memory_store.put(mine, "t2")
+    memory_store.commit()
     client.lines.clear()
-    with service.stream(client=client) as stream:
+    with endpoint.stream(client=client) as stream:
         stream.completed(2)
     assert client.kinds() == ["checkpoint", "data", "checkpoint_complete"]
     assert json.dumps(client.lines).count('"op": "PUT"') == 1
@@ -118,27 +121,27 @@ def test_a_reconnecting_client_gets_only_what_it_lacks(service: Service, store: 
 
 
 def test_a_long_download_arrives_whole_while_its_bucket_changes(
-    store: MemoryStore, serve: Callable[..., Service]
+    memory_store: MemoryStore, start_endpoint: Callable[..., Endpoint]
 ) -> None:
-    service = serve(store)
-    mine = service.bucket("mine", "u1")
+    endpoint = start_endpoint(memory_store)
+    mine = endpoint.bucket("mine", "u1")
     for number in range(5000):
-        store.put(mine, str(number), json.dumps({"text": "x" * 200}))
-    store.commit()
-    with service.stream() as stream:
+        memory_store.put(mine, str(number), json.dumps({"text": "x" * 200}))
+    memory_store.commit()
+    with endpoint.stream() as stream:
         stream.until(lambda client: "data" in client.kinds())
-        store.put(mine, "late", '{"v":1}')
-        store.commit()
+        memory_store.put(mine, "late", '{"v":1}')
+        memory_store.commit()
         stream.until(lambda client: ("todos", "late") in client.rows)
         assert len(stream.client.rows) == 5001
 
 
-def test_rows_of_a_client_without_raw_data_are_nested(service: Service, store: MemoryStore) -> None:
-    store.put(service.bucket("mine", "u1"), "t1", '{"n":1.50}')
-    store.commit()
+def test_rows_of_a_client_without_raw_data_are_nested(endpoint: Endpoint, memory_store: MemoryStore) -> None:
+    memory_store.put(endpoint.bucket("mine", "u1"), "t1", '{"n":1.50}')
+    memory_store.commit()
     request = {"raw_data": False}
     headers = {"authorization": f"Bearer {make_token()}"}
-    with service.http.stream("POST", "/sync/stream", json=request, headers=headers) as response:
+    with endpoint.http.stream("POST", "/sync/stream", json=request, headers=headers) as response:
         text = ""
         for part in response.iter_text():
             text += part
@@ -147,72 +150,78 @@ def test_rows_of_a_client_without_raw_data_are_nested(service: Service, store: M
     assert '"data":{"n":1.50}' in text
 
 
-def test_a_write_checkpoint_is_shown_once_its_data_is(service: Service, store: MemoryStore) -> None:
-    with service.stream(client_id="c1") as stream:
-        position = store.commit().lsns["default"]
+def test_a_write_checkpoint_is_shown_once_its_data_is(endpoint: Endpoint, memory_store: MemoryStore) -> None:
+    with endpoint.stream(client_id="c1") as stream:
+        position = memory_store.commit().lsns["default"]
         stream.completed()
-        service.head.lsns = {"default": Lsn(position + 1)}
-        answer = service.write_checkpoint(client_id="c1")
+        endpoint.head.lsns = {"default": Lsn(position + 1)}
+        answer = endpoint.write_checkpoint(client_id="c1")
         assert answer.json() == {"data": {"write_checkpoint": "1"}}
-        store.put(service.bucket("mine", "u1"), "t1")
-        store.commit()
+        memory_store.put(endpoint.bucket("mine", "u1"), "t1")
+        memory_store.commit()
         client = stream.until(lambda client: client.write_checkpoint == 1)
         stream.until(lambda client: client.rows != {})
     assert client.write_checkpoint == 1
 
 
-def test_a_write_checkpoint_reached_already_is_shown_without_a_commit(service: Service, store: MemoryStore) -> None:
-    with service.stream(client_id="c1") as stream:
+def test_a_write_checkpoint_reached_already_is_shown_without_a_commit(
+    endpoint: Endpoint, memory_store: MemoryStore
+) -> None:
+    with endpoint.stream(client_id="c1") as stream:
         stream.completed()
-        service.write_checkpoint(client_id="c1")
+        endpoint.write_checkpoint(client_id="c1")
         assert stream.completed(2).write_checkpoint == 1
-    with service.stream(client_id="c2") as other:
+    with endpoint.stream(client_id="c2") as other:
         assert other.completed().write_checkpoint is None
 
 
-def test_open_streams_end_normally_when_another_config_becomes_active(service: Service, store: MemoryStore) -> None:
-    with service.stream() as stream:
+def test_open_streams_end_normally_when_another_config_becomes_active(
+    endpoint: Endpoint, memory_store: MemoryStore
+) -> None:
+    with endpoint.stream() as stream:
         stream.completed()
-        assert store.config is not None
-        store.replace_config(store.config.yaml + "\n# edited\n")
+        assert memory_store.config is not None
+        memory_store.replace_config(memory_store.config.yaml + "\n# edited\n")
         client = stream.to_the_end()
     assert client.kinds()[-1] == "checkpoint_complete"
-    with service.stream(client=client) as stream:
+    with endpoint.stream(client=client) as stream:
         stream.completed(2)
 
 
-def test_a_signal_ends_open_streams_normally(service: Service) -> None:
-    with service.stream() as stream:
+def test_a_signal_ends_open_streams_normally(endpoint: Endpoint) -> None:
+    with endpoint.stream() as stream:
         stream.completed()
-        service.terminate()
+        endpoint.terminate()
         stream.to_the_end()
 
 
-def test_an_expired_token_within_the_tolerance_of_clocks_is_told_so_and_nothing_else(service: Service) -> None:
+def test_an_expired_token_within_the_tolerance_of_clocks_is_told_so_and_nothing_else(endpoint: Endpoint) -> None:
     now = int(time.time())
-    with service.stream(token=make_token(iat=now - 600, exp=now - 5)) as stream:
+    with endpoint.stream(token=make_token(iat=now - 600, exp=now - 5)) as stream:
         client = stream.to_the_end()
     assert client.lines == [{"token_expires_in": 0}]
 
 
-def test_a_stream_ends_with_its_token(service: Service) -> None:
-    with service.stream(token=make_token(exp=int(time.time()) + 2)) as stream:
+def test_a_stream_ends_with_its_token(endpoint: Endpoint) -> None:
+    with endpoint.stream(token=make_token(exp=int(time.time()) + 2)) as stream:
         client = stream.to_the_end()
     assert client.kinds()[-1] == "token_expires_in"
     assert client.lines[-1] == {"token_expires_in": 0}
     assert client.completed == 1
 
 
-def test_a_place_is_free_again_when_a_client_has_gone(store: MemoryStore, serve: Callable[..., Service]) -> None:
-    service = serve(store, max_concurrent_connections=1)
-    with service.stream() as stream:
+def test_a_place_is_free_again_when_a_client_has_gone(
+    memory_store: MemoryStore, start_endpoint: Callable[..., Endpoint]
+) -> None:
+    endpoint = start_endpoint(memory_store, max_concurrent_connections=1)
+    with endpoint.stream() as stream:
         stream.completed()
-        refused = service.post()
+        refused = endpoint.post()
         assert refused.status_code == 429
         assert refused.content == b""
     deadline = time.monotonic() + 10
     while True:
-        with service.http.stream(
+        with endpoint.http.stream(
             "POST", "/sync/stream", json={}, headers={"authorization": f"Token {make_token()}"}
         ) as r:
             if r.status_code == 200:
@@ -220,28 +229,34 @@ def test_a_place_is_free_again_when_a_client_has_gone(store: MemoryStore, serve:
         assert time.monotonic() < deadline, "the place is given back"
 
 
-def test_too_many_buckets_are_refused_with_the_limit(store: MemoryStore, serve: Callable[..., Service]) -> None:
-    service = serve(store, requests=RequestLimits(max_buckets=2))
-    store.set_lookup(service.membership("u1"), ['["l1"]', '["l2"]'])
-    store.commit()
-    answer = service.post()
+def test_too_many_buckets_are_refused_with_the_limit(
+    memory_store: MemoryStore, start_endpoint: Callable[..., Endpoint]
+) -> None:
+    endpoint = start_endpoint(memory_store, requests=RequestLimits(max_buckets=2))
+    memory_store.set_lookup(endpoint.membership("u1"), ['["l1"]', '["l2"]'])
+    memory_store.commit()
+    answer = endpoint.post()
     assert answer.status_code == 422
     assert answer.json()["error"]["code"] == "PSYNC_S2305"
     assert "2" in answer.json()["error"]["description"]
 
 
-def test_a_stream_that_outgrows_its_limit_is_cut_off(store: MemoryStore, serve: Callable[..., Service]) -> None:
-    service = serve(store, requests=RequestLimits(max_buckets=2))
-    with service.stream() as stream:
+def test_a_stream_that_outgrows_its_limit_is_cut_off(
+    memory_store: MemoryStore, start_endpoint: Callable[..., Endpoint]
+) -> None:
+    endpoint = start_endpoint(memory_store, requests=RequestLimits(max_buckets=2))
+    with endpoint.stream() as stream:
         stream.completed()
-        store.set_lookup(service.membership("u1"), ['["l1"]', '["l2"]'])
-        store.commit()
+        memory_store.set_lookup(endpoint.membership("u1"), ['["l1"]', '["l2"]'])
+        memory_store.commit()
         with pytest.raises(httpx.RemoteProtocolError):
             stream.to_the_end()
 
 
-def test_without_an_active_config_there_is_a_reason_instead_of_a_stream(serve: Callable[..., Service]) -> None:
-    service = serve(MemoryStore(config=None))
-    answer = service.post()
+def test_without_an_active_config_there_is_a_reason_instead_of_a_stream(
+    start_endpoint: Callable[..., Endpoint],
+) -> None:
+    endpoint = start_endpoint(MemoryStore(config=None))
+    answer = endpoint.post()
     assert answer.status_code == 500
     assert answer.json()["error"]["code"] == "PSYNC_S2302"

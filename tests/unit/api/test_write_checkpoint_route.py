@@ -12,29 +12,29 @@ from headwater.api.errors import NoActiveConfigError, TooManyRequestsError
 from headwater.api.reading import StoreThreads
 from headwater.oplog.lsn import Lsn
 from headwater.source.connect import SourceUnreachable
-from tests.support.fix_api import PlayedHead, Service, running
+from tests.support.fix_api import Endpoint, PlayedHead, running
 from tests.support.memory_store import MemoryStore
 
 
-def number(service: Service, user: str = "u1", client_id: str | None = None) -> str:
-    answer = service.write_checkpoint(user, client_id)
+def number(endpoint: Endpoint, user: str = "u1", client_id: str | None = None) -> str:
+    answer = endpoint.write_checkpoint(user, client_id)
     assert answer.status_code == 200
     checkpoint: str = answer.json()["data"]["write_checkpoint"]
     return checkpoint
 
 
-def test_each_client_has_numbers_of_its_own(service: Service, store: MemoryStore) -> None:
-    assert [number(service, "u1", "a"), number(service, "u1", "a"), number(service, "u1", "b")] == ["1", "2", "1"]
-    assert number(service, "u1") == "1"
-    assert number(service, "u2", "a") == "1"
-    assert store.write_checkpoint("u1/a") is not None
-    assert store.write_checkpoint("u1") is not None
+def test_each_client_has_numbers_of_its_own(endpoint: Endpoint, memory_store: MemoryStore) -> None:
+    assert [number(endpoint, "u1", "a"), number(endpoint, "u1", "a"), number(endpoint, "u1", "b")] == ["1", "2", "1"]
+    assert number(endpoint, "u1") == "1"
+    assert number(endpoint, "u2", "a") == "1"
+    assert memory_store.write_checkpoint("u1/a") is not None
+    assert memory_store.write_checkpoint("u1") is not None
 
 
-def test_a_number_stands_for_the_end_of_the_sources_log(service: Service, store: MemoryStore) -> None:
-    service.head.lsns = {"default": Lsn(77)}
-    number(service, "u1", "a")
-    write = store.write_checkpoint("u1/a")
+def test_a_number_stands_for_the_end_of_the_sources_log(endpoint: Endpoint, memory_store: MemoryStore) -> None:
+    endpoint.head.lsns = {"default": Lsn(77)}
+    number(endpoint, "u1", "a")
+    write = memory_store.write_checkpoint("u1/a")
     assert write is not None
     assert write.lsns == {"default": 77}
 
@@ -52,12 +52,12 @@ class HeldHead(PlayedHead):
         return lsns
 
 
-def test_requests_that_wait_share_one_look_at_the_source(store: MemoryStore) -> None:
+def test_requests_that_wait_share_one_look_at_the_source(memory_store: MemoryStore) -> None:
     head = HeldHead()
 
     async def story() -> list[int]:
-        threads = StoreThreads(store, 1)
-        writes = WriteCheckpoints(store, threads, head, created=lambda: None)
+        threads = StoreThreads(memory_store, 1)
+        writes = WriteCheckpoints(memory_store, threads, head, created=lambda: None)
         first = asyncio.create_task(writes.create("u0"))
         await asyncio.sleep(0)  # one turn of the loop: the first is at the source now
         await asyncio.sleep(0)
@@ -73,12 +73,12 @@ def test_requests_that_wait_share_one_look_at_the_source(store: MemoryStore) -> 
     assert head.asked == 2
 
 
-def test_too_many_that_wait_are_told_to_come_later(store: MemoryStore) -> None:
+def test_too_many_that_wait_are_told_to_come_later(memory_store: MemoryStore) -> None:
     head = HeldHead()
 
     async def story() -> list[int | BaseException]:
-        threads = StoreThreads(store, 1)
-        writes = WriteCheckpoints(store, threads, head, created=lambda: None)
+        threads = StoreThreads(memory_store, 1)
+        writes = WriteCheckpoints(memory_store, threads, head, created=lambda: None)
         tasks = [asyncio.create_task(writes.create("u1")) for _ in range(MAX_WAITING + 1)]
         await asyncio.sleep(0)
         head.go.set()
@@ -92,30 +92,30 @@ def test_too_many_that_wait_are_told_to_come_later(store: MemoryStore) -> None:
 
 
 def test_a_source_that_does_not_answer_is_503_and_the_next_try_works(
-    service: Service, caplog: pytest.LogCaptureFixture
+    endpoint: Endpoint, caplog: pytest.LogCaptureFixture
 ) -> None:
-    service.head.failure = SourceUnreachable("the source database cannot be reached: no route to db.internal")
-    answer = service.write_checkpoint()
+    endpoint.head.failure = SourceUnreachable("the source database cannot be reached: no route to db.internal")
+    answer = endpoint.write_checkpoint()
     assert answer.status_code == 503
     assert answer.json()["error"]["code"] == "HW_2001"
     assert "db.internal" not in answer.text
     assert "db.internal" in caplog.text
-    service.head.failure = None
-    assert number(service) == "1"
+    endpoint.head.failure = None
+    assert number(endpoint) == "1"
 
 
-def test_a_client_id_with_a_nul_is_refused(service: Service) -> None:
-    assert service.write_checkpoint(client_id="a\0b").status_code == 400
+def test_a_client_id_with_a_nul_is_refused(endpoint: Endpoint) -> None:
+    assert endpoint.write_checkpoint(client_id="a\0b").status_code == 400
 
 
 def test_without_an_active_config_there_is_no_number() -> None:
-    with running(MemoryStore(config=None)) as service:
-        answer = service.write_checkpoint()
+    with running(MemoryStore(config=None)) as endpoint:
+        answer = endpoint.write_checkpoint()
     assert answer.status_code == 500
     assert answer.json()["error"]["code"] == NoActiveConfigError.code
 
 
-def test_the_source_connection_is_closed_with_the_endpoint(store: MemoryStore) -> None:
-    with running(store) as service:
-        number(service)
-    assert service.head.closed
+def test_the_source_connection_is_closed_with_the_endpoint(memory_store: MemoryStore) -> None:
+    with running(memory_store) as endpoint:
+        number(endpoint)
+    assert endpoint.head.closed

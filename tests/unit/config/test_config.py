@@ -164,7 +164,7 @@ def test_keys_without_meaning_here_are_passed_over(tmp_path: Path) -> None:
 def test_the_environment_sets_log_level_and_format(tmp_path: Path) -> None:
     text = "system: {logging: {level: warn}}"
     assert load(tmp_path, text).logging.level == "WARNING"
-    logging = load(tmp_path, text, PS_LOG_LEVEL="debug", PS_LOG_FORMAT="json").logging
+    logging = load(tmp_path, text, PS_LOG_LEVEL="DEBUG", PS_LOG_FORMAT="json").logging
     assert (logging.level, logging.format) == ("DEBUG", "json")
     assert load(tmp_path, text, NODE_ENV="production").logging.format == "json"
 

@@ -8,7 +8,7 @@ from headwater_rules.compile import compile_config
 from headwater_rules.plan import SyncPlan, Value
 from headwater_rules.requests import resolve
 from headwater_rules.results import Put, Resolution, Subscription, SyncRequest
-from headwater_rules.rows import bind_table
+from headwater_rules.rows import TableProgram, bind_table
 
 Rows = Mapping[str, Sequence[Mapping[str, Value]]]
 
@@ -20,6 +20,13 @@ def plan_of(*queries: str, stream: str = "s") -> SyncPlan:
     for query in queries:
         lines += ["      - |", *(f"        {line}" for line in query.splitlines())]
     return compile_config("\n".join(lines) + "\n").plan
+
+
+def bound(plan: SyncPlan, table: str, columns: Sequence[str]) -> TableProgram:
+    """The program of a table that the plan reads."""
+    program = bind_table(plan, "default", "public", table, columns)
+    assert program is not None
+    return program
 
 
 class RuleStore:

@@ -22,7 +22,7 @@ def bucket_names(*queries: str, stream: str = "s") -> list[str]:
     return [bucket.name for bucket in plan_of(*queries, stream=stream).buckets]
 
 
-def compiled(stream: str, options="edition: 3") -> Compiled:
+def compiled(stream: str, options: str = "edition: 3") -> Compiled:
     return compile_config(f"config: {{{options}}}\nstreams:\n  s:\n{stream}")
 
 
@@ -33,8 +33,8 @@ def test_names_of_buckets_and_lookups_stay_what_devices_know() -> None:
         "SELECT id, upper(title) AS title FROM lists WHERE id IN (SELECT list FROM m WHERE user_id = auth.user_id())",
         stream="todos",
     )
-    assert [bucket.name for bucket in plan.buckets] == ["todos.@", "todos.@"]
-    assert [lookup.name for lookup in plan.lookups] == ["lookup.@"]
+    assert [bucket.name for bucket in plan.buckets] == ["todos.3bf8b29c", "todos.5b063ace"]
+    assert [lookup.name for lookup in plan.lookups] == ["lookup.5c31ae09"]
 
 
 @pytest.mark.parametrize(

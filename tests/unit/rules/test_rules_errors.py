@@ -134,7 +134,7 @@ def test_all_errors_of_a_file_come_at_once_in_its_order() -> None:
         "  b: {queri: SELECT * FROM t}\n"
         "  c: {query: SELECT * FROM t ORDER BY 1}\n"
     )
-    assert [(error.place.line, error.message) for error in found.errors] == [
+    assert [(error.place and error.place.line, error.message) for error in found.errors] == [
         (4, "unknown function `foo`"),
         (4, "unknown function `bar`"),
         (4, "`LIKE` is not supported"),
@@ -160,6 +160,7 @@ def test_the_place_is_found_in_every_way_to_write_a_text(written: str) -> None:
     text = f"config: {{edition: 3}}\nstreams:\n  s:\n    {written}\n"
     place = errors_of(text).errors[0].place
 
+    assert place is not None
     assert place.text == text[place.start : place.end] == "bad(x)"
     assert text.splitlines()[place.line - 1][place.column - 1 :].startswith("bad(x)")
 

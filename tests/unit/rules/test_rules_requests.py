@@ -10,7 +10,7 @@ from headwater_rules.compile import compile_config
 from headwater_rules.errors import RuleLimitError
 from headwater_rules.requests import default_stream_names, resolve
 from headwater_rules.results import Subscription, SyncRequest
-from tests.unit.rules.rules_store import RuleStore, plan_of
+from tests.unit.rules.rules_store import Rows, RuleStore, plan_of
 
 CONFIG = """
 config: {edition: 3}
@@ -42,7 +42,7 @@ def test_default_streams_come_by_themselves_unless_declined() -> None:
         ('"u1"]', 1, ({"default": 0},))
     ]
     assert [(s.name, s.is_default) for s in found.streams] == [("mine", True)]
-    assert declined.buckets == declined.streams == ()
+    assert (declined.buckets, declined.streams) == ((), ())
 
 
 def test_a_subscription_without_parameters_takes_the_place_of_the_default() -> None:
@@ -149,12 +149,19 @@ def test_nested_claims_are_reached_by_a_path() -> None:
 
 def test_values_of_one_row_are_never_combined_with_those_of_another() -> None:
     plan = plan_of("SELECT t.* FROM t, m WHERE t.a = m.a AND t.b = m.b AND m.u = auth.user_id()")
-    tables = {
+    tables: Rows = {
         "m": [{"u": "u1", "a": 1, "b": 1}, {"u": "u1", "a": 2, "b": 2}],
         "t": [{"id": "same", "a": 1, "b": 1}, {"id": "mixed", "a": 1, "b": 2}],
     }
 
     assert RuleStore(plan, tables).visible({"sub": "u1"}) == {("t", "same")}
+
+
+def test_an_alternative_over_arrays_does_not_take_rows_without_elements_away() -> None:
+    plan = plan_of("SELECT id FROM t WHERE t.a = 1 OR t.tags && t.labels")
+    tables: Rows = {"t": [{"id": "1", "a": 1, "tags": "[]", "labels": None}]}
+
+    assert RuleStore(plan, tables).visible({}) == {("t", "1")}
 
 
 def test_withdrawing_a_membership_takes_the_rows_away() -> None:
@@ -189,7 +196,7 @@ def test_an_empty_lookup_gives_no_bucket() -> None:
 
 
 def test_rows_of_a_subquery_in_from_and_of_a_shared_query_are_joined_alike() -> None:
-    tables = {"m": [{"u": "u1", "k": 1}], "t": [{"id": "in", "k": 1}, {"id": "out", "k": 2}]}
+    tables: Rows = {"m": [{"u": "u1", "k": 1}], "t": [{"id": "in", "k": 1}, {"id": "out", "k": 2}]}
     derived = plan_of(
         "SELECT t.* FROM t, (SELECT k AS key FROM m WHERE u = auth.user_id()) AS mine WHERE t.k = mine.key"
     )

@@ -8,26 +8,16 @@ from collections.abc import Sequence
 
 import pytest
 
-from headwater_rules.plan import SyncPlan, Value
+from headwater_rules.plan import Value
 from headwater_rules.results import RowResult
-from headwater_rules.rows import TableProgram, bind_table
-from tests.unit.rules.rules_store import plan_of
+from headwater_rules.rows import bind_table
+from tests.unit.rules.rules_store import bound, plan_of
 
 COLUMNS = ["id", "a", "b"]
 
 
-def evaluate(
-    query: str, row: Sequence[Value], *, columns: Sequence[str] = COLUMNS, table: str = "t", schema: str = "public"
-) -> RowResult:
-    program = bind_table(plan_of(query), "default", schema, table, columns)
-    assert program is not None
-    return program.evaluate(row, "row-1")
-
-
-def bound(plan: SyncPlan, table: str, columns: Sequence[str], tag: str = "default") -> TableProgram:
-    program = bind_table(plan, tag, "public", table, columns)
-    assert program is not None
-    return program
+def evaluate(query: str, row: Sequence[Value], *, columns: Sequence[str] = COLUMNS, table: str = "t") -> RowResult:
+    return bound(plan_of(query), table, columns).evaluate(row, "row-1")
 
 
 def value_of(expression: str, a: Value, b: Value = None) -> object:
@@ -217,7 +207,7 @@ def test_a_program_says_what_it_reads_and_feeds() -> None:
 
     assert program.definitions == (0,)
     assert program.has_lookups
-    assert program.needs_columns == {"id", "a", "b", "c"}
+    assert program.needs_columns == frozenset({"id", "a", "b", "c"})
     assert bound(plan, "other", ["k"]).needs_columns is None
 
 
@@ -232,8 +222,8 @@ def test_lookup_entries_skip_null_and_blobs() -> None:
 
 
 def test_a_program_may_be_used_from_another_thread() -> None:
-    program = bind_table(plan_of("SELECT id, upper(a) AS a FROM t"), "default", "public", "t", COLUMNS)
-    found = []
+    program = bound(plan_of("SELECT id, upper(a) AS a FROM t"), "t", COLUMNS)
+    found: list[RowResult] = []
     thread = threading.Thread(target=lambda: found.append(program.evaluate(("1", "x", None), "r")))
     thread.start()
     thread.join()
@@ -243,9 +233,8 @@ def test_a_program_may_be_used_from_another_thread() -> None:
 
 def test_an_expression_that_works_without_end_is_stopped() -> None:
     a, b = json.dumps([1] * 4000), json.dumps([2] * 4000)
-    result = evaluate(
-        "SELECT x.id FROM t AS x, json_each(x.a) AS e, json_each(x.b) AS f WHERE e.value > f.value", ("1", a, b)
-    )
+    query = "SELECT t.id FROM t, json_each(t.a) AS e, json_each(t.b) AS f WHERE e.value > f.value"
+    result = evaluate(query, ("1", a, b))
 
     assert result.puts == []
     assert "too long" in result.errors[0]

@@ -1,0 +1,148 @@
+"""The endpoint as a process of its own over a deployment's store, and a backend that devices upload to."""
+
+from __future__ import annotations
+
+import base64
+import json
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import jwt
+import psycopg
+import pytest
+from psycopg import sql
+
+if TYPE_CHECKING:  # plugins must not import each other: pytest rewrites each as it loads it
+    from tests.support.fix_headwater import Deployment
+
+KEY = b"a-test-key-of-thirty-two-bytes-!"
+AUDIENCE = "tests"
+
+
+@dataclass(frozen=True)
+class Service:
+    """Where devices connect to, and how they prove who they are."""
+
+    endpoint: str
+    upload_url: str
+
+    def token(self, user: str, seconds: int = 3600, **claims: object) -> str:
+        """A signed token that is valid for so long."""
+        now = int(time.time())
+        payload = {"sub": user, "aud": AUDIENCE, "iat": now, "exp": now + seconds, **claims}
+        return jwt.encode(payload, KEY, algorithm="HS256")
+
+
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def config_of(deployment: Deployment, port: int) -> dict[str, object]:
+    """The service config that describes a deployment, in the published shape."""
+    settings = deployment.settings
+    connection = {
+        "type": "postgresql",
+        "hostname": settings.host,
+        "port": settings.port,
+        "database": settings.database,
+        "username": settings.user,
+        "password": "unused",
+        "sslmode": "disable",
+        "slot_name_prefix": settings.slot_prefix,
+    }
+    return {
+        "replication": {"connections": [connection]},
+        "storage": {"type": "sqlite", "path": str(deployment.directory)},
+        "sync_config": {"content": deployment.yaml},
+        "port": port,
+        "client_auth": {
+            "audience": [AUDIENCE],
+            "jwks": {"keys": [{"kty": "oct", "alg": "HS256", "k": base64.urlsafe_b64encode(KEY).decode()}]},
+        },
+    }
+
+
+def _uploads(dsn: str) -> type[BaseHTTPRequestHandler]:
+    """A backend as an app developer would write one: each batch is one transaction."""
+
+    class Uploads(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            with psycopg.connect(dsn) as conn:
+                for entry in body["batch"]:
+                    conn.execute(_statement(entry), [*(entry["data"] or {}).values(), entry["id"]])
+            answer = b"{}"
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(answer)))
+            self.end_headers()
+            self.wfile.write(answer)
+
+        def log_message(self, *_: object) -> None:
+            """Quiet."""
+
+    return Uploads
+
+
+def _statement(entry: dict[str, dict[str, object]]) -> sql.Composed:
+    table, columns = sql.Identifier(str(entry["type"])), [sql.Identifier(name) for name in entry["data"] or {}]
+    if str(entry["op"]) == "DELETE":
+        return sql.SQL("delete from {} where id = %s").format(table)
+    if str(entry["op"]) == "PATCH":
+        pairs = sql.SQL(", ").join(sql.SQL("{} = %s").format(column) for column in columns)
+        return sql.SQL("update {} set {} where id = %s").format(table, pairs)
+    names = sql.SQL(", ").join([*columns, sql.Identifier("id")])
+    marks = sql.SQL(", ").join([sql.Placeholder()] * (len(columns) + 1))
+    return sql.SQL("insert into {} ({}) values ({})").format(table, names, marks)
+
+
+def _wait_ready(port: int, process: subprocess.Popen[bytes], log: Path) -> None:
+    deadline = time.monotonic() + 30
+    while True:
+        try:
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/probes/readiness", timeout=5).close()
+            return
+        except (urllib.error.URLError, OSError):
+            ended = process.poll() is not None
+            assert not ended, f"the endpoint ended: {log.read_text()}"
+            assert time.monotonic() < deadline, f"the endpoint is not ready: {log.read_text()}"
+            time.sleep(0.02)
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Iterator[Callable[[Deployment], Service]]:
+    """`serve(deployment)` starts `headwater api` over its store, and an upload backend over its source."""
+    with ExitStack() as stack:
+
+        def start(deployment: Deployment) -> Service:
+            port = free_port()
+            config, log = tmp_path / f"api-{port}.json", tmp_path / f"api-{port}.log"
+            config.write_text(json.dumps(config_of(deployment, port)), encoding="utf-8")
+            with log.open("wb") as out:
+                process = subprocess.Popen(
+                    [sys.executable, "-m", "headwater", "api", "--config", str(config)], stdout=out, stderr=out
+                )
+            stack.callback(process.wait, 30)
+            stack.callback(process.terminate)
+            uploads = ThreadingHTTPServer(("127.0.0.1", 0), _uploads(deployment.source.dsn))
+            threading.Thread(target=uploads.serve_forever, daemon=True).start()
+            stack.callback(uploads.server_close)
+            stack.callback(uploads.shutdown)
+            _wait_ready(port, process, log)
+            return Service(f"http://127.0.0.1:{port}", f"http://127.0.0.1:{uploads.server_port}/upload")
+
+        yield start
