@@ -14,6 +14,7 @@ from pathlib import Path
 import click
 
 from headwater.commands.logs import set_up_logging
+from headwater.commands.supervise import SUPERVISED, ChildStoppedError, end_with_supervisor
 from headwater.config import ConfigSource, ServiceConfig, load_config
 from headwater.config.origin import CONFIG_B64, SYNC_B64
 from headwater.errors import HeadwaterError, Kind
@@ -57,8 +58,9 @@ _source_timeout = click.option(
 def _load(configs: ConfigSource) -> ServiceConfig:
     config = load_config(configs, os.environ, Path.cwd())
     set_up_logging(config.logging.level, config.logging.format)
-    for warning in config.warnings:
-        _log.warning("%s", warning)
+    if SUPERVISED not in os.environ:
+        for warning in config.warnings:
+            _log.warning("%s", warning)
     return config
 
 
@@ -123,7 +125,6 @@ def start(runner_type: str, configs: ConfigSource, source_timeout: float) -> Non
 @_source_timeout
 def replicate(configs: ConfigSource, source_timeout: float) -> None:
     """Only the replicator: follow the source into the store. A second one waits for the first to end."""
-    from headwater.commands.serve import end_with_supervisor
     from headwater.commands.signals import stop_on_signals
 
     config = _load(configs)
@@ -141,7 +142,6 @@ def api(configs: ConfigSource) -> None:
     """Only the endpoint: serve devices from the store."""
     config = _load(configs)
     from headwater.commands import api as command
-    from headwater.commands.serve import end_with_supervisor
 
     end_with_supervisor()
     command.run(config)
@@ -216,7 +216,7 @@ def main() -> None:
         click.echo(error.render(), err=True)
         sys.exit(EXIT_ERROR)
     except HeadwaterError as error:
-        if error.code != "HW_7002":  # a child has said already why it ended
+        if not isinstance(error, ChildStoppedError):  # the child has said why
             click.echo(f"headwater: {error}", err=True)
         sys.exit(EXIT_AGAIN if error.kind is Kind.RETRY else EXIT_ERROR)
     except Exception as error:  # noqa: BLE001 - a bug; its text may hold anything, so its place has to do

@@ -6,6 +6,7 @@ import contextlib
 import socket
 import threading
 import time
+from collections.abc import AsyncIterator
 
 import uvicorn
 from starlette.applications import Starlette
@@ -51,7 +52,7 @@ def _over_http(size: int) -> float:
     block = bytes(1 << 20)
 
     async def blocks(_: Request) -> StreamingResponse:
-        async def send():  # type: ignore[no-untyped-def]
+        async def send() -> AsyncIterator[bytes]:
             for _ in range(size // len(block) + 1):
                 yield block
 

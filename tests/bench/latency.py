@@ -1,4 +1,4 @@
-"""From commit to line: how long until a client's stream carries a change, beside a write to disk and a loopback trip."""
+"""From commit to line: how long until a client's stream carries a change, beside a write to disk and a loopback."""
 
 from __future__ import annotations
 

@@ -24,9 +24,9 @@ def run(transactions: int) -> None:
         place.execute(data.TABLE, "create publication headwater for table items")
         place.serve(data.STREAMS)
         place.wait_ready()
-        large = transactions * 25
+        large, many = transactions * 25, transactions * 100
         _shape(place, f"one transaction of {large:,} rows", large, lambda: place.execute(data.insert(large)))
-        _shape(place, f"{transactions:,} transactions of 100 rows", transactions * 100, lambda: _hundreds(place, transactions))
+        _shape(place, f"{transactions:,} transactions of 100 rows", many, lambda: _hundreds(place, transactions))
         _single_rows(place, transactions * 5)
 
 
@@ -76,17 +76,14 @@ def _hundreds(place: World, transactions: int) -> None:
 def _write_singles(dsn: str, rows: int, first: int) -> None:
     with psycopg.connect(dsn, autocommit=True) as conn:
         for number in range(first, first + rows):
-            conn.execute(
-                "insert into items (owner, title, n) values (%s, %s, %s)", [f"u{number % 10}", f"title {number}", number]
-            )
+            row = [f"u{number % 10}", f"title {number}", number]
+            conn.execute("insert into items (owner, title, n) values (%s, %s, %s)", row)
 
 
 def _writers(place: World, rows: int) -> float:
     dsn = place.postgres.dsn("bench")
     share = rows // WRITERS
-    processes = [
-        multiprocessing.Process(target=_write_singles, args=(dsn, share, n * share)) for n in range(WRITERS)
-    ]
+    processes = [multiprocessing.Process(target=_write_singles, args=(dsn, share, n * share)) for n in range(WRITERS)]
     started = time.perf_counter()
     for process in processes:
         process.start()

@@ -33,6 +33,7 @@ def run(config: ServiceConfig, stop: threading.Event, *, source_timeout: float =
         return
     store = SqliteStore(config.storage.path)
     spark = Spark(SparkSettings(config.spark.master, config.spark.conf))
+    threading.Thread(target=_cancel_when_stopped, args=(spark, stop), daemon=True).start()
     try:
         Replicator(
             source=config.source(),
@@ -47,3 +48,9 @@ def run(config: ServiceConfig, stop: threading.Event, *, source_timeout: float =
     finally:
         spark.stop()
         store.close()
+
+
+def _cancel_when_stopped(spark: Spark, stop: threading.Event) -> None:
+    """Nobody waits for a snapshot to end that the next start begins anew."""
+    stop.wait()
+    spark.cancel()

@@ -18,7 +18,7 @@ from headwater.oplog.row_id import IdentityKind, RowIdentity
 from headwater.pipeline.datasource import FORMAT, JOB_OPTION, SnapshotSource, Task, encode_job, read_counts
 from headwater.pipeline.partition import CountedCopies, Partition
 from headwater.pipeline.plan import partitions
-from headwater.pipeline.session import Spark, SparkError
+from headwater.pipeline.session import Spark, SparkJobError
 from headwater.source.snapshot import BulkProgress, SnapshotJob, TableChangedError
 from headwater.storage.contract import BulkOutcome, StagedPart
 
@@ -79,9 +79,9 @@ def _run(session: SparkSession, job: SnapshotJob, tasks: Sequence[Task], *, coun
     except PySparkException as error:
         raise _explained(error) from error
     except Exception as error:  # py4j raises its own when the JVM is gone
-        raise SparkError(f"the Spark job failed: {type(error).__name__}", "snapshot", "see Spark's log") from error
+        raise SparkJobError(f"the Spark job failed: {type(error).__name__}", "snapshot", "see Spark's log") from error
     if len(rows) != len(tasks):
-        raise SparkError(f"{len(rows)} of {len(tasks)} Spark tasks reported", "snapshot", "the job is tried again")
+        raise SparkJobError(f"{len(rows)} of {len(tasks)} Spark tasks reported", "snapshot", "the job is tried again")
     return sorted(rows, key=lambda row: int(row["number"]))
 
 
@@ -93,10 +93,10 @@ def _explained(error: PySparkException) -> HeadwaterError:
     found = _OURS.search(str(error))
     if found is None:
         lines = [line for line in str(error).strip().splitlines() if line.strip()]
-        return SparkError(f"the Spark job failed: {lines[-1] if lines else 'no reason given'}", "snapshot")
+        return SparkJobError(f"the Spark job failed: {lines[-1] if lines else 'no reason given'}", "snapshot")
     if found[1] == TableChangedError.__name__:
         return TableChangedError("a table was altered, rewritten or truncated during the snapshot", "", found[2])
-    return SparkError(f"a Spark task failed: {found[2]}", "snapshot")
+    return SparkJobError(f"a Spark task failed: {found[2]}", "snapshot")
 
 
 class _ProgressReporter:

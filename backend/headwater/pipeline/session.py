@@ -13,13 +13,20 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from headwater.embedded.java import java_home
-from headwater.errors import HeadwaterError
+from headwater.errors import HeadwaterError, Kind
 
 
 class SparkError(HeadwaterError):
-    """Spark could not be started, or a job of it failed."""
+    """Spark could not be started."""
 
     code: ClassVar[str] = "HW_5102"
+
+
+class SparkJobError(HeadwaterError):
+    """A job of Spark failed; it is tried again."""
+
+    kind: ClassVar[Kind] = Kind.RETRY
+    code: ClassVar[str] = "HW_5103"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +78,12 @@ class Spark:
             if self._session is None:
                 self._session = self._start()
             return self._session
+
+    def cancel(self) -> None:
+        """End running jobs, from another thread: they fail at once."""
+        session = self._session
+        if session is not None:
+            session.sparkContext.cancelAllJobs()
 
     def stop(self) -> None:
         with self._lock:

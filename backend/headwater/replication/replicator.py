@@ -6,6 +6,7 @@ import contextlib
 import logging
 import random
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -19,7 +20,7 @@ from headwater.replication.errors import SourceReplacedError
 from headwater.replication.live import LiveContext
 from headwater.replication.schema import SchemaWatch
 from headwater.source.catalog import load_types
-from headwater.source.connect import SourceSettings, connect
+from headwater.source.connect import SourceSettings, connect, source_errors
 from headwater.source.fetch import RowFetcher
 from headwater.source.slot import SlotLostError, end_reader, slot_status, system_identity
 from headwater.source.snapshot import BulkProgress
@@ -32,7 +33,8 @@ _log = logging.getLogger(__name__)
 
 LEASE_SECONDS = 10.0
 _WAIT = 0.5  # longest silence of the stream before looking whether to stop
-_FIRST_DELAY, _LONGEST_DELAY = 0.5, 30.0
+_FIRST_DELAY, _LONGEST_DELAY = 0.25, 30.0
+_STEADY = 60.0  # what ran this long in seconds begins with the shortest delay again
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,20 +78,23 @@ class Replicator:
         delay = _FIRST_DELAY
         must_read = False
         while not stop.is_set():
+            started = time.monotonic()
             try:
-                if must_read or self._needs_snapshot(lease):
-                    self.bulk.warm_up()
-                    Bootstrap(self.source, self.store, self.plan, self.yaml, self.bulk, self.progress).run(lease)
-                    must_read = False
-                self._follow(lease, stop)
-                delay = _FIRST_DELAY
+                with source_errors(self.source):
+                    if must_read or self._needs_snapshot(lease):
+                        self.bulk.warm_up()
+                        Bootstrap(self.source, self.store, self.plan, self.yaml, self.bulk, self.progress).run(lease)
+                        must_read = False
+                    self._follow(lease, stop)
             except HeadwaterError as error:
+                if stop.is_set() and not isinstance(error, LeaseLostError):
+                    return  # work that was cut short because we are to end
                 if error.kind not in {Kind.RETRY, Kind.RESYNC}:
                     raise
                 must_read = must_read or error.kind is Kind.RESYNC
                 _log.warning("%s", error)
+                delay = _FIRST_DELAY if time.monotonic() - started > _STEADY else min(delay * 2, _LONGEST_DELAY)
                 stop.wait(delay * random.uniform(0.8, 1.2))
-                delay = min(delay * 2, _LONGEST_DELAY)
 
     def _needs_snapshot(self, lease: Lease) -> bool:
         """Whether the stream alone can't bring the store to where the source is."""

@@ -10,6 +10,8 @@ import hashlib
 import os
 import ssl
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
@@ -116,6 +118,15 @@ def connection_error(settings: SourceSettings, error: Exception) -> HeadwaterErr
         settings.address,
         "check that Postgres runs there, and hostname, port and firewall in replication.connections",
     )
+
+
+@contextmanager
+def source_errors(settings: SourceSettings) -> Iterator[None]:
+    """Turns what psycopg raises within into errors of ours."""
+    try:
+        yield
+    except psycopg.Error as error:
+        raise connection_error(settings, error) from error
 
 
 _REFUSALS = (

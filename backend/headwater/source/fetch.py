@@ -11,6 +11,7 @@ from headwater.decode.copytext import split_line
 from headwater.oplog.change import Cell, Relation
 from headwater.oplog.lsn import Lsn, parse_lsn
 from headwater.source.connect import SourceSettings, connect, connection_error
+from headwater.source.head import ping_statement
 
 
 class RowFetcher:
@@ -50,7 +51,7 @@ class RowFetcher:
                 lines = b"".join(bytes(data) for data in copy).decode().splitlines()
             cursor.execute("select pg_current_wal_insert_lsn()::text")
             (position,) = cursor.fetchall()[0]
-            cursor.execute("select pg_logical_emit_message(false, 'headwater', 'ping')")
+            cursor.execute(ping_statement(conn.info.server_version))
         row = split_line(lines[0], len(relation.columns)) if lines else None
         return row, parse_lsn(position)
 

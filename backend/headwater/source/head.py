@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from typing import LiteralString
 
 import psycopg
 
@@ -15,8 +16,13 @@ ANSWER_SECONDS = 10.0
 
 # The commit of a message alone is not flushed, and a walsender sends what is flushed only: without help an idle
 # server takes up to 200 ms until its WAL writer comes by.
-_PING_FROM_17 = "select pg_logical_emit_message(false, 'headwater', 'ping', true)"
-_PING = "select pg_logical_emit_message(false, 'headwater', 'ping'), pg_current_xact_id()"
+_PING_FROM_17: LiteralString = "select pg_logical_emit_message(false, 'headwater', 'ping', true)"
+_PING: LiteralString = "select pg_logical_emit_message(false, 'headwater', 'ping'), pg_current_xact_id()"
+
+
+def ping_statement(server_version: int) -> LiteralString:
+    """SQL that writes a record to the log, flushed, so that even an idle stream moves past what was there."""
+    return _PING_FROM_17 if server_version >= 17_00_00 else _PING
 
 
 class SourceHead:
@@ -86,7 +92,7 @@ class _Link:
 
 async def _head(conn: psycopg.AsyncConnection) -> Lsn:
     """The position is read before the message is written, in one round trip."""
-    ping = _PING_FROM_17 if conn.info.server_version >= 170000 else _PING
+    ping = ping_statement(conn.info.server_version)
     async with conn.pipeline():
         position = await conn.execute("select pg_current_wal_insert_lsn()::text")
         await conn.execute(ping)

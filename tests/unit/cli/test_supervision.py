@@ -15,19 +15,19 @@ import pytest
 
 SUPERVISOR = """
 import sys
-from headwater.commands import serve
+from headwater.commands import supervise
 
 folder = sys.argv[1]
-children = [serve.Child(name, [sys.executable, "-c", code, folder]) for name, code in zip("ab", sys.argv[2:])]
+children = [supervise.Child(name, [sys.executable, "-c", code, folder]) for name, code in zip("ab", sys.argv[2:])]
 try:
-    serve.supervise(children)
-except serve.ChildStoppedError as error:
+    supervise.supervise(children)
+except supervise.ChildStoppedError as error:
     print(error, file=sys.stderr)
     sys.exit(1)
 """
 NOTED = "import os, pathlib, sys; pathlib.Path(sys.argv[1], f'NAME-{os.getpid()}').touch(); "
 STAYS = NOTED + "import signal; signal.pause()"
-STAYS_WITH_US = NOTED + "import threading; from headwater.commands import serve; serve.end_with_supervisor(); "
+STAYS_WITH_US = NOTED + "import threading; from headwater.commands import supervise; supervise.end_with_supervisor(); "
 STAYS_WITH_US += "threading.Event().wait()"
 
 DEADLINE = 60.0
@@ -38,6 +38,14 @@ def until(condition: Callable[[], bool], what: str) -> None:
     while not condition():
         assert time.monotonic() < deadline, f"timed out waiting for {what}"
         time.sleep(0.02)
+
+
+def alive(pid: int) -> bool:
+    """Whether it runs; one that has ended and that nobody has asked about does not."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 class Run:
@@ -82,7 +90,7 @@ def test_a_signal_ends_all_children_and_then_the_supervisor(run: Callable[..., R
     service = run(STAYS, STAYS)
     until(lambda: bool(service.started("a") and service.started("b")), "both to start")
     assert service.end(number) == 0
-    assert not any(psutil.pid_exists(pid) for pid in service.started("a") + service.started("b"))
+    assert not any(alive(pid) for pid in service.started("a") + service.started("b"))
 
 
 def test_a_crashed_child_is_started_again_and_the_other_stays(run: Callable[..., Run]) -> None:
@@ -97,11 +105,20 @@ def test_a_child_that_needs_a_person_ends_everything(run: Callable[..., Run]) ->
     service = run(STAYS, NOTED + "print('mend it', file=sys.stderr); sys.exit(1)")
     assert service.process.wait(DEADLINE) == 1
     assert len(service.started("b")) == 1
-    assert not any(psutil.pid_exists(pid) for pid in service.started("a"))
+    assert not any(alive(pid) for pid in service.started("a"))
 
 
 def test_children_end_when_the_supervisor_is_killed(run: Callable[..., Run]) -> None:
     service = run(STAYS_WITH_US)
     until(lambda: bool(service.started("a")), "the start")
     service.end(signal.SIGKILL)
-    until(lambda: not psutil.pid_exists(service.started("a")[0]), "the child to end too")
+    until(lambda: not alive(service.started("a")[0]), "the child to end too")
+
+
+def test_what_a_child_leaves_behind_ends_with_it(run: Callable[..., Run]) -> None:
+    leaves = NOTED + "import subprocess; p = subprocess.Popen(['sleep', '600']); "
+    leaves += "pathlib.Path(sys.argv[1], f'left-{p.pid}').touch(); sys.exit(1)"
+    service = run(leaves)
+    assert service.process.wait(DEADLINE) == 1
+    (left,) = service.started("left")
+    until(lambda: not alive(left), "what was left to end")

@@ -52,7 +52,7 @@ class SqliteStore:
         self._directory = directory
         self._path = directory / "store.db"
         try:
-            directory.mkdir(parents=True, exist_ok=True)
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
             raise StoreError(f"the store's directory can't be made: {error.strerror}", str(directory)) from error
         self._db = open_writer(self._path)

@@ -23,11 +23,11 @@ create table if not exists write_checkpoints (
 create index if not exists write_checkpoints_seq on write_checkpoints (seq);
 """
 
+_SELECT = "select key, id, lsns, seq from write_checkpoints"
+
 _UPSERT = """
-insert into write_checkpoints (key, id, lsns, seq)
-values (?1, 1, ?2, (select coalesce(max(seq), 0) + 1 from write_checkpoints))
-on conflict (key) do update set id = id + 1, lsns = excluded.lsns, seq = excluded.seq
-returning id
+insert or replace into write_checkpoints (key, id, lsns, seq)
+values (?, ?, ?, (select coalesce(max(seq), 0) + 1 from write_checkpoints))
 """
 
 
@@ -42,28 +42,31 @@ class WriteCheckpoints:
             self._connection.execute(_SCHEMA)
 
     def create(self, keys: Sequence[str], lsns: Mapping[str, Lsn]) -> dict[str, int]:
-        text = orjson.dumps(dict(lsns)).decode()
         with self._lock, sqlite_errors(self._path), immediate(self._connection):
-            return {key: int(self._one(_UPSERT, (key, text))[0]) for key in dict.fromkeys(keys)}
+            return {key: self._create(key, lsns) for key in dict.fromkeys(keys)}
+
+    def _create(self, key: str, lsns: Mapping[str, Lsn]) -> int:
+        row = self._connection.execute(f"{_SELECT} where key = ?", (key,)).fetchone()
+        before = None if row is None else _checkpoint(row)
+        write_id = 1 if before is None else before.id + 1
+        # Of two processes the later one may have asked the source earlier: a position never goes back
+        merged = {tag: max(lsn, before.lsns.get(tag, lsn) if before else lsn) for tag, lsn in lsns.items()}
+        self._connection.execute(_UPSERT, (key, write_id, orjson.dumps(merged).decode()))
+        return write_id
 
     def after(self, seq: int) -> list[WriteCheckpoint]:
-        sql = "select key, id, lsns, seq from write_checkpoints where seq > ? order by seq"
+        sql = f"{_SELECT} where seq > ? order by seq"
         with self._lock, sqlite_errors(self._path):
             return [_checkpoint(row) for row in self._connection.execute(sql, (seq,))]
 
     def get(self, key: str) -> WriteCheckpoint | None:
-        sql = "select key, id, lsns, seq from write_checkpoints where key = ?"
         with self._lock, sqlite_errors(self._path):
-            row = self._connection.execute(sql, (key,)).fetchone()
+            row = self._connection.execute(f"{_SELECT} where key = ?", (key,)).fetchone()
         return None if row is None else _checkpoint(row)
 
     def close(self) -> None:
         with self._lock:
             self._connection.close()
-
-    def _one(self, sql: str, bindings: tuple[apsw.SQLiteValue, ...]) -> tuple[int, ...]:
-        (row,) = self._connection.execute(sql, bindings).fetchall()
-        return (int(str(row[0])),)
 
 
 def _checkpoint(row: tuple[apsw.SQLiteValue, ...]) -> WriteCheckpoint:
