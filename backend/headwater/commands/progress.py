@@ -25,14 +25,18 @@ class BulkProgressDisplay:
         self._task = TaskID(0)
         self._started = 0.0
         self._said_at = 0.0
+        self._over = True
 
     def __call__(self, progress: BulkProgress) -> None:
         now = time.monotonic()
-        if progress.rows == 0 and progress.tasks == 0:
-            self._started = now
+        if self._over:
+            self._started = self._said_at = now
         expected = max(progress.rows, progress.rows_expected)
         rate = progress.rows / max(now - self._started, 1e-3)
         finished = progress.tasks >= progress.tasks_expected
+        if finished and self._over:
+            return
+        self._over = finished
         if self._console.is_terminal:
             self._draw(progress, expected, rate, finished=finished)
         elif finished or now - self._said_at >= _LINE_SECONDS:

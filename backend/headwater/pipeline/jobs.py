@@ -23,6 +23,7 @@ from headwater.source.snapshot import BulkProgress, SnapshotJob, TableChangedErr
 from headwater.storage.contract import BulkOutcome, StagedPart
 
 _PROGRESS_SECONDS = 0.25
+_ROWS_A_PAGE = 60
 
 
 class SparkBulk:
@@ -104,7 +105,9 @@ class _ProgressReporter:
 
     def __init__(self, job: SnapshotJob, tasks: int, progress: Callable[[BulkProgress], None]) -> None:
         self._directory = Path(job.directory)
-        self._expected = sum(table.published.estimated_rows for table in job.tables)
+        leaves = [leaf for table in job.tables for leaf in table.published.leaves]
+        # The planner has no number for a table that was never analysed
+        self._expected = sum(leaf.estimated_rows or leaf.pages * _ROWS_A_PAGE for leaf in leaves)
         self._tasks = tasks
         self._progress = progress
         self._done = threading.Event()

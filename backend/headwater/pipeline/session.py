@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from importlib import resources
 from typing import ClassVar
 
 from pyspark.errors import PySparkException
@@ -48,7 +49,6 @@ _DEFAULTS = {
     "spark.driver.memory": "1g",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     "spark.python.worker.reuse": "true",
-    "spark.log.level": "ERROR",
 }
 
 _LOCAL = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
@@ -96,7 +96,9 @@ class Spark:
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
         if self._settings.local:
             os.environ["JAVA_HOME"] = str(java_home())
-        conf = {**_DEFAULTS, **(_LOCAL if self._settings.local else {}), **self._settings.conf}
+        log4j = resources.files(__package__).joinpath("log4j2.properties")
+        quiet = {"spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile=file:{log4j}"}
+        conf = {**_DEFAULTS, **quiet, **(_LOCAL if self._settings.local else {}), **self._settings.conf}
         master = "local[*,4]" if self._settings.master == "local[*]" else self._settings.master  # retry failed tasks
         builder = SparkSession.builder.master(master)
         for key, value in conf.items():

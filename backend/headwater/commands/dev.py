@@ -1,0 +1,103 @@
+"""`headwater dev`: everything on this machine, from a Postgres with sample data to the demo app."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+import click
+import psycopg
+from psycopg import sql
+
+from headwater.api.server import bind
+from headwater.commands.signals import stop_on_signals
+from headwater.commands.supervise import Child, supervise
+from headwater.config.origin import SYNC_B64
+from headwater.dev.checkout import Checkout, find_checkout
+from headwater.dev.ready import Address, what_to_try, when_ready
+from headwater.dev.sample import fill, is_filled, row_count
+from headwater.dev.workspace import Workspace, open_workspace
+from headwater.embedded.postgres import EmbeddedPostgres
+from headwater.source.connect import SourceSettings
+from headwater.source.prepare import prepare
+from headwater_rules.compile import compile_config
+
+_DATABASE = "demo"
+_USER = "postgres"
+
+
+def run(host: str, port: int, rows: int, keep: Path | None) -> None:
+    """Run until SIGTERM, SIGINT or SIGHUP. Port 0 takes a free one; `keep` is a directory that stays."""
+    checkout = find_checkout()
+    stop = threading.Event()
+    stop_on_signals(stop)
+    signal.signal(signal.SIGHUP, lambda *_: stop.set())
+    with ExitStack() as stack:
+        # Taken first: a port in use is said at once. Given up when the endpoint is about to take it.
+        reserved = stack.enter_context(bind(host, port))
+        address = Address(host, reserved.getsockname()[1])
+        workspace = stack.enter_context(open_workspace(keep))
+        server = EmbeddedPostgres(workspace.database)
+        _say(f"starting Postgres {server.binaries.major}")
+        stack.enter_context(server)
+        source = SourceSettings("127.0.0.1", _DATABASE, _USER, port=server.port, sslmode="disable")
+        if not _make_source(server, source, checkout, rows, lambda: not stop.is_set()):
+            return
+        workspace.write_config(source, checkout.rules, address.host, address.port)
+        reserved.close()
+        dsn = f"postgresql://{_USER}@127.0.0.1:{server.port}/{_DATABASE}"
+        text = what_to_try(address, dsn, server.binaries.bin_dir, checkout, workspace.root if keep else None)
+        _serve(workspace, address, text, stop)
+        _say("ending")
+
+
+def _make_source(
+    server: EmbeddedPostgres,
+    source: SourceSettings,
+    checkout: Checkout,
+    rows: int,
+    keep_on: Callable[[], bool],
+) -> bool:
+    """The database with its tables, their rows and the publication; False when told to stop meanwhile."""
+    with psycopg.connect(server.dsn(), autocommit=True) as conn:
+        if conn.execute("select from pg_database where datname = %s", [_DATABASE]).fetchone() is None:
+            conn.execute(sql.SQL("create database {}").format(sql.Identifier(_DATABASE)))
+    with psycopg.connect(server.dsn(_DATABASE), autocommit=True) as conn:
+        started = time.monotonic()
+        if is_filled(conn):
+            _say("the sample data is there already")
+        elif not fill(conn, rows, keep_on):
+            return False
+        else:
+            _say(f"made {row_count(conn):,} rows of sample data in {time.monotonic() - started:.1f} s")
+    prepare(source, compile_config(checkout.rules.read_text(encoding="utf-8")).plan.tables())
+    return keep_on()
+
+
+def _serve(workspace: Workspace, address: Address, text: str, stop: threading.Event) -> None:
+    environment = {"TMPDIR": str(workspace.scratch), "SPARK_LOCAL_DIRS": str(workspace.scratch)}
+    environment |= dict.fromkeys(SYNC_B64, "")  # these rules are the demo's, whatever is set outside
+    arguments = ["--config", str(workspace.config)]
+    children = [
+        Child("replicator", [sys.executable, "-m", "headwater", "replicate", *arguments], environment),
+        Child("endpoint", [sys.executable, "-m", "headwater.dev.serve", *arguments], environment),
+    ]
+    _say("starting the replicator and the endpoint; Spark takes the snapshot")
+    announcer = threading.Thread(
+        target=when_ready, args=(workspace.store, address, stop, lambda: click.echo(text)), name="announcer"
+    )
+    announcer.start()
+    try:
+        supervise(children, stop)
+    finally:
+        stop.set()
+        announcer.join()
+
+
+def _say(text: str) -> None:
+    click.echo(f"headwater dev: {text}", err=True)

@@ -1,0 +1,89 @@
+"""Waits for the demo to be there, and says what to try."""
+
+from __future__ import annotations
+
+import http.client
+import shlex
+import shutil
+import threading
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+from headwater.dev.checkout import Checkout
+from headwater.storage.sqlite import SqliteStore
+
+_PAUSE = 0.2
+_ANSWER_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where the demo listens."""
+
+    host: str
+    port: int
+
+    @property
+    def reachable_host(self) -> str:
+        """A host that a browser on this machine can name."""
+        return {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(self.host, self.host)  # noqa: S104
+
+    @property
+    def origin(self) -> str:
+        host = self.reachable_host
+        return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
+
+    def answers(self) -> bool:
+        """Whether the demo's page, or the one that stands for it, is served."""
+        try:
+            with closing(http.client.HTTPConnection(self.reachable_host, self.port, _ANSWER_SECONDS)) as connection:
+                connection.request("GET", "/demo/")
+                connection.getresponse().read()
+        except (OSError, http.client.HTTPException):
+            return False
+        return True
+
+
+def when_ready(store: Path, address: Address, stop: threading.Event, then: Callable[[], None]) -> None:
+    """Call `then` once the page answers and devices can be given a first checkpoint, unless `stop` comes before."""
+    with closing(SqliteStore.open_reader(store)) as reader:
+        while not stop.is_set():
+            if reader.checkpoint() is not None and address.answers():
+                then()
+                return
+            stop.wait(_PAUSE)
+
+
+def what_to_try(address: Address, dsn: str, programs: Path, checkout: Checkout, kept: Path | None) -> str:
+    """The text for the person who started it. `programs` is where Postgres' own are, `dsn` a libpq URI."""
+    psql = shutil.which("psql") or shutil.which("psql", path=str(programs))
+    database = f"{'psql' if psql == shutil.which('psql') else psql} {shlex.quote(dsn)}" if psql else dsn
+    app = f"{address.origin}/demo/" + ("" if checkout.has_app else "   (not built yet: run `make demo`)")
+    end = "Ctrl-C ends everything" + (f"; {kept} stays." if kept else ", and leaves nothing behind.")
+    return f"""
+Ready.
+
+  demo app        {app}
+  sync endpoint   {address.origin}   (tokens: {address.origin}/demo/token?user=ID, ids: {address.origin}/demo/users)
+  Postgres        {database}
+  sync rules      {checkout.rules}
+
+Open the demo app beside a database session, and try:
+
+  -- a to-do appears on both sides
+  insert into todos (id, list_id, title)
+    select gen_random_uuid(), id, 'Look at the sky' from lists where name = 'Weekend together';
+
+  -- Ben loses the list with all that is in it; Ada keeps it
+  delete from list_members m using lists l, users u
+    where l.id = m.list_id and u.id = m.user_id and l.name = 'Weekend together' and u.name = 'Ben';
+
+  -- and gets it back
+  insert into list_members (id, list_id, user_id, role)
+    select gen_random_uuid(), l.id, u.id, 'member' from lists l, users u
+    where l.name = 'Weekend together' and u.name = 'Ben';
+
+{end}
+"""

@@ -1,0 +1,133 @@
+"""What the demo adds to the endpoint, on the same port: its people, their tokens, their writes, and the page."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+from uuid import UUID
+
+import anyio
+import jwt
+import psycopg
+from starlette.requests import Request
+from starlette.responses import JSONResponse, RedirectResponse, Response
+from starlette.routing import BaseRoute, Mount, Route
+from starlette.staticfiles import StaticFiles
+from starlette.types import Scope
+
+from headwater.api.auth.keys import Key, StaticKeys
+from headwater.api.auth.verify import Verifier
+from headwater.api.body import read_body
+from headwater.api.errors import ApiError
+from headwater.dev.checkout import Checkout
+from headwater.dev.upload import apply_batch
+from headwater.dev.writes import ForbiddenWriteError, Write, parse_batch
+from headwater.source.connect import SourceSettings, connect
+
+TOKEN_SECONDS = 3600
+_SHOWN_USERS = 50
+
+_NOT_BUILT = """<!doctype html><html lang="en"><meta charset="utf-8"><title>The demo app is not built</title>
+<h1>The demo app is not built</h1><p>Run <code>make demo</code>, which builds it, and load this page again.</p></html>
+"""
+_MEDIA_TYPES = {".js": "text/javascript", ".wasm": "application/wasm"}
+
+
+class UnknownUserError(ApiError):
+    code = "HW_8015"
+    status: ClassVar[int] = 404
+
+
+@dataclass(frozen=True, slots=True)
+class Demo:
+    """The demo's database, the key its tokens are signed with, and whom they are for."""
+
+    source: SourceSettings
+    key: Key
+    audience: str
+
+    async def users(self, _: Request) -> Response:
+        """The first two are the people of the page; the others only lend their names."""
+        rows = await anyio.to_thread.run_sync(self._users)
+        return JSONResponse([{"id": str(user_id), "name": name} for user_id, name in rows])
+
+    async def token(self, request: Request) -> Response:
+        """A token for anybody who asks: this is for one's own machine."""
+        user = _uuid(request.query_params.get("user", ""))
+        if user is None or not await anyio.to_thread.run_sync(self._exists, user):
+            raise UnknownUserError("there is no such user", fix="take an id of /demo/users")
+        now = int(time.time())
+        claims = {"sub": str(user), "aud": self.audience, "iat": now, "exp": now + TOKEN_SECONDS}
+        token = jwt.encode(claims, self.key.material, "HS256")
+        return JSONResponse({"token": token, "endpoint": str(request.base_url).rstrip("/")})
+
+    async def upload(self, request: Request) -> Response:
+        """The writes of one local transaction of a device."""
+        verifier = Verifier(StaticKeys((self.key,)), frozenset({self.audience}))
+        principal = await verifier.authorize(request.headers.get("authorization"))
+        user = _uuid(principal.user_id)
+        if user is None:
+            raise ForbiddenWriteError("the token is for none of the demo's users")
+        writes = parse_batch(await read_body(request))
+        await anyio.to_thread.run_sync(self._apply, user, writes)
+        return JSONResponse({})
+
+    def _users(self) -> list[tuple[UUID, str]]:
+        with self._connect() as conn:
+            query = "select id, name from users order by created_at, id limit %s"
+            return conn.execute(query, [_SHOWN_USERS]).fetchall()
+
+    def _exists(self, user: UUID) -> bool:
+        with self._connect() as conn:
+            return conn.execute("select from users where id = %s", [user]).fetchone() is not None
+
+    def _apply(self, user: UUID, writes: Sequence[Write]) -> None:
+        with self._connect() as conn:
+            apply_batch(conn, user, writes)
+
+    def _connect(self) -> psycopg.Connection:
+        return connect(self.source, application_name="headwater demo")
+
+
+class Page(StaticFiles):
+    """The built demo app. Its files bear a hash in their names, but for the page itself."""
+
+    def __init__(self, checkout: Checkout) -> None:
+        super().__init__(directory=checkout.app, html=True, check_dir=False)
+        self._checkout = checkout
+
+    async def get_response(self, path: str, scope: Scope) -> Response:
+        if not self._checkout.has_app:
+            return Response(_NOT_BUILT, 503, media_type="text/html")
+        response = await super().get_response(path, scope)
+        suffix = path[path.rfind(".") :]
+        if suffix in _MEDIA_TYPES:  # the machine's own table of types may say otherwise
+            response.headers["content-type"] = _MEDIA_TYPES[suffix]
+        lasting = path.startswith("assets/")
+        response.headers["cache-control"] = "public, max-age=31536000, immutable" if lasting else "no-cache"
+        return response
+
+
+def demo_routes(demo: Demo, checkout: Checkout) -> list[BaseRoute]:
+    """Everything below /demo, and the way there."""
+    return [
+        Route("/", _to_page),
+        Route("/demo", _to_page),
+        Route("/demo/users", demo.users),
+        Route("/demo/token", demo.token),
+        Route("/demo/upload", demo.upload, methods=["POST"]),
+        Mount("/demo", Page(checkout)),
+    ]
+
+
+async def _to_page(_: Request) -> Response:
+    return RedirectResponse("/demo/")
+
+
+def _uuid(text: str) -> UUID | None:
+    try:
+        return UUID(text)
+    except ValueError:
+        return None

@@ -1,0 +1,41 @@
+"""`python -m headwater.dev.serve --config FILE`: the endpoint with the demo's routes; started by `headwater dev`."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import click
+
+from headwater.api.server import serve_app
+from headwater.commands.api import build
+from headwater.commands.logs import set_up_logging
+from headwater.commands.supervise import EXIT_STOP, end_with_supervisor
+from headwater.config import ConfigSource, load_config
+from headwater.dev.checkout import find_checkout
+from headwater.dev.routes import Demo, demo_routes
+from headwater.dev.workspace import AUDIENCE
+from headwater.errors import HeadwaterError
+
+
+@click.command()
+@click.option("--config", type=click.Path(path_type=Path), required=True)
+def main(config: Path) -> None:
+    """Serve the demo that CONFIG describes, until SIGTERM or SIGINT."""
+    end_with_supervisor()
+    try:
+        _serve(config)
+    except HeadwaterError as error:
+        click.echo(f"headwater: {error}", err=True)
+        raise SystemExit(EXIT_STOP) from None
+
+
+def _serve(path: Path) -> None:
+    config = load_config(ConfigSource(path=path), os.environ, Path.cwd())
+    set_up_logging(config.logging.level, config.logging.format)
+    demo = Demo(config.source(), config.auth.keys[0], AUDIENCE)
+    serve_app(build(config, demo_routes(demo, find_checkout())), config.host, config.port)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,124 @@
+"""The directory of one `headwater dev`: its database, its store, and the service config that ties them together."""
+
+from __future__ import annotations
+
+import base64
+import fcntl
+import secrets
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from ruamel.yaml import YAML
+
+from headwater.errors import HeadwaterError
+from headwater.source.connect import SourceSettings
+
+AUDIENCE = "headwater-demo"
+
+
+class WorkspaceError(HeadwaterError):
+    """The directory can't be used."""
+
+    code = "HW_8001"
+
+
+@dataclass(frozen=True, slots=True)
+class Workspace:
+    """What lies where below `root`."""
+
+    root: Path
+
+    @property
+    def database(self) -> Path:
+        return self.root / "postgres"
+
+    @property
+    def store(self) -> Path:
+        return self.root / "store"
+
+    @property
+    def scratch(self) -> Path:
+        """For files that nobody needs afterwards, such as Spark's."""
+        return self.root / "scratch"
+
+    @property
+    def config(self) -> Path:
+        return self.root / "headwater.yaml"
+
+    def write_config(self, source: SourceSettings, rules: Path, host: str, port: int) -> None:
+        """A service config for the parts here, with a signing key of its own. Only its owner can read it."""
+        document = {
+            "replication": {
+                "connections": [
+                    {
+                        "type": "postgresql",
+                        "hostname": source.host,
+                        "port": source.port,
+                        "database": source.database,
+                        "username": source.user,
+                        "password": source.password,
+                        "sslmode": source.sslmode,
+                    }
+                ]
+            },
+            "storage": {"type": "sqlite", "path": str(self.store)},
+            "client_auth": {
+                "audience": [AUDIENCE],
+                "jwks": {"keys": [{"kty": "oct", "alg": "HS256", "k": _new_secret()}]},
+            },
+            "host": host,
+            "port": port,
+            "sync_config": {"path": str(rules)},
+            "spark": {
+                "conf": {
+                    "spark.local.dir": str(self.scratch),
+                    "spark.driver.extraJavaOptions": f'"-Djava.io.tmpdir={self.scratch}"',
+                }
+            },
+        }
+        self.config.touch(mode=0o600)
+        with self.config.open("w", encoding="utf-8") as file:
+            YAML().dump(document, file)
+
+
+def _new_secret() -> str:
+    return base64.urlsafe_b64encode(secrets.token_bytes(32)).rstrip(b"=").decode()
+
+
+@contextmanager
+def open_workspace(keep: Path | None) -> Iterator[Workspace]:
+    """A workspace in `keep`, which stays, or in a new temporary directory, which is gone afterwards.
+
+    Raises WorkspaceError when the directory can't be made, or another process works in it.
+    """
+    try:
+        root = Path(tempfile.mkdtemp(prefix="headwater-dev-")) if keep is None else keep.absolute()
+        root.mkdir(parents=True, exist_ok=True)
+        workspace = Workspace(root)
+        workspace.scratch.mkdir(exist_ok=True)
+    except OSError as error:
+        where = str(keep or tempfile.gettempdir())
+        raise WorkspaceError(f"the directory can't be made: {error.strerror}", where, "name another one") from error
+    try:
+        with _locked(root):
+            yield workspace
+            shutil.rmtree(workspace.scratch, ignore_errors=True)
+    finally:
+        if keep is None:
+            shutil.rmtree(root, ignore_errors=True)
+
+
+@contextmanager
+def _locked(root: Path) -> Iterator[None]:
+    with (root / "lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise WorkspaceError(
+                "another headwater dev works in this directory", str(root), "end it, or name another directory"
+            ) from error
+        yield
