@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Sequence
 
 import pytest
@@ -233,6 +234,28 @@ def test_a_device_survives_a_restart_of_the_replicator(
     deployment.stop()
     tables.execute("insert into notes values ('2', 'a', 'while away', 2)")
     deployment.start()
+    agree(device, tables, "a")
+
+
+def test_a_device_that_is_ahead_of_a_store_built_again_converges(
+    tables: SourceDb, deploy: Deploy, serve: Serve, device_factory: DeviceFactory
+) -> None:
+    tables.execute("insert into notes select i::text, 'a', 'x', i from generate_series(1, 500) i")
+    deployment = deploy(RULES).start()
+    service = serve(deployment)
+    device = device_factory(service.endpoint, service.token("a"), SCHEMA, upload_url=service.upload_url)
+    device.connect()
+    agree(device, tables, "a")
+    tables.execute("update notes set body = 'later' where n > 400")
+    agree(device, tables, "a")
+    service.stop()
+    deployment.close()
+    shutil.rmtree(deployment.directory)
+    tables.execute("delete from notes where n < 100; update notes set body = 'rebuilt' where n = 450")
+    deployment.start()
+    service.start()
+    agree(device, tables, "a")
+    tables.execute("insert into notes values ('new', 'a', 'live again', 0)")
     agree(device, tables, "a")
 
 

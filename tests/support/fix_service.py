@@ -30,18 +30,40 @@ KEY = b"a-test-key-of-thirty-two-bytes-!"
 AUDIENCE = "tests"
 
 
-@dataclass(frozen=True)
+@dataclass
 class Service:
-    """Where devices connect to, and how they prove who they are."""
+    """`headwater api` over a deployment's store: where devices connect to, and how they prove who they are."""
 
-    endpoint: str
+    deployment: Deployment
+    config: Path
+    port: int
     upload_url: str
+    _process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def endpoint(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
 
     def token(self, user: str, seconds: int = 3600, **claims: object) -> str:
         """A signed token that is valid for so long."""
         now = int(time.time())
         payload = {"sub": user, "aud": AUDIENCE, "iat": now, "exp": now + seconds, **claims}
         return jwt.encode(payload, KEY, algorithm="HS256")
+
+    def start(self) -> None:
+        """Start the process and wait until it answers."""
+        self.config.write_text(json.dumps(config_of(self.deployment, self.port)), encoding="utf-8")
+        log = self.config.with_suffix(".log")
+        with log.open("wb") as out:
+            command = [sys.executable, "-m", "headwater", "api", "--config", str(self.config)]
+            self._process = subprocess.Popen(command, stdout=out, stderr=out)
+        _wait_ready(self.port, self._process, log)
+
+    def stop(self) -> None:
+        if self._process is not None:
+            self._process.terminate()
+            self._process.wait(30)
+            self._process = None
 
 
 def free_port() -> int:
@@ -130,19 +152,14 @@ def serve(tmp_path: Path) -> Iterator[Callable[[Deployment], Service]]:
 
         def start(deployment: Deployment) -> Service:
             port = free_port()
-            config, log = tmp_path / f"api-{port}.json", tmp_path / f"api-{port}.log"
-            config.write_text(json.dumps(config_of(deployment, port)), encoding="utf-8")
-            with log.open("wb") as out:
-                process = subprocess.Popen(
-                    [sys.executable, "-m", "headwater", "api", "--config", str(config)], stdout=out, stderr=out
-                )
-            stack.callback(process.wait, 30)
-            stack.callback(process.terminate)
             uploads = ThreadingHTTPServer(("127.0.0.1", 0), _uploads(deployment.source.dsn))
             threading.Thread(target=uploads.serve_forever, daemon=True).start()
             stack.callback(uploads.server_close)
             stack.callback(uploads.shutdown)
-            _wait_ready(port, process, log)
-            return Service(f"http://127.0.0.1:{port}", f"http://127.0.0.1:{uploads.server_port}/upload")
+            url = f"http://127.0.0.1:{uploads.server_port}/upload"
+            service = Service(deployment, tmp_path / f"api-{port}.json", port, url)
+            stack.callback(service.stop)
+            service.start()
+            return service
 
         yield start
