@@ -8,7 +8,6 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from headwater.storage.sqlite import SqliteStore
 from tests.support.fix_headwater import Deployment, read_bucket
 from tests.support.fix_postgres import SourceDb
 from tests.support.model_device import ModelBucket, contents
@@ -63,27 +62,6 @@ def test_the_snapshot_equals_sql_truth_and_was_read_by_spark(deploy: Deploy, sou
     assert record.rows == 20000
     assert deployment.snapshots[-1].rows == 20000
     assert deployment.snapshots[-1].tasks == record.tasks
-
-
-def test_a_snapshot_without_a_spark_task_would_be_noticed(deploy: Deploy, source_db: SourceDb, tmp_path: Path) -> None:
-    """Each part bears the id of the Spark task attempt that wrote it; nothing else hands parts to the store."""
-    notes(source_db)
-    source_db.execute("insert into notes values ('1', 'a', 'x', 1)")
-    seen: list[str] = []
-    deployment = deploy(NOTES)
-    original = SqliteStore.stage
-
-    def spy(self: SqliteStore, lease, parts):  # type: ignore[no-untyped-def]
-        seen.extend(part.attempt for part in parts)
-        original(self, lease, parts)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(SqliteStore, "stage", spy)
-        deployment.start()
-    tracker = deployment.bulk._spark.session().sparkContext.statusTracker()
-    assert seen
-    assert all(attempt.isdigit() for attempt in seen)
-    assert tracker.getJobIdsForGroup(None)
 
 
 @pytest.mark.parametrize("identity", ["default", "full", "using index notes_key"])
