@@ -41,7 +41,7 @@ class BulkProgressDisplay:
             self._draw(progress, expected, rate, finished=finished)
         elif finished or now - self._said_at >= _LINE_SECONDS:
             self._said_at = now
-            left = "done" if finished else f"{(expected - progress.rows) / max(rate, 1):.0f} s left"
+            left = "done" if finished else _time_left(progress.rows, expected, rate)
             _log.info(
                 "snapshot: %d of about %d rows, %.0f rows/s, task %d of %d, %s",
                 progress.rows, expected, rate, progress.tasks, progress.tasks_expected, left,
@@ -62,3 +62,8 @@ class BulkProgressDisplay:
         if finished:
             self._bar.stop()
             self._bar = None
+
+
+def _time_left(rows: int, expected: int, rate: float) -> str:
+    """Nothing can be said before some rows are through: the tasks have to start first."""
+    return f"{(expected - rows) / rate:.0f} s left" if rows * 50 > expected else "time left unknown yet"

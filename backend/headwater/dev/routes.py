@@ -98,6 +98,9 @@ class Page(StaticFiles):
         super().__init__(directory=checkout.app, html=True, check_dir=False)
         self._checkout = checkout
 
+    async def check_config(self) -> None:
+        """Nothing to check: that the app is not built yet is said to whoever asks for it."""
+
     async def get_response(self, path: str, scope: Scope) -> Response:
         if not self._checkout.has_app:
             return Response(_NOT_BUILT, 503, media_type="text/html")

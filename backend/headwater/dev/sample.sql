@@ -51,7 +51,7 @@ create temp table seats as  -- the owner's own, and a guest in half of the lists
   select pg_temp.key('list ' || n), person, 'member' from (values (1, 2), (3, 5), (8, 6), (10, 1), (11, 2)) as ours (n, person);
 
 insert into list_members
-  select pg_temp.key('seat ' || id || ' ' || person), id, pg_temp.key('user ' || person), min(role order by role desc)
+  select pg_temp.key('seat ' || id || ' ' || person), id, pg_temp.key('user ' || person), max(role)
   from seats group by id, person;
 
 create temp table sentences as

@@ -76,7 +76,7 @@ class Workspace:
             "spark": {
                 "conf": {
                     "spark.local.dir": str(self.scratch),
-                    "spark.driver.extraJavaOptions": f'"-Djava.io.tmpdir={self.scratch}"',
+                    "spark.driver.defaultJavaOptions": f'"-Djava.io.tmpdir={self.scratch}"',
                 }
             },
         }

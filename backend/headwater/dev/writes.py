@@ -123,7 +123,7 @@ def _write(entry: object) -> Write:
     if not isinstance(entry, dict):
         raise InvalidWriteError("a write of the batch is not an object")
     kind, table, data = entry.get("op"), entry.get("type"), entry.get("data")
-    if kind not in {each.value for each in WriteKind}:
+    if not isinstance(kind, str) or kind not in {each.value for each in WriteKind}:
         raise InvalidWriteError("op is not PUT, PATCH or DELETE")
     if not isinstance(table, str) or table not in TABLES:
         raise InvalidWriteError(f"the table can't be written; there are {', '.join(TABLES)}")

@@ -81,6 +81,7 @@ class Replicator:
             started = time.monotonic()
             try:
                 with source_errors(self.source):
+                    self.store.renew(lease)  # the slot's reader may be a newer holder's, which we must not end
                     if must_read or self._needs_snapshot(lease):
                         self.bulk.warm_up()
                         Bootstrap(self.source, self.store, self.plan, self.yaml, self.bulk, self.progress).run(lease)
@@ -206,5 +207,7 @@ class _LeaseKeeper:
                 self._lost = error
                 self._stop.set()
                 return
+            except StoreBusyError:
+                continue  # nobody can take it meanwhile; mostly it is a long transaction of our own
             except HeadwaterError as error:
                 _log.warning("the lease could not be renewed: %s", error)

@@ -14,15 +14,13 @@ from headwater.oplog.op import CLEAR_BODY, finished_op
 from headwater.storage.contract import BulkRecord, Lease, SourceState, StagedPart, StagedTable, StoreError
 from headwater.storage.sqlite import lease as leases
 from headwater.storage.sqlite import tables
-from headwater.storage.sqlite.connection import immediate
 
 _ROWS_A_TRANSACTION = 50_000
 
 
 def discard(connection: apsw.Connection, lease: Lease) -> None:
     """Drop staged generations, segments and names."""
-    with immediate(connection):
-        leases.check(connection, lease)
+    with leases.holding(connection, lease):
         staged = connection.execute("select id from tables where state = 'staged'").fetchall()
         for (table,) in staged:
             tables.drop_generation(connection, int(str(table)))
@@ -35,8 +33,7 @@ def stage_tables(
     connection: apsw.Connection, lease: Lease, source: str, relations: Sequence[tuple[Relation, str]]
 ) -> list[StagedTable]:
     """New generations for a bulk job to fill."""
-    with immediate(connection):
-        leases.check(connection, lease)
+    with leases.holding(connection, lease):
         return [
             StagedTable(tables.create_generation(connection, source, [relation], fingerprint, "staged"), relation)
             for relation, fingerprint in relations
@@ -59,15 +56,13 @@ def stage(connection: apsw.Connection, lease: Lease, parts: Sequence[StagedPart]
 def _stage_part(connection: apsw.Connection, lease: Lease, part: StagedPart) -> None:
     last = int(str(connection.execute("select coalesce(max(id), 0) from part.rows").fetchall()[0][0]))
     for first in range(1, last + 1, _ROWS_A_TRANSACTION):
-        with immediate(connection):
-            leases.extend(connection, lease)
+        with leases.holding(connection, lease):
             connection.execute(
                 f"insert into rows_{part.table:d} (row_id, layout, line, members, subkey)"
                 " select row_id, layout, line, members, subkey from part.rows where id >= ? and id < ?",
                 (first, first + _ROWS_A_TRANSACTION),
             )
-    with immediate(connection):
-        leases.extend(connection, lease)
+    with leases.holding(connection, lease):
         connection.execute(
             "insert or ignore into lookups (key, table_id, row_id, output)"
             " select key, ?, row_id, output from part.lookups",
@@ -101,8 +96,7 @@ def _take_segments(connection: apsw.Connection) -> None:
 def index_rows(connection: apsw.Connection, lease: Lease, staged: Sequence[StagedTable]) -> None:
     """Give the rows of full generations the index that live replication needs."""
     for table in staged:
-        with immediate(connection):
-            leases.extend(connection, lease)
+        with leases.holding(connection, lease):
             connection.execute(tables.ROWS_INDEX.format(table.id))
 
 
@@ -115,8 +109,7 @@ def publish(
     record: BulkRecord,
 ) -> None:
     """See the contract. Clients see all of it at the commit, or nothing."""
-    with immediate(connection):
-        leases.extend(connection, lease)
+    with leases.holding(connection, lease):
         passing("publish.before_segments")
         _replace_tables(connection, state.tag, staged)
         next_op = int(str(connection.execute("select next_op from state").fetchall()[0][0]))

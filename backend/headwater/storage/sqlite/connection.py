@@ -53,10 +53,11 @@ def sqlite_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except apsw.Error as error:
-        raise _explained(error, path) from error
+        raise explained(error, path) from error
 
 
-def _explained(error: apsw.Error, path: Path) -> HeadwaterError:
+def explained(error: apsw.Error, path: Path) -> HeadwaterError:
+    """The error of ours that says what SQLite's means."""
     where = str(path)
     match error:
         case apsw.BusyError() | apsw.LockedError():

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Concatenate, ParamSpec, TypeVar
 
 import apsw
 import orjson
@@ -15,10 +18,30 @@ from headwater.oplog.transform import BucketName, DraftOp
 from headwater.storage.contract import Checkpoint, CurrentRow, Lease, Progress, StoreError
 from headwater.storage.sqlite import lease as leases
 from headwater.storage.sqlite import tables
+from headwater.storage.sqlite.connection import explained
 from headwater_rules.results import LookupEntry
 
 _NAMEABLE = 2000  # more touched buckets or lookups than this are called "anything"
 _KEPT_FLUSHES = 4000
+
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+def _explaining(
+    method: Callable[Concatenate[SqliteFlush, _P], _R],
+) -> Callable[Concatenate[SqliteFlush, _P], _R]:
+    """As `sqlite_errors`, for methods that run often."""
+
+    @functools.wraps(method)
+    def wrapped(flush: SqliteFlush, /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
+        try:
+            return method(flush, *args, **kwargs)
+        except apsw.Error as error:
+            raise explained(error, flush.path) from error
+
+    return wrapped
 
 
 @dataclass(slots=True)
@@ -43,28 +66,37 @@ class SqliteFlush:
         self._touched_lookups: set[str] = set()
         self._db.execute("begin immediate")
         try:
-            leases.extend(self._db, lease)
+            leases.check(self._db, lease)
             self._next_op = int(str(self._db.execute("select next_op from state").fetchall()[0][0]))
         except BaseException:
             self._db.execute("rollback")
             raise
         self._first_op = self._next_op
 
+    @property
+    def path(self) -> Path:
+        """The store's file."""
+        return Path(self._db.filename)
+
     # rows
 
+    @_explaining
     def current(self, table: int, row_ids: Sequence[str]) -> dict[str, CurrentRow]:
         sql = f"select row_id, layout, line, members, subkey from rows_{table:d} where row_id = ?"
         rows = self._db.executemany(sql, [(row_id,) for row_id in row_ids])
         return {row[0]: CurrentRow(*row) for row in rows}
 
+    @_explaining
     def copies(self, table: int, content: str) -> list[str]:
         # '#' sorts just before '$', so this range is the content's id and its numbered copies
         sql = f"select row_id from rows_{table:d} where row_id >= ? and row_id < ?"
         return [str(row[0]) for row in self._db.execute(sql, (content, content + "$"))]
 
+    @_explaining
     def put_rows(self, table: int, rows: Sequence[CurrentRow]) -> None:
         self._db.executemany(tables.PUT_ROW.format(table), rows)
 
+    @_explaining
     def delete_rows(self, table: int, row_ids: Sequence[str]) -> None:
         self._db.executemany(f"delete from rows_{table:d} where row_id = ?", [(row_id,) for row_id in row_ids])
 
@@ -75,10 +107,12 @@ class SqliteFlush:
 
     # lookups
 
+    @_explaining
     def lookup_entries(self, table: int, row_id: str) -> list[LookupEntry]:
         sql = "select key, output from lookups where table_id = ? and row_id = ?"
         return [LookupEntry(str(key), str(output)) for key, output in self._db.execute(sql, (table, row_id))]
 
+    @_explaining
     def replace_lookups(self, table: int, row_id: str, entries: Sequence[LookupEntry]) -> None:
         before, after = set(self.lookup_entries(table, row_id)), set(entries)
         gone, new = sorted(before - after), sorted(after - before)
@@ -94,6 +128,7 @@ class SqliteFlush:
 
     # ops
 
+    @_explaining
     def append(self, ops: Sequence[DraftOp], buckets: Mapping[int, BucketName]) -> None:
         self._create_buckets({op.bucket for op in ops}, buckets)
         first, sums = self._next_op, self._sums
@@ -130,6 +165,7 @@ class SqliteFlush:
         line = finished_op(op_id, CLEAR_BODY)
         self._db.execute("insert into ops (id, bucket, line) values (?, ?, ?)", (op_id, bucket, line))
 
+    @_explaining
     def truncate(self, table: int, definitions: Iterable[str]) -> int:
         self._write_sums()
         for definition in definitions:
@@ -150,6 +186,7 @@ class SqliteFlush:
 
     # the end
 
+    @_explaining
     def commit(self, source: str, progress: Progress) -> Checkpoint:
         passing("flush.before_totals")
         self._write_sums()
@@ -160,6 +197,7 @@ class SqliteFlush:
         if self._next_op > self._first_op:
             self._db.execute("update state set next_op = ?, checkpoint = ?", (self._next_op, last_op))
             self._note_touched(source, progress, last_op)
+        leases.extend(self._db, self._lease)  # from now, for the transaction may have been a long one
         passing("flush.before_commit")
         self._db.execute("commit")
         passing("flush.after_commit")

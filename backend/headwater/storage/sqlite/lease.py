@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import socket
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import apsw
 
@@ -60,6 +62,16 @@ def extend(connection: apsw.Connection, lease: Lease) -> None:
     """Within a write transaction: check, and push the end of the lease away from now."""
     check(connection, lease)
     connection.execute("update leases set expires_at = ? where name = ?", (time.time() + lease.ttl, lease.name))
+
+
+@contextmanager
+def holding(connection: apsw.Connection, lease: Lease) -> Iterator[None]:
+    """A write transaction of the holder. The lease runs anew from its end: whoever waited for SQLite's lock all that
+    time must not find it expired."""
+    with immediate(connection):
+        check(connection, lease)
+        yield
+        extend(connection, lease)
 
 
 def release(connection: apsw.Connection, lease: Lease) -> None:

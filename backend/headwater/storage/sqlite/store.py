@@ -123,8 +123,7 @@ class SqliteStore:
         return None if row is None else StoredConfig(int(str(row[0])), str(row[1]))
 
     def activate_config(self, lease: Lease, yaml: str) -> StoredConfig:
-        with sqlite_errors(self._path), immediate(self._db):
-            leases.extend(self._db, lease)
+        with sqlite_errors(self._path), leases.holding(self._db, lease):
             config_id = bulk.set_active_config(self._db, yaml)
             self._db.execute("update state set config = ?", (config_id,))
         self._waker.wake()
