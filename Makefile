@@ -1,9 +1,10 @@
 # `make help` lists what there is. ARGS is passed on: make test ARGS='-k toast -x'.
 .DEFAULT_GOAL := help
-.PHONY: help install install-tests demo test test-all bench lint format lock clean
+.PHONY: help install install-tests install-all demo test test-all bench lint format lock clean
 
 BIN := .venv/bin
 ARGS ?=
+POSTGRES := 14 15 16 17 18
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -14,14 +15,21 @@ install: ## .venv with the headwater command, and the demo app; nothing is done 
 install-tests:
 	@.ci/install tests
 
+install-all:
+	@.ci/install all $(POSTGRES)
+
 demo: install ## the whole service with sample data and a demo app, on this machine
 	@$(BIN)/headwater dev $(ARGS)
 
 test: install-tests ## all tests but those that take minutes
 	$(BIN)/python -m pytest -m 'not long' $(ARGS)
 
-test-all: install-tests ## all tests
+test-all: install-all ## all tests, then those with a Postgres once more on each version from 14 to 18
 	$(BIN)/python -m pytest $(ARGS)
+	@set -e; for major in $(POSTGRES); do \
+		echo "== Postgres $$major"; \
+		HEADWATER_TEST_POSTGRES=$$major $(BIN)/python -m pytest -m 'not long' tests/integration $(ARGS); \
+	done
 
 bench: install-tests ## speed, CPU and memory, beside yardsticks of this machine
 	$(BIN)/python -m tests.bench $(ARGS)
@@ -41,6 +49,6 @@ lock: install ## requirements.lock anew from pyproject.toml (make lock ARGS=--up
 		--generate-hashes --no-emit-index-url --no-annotate --no-header --quiet $(ARGS) --output-file requirements.lock
 
 clean: ## remove everything that the other targets made
-	rm -rf .venv dist clients/web/dist clients/web/node_modules tests/e2e/*/node_modules \
+	rm -rf .venv dist clients/web/dist clients/web/node_modules tests/e2e/*/node_modules tests/postgres/node_modules \
 		.mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .headwater
 	find backend sync_rules clients tests -name __pycache__ -prune -exec rm -rf {} +

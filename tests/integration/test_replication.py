@@ -147,6 +147,7 @@ def test_an_unchanged_toasted_value_stays(deploy: Deploy, source_db: SourceDb, i
 
 def test_a_toasted_value_that_nobody_here_has_is_fetched(deploy: Deploy, source_db: SourceDb) -> None:
     """A row that enters a publication's row filter comes as an INSERT without its untouched value."""
+    source_db.needs(15, "row filters of publications")
     notes(source_db)
     source_db.execute("alter table notes alter body set storage external")
     source_db.execute("alter table notes add visible boolean not null default false")

@@ -1,6 +1,7 @@
 """A real Postgres for the tests: one server for the session, a database of its own for each test.
 
-HEADWATER_TEST_POSTGRES names the major version to test against; without it the machine's own is taken.
+HEADWATER_TEST_POSTGRES names the major version to test against, which is fetched where it is missing; without it the
+machine's own is taken.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import pytest
 from psycopg import sql
 
 from headwater.embedded.postgres import EmbeddedPostgres, PostgresBinaries, find_binaries
+from tests.support.postgres_versions import postgres_of
 
 # Tests ask whether data survives a process, not whether it survives the machine.
 FAST: Final[Mapping[str, str]] = {
@@ -55,6 +57,11 @@ class SourceDb:
         """The rows of a query."""
         return self.connection.execute(statement, parameters or None).fetchall()
 
+    def needs(self, major: int, feature: str) -> None:
+        """Skip the test on a server older than `major`, which lacks `feature`."""
+        if self.connection.info.server_version < major * 10_000:
+            pytest.skip(f"needs {feature}, which Postgres has from {major} on")
+
     def drop(self) -> None:
         """Drop the database with its slots, ending whoever still uses them."""
         self.connection.close()
@@ -86,7 +93,7 @@ def _drop_slots(admin: psycopg.Connection[tuple[Any, ...]], database: str, secon
 @pytest.fixture(scope="session")
 def postgres_binaries() -> PostgresBinaries:
     major = os.environ.get("HEADWATER_TEST_POSTGRES")
-    return find_binaries(int(major) if major else None)
+    return postgres_of(int(major)) if major else find_binaries()
 
 
 @pytest.fixture(scope="session")

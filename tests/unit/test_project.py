@@ -46,6 +46,14 @@ def test_a_node_lock_belongs_to_its_package(lock: Path) -> None:
     assert json.loads(lock.read_text())["packages"][""].get("dependencies", {}) == package.get("dependencies", {})
 
 
+def test_every_postgres_that_make_test_all_names_has_a_package_of_that_version() -> None:
+    packages = json.loads((ROOT / "tests/postgres/package.json").read_text())["dependencies"]
+    majors = {name: spec.rpartition("@")[2].split(".")[0] for name, spec in packages.items()}
+    named = re.search(r"^POSTGRES := (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert named is not None
+    assert majors == {f"pg{major}": major for major in named[1].split()}
+
+
 def test_the_changelog_begins_with_the_version_of_the_project() -> None:
     newest = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
     assert newest is not None
