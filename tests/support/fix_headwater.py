@@ -17,7 +17,8 @@ import pytest
 from headwater.oplog.lsn import parse_lsn
 from headwater.oplog.op import OpId
 from headwater.pipeline.jobs import SparkBulk
-from headwater.pipeline.session import Spark, SparkSettings
+from headwater.pipeline.session import Spark
+from headwater.pipeline.settings import SparkSettings
 from headwater.replication.replicator import Replicator
 from headwater.source.catalog import load_publications
 from headwater.source.connect import SourceSettings

@@ -87,7 +87,7 @@ def _serve(workspace: Workspace, address: Address, text: str, stop: threading.Ev
         Child("replicator", [sys.executable, "-m", "headwater", "replicate", *arguments], environment),
         Child("endpoint", [sys.executable, "-m", "headwater.dev.serve", *arguments], environment),
     ]
-    _say("starting the replicator and the endpoint; Spark takes the snapshot")
+    _say("starting the replicator and the endpoint")
     announcer = threading.Thread(
         target=when_ready, args=(workspace.store, address, stop, lambda: click.echo(text)), name="announcer"
     )

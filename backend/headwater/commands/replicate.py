@@ -10,7 +10,7 @@ from headwater.commands.progress import BulkProgressDisplay
 from headwater.commands.waiting import wait_for_source
 from headwater.config import ServiceConfig
 from headwater.pipeline.jobs import SparkBulk
-from headwater.pipeline.session import Spark, SparkSettings
+from headwater.pipeline.session import Spark
 from headwater.replication.replicator import Replicator
 from headwater.storage.sqlite import SqliteStore
 from headwater.storage.sqlite.lease import process_owner
@@ -32,7 +32,7 @@ def run(config: ServiceConfig, stop: threading.Event, *, source_timeout: float =
     if stop.is_set():
         return
     store = SqliteStore(config.storage.path)
-    spark = Spark(SparkSettings(config.spark.master, config.spark.conf))
+    spark = Spark(config.spark)
     threading.Thread(target=_cancel_when_stopped, args=(spark, stop), daemon=True).start()
     try:
         Replicator(

@@ -7,7 +7,6 @@ from headwater.config.model import (
     ClientAuth,
     Logging,
     ServiceConfig,
-    SparkConfig,
     SqliteStorage,
     SyncConfigText,
 )
@@ -21,7 +20,6 @@ __all__ = [
     "ConfigSource",
     "Logging",
     "ServiceConfig",
-    "SparkConfig",
     "SqliteStorage",
     "SyncConfigText",
     "load_config",

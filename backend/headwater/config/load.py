@@ -13,13 +13,13 @@ from headwater.config.model import (
     ClientAuth,
     Logging,
     ServiceConfig,
-    SparkConfig,
     SqliteStorage,
     SyncConfigText,
 )
 from headwater.config.origin import ConfigSource, find_config, find_sync_base64
 from headwater.config.section import Findings, Section
 from headwater.config.sources import read_sources
+from headwater.pipeline.settings import SparkSettings
 
 DEFAULT_STORAGE = "headwater-data"
 
@@ -151,9 +151,9 @@ def _api(section: Section) -> ApiConfig:
     return config
 
 
-def _spark(root: Section) -> SparkConfig:
+def _spark(root: Section) -> SparkSettings:
     section = root.section("spark")
-    config = SparkConfig(section.text("master") or SparkConfig().master, section.pairs("conf"))
+    config = SparkSettings(section.text("master") or SparkSettings().master, section.pairs("conf"))
     section.warn_unknown()
     if not config.local:
         section.error(

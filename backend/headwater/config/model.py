@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from headwater.api.auth.keys import Key
 from headwater.config.errors import ConfigError, ConfigIssue
+from headwater.pipeline.settings import SparkSettings
 from headwater.source.connect import SourceSettings
 
 
@@ -66,19 +66,6 @@ class ApiConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class SparkConfig:
-    """`master` is Spark's address, `conf` further settings of it."""
-
-    master: str = "local[*]"
-    conf: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def local(self) -> bool:
-        """Whether every task runs on this machine."""
-        return self.master.startswith("local")
-
-
-@dataclass(frozen=True, slots=True)
 class Logging:
     """`level` is one of Python's names, `format` is text or json."""
 
@@ -97,7 +84,7 @@ class ServiceConfig:
     host: str = "0.0.0.0"  # noqa: S104 - the published service listens on every address too
     port: int = 8080
     api: ApiConfig = ApiConfig()
-    spark: SparkConfig = SparkConfig()
+    spark: SparkSettings = SparkSettings()
     logging: Logging = Logging()
     warnings: tuple[str, ...] = ()
 

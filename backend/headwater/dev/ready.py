@@ -58,8 +58,8 @@ def when_ready(store: Path, address: Address, stop: threading.Event, then: Calla
 
 def what_to_try(address: Address, dsn: str, programs: Path, checkout: Checkout, kept: Path | None) -> str:
     """The text for the person who started it. `programs` is where Postgres' own are, `dsn` a libpq URI."""
-    psql = shutil.which("psql") or shutil.which("psql", path=str(programs))
-    database = f"{'psql' if psql == shutil.which('psql') else psql} {shlex.quote(dsn)}" if psql else dsn
+    psql = "psql" if shutil.which("psql") else shutil.which("psql", path=str(programs))
+    database = f"{psql} {shlex.quote(dsn)}" if psql else dsn
     app = f"{address.origin}/demo/" + ("" if checkout.has_app else "   (not built yet: run `make demo`)")
     end = "Ctrl-C ends everything" + (f"; {kept} stays." if kept else ", and leaves nothing behind.")
     return f"""

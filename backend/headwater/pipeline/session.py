@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from importlib import resources
 from typing import ClassVar
 
@@ -15,6 +13,7 @@ from pyspark.sql import SparkSession
 
 from headwater.embedded.java import java_home
 from headwater.errors import HeadwaterError, Kind
+from headwater.pipeline.settings import SparkSettings
 
 
 class SparkError(HeadwaterError):
@@ -28,18 +27,6 @@ class SparkJobError(HeadwaterError):
 
     kind: ClassVar[Kind] = Kind.RETRY
     code: ClassVar[str] = "HW_5103"
-
-
-@dataclass(frozen=True, slots=True)
-class SparkSettings:
-    """`spark.master` and further configuration, which wins over our defaults."""
-
-    master: str = "local[*]"
-    conf: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def local(self) -> bool:
-        return self.master.startswith("local")
 
 
 _DEFAULTS = {
