@@ -84,7 +84,7 @@ class ServiceConfig:
     host: str = "0.0.0.0"  # noqa: S104 - the published service listens on every address too
     port: int = 8080
     api: ApiConfig = ApiConfig()
-    spark: SparkSettings = SparkSettings()
+    spark: SparkSettings = field(default_factory=SparkSettings)
     logging: Logging = Logging()
     warnings: tuple[str, ...] = ()
 
