@@ -80,8 +80,8 @@ def _make_source(
 
 
 def _serve(workspace: Workspace, address: Address, text: str, stop: threading.Event) -> None:
-    environment = {"TMPDIR": str(workspace.scratch), "SPARK_LOCAL_DIRS": str(workspace.scratch)}
-    environment |= dict.fromkeys(SYNC_B64, "")  # these rules are the demo's, whatever is set outside
+    environment = {"SPARK_LOCAL_DIRS": str(workspace.scratch)}
+    environment |= dict.fromkeys(SYNC_B64, "")  # the rules are the demo's, whatever is set outside
     arguments = ["--config", str(workspace.config)]
     children = [
         Child("replicator", [sys.executable, "-m", "headwater", "replicate", *arguments], environment),

@@ -1,0 +1,219 @@
+"""Whatever dies, and whenever: after a restart the store equals SQL truth, and holds each transaction once."""
+
+from __future__ import annotations
+
+import random
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import headwater
+from headwater.oplog.op import OpId
+from headwater.storage.contract import CurrentRow, StoreError, StoreReader
+from headwater.storage.sqlite import SqliteStore
+from tests.support import small_bulk
+from tests.support.each_once import NOTES, Writer, assert_each_once, snapshot_of_empty_table, write
+from tests.support.fix_headwater import Deployment, read_bucket, wait_until
+from tests.support.fix_postgres import SourceDb
+from tests.support.fix_processes import Launch, Running, wait_gone
+from tests.support.fix_service import config_of, free_port
+from tests.support.model_device import ModelBucket, contents
+from tests.support.store_checker import leftovers, problems
+
+Deploy = Callable[..., Deployment]
+
+FLUSH_POINTS = ("flush.before_totals", "flush.before_commit", "flush.after_commit")
+BULK_POINTS = ("stage.after_part", "publish.before_segments", "publish.before_commit", "publish.after_commit")
+
+
+@pytest.fixture
+def deployment(deploy: Deploy, source_db: SourceDb) -> Deployment:
+    """A store that has read an empty table, with nobody at work on it."""
+    return snapshot_of_empty_table(deploy(NOTES))
+
+
+def replicator(launch: Launch, deployment: Deployment, failpoint: str = "") -> Running:
+    return launch("replicate", config_of(deployment, free_port()), failpoint)
+
+
+def wait_visible(deployment: Deployment, ops: int, running: Running) -> None:
+    wait_until(lambda: deployment.op_count_now() >= ops or not running.alive, f"{ops} ops in the store")
+    assert running.alive, running.output
+
+
+def test_kill_in_the_middle_of_a_thousand_transactions(deployment: Deployment, launch: Launch) -> None:
+    moments = random.Random(5)
+    writer = Writer(deployment.source)
+    writer.start()
+    try:
+        for _ in range(4):
+            running = replicator(launch, deployment)
+            running.wait_for("following the stream")
+            seen = deployment.op_count_now()
+            writer.allow(200)
+            wait_visible(deployment, seen + moments.randrange(1, 120), running)
+            running.kill()
+            assert deployment.op_count_now() < 1000
+            assert problems(deployment.directory) == []
+        running = replicator(launch, deployment)
+        writer.allow(200)
+        wait_until(lambda: writer.written == 1000, "the last transaction")
+    finally:
+        writer.end()
+    assert_each_once(deployment, 1000)
+    assert running.alive
+
+
+@pytest.mark.parametrize("point", FLUSH_POINTS)
+def test_death_inside_a_flush(deployment: Deployment, launch: Launch, point: str) -> None:
+    write(deployment.source, range(50))
+    running = replicator(launch, deployment, point)
+    running.died_at(point)
+    if point != "flush.after_commit":
+        assert deployment.op_count_now() == 0, "a flush was seen before its commit"
+    assert problems(deployment.directory) == []
+    running, written = replicator(launch, deployment, f"{point}:4"), 50
+    while running.alive:  # each round is at least one flush
+        write(deployment.source, range(written, written + 10))
+        written += 10
+        wait_moved(deployment, running)
+    running.died_at(point)
+    assert problems(deployment.directory) == []
+    replicator(launch, deployment)
+    assert_each_once(deployment, written)
+
+
+def wait_moved(deployment: Deployment, running: Running) -> None:
+    """Wait until the store has more than it has now, or the replicator is dead."""
+    seen = deployment.op_count_now()
+    wait_until(lambda: deployment.op_count_now() > seen or not running.alive, "a flush")
+
+
+def test_death_in_the_middle_of_a_large_transaction(deployment: Deployment, launch: Launch) -> None:
+    deployment.source.execute(
+        "insert into notes select 'n' || i, (array['a', 'b', 'c'])[i % 3 + 1], i from generate_series(0, 19999) i"
+    )
+    replicator(launch, deployment, "flush.before_commit").died_at("flush.before_commit")
+    assert deployment.op_count_now() == 0
+    assert problems(deployment.directory) == []
+    replicator(launch, deployment)
+    assert_each_once(deployment, 20000)
+
+
+def test_a_full_disk_is_named_and_leaves_the_store_as_it_was(tmp_path: Path) -> None:
+    small_bulk.run(tmp_path, "first")
+    store = SqliteStore(tmp_path)
+    lease = store.acquire("default", "here:1", 30.0)
+    (size,) = store._db.execute("pragma page_count").fetchall()[0]
+    store._db.execute(f"pragma max_page_count = {size}").fetchall()
+    flush = store.begin(lease)
+    (table, *_) = store.tables("default")
+    with pytest.raises(StoreError, match=r"the disk is full.*free space on it"):
+        flush.put_rows(table.id, [CurrentRow(str(i), 0, "x" * 4000, "", None) for i in range(1000)])
+    flush.rollback()
+    store.close()
+    assert problems(tmp_path) == []
+
+
+# a bulk job dies
+
+
+@pytest.mark.parametrize(
+    "failpoint", [*BULK_POINTS, "stage.after_part:4"], ids=[*BULK_POINTS, "stage.after_part, the last"]
+)
+def test_death_while_a_bulk_job_is_taken_over(launch_module: Launch, tmp_path: Path, failpoint: str) -> None:
+    directory, point = tmp_path / "store", failpoint.partition(":")[0]
+    small_bulk.run(directory, "first")
+    reader = SqliteStore.open_reader(directory)
+    device = follow(reader, {})
+    dying = launch_module("tests.support.small_bulk", str(directory), "second", failpoint=failpoint)
+    dying.died_at(point)
+    seen = "second" if point == "publish.after_commit" else "first"
+    assert problems(directory) == []
+    assert contents(follow(reader, {}).values()) == small_bulk.expected(seen)
+    assert contents(follow(reader, device).values()) == small_bulk.expected(seen)
+    assert lookups(reader) == {f'["{seen} {i}"]' for i in range(small_bulk.ROWS)}
+    small_bulk.run(directory, "third")
+    assert problems(directory) == []
+    assert leftovers(directory) == {}
+    assert contents(follow(reader, {}).values()) == small_bulk.expected("third")
+    assert contents(follow(reader, device).values()) == small_bulk.expected("third")
+    assert lookups(reader) == {f'["third {i}"]' for i in range(small_bulk.ROWS)}
+    reader.close()
+
+
+def follow(reader: StoreReader, device: dict[str, ModelBucket]) -> dict[str, ModelBucket]:
+    """Bring a device to the newest checkpoint; its checksums are those that the store tells."""
+    with reader.snapshot() as snapshot:
+        assert snapshot is not None
+        upto, totals = snapshot.checkpoint.op_id, snapshot.totals(small_bulk.BUCKETS)
+    for bucket in small_bulk.BUCKETS:
+        device[bucket] = read_bucket(reader, bucket, OpId(upto), device.get(bucket))
+        assert device[bucket].checksum == totals[bucket].checksum
+    return device
+
+
+def lookups(reader: StoreReader) -> set[str]:
+    with reader.snapshot() as snapshot:
+        assert snapshot is not None
+        return set(snapshot.lookups(['l["todos"]'])['l["todos"]'])
+
+
+def filled(deployment: Deployment) -> Deployment:
+    """A source with 2,000 rows that no store has read."""
+    deployment.source.execute("create table notes (id text primary key, owner text not null, n int)")
+    deployment.source.execute(
+        "insert into notes select 'n' || i, (array['a', 'b', 'c'])[i % 3 + 1], i from generate_series(0, 1999) i"
+    )
+    deployment.source.execute("create publication headwater for table notes")
+    return deployment
+
+
+def die_in_the_snapshot(launch: Launch, deployment: Deployment, point: str) -> None:
+    """A replicator with a Spark of its own dies at this point, and Spark with it."""
+    running = replicator(launch, deployment, point)
+    family = set()
+    while running.alive:
+        family |= running.family()
+        time.sleep(0.5)
+    running.died_at(point)
+    assert family, "the snapshot was not read by Spark"
+    wait_gone(family)
+    assert problems(deployment.directory) == []
+    published = deployment.reader.checkpoint() is not None
+    assert published == (point == "publish.after_commit")
+
+
+@pytest.mark.spark
+def test_death_while_a_snapshot_is_published(deploy: Deploy, launch: Launch, source_db: SourceDb) -> None:
+    deployment = filled(deploy(NOTES))
+    die_in_the_snapshot(launch, deployment, "publish.before_commit")
+    write(source_db, range(2000, 2010))
+    deployment.start()
+    assert_each_once(deployment, 2010)
+    assert leftovers(deployment.directory) == {}
+
+
+@pytest.mark.long
+@pytest.mark.spark
+@pytest.mark.parametrize("point", BULK_POINTS)
+def test_death_in_a_snapshot_and_a_restart_of_everything(
+    deploy: Deploy, launch: Launch, source_db: SourceDb, point: str
+) -> None:
+    deployment = filled(deploy(NOTES))
+    die_in_the_snapshot(launch, deployment, point)
+    write(source_db, range(2000, 2010))
+    running = replicator(launch, deployment)
+    running.wait_for("following the stream")
+    assert_each_once(deployment, 2010)
+    assert leftovers(deployment.directory) == {}
+    assert len(deployment.bulk_records()) == 1
+
+
+def test_every_failpoint_in_the_code_is_one_that_a_test_dies_at() -> None:
+    code = Path(headwater.__path__[0]).rglob("*.py")
+    named = {name for file in code for name in re.findall(r'passing\("([^"]+)"\)', file.read_text(encoding="utf-8"))}
+    assert named == {*FLUSH_POINTS, *BULK_POINTS}

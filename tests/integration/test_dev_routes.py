@@ -1,0 +1,175 @@
+"""The demo's routes over HTTP: its people, their tokens, their writes, and the files of the page."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import uuid
+from base64 import urlsafe_b64encode
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import httpx
+import pytest
+
+from headwater.api.app import ApiSettings, create_app
+from headwater.api.auth.keys import StaticKeys, parse_key
+from headwater.api.auth.verify import Verifier
+from headwater.api.server import ApiServer, bind
+from headwater.dev.checkout import Checkout
+from headwater.dev.routes import Demo, demo_routes
+from headwater.source.connect import SourceSettings
+from tests.support.fix_api import PlayedHead
+from tests.support.fix_postgres import SourceDb
+from tests.support.memory_store import MemoryStore
+
+SECRET = urlsafe_b64encode(b"a secret of the tests that is long enough").decode()
+KEY = parse_key({"kty": "oct", "alg": "HS256", "k": SECRET})
+AUDIENCE = "tests"
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Checkout:
+    app = tmp_path / "dist"
+    (app / "assets").mkdir(parents=True)
+    (app / "index.html").write_text("<title>Demo</title>")
+    (app / "assets" / "index-1a2b.js").write_text("export {}")
+    (app / "assets" / "sqlite-1a2b.wasm").write_bytes(b"\0asm")
+    return Checkout(tmp_path / "demo.yaml", app)
+
+
+@pytest.fixture
+def demo(demo_db: SourceDb) -> Demo:
+    source = SourceSettings("127.0.0.1", demo_db.name, "postgres", port=demo_db.server.port, sslmode="disable")
+    return Demo(source, KEY, AUDIENCE)
+
+
+@contextmanager
+def served(demo: Demo, checkout: Checkout) -> Iterator[httpx.Client]:
+    """The endpoint with the demo's routes on a real port."""
+    settings = ApiSettings(StaticKeys((KEY,)), frozenset({AUDIENCE}))
+    server = ApiServer(create_app(settings, MemoryStore(), PlayedHead(), demo_routes(demo, checkout)))
+    listening = bind("127.0.0.1", 0)
+    thread = threading.Thread(target=server.run, args=([listening],))
+    thread.start()
+    try:
+        with httpx.Client(base_url=f"http://127.0.0.1:{listening.getsockname()[1]}", timeout=30) as client:
+            yield client
+    finally:
+        server.handle_exit(15, None)
+        thread.join(15)
+        assert not thread.is_alive(), "the server ends"
+
+
+@pytest.fixture
+def client(demo: Demo, checkout: Checkout) -> Iterator[httpx.Client]:
+    with served(demo, checkout) as client:
+        yield client
+
+
+def header(client: httpx.Client, user: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {client.get('/demo/token', params={'user': user}).json()['token']}"}
+
+
+def test_the_two_people_come_first_and_every_guest_of_theirs_has_a_name(
+    client: httpx.Client, demo_db: SourceDb
+) -> None:
+    users = client.get("/demo/users").json()
+    assert [user["name"] for user in users[:2]] == ["Ada", "Ben"]
+    seen = demo_db.fetch(
+        """select distinct user_id::text from list_members where list_id in
+             (select list_id from list_members where user_id = any(%s::uuid[]))""",
+        [user["id"] for user in users[:2]],
+    )
+    assert {user_id for (user_id,) in seen} <= {user["id"] for user in users}
+
+
+def test_a_token_is_for_that_person_for_an_hour_and_names_the_address_it_was_asked_at(client: httpx.Client) -> None:
+    user = client.get("/demo/users").json()[1]["id"]
+    answer = client.get("/demo/token", params={"user": user}).json()
+    assert answer["endpoint"] == str(client.base_url).rstrip("/")
+    verifier = Verifier(StaticKeys((KEY,)), frozenset({AUDIENCE}))
+    principal = asyncio.run(verifier.verify(answer["token"]))
+    assert principal.user_id == user
+    assert 3500 < principal.expires_in() <= 3600
+
+
+@pytest.mark.parametrize("user", [str(uuid.UUID(int=0)), "ada", ""])
+def test_there_is_no_token_for_a_stranger(client: httpx.Client, user: str) -> None:
+    response = client.get("/demo/token", params={"user": user})
+    assert response.status_code == 404
+    assert response.json()["error"]["description"] == "there is no such user"
+
+
+def test_an_upload_is_in_the_database_when_it_is_answered(client: httpx.Client, demo_db: SourceDb) -> None:
+    user = client.get("/demo/users").json()[0]["id"]
+    list_id = str(demo_db.fetch("select id from lists where owner_id = %s limit 1", user)[0][0])
+    row = str(uuid.uuid4())
+    data = {"list_id": list_id, "title": "Water the plants", "done": 0, "created_at": "2025-06-01T10:00:00.000Z"}
+    batch = {"batch": [{"op": "PUT", "type": "todos", "id": row, "data": data}]}
+    response = client.post("/demo/upload", json=batch, headers=header(client, user))
+    assert (response.status_code, response.json()) == (200, {})
+    assert demo_db.fetch("select title, done from todos where id = %s", row) == [("Water the plants", False)]
+
+
+def test_a_refused_upload_says_why(client: httpx.Client, demo_db: SourceDb) -> None:
+    ada, ben = (user["id"] for user in client.get("/demo/users").json()[:2])
+    private = str(demo_db.fetch("select id from lists where name = 'Reading' and owner_id = %s", ada)[0][0])
+    batch = {"batch": [{"op": "DELETE", "type": "lists", "id": private, "data": None}]}
+    response = client.post("/demo/upload", json=batch, headers=header(client, ben))
+    assert response.status_code == 403
+    assert response.json()["error"]["description"] == "the list belongs to somebody else"
+
+
+@pytest.mark.parametrize("token", [None, "Bearer nonsense", "Basic YTpi"])
+def test_an_upload_without_a_valid_token_is_not_looked_at(client: httpx.Client, token: str | None) -> None:
+    headers = {} if token is None else {"authorization": token}
+    assert client.post("/demo/upload", content=b"{", headers=headers).status_code == 401
+
+
+def test_while_the_database_is_away_devices_are_told_to_try_again(demo: Demo, checkout: Checkout) -> None:
+    with served(demo, checkout) as client:
+        user = client.get("/demo/users").json()[0]["id"]
+        headers = header(client, user)
+    away = replace(demo, source=replace(demo.source, port=1))
+    with served(away, checkout) as client:
+        assert client.post("/demo/upload", json={"batch": []}, headers=headers).status_code == 503
+
+
+@pytest.mark.parametrize("path", ["/", "/demo"])
+def test_the_page_is_found_from_wherever_one_begins(client: httpx.Client, path: str) -> None:
+    response = client.get(path, follow_redirects=True)
+    assert response.url.path == "/demo/"
+    assert "<title>Demo</title>" in response.text
+
+
+def test_files_have_the_types_that_browsers_insist_on_and_only_the_page_is_asked_for_again(
+    client: httpx.Client,
+) -> None:
+    kinds = {
+        path: (client.get(f"/demo/{path}").headers["content-type"].split(";")[0], "immutable" in caching)
+        for path in ("", "index.html", "assets/index-1a2b.js", "assets/sqlite-1a2b.wasm")
+        if (caching := client.get(f"/demo/{path}").headers["cache-control"])
+    }
+    assert kinds == {
+        "": ("text/html", False),
+        "index.html": ("text/html", False),
+        "assets/index-1a2b.js": ("text/javascript", True),
+        "assets/sqlite-1a2b.wasm": ("application/wasm", True),
+    }
+
+
+def test_files_outside_the_page_are_not_served(client: httpx.Client, checkout: Checkout) -> None:
+    checkout.rules.write_text("secret")
+    assert client.get("/demo/..%2fdemo.yaml").status_code == 404
+    assert client.get("/demo/assets/missing.js").status_code == 404
+
+
+def test_a_page_that_is_not_built_says_what_to_run(demo: Demo, tmp_path: Path) -> None:
+    with served(demo, Checkout(tmp_path / "demo.yaml", tmp_path / "nowhere")) as client:
+        response = client.get("/demo/")
+        assert response.status_code == 503
+        assert "make demo" in response.text
+        assert client.get("/demo/users").status_code == 200

@@ -1,0 +1,210 @@
+"""Who may write what through the demo's write endpoint, and what of it is in the database afterwards."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import psycopg
+import pytest
+
+from headwater.api.errors import ApiError
+from headwater.dev.upload import apply_batch
+from headwater.dev.writes import (
+    BusyError,
+    ForbiddenWriteError,
+    InvalidWriteError,
+    Scalar,
+    StaleWriteError,
+    Write,
+    WriteKind,
+)
+from tests.support.fix_postgres import SourceDb
+
+
+@dataclass(frozen=True)
+class World:
+    """The two people, the list they share, and a list and a to-do of each that the other can't see."""
+
+    db: SourceDb
+    conn: psycopg.Connection
+    ada: uuid.UUID
+    ben: uuid.UUID
+    common: uuid.UUID
+    adas: uuid.UUID
+    bens: uuid.UUID
+
+    def send(self, user: uuid.UUID, *writes: Write) -> None:
+        apply_batch(self.conn, user, writes)
+
+    def todo_of(self, list_id: uuid.UUID) -> uuid.UUID:
+        found = self.db.fetch("select id from todos where list_id = %s order by id limit 1", list_id)[0][0]
+        assert isinstance(found, uuid.UUID)
+        return found
+
+    def count(self, table: str, row_id: uuid.UUID) -> int:
+        return int(self.db.fetch(f"select count(*) from {table} where id = %s", row_id)[0][0])
+
+
+@pytest.fixture
+def world(demo_db: SourceDb) -> Iterator[World]:
+    (ada,), (ben,) = demo_db.fetch("select id from users order by created_at, id limit 2")
+
+    def list_of(owner: uuid.UUID, name: str) -> uuid.UUID:
+        found = demo_db.fetch("select id from lists where owner_id = %s and name = %s", owner, name)[0][0]
+        assert isinstance(found, uuid.UUID)
+        return found
+
+    with psycopg.connect(demo_db.dsn, autocommit=True) as conn:
+        yield World(
+            demo_db, conn, ada, ben,
+            list_of(ada, "Weekend together"), list_of(ada, "Reading"), list_of(ben, "Holiday"),
+        )  # fmt: skip
+
+
+def put(table: str, row_id: uuid.UUID | None = None, **values: Scalar) -> Write:
+    return Write(WriteKind.PUT, table, row_id or uuid.uuid4(), values)
+
+
+def patch(table: str, row_id: uuid.UUID, **values: Scalar) -> Write:
+    return Write(WriteKind.PATCH, table, row_id, values)
+
+
+def delete(table: str, row_id: uuid.UUID) -> Write:
+    return Write(WriteKind.DELETE, table, row_id, {})
+
+
+def new_list(owner: uuid.UUID) -> tuple[Write, Write]:
+    """A list as the demo app sends it: together with the row that makes its owner a member."""
+    made = put("lists", owner_id=owner, name="Picnic", created_at="2025-06-01T10:00:00.000Z")
+    return made, put("list_members", list_id=made.id, user_id=owner, role="owner")
+
+
+def test_a_list_is_made_shared_and_no_longer_shared(world: World) -> None:
+    made, seat = new_list(world.ada)
+    world.send(world.ada, made, seat)
+    guest = put("list_members", list_id=made.id, user_id=world.ben, role="member")
+    world.send(world.ada, guest)
+    world.send(world.ben, put("todos", list_id=made.id, title="Bring plates", done=False))
+    world.send(world.ada, delete("list_members", guest.id))
+    with pytest.raises(ForbiddenWriteError):
+        world.send(world.ben, put("todos", list_id=made.id, title="Bring forks", done=False))
+    assert world.db.fetch("select title from todos where list_id = %s", made.id) == [("Bring plates",)]
+
+
+@pytest.mark.parametrize("person", ["ada", "ben"])
+def test_both_people_may_change_the_to_dos_of_the_common_list(world: World, person: str) -> None:
+    user = world.ada if person == "ada" else world.ben
+    todo = world.todo_of(world.common)
+    world.send(user, patch("todos", todo, done=True, completed_at="2025-06-01T10:00:00.000Z"))
+    assert world.db.fetch("select done, completed_at is not null from todos where id = %s", todo) == [(True, True)]
+    world.send(user, patch("todos", todo, done=False, completed_at=None))
+    assert world.db.fetch("select done, completed_at from todos where id = %s", todo) == [(False, None)]
+    world.send(user, delete("todos", todo))
+    assert world.count("todos", todo) == 0
+
+
+def test_a_batch_that_is_sent_again_changes_nothing_more(world: World) -> None:
+    made, seat = new_list(world.ada)
+    todo = put("todos", list_id=made.id, title="Blanket", done=False)
+    writes = (made, seat, todo, patch("todos", todo.id, done=True))
+    world.send(world.ada, *writes)
+    world.send(world.ada, *writes)
+    world.send(world.ada, delete("todos", todo.id))
+    world.send(world.ada, delete("todos", todo.id))
+    assert (world.count("lists", made.id), world.count("todos", todo.id)) == (1, 0)
+
+
+def test_a_batch_with_one_refused_write_leaves_nothing(world: World) -> None:
+    todo = put("todos", list_id=world.bens, title="Mine", done=False)
+    with pytest.raises(ForbiddenWriteError):
+        world.send(world.ben, todo, patch("todos", world.todo_of(world.adas), title="Yours"))
+    assert world.count("todos", todo.id) == 0
+
+
+def test_what_belongs_to_others_cannot_be_written(world: World) -> None:
+    secret = world.todo_of(world.adas)
+    own = world.todo_of(world.bens)
+    seat = world.db.fetch("select id from list_members where list_id = %s and user_id = %s", world.adas, world.ada)
+    before = world.db.fetch("select md5(string_agg(t::text, '' order by id)) from todos t")
+    for write in (
+        put("todos", list_id=world.adas, title="x", done=False),
+        put("todos", secret, list_id=world.bens, title="taken over", done=False),
+        patch("todos", secret, title="x"),
+        patch("todos", secret, list_id=world.bens),
+        patch("todos", own, list_id=world.adas),
+        delete("todos", secret),
+        patch("lists", world.adas, name="x"),
+        put("lists", world.adas, owner_id=world.ben, name="x"),
+        put("lists", world.adas, name="x"),
+        put("lists", owner_id=world.ada, name="in her name"),
+        delete("lists", world.adas),
+        put("list_members", list_id=world.adas, user_id=world.ben, role="member"),
+        put("list_members", list_id=world.adas, user_id=world.ben, role="owner"),
+        delete("list_members", seat[0][0]),
+        # the common list is hers: he may work on its to-dos, and no more
+        delete("lists", world.common),
+        patch("lists", world.common, owner_id=world.ben),
+        put("list_members", list_id=world.common, user_id=uuid.uuid4(), role="member"),
+    ):
+        with pytest.raises(ForbiddenWriteError):
+            world.send(world.ben, write)
+    assert world.db.fetch("select md5(string_agg(t::text, '' order by id)) from todos t") == before
+
+
+def test_a_list_has_one_owner(world: World) -> None:
+    seats = dict(world.db.fetch("select user_id, id from list_members where list_id = %s", world.common))
+    for write in (
+        put("list_members", list_id=world.common, user_id=world.ben, role="owner"),
+        delete("list_members", seats[world.ada]),
+    ):
+        with pytest.raises(ForbiddenWriteError):
+            world.send(world.ada, write)
+    world.send(world.ben, delete("list_members", seats[world.ben]))
+    assert world.count("list_members", seats[world.ben]) == 0
+
+
+def test_a_write_to_what_is_gone_is_given_up_and_not_tried_for_ever(world: World) -> None:
+    todo = world.todo_of(world.common)
+    world.db.execute("delete from lists where id = %s", world.common)
+    stranger = put("list_members", list_id=world.bens, user_id=uuid.uuid4(), role="member")
+    for write in (
+        patch("todos", todo, done=True),
+        put("todos", list_id=world.common, title="x", done=False),
+        patch("lists", world.common, name="x"),
+        put("list_members", list_id=world.common, user_id=world.ada, role="owner"),
+        stranger,
+    ):
+        with pytest.raises(StaleWriteError) as refused:
+            world.send(world.ben, write)
+        assert refused.value.status == 409
+    world.send(world.ben, delete("todos", todo), delete("lists", world.common))
+
+
+def test_shared_twice_the_second_time_is_refused_as_being_there_already(world: World) -> None:
+    with pytest.raises(StaleWriteError, match="already"):
+        world.send(world.ada, put("list_members", list_id=world.common, user_id=world.ben, role="member"))
+
+
+@pytest.mark.parametrize(
+    "values",
+    [{"title": ""}, {"title": None}, {}, {"title": "x", "created_at": "yesterday-ish"}, {"title": "x", "done": None}],
+)
+def test_values_that_the_tables_do_not_take_are_refused_for_good(world: World, values: dict[str, Scalar]) -> None:
+    with pytest.raises(InvalidWriteError) as refused:
+        world.send(world.ada, Write(WriteKind.PUT, "todos", uuid.uuid4(), {"list_id": world.adas, **values}))
+    assert refused.value.status == 422
+
+
+def test_a_lock_that_lasts_makes_the_device_try_again(world: World) -> None:
+    todo = world.todo_of(world.adas)
+    world.conn.execute("set lock_timeout = '50ms'")
+    with psycopg.connect(world.db.dsn) as other:
+        other.execute("update todos set title = 'held' where id = %s", [todo])
+        with pytest.raises(ApiError) as refused:
+            world.send(world.ada, patch("todos", todo, title="x"))
+        other.rollback()
+    assert isinstance(refused.value, BusyError)
+    assert refused.value.status == 503
+    world.send(world.ada, patch("todos", todo, title="x"))

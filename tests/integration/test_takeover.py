@@ -1,0 +1,255 @@
+"""Another replicator, a source that comes back, a supervisor: whoever takes over, nothing is lost or done twice."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+
+import apsw
+import psycopg
+import pytest
+
+from headwater.embedded.postgres import EmbeddedPostgres, StopMode
+from headwater.oplog.lsn import Lsn
+from headwater.pipeline.jobs import SparkBulk
+from headwater.replication.replicator import LEASE_SECONDS
+from headwater.storage.contract import LeaseHeldError, Progress
+from headwater.storage.sqlite import SqliteStore
+from tests.support import small_bulk
+from tests.support.each_once import NOTES, assert_each_once, snapshot_of_empty_table, write
+from tests.support.fix_headwater import Deployment, wait_until
+from tests.support.fix_postgres import SourceDb
+from tests.support.fix_processes import Launch, Running, wait_gone
+from tests.support.fix_service import config_of, free_port
+
+Deploy = Callable[..., Deployment]
+
+
+@pytest.fixture
+def deployment(deploy: Deploy, source_db: SourceDb) -> Deployment:
+    """A store that has read an empty table, with nobody at work on it."""
+    return snapshot_of_empty_table(deploy(NOTES))
+
+
+def replicator(launch: Launch, deployment: Deployment) -> Running:
+    return launch("replicate", config_of(deployment, free_port()))
+
+
+# two replicators
+
+
+def walsenders(source: SourceDb) -> list[int]:
+    """Pids of the source's processes that stream from the database."""
+    rows = source.fetch(
+        "select pid from pg_stat_activity where backend_type = 'walsender' and datname = current_database()"
+    )
+    return [row[0] for row in rows]
+
+
+@contextmanager
+def store_db(deployment: Deployment) -> Iterator[apsw.Connection]:
+    db = apsw.Connection(str(deployment.directory / "store.db"), flags=apsw.SQLITE_OPEN_READWRITE)
+    try:
+        yield db
+    finally:
+        db.close()
+
+
+def two_replicators(launch: Launch, deployment: Deployment) -> tuple[Running, Running]:
+    """One that has everything, and one that waits for it to end."""
+    first = replicator(launch, deployment)
+    write(deployment.source, range(20))
+    assert_each_once(deployment, 20)
+    reading = walsenders(deployment.source)
+    second = replicator(launch, deployment)
+    second.wait_for("another replicator is at work")
+    assert walsenders(deployment.source) == reading
+    assert len(reading) == 1
+    return first, second
+
+
+def pause_outside_a_transaction(deployment: Deployment, running: Running) -> None:
+    """Pause it where it does not hold the store's write lock, which nobody could take from it."""
+
+    def unlocked() -> bool:
+        running.pause()
+        try:
+            db.execute("begin immediate")
+            db.execute("rollback")
+        except apsw.BusyError:
+            running.resume()
+            return False
+        return True
+
+    with store_db(deployment) as db:
+        wait_until(unlocked, "a pause between two transactions")
+
+
+def test_a_paused_replicator_is_followed_by_the_next_and_can_not_commit_any_more(
+    deployment: Deployment, launch: Launch
+) -> None:
+    first, second = two_replicators(launch, deployment)
+    pause_outside_a_transaction(deployment, first)
+    # These the source still sends to the first, which will find them in its socket when it goes on
+    write(deployment.source, range(20, 40))
+    written = deployment.source.fetch("select pg_current_wal_lsn()")[0][0]
+    wait_until(
+        lambda: (
+            deployment.source.fetch(
+                "select count(*) from pg_stat_replication r join pg_stat_activity a using (pid)"
+                " where a.datname = current_database() and r.sent_lsn >= %s",
+                written,
+            )[0][0]
+            == 1
+        ),
+        "the source to send them",
+    )
+    second.wait_for("following the stream")
+    write(deployment.source, range(40, 60))
+    deployment.source.execute("delete from notes where n between 20 and 29")  # and would put these back
+    assert_each_once(deployment, 60, removed=10)
+    reading = walsenders(deployment.source)
+    first.resume()
+    assert first.wait() == 1
+    assert "headwater: [HW_4003] another replicator took over" in first.output
+    assert "Traceback" not in first.output
+    write(deployment.source, range(60, 80))
+    assert_each_once(deployment, 80, removed=10)
+    assert walsenders(deployment.source) == reading, "the first ended the second's stream"
+
+
+def test_the_place_of_a_killed_replicator_is_taken_before_its_lease_ends(
+    deployment: Deployment, launch: Launch
+) -> None:
+    first, second = two_replicators(launch, deployment)
+    pause_outside_a_transaction(deployment, first)
+    with store_db(deployment) as db:
+        db.execute("update leases set expires_at = expires_at + 3600")
+    first.kill()
+    second.wait_for("following the stream")
+    write(deployment.source, range(20, 40))
+    assert_each_once(deployment, 40)
+
+
+def test_a_long_transaction_does_not_cost_the_lease(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who waits for the lock meanwhile gets it at the commit, and must find a lease that has just begun."""
+    now = [time.time()]
+    monkeypatch.setattr("headwater.storage.sqlite.lease.time", SimpleNamespace(time=lambda: now[0]))
+    small_bulk.run(tmp_path, "text")
+    first, second = SqliteStore(tmp_path), SqliteStore(tmp_path)
+    lease = first.acquire("default", "first", LEASE_SECONDS)
+    flush = first.begin(lease)
+    now[0] += 600
+    flush.commit("default", Progress(Lsn(1000)))
+    with pytest.raises(LeaseHeldError):
+        second.acquire("default", "second", LEASE_SECONDS)
+    first.close()
+    second.close()
+
+
+def test_the_next_replicator_goes_on_when_the_first_ends_in_order(deployment: Deployment, launch: Launch) -> None:
+    first, second = two_replicators(launch, deployment)
+    first.ask_to_end()
+    assert first.wait() == 0
+    second.wait_for("following the stream")
+    write(deployment.source, range(20, 40))
+    assert_each_once(deployment, 40)
+
+
+# the source goes away
+
+
+def test_a_killed_walsender_is_replaced(deployment: Deployment, launch: Launch) -> None:
+    running = replicator(launch, deployment)
+    rows = 0
+    for times in itertools.count(1):
+        running.wait_for("following the stream", times)
+        if times == 4:
+            break
+        (walsender,) = walsenders(deployment.source)
+        write(deployment.source, range(rows, rows + 50))
+        deployment.source.execute("select pg_terminate_backend(%s)", walsender)
+        write(deployment.source, range(rows + 50, rows + 100))
+        rows += 100
+    assert_each_once(deployment, rows)
+    assert "Traceback" not in running.output
+
+
+def test_a_crash_of_the_source_is_waited_out(
+    postgres_with: Callable[..., EmbeddedPostgres], spark_bulk: SparkBulk, launch: Launch, tmp_path: Path
+) -> None:
+    server = postgres_with(synchronous_commit="on", full_page_writes="on")
+    with psycopg.connect(server.dsn(), autocommit=True) as admin:
+        admin.execute("create database restarted")
+    source = SourceDb(server, "restarted")
+    deployment = snapshot_of_empty_table(Deployment(source, tmp_path / "store", NOTES, spark_bulk))
+    running = replicator(launch, deployment)
+    running.wait_for("following the stream")
+    write(source, range(100))
+    for times, mode in enumerate((StopMode.IMMEDIATE, StopMode.FAST), 2):
+        source.connection.close()
+        server.restart(mode)
+        source.connection = psycopg.connect(source.dsn, autocommit=True)
+        write(source, range((times - 1) * 100, times * 100))
+        running.wait_for("following the stream", times)
+        assert_each_once(deployment, times * 100)
+    assert running.alive
+    assert "Traceback" not in running.output
+    deployment.close()
+    source.connection.close()
+
+
+# the whole service
+
+
+def service(launch: Launch, deployment: Deployment) -> Running:
+    """`headwater serve`, with its endpoint ready and its replicator at work."""
+    port = free_port()
+    running = launch("serve", config_of(deployment, port))
+
+    def ready() -> bool:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/probes/readiness", timeout=5) as answer:
+                return bool(json.load(answer))
+        except OSError:
+            assert running.alive, running.output
+            return False
+
+    wait_until(ready, "the endpoint")
+    running.wait_for("following the stream")
+    return running
+
+
+def slot_is_free(source: SourceDb) -> bool:
+    return source.fetch("select active from pg_replication_slots where database = current_database()") == [(False,)]
+
+
+def test_the_service_starts_a_killed_replicator_again_and_ends_in_order(deployment: Deployment, launch: Launch) -> None:
+    running = service(launch, deployment)
+    (child,) = [process for process in running.family() if "replicate" in process.cmdline()]
+    write(deployment.source, range(10))
+    child.kill()
+    running.wait_for("following the stream", 2)
+    write(deployment.source, range(10, 20))
+    assert_each_once(deployment, 20)
+    family = running.family()
+    assert len(family) >= 2
+    running.ask_to_end()
+    assert running.wait() == 0
+    wait_gone(family)
+    assert "is killed" not in running.output
+    wait_until(lambda: slot_is_free(deployment.source), "the slot to be free")
+
+
+def test_nothing_outlives_a_killed_service(deployment: Deployment, launch: Launch) -> None:
+    running = service(launch, deployment)
+    family = running.family()
+    running.kill()
+    wait_gone(family)
+    wait_until(lambda: slot_is_free(deployment.source), "the slot to be free")

@@ -1,0 +1,66 @@
+"""A bulk job without Spark, as a process that can die: `python -m tests.support.small_bulk DIRECTORY TEXT`.
+
+Two tables of 40 rows each, in two parts each, are staged and published; every row carries TEXT.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from headwater.oplog.change import Column, Relation, ReplicaIdentity
+from headwater.oplog.lsn import Lsn
+from headwater.oplog.op import bucket_key
+from headwater.oplog.transform import BucketName, RowKeys, encode_members, row_ops
+from headwater.storage.contract import BulkRecord, CurrentRow, SourceState, StagedPart, StagedTable
+from headwater.storage.sqlite import SqliteStore
+from headwater.storage.sqlite.lease import process_owner
+from headwater.storage.sqlite.stage import StageFile
+from headwater_rules.results import LookupEntry, Put
+
+SOURCE = "default"
+BUCKETS = ('all.1["a"]', 'all.1["b"]')
+KINDS = ("lists", "todos")
+ROWS, PARTS = 40, 2
+
+
+def expected(text: str) -> dict[tuple[str, str], dict[str, object]]:
+    """What a device of both buckets shows after a job with this text."""
+    return {(kind, str(i)): {"text": text} for kind in KINDS for i in range(ROWS)}
+
+
+def run(directory: Path, text: str) -> None:
+    """Replace all that the store has of the source."""
+    store = SqliteStore(directory)
+    lease = store.acquire(SOURCE, process_owner(), 30.0)
+    store.discard_staged(lease)
+    columns = (Column("id", 25, -1, True),)
+    relations = [Relation(n, "public", kind, ReplicaIdentity.DEFAULT, columns) for n, kind in enumerate(KINDS, 1)]
+    tables = store.stage_tables(lease, SOURCE, [(relation, "print") for relation in relations])
+    folder = Path(store.staging_directory())
+    parts = [_part(folder, table, part, text) for table in tables for part in range(PARTS)]
+    store.stage(lease, parts)
+    known = store.source_state(SOURCE)
+    state = SourceState(SOURCE, Lsn(100 if known is None else known.lsn + 100), "slot", "1", 1)
+    record = BulkRecord("snapshot", SOURCE, "app", len(parts), ROWS * len(KINDS), ROWS * len(KINDS), 0.0, 1.0)
+    store.publish(lease, state, tables, "streams: {}", record)
+    store.release(lease)
+    store.close()
+
+
+def _part(folder: Path, table: StagedTable, part: int, text: str) -> StagedPart:
+    path = folder / f"part-{table.id}-{part}.db"
+    with StageFile(path) as file:
+        for row_id in map(str, range(part, ROWS, PARTS)):
+            bucket = BUCKETS[int(row_id) % 3 == 0]
+            puts = [Put(0, bucket, table.relation.name, row_id, f'{{"text":"{text}"}}')]
+            ops, members = row_ops((), puts, RowKeys(table.id, row_id, b"salt"))
+            row = CurrentRow(row_id, 0, f"{row_id}\t{text}", encode_members(members, row_id), None)
+            lookups = [(row_id, LookupEntry(f'l["{table.relation.name}"]', f'["{text} {row_id}"]'))]
+            file.write([row], lookups, ops, {bucket_key(bucket): BucketName(bucket, "all.1")})
+        file.finish()
+        return StagedPart(str(path), table.id, ROWS // PARTS, file.ops, "0")
+
+
+if __name__ == "__main__":
+    run(Path(sys.argv[1]), sys.argv[2])

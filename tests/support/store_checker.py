@@ -1,0 +1,203 @@
+"""Walks a whole embedded store and says what in it contradicts itself. Reads the files; shares no code with the
+service but the formats."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import apsw
+import zstandard
+
+Op = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class StoreCopy:
+    """What one consistent look at a store gave: `history` holds the ops of each bucket key in order."""
+
+    db: apsw.Connection
+    history: dict[int, list[Op]]
+    names: dict[int, str]
+
+
+def problems(directory: Path) -> list[str]:
+    """Everything that is wrong with the store; empty for one that is whole. What an unfinished bulk job left
+    invisible is not wrong."""
+    db = apsw.Connection(str(directory / "store.db"), flags=apsw.SQLITE_OPEN_READWRITE)
+    db.set_busy_timeout(30_000)
+    try:
+        db.execute("begin")
+        found = list(_broken_segments(db))
+        if found:
+            return found
+        copy = StoreCopy(db, _history(db), dict(_rows(db, "select id, name from buckets")))
+        for check in (_ids, _totals, _checkpoint, _generations, _staging, _lookups, _members):
+            found += check(copy)
+        integrity = [row[0] for row in _rows(db, "pragma integrity_check") if row[0] != "ok"]
+        return found + integrity
+    finally:
+        db.close()
+
+
+def leftovers(directory: Path) -> dict[str, int]:
+    """What unfinished bulk jobs left, by kind; empty when there is nothing."""
+    db = apsw.Connection(str(directory / "store.db"), flags=apsw.SQLITE_OPEN_READWRITE)
+    db.set_busy_timeout(30_000)
+    try:
+        counts = {
+            "staged tables": "select count(*) from tables where state = 'staged'",
+            "staged segments": "select count(*) from staged_segments",
+            "staged buckets": "select count(*) from staged_buckets",
+            "blobs that no segment names": (
+                "select count(*) from segment_blobs where id not in (select blob from segments)"
+            ),
+            "lookups of no active table": (
+                "select count(*) from lookups where table_id not in (select id from tables where state = 'active')"
+            ),
+        }
+        found = {kind: int(_rows(db, sql)[0][0]) for kind, sql in counts.items()}
+    finally:
+        db.close()
+    found["files"] = len(list((directory / "stage").glob("*"))) if (directory / "stage").exists() else 0
+    return {kind: count for kind, count in found.items() if count}
+
+
+def histories(directory: Path) -> dict[str, list[Op]]:
+    """All ops that the store has kept of each bucket, in order, whether or not a device would still be sent them."""
+    db = apsw.Connection(str(directory / "store.db"), flags=apsw.SQLITE_OPEN_READWRITE)
+    db.set_busy_timeout(30_000)
+    try:
+        db.execute("begin")
+        names = dict(_rows(db, "select id, name from buckets"))
+        return {names[bucket]: ops for bucket, ops in _history(db).items()}
+    finally:
+        db.close()
+
+
+def _rows(db: apsw.Connection, sql: str) -> list[tuple[Any, ...]]:
+    return db.execute(sql).fetchall()
+
+
+def _history(db: apsw.Connection) -> dict[int, list[Op]]:
+    ops: dict[int, list[Op]] = defaultdict(list)
+    for op_id, bucket, line in _rows(db, "select id, bucket, line from ops"):
+        op = json.loads(line)
+        ops[bucket].append({**op, "op_id": int(op["op_id"]), "row": op_id})
+    for bucket, first, bodies in _rows(
+        db, "select s.bucket, s.first_op, b.bodies from segments s join segment_blobs b on b.id = s.blob"
+    ):
+        for op_id, body in enumerate(zstandard.decompress(bodies).decode().split("\n"), first):
+            ops[bucket].append({**json.loads("{" + body), "op_id": op_id, "row": op_id})
+    return {bucket: sorted(found, key=lambda op: int(op["op_id"])) for bucket, found in ops.items()}
+
+
+def _broken_segments(db: apsw.Connection) -> Iterator[str]:
+    sql = (
+        "select s.bucket, s.first_op, s.last_op, s.blob, b.bucket, b.size, b.checksum, b.bodies"
+        " from segments s left join segment_blobs b on b.id = s.blob"
+    )
+    for bucket, first, last, blob, of, size, checksum, bodies in _rows(db, sql):
+        if bodies is None:
+            yield f"segment {first} of bucket {bucket} names blob {blob}, which is not there"
+            continue
+        ops = [json.loads("{" + body) for body in zstandard.decompress(bodies).decode().split("\n")]
+        if of != bucket or not len(ops) == size == last - first + 1:
+            yield f"blob {blob} does not fit its segment {first}..{last}"
+        if sum(op["checksum"] for op in ops) % 2**32 != checksum:
+            yield f"blob {blob} has another checksum than its ops"
+
+
+def _ids(copy: StoreCopy) -> Iterator[str]:
+    counts = Counter(op["op_id"] for ops in copy.history.values() for op in ops)
+    yield from (f"op id {op_id} was given out {count} times" for op_id, count in counts.items() if count > 1)
+    for ops in copy.history.values():
+        yield from (f"op {op['row']} calls itself {op['op_id']}" for op in ops if op["row"] != op["op_id"])
+
+
+def _since_clear(ops: list[Op]) -> list[Op]:
+    start = max((n for n, op in enumerate(ops) if op["op"] == "CLEAR"), default=0)
+    return ops[start:]
+
+
+def _totals(copy: StoreCopy) -> Iterator[str]:
+    for bucket, name, checksum, count, clear_op, last_op in _rows(
+        copy.db, "select id, name, checksum, count, clear_op, last_op from buckets"
+    ):
+        ops = copy.history.get(bucket, [])
+        if not ops or ops[0]["op"] != "CLEAR":
+            yield f"{name} does not begin with a CLEAR"
+            continue
+        seen = _since_clear(ops)
+        told = (checksum, count, clear_op, last_op)
+        real = (sum(op["checksum"] for op in seen) % 2**32, len(seen), seen[0]["op_id"], seen[-1]["op_id"])
+        if told != real:
+            yield f"{name}: checksum, count, last clear and last op are told as {told} and are {real}"
+    yield from (f"bucket {bucket} has ops and no name" for bucket in copy.history if bucket not in copy.names)
+
+
+def _checkpoint(copy: StoreCopy) -> Iterator[str]:
+    ((next_op, checkpoint),) = _rows(copy.db, "select next_op, checkpoint from state")
+    newest = max((ops[-1]["op_id"] for ops in copy.history.values()), default=0)
+    if newest > (checkpoint or 0):
+        yield f"op {newest} is above the checkpoint {checkpoint}"
+    if next_op <= max(newest, checkpoint or 0):
+        yield f"the next op is to be {next_op}, and {newest} exists"
+    for last_op, lsn, source_lsn in _rows(
+        copy.db, "select f.last_op, f.lsn, s.lsn from flushes f left join sources s on s.tag = f.source"
+    ):
+        if last_op > (checkpoint or 0) or source_lsn is None or lsn > source_lsn:
+            yield f"the flush up to op {last_op} at {lsn} is ahead of the store"
+
+
+def _generations(copy: StoreCopy) -> Iterator[str]:
+    described = {f"rows_{table}" for (table,) in _rows(copy.db, "select id from tables")}
+    there = {
+        name
+        for (name,) in _rows(
+            copy.db, r"select name from sqlite_master where type = 'table' and name like 'rows\_%' escape '\'"
+        )
+    }
+    yield from (f"{name} belongs to no table" for name in there - described)
+    yield from (f"{name} is missing" for name in described - there)
+
+
+def _staging(copy: StoreCopy) -> Iterator[str]:
+    visible = {blob for (blob,) in _rows(copy.db, "select blob from segments")}
+    staged = {blob for (blob,) in _rows(copy.db, "select blob from staged_segments")}
+    blobs = {blob for (blob,) in _rows(copy.db, "select id from segment_blobs")}
+    yield from (f"blob {blob} is staged and visible" for blob in visible & staged)
+    yield from (f"blob {blob} belongs to nothing" for blob in blobs - visible - staged)
+
+
+def _lookups(copy: StoreCopy) -> Iterator[str]:
+    tables = [table for (table,) in _rows(copy.db, "select id from tables")]
+    for table, row_id in _rows(copy.db, "select distinct table_id, row_id from lookups"):
+        if table not in tables:
+            yield f"a lookup belongs to table {table}, which is not there"
+        elif not copy.db.execute(f"select 1 from rows_{table:d} where row_id = ?", (row_id,)).fetchall():
+            yield f"a lookup belongs to row {row_id} of table {table}, which is not there"
+
+
+def _members(copy: StoreCopy) -> Iterator[str]:
+    """What current rows say they have in buckets is what stands there."""
+    said: Counter[tuple[int, str, str, int]] = Counter()
+    for (table,) in _rows(copy.db, "select id from tables where state = 'active'"):
+        for row_id, members in _rows(copy.db, f"select row_id, members from rows_{table:d} where members <> ''"):
+            for bucket, digest, kind, *object_id in json.loads(members):
+                said[bucket, kind, object_id[0] if object_id else row_id, digest % 2**32] += 1
+    stands: Counter[tuple[int, str, str, int]] = Counter()
+    for bucket, ops in copy.history.items():
+        live: dict[tuple[str, str, str], int] = {}
+        for op in _since_clear(ops)[1:]:
+            live.pop((op["object_type"], op["object_id"], op["subkey"]), None)
+            if op["op"] == "PUT":
+                live[op["object_type"], op["object_id"], op["subkey"]] = op["checksum"]
+        stands.update((bucket, kind, object_id, checksum) for (kind, object_id, _), checksum in live.items())
+    for where, things in (("a row and not in its bucket", said - stands), ("a bucket and not of a row", stands - said)):
+        for bucket, kind, object_id, _ in things:
+            yield f"{kind} {object_id} is in {where} ({copy.names.get(bucket, bucket)})"

@@ -1,0 +1,94 @@
+"""The directory of a `headwater dev`, and the service config in it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from headwater.config import ConfigSource, load_config
+from headwater.dev.checkout import find_checkout
+from headwater.dev.ready import Address, what_to_try
+from headwater.dev.workspace import AUDIENCE, WorkspaceError, open_workspace
+from headwater.source.connect import SourceSettings
+from headwater_rules.compile import compile_config
+
+
+def test_a_temporary_workspace_is_gone_afterwards() -> None:
+    with open_workspace(None) as workspace:
+        workspace.store.mkdir()
+        root = workspace.root
+        assert root.is_dir()
+    assert not root.exists()
+
+
+def test_a_temporary_workspace_is_gone_after_a_failure_too() -> None:
+    made: list[Path] = []
+
+    def fail() -> None:
+        with open_workspace(None) as workspace:
+            made.append(workspace.root)
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fail()
+    assert not made[0].exists()
+
+
+def test_a_kept_workspace_stays_without_its_scratch_files(tmp_path: Path) -> None:
+    for _ in range(2):
+        with open_workspace(tmp_path / "kept") as workspace:
+            (workspace.scratch / "spark").touch()
+            workspace.store.mkdir(exist_ok=True)
+        assert workspace.store.is_dir()
+        assert not workspace.scratch.exists()
+
+
+def test_two_at_once_in_one_directory_are_refused(tmp_path: Path) -> None:
+    with (
+        open_workspace(tmp_path),
+        pytest.raises(WorkspaceError, match="another headwater dev"),
+        open_workspace(tmp_path),
+    ):
+        pass
+    with open_workspace(tmp_path):
+        pass
+
+
+def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    with pytest.raises(WorkspaceError, match=r"file/kept"), open_workspace(file / "kept"):
+        pass
+
+
+def test_the_written_config_loads_without_a_warning(tmp_path: Path) -> None:
+    source = SourceSettings("127.0.0.1", "demo", "postgres", port=5433, sslmode="disable")
+    checkout = find_checkout()
+    with open_workspace(tmp_path / "it's here") as workspace:
+        workspace.write_config(source, checkout.rules, "127.0.0.1", 8099)
+        config = load_config(ConfigSource(path=workspace.config), {}, Path("/"))
+        assert workspace.config.stat().st_mode & 0o077 == 0
+    assert config.warnings == ()
+    assert config.source() == source
+    assert (config.host, config.port, config.storage.path) == ("127.0.0.1", 8099, workspace.store)
+    assert config.auth.audience == {AUDIENCE}
+    assert len(config.auth.keys) == 1
+    plan = compile_config(config.sync_text()).plan
+    assert {table.name for table in plan.tables()} >= {"lists", "list_members", "todos", "activity", "announcements"}
+
+
+@pytest.mark.parametrize(
+    ("host", "origin"),
+    [
+        ("127.0.0.1", "http://127.0.0.1:80"),
+        ("0.0.0.0", "http://127.0.0.1:80"),
+        ("::1", "http://[::1]:80"),
+        ("::", "http://[::1]:80"),
+        ("demo.example", "http://demo.example:80"),
+    ],
+)
+def test_the_text_names_addresses_that_a_browser_here_can_open(host: str, origin: str, tmp_path: Path) -> None:
+    text = what_to_try(Address(host, 80), "postgresql://postgres@127.0.0.1:5433/demo", tmp_path, find_checkout(), None)
+    assert f"{origin}/demo/" in text
+    assert "postgresql://postgres@127.0.0.1:5433/demo" in text
