@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 import orjson
 
-_CHATTY = ("py4j", "asyncio", "httpx")
+_CHATTY = ("asyncio", "httpx")
 _TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
@@ -31,6 +31,8 @@ def set_up_logging(level: str = "INFO", form: str = "text") -> None:
     """Replace what an earlier call set up. `level` is one of Python's names, `form` text or json."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if form == "json" else logging.Formatter(_TEXT))
+    # py4j also logs on the root logger, with a trace, when its JVM is gone; whoever called it reports that
+    handler.addFilter(lambda record: "py4j" not in record.pathname)
     logging.basicConfig(level=level, handlers=[handler], force=True)
     for name in _CHATTY:
         logging.getLogger(name).setLevel(logging.WARNING)

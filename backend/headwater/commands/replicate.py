@@ -33,7 +33,8 @@ def run(config: ServiceConfig, stop: threading.Event, *, source_timeout: float =
         return
     store = SqliteStore(config.storage.path)
     spark = Spark(config.spark)
-    threading.Thread(target=_cancel_when_stopped, args=(spark, stop), daemon=True).start()
+    done = threading.Event()
+    threading.Thread(target=_cancel_when_stopped, args=(spark, stop, done), daemon=True).start()
     try:
         Replicator(
             source=config.source(),
@@ -47,10 +48,13 @@ def run(config: ServiceConfig, stop: threading.Event, *, source_timeout: float =
         ).run(stop)
     finally:
         spark.stop()
+        done.set()
         store.close()
 
 
-def _cancel_when_stopped(spark: Spark, stop: threading.Event) -> None:
-    """Nobody waits for a snapshot to end that the next start begins anew."""
+def _cancel_when_stopped(spark: Spark, stop: threading.Event, done: threading.Event) -> None:
+    """Nobody waits for a snapshot to end that the next start begins anew. Spark may be about to start, so again and
+    again until all is over."""
     stop.wait()
-    spark.cancel()
+    while not done.wait(0.2):
+        spark.cancel()

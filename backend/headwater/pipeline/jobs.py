@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from itertools import groupby
 from pathlib import Path
 
+from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import Row, SparkSession
 
@@ -37,13 +38,14 @@ class SparkBulk:
 
     def snapshot(self, job: SnapshotJob, progress: Callable[[BulkProgress], None]) -> BulkOutcome:
         session = self._spark.session()
-        session.dataSource.register(SnapshotSource)
-        parts = partitions(job, session.sparkContext.defaultParallelism)
-        tasks = _number_copies(session, job, parts)
-        with _ProgressReporter(job, len(tasks), progress):
-            rows = _run(session, job, tasks, count_only=False)
-        staged = tuple(StagedPart(r["path"], r["table"], r["rows"], r["ops"], r["attempt"]) for r in rows)
-        return BulkOutcome(staged, session.sparkContext.applicationId or "", len(rows))
+        with _spark_errors():
+            session.dataSource.register(SnapshotSource)
+            parts = partitions(job, session.sparkContext.defaultParallelism)
+            tasks = _number_copies(session, job, parts)
+            with _ProgressReporter(job, len(tasks), progress):
+                rows = _run(session, job, tasks, count_only=False)
+            staged = tuple(StagedPart(r["path"], r["table"], r["rows"], r["ops"], r["attempt"]) for r in rows)
+            return BulkOutcome(staged, session.sparkContext.applicationId or "", len(rows))
 
 
 def _number_copies(session: SparkSession, job: SnapshotJob, parts: Sequence[Partition]) -> list[Task]:
@@ -75,15 +77,20 @@ def _run(session: SparkSession, job: SnapshotJob, tasks: Sequence[Task], *, coun
     if not tasks:
         return []
     option = encode_job(job, tasks, count_only=count_only)
-    try:
-        rows = session.read.format(FORMAT).option(JOB_OPTION, option).load().collect()
-    except PySparkException as error:
-        raise _explained(error) from error
-    except Exception as error:  # py4j raises its own when the JVM is gone
-        raise SparkJobError(f"the Spark job failed: {type(error).__name__}", "snapshot", "see Spark's log") from error
+    rows = session.read.format(FORMAT).option(JOB_OPTION, option).load().collect()
     if len(rows) != len(tasks):
         raise SparkJobError(f"{len(rows)} of {len(tasks)} Spark tasks reported", "snapshot", "the job is tried again")
     return sorted(rows, key=lambda row: int(row["number"]))
+
+
+@contextmanager
+def _spark_errors() -> Iterator[None]:
+    try:
+        yield
+    except PySparkException as error:
+        raise _explained(error) from error
+    except (Py4JError, OSError) as error:  # the JVM is gone
+        raise SparkJobError(f"the Spark job failed: {type(error).__name__}", "snapshot", "it is tried again") from error
 
 
 _OURS = re.compile(r"\b([A-Z]\w*(?:Error|Refused|Unreachable|Unusable)): (\[(?:HW|PSYNC)_\w+\] .*)")

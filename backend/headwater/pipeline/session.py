@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import subprocess
 import sys
 import threading
 from importlib import resources
 from typing import ClassVar
 
+from py4j.protocol import Py4JError
+from pyspark import SparkContext
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from headwater.embedded.java import java_home
 from headwater.errors import HeadwaterError, Kind
 from headwater.pipeline.settings import SparkSettings
+
+_log = logging.getLogger(__name__)
 
 
 class SparkError(HeadwaterError):
@@ -67,16 +73,21 @@ class Spark:
             return self._session
 
     def cancel(self) -> None:
-        """End running jobs, from another thread: they fail at once."""
-        session = self._session
-        if session is not None:
-            session.sparkContext.cancelAllJobs()
+        """Give up whatever Spark is doing, from another thread: the JVM that this process started is ended, because a
+        call into it that hangs (its start, a planning step) can't be ended by itself. Whoever waits gets an error."""
+        process = getattr(SparkContext._gateway, "proc", None)
+        if isinstance(process, subprocess.Popen):
+            process.kill()
 
     def stop(self) -> None:
         with self._lock:
-            if self._session is not None:
+            if self._session is None:
+                return
+            try:
                 self._session.stop()
-                self._session = None
+            except (PySparkException, Py4JError, OSError) as error:
+                _log.debug("Spark was gone already: %s", type(error).__name__)
+            self._session = None
 
     def _start(self) -> SparkSession:
         os.environ["PYSPARK_PYTHON"] = sys.executable  # executors on this machine run the same interpreter
@@ -92,7 +103,7 @@ class Spark:
             builder = builder.config(key, value)
         try:
             return builder.getOrCreate()
-        except (PySparkException, OSError) as error:
+        except (PySparkException, Py4JError, OSError) as error:
             raise SparkError(
                 f"Spark does not start: {type(error).__name__}",
                 f"master {self._settings.master}",

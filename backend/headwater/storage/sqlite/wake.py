@@ -20,10 +20,10 @@ _LONGEST_SOCKET_PATH = 100  # of 108 that Linux allows, 104 on macOS
 def wake_directory(store: Path) -> Path:
     """Where the store's listeners have their sockets: within it, or beside where its path is too long for one."""
     directory = store.resolve() / "wake"
-    if len(str(directory)) + 20 <= _LONGEST_SOCKET_PATH:
-        return directory
-    digest = hashlib.sha256(str(directory).encode()).hexdigest()[:16]
-    return Path(tempfile.gettempdir()) / f"headwater-{digest}"
+    name = f"headwater-{hashlib.sha256(str(directory).encode()).hexdigest()[:16]}"
+    places = [directory, Path(tempfile.gettempdir()) / name]
+    short = [place for place in places if len(str(place)) + 20 <= _LONGEST_SOCKET_PATH]
+    return short[0] if short else Path("/tmp") / name  # noqa: S108 - the listener makes it for its user only
 
 
 class WakeListener:
