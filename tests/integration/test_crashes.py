@@ -197,6 +197,15 @@ def test_death_while_a_snapshot_is_published(deploy: Deploy, launch: Launch, sou
     assert leftovers(deployment.directory) == {}
 
 
+def test_files_of_a_dead_bulk_job_are_removed_by_the_next_replicator(deployment: Deployment) -> None:
+    stage = deployment.directory / "stage"
+    stage.mkdir(exist_ok=True)
+    (stage / "part-0.db").touch()
+    deployment.start()
+    assert leftovers(deployment.directory) == {}
+    assert_each_once(deployment, 0)
+
+
 @pytest.mark.long
 @pytest.mark.spark
 @pytest.mark.parametrize("point", BULK_POINTS)

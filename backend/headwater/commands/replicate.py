@@ -18,6 +18,8 @@ from headwater_rules.compile import compile_config
 
 _log = logging.getLogger(__name__)
 
+_ORDERLY_SECONDS = 3.0
+
 
 def run(config: ServiceConfig, stop: threading.Event, *, source_timeout: float = 30.0) -> None:
     """Replicate until `stop` is set. A source that is unreachable at the start is given `source_timeout` seconds,
@@ -53,8 +55,10 @@ def run(config: ServiceConfig, stop: threading.Event, *, source_timeout: float =
 
 
 def _cancel_when_stopped(spark: Spark, stop: threading.Event, done: threading.Event) -> None:
-    """Nobody waits for a snapshot to end that the next start begins anew. Spark may be about to start, so again and
-    again until all is over."""
+    """Nobody waits for a snapshot to end that the next start begins anew. An idle Spark is given the time to end in
+    order; one that is at work, or about to start, is ended again and again until all is over."""
     stop.wait()
+    if done.wait(_ORDERLY_SECONDS):
+        return
     while not done.wait(0.2):
         spark.cancel()

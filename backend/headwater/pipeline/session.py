@@ -12,6 +12,7 @@ from typing import ClassVar
 
 from py4j.protocol import Py4JError
 from pyspark import SparkContext
+from pyspark.accumulators import AccumulatorTCPServer, AccumulatorUnixServer
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
@@ -77,6 +78,9 @@ class Spark:
         call into it that hangs (its start, a planning step) can't be ended by itself. Whoever waits gets an error."""
         process = getattr(SparkContext._gateway, "proc", None)
         if isinstance(process, subprocess.Popen):
+            # Spark's own thread would print a trace for the connection that breaks with the JVM
+            for server in (AccumulatorTCPServer, AccumulatorUnixServer):
+                setattr(server, "handle_error", lambda *_: None)  # noqa: B010 - mypy refuses the assignment
             process.kill()
 
     def stop(self) -> None:

@@ -136,6 +136,7 @@ class Replicator:
         state = self.store.source_state(self.source.tag)
         if state is None:
             return
+        self.store.discard_staged(lease)  # a job that died after its last step has left its files
         stored = self.store.tables(self.source.tag)
         with connect(self.source) as conn:
             types = load_types(conn, {c.type_oid for t in stored for c in t.relation.columns})
