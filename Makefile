@@ -28,7 +28,7 @@ test-all: install-all ## all tests, then those with a Postgres once more on each
 	$(BIN)/python -m pytest $(ARGS)
 	@set -e; for major in $(POSTGRES); do \
 		echo "== Postgres $$major"; \
-		HEADWATER_TEST_POSTGRES=$$major $(BIN)/python -m pytest -m 'not long' tests/integration $(ARGS); \
+		HEADWATER_TEST_POSTGRES=$$major $(BIN)/python -m pytest -m 'not long' tests/integration tests/contract $(ARGS); \
 	done
 
 bench: install-tests ## speed, CPU and memory, beside yardsticks of this machine

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import functools
 import logging
-import os
 import sys
 import threading
 import traceback
-from collections.abc import Callable
 from pathlib import Path
 
 import click
 
 from headwater.commands.logs import set_up_logging
-from headwater.commands.supervise import SUPERVISED, ChildStoppedError, end_with_supervisor
-from headwater.config import ConfigSource, ServiceConfig, load_config
+from headwater.commands.options import config_options as _config_options
+from headwater.commands.options import examples as _examples
+from headwater.commands.options import load as _load
+from headwater.commands.rules_group import rules
+from headwater.commands.supervise import ChildStoppedError, end_with_supervisor
+from headwater.config import ConfigSource
 from headwater.config.origin import CONFIG_B64, SYNC_B64
 from headwater.errors import HeadwaterError, Kind
 from headwater_rules.errors import RuleErrors
@@ -27,24 +28,6 @@ EXIT_AGAIN = 75  # the same command may succeed later
 EXIT_BUG = 70
 
 
-def _examples(*lines: str) -> str:
-    return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
-
-
-def _config_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Adds the three options that say where the configs are; the command gets them as one ConfigSource."""
-
-    @click.option("-c", "--config", "--config-path", "path", type=click.Path(path_type=Path), metavar="FILE",
-                  help="The service config (default: headwater.yaml here, or HEADWATER_CONFIG_PATH).")  # fmt: skip
-    @click.option("-c64", "--config-base64", "encoded", metavar="TEXT", help="The service config itself, as base64.")
-    @click.option("-sync64", "--sync-base64", "sync", metavar="TEXT", help="The sync config itself, as base64.")
-    @functools.wraps(command)
-    def wrapped(*args: object, path: Path | None, encoded: str | None, sync: str | None, **options: object) -> None:
-        command(*args, configs=ConfigSource(encoded, path, sync), **options)
-
-    return wrapped
-
-
 _source_timeout = click.option(
     "--source-timeout",
     type=click.FloatRange(min=0),
@@ -53,15 +36,6 @@ _source_timeout = click.option(
     metavar="SECONDS",
     help="How long the source may be unreachable at the start; 0 waits for ever.",
 )
-
-
-def _load(configs: ConfigSource) -> ServiceConfig:
-    config = load_config(configs, os.environ, Path.cwd())
-    set_up_logging(config.logging.level, config.logging.format)
-    if SUPERVISED not in os.environ:
-        for warning in config.warnings:
-            _log.warning("%s", warning)
-    return config
 
 
 def _arguments(configs: ConfigSource) -> list[str]:
@@ -83,6 +57,9 @@ def cli() -> None:
     `headwater source prepare` and `headwater serve`.
     """
     set_up_logging()
+
+
+cli.add_command(rules)
 
 
 @cli.command(
@@ -148,21 +125,6 @@ def api(configs: ConfigSource) -> None:
 
 
 @cli.group()
-def rules() -> None:
-    """Work on sync configs."""
-
-
-@rules.command(epilog=_examples("headwater rules check sync.yaml", "headwater rules check sync.yaml --json"))
-@click.argument("file", type=click.Path(path_type=Path))
-@click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
-def check(file: Path, as_json: bool) -> None:
-    """Compile a sync config and show everything that is wrong with it."""
-    from headwater.commands.rules import check_file
-
-    sys.exit(check_file(file, as_json=as_json))
-
-
-@cli.group()
 def source() -> None:
     """Prepare a source database and look at it."""
 
@@ -189,6 +151,153 @@ def status(configs: ConfigSource) -> None:
     from headwater.commands.source import show_status
 
     show_status(_load(configs))
+
+
+@source.command("resync", epilog=_examples("headwater source resync todos", "headwater source resync public.a app.b"))
+@click.argument("tables", nargs=-1, required=True, metavar="TABLE…")
+@_config_options
+@click.option("--wait/--no-wait", default=True, help="Wait until it is done (the default), or only hand it in.")
+def resync_(configs: ConfigSource, tables: tuple[str, ...], wait: bool) -> None:
+    """Compare tables with the source and send devices what differs, while everything else flows."""
+    from headwater.commands.asking import resync
+
+    resync(_load(configs), tables, wait=wait)
+
+
+@cli.command(epilog=_examples("headwater audit", "headwater audit todos --json", "headwater audit --repair"))
+@click.argument("tables", nargs=-1, metavar="[TABLE…]")
+@_config_options
+@click.option("--repair", is_flag=True, help="Mend what differs; devices are sent the difference.")
+@click.option("--wait/--no-wait", default=True, help="Wait until it is done (the default), or only hand it in.")
+@click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
+def audit(configs: ConfigSource, tables: tuple[str, ...], repair: bool, wait: bool, as_json: bool) -> None:
+    """Compare the source, the stored rows and what devices are sent; name what differs. The exit code is 1 when
+    something does and was not mended."""
+    from headwater.commands.asking import audit as command
+
+    sys.exit(command(_load(configs), tables, repair=repair, wait=wait, as_json=as_json))
+
+
+@cli.command(
+    "compact",
+    epilog=_examples(
+        "headwater compact",
+        "headwater compact --definition todos",
+        """headwater compact --bucket 'todos.3fa9c1|0["u1"]' --budget 1000000""",
+    ),
+)
+@_config_options
+@click.option("--bucket", metavar="NAME", help="Only this bucket.")
+@click.option("--definition", metavar="NAME", help="Only the buckets of this stream or bucket definition.")
+@click.option("--budget", type=click.IntRange(min=0), metavar="BYTES",
+              help="How much of a bucket devices may download again to have its history shorter still; 0 for nothing. "
+              "Without it, as much as is worth it.")  # fmt: skip
+def compact_(configs: ConfigSource, bucket: str | None, definition: str | None, budget: int | None) -> None:
+    """Make histories short now: what a new device downloads, and what the store keeps.
+
+    The service does this by itself, some time after changes. Devices in the middle of a download are not disturbed.
+    """
+    from headwater.commands.signals import stop_on_signals
+
+    config = _load(configs, warn=False)
+    stop = threading.Event()
+    stop_on_signals(stop)
+    from headwater.commands import compact as command
+
+    command.run(config, stop, bucket=bucket, definition=definition, budget=budget)
+
+
+@cli.group()
+def store() -> None:
+    """Work on the store: what Headwater keeps of the source for devices."""
+
+
+@store.command("stats", epilog=_examples("headwater store stats -c headwater.yaml",
+                                         "headwater store stats --top 20 --json"))  # fmt: skip
+@_config_options
+@click.option("--top", type=click.IntRange(min=0), default=5, show_default=True, metavar="N",
+              help="How many buckets to show of those that stand out.")  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
+def stats_(configs: ConfigSource, top: int, as_json: bool) -> None:
+    """Show what the store holds, what it takes on the disk, and which buckets grow.
+
+    Reads all of the store once, while the service runs. Rows that are too large for a device are named here.
+    """
+    from headwater.commands.store_stats import show_stats
+
+    show_stats(_load(configs, warn=False), top=top, as_json=as_json)
+
+
+@store.command("forget", epilog=_examples("headwater store forget --table public.people --id 42 --dry-run",
+                                          "headwater store forget --contains 'ann@example.com' --yes"))  # fmt: skip
+@_config_options
+@click.option("--table", metavar="SCHEMA.NAME", help="The source table of the row to forget.")
+@click.option("--id", "row_id", metavar="ID", help="The row's key; a JSON array where the key has several columns.")
+@click.option("--id-too", is_flag=True,
+              help="Forget the key as well. Devices then download the rest of its buckets again.")  # fmt: skip
+@click.option("--contains", "text", metavar="TEXT", help="Forget every place that has this text; - reads stdin.")
+@click.option("--dry-run", is_flag=True, help="Only say what would be rewritten.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+def forget_(
+    configs: ConfigSource,
+    table: str | None,
+    row_id: str | None,
+    id_too: bool,
+    text: str | None,
+    dry_run: bool,
+    yes: bool,
+) -> None:
+    """Remove a value from all that the store keeps, and prove it by searching the store's files.
+
+    Delete it in the source first: it refuses while the source, or a row that stands, still holds the value. Runs
+    beside the service; see docs/forget.md.
+    """
+    from headwater.commands.store_forget import forget
+
+    if (text is None) == (table is None) or (table is None) != (row_id is None):
+        raise click.UsageError("name either --table and --id, or --contains")
+    if id_too and row_id is None:
+        raise click.UsageError("--id-too belongs to --table and --id")
+    forget(_load(configs, warn=False), table, row_id, text, id_too=id_too, dry_run=dry_run, yes=yes)
+
+
+@store.command("export", epilog=_examples("headwater store export ./backup-monday -c headwater.yaml",
+                                          "headwater store export ./moving --seal"))  # fmt: skip
+@click.argument("directory", type=click.Path(path_type=Path))
+@_config_options
+@click.option("--seal", is_flag=True, help="Refuse writes to the store from then on: another one takes its place.")
+def export_(configs: ConfigSource, directory: Path, seal: bool) -> None:
+    """Write the whole store into DIRECTORY, as Parquet files, while the service runs.
+
+    The files hold one consistent state, rows of the source included: guard them as you guard the store. See
+    docs/backup.md.
+    """
+    from headwater.commands.store import export_to
+
+    export_to(_load(configs, warn=False), directory, seal=seal)
+
+
+@store.command("import", epilog=_examples("headwater store import ./backup-monday -c headwater.yaml"))
+@click.argument("directory", type=click.Path(path_type=Path))
+@_config_options
+def import_(configs: ConfigSource, directory: Path) -> None:
+    """Build the configured store from DIRECTORY, which `headwater store export` wrote.
+
+    All ids stay as they were, whatever storage the old and the new store have: connected devices go on where they
+    are and download nothing again.
+    """
+    from headwater.commands.store import import_from
+
+    import_from(_load(configs, warn=False), directory)
+
+
+@store.command(epilog=_examples("headwater store unseal -c headwater.yaml"))
+@_config_options
+def unseal(configs: ConfigSource) -> None:
+    """Open a store again that `headwater store export --seal` has sealed."""
+    from headwater.commands.store import unseal as command
+
+    command(_load(configs, warn=False))
 
 
 @cli.command(epilog=_examples("headwater dev", "headwater dev --port 9000 --keep ./playground"))

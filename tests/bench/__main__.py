@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 import platform
 
-from tests.bench import download, latency, live, snapshot
+from tests.bench import connect, download, latency, live, reprocess, snapshot, storage
 from tests.bench.world import cores
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.bench", description="Figures beside yardsticks of one run.")
-    every = ("snapshot", "live", "latency", "download")
+    every = ("snapshot", "reprocess", "live", "latency", "download", "connect", "storage")
     parser.add_argument("names", nargs="*", metavar="name", help=f"which: {', '.join(every)} (default: all)")
     parser.add_argument("--scale", type=float, default=1.0, help="share of the full size (default: 1.0)")
     arguments = parser.parse_args()
@@ -21,12 +21,18 @@ def main() -> None:
         match name:
             case "snapshot":
                 snapshot.run(int(1_000_000 * scale))
+            case "reprocess":
+                reprocess.run(int(1_000_000 * scale))
+            case "storage":
+                storage.run(int(500_000 * scale))
             case "live":
                 live.run(int(2_000 * scale))
             case "latency":
                 latency.run(max(100, int(500 * scale)))
             case "download":
                 download.run(int(500_000 * scale))
+            case "connect":
+                connect.run(max(10, int(10_000 * scale)))
             case _:
                 parser.error(f"no benchmark {name!r}; there are {', '.join(every)}")
 

@@ -3,47 +3,65 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import socket
 import threading
 import time
-from collections.abc import AsyncIterator
+import zlib
+from collections.abc import AsyncIterator, Callable
 
 import uvicorn
+import zstandard
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import StreamingResponse
 from starlette.routing import Route
 
 from tests.bench import data, report
-from tests.bench.world import Meter, free_port, world
+from tests.bench.world import Meter, World, free_port, world
 
 
 def run(ops: int) -> None:
-    report.heading(f"download, one client, {ops:,} ops of one bucket")
     with world(fsync="off") as place:
         place.execute(data.TABLE, data.insert(ops, owners=1), "create publication headwater for table items")
         place.serve(data.STREAMS)
         place.wait_ready()
-        assert place.process is not None
-        for name in ("first", "again"):
-            stream = place.stream("u0")
-            with Meter(place.process.pid).measure() as usage:
-                size = _receive(stream)
-            yardstick = _over_http(size)
-            report.line(f"{name}: until complete", ops / usage.seconds, "ops/s", "file over HTTP", ops / yardstick)
-            report.line(f"{name}: bytes", size / usage.seconds / 1e6, "MB/s", "file over HTTP", size / yardstick / 1e6)
-            report.usage(usage, ops / 1e6)
+        for encoding in DECODERS:
+            report.heading(f"download, one client, {ops:,} ops of one bucket, {encoding}")
+            for name in ("first", "again"):
+                _measure(place, ops, encoding, name)
 
 
-def _receive(stream: socket.socket) -> int:
-    """Read to the end of the checkpoint; bytes received."""
+def _measure(place: World, ops: int, encoding: str, name: str) -> None:
+    assert place.process is not None
+    stream = place.stream("u0", encoding)
+    with Meter(place.process.pid).measure() as usage:
+        size = _receive(stream, DECODERS[encoding]())
+    yardstick = _over_http(size)
+    report.line(f"{name}: until complete", ops / usage.seconds, "ops/s", "file over HTTP", ops / yardstick)
+    report.line(f"{name}: bytes", size / usage.seconds / 1e6, "MB/s", "file over HTTP", size / yardstick / 1e6)
+    report.usage(usage, ops / 1e6)
+
+
+Decode = Callable[[bytes], bytes]
+
+DECODERS: dict[str, Callable[[], Decode]] = {
+    "identity": lambda: lambda part: part,
+    "zstd": lambda: zstandard.ZstdDecompressor().decompressobj().decompress,
+    "gzip": lambda: zlib.decompressobj(zlib.MAX_WBITS | 16).decompress,
+}
+
+
+def _receive(stream: socket.socket, decode: Decode) -> int:
+    """Read to the end of the checkpoint; bytes received, as they came."""
     size, tail = 0, b""
-    with contextlib.closing(stream):
+    with contextlib.closing(stream), http.client.HTTPResponse(stream, method="POST") as response:
+        response.begin()
         while b"checkpoint_complete" not in tail:
-            received = stream.recv(1 << 20)
+            received = response.read1(1 << 20)
             assert received, "the stream ended early"
             size += len(received)
-            tail = tail[-64:] + received[-256:]
+            tail = tail[-64:] + decode(received)[-256:]
     return size
 
 

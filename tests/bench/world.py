@@ -24,7 +24,9 @@ import psycopg
 
 from headwater.embedded.postgres import EmbeddedPostgres, find_binaries
 from headwater.oplog.lsn import parse_lsn
-from headwater.storage.contract import BulkRecord, StoreReader
+from headwater.storage.address import SqliteAddress
+from headwater.storage.contract import StoreReader
+from headwater.storage.parts import BulkRecord
 from headwater.storage.sqlite import SqliteStore
 
 KEY = b"benchmark-key-of-thirty-two-bytes"
@@ -94,6 +96,10 @@ class World:
     port: int = 0
     _readers: list[StoreReader] = field(default_factory=list)
 
+    @property
+    def address(self) -> SqliteAddress:
+        return SqliteAddress(str(self.directory / "store"))
+
     def execute(self, *statements: str) -> None:
         with psycopg.connect(self.postgres.dsn("bench"), autocommit=True) as conn:
             for statement in statements:
@@ -103,8 +109,8 @@ class World:
         with psycopg.connect(self.postgres.dsn("bench"), autocommit=True) as conn:
             return str(conn.execute(statement.encode()).fetchall()[0][0])
 
-    def serve(self, streams: str) -> None:
-        """Start `headwater serve` and wait until its first checkpoint is there."""
+    def serve(self, streams: str, **settings: object) -> None:
+        """Start `headwater serve`; `settings` come on top of the service config."""
         self.port = free_port()
         sync = self.directory / "sync.yaml"
         sync.write_text(streams, encoding="utf-8")
@@ -129,6 +135,7 @@ class World:
                 "audience": [AUDIENCE],
                 "jwks": {"keys": [{"kty": "oct", "alg": "HS256", "k": base64.urlsafe_b64encode(KEY).decode()}]},
             },
+            **settings,
         }
         path = self.directory / "headwater.json"
         path.write_text(json.dumps(config), encoding="utf-8")
@@ -179,8 +186,8 @@ class World:
         claims = {"sub": user, "aud": AUDIENCE, "iat": now, "exp": now + 3600}
         return jwt.encode(claims, KEY, algorithm="HS256")
 
-    def stream(self, user: str) -> socket.socket:
-        """An open sync stream, as a socket to read lines from (chunked transfer encoding included)."""
+    def stream(self, user: str, encoding: str = "identity") -> socket.socket:
+        """An open sync stream, as a socket to read the response from (chunked transfer encoding included)."""
         deadline = time.monotonic() + 60
         while True:
             try:
@@ -191,12 +198,11 @@ class World:
                 time.sleep(0.05)
         body = json.dumps({"raw_data": True, "include_checksum": True, "client_id": user}).encode()
         connection = socket.create_connection(("127.0.0.1", self.port))
-        connection.sendall(
-            b"POST /sync/stream HTTP/1.1\r\nHost: bench\r\nContent-Type: application/json\r\n"
-            b"Accept-Encoding: identity\r\n"
-            + f"Authorization: Token {self.token(user)}\r\nContent-Length: {len(body)}\r\n\r\n".encode()
-            + body
+        head = (
+            "POST /sync/stream HTTP/1.1\r\nHost: bench\r\nContent-Type: application/json\r\n"
+            f"Accept-Encoding: {encoding}\r\nAuthorization: Token {self.token(user)}\r\nContent-Length: {len(body)}\r\n"
         )
+        connection.sendall(head.encode() + b"\r\n" + body)
         return connection
 
     def stop(self) -> None:

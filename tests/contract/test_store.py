@@ -2,140 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-from pathlib import Path
+import select
+from collections.abc import Callable
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from headwater.oplog.change import Column, Relation, ReplicaIdentity
 from headwater.oplog.lsn import Lsn
 from headwater.oplog.op import OpId, bucket_key
-from headwater.oplog.transform import BucketName, RowKeys, decode_members, encode_members, row_ops
-from headwater.storage.contract import (
-    BulkRecord,
-    Checkpoint,
-    CurrentRow,
-    Lease,
-    LeaseHeldError,
-    LeaseLostError,
-    Progress,
-    SourceState,
-    StagedPart,
-    StoreReader,
-    StoreWriter,
-)
-from headwater.storage.sqlite import SqliteStore
-from headwater.storage.sqlite.stage import StageFile
-from headwater_rules.results import LookupEntry, Put
+from headwater.oplog.transform import RowKeys, row_ops
+from headwater.storage.contract import LeaseHeldError, LeaseLostError, Progress, StoreReader
+from headwater.storage.open import open_reader, open_store
+from headwater_rules.results import LookupEntry
+from tests.contract.world import SOURCE, A, B, World, assert_in_step, lookups, named, put, totals
 from tests.support.fix_headwater import read_bucket as read
 from tests.support.model_device import ModelBucket, contents, parse_ops
-
-SOURCE = "default"
-RELATION = Relation(1, "public", "todos", ReplicaIdentity.DEFAULT, (Column("id", 25, -1, True),))
-
-
-@dataclass
-class World:
-    """A store with one published table, and the hand that writes to it."""
-
-    directory: Path
-    store: StoreWriter
-    lease: Lease
-    table: int = 0
-    lsn: int = 100
-    names: dict[str, str] = field(default_factory=dict)
-
-    def bootstrap(self, rows: dict[str, tuple[str, str]], *, parts: int = 1) -> Checkpoint:
-        """Publish `rows` (id to bucket and text) as a bulk job would, in so many parts."""
-        self.store.discard_staged(self.lease)
-        (staged,) = self.store.stage_tables(self.lease, SOURCE, [(RELATION, "print")])
-        folder = Path(self.store.staging_directory())
-        files = [self._part(folder / f"part-{i}.db", staged.id, rows, i, parts) for i in range(parts)]
-        self.store.stage(self.lease, files)
-        state = SourceState(SOURCE, Lsn(self.lsn), "slot", "1", 1)
-        record = BulkRecord("snapshot", SOURCE, "app", parts, len(rows), len(rows), 0.0, 1.0)
-        self.table = staged.id
-        return self.store.publish(self.lease, state, [staged], "streams: {}", record)
-
-    def _part(self, path: Path, table: int, rows: dict[str, tuple[str, str]], part: int, parts: int) -> StagedPart:
-        mine = {row_id: rows[row_id] for n, row_id in enumerate(rows) if n % parts == part}
-        with StageFile(path) as file:
-            for row_id, (bucket, text) in mine.items():
-                ops, members = row_ops((), [put(bucket, row_id, text)], RowKeys(table, row_id, b"salt"))
-                row = CurrentRow(row_id, 0, f"{row_id}\t{text}", encode_members(members, row_id), None)
-                file.write([row], [], ops, {bucket_key(bucket): named(bucket)})
-            file.finish()
-            return StagedPart(str(path), table, len(mine), file.ops, "0")
-
-    def write(self, changes: dict[str, tuple[str, str] | None], *, lsn: int | None = None) -> Checkpoint:
-        """One flush: rows put into a bucket with a text, or deleted."""
-        flush = self.store.begin(self.lease)
-        current = flush.current(self.table, list(changes))
-        for row_id, target in changes.items():
-            before = current.get(row_id)
-            previous = decode_members(before.members, row_id) if before is not None else []
-            puts = [] if target is None else [put(*target[:1], row_id, target[1])]
-            ops, members = row_ops(previous, puts, RowKeys(self.table, row_id, b"salt"))
-            flush.append(ops, {bucket_key(p.bucket): named(p.bucket) for p in puts})
-            if target is None:
-                flush.delete_rows(self.table, [row_id])
-            else:
-                line = f"{row_id}\t{target[1]}"
-                flush.put_rows(self.table, [CurrentRow(row_id, 0, line, encode_members(members, row_id), None)])
-        self.lsn = lsn or self.lsn + 10
-        return flush.commit(SOURCE, Progress(Lsn(self.lsn), 5))
-
-    def truncate(self) -> Checkpoint:
-        flush = self.store.begin(self.lease)
-        self.table = flush.truncate(self.table, ["todos.1"])
-        self.lsn += 10
-        return flush.commit(SOURCE, Progress(Lsn(self.lsn)))
-
-
-def put(bucket: str, row_id: str, text: str) -> Put:
-    return Put(0, bucket, "todos", row_id, f'{{"text":"{text}"}}')
-
-
-def named(bucket: str) -> BucketName:
-    return BucketName(bucket, bucket.partition("[")[0])
-
-
-A, B = 'todos.1["a"]', 'todos.1["b"]'
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    store = SqliteStore(tmp_path / "store")
-    yield World(tmp_path / "store", store, store.acquire(SOURCE, "here:1", 30.0))
-    store.close()
-
-
-@pytest.fixture
-def reader(world: World) -> Iterator[StoreReader]:
-    reader = SqliteStore.open_reader(world.directory)
-    yield reader
-    reader.close()
-
-
-def totals(reader: StoreReader, bucket: str) -> tuple[int, int, int]:
-    """Checkpoint, checksum and count that the store tells of a bucket."""
-    with reader.snapshot() as snapshot:
-        assert snapshot is not None
-        total = snapshot.totals([bucket])[bucket]
-        return snapshot.checkpoint.op_id, total.checksum, total.count
-
-
-def assert_in_step(reader: StoreReader, bucket: str, model: ModelBucket | None = None) -> ModelBucket:
-    upto, checksum, count = totals(reader, bucket)
-    fresh = model is None
-    model = read(reader, bucket, upto, model)
-    assert model.checksum == checksum
-    if fresh:
-        assert count >= len(model.rows)
-    return model
 
 
 def test_nothing_is_served_before_the_first_publication(world: World, reader: StoreReader) -> None:
@@ -216,15 +98,13 @@ def test_publishing_again_replaces_everything_at_a_device_that_is_ahead(world: W
     assert contents([assert_in_step(reader, A, device)]) == {("todos", "2"): {"text": "y"}}
 
 
-def test_a_rebuilt_store_gives_out_higher_ids(world: World, tmp_path: Path) -> None:
+def test_a_rebuilt_store_gives_out_higher_ids(world: World, open_world: Callable[[], World]) -> None:
     last = world.bootstrap({str(i): (A, "x") for i in range(3000)}).op_id
-    other = SqliteStore(tmp_path / "rebuilt")
-    rebuilt = World(tmp_path / "rebuilt", other, other.acquire(SOURCE, "here:2", 30.0))
-    first = SqliteStore.open_reader(tmp_path / "rebuilt")
+    rebuilt = open_world()
     checkpoint = rebuilt.bootstrap({"1": (A, "x")})
+    first = open_reader(rebuilt.address)
     assert min(int(str(op["op_id"])) for op in parse_ops(first.chunk(A, OpId(0), checkpoint.op_id).ops)) > last
     first.close()
-    other.close()
 
 
 def test_touched_names_what_a_flush_changed(world: World, reader: StoreReader) -> None:
@@ -241,12 +121,6 @@ def test_touched_names_what_a_flush_changed(world: World, reader: StoreReader) -
 
 def test_lookups_follow_their_rows(world: World, reader: StoreReader) -> None:
     world.bootstrap({"1": (A, "x")})
-
-    def answers() -> list[str]:
-        with reader.snapshot() as snapshot:
-            assert snapshot is not None
-            return snapshot.lookups(["k"])["k"]
-
     for entries, expected in (
         ([LookupEntry("k", "[1]"), LookupEntry("k", "[2]")], ["[1]", "[2]"]),
         ([LookupEntry("k", "[2]"), LookupEntry("other", "[9]")], ["[2]"]),
@@ -255,7 +129,7 @@ def test_lookups_follow_their_rows(world: World, reader: StoreReader) -> None:
         flush = world.store.begin(world.lease)
         flush.replace_lookups(world.table, "1", entries)
         flush.commit(SOURCE, Progress(Lsn(world.lsn)))
-        assert answers() == expected
+        assert lookups(reader, ["k"])["k"] == expected
 
 
 def test_the_source_position_moves_with_the_flush(world: World, reader: StoreReader) -> None:
@@ -269,8 +143,8 @@ def test_the_source_position_moves_with_the_flush(world: World, reader: StoreRea
     assert checkpoint[0].lsns == {SOURCE: 777}
 
 
-def test_a_second_holder_waits_for_the_lease_and_then_ends_the_first(world: World, tmp_path: Path) -> None:
-    other = SqliteStore(world.directory)
+def test_a_second_holder_waits_for_the_lease_and_then_ends_the_first(world: World) -> None:
+    other = open_store(world.address)
     with pytest.raises(LeaseHeldError):
         other.acquire(SOURCE, "there:2", 30.0)
     world.store.acquire(SOURCE, "here:1", 0.0)  # expires at once
@@ -284,8 +158,6 @@ def test_a_second_holder_waits_for_the_lease_and_then_ends_the_first(world: Worl
 
 
 def test_listeners_are_readable_after_a_commit(world: World, reader: StoreReader) -> None:
-    import select
-
     listener = reader.listen()
     assert not select.select([listener], [], [], 0)[0]
     world.bootstrap({"1": (A, "x")})
@@ -330,17 +202,15 @@ _STEP = st.one_of(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(first=st.dictionaries(_ROWS, _TARGET.filter(bool), max_size=8), steps=st.lists(_STEP, max_size=8))
 def test_every_device_converges_from_every_position(
-    tmp_path_factory: pytest.TempPathFactory,
+    open_world: Callable[[], World],
     first: dict[str, tuple[str, str]],
     steps: list[dict[str, tuple[str, str] | None] | str],
 ) -> None:
-    folder = tmp_path_factory.mktemp("store")
-    store = SqliteStore(folder)
-    world = World(folder, store, store.acquire(SOURCE, "here:1", 30.0))
-    reader = SqliteStore.open_reader(folder)
+    world = open_world()
+    reader = open_reader(world.address)
     truth = dict(first)
     world.bootstrap(truth, parts=2)
     devices = [{A: assert_in_step(reader, A), B: assert_in_step(reader, B)}]
@@ -364,4 +234,4 @@ def test_every_device_converges_from_every_position(
             assert_in_step(reader, bucket, model)
         assert contents(device.values()) == expected
     reader.close()
-    store.close()
+    world.store.close()

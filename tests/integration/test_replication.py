@@ -8,7 +8,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from tests.support.fix_headwater import Deployment, read_bucket
+from tests.support.fix_headwater import Deployment, read_bucket, wait_until
 from tests.support.fix_postgres import SourceDb
 from tests.support.model_device import ModelBucket, contents
 
@@ -289,9 +289,11 @@ def test_a_lost_slot_is_replaced_and_a_device_that_is_ahead_converges(deploy: De
         "select pg_drop_replication_slot(slot_name) from pg_replication_slots where database = current_database()"
     )
     source_db.execute("delete from notes where n < 50")
+    ops = deployment.op_count_now()
     deployment.start()
-    upto = deployment.caught_up()
-    assert contents([read_bucket(deployment.reader, name, upto, device)]) == truth(source_db, "a")
+    wait_until(lambda: deployment.rows("a") == truth(source_db, "a"), "what was missed to be found")
+    assert deployment.op_count() == ops + 49
+    assert contents([read_bucket(deployment.reader, name, deployment.caught_up(), device)]) == truth(source_db, "a")
 
 
 def test_a_store_built_again_serves_a_device_that_is_ahead(deploy: Deploy, source_db: SourceDb, tmp_path: Path) -> None:

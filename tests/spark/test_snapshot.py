@@ -12,13 +12,14 @@ import pytest
 
 from headwater.errors import Kind
 from headwater.pipeline.jobs import SparkBulk
-from headwater.pipeline.partition import CountedCopies, run_partition
+from headwater.pipeline.partition import CountedCopies, SnapshotTask
 from headwater.pipeline.plan import LARGEST_PAGES, partitions
 from headwater.replication.schema import wanted_tables
 from headwater.source.catalog import load_types
 from headwater.source.slot import SnapshotKeeper
-from headwater.source.snapshot import BulkProgress, SnapshotJob, SnapshotTable, TableChangedError
-from headwater.storage.contract import StagedPart
+from headwater.bulk.jobs import BulkProgress, SnapshotJob, SnapshotTable, TableChangedError
+from headwater.storage.parts import StagedPart
+from headwater.storage.address import SqliteAddress
 from headwater.storage.sqlite import SqliteStore
 from headwater_rules.compile import compile_config
 from tests.integration.type_cases import CASES, CUSTOM_TYPES
@@ -107,7 +108,7 @@ def job(deploy: Deploy, source_db: SourceDb, tmp_path: Path) -> Iterator[Snapsho
     source_db.execute("create publication headwater for table items")
     settings, plan = deploy(RULES).settings, compile_config(RULES).plan
     with SnapshotKeeper(settings, f"{settings.slot_prefix}job") as keeper, psycopg.connect(source_db.dsn) as conn:
-        tables = wanted_tables(conn, settings, plan)
+        tables = wanted_tables(conn, settings, [plan])
         types = load_types(conn, {column.type_oid for table in tables for column in table.relation.columns})
         conn.commit()
         yield SnapshotJob(
@@ -117,6 +118,7 @@ def job(deploy: Deploy, source_db: SourceDb, tmp_path: Path) -> Iterator[Snapsho
             plan=plan,
             types=types,
             salt=b"salt",
+            store=SqliteAddress(str(tmp_path)),
             directory=str(tmp_path / "stage"),
         )
 
@@ -146,15 +148,15 @@ def test_a_table_that_changed_since_is_refused_instead_of_read_as_empty(
 
 
 def test_a_failed_attempt_leaves_no_part(job: SnapshotJob, source_db: SourceDb) -> None:
-    (partition, *_) = partitions(job, 1)
+    (partition, *_) = partitions(job.tables, 1)
     source_db.execute("truncate items")
     with pytest.raises(TableChangedError):
-        run_partition(job, partition, "7", CountedCopies())
+        SnapshotTask(partition, CountedCopies()).run(job, 7, "7")
     assert list(Path(job.directory).iterdir()) == []
 
 
 def test_ranges_cover_every_page_once(job: SnapshotJob) -> None:
-    parts = partitions(job, 4)
+    parts = partitions(job.tables, 4)
     assert parts[0].first == 0
     assert parts[-1].end is None
     assert all(before.end == after.first for before, after in pairwise(parts))

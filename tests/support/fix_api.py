@@ -90,7 +90,7 @@ class Stream:
     _parts: Iterator[bytes] = field(init=False)
 
     def __post_init__(self) -> None:
-        self._parts = self.response.iter_raw()
+        self._parts = self.response.iter_bytes()
         self._rest = b""
 
     def until(self, condition: Callable[[ModelClient], bool]) -> ModelClient:
@@ -147,13 +147,19 @@ class Endpoint:
 
     @contextmanager
     def stream(
-        self, user: str = "u1", *, client: ModelClient | None = None, token: str | None = None, **body: object
+        self,
+        user: str = "u1",
+        *,
+        client: ModelClient | None = None,
+        token: str | None = None,
+        encoding: str = "identity",
+        **body: object,
     ) -> Iterator[Stream]:
-        """An open stream. The model client asks for what it lacks."""
+        """An open stream. The model client asks for what it lacks. `encoding` is its Accept-Encoding header."""
         client = client or ModelClient()
         buckets = [{"name": name, "after": str(after)} for name, after in client.connect().items()]
         request = {"buckets": buckets, "raw_data": True, **body}
-        headers = self._headers(token or make_token(user), {})
+        headers = self._headers(token or make_token(user), {"accept-encoding": encoding})
         with self.http.stream("POST", "/sync/stream", json=request, headers=headers) as response:
             assert response.status_code == 200, response.read()
             yield Stream(response, client)

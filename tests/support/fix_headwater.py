@@ -3,37 +3,47 @@
 from __future__ import annotations
 
 import itertools
+import json
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import apsw
+import psycopg
 import pytest
 
+from headwater.bulk.jobs import BulkProgress
+from headwater.embedded.postgres import EmbeddedPostgres
 from headwater.oplog.lsn import parse_lsn
 from headwater.oplog.op import OpId
 from headwater.pipeline.jobs import SparkBulk
 from headwater.pipeline.session import Spark
 from headwater.pipeline.settings import SparkSettings
 from headwater.replication.replicator import Replicator
+from headwater.replication.sampling import SamplingSettings
 from headwater.source.catalog import load_publications
 from headwater.source.connect import SourceSettings
-from headwater.source.snapshot import BulkProgress
-from headwater.storage.contract import BulkRecord, StoreReader
-from headwater.storage.sqlite import SqliteStore
+from headwater.storage.address import PostgresAddress, SqliteAddress, StoreAddress
+from headwater.storage.contract import StoreReader
+from headwater.storage.open import Store, open_reader, open_store
+from headwater.storage.parts import BulkRecord
+from headwater.storage.requests import RequestState
+from headwater.storage.versions import ConfigVersion, Origin, VersionState
 from headwater_rules.compile import compile_config
 from headwater_rules.requests import resolve
 from headwater_rules.results import SyncRequest
 from tests.support.model_device import ModelBucket, contents, parse_ops
+from tests.support.store_checker import problems
 
 if TYPE_CHECKING:  # plugins must not import each other: pytest rewrites each as it loads it
     from tests.support.fix_postgres import SourceDb
 
-DEADLINE = 60.0
+DEADLINE = 120.0
 
 _numbers = itertools.count(1)
 
@@ -51,10 +61,13 @@ class Deployment:
     """A source database, a store and the replicator between them."""
 
     source: SourceDb
-    directory: Path
+    directory: Path  # of the embedded store
     yaml: str
     bulk: SparkBulk
     snapshots: list[BulkProgress] = field(default_factory=list)
+    keep_stopped: float = 600.0
+    sampling: SamplingSettings = field(default_factory=lambda: SamplingSettings(enabled=False))
+    storage: PostgresAddress | None = None
     _stop: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread | None = None
     _failure: BaseException | None = None
@@ -72,9 +85,17 @@ class Deployment:
         )
 
     @property
+    def address(self) -> StoreAddress:
+        return self.storage or SqliteAddress(str(self.directory))
+
+    def problems(self) -> list[str]:
+        """What contradicts itself in the store. Asked of the embedded store only."""
+        return problems(self.directory) if self.storage is None else []
+
+    @property
     def reader(self) -> StoreReader:
         if self._reader is None:
-            self._reader = SqliteStore.open_reader(self.directory)
+            self._reader = open_reader(self.address)
         return self._reader
 
     def start(self) -> Deployment:
@@ -90,17 +111,18 @@ class Deployment:
         return self
 
     def _run(self, following: threading.Event) -> None:
-        store = SqliteStore(self.directory)
+        store = open_store(self.address)
         try:
             Replicator(
                 source=self.settings,
                 store=store,
-                plan=compile_config(self.yaml).plan,
                 yaml=self.yaml,
                 bulk=self.bulk,
                 owner=f"test:{next(_numbers)}",
                 progress=self.snapshots.append,
                 following=following.set,
+                keep_stopped=self.keep_stopped,
+                sampling=self.sampling,
             ).run(self._stop)
         except BaseException as error:  # noqa: BLE001 - told to the test
             self._failure = error
@@ -158,9 +180,47 @@ class Deployment:
         self.caught_up()
         return contents(self.buckets(user, **claims).values())
 
+    @contextmanager
+    def store(self) -> Iterator[Store]:
+        """The store as a command has it."""
+        store = open_store(self.address)
+        try:
+            yield store
+        finally:
+            store.close()
+
+    def redeploy(self, yaml: str, *, origin: Origin = Origin.COMMAND) -> ConfigVersion:
+        """Deploy another sync config and wait until it is served."""
+        self.yaml = yaml
+        with self.store() as store:
+            version = store.deploy(yaml, origin).id
+
+            def served() -> bool:
+                self.raise_failure()
+                return next(v for v in store.versions() if v.id == version).state is not VersionState.PROCESSING
+
+            wait_until(served, "the version to be served")
+            return next(v for v in store.versions() if v.id == version)
+
+    def ask(self, kind: str, **payload: object) -> dict[str, Any]:
+        """Send the replicator a request and wait for its result."""
+        with self.store() as store:
+            number = store.submit(kind, "default", json.dumps(payload))
+
+            def ended() -> bool:
+                self.raise_failure()
+                request = store.request(number)
+                return request is not None and request.state in {RequestState.DONE, RequestState.FAILED}
+
+            wait_until(ended, f"the {kind} to end")
+            request = store.request(number)
+            assert request is not None
+            result: dict[str, Any] = json.loads(request.result)
+            return {"state": request.state.value, **result}
+
     def bulk_records(self) -> list[BulkRecord]:
         """The bulk jobs that the store tells of."""
-        store = SqliteStore(self.directory)
+        store = open_store(self.address)
         try:
             return store.bulk_records()
         finally:
@@ -173,10 +233,18 @@ class Deployment:
 
     def op_count_now(self) -> int:
         """The same, without waiting for the replicator."""
+        if self.storage is not None:
+            with psycopg.connect(self.storage.conninfo, options=f"-c search_path={self.storage.schema}") as conn:
+                row = conn.execute(
+                    "select (select count(*) from ops)"
+                    " + (select coalesce(sum(b.size), 0) from segments s join segment_blobs b on b.id = s.blob)"
+                ).fetchone()
+                return int(row[0]) if row else 0
         db = apsw.Connection(str(self.directory / "store.db"), flags=apsw.SQLITE_OPEN_READWRITE)
         try:
             hot = db.execute("select count(*) from ops").fetchall()[0][0]
-            sealed = db.execute("select coalesce(sum(last_op - first_op + 1), 0) from segments").fetchall()[0][0]
+            query = "select coalesce(sum(b.size), 0) from segments s join segment_blobs b on b.id = s.blob"
+            sealed = db.execute(query).fetchall()[0][0]
             return int(str(hot)) + int(str(sealed))
         finally:
             db.close()
@@ -204,13 +272,35 @@ def spark_bulk() -> Iterator[SparkBulk]:
     spark.stop()
 
 
+@pytest.fixture(scope="session")
+def storage_dsn(postgres: EmbeddedPostgres) -> str:
+    """A database for stores, apart from the sources."""
+    with psycopg.connect(postgres.dsn(), autocommit=True) as admin:
+        admin.execute("create database storage")
+    return postgres.dsn("storage")
+
+
 @pytest.fixture
-def deploy(source_db: SourceDb, spark_bulk: SparkBulk, tmp_path: Path) -> Iterator[Callable[[str], Deployment]]:
-    """`deploy(yaml)` describes a deployment over the test's database; `start()` it when the tables are there."""
+def postgres_storage(storage_dsn: str) -> Iterator[PostgresAddress]:
+    """Where a store in Postgres may be made; gone with the test."""
+    schema = f"store_{next(_numbers)}"
+    yield PostgresAddress(storage_dsn, schema, "the test's storage")
+    with psycopg.connect(storage_dsn, autocommit=True) as admin:
+        admin.execute(f"drop schema if exists {schema} cascade".encode())
+
+
+@pytest.fixture
+def deploy(
+    source_db: SourceDb, spark_bulk: SparkBulk, tmp_path: Path, request: pytest.FixtureRequest
+) -> Iterator[Callable[..., Deployment]]:
+    """`deploy(yaml)` describes a deployment over the test's database; `start()` it when the tables are there. Its
+    store is embedded, or in Postgres when the test or HEADWATER_TEST_STORAGE says so."""
+    everywhere = os.environ.get("HEADWATER_TEST_STORAGE") == "postgres"
     with ExitStack() as stack:
 
-        def make(yaml: str, directory: Path | None = None) -> Deployment:
-            deployment = Deployment(source_db, directory or tmp_path / "store", yaml, spark_bulk)
+        def make(yaml: str, directory: Path | None = None, *, on_postgres: bool = everywhere) -> Deployment:
+            storage = request.getfixturevalue("postgres_storage") if on_postgres else None
+            deployment = Deployment(source_db, directory or tmp_path / "store", yaml, spark_bulk, storage=storage)
             stack.callback(deployment.close)
             return deployment
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from headwater.oplog.lsn import Lsn
 from headwater.oplog.op import OpId
 from headwater.storage.contract import (
+    BucketMarks,
     BucketTotal,
     Checkpoint,
     Chunk,
@@ -29,15 +30,18 @@ class Op:
     kind: str
     row: str = ""
     data: str | None = None
+    fixed_sum: int | None = None
 
     @property
     def checksum(self) -> int:
+        if self.fixed_sum is not None:
+            return self.fixed_sum
         return 0 if self.kind == "CLEAR" else zlib.crc32(f"{self.kind} {self.row} {self.data}".encode())
 
     @property
     def line(self) -> str:
         op: dict[str, object] = {"op_id": str(self.id), "op": self.kind, "checksum": self.checksum}
-        if self.kind != "CLEAR":
+        if self.kind in {"PUT", "REMOVE"}:
             op |= {"object_type": "todos", "object_id": self.row, "subkey": self.row, "data": self.data}
         return json.dumps(op, separators=(",", ":"))
 
@@ -74,6 +78,7 @@ class MemoryStore:
         self._lsn = 0
         self._checkpoint = 0
         self._ops: dict[str, list[Op]] = {}
+        self._compacted: dict[str, int] = {}
         self._lookups: list[tuple[int, str, tuple[str, ...]]] = []
         self._writes: dict[str, WriteCheckpoint] = {}
         self._seq = 0
@@ -89,6 +94,26 @@ class MemoryStore:
 
     def clear(self, bucket: str) -> None:
         self._append(bucket, "CLEAR", "", None)
+
+    def compact(self, bucket: str) -> None:
+        """Superseded ops become MOVEs, and what is before the first row that stands one CLEAR."""
+        with self._lock:
+            live = {op.id for op in self._live(bucket).values()}
+            ops = [op for op in self._ops.get(bucket, []) if op.id <= self._checkpoint]
+            newest = {op.row: op.id for op in ops if op.kind in {"PUT", "REMOVE"}}
+            start = next((n for n, op in enumerate(ops) if op.id in live), len(ops))
+            if not start:
+                return
+            since = self._since_clear(bucket, ops[start - 1].id)
+            clear = Op(ops[start - 1].id, "CLEAR", fixed_sum=sum(op.checksum for op in since) % 2**32)
+            moved = [
+                op
+                if op.kind in {"CLEAR", "MOVE"} or newest[op.row] == op.id
+                else Op(op.id, "MOVE", fixed_sum=op.checksum)
+                for op in ops[start:]
+            ]
+            self._ops[bucket][: len(ops)] = [clear, *moved]
+            self._compacted[bucket] = ops[-1].id
 
     def set_lookup(self, key: str, outputs: Sequence[str]) -> None:
         with self._lock:
@@ -147,10 +172,15 @@ class MemoryStore:
             self.reads.append(f"chunk {bucket}")
             visible = [op for op in self._since_clear(bucket, upto) if op.id > after]
             ops = visible[: self.chunk_ops]
+            overtaken = self._compacted.get(bucket, 0) > upto
             if not ops:
-                return Chunk(b"", 0, after, more=False)
+                return Chunk(b"", 0, after, more=False, overtaken=overtaken)
             more = len(visible) > len(ops)
-            return Chunk(",".join(op.line for op in ops).encode(), len(ops), OpId(ops[-1].id), more)
+            return Chunk(",".join(op.line for op in ops).encode(), len(ops), OpId(ops[-1].id), more, overtaken)
+
+    def marks(self, buckets: Sequence[str]) -> dict[str, BucketMarks]:
+        with self._lock:
+            return {name: self._marks(name) for name in buckets if name in self._ops}
 
     def listen(self) -> SocketListener:
         listener = SocketListener()
@@ -192,6 +222,11 @@ class MemoryStore:
 
     def _now(self) -> Checkpoint:
         return Checkpoint(OpId(self._checkpoint), {"default": Lsn(self._lsn)})
+
+    def _marks(self, bucket: str) -> BucketMarks:
+        visible = [op for op in self._ops[bucket] if op.id <= self._checkpoint]
+        clear = max((op.id for op in visible if op.kind == "CLEAR"), default=0)
+        return BucketMarks(OpId(clear), OpId(self._compacted.get(bucket, 0)), OpId(visible[-1].id if visible else 0))
 
     def _append(self, bucket: str, kind: str, row: str, data: str | None) -> None:
         with self._lock:

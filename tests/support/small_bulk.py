@@ -12,10 +12,12 @@ from headwater.oplog.change import Column, Relation, ReplicaIdentity
 from headwater.oplog.lsn import Lsn
 from headwater.oplog.op import bucket_key
 from headwater.oplog.transform import BucketName, RowKeys, encode_members, row_ops
-from headwater.storage.contract import BulkRecord, CurrentRow, SourceState, StagedPart, StagedTable
+from headwater.storage.common import process_owner
+from headwater.storage.contract import SourceState
+from headwater.storage.parts import BulkRecord, CurrentRow, StagedPart, StagedTable
 from headwater.storage.sqlite import SqliteStore
-from headwater.storage.sqlite.lease import process_owner
 from headwater.storage.sqlite.stage import StageFile
+from headwater.storage.versions import Origin
 from headwater_rules.results import LookupEntry, Put
 
 SOURCE = "default"
@@ -43,7 +45,8 @@ def run(directory: Path, text: str) -> None:
     known = store.source_state(SOURCE)
     state = SourceState(SOURCE, Lsn(100 if known is None else known.lsn + 100), "slot", "1", 1)
     record = BulkRecord("snapshot", SOURCE, "app", len(parts), ROWS * len(KINDS), ROWS * len(KINDS), 0.0, 1.0)
-    store.publish(lease, state, tables, "streams: {}", record)
+    version = store.deploy("streams: {}", Origin.FILE)
+    store.publish(lease, state, tables, version.id, {"all.1": "1", "l": "2"}, record)
     store.release(lease)
     store.close()
 

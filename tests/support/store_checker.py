@@ -1,47 +1,93 @@
-"""Walks a whole embedded store and says what in it contradicts itself. Reads the files; shares no code with the
-service but the formats."""
+"""Walks a whole store and says what in it contradicts itself. Reads the tables; shares no code with the service but
+the formats."""
 
 from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import apsw
+import psycopg
 import zstandard
+from psycopg import sql
+
+from headwater.storage.address import PostgresAddress, StoreAddress
 
 Op = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class StoreCopy:
-    """What one consistent look at a store gave: `history` holds the ops of each bucket key in order."""
+    """What one consistent look at a store gave: `history` holds the ops of each bucket key in order, `retired` those
+    buckets that are being forgotten bit by bit."""
 
     db: apsw.Connection
+    retired: frozenset[int]
     history: dict[int, list[Op]]
     names: dict[int, str]
 
 
-def problems(directory: Path) -> list[str]:
-    """Everything that is wrong with the store; empty for one that is whole. What an unfinished bulk job left
-    invisible is not wrong."""
-    db = apsw.Connection(str(directory / "store.db"), flags=apsw.SQLITE_OPEN_READWRITE)
-    db.set_busy_timeout(30_000)
-    try:
-        db.execute("begin")
+def problems(store: Path | StoreAddress) -> list[str]:
+    """Everything that is wrong with a store; empty for one that is whole. What an unfinished bulk job left invisible
+    is not wrong."""
+    with _seen(store) as db:
         found = list(_broken_segments(db))
         if found:
             return found
-        copy = StoreCopy(db, _history(db), dict(_rows(db, "select id, name from buckets")))
+        retired = frozenset(row[0] for row in _rows(db, "select id from retired_buckets"))
+        copy = StoreCopy(db, retired, _history(db), dict(_rows(db, "select id, name from buckets")))
         for check in (_ids, _totals, _checkpoint, _generations, _staging, _lookups, _members):
             found += check(copy)
         integrity = [row[0] for row in _rows(db, "pragma integrity_check") if row[0] != "ok"]
         return found + integrity
+
+
+@contextmanager
+def _seen(store: Path | StoreAddress) -> Iterator[apsw.Connection]:
+    """The store's tables as they are at one moment; those of a store in Postgres as a copy."""
+    if isinstance(store, PostgresAddress):
+        db = apsw.Connection(":memory:")
+        _copy_tables(store, db)
+    else:
+        directory = store if isinstance(store, Path) else Path(store.directory)
+        db = apsw.Connection(str(directory / "store.db"), flags=apsw.SQLITE_OPEN_READWRITE)
+        db.set_busy_timeout(30_000)
+    try:
+        db.execute("begin")
+        yield db
     finally:
         db.close()
+
+
+_TABLES = (
+    "buckets", "flushes", "lookups", "ops", "retired_buckets", "segment_blobs", "segments", "sources",
+    "staged_segments", "state", "tables",
+)  # fmt: skip
+
+
+def _copy_tables(address: PostgresAddress, db: apsw.Connection) -> None:
+    with psycopg.connect(address.conninfo) as connection:
+        connection.execute("set transaction isolation level repeatable read")
+        for name in _TABLES:
+            _copy_table(address, connection, db, name)
+        # an old generation is swept away in its own time
+        for (table,) in db.execute("select id from tables where state = 'dropped'").fetchall():
+            db.execute("delete from lookups where table_id = ?", (table,))
+        db.execute("delete from tables where state = 'dropped'")
+        for (table,) in db.execute("select id from tables").fetchall():
+            _copy_table(address, connection, db, f"rows_{int(str(table)):d}")
+
+
+def _copy_table(address: PostgresAddress, connection: psycopg.Connection, db: apsw.Connection, name: str) -> None:
+    cursor = connection.execute(sql.SQL("select * from {}").format(sql.Identifier(address.schema, name)))
+    columns = [column.name for column in cursor.description or ()]
+    db.execute(f"create table {name} ({', '.join(columns)})")
+    db.executemany(f"insert into {name} values ({', '.join('?' * len(columns))})", cursor)
 
 
 def leftovers(directory: Path) -> dict[str, int]:
@@ -88,26 +134,39 @@ def _history(db: apsw.Connection) -> dict[int, list[Op]]:
     for op_id, bucket, line in _rows(db, "select id, bucket, line from ops"):
         op = json.loads(line)
         ops[bucket].append({**op, "op_id": int(op["op_id"]), "row": op_id})
-    for bucket, first, bodies in _rows(
-        db, "select s.bucket, s.first_op, b.bodies from segments s join segment_blobs b on b.id = s.blob"
+    for bucket, first, sealed, bodies in _rows(
+        db, "select s.bucket, s.first_op, s.sealed, b.bodies from segments s join segment_blobs b on b.id = s.blob"
     ):
-        for op_id, body in enumerate(zstandard.decompress(bodies).decode().split("\n"), first):
-            ops[bucket].append({**json.loads("{" + body), "op_id": op_id, "row": op_id})
+        ops[bucket] += [{**op, "row": op["op_id"]} for op in _segment_ops(first, sealed, bodies)]
     return {bucket: sorted(found, key=lambda op: int(op["op_id"])) for bucket, found in ops.items()}
+
+
+def _segment_ops(first: int, sealed: int, bodies: bytes) -> list[Op]:
+    texts = zstandard.decompress(bodies).decode().split("\n")
+    if sealed:
+        return [{**op, "op_id": int(op["op_id"])} for op in map(json.loads, texts)]
+    return [{**json.loads("{" + body), "op_id": op_id} for op_id, body in enumerate(texts, first)]
 
 
 def _broken_segments(db: apsw.Connection) -> Iterator[str]:
     sql = (
-        "select s.bucket, s.first_op, s.last_op, s.blob, b.bucket, b.size, b.checksum, b.bodies"
-        " from segments s left join segment_blobs b on b.id = s.blob"
+        "select s.bucket, s.first_op, s.last_op, s.blob, s.sealed, b.bucket, b.size, b.checksum, b.bodies"
+        " from segments s left join segment_blobs b on b.id = s.blob order by s.bucket, s.first_op"
     )
-    for bucket, first, last, blob, of, size, checksum, bodies in _rows(db, sql):
+    before = (0, 0)
+    for bucket, first, last, blob, sealed, of, size, checksum, bodies in _rows(db, sql):
         if bodies is None:
             yield f"segment {first} of bucket {bucket} names blob {blob}, which is not there"
             continue
-        ops = [json.loads("{" + body) for body in zstandard.decompress(bodies).decode().split("\n")]
-        if of != bucket or not len(ops) == size == last - first + 1:
+        ops = _segment_ops(first, sealed, bodies)
+        ids = [op["op_id"] for op in ops]
+        if of != bucket or len(ops) != size or (ids[0], ids[-1]) != (first, last) or ids != sorted(set(ids)):
             yield f"blob {blob} does not fit its segment {first}..{last}"
+        if before >= (bucket, first):
+            yield f"segment {first}..{last} of bucket {bucket} begins within the one before it"
+        before = (bucket, last)
+        if sealed and size > 1 and (size > 1000 or len(zstandard.decompress(bodies)) > 1 << 20):
+            yield f"segment {first}..{last} of bucket {bucket} is too large for a chunk"
         if sum(op["checksum"] for op in ops) % 2**32 != checksum:
             yield f"blob {blob} has another checksum than its ops"
 
@@ -137,7 +196,12 @@ def _totals(copy: StoreCopy) -> Iterator[str]:
         real = (sum(op["checksum"] for op in seen) % 2**32, len(seen), seen[0]["op_id"], seen[-1]["op_id"])
         if told != real:
             yield f"{name}: checksum, count, last clear and last op are told as {told} and are {real}"
-    yield from (f"bucket {bucket} has ops and no name" for bucket in copy.history if bucket not in copy.names)
+    for name, last_op, compacted_op in _rows(copy.db, "select name, last_op, compacted_op from buckets"):
+        if compacted_op > last_op:
+            yield f"{name} was compacted up to op {compacted_op}, after its last op {last_op}"
+    nameless = copy.history.keys() - copy.names.keys() - copy.retired
+    yield from (f"bucket {bucket} has ops and no name" for bucket in nameless)
+    yield from (f"{copy.names[bucket]} is retired and there" for bucket in copy.retired & copy.names.keys())
 
 
 def _checkpoint(copy: StoreCopy) -> Iterator[str]:
@@ -147,10 +211,11 @@ def _checkpoint(copy: StoreCopy) -> Iterator[str]:
         yield f"op {newest} is above the checkpoint {checkpoint}"
     if next_op <= max(newest, checkpoint or 0):
         yield f"the next op is to be {next_op}, and {newest} exists"
-    for last_op, lsn, source_lsn in _rows(
-        copy.db, "select f.last_op, f.lsn, s.lsn from flushes f left join sources s on s.tag = f.source"
+    for last_op, source, lsn, source_lsn in _rows(
+        copy.db, "select f.last_op, f.source, f.lsn, s.lsn from flushes f left join sources s on s.tag = f.source"
     ):
-        if last_op > (checkpoint or 0) or source_lsn is None or lsn > source_lsn:
+        # what upkeep appends belongs to no source
+        if last_op > (checkpoint or 0) or (source and (source_lsn is None or lsn > source_lsn)):
             yield f"the flush up to op {last_op} at {lsn} is ahead of the store"
 
 
@@ -189,15 +254,27 @@ def _members(copy: StoreCopy) -> Iterator[str]:
     for (table,) in _rows(copy.db, "select id from tables where state = 'active'"):
         for row_id, members in _rows(copy.db, f"select row_id, members from rows_{table:d} where members <> ''"):
             for bucket, digest, kind, *object_id in json.loads(members):
+                if len(object_id) > 1:
+                    continue  # what was too large to stand there
+                if bucket in copy.retired:
+                    continue
                 said[bucket, kind, object_id[0] if object_id else row_id, digest % 2**32] += 1
     stands: Counter[tuple[int, str, str, int]] = Counter()
-    for bucket, ops in copy.history.items():
-        live: dict[tuple[str, str, str], int] = {}
-        for op in _since_clear(ops)[1:]:
-            live.pop((op["object_type"], op["object_id"], op["subkey"]), None)
-            if op["op"] == "PUT":
-                live[op["object_type"], op["object_id"], op["subkey"]] = op["checksum"]
+    for bucket in copy.history.keys() - copy.retired:
+        live = _live(copy.history[bucket])
         stands.update((bucket, kind, object_id, checksum) for (kind, object_id, _), checksum in live.items())
     for where, things in (("a row and not in its bucket", said - stands), ("a bucket and not of a row", stands - said)):
         for bucket, kind, object_id, _ in things:
             yield f"{kind} {object_id} is in {where} ({copy.names.get(bucket, bucket)})"
+
+
+def _live(ops: list[Op]) -> dict[tuple[str, str, str], int]:
+    """Checksums of the rows that stand after these ops, by type, id and subkey."""
+    live: dict[tuple[str, str, str], int] = {}
+    for op in _since_clear(ops)[1:]:
+        if op["op"] == "MOVE":
+            continue
+        live.pop((op["object_type"], op["object_id"], op["subkey"]), None)
+        if op["op"] == "PUT":
+            live[op["object_type"], op["object_id"], op["subkey"]] = op["checksum"]
+    return live

@@ -24,6 +24,7 @@ from headwater.api.probes import Health, probe_routes
 from headwater.api.reading import StoreThreads
 from headwater.api.stream import SyncStream
 from headwater.errors import HeadwaterError
+from headwater.storage.cache import CachedReader
 from headwater.storage.contract import StoreReader
 from headwater_rules.errors import RuleLimitError
 
@@ -47,6 +48,7 @@ class ApiSettings:
     max_concurrent_connections: int = 200
     max_data_fetch_concurrency: int = 10
     requests: RequestLimits = field(default_factory=RequestLimits)
+    chunk_cache_bytes: int = 64 * 1024 * 1024
 
 
 class Endpoint:
@@ -55,13 +57,13 @@ class Endpoint:
     def __init__(self, settings: ApiSettings, reader: StoreReader, head: Head) -> None:
         verifier = Verifier(settings.keys, settings.audience)
         self._head = head
-        self._reader = reader
-        self._threads = StoreThreads(reader, settings.max_data_fetch_concurrency)
+        cached = CachedReader(reader, settings.chunk_cache_bytes)
+        self._threads = StoreThreads(cached, settings.max_data_fetch_concurrency)
         self._closing = False
         self.hub = Hub(reader, self._threads)
         self.writes = WriteCheckpoints(reader, self._threads, head, self.hub.look)
         self.streams = SyncStream(
-            reader, self._threads, self.hub, Plans(settings.requests), verifier, settings.max_concurrent_connections
+            self._threads, self.hub, Plans(settings.requests), verifier, settings.max_concurrent_connections
         )
         self.write_checkpoint = WriteCheckpointRoute(verifier, self.writes, lambda: self.hub.active)
 

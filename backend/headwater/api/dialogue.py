@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from headwater.api.codings import Coding, Piece
+from headwater.api.encoding import DataForm, Pieces
 from headwater.api.reading import Reading
 from headwater.errors import HeadwaterError, Kind
 from headwater.oplog.op import OpId
-from headwater.storage.contract import StoredConfig, StoreReader, WriteCheckpoint
+from headwater.storage.contract import StoredConfig, WriteCheckpoint
 from headwater.sync.interest import Interest, News, reached
 from headwater.sync.request import StreamRequest
 from headwater.sync.session import Line, Session, View
@@ -16,6 +19,9 @@ from headwater_rules.results import LookupReader, Resolution, SyncRequest
 
 BATCH_BYTES = 256 * 1024
 """What a stream reads ahead of its client, short of the last chunk."""
+
+LOOK_AHEAD = 500
+"""Buckets that the store is asked about at once; as many small ones as are about a batch."""
 
 
 class ConfigReplacedError(HeadwaterError):
@@ -33,9 +39,10 @@ class Resolver(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Lines for the client. With `done`, it has all of the checkpoint and there is nothing to do until the next."""
+    """Lines for the client, ready to go out. With `done`, it has all of the checkpoint and there is nothing to do until
+    the next."""
 
-    body: bytes = b""
+    pieces: Sequence[Piece] = ()
     ops: int = 0
     done: bool = True
 
@@ -44,13 +51,19 @@ class Dialogue:
     """One thread at a time. After each call `interest` and `op_id` say what the answer was made of."""
 
     def __init__(
-        self, request: StreamRequest, claims: SyncRequest, write_key: str, resolver: Resolver, reader: StoreReader
+        self,
+        request: StreamRequest,
+        claims: SyncRequest,
+        write_key: str,
+        resolver: Resolver,
+        coding: Coding,
     ) -> None:
         self._request = claims
         self.write_key = write_key
         self._resolver = resolver
-        self._reader = reader
-        self._session = Session(request.positions, raw=request.raw_data)
+        self._session = Session(request.positions)
+        self._coding = coding
+        self._form = DataForm(coding, request.raw_data)
         self.config_id: int | None = None
         self.interest = Interest()
         self.op_id = OpId(0)
@@ -60,6 +73,11 @@ class Dialogue:
     def interruptible(self) -> bool:
         """Whether news may be looked at before everything owed was sent."""
         return self._session.interruptible
+
+    @property
+    def overtaken(self) -> bool:
+        """Whether there is no more to get for this checkpoint: compaction went past it, and `turn` has to follow."""
+        return self._session.overtaken
 
     def open(self, reading: Reading) -> Batch:
         """The first checkpoint, and its data as far as a batch goes."""
@@ -85,9 +103,9 @@ class Dialogue:
         stale = names if news.buckets is None else (names & news.buckets) | (names - before)
         return self._advance(reading, resolution, stale, news.write_checkpoint)
 
-    def more(self) -> Batch:
+    def more(self, reading: Reading) -> Batch:
         """The next data of the checkpoint."""
-        return self._fill(b"", self._reader)
+        return self._fill(b"", reading)
 
     def _beyond(self, reading: Reading, upto: OpId) -> News:
         """News of what happened between the wake-up and the snapshot: a checkpoint line promises its whole op id."""
@@ -108,21 +126,26 @@ class Dialogue:
     def _resolve(self, reading: Reading) -> Resolution:
         return self._resolver.resolve(reading.config, self._request, reading.lookups)
 
-    def _fill(self, line: bytes, source: Reading | StoreReader) -> Batch:
-        parts, size, ops = [line], len(line), 0
-        while size < BATCH_BYTES:
+    def _fill(self, line: bytes, reading: Reading) -> Batch:
+        pieces, ops = Pieces(self._coding, line), 0
+        while len(pieces) < BATCH_BYTES:
+            if self._session.overtaken:
+                break
             step = self._session.next()
             if step is None:
-                return Batch(b"".join(parts), ops)
+                return Batch(pieces.all(), ops)
             if isinstance(step, Line):
-                part = step.content
-            else:
-                chunk = source.chunk(step.bucket, step.after, step.upto)
-                part = self._session.receive(step, chunk)
-                ops += chunk.size
-            parts.append(part)
-            size += len(part)
-        return Batch(b"".join(parts), ops, done=False)
+                pieces.add(step.content)
+                continue
+            written = reading.written(self._form, step, self._upcoming)
+            self._session.receive(step, written.chunk)
+            ops += written.chunk.size
+            if written.content is not None:
+                pieces.add(written.content)
+        return Batch(pieces.all(), ops, done=False)
+
+    def _upcoming(self) -> Sequence[str]:
+        return self._session.upcoming(LOOK_AHEAD)
 
 
 def _interest(resolution: Resolution) -> Interest:

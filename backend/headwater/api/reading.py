@@ -13,18 +13,21 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Generic, TypeVar
 
+from headwater.api.codings import Piece
+from headwater.api.encoding import DataForm
 from headwater.api.errors import NoActiveConfigError
 from headwater.oplog.op import OpId
+from headwater.storage.cache import CachedReader, Written
 from headwater.storage.contract import (
+    BucketMarks,
     BucketTotal,
     Checkpoint,
-    Chunk,
     StoredConfig,
-    StoreReader,
     StoreSnapshot,
     Touched,
     WriteCheckpoint,
 )
+from headwater.sync.session import Download
 
 SHARED_JOBS = 64
 """Jobs that run over one snapshot before their results go out: the first clients need not wait for the last."""
@@ -35,11 +38,12 @@ Result = TypeVar("Result")
 class Reading:
     """One snapshot and what belongs to it. Questions that several jobs ask are put to the store once."""
 
-    def __init__(self, reader: StoreReader, snapshot: StoreSnapshot) -> None:
+    def __init__(self, reader: CachedReader, snapshot: StoreSnapshot) -> None:
         self._reader = reader
         self._snapshot = snapshot
         self._totals: dict[str, BucketTotal] = {}
-        self._chunks: dict[tuple[str, OpId, OpId], Chunk] = {}
+        self._marks: dict[str, BucketMarks | None] = {}
+        self._written: dict[tuple[DataForm, str, OpId, OpId], Written[Piece | bytes]] = {}
         self._touched: dict[OpId, Touched] = {}
 
     @property
@@ -67,18 +71,26 @@ class Reading:
             self._touched[op_id] = self._reader.touched(op_id, self.checkpoint.op_id)
         return self._touched[op_id]
 
-    def chunk(self, bucket: str, after: OpId, upto: OpId) -> Chunk:
-        key = (bucket, after, upto)
-        if key not in self._chunks:
-            self._chunks[key] = self._reader.chunk(bucket, after, upto)
-        return self._chunks[key]
+    def written(
+        self, form: DataForm, download: Download, upcoming: Callable[[], Sequence[str]]
+    ) -> Written[Piece | bytes]:
+        """A chunk as it goes out. `upcoming` names the buckets that will be asked for next, this one first."""
+        bucket = download.bucket
+        if bucket not in self._marks:
+            names = upcoming()
+            self._marks.update(dict.fromkeys(names))
+            self._marks.update(self._reader.marks(names))
+        key = (form, bucket, download.after, download.upto)
+        if key not in self._written:
+            self._written[key] = self._reader.written(*key, self._marks[bucket])
+        return self._written[key]
 
     def write_checkpoint(self, key: str) -> WriteCheckpoint | None:
         return self._reader.write_checkpoint(key)
 
 
 @contextmanager
-def open_reading(reader: StoreReader) -> Iterator[Reading]:
+def open_reading(reader: CachedReader) -> Iterator[Reading]:
     """A reading at the newest checkpoint. Raises NoActiveConfigError."""
     with reader.snapshot() as snapshot:
         if snapshot is None:
@@ -100,7 +112,7 @@ class StoreThreads:
     """Runs jobs over the store. `width` bounds the downloads and connects that read at once; woken streams and the
     hub have threads of their own, so that they do not wait behind those."""
 
-    def __init__(self, reader: StoreReader, width: int) -> None:
+    def __init__(self, reader: CachedReader, width: int) -> None:
         self._reader = reader
         self._bulk = ThreadPoolExecutor(width, thread_name_prefix="headwater-download")
         self._live = ThreadPoolExecutor(3, thread_name_prefix="headwater-live")

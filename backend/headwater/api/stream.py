@@ -12,7 +12,7 @@ import logging
 import random
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -22,12 +22,13 @@ from starlette.types import Receive, Scope, Send
 
 from headwater.api.auth.verify import Principal, Verifier
 from headwater.api.body import read_body
+from headwater.api.codings import IDENTITY, Coding, Piece, Wrapping
 from headwater.api.dialogue import Batch, ConfigReplacedError, Dialogue, Resolver
+from headwater.api.encoding import choose_coding, encode
 from headwater.api.errors import NoActiveConfigError, NotAcceptableError, ShuttingDownError, TooManyRequestsError
 from headwater.api.hub import REPLACED, Hub
 from headwater.api.reading import StoreThreads
 from headwater.errors import HeadwaterError
-from headwater.storage.contract import StoreReader
 from headwater.sync import lines
 from headwater.sync.interest import News
 from headwater.sync.request import StreamRequest, parse_stream_request, write_key
@@ -41,7 +42,7 @@ BSON = "application/vnd.powersync.bson-stream"
 STUCK_SECONDS = 2.0
 """How long a stream that should end waits for a client that does not read."""
 
-_HEADERS = [(b"content-type", NDJSON.encode()), (b"x-accel-buffering", b"no"), (b"cache-control", b"no-store")]
+_HEADERS = ((b"content-type", NDJSON.encode()), (b"x-accel-buffering", b"no"), (b"cache-control", b"no-store"))
 
 log = logging.getLogger(__name__)
 
@@ -49,10 +50,7 @@ log = logging.getLogger(__name__)
 class SyncStream:
     """The ASGI endpoint. Holds what all streams of the process share."""
 
-    def __init__(
-        self, reader: StoreReader, threads: StoreThreads, hub: Hub, resolver: Resolver, verifier: Verifier, limit: int
-    ) -> None:
-        self._reader = reader
+    def __init__(self, threads: StoreThreads, hub: Hub, resolver: Resolver, verifier: Verifier, limit: int) -> None:
         self._threads = threads
         self._hub = hub
         self._resolver = resolver
@@ -75,6 +73,7 @@ class SyncStream:
         asked = parse_stream_request(await read_body(request))
         user = await self._verifier.authorize(request.headers.get("authorization"))
         require_ndjson(request.headers.get("accept"))
+        coding = choose_coding(request.headers.get("accept-encoding"))
         if self._closing:
             raise ShuttingDownError("the service is shutting down", fix="connect again")
         if self._open >= self._limit:
@@ -82,22 +81,22 @@ class SyncStream:
         self._open += 1
         try:
             agent = request.headers.get("x-user-agent") or request.headers.get("user-agent")
-            await self._serve(asked, user, agent, receive, send)
+            await self._serve(asked, user, agent, coding, receive, send)
         finally:
             self._open -= 1
 
     async def _serve(
-        self, asked: StreamRequest, user: Principal, agent: str | None, receive: Receive, send: Send
+        self, asked: StreamRequest, user: Principal, agent: str | None, coding: Coding, receive: Receive, send: Send
     ) -> None:
         dialogue = Dialogue(
             asked,
             SyncRequest(user.claims, asked.parameters, asked.include_defaults, asked.subscriptions),
             write_key(user.user_id, asked.client_id),
             self._resolver,
-            self._reader,
+            coding,
         )
         caller = _Caller(user.user_id, asked.client_id, agent, asked.app_metadata)
-        stream = _Stream(dialogue, user, caller, self._threads, self._hub)
+        stream = _Stream(dialogue, coding, user, caller, self._threads, self._hub)
         self._hub.join(stream)
         try:
             await stream.run(receive, send)
@@ -121,6 +120,7 @@ class _Stream:
     __slots__ = (
         "_bytes",
         "_caller",
+        "_coding",
         "_dialogue",
         "_done",
         "_first",
@@ -136,8 +136,17 @@ class _Stream:
         "_wake",
     )
 
-    def __init__(self, dialogue: Dialogue, user: Principal, caller: _Caller, threads: StoreThreads, hub: Hub) -> None:
+    def __init__(
+        self,
+        dialogue: Dialogue,
+        coding: Coding,
+        user: Principal,
+        caller: _Caller,
+        threads: StoreThreads,
+        hub: Hub,
+    ) -> None:
         self._dialogue = dialogue
+        self._coding = coding
         self._user = user
         self._caller = caller
         self._threads = threads
@@ -201,28 +210,32 @@ class _Stream:
             await _stop(pump, gone)
 
     async def _send_all(self, send: Send) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
-        while True:
-            body = await self._body()
-            if body is None:
-                break
+        coding = [] if self._coding is IDENTITY else [(b"content-encoding", self._coding.name.encode())]
+        await send({"type": "http.response.start", "status": 200, "headers": [*_HEADERS, *coding]})
+        wrapping = self._coding.open()
+        while (pieces := await self._pieces()) is not None:
+            await self._send_pieces(pieces, wrapping, send)
+            del pieces  # an idle stream must not keep what it sent last
+        await send({"type": "http.response.body", "body": wrapping.end(), "more_body": False})
+
+    async def _send_pieces(self, pieces: Sequence[Piece], wrapping: Wrapping, send: Send) -> None:
+        for piece in pieces:
+            body = wrapping.wrap(piece)
             await send({"type": "http.response.body", "body": body, "more_body": True})
             self._bytes += len(body)
-            del body  # an idle stream must not keep what it sent last
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    async def _body(self) -> bytes | None:
+    async def _pieces(self) -> Sequence[Piece] | None:
         """The next lines to send, None at the end."""
         while True:
             if self._tick_due:
-                return self._tick()
+                return (self._tick(),)
             if self._reason is not None:
                 return None
             batch = await self._next()
             self._ops += batch.ops
             self._done = batch.done
-            if batch.body:
-                return batch.body
+            if batch.pieces:
+                return batch.pieces
 
     async def _next(self) -> Batch:
         if self._first is not None:
@@ -230,8 +243,10 @@ class _Stream:
             return first
         if self._dialogue.interruptible and (news := self._take_news()):
             return await self._turn(news)
+        if self._dialogue.overtaken:
+            return await self._turn(News(self._dialogue.op_id))
         if not self._done:
-            return await self._threads.alone(self._dialogue.more)
+            return await self._unless_replaced(self._threads.reading(self._dialogue.more))
         if self._news is None:
             await self._wake.wait()
         self._wake.clear()
@@ -240,14 +255,19 @@ class _Stream:
     async def _turn(self, news: News) -> Batch:
         before = self._dialogue.interest
         job = partial(self._dialogue.turn, news=news)
-        try:
-            batch = await (self._threads.shared(job) if self._done else self._threads.reading(job))
-        except (ConfigReplacedError, NoActiveConfigError):
-            self.end(REPLACED)
-            return Batch()
+        batch = await self._unless_replaced(
+            self._threads.shared(job) if self._done else self._threads.reading(job),
+        )
         if self._dialogue.interest != before:
             self._hub.watch(self, self._dialogue.interest, self._dialogue.op_id)
         return batch
+
+    async def _unless_replaced(self, reading: Awaitable[Batch]) -> Batch:
+        try:
+            return await reading
+        except (ConfigReplacedError, NoActiveConfigError):
+            self.end(REPLACED)
+            return Batch()
 
     def _take_news(self) -> News | None:
         """What is still news: a view that went further than the hub may have shown it already."""
@@ -277,11 +297,11 @@ class _Stream:
         if self._user.expires_in() <= 0:
             self.end("token expired")
 
-    def _tick(self) -> bytes:
+    def _tick(self) -> Piece:
         self._tick_due = False
         if self._reason is None:
             self._schedule_tick()
-        return lines.token_expires_in(self._user.expires_in())
+        return encode(self._coding, lines.token_expires_in(self._user.expires_in()))
 
     # its end
 

@@ -13,7 +13,7 @@ from headwater.api.plans import RequestLimits
 from headwater.api.server import serve_app
 from headwater.config import ServiceConfig
 from headwater.source.head import SourceHead
-from headwater.storage.sqlite import SqliteStore
+from headwater.storage.open import open_reader
 
 
 def build(config: ServiceConfig, extra_routes: Sequence[BaseRoute] = ()) -> Starlette:
@@ -24,8 +24,9 @@ def build(config: ServiceConfig, extra_routes: Sequence[BaseRoute] = ()) -> Star
         max_concurrent_connections=config.api.max_concurrent_connections,
         max_data_fetch_concurrency=config.api.max_data_fetch_concurrency,
         requests=RequestLimits(config.api.max_buckets_per_connection, config.api.max_parameter_query_results),
+        chunk_cache_bytes=config.api.chunk_cache_mb * 1024 * 1024,
     )
-    reader = SqliteStore.open_reader(config.storage.path)
+    reader = open_reader(config.storage)
     return create_app(settings, reader, SourceHead([config.source()]), extra_routes)
 
 

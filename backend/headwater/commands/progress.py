@@ -9,7 +9,7 @@ import time
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from headwater.source.snapshot import BulkProgress
+from headwater.bulk.jobs import BulkProgress
 
 _log = logging.getLogger(__name__)
 
@@ -17,7 +17,7 @@ _LINE_SECONDS = 5.0
 
 
 class BulkProgressDisplay:
-    """Call it with each report. Shows rows done, rows expected, rate and time left."""
+    """Call it with each report on `what`. Shows rows done, rows expected, rate and time left."""
 
     def __init__(self) -> None:
         self._console = Console(file=sys.stderr)
@@ -43,20 +43,20 @@ class BulkProgressDisplay:
             self._said_at = now
             left = "done" if finished else _time_left(progress.rows, expected, rate)
             _log.info(
-                "snapshot: %d of about %d rows, %.0f rows/s, task %d of %d, %s",
-                progress.rows, expected, rate, progress.tasks, progress.tasks_expected, left,
+                "%s: %d of about %d rows, %.0f rows/s, task %d of %d, %s",
+                progress.what, progress.rows, expected, rate, progress.tasks, progress.tasks_expected, left,
             )  # fmt: skip
 
     def _draw(self, progress: BulkProgress, expected: int, rate: float, *, finished: bool) -> None:
         if self._bar is None:
             self._bar = Progress(
-                TextColumn("snapshot"),
+                TextColumn(progress.what),
                 BarColumn(),
                 TextColumn("{task.completed:,.0f} of {task.total:,.0f} rows, {task.fields[rate]:,.0f}/s"),
                 TimeRemainingColumn(),
                 console=self._console,
             )
-            self._task = self._bar.add_task("snapshot", total=expected, rate=0.0)
+            self._task = self._bar.add_task(progress.what, total=expected, rate=0.0)
             self._bar.start()
         self._bar.update(self._task, completed=progress.rows, total=expected, rate=rate)
         if finished:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import threading
+from collections.abc import Sequence
 
 from headwater.commands.progress import BulkProgressDisplay
 from headwater.commands.waiting import wait_for_source
@@ -12,9 +13,11 @@ from headwater.config import ServiceConfig
 from headwater.pipeline.jobs import SparkBulk
 from headwater.pipeline.session import Spark
 from headwater.replication.replicator import Replicator
-from headwater.storage.sqlite import SqliteStore
-from headwater.storage.sqlite.lease import process_owner
+from headwater.storage.common import process_owner
+from headwater.storage.open import open_store
+from headwater.upkeep import Upkeep
 from headwater_rules.compile import compile_config
+from headwater_rules.plan import TablePattern
 
 _log = logging.getLogger(__name__)
 
@@ -26,22 +29,26 @@ def run(config: ServiceConfig, stop: threading.Event, *, source_timeout: float =
     0 for as long as it takes."""
     # Batches are large, short-lived and free of cycles: looking for those every 700 objects costs a sixth of all time
     gc.set_threshold(100_000, 50, 100)
-    yaml = config.sync_text()
-    compiled = compile_config(yaml)
-    for warning in compiled.warnings:
-        _log.warning("%s", warning)
-    wait_for_source(config.source(), compiled.plan.tables(), stop, source_timeout)
+    yaml = config.sync_text() if config.sync_config is not None else None
+    tables: Sequence[TablePattern] = ()
+    if yaml is not None:
+        compiled = compile_config(yaml)
+        tables = compiled.plan.tables()
+        for warning in compiled.warnings:
+            _log.warning("%s", warning)
+    wait_for_source(config.source(), tables, stop, source_timeout)
     if stop.is_set():
         return
-    store = SqliteStore(config.storage.path)
+    store = open_store(config.storage)
     spark = Spark(config.spark)
     done = threading.Event()
     threading.Thread(target=_cancel_when_stopped, args=(spark, stop, done), daemon=True).start()
+    upkeep = Upkeep(config.storage, process_owner())
+    upkeep.start()
     try:
         Replicator(
             source=config.source(),
             store=store,
-            plan=compiled.plan,
             yaml=yaml,
             bulk=SparkBulk(spark),
             owner=process_owner(),
@@ -49,6 +56,7 @@ def run(config: ServiceConfig, stop: threading.Event, *, source_timeout: float =
             following=lambda: None,
         ).run(stop)
     finally:
+        upkeep.stop()
         spark.stop()
         done.set()
         store.close()

@@ -1,44 +1,67 @@
-"""`headwater rules …`: work on sync configs."""
+"""`headwater rules check`, and what all of `headwater rules …` share: reading a sync config and writing JSON."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import IO, Any
 
 import click
 import orjson
 
 from headwater.config.errors import ConfigError, ConfigIssue
-from headwater_rules.compile import compile_config
+from headwater_rules.compile import Compiled, compile_config
 from headwater_rules.errors import RuleErrors
 
 
-def check_file(file: Path, *, as_json: bool) -> int:
-    """Show every finding; the exit code: 0 when the config can be deployed."""
+class WrongRules(click.ClickException):
+    """A sync config that does not compile: shown with the name of its file, and all its errors."""
+
+    def __init__(self, origin: str, errors: RuleErrors, *, as_json: bool = False) -> None:
+        super().__init__(str(errors))
+        self.origin = origin
+        self.errors = errors
+        self.as_json = as_json
+
+    def show(self, file: IO[Any] | None = None) -> None:
+        text = to_json(self.errors.to_dict()) if self.as_json else f"{self.origin}:\n{self.errors.render()}"
+        click.echo(text, file=file, err=not self.as_json)
+
+
+def read_rules(file: Path) -> str:
+    """The text of a sync config. Raises ConfigError."""
     try:
-        text = file.read_text(encoding="utf-8")
+        return file.read_text(encoding="utf-8")
     except OSError as error:
         issue = ConfigIssue(f"the sync config can't be read: {error.strerror}", fix="check the path")
         raise ConfigError(str(file), [issue]) from error
     except UnicodeDecodeError as error:
         issue = ConfigIssue("the sync config is not UTF-8 text", fix="save it as UTF-8")
         raise ConfigError(str(file), [issue]) from error
+
+
+def compile_rules(text: str, origin: str, *, as_json: bool = False) -> Compiled:
+    """The compiled form of a sync config that messages call `origin`. Raises WrongRules."""
     try:
-        compiled = compile_config(text)
+        return compile_config(text)
     except RuleErrors as error:
-        click.echo(_json(error.to_dict()) if as_json else f"{file}:\n{error.render()}", err=not as_json)
-        return 1
+        raise WrongRules(origin, error, as_json=as_json) from None
+
+
+def check_file(file: Path, *, as_json: bool) -> None:
+    """Show every finding. Raises WrongRules when the config can't be deployed."""
+    compiled = compile_rules(read_rules(file), str(file), as_json=as_json)
     if as_json:
         warnings = [warning.to_dict() for warning in compiled.warnings]
-        click.echo(_json({"code": None, "errors": [], "warnings": warnings}))
-        return 0
+        click.echo(to_json({"code": None, "errors": [], "warnings": warnings}))
+        return
     for warning in compiled.warnings:
         click.echo(warning.render(), err=True)
     plan = compiled.plan
     click.echo(
         f"{file}: ok, {len(plan.streams)} streams, {len(plan.buckets)} bucket definitions, {len(plan.lookups)} lookups"
     )
-    return 0
 
 
-def _json(value: object) -> str:
+def to_json(value: object) -> str:
+    """Indented JSON."""
     return orjson.dumps(value, option=orjson.OPT_INDENT_2).decode()

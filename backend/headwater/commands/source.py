@@ -12,7 +12,8 @@ from headwater.source.checks import source_findings
 from headwater.source.connect import connect
 from headwater.source.prepare import prepare
 from headwater.source.slot import slot_name, slot_status
-from headwater.storage.sqlite import SqliteStore
+from headwater.storage.open import open_store
+from headwater.storage.stats import store_exists
 from headwater_rules.compile import compile_config
 
 
@@ -51,19 +52,21 @@ def show_status(config: ServiceConfig) -> None:
 
 
 def _show_store(config: ServiceConfig) -> None:
-    if not (config.storage.path / "store.db").is_file():
-        click.echo(f"store     {config.storage.path}: none yet")
+    if not store_exists(config.storage):
+        click.echo(f"store     {config.storage}: none yet")
         return
-    store = SqliteStore(config.storage.path)
+    store = open_store(config.storage)
     try:
         state = store.source_state(config.source().tag)
         if state is None:
-            click.echo(f"store     {config.storage.path}: no snapshot yet")
+            click.echo(f"store     {config.storage}: no snapshot yet")
             return
-        click.echo(f"store     {config.storage.path}: at {format_lsn(state.lsn)}")
+        click.echo(f"store     {config.storage}: at {format_lsn(state.lsn)}")
         for table in store.tables(config.source().tag):
             relation = table.relation
-            click.echo(f"  {relation.schema}.{relation.name}  replica identity {relation.identity.name.lower()}")
+            resync = f"  being compared with the source: {table.resync}" if table.resync else ""
+            identity = relation.identity.name.lower()
+            click.echo(f"  {relation.schema}.{relation.name}  replica identity {identity}{resync}")
         for record in store.bulk_records()[-3:]:
             seconds = record.finished - record.started
             click.echo(f"  {record.kind}: {record.rows:,} rows, {record.tasks} Spark tasks, {seconds:.1f} s")

@@ -7,7 +7,6 @@ from headwater.config.model import (
     ClientAuth,
     Logging,
     ServiceConfig,
-    SqliteStorage,
     SyncConfigText,
 )
 from headwater.config.origin import ConfigSource
@@ -20,7 +19,6 @@ __all__ = [
     "ConfigSource",
     "Logging",
     "ServiceConfig",
-    "SqliteStorage",
     "SyncConfigText",
     "load_config",
 ]

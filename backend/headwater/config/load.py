@@ -13,15 +13,14 @@ from headwater.config.model import (
     ClientAuth,
     Logging,
     ServiceConfig,
-    SqliteStorage,
     SyncConfigText,
 )
 from headwater.config.origin import ConfigSource, find_config, find_sync_base64
 from headwater.config.section import Findings, Section
 from headwater.config.sources import read_sources
+from headwater.config.storage import read_storage
 from headwater.pipeline.settings import SparkSettings
-
-DEFAULT_STORAGE = "headwater-data"
+from headwater.storage.address import SqliteAddress, StoreAddress
 
 _LEVELS = {
     "silly": "DEBUG", "debug": "DEBUG", "verbose": "DEBUG", "http": "INFO", "info": "INFO",
@@ -39,7 +38,7 @@ def load_config(source: ConfigSource, environment: Mapping[str, str], directory:
     findings = Findings()
     root = Section(found.root.value, "", found.root.mark, findings)
     sync_text = find_sync_base64(source, environment)
-    storage = _storage(root, found.directory)
+    storage = read_storage(root.section("storage"), found.directory)
     config = ServiceConfig(
         sources=read_sources(root.section("replication")),
         storage=storage,
@@ -48,7 +47,7 @@ def load_config(source: ConfigSource, environment: Mapping[str, str], directory:
         host=root.text("host") or "0.0.0.0",  # noqa: S104 - the published service listens on every address too
         port=root.integer("port", 8080, 0, 65535),
         api=_api(root.section("api")),
-        spark=_spark(root),
+        spark=_spark(root, storage),
         logging=_logging(root, environment),
     )
     _note_what_is_not_there(root)
@@ -60,24 +59,6 @@ def load_config(source: ConfigSource, environment: Mapping[str, str], directory:
 
 def _position(issue: ConfigIssue) -> tuple[int, int]:
     return (issue.mark.line, issue.mark.column) if issue.mark else (0, 0)
-
-
-def _storage(root: Section, directory: Path) -> SqliteStorage:
-    section = root.section("storage")
-    kind = section.text("type") or "sqlite"
-    if kind != "sqlite":
-        section.error(
-            f"{kind} storage is not supported by this version",
-            "type",
-            fix="use the embedded store: storage: {type: sqlite, path: ./headwater-data}",
-        )
-        return SqliteStorage(directory / DEFAULT_STORAGE)
-    path = directory / (section.text("path") or DEFAULT_STORAGE)
-    if path.exists() and not path.is_dir():
-        section.error(f"{path} is a file", "path", fix="name a directory: the store keeps several files")
-    section.ignore("max_pool_size", "default_storage_version", "batch_limits")
-    section.warn_unknown()
-    return SqliteStorage(path)
 
 
 def _client_auth(root: Section) -> ClientAuth:
@@ -143,6 +124,7 @@ def _api(section: Section) -> ApiConfig:
         max_parameter_query_results=limits.integer(
             "max_parameter_query_results", defaults.max_parameter_query_results, 1, _LIMIT
         ),
+        chunk_cache_mb=limits.integer("chunk_cache_mb", defaults.chunk_cache_mb, 0, _LIMIT),
     )
     limits.integer("checkpoint_request_retention_minutes", 60, 1, _LIMIT)
     limits.integer("bucket_count_cache_ttl_minutes", 60, 1, _LIMIT)
@@ -151,15 +133,15 @@ def _api(section: Section) -> ApiConfig:
     return config
 
 
-def _spark(root: Section) -> SparkSettings:
+def _spark(root: Section, storage: StoreAddress) -> SparkSettings:
     section = root.section("spark")
     config = SparkSettings(section.text("master") or SparkSettings().master, section.pairs("conf"))
     section.warn_unknown()
-    if not config.local:
+    if not config.local and isinstance(storage, SqliteAddress):
         section.error(
             f"{config.master} runs tasks on other machines, which cannot reach the embedded store's files on this one",
             "master",
-            fix="use local[*]",
+            fix="use local[*], or storage of type postgresql",
         )
     return config
 

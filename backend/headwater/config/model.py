@@ -9,13 +9,7 @@ from headwater.api.auth.keys import Key
 from headwater.config.errors import ConfigError, ConfigIssue
 from headwater.pipeline.settings import SparkSettings
 from headwater.source.connect import SourceSettings
-
-
-@dataclass(frozen=True, slots=True)
-class SqliteStorage:
-    """The embedded store. `path` is its directory, made when it is not there."""
-
-    path: Path
+from headwater.storage.address import StoreAddress
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,13 +50,15 @@ class SyncConfigText:
 
 @dataclass(frozen=True, slots=True)
 class ApiConfig:
-    """Limits of the endpoint, and the admin tokens."""
+    """Limits of the endpoint, and the admin tokens. `chunk_cache_mb` is the memory, in MiB and for each process, in
+    which history that clients ask for again is kept ready to be sent."""
 
     tokens: tuple[str, ...] = field(default=(), repr=False)
     max_concurrent_connections: int = 200
     max_data_fetch_concurrency: int = 10
     max_buckets_per_connection: int = 1000
     max_parameter_query_results: int = 1000
+    chunk_cache_mb: int = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +74,7 @@ class ServiceConfig:
     """Everything that a process is told from outside. `warnings` are for the person who wrote the config."""
 
     sources: tuple[SourceSettings, ...]
-    storage: SqliteStorage
+    storage: StoreAddress
     auth: ClientAuth
     sync_config: SyncConfigText | None
     host: str = "0.0.0.0"  # noqa: S104 - the published service listens on every address too

@@ -57,6 +57,15 @@ def find_config(source: ConfigSource, environment: Mapping[str, str], directory:
     raise ConfigError(str(directory), [issue])
 
 
+def is_configured(source: ConfigSource, environment: Mapping[str, str], directory: Path) -> bool:
+    """Whether anything says where the service config is."""
+    if source.base64 is not None or source.path is not None:
+        return True
+    return any(environment.get(name) for name in (*CONFIG_B64, *CONFIG_PATH)) or any(
+        (directory / name).is_file() for name in DEFAULT_FILES
+    )
+
+
 def find_sync_base64(source: ConfigSource, environment: Mapping[str, str]) -> str | None:
     """The sync config's text when it comes as base64, else None. Raises ConfigError."""
     if source.sync_base64 is not None:

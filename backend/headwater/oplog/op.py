@@ -41,9 +41,14 @@ def put_checksum(digest: int) -> int:
 
 def put_body(table: str, object_id: str, subkey: str, data: str, digest: int) -> str:
     """Body of a PUT; `data` is the row's JSON text."""
+    return f"{put_opening(table, object_id, subkey, digest)}{_dumps(data).decode()}}}"
+
+
+def put_opening(table: str, object_id: str, subkey: str, digest: int) -> str:
+    """How the body of a PUT begins: everything but the data."""
     return (
         f'"op":"PUT","object_type":{type_json(table)},"object_id":{_dumps(object_id).decode()},'
-        f'"checksum":{digest & _UINT32},"subkey":"{subkey}","data":{_dumps(data).decode()}}}'
+        f'"checksum":{digest & _UINT32},"subkey":"{subkey}","data":'
     )
 
 

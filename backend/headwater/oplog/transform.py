@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import orjson
 
+from headwater.oplog.limits import LEFT_OUT, SURELY_AN_OP, fitting, with_left_out, without_left_out
 from headwater.oplog.op import (
     bucket_key,
     content_digest,
@@ -56,10 +57,34 @@ def encode_members(members: Sequence[Member], row_id: str) -> str:
 
 
 def decode_members(text: str, row_id: str) -> list[Member]:
-    """The inverse of `encode_members`."""
+    """The inverse of `encode_members`. A text that was damaged in storage counts as none: whoever compares memberships
+    with the rules then finds the row, and whoever compares histories with memberships what it left behind."""
     if not text:
         return []
-    return [Member(m[0], m[1], m[2], m[3] if len(m) > 3 else row_id) for m in orjson.loads(text)]
+    try:
+        entries = orjson.loads(text)
+        if LEFT_OUT in text:
+            entries = without_left_out(entries)
+        members = [Member(m[0], m[1], m[2], m[3] if len(m) > 3 else row_id) for m in entries]
+    except (ValueError, TypeError, IndexError):
+        return []
+    return members if all(type(m[0]) is type(m[1]) is int for m in members) else []
+
+
+def with_members(text: str, buckets: Collection[int], others: str) -> str:
+    """Stored memberships with those in some buckets replaced by `others`, which has none but in these."""
+    try:
+        kept = [entry for entry in orjson.loads(text or "[]") if entry[0] not in buckets]
+    except (ValueError, TypeError, IndexError):
+        kept = []
+    entries = kept + orjson.loads(others or "[]")
+    return orjson.dumps(entries).decode() if entries else ""
+
+
+def expected_members(puts: Sequence[Put]) -> set[Member]:
+    """The memberships of a row that gives `puts`."""
+    last = {(bucket_key(p.bucket), p.table, p.id): p.data for p in fitting(puts)[0]}
+    return {Member(bucket, content_digest(table, oid, data), table, oid) for (bucket, table, oid), data in last.items()}
 
 
 class RowKeys(NamedTuple):
@@ -131,6 +156,8 @@ class TableTransform:
         if len(puts) != 1:
             return self.move("", None, row_id, puts, ops, buckets)
         position, name, table, object_id, data = puts[0]
+        if len(data) > SURELY_AN_OP:
+            return self.move("", None, row_id, puts, ops, buckets)
         bucket = bucket_key(name)
         if bucket not in buckets:
             buckets[bucket] = BucketName(name, self.definitions[position])
@@ -156,12 +183,14 @@ class TableTransform:
     ) -> str:
         """Add the ops that lead from stored memberships to `puts`, and the buckets' names. Returns the memberships
         to store."""
+        puts, left_out = fitting(puts)
         for put in puts:
             buckets[bucket_key(put.bucket)] = BucketName(put.bucket, self.definitions[put.definition])
         keys = RowKeys(self.table_id, row_id, self.salt, inherited)
         drafts, members = row_ops(decode_members(previous, row_id), puts, keys)
         ops += drafts
-        return encode_members(members, row_id)
+        stored = encode_members(members, row_id)
+        return with_left_out(stored, left_out) if left_out else stored
 
 
 _new_op: Callable[[type[DraftOp], tuple[int, int, str]], DraftOp] = tuple.__new__  # half the time of DraftOp(…)

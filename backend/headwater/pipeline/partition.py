@@ -5,29 +5,39 @@ Runs on executors and imports no pyspark. https://www.postgresql.org/docs/curren
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass, field, replace
 
 import psycopg
 from psycopg import pq, sql
 
+from headwater.bulk.binding import bind
+from headwater.bulk.jobs import SnapshotJob, SnapshotTable, TableChangedError
 from headwater.decode.copytext import split_line
-from headwater.decode.values import row_converter
 from headwater.errors import HeadwaterError, Kind
+from headwater.oplog.limits import (
+    LEFT_OUT,
+    REFUSED_NAMED,
+    SURELY_A_ROW,
+    is_stub,
+    left_out_of,
+    op_refused,
+    read_stub,
+    row_refused,
+    stored_line,
+)
 from headwater.oplog.row_id import IdentityKind, RowIdentity, content_id, copy_id, random_id
-from headwater.oplog.transform import BucketName, DraftOp, TableTransform
+from headwater.oplog.transform import BucketName, DraftOp
+from headwater.pipeline.progress import TaskProgress
 from headwater.source.catalog import Leaf, published_tables
-from headwater.source.connect import connect, connection_error
-from headwater.source.snapshot import SnapshotJob, SnapshotTable, TableChangedError
-from headwater.storage.contract import CurrentRow, StagedPart
-from headwater.storage.sqlite.stage import StageFile
+from headwater.source.connect import SourceSettings, connect, source_errors
+from headwater.storage.open import open_part
+from headwater.storage.parts import CurrentRow, PartWriter, StagedPart
 from headwater_rules.results import LookupEntry
-from headwater_rules.rows import bind_table
 
 BATCH_ROWS = 5_000
+_BATCH_BYTES = 32 << 20
 
 
 class PartitionError(HeadwaterError):
@@ -41,7 +51,6 @@ class PartitionError(HeadwaterError):
 class Partition:
     """A range of pages of one leaf table: from `first` up to `end`, which None leaves open."""
 
-    number: int
     table: SnapshotTable
     leaf: Leaf
     first: int
@@ -55,21 +64,21 @@ class CountedCopies:
     before: Mapping[str, int] = field(default_factory=dict)
 
 
-def read_lines(job: SnapshotJob, partition: Partition) -> Iterator[list[str]]:
+def read_lines(source: SourceSettings, snapshot: str, partition: Partition) -> Iterator[list[str]]:
     """The partition's rows as COPY text, in batches. Raises TableChangedError when the table is not, or does not
     stay, what the snapshot saw: a rewrite or a TRUNCATE would read as no rows and move others between ranges."""
-    with connect(job.source, application_name="headwater snapshot") as watcher:
-        _check_unchanged(watcher, job, partition)
-        with connect(job.source, application_name="headwater snapshot") as conn:
+    with connect(source, application_name="headwater snapshot") as watcher:
+        _check_unchanged(watcher, source, partition)
+        with connect(source, application_name="headwater snapshot") as conn:
             conn.execute("begin transaction isolation level repeatable read read only")
-            conn.execute(sql.SQL("set transaction snapshot {}").format(job.snapshot))
+            conn.execute(sql.SQL("set transaction snapshot {}").format(snapshot))
             yield from _copy(conn, partition)
-        _check_unchanged(watcher, job, partition)
+        _check_unchanged(watcher, source, partition)
 
 
-def _check_unchanged(conn: psycopg.Connection, job: SnapshotJob, partition: Partition) -> None:
+def _check_unchanged(conn: psycopg.Connection, source: SourceSettings, partition: Partition) -> None:
     seen = partition.table.published
-    now = [t for t in published_tables(conn, job.source.publications) if t.relation.oid == seen.relation.oid]
+    now = [t for t in published_tables(conn, source.publications) if t.relation.oid == seen.relation.oid]
     if not now or now[0].fingerprint != seen.fingerprint:
         raise TableChangedError(
             "a table was altered, rewritten or truncated during the snapshot", seen.qualified_name, "it is read again"
@@ -83,15 +92,16 @@ def _copy(conn: psycopg.Connection, partition: Partition) -> Iterator[list[str]]
     if result.status != pq.ExecStatus.COPY_OUT:
         raise PartitionError(_first_line(result.error_message), partition.table.published.qualified_name)
     # libpq hands over one line a call; psycopg's own Copy object would cost as much again for each
-    get, lines = pgconn.get_copy_data, list[str]()
+    get, lines, length = pgconn.get_copy_data, list[str](), 0
     while True:
         size, data = get(0)
         if size <= 0:
             break
         lines.append(str(data[: size - 1], "utf-8"))
-        if len(lines) >= BATCH_ROWS:
+        length += size
+        if len(lines) >= BATCH_ROWS or length >= _BATCH_BYTES:
             yield lines
-            lines = []
+            lines, length = [], 0
     result = pgconn.get_result() or result
     if size == -2 or result.status != pq.ExecStatus.COMMAND_OK:
         raise PartitionError(_first_line(pgconn.error_message), partition.table.published.qualified_name)
@@ -119,41 +129,38 @@ def _first_line(message: bytes | str) -> str:
     return text.strip().split("\n")[0] or "the connection broke"
 
 
-def run_partition(job: SnapshotJob, partition: Partition, attempt: str, copies: CountedCopies) -> StagedPart:
-    """Read, transform and write one partition. The part bears the attempt's name until it is complete."""
-    path = Path(job.directory) / f"part-{partition.number:05d}-{attempt}.db"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    worker = _Worker(job, partition, copies)
-    rows = 0
-    try:
-        with StageFile(path) as part, _ProgressFile(job.directory, partition.number, attempt) as progress:
-            for lines in read_lines(job, partition):
+@dataclass(frozen=True, slots=True)
+class SnapshotTask:
+    """Read, transform and write one partition."""
+
+    partition: Partition
+    copies: CountedCopies
+
+    def run(self, job: SnapshotJob, number: int, attempt: str) -> StagedPart:
+        worker = _Worker(job, self.partition, self.copies)
+        with (
+            source_errors(job.source),
+            TaskProgress(job.directory, number, attempt) as progress,
+            open_part(job.store, self.partition.table.table_id, number, attempt) as part,
+        ):
+            for lines in read_lines(job.source, job.snapshot, self.partition):
                 worker.write(lines, part)
-                rows += len(lines)
-                progress.set(rows)
-            part.finish()
-            return StagedPart(str(path), partition.table.table_id, rows, part.ops, attempt)
-    except psycopg.Error as error:
-        raise connection_error(job.source, error) from error
+                progress.add(len(lines))
+            return replace(part.finish(), refused=tuple(worker.refused[:REFUSED_NAMED]))
 
 
-class _ProgressFile:
-    """Rows done, in a file that the driver sums up while the job runs."""
+@dataclass(frozen=True, slots=True)
+class CountTask:
+    """Count how often each row stands in a partition, by content."""
 
-    def __init__(self, directory: str, number: int, attempt: str) -> None:
-        self._path = Path(directory) / f"progress-{number:05d}-{attempt}"
-        self._file = os.open(self._path, os.O_CREAT | os.O_WRONLY, 0o600)
+    partition: Partition
 
-    def __enter__(self) -> _ProgressFile:
-        return self
-
-    def set(self, rows: int) -> None:
-        os.pwrite(self._file, rows.to_bytes(8, "big"), 0)
-
-    def __exit__(self, failed: type[BaseException] | None, *_: object) -> None:
-        os.close(self._file)
-        if failed is not None:
-            self._path.unlink(missing_ok=True)
+    def run(self, job: SnapshotJob, number: int, attempt: str) -> Counter[str]:
+        counts: Counter[str] = Counter()
+        with source_errors(job.source):
+            for lines in read_lines(job.source, job.snapshot, self.partition):
+                counts.update(map(content_id, lines))
+        return counts
 
 
 class _Worker:
@@ -162,18 +169,17 @@ class _Worker:
     def __init__(self, job: SnapshotJob, partition: Partition, copies: CountedCopies) -> None:
         table = partition.table
         relation = table.published.relation
-        names = [column.name for column in relation.columns]
-        program = bind_table(job.plan, job.source.tag, relation.schema, relation.name, names)
-        if program is None:
+        bound = bind([job.plan], job.source.tag, relation, job.types, table.table_id, job.salt)
+        if bound is None:
             raise PartitionError("the rules do not use this table", table.published.qualified_name)
-        convert = row_converter(relation.columns, job.types, job.plan.options)
-        names = [definition.name for definition in job.plan.buckets]
-        self._transform = TableTransform(table.table_id, job.salt, convert, program, names)
+        self._transform = bound.transform
         self._identity = RowIdentity.of(relation)
         self._width = len(relation.columns)
         self._copies: Counter[str] = Counter(copies.before)
+        self._table = table.published.qualified_name
+        self.refused: list[str] = []  # rows and ops that are too large, in words
 
-    def write(self, lines: list[str], part: StageFile) -> None:
+    def write(self, lines: list[str], part: PartWriter) -> None:
         rows: list[CurrentRow] = []
         lookups: list[tuple[str, LookupEntry]] = []
         ops: list[DraftOp] = []
@@ -183,9 +189,15 @@ class _Worker:
         for line in lines:
             cells = split_line(line, width)
             row_id = row_id_of(line, cells)
+            if len(line) > SURELY_A_ROW and is_stub(stub := stored_line(line)):
+                self.refused.append(row_refused(self._table, row_id, read_stub(stub).size))
+                rows.append(CurrentRow(row_id, 0, stub, "", None))
+                continue
             puts, entries, _ = evaluate(convert(cells), row_id)
             members = enter(row_id, puts, ops, buckets)
             rows.append(_new_row(CurrentRow, (row_id, 0, line, members, None)))
+            if LEFT_OUT in members:
+                self.refused += [op_refused(self._table, row_id, op.size) for op in left_out_of(members)]
             if entries:
                 lookups += [(row_id, entry) for entry in entries]
         part.write(rows, lookups, ops, buckets)
@@ -202,11 +214,3 @@ class _Worker:
 
 
 _new_row: Callable[[type[CurrentRow], tuple[str, int, str, str, str | None]], CurrentRow] = tuple.__new__
-
-
-def count_contents(job: SnapshotJob, partition: Partition) -> Counter[str]:
-    """How often each row stands in the partition, by content."""
-    counts: Counter[str] = Counter()
-    for lines in read_lines(job, partition):
-        counts.update(map(content_id, lines))
-    return counts

@@ -2,29 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
+from headwater.bulk.jobs import SnapshotTable
 from headwater.pipeline.partition import Partition
-from headwater.source.snapshot import SnapshotJob
 
 LARGEST_PAGES = 8_192  # 64 MB: small enough to show progress and to repeat, large enough to amortise a task
 SMALLEST_PAGES = 512
+_ROWS_A_PAGE = 60
 
 
-def partitions(job: SnapshotJob, parallelism: int) -> list[Partition]:
+def partitions(tables: Sequence[SnapshotTable], parallelism: int) -> list[Partition]:
     """Ranges for about four tasks a core, but none tiny and none huge. The last range of a leaf is open: pages that
     the table grew since were counted by nobody."""
-    total = sum(leaf.pages for table in job.tables for leaf in table.published.leaves)
+    total = sum(leaf.pages for table in tables for leaf in table.published.leaves)
     size = min(LARGEST_PAGES, max(SMALLEST_PAGES, total // max(1, parallelism * 4) + 1))
     return [
-        Partition(number, table, leaf, first, end)
-        for number, (table, leaf, first, end) in enumerate(
-            (table, leaf, first, end)
-            for table in job.tables
-            for leaf in table.published.leaves
-            for first, end in _ranges(leaf.pages, size)
-        )
+        Partition(table, leaf, first, end)
+        for table in tables
+        for leaf in table.published.leaves
+        for first, end in _ranges(leaf.pages, size)
     ]
+
+
+def expected_rows(tables: Sequence[SnapshotTable]) -> int:
+    """How many rows the tables are thought to have. The planner has no number for one that was never analysed."""
+    leaves = [leaf for table in tables for leaf in table.published.leaves]
+    return sum(leaf.estimated_rows or leaf.pages * _ROWS_A_PAGE for leaf in leaves)
 
 
 def _ranges(pages: int, size: int) -> Iterator[tuple[int, int | None]]:

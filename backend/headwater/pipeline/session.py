@@ -45,7 +45,11 @@ _DEFAULTS = {
     "spark.python.worker.reuse": "true",
 }
 
-_LOCAL = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+_LOCAL = {
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.sql.shuffle.partitions": str(2 * (os.cpu_count() or 1)),  # Spark's 200 are for a cluster
+}
 
 
 class Spark:

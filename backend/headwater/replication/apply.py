@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from headwater.oplog.change import (
     Begin,
@@ -23,14 +23,19 @@ from headwater.oplog.change import (
     Truncate,
     Update,
 )
-from headwater.oplog.lsn import ZERO, Lsn
+from headwater.oplog.limits import stored_line
+from headwater.oplog.lsn import ZERO, Lsn, format_lsn
+from headwater.oplog.row_id import IdentityKind
 from headwater.oplog.transform import RowKeys, decode_members, row_ops
 from headwater.replication.errors import ProtocolError, SchemaChangedError
-from headwater.replication.fold import Fold, FullCells
-from headwater.replication.live import LiveContext, LiveTable
+from headwater.replication.fold import Fold
+from headwater.replication.live import FullCells, LiveContext, LiveTable
 from headwater.replication.schema import SchemaWatch
+from headwater.replication.touches import TouchLog
 from headwater.source.fetch import RowFetcher
 from headwater.storage.contract import Flush, Lease, Progress, StoredTable, StoreWriter
+from headwater.storage.parts import CurrentRow
+from headwater_rules.plan import SyncPlan
 
 _log = logging.getLogger(__name__)
 
@@ -72,6 +77,9 @@ class Applier:
         self._hold = ZERO  # the flush may not commit before the stream has passed this
         self._pending: list[tuple[LiveTable, RowChange]] = []
         self._reported: set[str] = set()
+        self._final_lsn = ZERO  # where the commit record of the transaction begins that is being read
+        self._logs: list[TouchLog] = []
+        self._written: dict[int, set[str]] = {}
 
     def consume(self, messages: Sequence[Message]) -> None:
         """Take a batch in. Raises SchemaChangedError when a table is not what it was."""
@@ -83,6 +91,8 @@ class Applier:
                 table = tables.get(change.relation.oid)
                 if table is not None and not self._skipping:
                     pending.append((table, change))
+                    for log in self._logs:
+                        log.note(self._final_lsn, table, change)
                     if len(pending) >= CHUNK_CHANGES:
                         self._apply_pending()
             else:
@@ -92,6 +102,7 @@ class Applier:
         match message:
             case Begin():
                 self.in_transaction = True
+                self._final_lsn = message.final_lsn
                 self._skipping = message.final_lsn < self.position
             case Commit():
                 self._end_transaction(message)
@@ -121,7 +132,7 @@ class Applier:
 
     def _check_relation(self, relation: Relation) -> None:
         table = self._tables.get(relation.oid)
-        if table is None and self._context.table(0, relation, 0) is None:
+        if table is None and not self._context.reads(relation):
             return
         self._schema.check()
         if table is None or table.relation != relation:
@@ -133,12 +144,12 @@ class Applier:
     def _apply_pending(self) -> None:
         if not self._pending:
             return
-        fold = Fold(self._open(), self._fetch)
+        fold = Fold(self._open(), self._fetch, self._written)
         fold.apply(self._pending)
         self.rows += len(self._pending)
         self._in_flush += len(self._pending)
         self._pending.clear()
-        self._report_errors(fold.evaluation_errors)
+        self._report(fold)
 
     def _truncate(self, message: Truncate) -> None:
         self._apply_pending()
@@ -147,10 +158,12 @@ class Applier:
             table = self._tables.get(relation.oid)
             if table is None:
                 continue
-            if not table.exclusive:
+            for log in self._logs:
+                log.truncate(self._final_lsn, table)
+            if not table.bound.exclusive:
                 self._remove_all(flush, table)
-            new_id = flush.truncate(table.id, table.definitions if table.exclusive else ())
-            renewed = self._context.table(new_id, table.relation, table.layout)
+            new_id = flush.truncate(table.id, table.bound.definitions if table.bound.exclusive else ())
+            renewed = self._context.table(new_id, table.layouts)
             if renewed is not None:
                 self._tables[relation.oid] = renewed
             self._in_flush += 1
@@ -211,8 +224,72 @@ class Applier:
             self._flush.rollback()
             self._flush = None
 
-    def _report_errors(self, errors: Sequence[str]) -> None:
-        for error in errors:
+    # bulk work beside the stream; between flushes only
+
+    @property
+    def settled(self) -> bool:
+        """Whether no flush is open, so that bulk work may write."""
+        return self._flush is None and not self.in_transaction and not self._pending
+
+    def table(self, oid: int) -> LiveTable | None:
+        """The present generation of a table that the rules read."""
+        return self._tables.get(oid)
+
+    def renew(self, context: LiveContext, plans: Sequence[SyncPlan], stored: Sequence[StoredTable]) -> None:
+        """Follow other plans or tables from here on."""
+        self._context = context
+        self._tables = context.tables(stored)
+        self._schema.renew(plans, stored)
+
+    def record(self, log: TouchLog) -> None:
+        """Tell `log` of every change from here on."""
+        self._logs.append(log)
+
+    def forget(self, log: TouchLog) -> None:
+        """Tell it no more."""
+        if log in self._logs:
+            self._logs.remove(log)
+
+    def watch(self, tables: Sequence[int]) -> Mapping[int, set[str]]:
+        """By table id, the ids of all rows that are written, or go, from here on. One watch at a time."""
+        self._written = {table: set() for table in tables}
+        return self._written
+
+    def unwatch(self) -> None:
+        """Note them no more."""
+        self._written = {}
+
+    def stored_rows(self, table: LiveTable, row_ids: Sequence[str]) -> dict[str, CurrentRow]:
+        """Those rows of a table that are there."""
+        found = self._open().current(table.id, row_ids)
+        self.abandon()
+        return found
+
+    def merge(self, table: LiveTable, states: Mapping[str, FullCells | None], *, anew: bool = False) -> int:
+        """Make rows of a table what `states` says, in a flush of its own; see `Fold.write`. Returns the number of
+        ops."""
+        fold = Fold(self._open(), self._fetch, self._written)
+        ops = fold.write(table, states, anew=anew)
+        self._report(fold)
+        self.flush(self._reached)
+        return ops
+
+    def copies(self, table: LiveTable, contents: Mapping[str, str]) -> dict[str, list[str]]:
+        """Row ids by content, of a table whose rows nothing identifies. `contents` gives the line of each."""
+        flush = self._open()
+        if table.identity.kind is IdentityKind.FULL:
+            found = {content: flush.copies(table.id, content) for content in contents}
+        else:
+            lines = {content: stored_line(line) for content, line in contents.items()}
+            by_line = flush.rows_with_lines(table.id, list(lines.values()))
+            found = {content: by_line[line] for content, line in lines.items()}
+        self.abandon()
+        return found
+
+    def _report(self, fold: Fold) -> None:
+        for refused in fold.refused:
+            _log.error("at %s: %s", format_lsn(Lsn(max(self._final_lsn, self._reached))), refused)
+        for error in fold.evaluation_errors:
             if error not in self._reported and len(self._reported) < 1000:
                 self._reported.add(error)
                 _log.warning("a rule failed on a row and was left out: %s", error)

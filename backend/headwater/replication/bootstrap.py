@@ -10,27 +10,30 @@ from dataclasses import dataclass
 import psycopg
 from psycopg import sql
 
+from headwater.bulk.jobs import BulkProgress, SnapshotJob, SnapshotTable
 from headwater.oplog.lsn import format_lsn
 from headwater.replication.bulk import BulkWork
 from headwater.replication.schema import wanted_tables
 from headwater.source.catalog import PublishedTable, load_types
 from headwater.source.connect import SourceSettings, connect
 from headwater.source.slot import SnapshotKeeper, drop_slot, end_reader, slot_name, system_identity
-from headwater.source.snapshot import BulkProgress, SnapshotJob, SnapshotTable
-from headwater.storage.contract import BulkRecord, Lease, SourceState, StagedTable, StoreWriter
+from headwater.storage.contract import Lease, SourceState
+from headwater.storage.open import Store
+from headwater.storage.parts import BulkRecord, StagedTable
 from headwater_rules.plan import SyncPlan
+from headwater_rules.versions import sides
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Bootstrap:
-    """Reads a whole source. `yaml` is the text of `plan`; `progress` hears of it from time to time."""
+    """Reads a whole source. `version` is that of `plan`; `progress` hears of it from time to time."""
 
     source: SourceSettings
-    store: StoreWriter
+    store: Store
     plan: SyncPlan
-    yaml: str
+    version: int
     bulk: BulkWork
     progress: Callable[[BulkProgress], None]
 
@@ -48,6 +51,8 @@ class Bootstrap:
                 _log.info("slot %s starts at %s", name, format_lsn(keeper.consistent_point))
                 tables, job = self._job(conn, keeper, lease)
                 outcome = self.bulk.snapshot(job, self.progress)
+        for refused in [said for part in outcome.parts for said in part.refused]:
+            _log.error("%s", refused)
         self.store.stage(lease, outcome.parts)
         record = BulkRecord(
             kind="snapshot",
@@ -60,7 +65,7 @@ class Bootstrap:
             finished=time.time(),
         )
         state = SourceState(self.source.tag, keeper.consistent_point, name, identity.system_id, identity.timeline)
-        self.store.publish(lease, state, tables, self.yaml, record)
+        self.store.publish(lease, state, tables, self.version, sides(self.plan), record)
         _log.info("snapshot published: %d rows, %d ops", record.rows, record.ops)
 
     def _job(
@@ -69,7 +74,7 @@ class Bootstrap:
         with conn.transaction():
             conn.execute("set transaction isolation level repeatable read read only")
             conn.execute(sql.SQL("set transaction snapshot {}").format(keeper.snapshot))
-            published = wanted_tables(conn, self.source, self.plan)
+            published = wanted_tables(conn, self.source, [self.plan])
             types = load_types(conn, {c.type_oid for table in published for c in table.relation.columns})
         self._warn_missing(published)
         pairs = [(table.relation, table.shape) for table in published]
@@ -81,6 +86,7 @@ class Bootstrap:
             plan=self.plan,
             types=types,
             salt=self.store.subkey_salt(),
+            store=self.store.address,
             directory=self.store.staging_directory(),
         )
         return staged, job

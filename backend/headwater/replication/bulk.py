@@ -2,22 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
 
-from headwater.source.snapshot import BulkProgress, SnapshotJob
-from headwater.storage.contract import BulkOutcome
+from headwater.bulk.jobs import (
+    BulkProgress,
+    CompareJob,
+    CompareOutcome,
+    Difference,
+    ReprocessJob,
+    SnapshotJob,
+    VerifyJob,
+    VerifyOutcome,
+)
+from headwater.storage.parts import BulkOutcome
+
+Report = Callable[[BulkProgress], None]
 
 
 class BulkWork(Protocol):
-    """Whoever reads whole tables for the replicator."""
+    """Whoever reads whole tables for the replicator. Calls block until the work is done; they raise errors of ours
+    for what a person has to mend, and retryable ones for what may go better the next time."""
 
     def warm_up(self) -> None:
         """Begin to start whatever the work needs. Returns at once."""
 
-    def snapshot(self, job: SnapshotJob, progress: Callable[[BulkProgress], None]) -> BulkOutcome:
-        """Read every table of the job into parts that a store can take over.
+    def snapshot(self, job: SnapshotJob, progress: Report) -> BulkOutcome:
+        """Read every table of the job into parts that a store can take over. Raises TableChangedError when a table
+        was altered or rewritten meanwhile."""
 
-        Raises TableChangedError when a table was altered or rewritten meanwhile, other errors of ours for what a
-        person has to mend.
-        """
+    def reprocess(self, job: ReprocessJob, progress: Report) -> BulkOutcome:
+        """Evaluate current rows into parts of additions."""
+
+    def compare(
+        self, job: CompareJob, progress: Report, found: Callable[[Sequence[Difference]], None]
+    ) -> CompareOutcome:
+        """Hand every row in which source and store differ to `found`, in batches. Raises TableChangedError as
+        `snapshot` does."""
+
+    def verify(self, job: VerifyJob, progress: Report) -> VerifyOutcome:
+        """Look whether histories and lookups hold what current rows say, beside whoever writes them. Raises
+        TableChangedError when a table was truncated meanwhile."""
+
+    def standing(self, job: VerifyJob, buckets: Collection[int], progress: Report) -> dict[int, list[str]]:
+        """By table, ids of the rows that stand in any of these buckets (by key)."""

@@ -10,17 +10,34 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import cast
 
-from headwater.decode.copytext import join_cells, split_line
+from headwater.decode.copytext import join_cells
+from headwater.decode.errors import DecodeError
 from headwater.oplog.change import UNCHANGED, Cell, Cells, Delete, Insert, RowChange, Update
-from headwater.oplog.row_id import IdentityKind, content_id, copy_id, copy_number, random_id
+from headwater.oplog.limits import (
+    LEFT_OUT,
+    SURELY_A_ROW,
+    is_stub,
+    left_out_of,
+    op_refused,
+    read_stub,
+    row_refused,
+    stored_line,
+)
+from headwater.oplog.row_id import IdentityKind, copy_id, copy_number, random_id
 from headwater.oplog.transform import BucketName, DraftOp
+from headwater.replication.contents import content_of
 from headwater.replication.errors import SchemaChangedError
-from headwater.replication.live import LiveTable
-from headwater.storage.contract import CurrentRow, Flush
+from headwater.replication.live import FullCells, LiveTable
+from headwater.storage.contract import Flush
+from headwater.storage.parts import CurrentRow
+from headwater_rules.results import RowResult
 
-FullCells = tuple[str | None, ...]
 Fetch = Callable[[LiveTable, Sequence[Cell]], FullCells | None]
 """Reads a row by its key from the source; the flush then waits for the stream to pass what it saw."""
+
+
+_UNKNOWN: FullCells = ("too large to be kept",)
+"""The cells of a row of which the store has only a stub."""
 
 
 class _Row:
@@ -36,10 +53,12 @@ class _Row:
 class Fold:
     """One chunk of changes on their way into a flush."""
 
-    def __init__(self, flush: Flush, fetch: Fetch) -> None:
+    def __init__(self, flush: Flush, fetch: Fetch, written: Mapping[int, set[str]]) -> None:
         self._flush = flush
         self._fetch = fetch
+        self._written = written  # by table id, where to note the rows that this fold writes
         self.evaluation_errors: list[str] = []
+        self.refused: list[str] = []  # rows and ops that are too large, in words
 
     def apply(self, changes: Sequence[tuple[LiveTable, RowChange]]) -> int:
         """Write what the changes amount to. Returns the number of ops."""
@@ -62,6 +81,14 @@ class Fold:
             case IdentityKind.NOTHING:
                 return {random_id(): _Row(None, self._inserted(table, c)) for c in changes if isinstance(c, Insert)}
 
+    def write(self, table: LiveTable, states: Mapping[str, FullCells | None], *, anew: bool = False) -> int:
+        """Make rows what `states` says: their cells by row id, None for one that is not there. With `anew`, rows are
+        evaluated even if their values are as they were. Returns the number of ops."""
+        rows = self._load(table, states)
+        for row_id, cells in states.items():
+            rows[row_id].cells = cells
+        return self._write(table, rows, anew=anew)
+
     # keyed tables
 
     def _fold_keyed(self, table: LiveTable, changes: Sequence[RowChange]) -> dict[str, _Row]:
@@ -83,7 +110,8 @@ class Fold:
             if type(change) is Delete:
                 rows[old_id].cells = None
                 continue
-            cells = self._complete(table, cast("Insert | Update", change), rows[old_id].cells)
+            known = rows[old_id].cells
+            cells = self._complete(table, cast("Insert | Update", change), None if known is _UNKNOWN else known)
             if old_id != new_id:
                 rows[old_id].cells = None
             rows[new_id].cells = cells
@@ -92,11 +120,10 @@ class Fold:
     def _load(self, table: LiveTable, row_ids: Iterable[str]) -> dict[str, _Row]:
         wanted = list(row_ids)
         found = self._flush.current(table.id, wanted)
-        width = len(table.relation.columns)
         rows: dict[str, _Row] = {}
         for row_id in wanted:
             before = found.get(row_id)
-            rows[row_id] = _Row(before, None if before is None else split_line(before.line, width))
+            rows[row_id] = _Row(before, None if before is None else _cells(table, before))
         return rows
 
     def _complete(self, table: LiveTable, change: Insert | Update, current: FullCells | None) -> FullCells | None:
@@ -126,9 +153,9 @@ class Fold:
     def _fold_multiset(self, table: LiveTable, changes: Sequence[RowChange]) -> dict[str, _Row]:
         steps: list[tuple[str | None, FullCells | None, str | None]] = []  # content gone; cells and content come
         for change in changes:
-            gone = None if type(change) is Insert else _content(cast("Update | Delete", change).old)
+            gone = None if type(change) is Insert else content_of(cast("Update | Delete", change).old)
             cells = None if type(change) is Delete else self._inserted(table, cast("Insert | Update", change))
-            steps.append((gone, cells, None if cells is None else _content(cells)))
+            steps.append((gone, cells, None if cells is None else content_of(cells)))
         contents = dict.fromkeys(content for gone, _, come in steps for content in (gone, come) if content is not None)
         copies = {content: self._flush.copies(table.id, content) for content in contents}
         rows = self._load(table, [row_id for ids in copies.values() for row_id in ids])
@@ -143,20 +170,20 @@ class Fold:
                 counts[come] += 1
                 row = rows.setdefault(copy_id(come, counts[come]), _Row(None, None))
                 row.cells = cells
-        return rows
+        return {row_id: row for row_id, row in rows.items() if row.cells is not _UNKNOWN}
 
     def _inserted(self, table: LiveTable, change: Insert | Update) -> FullCells | None:
         return self._complete(table, change, None)
 
     # the result
 
-    def _write(self, table: LiveTable, rows: Mapping[str, _Row]) -> int:
+    def _write(self, table: LiveTable, rows: Mapping[str, _Row], *, anew: bool = False) -> int:
         put: list[CurrentRow] = []
         gone: list[str] = []
         ops: list[DraftOp] = []
         buckets: dict[int, BucketName] = {}
-        transform, layout, has_lookups = table.transform, table.layout, table.program.has_lookups
-        convert, evaluate, enter, move = transform.convert, table.program.evaluate, transform.enter, transform.move
+        transform, layout, has_lookups = table.bound.transform, table.layout, table.bound.has_lookups
+        convert, evaluate, enter, move = transform.convert, transform.program.evaluate, transform.enter, transform.move
         for row_id, row in rows.items():
             before, cells = row.before, row.cells
             if cells is None:
@@ -167,24 +194,43 @@ class Fold:
                         self._flush.replace_lookups(table.id, row_id, ())
                 continue
             line = join_cells(cells)
+            too_large = len(line) > SURELY_A_ROW and is_stub(line := stored_line(line))
+            if before is not None and before.line == line and before.layout == layout and not anew:
+                continue
+            puts, lookups, errors = self._refuse(table, row_id, line) if too_large else evaluate(convert(cells), row_id)
             if before is None:
-                puts, lookups, errors = evaluate(convert(cells), row_id)
                 members = enter(row_id, puts, ops, buckets)
                 put.append(_new_row(CurrentRow, (row_id, layout, line, members, None)))
-            elif before.line == line and before.layout == layout:
-                continue
             else:
-                puts, lookups, errors = evaluate(convert(cells), row_id)
                 members = move(before.members, before.subkey, row_id, puts, ops, buckets)
                 put.append(CurrentRow(row_id, layout, line, members, before.subkey))
+            if LEFT_OUT in members:
+                self.refused += [op_refused(table.name, row_id, op.size) for op in left_out_of(members)]
             if has_lookups:
                 self._flush.replace_lookups(table.id, row_id, lookups)
             if errors:
                 self.evaluation_errors += errors
+        noted = self._written.get(table.id)
+        if noted is not None:
+            noted.update(gone, (row.row_id for row in put))
         self._flush.delete_rows(table.id, gone)
         self._flush.put_rows(table.id, put)
         self._flush.append(ops, buckets)
         return len(ops)
+
+    def _refuse(self, table: LiveTable, row_id: str, stub: str) -> RowResult:
+        """What comes of a row that is too large: nothing."""
+        self.refused.append(row_refused(table.name, row_id, read_stub(stub).size))
+        return RowResult([], [], [])
+
+
+def _cells(table: LiveTable, row: CurrentRow) -> FullCells:
+    if is_stub(row.line):
+        return _UNKNOWN
+    try:
+        return table.cells(row)
+    except DecodeError:  # damaged in storage: the source has to say what is there
+        return _UNKNOWN
 
 
 _new_row: Callable[[type[CurrentRow], tuple[str, int, str, str, str | None]], CurrentRow] = tuple.__new__
@@ -195,7 +241,3 @@ def _completed(new: Cells, other: Sequence[Cell]) -> Cells:
     if UNCHANGED not in new or not other:
         return new
     return tuple(other[i] if cell is UNCHANGED else cell for i, cell in enumerate(new))
-
-
-def _content(cells: Sequence[Cell] | None) -> str:
-    return content_id(join_cells(cast(FullCells, cells or ())))

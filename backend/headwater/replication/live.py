@@ -5,59 +5,64 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from headwater.bulk.binding import BoundTable, bind, current_cells
 from headwater.decode.catalog import TypeCatalog
-from headwater.decode.values import row_converter
 from headwater.oplog.change import Relation
 from headwater.oplog.row_id import RowIdentity
-from headwater.oplog.transform import TableTransform
 from headwater.storage.contract import StoredTable
+from headwater.storage.parts import CurrentRow
 from headwater_rules.plan import SyncPlan
-from headwater_rules.rows import TableProgram, bind_table
+
+FullCells = tuple[str | None, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class LiveTable:
-    """One table that the rules use, ready for changes."""
+    """One table that the rules use, ready for changes. Rows are written in the last of `layouts`."""
 
     id: int
-    relation: Relation
-    layout: int
+    layouts: tuple[Relation, ...]
     identity: RowIdentity
-    program: TableProgram
-    transform: TableTransform
-    definitions: tuple[str, ...]
-    exclusive: bool  # no other table has rows in the buckets of these definitions
+    bound: BoundTable
+
+    @property
+    def relation(self) -> Relation:
+        return self.layouts[-1]
+
+    @property
+    def name(self) -> str:
+        """Schema and name, for people."""
+        return f"{self.relation.schema}.{self.relation.name}"
+
+    @property
+    def layout(self) -> int:
+        return len(self.layouts) - 1
+
+    def cells(self, row: CurrentRow) -> FullCells:
+        """The cells of a stored row in the order of `relation`."""
+        return current_cells(self.layouts, row)
 
 
 @dataclass(frozen=True, slots=True)
 class LiveContext:
-    """What live tables are built from."""
+    """What live tables are built from. `plans` are all in use, see `bulk.binding.distinct`."""
 
     tag: str
-    plan: SyncPlan
+    plans: tuple[SyncPlan, ...]
     types: TypeCatalog
     salt: bytes
 
     def tables(self, stored: Sequence[StoredTable]) -> dict[int, LiveTable]:
         """By oid, those of the stored tables that the rules use."""
-        live = {table.relation.oid: self.table(table.id, table.relation, len(table.layouts) - 1) for table in stored}
+        live = {table.relation.oid: self.table(table.id, table.layouts) for table in stored}
         return {oid: table for oid, table in live.items() if table is not None}
 
-    def table(self, table_id: int, relation: Relation, layout: int) -> LiveTable | None:
+    def table(self, table_id: int, layouts: tuple[Relation, ...]) -> LiveTable | None:
         """None when the rules do not use the table."""
-        names = [column.name for column in relation.columns]
-        program = bind_table(self.plan, self.tag, relation.schema, relation.name, names)
-        if program is None:
-            return None
-        convert = row_converter(relation.columns, self.types, self.plan.options)
-        definitions = [self.plan.buckets[position] for position in program.definitions]
-        return LiveTable(
-            id=table_id,
-            relation=relation,
-            layout=layout,
-            identity=RowIdentity.of(relation),
-            program=program,
-            transform=TableTransform(table_id, self.salt, convert, program, [b.name for b in self.plan.buckets]),
-            definitions=tuple(definition.name for definition in definitions),
-            exclusive=all(s.table.exact and s.table == d.sources[0].table for d in definitions for s in d.sources),
-        )
+        bound = bind(self.plans, self.tag, layouts[-1], self.types, table_id, self.salt)
+        return None if bound is None else LiveTable(table_id, layouts, RowIdentity.of(layouts[-1]), bound)
+
+    def reads(self, relation: Relation) -> bool:
+        """Whether any plan in use reads the table."""
+        patterns = [pattern for plan in self.plans for pattern in plan.tables()]
+        return any(pattern.matches(self.tag, relation.schema, relation.name) for pattern in patterns)

@@ -8,8 +8,10 @@ import random
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from headwater.bulk.binding import distinct
+from headwater.bulk.jobs import BulkProgress
 from headwater.decode.pgoutput import Decoder
 from headwater.errors import HeadwaterError, Kind
 from headwater.oplog.lsn import format_lsn
@@ -18,40 +20,57 @@ from headwater.replication.bootstrap import Bootstrap
 from headwater.replication.bulk import BulkWork
 from headwater.replication.errors import SourceReplacedError
 from headwater.replication.live import LiveContext
-from headwater.replication.schema import SchemaWatch
+from headwater.replication.sampling import SamplingSettings
+from headwater.replication.schema import SchemaWatch, wanted_tables
+from headwater.replication.site import Site
+from headwater.replication.versions import deploy_file, in_state, in_use, newest
+from headwater.replication.work import Work
 from headwater.source.catalog import load_types
 from headwater.source.connect import SourceSettings, connect, source_errors
 from headwater.source.fetch import RowFetcher
-from headwater.source.slot import SlotLostError, end_reader, slot_status, system_identity
-from headwater.source.snapshot import BulkProgress
+from headwater.source.slot import (
+    SlotLostError,
+    SnapshotKeeper,
+    drop_slot,
+    end_reader,
+    slot_name,
+    slot_status,
+    system_identity,
+)
 from headwater.source.stream import ReplicationStream
 from headwater.storage.contract import Lease, LeaseHeldError, LeaseLostError, SourceState, StoreBusyError, StoreWriter
+from headwater.storage.open import Store
+from headwater.storage.versions import VersionState
 from headwater_rules.compile import compile_config
-from headwater_rules.plan import SyncPlan
+from headwater_rules.errors import RuleErrors
 
 _log = logging.getLogger(__name__)
 
 LEASE_SECONDS = 10.0
 _WAIT = 0.5  # longest silence of the stream before looking whether to stop
+_BUSY_WAIT = 0.02  # and before the next bit of bulk work
 _FIRST_DELAY, _LONGEST_DELAY = 0.25, 30.0
 _STEADY = 60.0  # what ran this long in seconds begins with the shortest delay again
 
 
 @dataclass(frozen=True, slots=True)
 class Replicator:
-    """Follows `source` into `store` by the rules of `plan`, whose text is `yaml`, until told to stop.
+    """Follows `source` into `store` by the sync config's versions, until told to stop. `yaml` is the text of the sync
+    config file, deployed at the start if it is new; without it, what commands deployed is served.
 
-    `following` is called each time the live stream has started.
+    `following` is called each time the live stream has started. Row sides of a version that was served are kept right
+    for `keep_stopped` seconds after it was stopped.
     """
 
     source: SourceSettings
-    store: StoreWriter
-    plan: SyncPlan
-    yaml: str
+    store: Store
+    yaml: str | None
     bulk: BulkWork
     owner: str
     progress: Callable[[BulkProgress], None]
     following: Callable[[], None]
+    keep_stopped: float = 600.0
+    sampling: SamplingSettings = field(default_factory=SamplingSettings)
 
     def run(self, stop: threading.Event) -> None:
         """Returns when `stop` is set. Raises errors of ours that a person has to mend, and LeaseLostError."""
@@ -75,6 +94,8 @@ class Replicator:
         return None
 
     def _run_leased(self, lease: Lease, stop: threading.Event) -> None:
+        if self.yaml is not None:
+            deploy_file(self.store, self.yaml)
         delay = _FIRST_DELAY
         must_read = False
         while not stop.is_set():
@@ -83,8 +104,7 @@ class Replicator:
                 with source_errors(self.source):
                     self.store.renew(lease)  # the slot's reader may be a newer holder's, which we must not end
                     if must_read or self._needs_snapshot(lease):
-                        self.bulk.warm_up()
-                        Bootstrap(self.source, self.store, self.plan, self.yaml, self.bulk, self.progress).run(lease)
+                        self._read_whole(lease, stop)
                         must_read = False
                     self._follow(lease, stop)
             except HeadwaterError as error:
@@ -92,30 +112,61 @@ class Replicator:
                     return  # work that was cut short because we are to end
                 if error.kind not in {Kind.RETRY, Kind.RESYNC}:
                     raise
-                must_read = must_read or error.kind is Kind.RESYNC
+                must_read = must_read or (error.kind is Kind.RESYNC and not isinstance(error, SlotLostError))
                 _log.warning("%s", error)
                 delay = _FIRST_DELAY if time.monotonic() - started > _STEADY else min(delay * 2, _LONGEST_DELAY)
                 stop.wait(delay * random.uniform(0.8, 1.2))
 
+    def _read_whole(self, lease: Lease, stop: threading.Event) -> None:
+        """A new slot and a snapshot of every table, by the newest version of the sync config."""
+        version = newest(self.store)
+        while version is None and not stop.wait(_WAIT):
+            version = newest(self.store)
+        if version is None:
+            return
+        try:
+            plan = compile_config(version.yaml).plan
+        except RuleErrors as error:
+            self.store.mark_version(lease, version.id, VersionState.FAILED, str(error))
+            raise
+        self.bulk.warm_up()
+        Bootstrap(self.source, self.store, plan, version.id, self.bulk, self.progress).run(lease)
+
     def _needs_snapshot(self, lease: Lease) -> bool:
         """Whether the stream alone can't bring the store to where the source is."""
         state = self.store.source_state(self.source.tag)
-        config = self.store.active_config()
-        if state is None or config is None:
+        if state is None or in_state(self.store, VersionState.ACTIVE) is None:
             return True
-        if config.yaml != self.yaml:
-            if _row_sides(self.plan) - _row_sides(compile_config(config.yaml).plan):
-                _log.info("the sync config has definitions that the store does not hold: reading the source")
-                return True
-            self.store.activate_config(lease, self.yaml)
         try:
             self._check_slot(state)
+        except SlotLostError as error:
+            _log.warning("%s", error)
+            return not self._attach_anew(lease)
         except HeadwaterError as error:
             if error.kind is not Kind.RESYNC:
                 raise
             _log.warning("%s", error)
             return True
         return False
+
+    def _attach_anew(self, lease: Lease) -> bool:
+        """Follow the source from a new slot, and have every table compared with it: what was missed in between is all
+        that devices are sent. False when tables are not what they were, too."""
+        stored = self.store.tables(self.source.tag)
+        with connect(self.source) as conn:
+            wanted = wanted_tables(conn, self.source, in_use(self.store, self.keep_stopped).plans)
+            if {t.relation.oid: t.shape for t in wanted} != {t.relation.oid: t.fingerprint for t in stored}:
+                return False
+            name = slot_name(self.source)
+            drop_slot(conn, name)
+            identity = system_identity(conn)
+            with SnapshotKeeper(self.source, name) as keeper:
+                position = keeper.consistent_point
+        self.store.mark_resync(lease, [table.id for table in stored], "the slot was lost")
+        state = SourceState(self.source.tag, position, name, identity.system_id, identity.timeline)
+        self.store.move_source(lease, state)
+        _log.info("slot %s starts at %s; all tables are compared with the source", name, format_lsn(position))
+        return True
 
     def _check_slot(self, state: SourceState) -> None:
         with connect(self.source) as conn:
@@ -126,7 +177,7 @@ class Replicator:
             if slot is None or slot.wal_status == "lost":
                 raise SlotLostError("the slot is gone", f"{self.source.address}, slot {state.slot}")
             if slot.confirmed_flush > state.lsn:
-                raise SlotLostError(
+                raise SourceReplacedError(
                     "the slot is ahead of the store, as after a restore from a backup",
                     f"slot {format_lsn(slot.confirmed_flush)}, store {format_lsn(state.lsn)}",
                 )
@@ -137,41 +188,44 @@ class Replicator:
         if state is None:
             return
         self.store.discard_staged(lease)  # a job that died after its last step has left its files
+        plans = in_use(self.store, self.keep_stopped).plans
         stored = self.store.tables(self.source.tag)
         with connect(self.source) as conn:
             types = load_types(conn, {c.type_oid for t in stored for c in t.relation.columns})
-        context = LiveContext(self.source.tag, self.plan, types, self.store.subkey_salt())
+        context = LiveContext(self.source.tag, distinct(plans), types, self.store.subkey_salt())
         with (
             contextlib.closing(RowFetcher(self.source)) as fetcher,
-            contextlib.closing(SchemaWatch(self.source, self.plan, stored)) as schema,
+            contextlib.closing(SchemaWatch(self.source, plans, stored)) as schema,
         ):
             schema.check()
             applier = Applier(self.store, lease, context, stored, state.lsn, fetcher, schema)
-            with ReplicationStream(self.source, state.slot, state.lsn, self.source.publications) as stream:
+            site = Site(self.source, self.store, lease, self.bulk, applier, self.progress)
+            with (
+                ReplicationStream(self.source, state.slot, state.lsn, self.source.publications) as stream,
+                contextlib.closing(Work(site, self.keep_stopped, self.sampling)) as work,
+            ):
                 _log.info("following the stream from %s", format_lsn(state.lsn))
                 self.following()
                 try:
-                    _pump(stream, applier, stop)
+                    _pump(stream, applier, work, stop)
                 finally:
                     applier.abandon()
 
 
-def _pump(stream: ReplicationStream, applier: Applier, stop: threading.Event) -> None:
-    """Move batches from the stream to the store, and positions back."""
+def _pump(stream: ReplicationStream, applier: Applier, work: Work, stop: threading.Event) -> None:
+    """Move batches from the stream to the store, and positions back; between flushes, do bulk work."""
     decode = Decoder().decode
     idle = True
     while not stop.is_set():
-        received = stream.receive(_WAIT if idle else 0.0, more_expected=applier.in_transaction)
+        wait = 0.0 if not idle else (_BUSY_WAIT if work.busy else _WAIT)
+        received = stream.receive(wait, more_expected=applier.in_transaction)
         applier.consume(decode(received.payloads))
         idle = received.idle
         applier.settle(received.position, idle=idle)
+        if applier.settled:
+            work.step()
         stream.report(applier.position)
     stream.report(applier.position, force=True)
-
-
-def _row_sides(plan: SyncPlan) -> set[str]:
-    """Everything that the store must hold rows for."""
-    return {bucket.digest for bucket in plan.buckets} | {lookup.digest for lookup in plan.lookups}
 
 
 class _LeaseKeeper:

@@ -17,9 +17,9 @@ from headwater.storage.contract import StoredTable
 from headwater_rules.plan import SyncPlan
 
 
-def wanted_tables(conn: psycopg.Connection, source: SourceSettings, plan: SyncPlan) -> list[PublishedTable]:
-    """The published tables that the rules read."""
-    patterns = plan.tables()
+def wanted_tables(conn: psycopg.Connection, source: SourceSettings, plans: Sequence[SyncPlan]) -> list[PublishedTable]:
+    """The published tables that any of the plans reads."""
+    patterns = [pattern for plan in plans for pattern in plan.tables()]
     return [
         table
         for table in published_tables(conn, source.publications)
@@ -30,18 +30,22 @@ def wanted_tables(conn: psycopg.Connection, source: SourceSettings, plan: SyncPl
 class SchemaWatch:
     """Compares stored tables with the catalog, over a connection of its own made when first needed."""
 
-    def __init__(self, source: SourceSettings, plan: SyncPlan, stored: Sequence[StoredTable]) -> None:
+    def __init__(self, source: SourceSettings, plans: Sequence[SyncPlan], stored: Sequence[StoredTable]) -> None:
         self._source = source
-        self._plan = plan
-        self._shapes = {table.relation.oid: table.fingerprint for table in stored}
         self._conn: psycopg.Connection | None = None
+        self.renew(plans, stored)
+
+    def renew(self, plans: Sequence[SyncPlan], stored: Sequence[StoredTable]) -> None:
+        """Watch other tables from here on."""
+        self._plans = tuple(plans)
+        self._shapes = {table.relation.oid: table.fingerprint for table in stored}
 
     def check(self) -> None:
         """Raises SchemaChangedError when a table that the rules read came, went or changed its shape."""
         try:
             if self._conn is None:
                 self._conn = connect(self._source, application_name="headwater schema")
-            now = {table.relation.oid: table for table in wanted_tables(self._conn, self._source, self._plan)}
+            now = {table.relation.oid: table for table in wanted_tables(self._conn, self._source, self._plans)}
         except psycopg.Error as error:
             self.close()
             raise connection_error(self._source, error) from error

@@ -6,14 +6,9 @@ settings of `headwater.decode.settings` from its start-up packet on. Poolers in 
 
 from __future__ import annotations
 
-import hashlib
-import os
-import ssl
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import ClassVar
 
 import psycopg
@@ -21,6 +16,7 @@ from psycopg.conninfo import make_conninfo
 
 from headwater.decode.settings import settings_options, statements_for
 from headwater.errors import HeadwaterError, Kind
+from headwater.tls import pem_file, system_authorities
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,30 +203,8 @@ def _certificates(settings: SourceSettings) -> dict[str, str]:
     if settings.sslmode == "disable":
         return {}
     files = {
-        "sslrootcert": _pem_file(settings.cacert) if settings.cacert else _system_authorities(),
-        "sslcert": _pem_file(settings.client_certificate),
-        "sslkey": _pem_file(settings.client_private_key),
+        "sslrootcert": pem_file(settings.cacert) if settings.cacert else system_authorities(),
+        "sslcert": settings.client_certificate and pem_file(settings.client_certificate),
+        "sslkey": settings.client_private_key and pem_file(settings.client_private_key),
     }
     return {name: path for name, path in files.items() if path}
-
-
-def _system_authorities() -> str:
-    # the libpq inside the psycopg wheel does not look where this machine keeps its authorities
-    return ssl.get_default_verify_paths().cafile or "system"
-
-
-def _pem_file(text: str | None) -> str | None:
-    """A private file with this text, named after it: libpq takes certificates by path only."""
-    if text is None:
-        return None
-    folder = Path(tempfile.gettempdir()) / f"headwater-tls-{os.getuid()}"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    if folder.stat().st_uid != os.getuid():
-        raise SourceRefused("the folder for certificates belongs to somebody else", str(folder), "remove it")
-    path = folder / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.pem"
-    if not path.exists():
-        handle, temporary = tempfile.mkstemp(dir=folder)
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        Path(temporary).replace(path)
-    return str(path)

@@ -104,14 +104,15 @@ def drop_slot(conn: psycopg.Connection, name: str) -> None:
 class SnapshotKeeper:
     """A new slot and the snapshot that Postgres exported with it: exactly the commits before `consistent_point`.
 
-    The snapshot lives as long as this object is open. Raises SlotError, or what `connection_error` makes of a
-    connection that fails.
+    The snapshot lives as long as this object is open, and a `temporary` slot too. Making it waits for writers that
+    are open now. Raises SlotError, or what `connection_error` makes of a connection that fails.
     """
 
-    def __init__(self, settings: SourceSettings, name: str) -> None:
+    def __init__(self, settings: SourceSettings, name: str, *, temporary: bool = False) -> None:
         self._conn = replication_connection(settings)
+        kind = "TEMPORARY LOGICAL" if temporary else "LOGICAL"
         try:
-            result = self._conn.exec_(f'CREATE_REPLICATION_SLOT "{name}" LOGICAL pgoutput EXPORT_SNAPSHOT'.encode())
+            result = self._conn.exec_(f'CREATE_REPLICATION_SLOT "{name}" {kind} pgoutput EXPORT_SNAPSHOT'.encode())
             if result.status != pq.ExecStatus.TUPLES_OK:
                 raise _creation_error(result, name, settings)
             self.slot = name
@@ -125,6 +126,10 @@ class SnapshotKeeper:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give the snapshot up."""
         self._conn.finish()
 
 

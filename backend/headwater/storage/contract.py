@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from headwater.errors import HeadwaterError, Kind
 from headwater.oplog.change import Relation
 from headwater.oplog.lsn import Lsn
 from headwater.oplog.op import OpId
 from headwater.oplog.transform import BucketName, DraftOp
+from headwater.storage.parts import BulkRecord, CurrentRow, StagedPart, StagedTable
 from headwater_rules.results import LookupEntry
 
 
@@ -30,6 +31,13 @@ class StoreBusyError(HeadwaterError):
 
     kind = Kind.RETRY
     code = "HW_4002"
+
+
+class StoreUnreachableError(HeadwaterError):
+    """The store's database does not answer, or not now; nothing of an open transaction was kept."""
+
+    kind = Kind.RETRY
+    code = "HW_4008"
 
 
 class LeaseLostError(HeadwaterError):
@@ -74,12 +82,26 @@ class BucketTotal:
 class Chunk:
     """Part of one bucket's history. `ops` holds finished op objects (JSON, UTF-8) joined by commas, ready to stand
     between `"data":[` and `]`. `next_after` is the last op id covered; `more` says that ops up to the asked-for
-    checkpoint may follow. `size` is the number of ops."""
+    checkpoint may follow. `size` is the number of ops. `overtaken` says that what the bucket held at the asked-for
+    checkpoint is not whole any more, because compaction went past it: a checkpoint that such a chunk belongs to must
+    not be completed; a newer one is there already."""
 
     ops: bytes
     size: int
     next_after: OpId
     more: bool
+    overtaken: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class BucketMarks:
+    """Where a bucket's history stands: its last CLEAR, how far compaction went, its newest op. Compaction moves one of
+    the first two with the first change it makes to ops that were there. Whoever removes what must not be sent any more
+    moves one of them with the last."""
+
+    clear_op: OpId
+    compacted_op: OpId
+    last_op: OpId
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +155,8 @@ class StoreReader(Protocol):
     """The endpoint's side. Safe to call from several threads at once."""
 
     def snapshot(self) -> AbstractContextManager[StoreSnapshot | None]:
-        """The newest checkpoint, or None while there is no active config with a checkpoint."""
+        """The newest checkpoint, or None while there is no active config with a checkpoint. While it is open, all that
+        its thread asks the reader for is seen at the same moment."""
 
     def checkpoint(self) -> tuple[Checkpoint, int] | None:
         """The newest checkpoint and the id of the active config: cheap, for polling after a wake-up."""
@@ -145,6 +168,10 @@ class StoreReader(Protocol):
         """Ops with after < op_id <= upto, at most 1,000 and cut before 1 MiB of row data, except that one op larger
         than that comes alone. An empty chunk has `size` 0 and `more` False. Starts at the bucket's last CLEAR at or
         below `upto`, whatever stands before it."""
+
+    def marks(self, buckets: Sequence[str]) -> dict[str, BucketMarks]:
+        """Where these buckets stand now; one that the store never saw is left out. Cheap: caches ask before every
+        answer."""
 
     def listen(self) -> Listener: ...
 
@@ -185,26 +212,18 @@ class SourceState:
 
 @dataclass(frozen=True, slots=True)
 class StoredTable:
-    """One generation of a source table. Rows name the layout (a position in `layouts`) that they were written in."""
+    """One generation of a source table. Rows name the layout (a position in `layouts`) that they were written in.
+    `resync` says why its rows are being compared with the source, empty when they are not."""
 
     id: int
     source: str
     layouts: tuple[Relation, ...]
     fingerprint: str
+    resync: str = ""
 
     @property
     def relation(self) -> Relation:
         return self.layouts[-1]
-
-
-class CurrentRow(NamedTuple):
-    """A row as the source has it now. `line` is its COPY text; `members` is the text of `encode_members`."""
-
-    row_id: str
-    layout: int
-    line: str
-    members: str
-    subkey: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,60 +259,26 @@ class Flush(Protocol):
 
     def append(self, ops: Sequence[DraftOp], buckets: Mapping[int, BucketName]) -> None:
         """Number and keep ops. `buckets` names every bucket among them that may be new; a bucket built anew starts
-        with a CLEAR."""
+        with a CLEAR. Ops of a bucket that neither exists nor is named are left out: its definition was retired."""
 
     def truncate(self, table: int, definitions: Iterable[str]) -> int:
         """A new, empty generation of the table, whose id is returned; its lookups are gone. Every bucket of
         `definitions` that holds anything is cleared by one op."""
 
+    def begin_anew(self, bucket: int, name: BucketName | None) -> None:
+        """Forget all that a bucket (by its key) holds, damaged or not, and begin it with a CLEAR: its rows are to be
+        appended again. One that is not there is made when `name` says what it is. Earlier checkpoints are overtaken
+        there."""
+
     def table_members(self, table: int) -> Iterable[tuple[str, str, str | None]]:
         """(row id, members, subkey) of every row of the table."""
+
+    def rows_with_lines(self, table: int, lines: Sequence[str]) -> dict[str, list[str]]:
+        """Row ids by line, for tables whose rows nothing else identifies. Reads the whole table."""
 
     def commit(self, source: str, progress: Progress) -> Checkpoint: ...
 
     def rollback(self) -> None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class StagedTable:
-    """A table generation that a bulk job is filling."""
-
-    id: int
-    relation: Relation
-
-
-@dataclass(frozen=True, slots=True)
-class StagedPart:
-    """What one task left behind for the store: where it is, and how much. `attempt` names the try that succeeded."""
-
-    path: str
-    table: int
-    rows: int
-    ops: int
-    attempt: str
-
-
-@dataclass(frozen=True, slots=True)
-class BulkOutcome:
-    """What a bulk job left: its parts, Spark's name for the application, and how many tasks it ran."""
-
-    parts: tuple[StagedPart, ...]
-    application: str
-    tasks: int
-
-
-@dataclass(frozen=True, slots=True)
-class BulkRecord:
-    """What a bulk job did, for status and audit. Times in seconds since 1970."""
-
-    kind: str
-    source: str
-    application: str
-    tasks: int
-    rows: int
-    ops: int
-    started: float
-    finished: float
 
 
 class StoreWriter(Protocol):
@@ -312,17 +297,15 @@ class StoreWriter(Protocol):
     def tables(self, tag: str) -> list[StoredTable]:
         """The active generations of a source's tables."""
 
-    def active_config(self) -> StoredConfig | None: ...
-
-    def activate_config(self, lease: Lease, yaml: str) -> StoredConfig:
-        """Make a config active whose rows are all there already."""
-
     def begin(self, lease: Lease) -> Flush: ...
 
     def subkey_salt(self) -> bytes: ...
 
+    def inbox(self) -> int:
+        """A number that has grown when a request or a version was handed in. Cheap, for polling."""
+
     def staging_directory(self) -> str:
-        """Where tasks of a bulk job leave their parts; emptied by `discard_staged`."""
+        """A directory of this machine for progress and parts of a bulk job; emptied by `discard_staged`."""
 
     def discard_staged(self, lease: Lease) -> None:
         """Drop what an unfinished bulk job left."""
@@ -334,11 +317,49 @@ class StoreWriter(Protocol):
         """Take parts over. Work in their size, in short transactions; readers see nothing of it."""
 
     def publish(
-        self, lease: Lease, state: SourceState, tables: Sequence[StagedTable], config: str, record: BulkRecord
+        self,
+        lease: Lease,
+        state: SourceState,
+        tables: Sequence[StagedTable],
+        version: int,
+        sides: Mapping[str, str],
+        record: BulkRecord,
     ) -> Checkpoint:
         """Put staged tables in the place of all tables of the source, in one short transaction: number the segments,
-        clear what stood in their buckets before, move the source to `state.lsn` and make `config` active. Work in
-        the number of buckets and segments, not of rows."""
+        clear what stood in their buckets before, move the source to `state.lsn` and activate `version`, whose row
+        sides (see `storage.versions`) are complete with it. Work in the number of buckets and segments, not of rows."""
+
+    def create_tables(
+        self, lease: Lease, source: str, tables: Sequence[tuple[Relation, str]], resync: str
+    ) -> list[StoredTable]:
+        """New, empty, active generations, whose rows a re-sync is to bring; `resync` is its reason."""
+
+    def add_layout(self, lease: Lease, table: int, relation: Relation, fingerprint: str) -> StoredTable:
+        """Rows of the table are written in this form from now on. Rows there keep the layout they have."""
+
+    def mark_resync(self, lease: Lease, tables: Sequence[int], reason: str) -> None:
+        """Say why tables are being compared with the source; empty when that is over."""
+
+    def drop_table(self, lease: Lease, table: int) -> None:
+        """Forget a table that has no row left in any bucket."""
+
+    def move_source(self, lease: Lease, state: SourceState) -> None:
+        """Follow the source from another slot, and position, than before."""
+
+    def place_ranges(self, table: int, rows: int) -> list[tuple[int, int]]:
+        """Ranges [first, end) of places that hold all rows of the table, each about `rows` of them."""
+
+    def take_page(self, lease: Lease, part: StagedPart, page: int, skip: Iterable[str]) -> Checkpoint:
+        """Take one page of a part of additions in one short transaction: number its ops, add members and lookups to
+        its rows. Rows in `skip` changed since the task read them, or are gone: nothing of theirs is taken."""
+
+    def note_job(self, record: BulkRecord) -> None: ...
+
+    def note(self, lease: Lease, key: str, text: str) -> None:
+        """Keep a short text under a key, in place of the one before."""
+
+    def noted(self, key: str) -> str:
+        """The text under a key; empty when there is none."""
 
     def bulk_records(self) -> list[BulkRecord]: ...
 

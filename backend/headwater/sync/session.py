@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import islice
 
 from headwater.oplog.op import OpId
 from headwater.storage.contract import BucketTotal, Chunk
@@ -56,13 +57,27 @@ class _Group:
 
 
 class Session:
-    """Use: `advance` at every view, then `next` until it is None, answering each Download with `receive`."""
+    """Use: `advance` at every view, then `next` until it is None, answering each Download with `receive`.
 
-    __slots__ = ("_buckets", "_first", "_groups", "_op_id", "_owes", "_positions", "_raw", "_sent", "_totals", "_write")
+    Once `overtaken`, the checkpoint can't be completed any more, for compaction went past it. What was sent so far is
+    right, but what is missing comes only with a newer view, which has to be given before anything else.
+    """
 
-    def __init__(self, positions: Mapping[str, OpId], *, raw: bool = True) -> None:
+    __slots__ = (
+        "_buckets",
+        "_first",
+        "_groups",
+        "_op_id",
+        "_overtaken",
+        "_owes",
+        "_positions",
+        "_sent",
+        "_totals",
+        "_write",
+    )
+
+    def __init__(self, positions: Mapping[str, OpId]) -> None:
         self._positions = dict(positions)
-        self._raw = raw
         self._first = True
         self._op_id = OpId(0)
         self._buckets: dict[str, ResolvedBucket] = {}
@@ -70,12 +85,18 @@ class Session:
         self._write: int | None = None
         self._groups: deque[_Group] = deque()
         self._owes = False
+        self._overtaken = False
         self._sent = 0
 
     @property
     def interruptible(self) -> bool:
         """Whether a newer view may be given before everything owed was sent."""
-        return not self._owes or self._sent >= INTERRUPTIBLE_AFTER
+        return not self._owes or self._overtaken or self._sent >= INTERRUPTIBLE_AFTER
+
+    @property
+    def overtaken(self) -> bool:
+        """Whether a newer view has to be given."""
+        return self._overtaken
 
     @property
     def buckets(self) -> frozenset[str]:
@@ -90,7 +111,7 @@ class Session:
         removed = self._adopt(view.resolution) if view.resolution is not None else []
         updated = self._changed(view, before)
         write = max(filter(None, (view.write_checkpoint, self._write)), default=None)
-        if not updated and not removed and write == self._write:
+        if not (updated or removed or self._overtaken) and write == self._write:
             return None
         self._write = write
         self._totals.update({name: view.totals[name] for name in updated if name in view.totals})
@@ -112,14 +133,17 @@ class Session:
         self._owes = False
         return Line(lines.complete(self._op_id))
 
-    def receive(self, download: Download, chunk: Chunk) -> bytes:
-        """Answer the last Download with what the store gave: the line for the client, empty if there were no ops."""
-        bucket = download.bucket
-        self._positions[bucket] = max(download.after, chunk.next_after)
-        if not chunk.more:
-            self._groups[0].buckets.popleft()
+    def upcoming(self, limit: int) -> list[str]:
+        """The buckets that downloads are owed of next, at most so many."""
+        return list(islice((name for group in self._groups for name in group.buckets), limit))
+
+    def receive(self, download: Download, chunk: Chunk) -> None:
+        """Answer the last Download with what the store gave, which is the caller's to send on."""
+        self._positions[download.bucket] = max(download.after, chunk.next_after)
         self._sent += chunk.size
-        return lines.data(bucket, download.after, chunk, raw=self._raw) if chunk.size else b""
+        self._overtaken = self._overtaken or chunk.overtaken
+        if not chunk.more and not chunk.overtaken:
+            self._groups[0].buckets.popleft()
 
     def _begin(self, view: View) -> bytes:
         if view.resolution is None:
@@ -161,6 +185,7 @@ class Session:
         self._groups = deque(_Group(priority, groups[priority]) for priority in sorted(groups))
         self._op_id = op_id
         self._owes = True
+        self._overtaken = False
         self._sent = 0
 
     def _first_download(self, group: _Group) -> Download | None:

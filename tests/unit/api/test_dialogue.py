@@ -8,10 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headwater.api.codings import IDENTITY
 from headwater.api.dialogue import Batch, ConfigReplacedError, Dialogue
 from headwater.api.reading import open_reading
 from headwater.oplog.lsn import Lsn
 from headwater.oplog.op import OpId
+from headwater.storage.cache import CachedReader
 from headwater.storage.contract import StoredConfig
 from headwater.sync.interest import Interests, News, anything
 from headwater.sync.request import StreamRequest
@@ -36,16 +38,17 @@ class World:
         self.store.put("a", "1")
         self.store.set_lookup("member", ["a"])
         self.seen = self.store.commit().op_id
+        self.reader = CachedReader(self.store, 1 << 20)
         self.client = ModelClient()
         self.connect()
 
     def connect(self) -> None:
         positions = {name: OpId(position) for name, position in self.client.connect().items()}
         request = StreamRequest(positions=positions, raw_data=True)
-        self.dialogue = Dialogue(request, SyncRequest({}), "u", Memberships(), self.store)
+        self.dialogue = Dialogue(request, SyncRequest({}), "u", Memberships(), IDENTITY)
         self.interests: Interests[str] = Interests()
         self.news: News | None = None
-        with open_reading(self.store) as reading:
+        with open_reading(self.reader) as reading:
             self._take(self.dialogue.open(reading))
 
     def write(self, bucket: str, row: str, value: int | None) -> None:
@@ -73,7 +76,7 @@ class World:
         news, self.news = self.news, None
         if news.upto <= self.dialogue.op_id:
             return
-        with open_reading(self.store) as reading:
+        with open_reading(self.reader) as reading:
             self._take(self.dialogue.turn(reading, news))
 
     def settle(self) -> None:
@@ -85,7 +88,7 @@ class World:
         self.news = news if self.news is None else self.news.also(news)
 
     def _take(self, batch: Batch) -> None:
-        self.client.receive(batch.body)
+        self.client.receive(b"".join(piece.content for piece in batch.pieces))
         self.interests.put("client", self.dialogue.interest)
         if self.dialogue.op_id < self.seen:
             self._tell(anything(self.seen))
@@ -152,5 +155,5 @@ def test_a_write_checkpoint_is_shown_at_the_start_only_if_it_is_contained() -> N
 def test_a_turn_under_another_config_is_refused() -> None:
     world = World()
     world.store.replace_config("streams: {}")
-    with open_reading(world.store) as reading, pytest.raises(ConfigReplacedError):
+    with open_reading(world.reader) as reading, pytest.raises(ConfigReplacedError):
         world.dialogue.turn(reading, anything(OpId(0)))

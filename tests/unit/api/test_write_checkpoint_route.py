@@ -12,6 +12,7 @@ from headwater.api.errors import NoActiveConfigError, TooManyRequestsError
 from headwater.api.reading import StoreThreads
 from headwater.oplog.lsn import Lsn
 from headwater.source.connect import SourceUnreachable
+from headwater.storage.cache import CachedReader
 from tests.support.fix_api import Endpoint, PlayedHead, running
 from tests.support.memory_store import MemoryStore
 
@@ -56,7 +57,7 @@ def test_requests_that_wait_share_one_look_at_the_source(memory_store: MemorySto
     head = HeldHead()
 
     async def story() -> list[int]:
-        threads = StoreThreads(memory_store, 1)
+        threads = StoreThreads(CachedReader(memory_store, 0), 1)
         writes = WriteCheckpoints(memory_store, threads, head, created=lambda: None)
         first = asyncio.create_task(writes.create("u0"))
         await asyncio.sleep(0)  # one turn of the loop: the first is at the source now
@@ -77,7 +78,7 @@ def test_too_many_that_wait_are_told_to_come_later(memory_store: MemoryStore) ->
     head = HeldHead()
 
     async def story() -> list[int | BaseException]:
-        threads = StoreThreads(memory_store, 1)
+        threads = StoreThreads(CachedReader(memory_store, 0), 1)
         writes = WriteCheckpoints(memory_store, threads, head, created=lambda: None)
         tasks = [asyncio.create_task(writes.create("u1")) for _ in range(MAX_WAITING + 1)]
         await asyncio.sleep(0)

@@ -7,8 +7,10 @@ import json
 from pathlib import Path
 
 import pytest
+from psycopg.conninfo import conninfo_to_dict
 
 from headwater.config import ConfigError, ConfigSource, ServiceConfig, load_config
+from headwater.storage.address import PostgresAddress, SqliteAddress
 
 KEY = "{kty: oct, alg: HS256, kid: k, k: c2VjcmV0LXNlY3JldC1zZWNyZXQtc2VjcmV0LXNlY3JldA}"
 MINIMAL = f"""
@@ -39,7 +41,7 @@ def test_a_config_in_the_published_shape_loads(tmp_path: Path) -> None:
     assert (source.host, source.port, source.database, source.user) == ("db.example", 5433, "shop", "app")
     assert source.password == "pass"
     assert source.publications == ("headwater",)
-    assert config.storage.path == tmp_path / "data"
+    assert config.storage == SqliteAddress(str(tmp_path / "data"))
     assert config.auth.audience == {"app"}
     assert [key.kid for key in config.auth.keys] == ["k"]
     assert config.port == 8080
@@ -58,7 +60,31 @@ def test_paths_are_relative_to_the_file_wherever_the_process_runs(tmp_path: Path
     (folder / "headwater.yaml").write_text(MINIMAL)
     config = load_config(ConfigSource(path=Path("etc/headwater.yaml")), {}, tmp_path)
     assert config.sync_text() == "streams: {}"
-    assert config.storage.path == folder / "data"
+    assert config.storage == SqliteAddress(str(folder / "data"))
+
+
+def test_a_store_can_be_a_schema_in_postgres(tmp_path: Path) -> None:
+    text = """
+    storage: {type: postgresql, uri: "postgresql://app:p%40ss@db.example:6001/ours", sslmode: verify-ca, cacert: CA,
+              max_pool_size: 3}
+    """
+    config = load(tmp_path, text)
+    assert isinstance(config.storage, PostgresAddress)
+    assert str(config.storage) == "db.example:6001/ours, schema headwater"
+    assert conninfo_to_dict(config.storage.conninfo) == {
+        "host": "db.example", "port": "6001", "dbname": "ours", "user": "app", "password": "p@ss",
+        "sslmode": "verify-ca", "connect_timeout": "20",
+    }  # fmt: skip
+    assert config.storage.pem == (("sslrootcert", "CA"),)
+    assert "p@ss" not in repr(config)
+    assert not any("storage" in warning for warning in config.warnings)
+
+
+def test_spark_may_run_elsewhere_when_the_store_is_in_postgres(tmp_path: Path) -> None:
+    storage = "storage: {type: postgresql, hostname: h, database: d, username: u, sslmode: disable, schema: hw_2}"
+    config = load(tmp_path, f"{storage}\nspark: {{master: yarn}}")
+    assert config.spark.master == "yarn"
+    assert str(config.storage) == "h:5432/d, schema hw_2"
 
 
 def test_explicit_keys_win_over_the_uri(tmp_path: Path) -> None:
@@ -132,6 +158,12 @@ def test_the_sync_config_can_stand_in_the_service_config(tmp_path: Path, key: st
     assert load(tmp_path, f"{key}:\n  content: |\n    streams: {{}}\n").sync_text() == "streams: {}\n"
 
 
+def test_the_endpoint_keeps_64_mib_of_history_at_hand_unless_told_otherwise(tmp_path: Path) -> None:
+    assert load(tmp_path, MINIMAL).api.chunk_cache_mb == 64
+    assert load(tmp_path, MINIMAL + "api: {parameters: {chunk_cache_mb: 0}}").api.chunk_cache_mb == 0
+    assert "api.parameters.chunk_cache_mb" in mistakes(tmp_path, MINIMAL + "api: {parameters: {chunk_cache_mb: -1}}")
+
+
 def test_anchors_and_merge_keys_are_plain_yaml(tmp_path: Path) -> None:
     text = """
     x-defaults: &defaults {sslmode: disable, username: u, database: d}
@@ -190,8 +222,16 @@ SOURCE = "replication:\n  connections:\n  - "
         ("a: &a [*a]", "this alias contains itself"),
         ("api: {tokens: [1]}", "api.tokens: must be a list of texts"),
         (
+            "storage: {type: postgresql, uri: 'postgres://h/d'}",
+            "storage.username: neither username nor uri says which one; add username",
+        ),
+        (
+            "storage: {type: postgresql, uri: 'postgres://a:b@h/d', schema: pg_store}",
+            "storage.schema: must be made of at most 63 small letters, digits and _",
+        ),
+        (
             "storage: {type: mongodb}",
-            "storage.type: mongodb storage is not supported by this version; use the",
+            "storage.type: mongodb storage is not supported; use the",
         ),
         (
             "client_auth: {jwks_uri: 'https://x'}",

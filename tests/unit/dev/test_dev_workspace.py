@@ -11,6 +11,7 @@ from headwater.dev.checkout import find_checkout
 from headwater.dev.ready import Address, what_to_try
 from headwater.dev.workspace import AUDIENCE, WorkspaceError, open_workspace
 from headwater.source.connect import SourceSettings
+from headwater.storage.address import SqliteAddress
 from headwater_rules.compile import compile_config
 
 
@@ -71,7 +72,7 @@ def test_the_written_config_loads_without_a_warning(tmp_path: Path) -> None:
         assert workspace.config.stat().st_mode & 0o077 == 0
     assert config.warnings == ()
     assert config.source() == source
-    assert (config.host, config.port, config.storage.path) == ("127.0.0.1", 8099, workspace.store)
+    assert (config.host, config.port, config.storage) == ("127.0.0.1", 8099, SqliteAddress(str(workspace.store)))
     assert config.auth.audience == {AUDIENCE}
     assert len(config.auth.keys) == 1
     plan = compile_config(config.sync_text()).plan

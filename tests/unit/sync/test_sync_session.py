@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from headwater.oplog.op import OpId
 from headwater.storage.contract import BucketTotal, Chunk
+from headwater.sync import lines
 from headwater.sync.session import INTERRUPTIBLE_AFTER, Download, Line, Session, View
 from headwater_rules.results import Resolution, ResolvedBucket, StreamStatus
 from tests.support.memory_store import MemoryStore
@@ -46,8 +47,12 @@ def finish(session: Session) -> list[dict[str, object]]:
     """Answer every download with one op; returns the lines."""
     said = []
     while (step := session.next()) is not None:
-        content = step.content if isinstance(step, Line) else session.receive(step, chunk(1, step.upto))
-        said.append(parsed(content))
+        if isinstance(step, Line):
+            said.append(parsed(step.content))
+        else:
+            answer = chunk(1, step.upto)
+            session.receive(step, answer)
+            said.append(parsed(lines.data(step.bucket, step.after, answer, raw=True)))
     return said
 
 
@@ -73,24 +78,22 @@ def test_the_first_line_names_every_bucket_and_stream() -> None:
     }
 
 
-def test_a_data_line_carries_the_ops_of_the_store_as_they_are() -> None:
+def test_a_bucket_is_asked_for_from_where_the_client_is() -> None:
     session = Session({'b["1"]': OpId(4)})
     session.advance(view(9, {'b["1"]': 7}, resolution(**{'b["1"]': 3})))
-    step = session.next()
-    assert step == Download('b["1"]', OpId(4), OpId(9))
+    assert session.next() == Download('b["1"]', OpId(4), OpId(9))
+
+
+def test_a_data_line_carries_the_ops_of_the_store_as_they_are() -> None:
     ops = b'{"op_id":"5","op":"PUT","data":"{\\"a\\":1.50}"},{"op_id":"6","op":"REMOVE","data":null}'
-    assert session.receive(step, Chunk(ops, 2, OpId(6), more=True)) == (
+    assert lines.data('b["1"]', OpId(4), Chunk(ops, 2, OpId(6), more=True), raw=True) == (
         b'{"data":{"bucket":"b[\\"1\\"]","data":[' + ops + b'],"has_more":true,"after":"4","next_after":"6"}}\n'
     )
 
 
 def test_without_raw_data_rows_are_nested_objects() -> None:
-    session = Session({}, raw=False)
-    session.advance(view(9, {"b": 7}, resolution(b=3)))
-    step = session.next()
-    assert isinstance(step, Download)
     ops = b'{"op_id":"5","op":"PUT","data":"{\\"a\\":1.50}"},{"op_id":"6","op":"REMOVE","data":null}'
-    line = session.receive(step, Chunk(ops, 2, OpId(6), more=False))
+    line = lines.data("b", OpId(0), Chunk(ops, 2, OpId(6), more=False), raw=False)
     assert b'"data":[{"op_id":"5","op":"PUT","data":{"a":1.50}},{"op_id":"6","op":"REMOVE","data":null}]' in line
 
 
@@ -209,12 +212,22 @@ def test_a_client_that_is_ahead_of_a_bucket_is_trusted() -> None:
     assert finish(session) == [{"checkpoint_complete": {"last_op_id": "9"}}]
 
 
-def test_an_empty_chunk_is_not_sent_and_moves_the_position() -> None:
+def test_the_buckets_that_are_owed_next_are_known_in_their_order() -> None:
+    session = Session({})
+    session.advance(view(9, {"a": 1, "b": 1, "c": 1}, resolution(a=3, b=1, c=3)))
+    assert session.upcoming(2) == ["b", "a"]
+    step = session.next()
+    assert isinstance(step, Download)
+    session.receive(step, chunk(1, 9))
+    assert session.upcoming(9) == ["a", "c"]
+
+
+def test_an_empty_chunk_moves_the_position() -> None:
     session = Session({})
     session.advance(view(9, {"a": 1}, resolution(a=3)))
     step = session.next()
     assert isinstance(step, Download)
-    assert session.receive(step, Chunk(b"", 0, OpId(6), more=True)) == b""
+    session.receive(step, Chunk(b"", 0, OpId(6), more=True))
     assert session.next() == Download("a", OpId(6), OpId(9))
 
 
@@ -312,7 +325,10 @@ class Conversation:
             if isinstance(step, Line):
                 self.client.receive(step.content)
             else:
-                self.client.receive(self.session.receive(step, self.store.chunk(step.bucket, step.after, step.upto)))
+                answer = self.store.chunk(step.bucket, step.after, step.upto)
+                self.session.receive(step, answer)
+                if answer.size:
+                    self.client.receive(lines.data(step.bucket, step.after, answer, raw=True))
 
     def reconnect(self) -> None:
         self.session = Session({name: OpId(position) for name, position in self.client.connect().items()})

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import apsw
@@ -11,9 +10,10 @@ import apsw
 from headwater.failpoints import passing
 from headwater.oplog.change import Relation
 from headwater.oplog.op import CLEAR_BODY, finished_op
-from headwater.storage.contract import BulkRecord, Lease, SourceState, StagedPart, StagedTable, StoreError
+from headwater.storage.contract import Lease, SourceState, StoreError
+from headwater.storage.parts import BulkRecord, StagedPart, StagedTable
 from headwater.storage.sqlite import lease as leases
-from headwater.storage.sqlite import tables
+from headwater.storage.sqlite import tables, versions
 
 _ROWS_A_TRANSACTION = 50_000
 
@@ -105,7 +105,8 @@ def publish(
     lease: Lease,
     state: SourceState,
     staged: Sequence[StagedTable],
-    config: str,
+    version: int,
+    sides: Mapping[str, str],
     record: BulkRecord,
 ) -> None:
     """See the contract. Clients see all of it at the commit, or nothing."""
@@ -115,21 +116,27 @@ def publish(
         next_op = int(str(connection.execute("select next_op from state").fetchall()[0][0]))
         next_op = _clear_buckets(connection, next_op)
         next_op = _number_segments(connection, next_op)
-        connection.execute(
-            "insert or replace into sources (tag, lsn, slot, system_id, timeline) values (?, ?, ?, ?, ?)",
-            (state.tag, state.lsn, state.slot, state.system_id, state.timeline),
-        )
-        config_id = set_active_config(connection, config)
-        connection.execute(
-            "update state set next_op = ?, checkpoint = ?, config = ?", (next_op + 1, next_op, config_id)
-        )
+        set_source(connection, state)
+        versions.set_active(connection, version)
+        # All rows are new: what they give for other row sides is not there, and what was there is cleared
+        connection.execute("update sides set state = 'retiring'")
+        versions.add_sides(connection, sides)
+        connection.execute("update state set next_op = ?, checkpoint = ?", (next_op + 1, next_op))
         connection.execute(
             "insert into flushes (last_op, source, lsn, committed_us) values (?, ?, ?, 0)",
             (next_op, state.tag, state.lsn),
         )
-        _note_job(connection, record)
+        note_job(connection, record)
         passing("publish.before_commit")
     passing("publish.after_commit")
+
+
+def set_source(connection: apsw.Connection, state: SourceState) -> None:
+    """Within a write transaction: the source is followed from there."""
+    connection.execute(
+        "insert or replace into sources (tag, lsn, slot, system_id, timeline) values (?, ?, ?, ?, ?)",
+        (state.tag, state.lsn, state.slot, state.system_id, state.timeline),
+    )
 
 
 def _replace_tables(connection: apsw.Connection, source: str, staged: Sequence[StagedTable]) -> None:
@@ -149,21 +156,23 @@ def _clear_buckets(connection: apsw.Connection, next_op: int) -> int:
         connection.execute(
             "update buckets set checksum = 0, count = 1, clear_op = ?1, last_op = ?1 where id = ?2", (next_op, bucket)
         )
-        _insert_clear(connection, next_op, int(str(bucket)))
+        insert_clear(connection, next_op, int(str(bucket)))
         next_op += 1
     for bucket, name, definition, known in fresh:
         if known is not None and known != name:
             raise StoreError("two buckets have the same key", str(name), "rename one of the streams")
         if known is None:
             connection.execute(
-                "insert into buckets values (?, ?, ?, 0, 1, ?, ?)", (bucket, name, definition, next_op, next_op)
+                "insert into buckets (id, name, definition, checksum, count, clear_op, last_op)"
+                " values (?, ?, ?, 0, 1, ?, ?)",
+                (bucket, name, definition, next_op, next_op),
             )
-            _insert_clear(connection, next_op, int(str(bucket)))
+            insert_clear(connection, next_op, int(str(bucket)))
             next_op += 1
     return next_op
 
 
-def _insert_clear(connection: apsw.Connection, op_id: int, bucket: int) -> None:
+def insert_clear(connection: apsw.Connection, op_id: int, bucket: int) -> None:
     line = finished_op(op_id, CLEAR_BODY)
     connection.execute("insert into ops (id, bucket, line) values (?, ?, ?)", (op_id, bucket, line))
 
@@ -188,17 +197,8 @@ def _number_segments(connection: apsw.Connection, next_op: int) -> int:
     return next_op + total
 
 
-def set_active_config(connection: apsw.Connection, yaml: str) -> int:
-    """Make `yaml` the active config; the same text keeps its id."""
-    row = connection.execute("select id from configs where active = 1 and yaml = ?", (yaml,)).fetchone()
-    if row is not None:
-        return int(str(row[0]))
-    connection.execute("update configs set active = 0")
-    sql = "insert into configs (yaml, active, created_at) values (?, 1, ?) returning id"
-    return int(str(connection.execute(sql, (yaml, time.time())).fetchall()[0][0]))
-
-
-def _note_job(connection: apsw.Connection, record: BulkRecord) -> None:
+def note_job(connection: apsw.Connection, record: BulkRecord) -> None:
+    """Within a write transaction: keep what a job did."""
     connection.execute(
         "insert into bulk_jobs (kind, source, application, tasks, rows, ops, started, finished)"
         " values (?, ?, ?, ?, ?, ?, ?, ?)",

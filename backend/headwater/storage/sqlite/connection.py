@@ -10,6 +10,7 @@ import apsw
 
 from headwater.errors import HeadwaterError
 from headwater.storage.contract import StoreBusyError, StoreError
+from headwater.storage.seal import MARK, sealed
 
 BUSY_SECONDS = 30.0
 
@@ -33,6 +34,7 @@ def open_writer(path: Path) -> apsw.Connection:
     with sqlite_errors(path):
         connection = apsw.Connection(str(path))
         connection.set_busy_timeout(int(BUSY_SECONDS * 1000))
+        connection.config(apsw.SQLITE_DBCONFIG_ENABLE_QPSG, 1)  # otherwise a query is planned anew for each value
         connection.execute(_WRITER_PRAGMAS).fetchall()  # runs to the end only when drained
         return connection
 
@@ -43,6 +45,7 @@ def open_reader(path: Path) -> apsw.Connection:
         # Opened for writing, since a reader of a WAL file has to update its shared-memory index.
         connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE)
         connection.set_busy_timeout(int(BUSY_SECONDS * 1000))
+        connection.config(apsw.SQLITE_DBCONFIG_ENABLE_QPSG, 1)  # otherwise a query is planned anew for each value
         connection.execute(_READER_PRAGMAS).fetchall()
         return connection
 
@@ -68,6 +71,8 @@ def explained(error: apsw.Error, path: Path) -> HeadwaterError:
             return StoreError("the store can't be opened", where, "check that the directory exists and is writable")
         case apsw.ReadOnlyError():
             return StoreError("the store is not writable", where, "check owner and rights of the file")
+        case apsw.ConstraintError() if str(error).startswith(MARK):
+            return sealed(str(error).removeprefix(MARK), where)
         case apsw.NotADBError() | apsw.CorruptError():
             return StoreError("the file is damaged, or no SQLite database", where, "move it away to build a new store")
         case _:

@@ -15,15 +15,13 @@ from headwater.failpoints import passing
 from headwater.oplog.lsn import Lsn
 from headwater.oplog.op import CLEAR_BODY, OpId, finished_op
 from headwater.oplog.transform import BucketName, DraftOp
-from headwater.storage.contract import Checkpoint, CurrentRow, Lease, Progress, StoreError
+from headwater.storage.common import KEPT_FLUSHES, NAMEABLE
+from headwater.storage.contract import Checkpoint, Lease, Progress, StoreError
+from headwater.storage.parts import CurrentRow
 from headwater.storage.sqlite import lease as leases
 from headwater.storage.sqlite import tables
 from headwater.storage.sqlite.connection import explained
 from headwater_rules.results import LookupEntry
-
-_NAMEABLE = 2000  # more touched buckets or lookups than this are called "anything"
-_KEPT_FLUSHES = 4000
-
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -53,13 +51,29 @@ class _Sum:
     last_op: int = 0
 
 
+class KnownBuckets:
+    """Buckets that are there, shared by all flushes of a process, so that most appends need not look."""
+
+    def __init__(self) -> None:
+        self.keys: set[int] = set()
+        self._retired = 0
+
+    def check(self, retired: int) -> None:
+        """Within a write transaction: buckets went since, if the store's count of that is another one."""
+        if retired != self._retired:
+            self.keys.clear()
+            self._retired = retired
+
+
 class SqliteFlush:
     """See `storage.contract.Flush`."""
 
-    def __init__(self, connection: apsw.Connection, lease: Lease, known: set[int], wake: Callable[[], None]) -> None:
+    def __init__(
+        self, connection: apsw.Connection, lease: Lease, known: KnownBuckets, wake: Callable[[], None]
+    ) -> None:
         self._db = connection
         self._lease = lease
-        self._known = known  # buckets known to exist, shared by all flushes of this process
+        self._known = known
         self._fresh: set[int] = set()
         self._wake = wake
         self._sums: dict[int, _Sum] = {}
@@ -67,7 +81,9 @@ class SqliteFlush:
         self._db.execute("begin immediate")
         try:
             leases.check(self._db, lease)
-            self._next_op = int(str(self._db.execute("select next_op from state").fetchall()[0][0]))
+            next_op, retired = self._db.execute("select next_op, retired from state").fetchall()[0]
+            self._next_op = int(str(next_op))
+            self._known.check(int(str(retired)))
         except BaseException:
             self._db.execute("rollback")
             raise
@@ -105,6 +121,14 @@ class SqliteFlush:
         for row_id, members, subkey in rows:
             yield str(row_id), str(members), None if subkey is None else str(subkey)
 
+    @_explaining
+    def rows_with_lines(self, table: int, lines: Sequence[str]) -> dict[str, list[str]]:
+        found: dict[str, list[str]] = {line: [] for line in lines}
+        for row_id, line in self._db.execute(f"select row_id, line from rows_{table:d}"):
+            if line in found:
+                found[str(line)].append(str(row_id))
+        return found
+
     # lookups
 
     @_explaining
@@ -130,7 +154,9 @@ class SqliteFlush:
 
     @_explaining
     def append(self, ops: Sequence[DraftOp], buckets: Mapping[int, BucketName]) -> None:
-        self._create_buckets({op.bucket for op in ops}, buckets)
+        retired = self._create_buckets({op.bucket for op in ops}, buckets)
+        if retired:
+            ops = [op for op in ops if op.bucket not in retired]
         first, sums = self._next_op, self._sums
         self._db.executemany(
             "insert into ops (id, bucket, line) values (?, ?, ?)",
@@ -145,11 +171,16 @@ class SqliteFlush:
             total.last_op = op_id
         self._next_op = first + len(ops)
 
-    def _create_buckets(self, keys: set[int], names: Mapping[int, BucketName]) -> None:
-        for key in sorted(keys - self._known - self._fresh):
+    def _create_buckets(self, keys: set[int], names: Mapping[int, BucketName]) -> set[int]:
+        """Make buckets that are not there. Returns those that nobody names: they were retired."""
+        retired: set[int] = set()
+        for key in sorted(keys - self._known.keys - self._fresh):
             row = self._db.execute("select name from buckets where id = ?", (key,)).fetchone()
             if row is None:
-                name = names[key]
+                name = names.get(key)
+                if name is None:
+                    retired.add(key)
+                    continue
                 self._clear(key, self._next_op)
                 self._db.execute(
                     "insert into buckets (id, name, definition, checksum, count, clear_op, last_op)"
@@ -160,6 +191,7 @@ class SqliteFlush:
             elif key in names and row[0] != names[key].name:
                 raise StoreError("two buckets have the same key", names[key].name, "rename one of the streams")
             self._fresh.add(key)
+        return retired
 
     def _clear(self, bucket: int, op_id: int) -> None:
         line = finished_op(op_id, CLEAR_BODY)
@@ -184,6 +216,35 @@ class SqliteFlush:
         )
         return tables.renew_generation(self._db, table)
 
+    @_explaining
+    def begin_anew(self, bucket: int, name: BucketName | None) -> None:
+        self._write_sums()
+        there = self._db.execute("select 1 from buckets where id = ?", (bucket,)).fetchone() is not None
+        if not there and name is None:
+            return
+        self._db.execute(
+            "delete from segment_blobs where bucket = ?1 and id in (select blob from segments where bucket = ?1)",
+            (bucket,),
+        )
+        self._db.execute("delete from segments where bucket = ?", (bucket,))
+        self._db.execute("delete from ops where bucket = ?", (bucket,))
+        self._clear(bucket, self._next_op)
+        if name is not None:
+            self._db.execute(
+                "insert into buckets (id, name, definition, checksum, count, clear_op, last_op)"
+                " values (?, ?, ?, 0, 1, 0, 0) on conflict (id) do update set name = excluded.name,"
+                " definition = excluded.definition",
+                (bucket, name.name, name.definition),
+            )
+        self._db.execute(
+            "update buckets set checksum = 0, count = 1, clear_op = ?1, last_op = ?1, compacted_op = ?1,"
+            " compacted_count = 0, live_rows = 0 where id = ?2",
+            (self._next_op, bucket),
+        )
+        self._sums[bucket] = _Sum(last_op=self._next_op)
+        self._fresh.add(bucket)
+        self._next_op += 1
+
     # the end
 
     @_explaining
@@ -201,7 +262,7 @@ class SqliteFlush:
         passing("flush.before_commit")
         self._db.execute("commit")
         passing("flush.after_commit")
-        self._known |= self._fresh
+        self._known.keys |= self._fresh
         self._wake()
         return read_checkpoint(self._db)
 
@@ -220,11 +281,11 @@ class SqliteFlush:
 
     def _note_touched(self, source: str, progress: Progress, last_op: int) -> None:
         buckets = None
-        if len(self._sums) <= _NAMEABLE:
+        if len(self._sums) <= NAMEABLE:
             sql = "select name from buckets where id = ?"
             buckets = orjson.dumps([row[0] for row in self._db.executemany(sql, [(b,) for b in self._sums])]).decode()
         lookups = None
-        if len(self._touched_lookups) <= _NAMEABLE:
+        if len(self._touched_lookups) <= NAMEABLE:
             lookups = orjson.dumps(sorted(self._touched_lookups)).decode()
         self._db.execute(
             "insert into flushes (last_op, source, lsn, committed_us, buckets, lookups) values (?, ?, ?, ?, ?, ?)",
@@ -234,7 +295,7 @@ class SqliteFlush:
             self._db.execute(
                 "delete from flushes where last_op <= coalesce((select last_op from flushes"
                 " order by last_op desc limit 1 offset ?), 0)",
-                (_KEPT_FLUSHES,),
+                (KEPT_FLUSHES,),
             )
 
 

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import apsw
 
+from headwater.storage.common import is_gone
 from headwater.storage.contract import Lease, LeaseHeldError, LeaseLostError
 from headwater.storage.sqlite.connection import immediate
-
-
-def process_owner() -> str:
-    """Names this process to others on this machine."""
-    return f"{socket.gethostname()}:{os.getpid()}"
+from headwater.storage.upkeep import LEASE as UPKEEP
 
 
 def acquire(connection: apsw.Connection, name: str, owner: str, ttl: float) -> Lease:
@@ -26,7 +21,7 @@ def acquire(connection: apsw.Connection, name: str, owner: str, ttl: float) -> L
         epoch = 1
         if row is not None:
             holder, held_epoch, expires_at = str(row[0]), int(row[1]), float(row[2])
-            if holder != owner and expires_at > time.time() and not _is_gone(holder):
+            if holder != owner and expires_at > time.time() and not is_gone(holder):
                 raise LeaseHeldError(
                     f"another replicator is at work ({holder})", f"source {name}", "stop it, or wait until it ends"
                 )
@@ -36,19 +31,6 @@ def acquire(connection: apsw.Connection, name: str, owner: str, ttl: float) -> L
             (name, owner, epoch, time.time() + ttl),
         )
     return Lease(name, owner, epoch, ttl)
-
-
-def _is_gone(owner: str) -> bool:
-    host, _, pid = owner.rpartition(":")
-    if host != socket.gethostname() or not pid.isdigit():
-        return False
-    try:
-        os.kill(int(pid), 0)
-    except ProcessLookupError:
-        return True
-    except PermissionError:
-        return False
-    return False
 
 
 def check(connection: apsw.Connection, lease: Lease) -> None:
@@ -81,5 +63,6 @@ def release(connection: apsw.Connection, lease: Lease) -> None:
 
 
 def is_held(connection: apsw.Connection) -> bool:
-    """Whether anybody holds an unexpired lease."""
-    return connection.execute("select 1 from leases where expires_at > ?", (time.time(),)).fetchone() is not None
+    """Whether any replicator holds an unexpired lease."""
+    sql = "select 1 from leases where expires_at > ? and name <> ?"
+    return connection.execute(sql, (time.time(), UPKEEP)).fetchone() is not None

@@ -9,29 +9,26 @@ from pathlib import Path
 
 import apsw
 import orjson
-import zstandard
 
 from headwater.oplog.lsn import Lsn
 from headwater.oplog.op import OpId, bucket_key
 from headwater.storage.contract import (
+    BucketMarks,
     BucketTotal,
     Checkpoint,
     Chunk,
     Listener,
     StoredConfig,
-    StoreError,
     StoreSnapshot,
     Touched,
     WriteCheckpoint,
 )
 from headwater.storage.sqlite import lease as leases
+from headwater.storage.sqlite.chunk import read_chunk
 from headwater.storage.sqlite.connection import open_reader, sqlite_errors
 from headwater.storage.sqlite.flush import read_checkpoint
 from headwater.storage.sqlite.wake import WakeListener
 from headwater.storage.sqlite.write_checkpoints import WriteCheckpoints
-
-CHUNK_OPS = 1000
-CHUNK_BYTES = 1 << 20
 
 _EMPTY_TOTAL = BucketTotal(0, 0)
 
@@ -63,7 +60,7 @@ class SqliteReader:
             db.execute("begin")
             try:
                 sql = (
-                    "select c.id, c.yaml from state s join configs c on c.id = s.config where s.checkpoint is not null"
+                    "select c.id, c.yaml from state s join versions c on c.id = s.config where s.checkpoint is not null"
                 )
                 row = db.execute(sql).fetchone()
                 if row is None:
@@ -95,8 +92,21 @@ class SqliteReader:
         return Touched(_union(row[1] for row in rows), _union(row[2] for row in rows))
 
     def chunk(self, bucket: str, after: OpId, upto: OpId) -> Chunk:
+        db = self._db()
         with sqlite_errors(self._path):
-            return _ChunkBuilder(self._db(), bucket_key(bucket), upto).build(after)
+            if db.in_transaction:  # that of a snapshot of this thread
+                return read_chunk(db, bucket_key(bucket), after, upto)
+            db.execute("begin")  # compaction may replace a segment between two questions
+            try:
+                return read_chunk(db, bucket_key(bucket), after, upto)
+            finally:
+                db.execute("rollback")
+
+    def marks(self, buckets: Sequence[str]) -> dict[str, BucketMarks]:
+        with sqlite_errors(self._path):
+            sql = "select name, clear_op, compacted_op, last_op from buckets where id = ?"
+            rows = self._db().executemany(sql, [(bucket_key(name),) for name in buckets])
+            return {str(row[0]): BucketMarks(*(OpId(int(str(mark))) for mark in row[1:])) for row in rows}
 
     def listen(self) -> Listener:
         return WakeListener(self._directory)
@@ -156,88 +166,3 @@ class _Snapshot:
         for key, output in self._db.executemany(sql, [(key,) for key in found]):
             found[str(key)].append(str(output))
         return found
-
-
-class _ChunkBuilder:
-    """Collects finished ops of one bucket, from segments and the hot tail, in the order of their ids."""
-
-    def __init__(self, connection: apsw.Connection, bucket: int, upto: int) -> None:
-        self._db = connection
-        self._bucket = bucket
-        self._upto = upto
-        self._ops: list[str] = []
-        self._bytes = 0
-        self._last = 0
-        self._full = False
-
-    def build(self, after: int) -> Chunk:
-        position = self._start(after)
-        self._last = max(after, position)
-        for first, last, blob in self._segments(position):
-            if not self._take_hot(position, first - 1):
-                break
-            if not self._take_segment(max(position, self._last), first, blob):
-                break
-            position = last
-        else:
-            self._take_hot(position, self._upto)
-        if not self._ops:
-            return Chunk(b"", 0, OpId(after), more=False)
-        return Chunk(",".join(self._ops).encode(), len(self._ops), OpId(self._last), more=self._full)
-
-    def _start(self, after: int) -> int:
-        """Nothing before the last CLEAR is worth sending to a client that has not passed it."""
-        row = self._db.execute("select clear_op from buckets where id = ?", (self._bucket,)).fetchone()
-        clear_op = 0 if row is None else int(str(row[0]))
-        return clear_op - 1 if after < clear_op <= self._upto else after
-
-    def _segments(self, after: int) -> list[tuple[int, int, int]]:
-        sql = (
-            "select first_op, last_op, blob from segments where bucket = ?1 and last_op > ?2 and first_op <= ?3"
-            " order by first_op limit ?4"
-        )
-        rows = self._db.execute(sql, (self._bucket, after, self._upto, CHUNK_OPS)).fetchall()
-        return [(int(str(first)), int(str(last)), int(str(blob))) for first, last, blob in rows]
-
-    def _take_hot(self, after: int, upto: int) -> bool:
-        """Take rows of the hot tail; False when there is no more room."""
-        if after >= upto:
-            return True
-        sql = "select id, line from ops where bucket = ? and id > ? and id <= ? order by id limit ?"
-        room = CHUNK_OPS - len(self._ops) + 1
-        for op_id, line in self._db.execute(sql, (self._bucket, after, upto, room)):
-            if not self._fits(str(line)):
-                return False
-            self._ops.append(str(line))
-            self._last = int(str(op_id))
-        return True
-
-    def _take_segment(self, after: int, first: int, blob: int) -> bool:
-        """Take what a segment has after `after`; False when there is no more room."""
-        row = self._db.execute("select bodies from segment_blobs where id = ?", (blob,)).fetchone()
-        if row is None or not isinstance(row[0], bytes):
-            raise StoreError("a segment is missing", f"segment {blob}", "move the store away to build a new one")
-        bodies = zstandard.decompress(row[0]).decode().split("\n")
-        skip = max(0, after - first + 1)
-        count = min(len(bodies), self._upto - first + 1)
-        ops = [f'{{"op_id":"{op_id}",{body}' for op_id, body in enumerate(bodies[skip:count], first + skip)]
-        size = sum(map(len, ops))
-        if len(self._ops) + len(ops) <= CHUNK_OPS and self._bytes + size <= CHUNK_BYTES:
-            self._ops += ops
-            self._bytes += size
-            self._last = first + skip + len(ops) - 1
-            return True
-        for op_id, op in enumerate(ops, first + skip):
-            if not self._fits(op):
-                return False
-            self._ops.append(op)
-            self._last = op_id
-        return True
-
-    def _fits(self, op: str) -> bool:
-        size = len(op)
-        if self._ops and (len(self._ops) >= CHUNK_OPS or self._bytes + size > CHUNK_BYTES):
-            self._full = True
-            return False
-        self._bytes += size
-        return True

@@ -9,53 +9,40 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import apsw
-import zstandard
 
 from headwater.oplog.transform import BucketName, DraftOp
-from headwater.storage.contract import CurrentRow
+from headwater.storage.parts import CurrentRow, StagedPart
+from headwater.storage.segments import SegmentPacker
 from headwater_rules.results import LookupEntry
-
-SEGMENT_OPS = 999  # with the CLEAR that begins a bucket, a segment fills one chunk
-SEGMENT_BYTES = 1 << 20
-_BUFFERED_BYTES = 64 << 20
 
 _SCHEMA = """
 pragma journal_mode = off;
 pragma synchronous = off;
 pragma locking_mode = exclusive;
-create table rows (id integer primary key, row_id, layout, line, members, subkey);
-create table lookups (key, row_id, output);
+create table rows (id integer primary key, page, row_id, layout, line, members, subkey);
+create table lookups (page, key, row_id, output);
 create table buckets (id integer primary key, name, definition);
-create table segments (id integer primary key, bucket, size, checksum, bodies);
+create table segments (id integer primary key, page, bucket, size, checksum, bodies);
 """
 
 
-class _Run:
-    """Ops of one bucket that are not yet a segment."""
-
-    __slots__ = ("bodies", "bytes", "checksum")
-
-    def __init__(self) -> None:
-        self.bodies: list[str] = []
-        self.bytes = 0
-        self.checksum = 0
-
-
 class StageFile:
-    """One attempt's result. Use as a context manager; `finish` gives the file its final name."""
+    """One attempt's result, see `storage.parts.PartWriter`. `finish` gives the file its final name."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, table: int = 0, attempt: str = "0") -> None:
         self._path = path
+        self._table = table
+        self._attempt = attempt
+        self._rows = 0
+        self._page = 0
+        path.parent.mkdir(parents=True, exist_ok=True)
         self._unfinished = path.with_suffix(".unfinished")
         self._unfinished.unlink(missing_ok=True)
         self._db = apsw.Connection(str(self._unfinished))
         self._db.execute(_SCHEMA).fetchall()
         self._db.execute("begin")
-        self._runs: dict[int, _Run] = {}
+        self._packer = SegmentPacker(self._keep)
         self._named: set[int] = set()
-        self._buffered = 0
-        # One compressor for all: making one costs more than a small segment
-        self._compressor = zstandard.ZstdCompressor(level=1)
         self.ops = 0
 
     def __enter__(self) -> StageFile:
@@ -72,55 +59,40 @@ class StageFile:
         ops: Sequence[DraftOp],
         buckets: Mapping[int, BucketName],
     ) -> None:
-        """Keep a batch. `lookups` pairs row ids with entries; `buckets` names every bucket of the ops."""
-        self._db.executemany("insert into rows (row_id, layout, line, members, subkey) values (?, ?, ?, ?, ?)", rows)
+        page = self._page
+        self._db.executemany(
+            f"insert into rows (page, row_id, layout, line, members, subkey) values ({page:d}, ?, ?, ?, ?, ?)", rows
+        )
+        self._rows += len(rows)
         if lookups:
             self._db.executemany(
-                "insert into lookups values (?, ?, ?)", [(entry.key, row_id, entry.output) for row_id, entry in lookups]
+                f"insert into lookups values ({page:d}, ?, ?, ?)",
+                [(entry.key, row_id, entry.output) for row_id, entry in lookups],
             )
         self._name(buckets)
-        runs = self._runs
-        for bucket, checksum, body in ops:
-            run = runs.get(bucket)
-            if run is None:
-                run = runs[bucket] = _Run()
-            size = len(body)
-            if run.bodies and run.bytes + size > SEGMENT_BYTES:
-                self._seal(bucket, run)
-            run.bodies.append(body)
-            run.bytes += size
-            run.checksum += checksum
-            self._buffered += size
-            if len(run.bodies) >= SEGMENT_OPS:
-                self._seal(bucket, run)
+        self._packer.add(ops)
         self.ops += len(ops)
-        if self._buffered > _BUFFERED_BYTES:
-            self._seal_all()
 
-    def finish(self) -> None:
-        """Write what is buffered and give the file its name."""
-        self._seal_all()
+    def end_page(self) -> None:
+        self._packer.seal_all()
+        self._page += 1
+
+    def finish(self) -> StagedPart:
+        self._packer.seal_all()
+        if self._page:
+            self._db.execute("create index rows_page on rows (page)")
         self._db.execute("commit")
         self._db.close()
         self._unfinished.rename(self._path)
+        return StagedPart(str(self._path), self._table, self._rows, self.ops, self._attempt, self._page)
 
     def _name(self, buckets: Mapping[int, BucketName]) -> None:
         new = [(key, *name) for key, name in buckets.items() if key not in self._named]
         self._db.executemany("insert or ignore into buckets values (?, ?, ?)", new)
         self._named.update(row[0] for row in new)
 
-    def _seal_all(self) -> None:
-        for bucket, run in self._runs.items():
-            if run.bodies:
-                self._seal(bucket, run)
-        self._runs.clear()
-        self._buffered = 0
-
-    def _seal(self, bucket: int, run: _Run) -> None:
-        blob = self._compressor.compress("\n".join(run.bodies).encode())
+    def _keep(self, bucket: int, size: int, checksum: int, blob: bytes) -> None:
         self._db.execute(
-            "insert into segments (bucket, size, checksum, bodies) values (?, ?, ?, ?)",
-            (bucket, len(run.bodies), run.checksum & 0xFFFFFFFF, blob),
+            "insert into segments (page, bucket, size, checksum, bodies) values (?, ?, ?, ?, ?)",
+            (self._page, bucket, size, checksum, blob),
         )
-        self._buffered -= run.bytes
-        run.bodies, run.bytes, run.checksum = [], 0, 0

@@ -2,47 +2,29 @@
 
 from __future__ import annotations
 
-import secrets
 import shutil
 import threading
 import time
-from collections.abc import Sequence
-from importlib import resources
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from headwater.oplog.change import Relation
 from headwater.oplog.lsn import Lsn
-from headwater.storage.contract import (
-    BulkRecord,
-    Checkpoint,
-    Lease,
-    SourceState,
-    StagedPart,
-    StagedTable,
-    StoredConfig,
-    StoredTable,
-    StoreError,
-)
-from headwater.storage.sqlite import bulk, tables
+from headwater.storage.address import SqliteAddress
+from headwater.storage.common import op_floor
+from headwater.storage.contract import Checkpoint, Lease, SourceState, StoredTable, StoreError
+from headwater.storage.parts import BulkRecord, StagedPart, StagedTable
+from headwater.storage.requests import Request, RequestState
+from headwater.storage.sqlite import bulk, pages, requests, retire, versions
 from headwater.storage.sqlite import lease as leases
+from headwater.storage.sqlite import tables as generations
 from headwater.storage.sqlite.connection import immediate, open_writer, sqlite_errors
-from headwater.storage.sqlite.flush import SqliteFlush, read_checkpoint
+from headwater.storage.sqlite.flush import KnownBuckets, SqliteFlush, read_checkpoint
+from headwater.storage.sqlite.migrate import migrate
 from headwater.storage.sqlite.reader import SqliteReader
+from headwater.storage.sqlite.rows import place_ranges
 from headwater.storage.sqlite.wake import Waker
-
-FORMAT = 1
-
-_EPOCH = 1_735_689_600  # 2025-01-01, in seconds since 1970
-_OPS_A_SECOND = 1 << 20
-
-
-def op_floor(now: float) -> int:
-    """The lowest op id that a life of the store beginning `now` may give out (seconds since 1970).
-
-    Ids of an earlier life are below it unless that life wrote more than a million ops a second for all its time, so
-    a client that is ahead of a restored or rebuilt store still gets everything. Stays below 2^53 until 2297.
-    """
-    return int((now - _EPOCH) * _OPS_A_SECOND)
+from headwater.storage.versions import ConfigVersion, Origin, VersionState
 
 
 class SqliteStore:
@@ -59,9 +41,9 @@ class SqliteStore:
         self._lease_db = open_writer(self._path)
         self._lease_lock = threading.Lock()
         self._waker = Waker(directory)
-        self._known_buckets: set[int] = set()
+        self._known_buckets = KnownBuckets()
         with sqlite_errors(self._path):
-            self._create()
+            migrate(self._db, self._path)
 
     @staticmethod
     def open_reader(directory: Path) -> SqliteReader:
@@ -69,20 +51,9 @@ class SqliteStore:
         SqliteStore(directory).close()
         return SqliteReader(directory)
 
-    def _create(self) -> None:
-        schema = resources.files(__package__).joinpath("schema.sql").read_text(encoding="utf-8")
-        with immediate(self._db):
-            self._db.execute(schema)
-            self._db.execute("insert or ignore into meta values ('format', ?)", (FORMAT,))
-            self._db.execute("insert or ignore into meta values ('salt', ?)", (secrets.token_bytes(16),))
-            self._db.execute("insert or ignore into state (id, next_op) values (1, ?)", (op_floor(time.time()),))
-        found = self._db.execute("select value from meta where key = 'format'").fetchall()[0][0]
-        if found != FORMAT:
-            raise StoreError(
-                f"the store has format {found}, this version knows {FORMAT}",
-                str(self._path),
-                "use the version of headwater that wrote it, or move it away to build a new one",
-            )
+    @property
+    def address(self) -> SqliteAddress:
+        return SqliteAddress(str(self._directory.resolve()))
 
     # leases
 
@@ -114,20 +85,7 @@ class SqliteStore:
 
     def tables(self, tag: str) -> list[StoredTable]:
         with sqlite_errors(self._path):
-            return tables.load_tables(self._db, tag)
-
-    def active_config(self) -> StoredConfig | None:
-        with sqlite_errors(self._path):
-            sql = "select c.id, c.yaml from state s join configs c on c.id = s.config"
-            row = self._db.execute(sql).fetchone()
-        return None if row is None else StoredConfig(int(str(row[0])), str(row[1]))
-
-    def activate_config(self, lease: Lease, yaml: str) -> StoredConfig:
-        with sqlite_errors(self._path), leases.holding(self._db, lease):
-            config_id = bulk.set_active_config(self._db, yaml)
-            self._db.execute("update state set config = ?", (config_id,))
-        self._waker.wake()
-        return StoredConfig(config_id, yaml)
+            return generations.load_tables(self._db, tag)
 
     def subkey_salt(self) -> bytes:
         with sqlite_errors(self._path):
@@ -168,16 +126,131 @@ class SqliteStore:
             bulk.stage(self._db, lease, parts)
 
     def publish(
-        self, lease: Lease, state: SourceState, tables: Sequence[StagedTable], config: str, record: BulkRecord
+        self,
+        lease: Lease,
+        state: SourceState,
+        tables: Sequence[StagedTable],
+        version: int,
+        sides: Mapping[str, str],
+        record: BulkRecord,
     ) -> Checkpoint:
         with sqlite_errors(self._path):
             bulk.index_rows(self._db, lease, tables)
-            bulk.publish(self._db, lease, state, tables, config, record)
-            checkpoint = read_checkpoint(self._db)
-        self._known_buckets.clear()
+            bulk.publish(self._db, lease, state, tables, version, sides, record)
         shutil.rmtree(self._directory / "stage", ignore_errors=True)
+        return self._moved()
+
+    def _moved(self) -> Checkpoint:
         self._waker.wake()
-        return checkpoint
+        with sqlite_errors(self._path):
+            return read_checkpoint(self._db)
+
+    def take_page(self, lease: Lease, part: StagedPart, page: int, skip: Iterable[str]) -> Checkpoint:
+        with sqlite_errors(self._path):
+            pages.take(self._db, lease, part, page, skip)
+        return self._moved()
+
+    def note_job(self, record: BulkRecord) -> None:
+        with sqlite_errors(self._path), immediate(self._db):
+            bulk.note_job(self._db, record)
+
+    def note(self, lease: Lease, key: str, text: str) -> None:
+        with sqlite_errors(self._path), leases.holding(self._db, lease):
+            self._db.execute("insert or replace into meta values (?, ?)", (key, text))
+
+    def noted(self, key: str) -> str:
+        with sqlite_errors(self._path):
+            row = self._db.execute("select value from meta where key = ?", (key,)).fetchone()
+            return "" if row is None else str(row[0])
+
+    # tables
+
+    def create_tables(
+        self, lease: Lease, source: str, tables: Sequence[tuple[Relation, str]], resync: str
+    ) -> list[StoredTable]:
+        with sqlite_errors(self._path), leases.holding(self._db, lease):
+            made = {
+                generations.create_active(self._db, source, [relation], fingerprint, resync)
+                for relation, fingerprint in tables
+            }
+            return [table for table in generations.load_tables(self._db, source) if table.id in made]
+
+    def add_layout(self, lease: Lease, table: int, relation: Relation, fingerprint: str) -> StoredTable:
+        with sqlite_errors(self._path), leases.holding(self._db, lease):
+            return generations.add_layout(self._db, table, relation, fingerprint)
+
+    def mark_resync(self, lease: Lease, tables: Sequence[int], reason: str) -> None:
+        with sqlite_errors(self._path), leases.holding(self._db, lease):
+            self._db.executemany("update tables set resync = ? where id = ?", [(reason, table) for table in tables])
+
+    def drop_table(self, lease: Lease, table: int) -> None:
+        with sqlite_errors(self._path), leases.holding(self._db, lease):
+            generations.drop_generation(self._db, table)
+
+    def move_source(self, lease: Lease, state: SourceState) -> None:
+        with sqlite_errors(self._path), leases.holding(self._db, lease):
+            bulk.set_source(self._db, state)
+
+    def place_ranges(self, table: int, rows: int) -> list[tuple[int, int]]:
+        with sqlite_errors(self._path):
+            return place_ranges(self._db, table, rows)
+
+    # versions and requests: any process may hand them in, so they have a connection that no flush occupies
+
+    def inbox(self) -> int:
+        with self._lease_lock, sqlite_errors(self._path):
+            return int(str(self._lease_db.execute("select inbox from state").fetchall()[0][0]))
+
+    def versions(self) -> list[ConfigVersion]:
+        with self._lease_lock, sqlite_errors(self._path):
+            return versions.load(self._lease_db)
+
+    def deploy(self, yaml: str, origin: Origin) -> ConfigVersion:
+        with self._lease_lock, sqlite_errors(self._path):
+            return versions.deploy(self._lease_db, yaml, origin)
+
+    def activate(self, lease: Lease, version: int, sides: Mapping[str, str]) -> Checkpoint:
+        with sqlite_errors(self._path):
+            versions.activate(self._db, lease, version, sides)
+        return self._moved()
+
+    def mark_version(self, lease: Lease, version: int, state: VersionState, note: str) -> None:
+        with sqlite_errors(self._path):
+            versions.mark(self._db, lease, version, state, note)
+
+    def complete_sides(self) -> dict[str, str]:
+        with sqlite_errors(self._path):
+            return versions.complete_sides(self._db)
+
+    def begin_sides(self, lease: Lease, sides: Mapping[str, str]) -> None:
+        with sqlite_errors(self._path):
+            versions.begin_sides(self._db, lease, sides)
+
+    def unfinished_sides(self) -> list[str]:
+        with sqlite_errors(self._path):
+            return versions.unfinished_sides(self._db)
+
+    def retire(self, lease: Lease, sides: Sequence[str], limit: int) -> bool:
+        with sqlite_errors(self._path):
+            return retire.step(self._db, lease, sides, limit)
+
+    def submit(self, kind: str, source: str, payload: str) -> int:
+        with self._lease_lock, sqlite_errors(self._path):
+            return requests.submit(self._lease_db, kind, source, payload)
+
+    def request(self, request: int) -> Request | None:
+        with self._lease_lock, sqlite_errors(self._path):
+            return requests.find(self._lease_db, request)
+
+    def open_requests(self, source: str) -> list[Request]:
+        with self._lease_lock, sqlite_errors(self._path):
+            return requests.unfinished(self._lease_db, source)
+
+    def update_request(
+        self, lease: Lease, request: int, state: RequestState, *, progress: str = "", result: str = ""
+    ) -> None:
+        with sqlite_errors(self._path):
+            requests.update(self._db, lease, request, state, progress, result)
 
     def close(self) -> None:
         self._db.close()

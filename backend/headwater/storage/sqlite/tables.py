@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import apsw
-import orjson
 
-from headwater.oplog.change import Column, Relation, ReplicaIdentity
+from headwater.oplog.change import Relation
+from headwater.storage.common import decode_layouts, encode_layouts
 from headwater.storage.contract import StoredTable
 
 ROWS_TABLE = """
@@ -31,11 +31,16 @@ on conflict (row_id) do update set layout = excluded.layout, line = excluded.lin
 
 
 def create_generation(
-    connection: apsw.Connection, source: str, layouts: Sequence[Relation], fingerprint: str, state: str
+    connection: apsw.Connection,
+    source: str,
+    layouts: Sequence[Relation],
+    fingerprint: str,
+    state: str,
+    resync: str = "",
 ) -> int:
     """Describe a new generation and make the table of its rows, without an index: bulk work adds that when full."""
-    sql = "insert into tables (source, layouts, fingerprint, state) values (?, ?, ?, ?) returning id"
-    bindings = (source, encode_layouts(layouts), fingerprint, state)
+    sql = "insert into tables (source, layouts, fingerprint, state, resync) values (?, ?, ?, ?, ?) returning id"
+    bindings = (source, encode_layouts(layouts), fingerprint, state, resync)
     table = int(str(connection.execute(sql, bindings).fetchall()[0][0]))
     connection.execute(ROWS_TABLE.format(table))
     return table
@@ -50,42 +55,39 @@ def drop_generation(connection: apsw.Connection, table: int) -> None:
 
 def renew_generation(connection: apsw.Connection, table: int) -> int:
     """An empty generation in the place of another one; returns its id."""
-    sql = "select source, layouts, fingerprint from tables where id = ?"
-    source, layouts, fingerprint = connection.execute(sql, (table,)).fetchall()[0]
+    sql = "select source, layouts, fingerprint, resync from tables where id = ?"
+    source, layouts, fingerprint, resync = map(str, connection.execute(sql, (table,)).fetchall()[0])
     drop_generation(connection, table)
-    new = create_generation(connection, str(source), decode_layouts(str(layouts)), str(fingerprint), "active")
+    return create_active(connection, source, decode_layouts(layouts), fingerprint, resync)
+
+
+def create_active(
+    connection: apsw.Connection, source: str, layouts: Sequence[Relation], fingerprint: str, resync: str
+) -> int:
+    """A new generation that live replication may write to at once; returns its id."""
+    new = create_generation(connection, source, layouts, fingerprint, "active", resync)
     connection.execute(ROWS_INDEX.format(new))
     return new
 
 
+def add_layout(connection: apsw.Connection, table: int, relation: Relation, fingerprint: str) -> StoredTable:
+    """Within a write transaction: rows are written in the form of `relation` from now on."""
+    (known,) = _load(connection, "id = ?", (table,))
+    layouts = known.layouts if known.relation == relation else (*known.layouts, relation)
+    connection.execute(
+        "update tables set layouts = ?, fingerprint = ? where id = ?", (encode_layouts(layouts), fingerprint, table)
+    )
+    return StoredTable(table, known.source, layouts, fingerprint, known.resync)
+
+
 def load_tables(connection: apsw.Connection, source: str) -> list[StoredTable]:
     """The active generations of a source."""
-    sql = "select id, source, layouts, fingerprint from tables where source = ? and state = 'active' order by id"
+    return _load(connection, "source = ? and state = 'active'", (source,))
+
+
+def _load(connection: apsw.Connection, condition: str, bindings: tuple[str | int, ...]) -> list[StoredTable]:
+    sql = f"select id, source, layouts, fingerprint, resync from tables where {condition} order by id"
     return [
-        StoredTable(int(str(table)), str(tag), decode_layouts(str(layouts)), str(fingerprint))
-        for table, tag, layouts, fingerprint in connection.execute(sql, (source,))
+        StoredTable(int(str(table)), str(tag), decode_layouts(str(layouts)), str(fingerprint), str(resync))
+        for table, tag, layouts, fingerprint, resync in connection.execute(sql, bindings)
     ]
-
-
-def encode_layouts(layouts: Sequence[Relation]) -> str:
-    """Relations as JSON."""
-    return orjson.dumps(
-        [
-            [
-                r.oid,
-                r.schema,
-                r.name,
-                r.identity.value,
-                [[c.name, c.type_oid, c.type_modifier, c.key] for c in r.columns],
-            ]
-            for r in layouts
-        ]
-    ).decode()
-
-
-def decode_layouts(text: str) -> tuple[Relation, ...]:
-    """The inverse of `encode_layouts`."""
-    return tuple(
-        Relation(oid, schema, name, ReplicaIdentity(identity), tuple(Column(*column) for column in columns))
-        for oid, schema, name, identity, columns in orjson.loads(text)
-    )

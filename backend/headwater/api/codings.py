@@ -1,0 +1,189 @@
+"""How lines are compressed on the wire: in pieces that anybody can be sent.
+
+Between two pieces a stream keeps nothing but a sum and a length, and a piece refers to nothing before it. So an idle
+stream costs no memory, a small line is never held back, and what was compressed once serves every client. All pieces
+of a stream are parts of one gzip member or of one zstd frame, for many clients stop after the first of several.
+"""
+
+from __future__ import annotations
+
+import threading
+import zlib
+from collections.abc import Hashable
+from dataclasses import dataclass
+from functools import cache
+from typing import Protocol
+
+import zstandard
+
+GZIP_LEVEL = 1
+ZSTD_LEVEL = 1
+"""Higher levels cost two to three times as much and take off a few percent: ids and digests do not compress."""
+
+ZSTD_WINDOW_LOG = 19  # what a client keeps of what it has decoded; it must fit whatever a piece refers back to
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Some whole lines as they go out, and for gzip's trailer, the CRC-32 and length of what they decode to."""
+
+    content: bytes
+    crc: int = 0
+    length: int = 0
+
+    def __len__(self) -> int:
+        return len(self.content)
+
+
+class Wrapping:
+    """What stands around the pieces of one stream. Pieces are to be wrapped in the order in which they go out."""
+
+    __slots__ = ("_head", "_tail")
+
+    def __init__(self, head: bytes, tail: bytes) -> None:
+        self._head = head
+        self._tail = tail
+
+    def wrap(self, piece: Piece) -> bytes:
+        """The bytes of the next piece."""
+        if not self._head:
+            return piece.content
+        head, self._head = self._head, b""
+        return head + piece.content
+
+    def end(self) -> bytes:
+        """What ends a stream that is whole."""
+        return self._head + self._tail
+
+
+class Coding(Hashable, Protocol):
+    """A content coding. There is one object of each for all streams; safe to use from several threads."""
+
+    @property
+    def name(self) -> str: ...
+
+    def encode(self, plain: bytes) -> Piece: ...
+
+    def open(self) -> Wrapping: ...
+
+
+class Identity:
+    """Lines as they are."""
+
+    name = "identity"
+
+    def encode(self, plain: bytes) -> Piece:
+        return Piece(plain)
+
+    def open(self) -> Wrapping:
+        return Wrapping(b"", b"")
+
+
+class Gzip:
+    """A piece is deflate blocks that end at a byte, with a flush that forgets what came before."""
+
+    name = "gzip"
+    _head = b"\x1f\x8b\x08\0\0\0\0\0\x04\xff"
+    _last_block = b"\x03\0"
+
+    def encode(self, plain: bytes) -> Piece:
+        compressor = zlib.compressobj(GZIP_LEVEL, zlib.DEFLATED, -zlib.MAX_WBITS)
+        content = compressor.compress(plain) + compressor.flush(zlib.Z_FULL_FLUSH)
+        return Piece(content, zlib.crc32(plain), len(plain))
+
+    def open(self) -> Wrapping:
+        return _Summed(self._head, self._last_block)
+
+
+class _Summed(Wrapping):
+    """Ends with the CRC-32 and length of all that went out."""
+
+    __slots__ = ("_crc", "_length")
+
+    def __init__(self, head: bytes, tail: bytes) -> None:
+        super().__init__(head, tail)
+        self._crc = 0
+        self._length = 0
+
+    def wrap(self, piece: Piece) -> bytes:
+        self._crc = joined_crc(self._crc, piece.crc, piece.length)
+        self._length = (self._length + piece.length) & 0xFFFFFFFF
+        return super().wrap(piece)
+
+    def end(self) -> bytes:
+        return super().end() + self._crc.to_bytes(4, "little") + self._length.to_bytes(4, "little")
+
+
+class Zstd:
+    """A piece is the blocks of a frame of its own, without the frame's head and end.
+
+    Blocks of different origin can follow one another but for one thing: a block may name the last three distances of
+    a match by their place, and those are 1, 4 and 8 where a frame begins. So each piece first repeats spaces at the
+    distances 8, 4 and 1. A client gets seventeen spaces before a line, which mean nothing in JSON.
+    """
+
+    name = "zstd"
+    _head = zstandard.FRAME_HEADER + bytes((0, (ZSTD_WINDOW_LOG - 10) << 3))
+    _last_block = b"\x01\0\0"
+    _reset = bytes.fromhex(
+        "420000 20"  # a block of one byte eight times over: a space
+        "440000 00 03 44 00 00 b8dd4a"  # no literals; three matches of length 3; their distances in 3 bytes of bits
+    )
+
+    def __init__(self) -> None:
+        self._local = threading.local()  # a compressor is for one thread at a time
+
+    def encode(self, plain: bytes) -> Piece:
+        compression = self._compressor().compressobj()
+        blocks = compression.compress(plain) + compression.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK)
+        return Piece(self._reset + blocks.removeprefix(self._head))
+
+    def open(self) -> Wrapping:
+        return Wrapping(self._head, self._last_block)
+
+    def _compressor(self) -> zstandard.ZstdCompressor:
+        compressor: zstandard.ZstdCompressor | None = getattr(self._local, "compressor", None)
+        if compressor is None:
+            parameters = zstandard.ZstdCompressionParameters.from_level(
+                ZSTD_LEVEL, window_log=ZSTD_WINDOW_LOG, write_content_size=False, write_checksum=False
+            )
+            compressor = self._local.compressor = zstandard.ZstdCompressor(compression_params=parameters)
+        return compressor
+
+
+IDENTITY = Identity()
+GZIP = Gzip()
+ZSTD = Zstd()
+
+
+# CRC-32 is linear: the sum of two texts is that of the first, carried over as many zeros as the second is long, xor
+# that of the second. What 2^n zero bytes make of a sum is looked up byte by byte.
+
+
+def joined_crc(first: int, second: int, length: int) -> int:
+    """CRC-32 of two texts together, from that of each and the length of the second."""
+    power = 0
+    while length:
+        if length & 1:
+            first = _carried(first, power)
+        length >>= 1
+        power += 1
+    return first ^ second
+
+
+def _carried(crc: int, power: int) -> int:
+    low, second, third, high = _tables(power)
+    return low[crc & 0xFF] ^ second[crc >> 8 & 0xFF] ^ third[crc >> 16 & 0xFF] ^ high[crc >> 24]
+
+
+@cache
+def _tables(power: int) -> tuple[list[int], list[int], list[int], list[int]]:
+    def over(crc: int) -> int:
+        if power == 0:
+            return zlib.crc32(b"\0", crc ^ 0xFFFFFFFF) ^ 0xFFFFFFFF
+        return _carried(_carried(crc, power - 1), power - 1)
+
+    def table(shift: int) -> list[int]:
+        return [over(byte << shift) for byte in range(256)]
+
+    return table(0), table(8), table(16), table(24)

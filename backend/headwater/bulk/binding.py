@@ -1,0 +1,111 @@
+"""Plans bound to one source table: from the cells of its rows to what stands in buckets and lookups.
+
+Several plans can be in use at once, while one version of the sync config takes the place of another. Each keeps its
+own conversion of values; row sides that they share are evaluated once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from headwater.decode.catalog import TypeCatalog
+from headwater.decode.copytext import split_line
+from headwater.decode.values import row_converter
+from headwater.oplog.change import Relation
+from headwater.oplog.transform import RowProgram, TableTransform
+from headwater.storage.parts import CurrentRow
+from headwater_rules.plan import SyncPlan, Value
+from headwater_rules.results import LookupEntry, Put, RowResult
+from headwater_rules.rows import TableProgram, bind_table
+from headwater_rules.versions import check_names, sides, without
+
+Cells = Sequence[str | None]
+
+
+@dataclass(frozen=True, slots=True)
+class BoundTable:
+    """What the plans in use make of one table. `definitions` are the names of the bucket definitions that it feeds;
+    `exclusive` says that no other table has rows in their buckets."""
+
+    transform: TableTransform
+    program: RowProgram
+    has_lookups: bool
+    definitions: tuple[str, ...]
+    exclusive: bool
+
+
+def current_cells(layouts: Sequence[Relation], row: CurrentRow) -> tuple[str | None, ...]:
+    """The cells of a stored row in the order of the last layout; a column that its own layout lacks is null."""
+    cells = split_line(row.line, len(layouts[row.layout].columns))
+    if row.layout == len(layouts) - 1:
+        return cells
+    by_name = dict(zip((column.name for column in layouts[row.layout].columns), cells, strict=True))
+    return tuple(by_name.get(column.name) for column in layouts[-1].columns)
+
+
+def distinct(plans: Sequence[SyncPlan]) -> tuple[SyncPlan, ...]:
+    """The plans without the row sides that an earlier one of them has already. Raises RuleErrors when two different
+    row sides share a name."""
+    known: dict[str, str] = {}
+    kept = []
+    for plan in plans:
+        check_names(plan, known)
+        kept.append(without(plan, known.keys()))
+        known |= sides(plan)
+    return tuple(kept)
+
+
+def bind(
+    plans: Sequence[SyncPlan], tag: str, relation: Relation, types: TypeCatalog, table_id: int, salt: bytes
+) -> BoundTable | None:
+    """Bind plans that are `distinct`. None when none of them uses the table."""
+    names = [column.name for column in relation.columns]
+    parts: list[_Part] = []
+    offset = 0
+    for plan in plans:
+        bound = bind_table(plan, tag, relation.schema, relation.name, names)
+        if bound is not None:
+            parts.append(_Part(bound, row_converter(relation.columns, types, plan.options), offset))
+        offset += len(plan.buckets)
+    if not parts:
+        return None
+    buckets = [bucket for plan in plans for bucket in plan.buckets]
+    fed = [buckets[part.offset + position] for part in parts for position in part.program.definitions]
+    (first, *others) = parts
+    convert: Callable[[Cells], list[Value]] = list if others or first.offset else first.convert
+    program: RowProgram = _Union(parts) if others or first.offset else first.program
+    return BoundTable(
+        transform=TableTransform(table_id, salt, convert, program, [bucket.name for bucket in buckets]),
+        program=program,
+        has_lookups=any(part.program.has_lookups for part in parts),
+        definitions=tuple(definition.name for definition in fed),
+        exclusive=all(s.table.exact and s.table == d.sources[0].table for d in fed for s in d.sources),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """One plan's program. `offset` is where its bucket definitions begin among those of all plans."""
+
+    program: TableProgram
+    convert: Callable[[Cells], list[Value]]
+    offset: int
+
+
+class _Union:
+    """Several programs as one, over cells that are not converted yet."""
+
+    def __init__(self, parts: Sequence[_Part]) -> None:
+        self._parts = tuple(parts)
+
+    def evaluate(self, values: Sequence[Value], row_id: str) -> RowResult:
+        puts: list[Put] = []
+        lookups: list[LookupEntry] = []
+        errors: list[str] = []
+        for program, convert, offset in ((part.program, part.convert, part.offset) for part in self._parts):
+            result = program.evaluate(convert(values), row_id)  # type: ignore[arg-type]  # see `bind`: cells as they are
+            puts += [put._replace(definition=put.definition + offset) for put in result.puts]
+            lookups += result.lookups
+            errors += result.errors
+        return RowResult(puts, lookups, errors)

@@ -1,0 +1,95 @@
+"""`headwater compact`: histories made short now, not when they are due."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+
+import click
+
+from headwater.commands.rules_store import existing_store
+from headwater.config import ServiceConfig
+from headwater.errors import HeadwaterError
+from headwater.oplog.op import OpId
+from headwater.storage.common import process_owner
+from headwater.storage.compaction import Thrift
+from headwater.storage.contract import LeaseHeldError
+from headwater.storage.upkeep import BucketState, UpkeepStore, open_upkeep
+from headwater.upkeep import Summary, UpkeepWork, selected
+
+_LINE_SECONDS = 5.0
+_PATIENCE = 300.0
+
+
+class UnknownBucketError(HeadwaterError):
+    """The store has no such bucket."""
+
+    code = "HW_8301"
+
+
+def run(
+    config: ServiceConfig, stop: threading.Event, *, bucket: str | None, definition: str | None, budget: int | None
+) -> None:
+    """Compact what is asked for, and say what came of it. Without a budget, rows are put again only where that saves
+    devices more than it costs them. Raises UnknownBucketError; UpkeepStoppedError once `stop` is set."""
+    thrift = Thrift() if budget is None else Thrift(budget=budget, price=math.inf, least=1)
+    with existing_store(config) as store:
+        upkeep = open_upkeep(store.address)
+        try:
+            buckets = selected(upkeep.buckets(OpId(0)), bucket, definition)
+            if not buckets and (bucket or definition):
+                what = f"bucket {bucket}" if bucket else f"bucket definition {definition}"
+                raise UnknownBucketError(f"the store has no {what}", str(store.address), "see `headwater store stats`")
+            with _work(upkeep, stop) as work:
+                summary = _compact(work, upkeep, buckets, thrift)
+        finally:
+            upkeep.close()
+    click.echo(_told(summary))
+
+
+def _work(upkeep: UpkeepStore, stop: threading.Event) -> UpkeepWork:
+    """The lease is not held for long in the background, so it is worth waiting for."""
+    deadline = time.monotonic() + _PATIENCE
+    told = False
+    while True:
+        try:
+            return UpkeepWork(upkeep, process_owner(), stop.wait)
+        except LeaseHeldError:
+            if time.monotonic() > deadline:
+                raise
+            if not told:
+                click.echo("waiting for the compaction that the service is busy with", err=True)
+            told = True
+            stop.wait(0.5)
+
+
+def _compact(work: UpkeepWork, upkeep: UpkeepStore, buckets: list[BucketState], thrift: Thrift) -> Summary:
+    summary = Summary()
+    said_at = time.monotonic()
+    for number, bucket in enumerate(buckets, 1):
+        result = work.bucket(bucket, upkeep.checkpoint(), thrift, finish=True)
+        if result is None:
+            summary.skipped += 1
+        else:
+            summary.add(result)
+        if time.monotonic() - said_at >= _LINE_SECONDS:
+            said_at = time.monotonic()
+            click.echo(f"{number:,} of {len(buckets):,} buckets, {summary.before:,} ops looked at", err=True)
+    work.prune()
+    return summary
+
+
+def _told(summary: Summary) -> str:
+    text = (
+        f"compacted {summary.buckets:,} buckets: {summary.before:,} ops became {summary.after:,},"
+        f" for {summary.live:,} rows"
+    )
+    if summary.again:
+        text += (
+            f"\nput {summary.again:,} rows ({math.ceil(summary.again_bytes / 1024):,} KiB) again,"
+            " which devices that have them download once more"
+        )
+    if summary.skipped:
+        text += f"\nleft out {summary.skipped:,} buckets that changed meanwhile; compact them again"
+    return text

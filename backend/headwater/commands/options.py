@@ -1,0 +1,47 @@
+"""What commands of the command line have in common: the options that say where the configs are, and their help."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+
+from headwater.commands.logs import set_up_logging
+from headwater.commands.supervise import SUPERVISED
+from headwater.config import ConfigSource, ServiceConfig, load_config
+
+_log = logging.getLogger(__name__)
+
+
+def examples(*lines: str) -> str:
+    """The end of a command's help."""
+    return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
+
+
+def config_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Adds the three options that say where the configs are; the command gets them as one ConfigSource."""
+
+    @click.option("-c", "--config", "--config-path", "path", type=click.Path(path_type=Path), metavar="FILE",
+                  help="The service config (default: headwater.yaml here, or HEADWATER_CONFIG_PATH).")  # fmt: skip
+    @click.option("-c64", "--config-base64", "encoded", metavar="TEXT", help="The service config itself, as base64.")
+    @click.option("-sync64", "--sync-base64", "sync", metavar="TEXT", help="The sync config itself, as base64.")
+    @functools.wraps(command)
+    def wrapped(*args: object, path: Path | None, encoded: str | None, sync: str | None, **options: object) -> None:
+        command(*args, configs=ConfigSource(encoded, path, sync), **options)
+
+    return wrapped
+
+
+def load(configs: ConfigSource, *, warn: bool = True) -> ServiceConfig:
+    """The service config; logging is set up as it says. Its warnings are logged, unless the command is about something
+    else. Raises ConfigError."""
+    config = load_config(configs, os.environ, Path.cwd())
+    set_up_logging(config.logging.level, config.logging.format)
+    if warn and SUPERVISED not in os.environ:
+        for warning in config.warnings:
+            _log.warning("%s", warning)
+    return config

@@ -1,0 +1,124 @@
+"""How much a row side that is new to the store would be for devices, from rows that the store holds now."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from headwater.commands.rules_rows import CurrentRows, Pages, ScanProgress, op_size
+from headwater.oplog.op import bucket_key
+from headwater_rules.plan import SyncPlan
+from headwater_rules.versions import only
+
+SAMPLE_PAGE = 2_000
+PAGE = 50_000
+FOLLOWED_BUCKETS = 200_000
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """What a definition's buckets would hold: numbers of buckets, rows and bytes in all, and of the largest bucket.
+    `rows_read` of the `tables` were evaluated; `exact` when those were all that there were."""
+
+    buckets: int
+    rows: int
+    size: int
+    largest_rows: int
+    largest_size: int
+    rows_read: int
+    tables: tuple[str, ...]
+    exact: bool
+
+
+class Tally:
+    """Sums up one definition. Counts rows and bytes of each bucket in bounded memory: of many buckets it follows a
+    half, a quarter, … of them, chosen by their keys."""
+
+    def __init__(self, followed: int = FOLLOWED_BUCKETS) -> None:
+        self.rows = 0.0
+        self.size = 0.0
+        self._most = followed
+        self._mask = 0
+        self._buckets: dict[int, tuple[int, float, float]] = {}
+        self._largest = (0.0, 0.0)
+
+    def add(self, bucket: str, size: int, factor: float) -> None:
+        """A row of `size` bytes in a bucket, that stands for `factor` rows."""
+        self.rows += factor
+        self.size += factor * size
+        key = bucket_key(bucket)
+        if key & self._mask:
+            return
+        seen, rows, total = self._buckets.get(key, (0, 0.0, 0.0))
+        self._buckets[key] = entry = (seen + 1, rows + factor, total + factor * size)
+        self._largest = max(self._largest[0], entry[1]), max(self._largest[1], entry[2])
+        if len(self._buckets) > self._most:
+            self._mask = self._mask * 2 + 1
+            self._buckets = {key: entry for key, entry in self._buckets.items() if not key & self._mask}
+
+    @property
+    def followed(self) -> int:
+        """How many buckets are being followed."""
+        return len(self._buckets)
+
+    @property
+    def largest(self) -> tuple[int, int]:
+        """Rows and bytes of the largest bucket followed, each by its own measure."""
+        return round(self._largest[0]), round(self._largest[1])
+
+    def buckets(self, *, exact: bool) -> int:
+        """How many buckets there are. When only a sample of rows was added, there are buckets that none of them is
+        in; how often buckets were met once and twice tells how many."""
+        found = len(self._buckets)
+        if not exact:
+            once = sum(1 for seen, _, _ in self._buckets.values() if seen == 1)
+            twice = sum(1 for seen, _, _ in self._buckets.values() if seen == 2)
+            found += once * (once - 1) // (2 * (twice + 1))  # Chao's estimator, bias-corrected
+        return min(found * (self._mask + 1), max(round(self.rows), len(self._buckets)))
+
+
+def estimates(rows: CurrentRows, plan: SyncPlan, names: Collection[str], sample: int | None) -> dict[str, Estimate]:
+    """An estimate for each of these bucket definitions of a plan. `sample` bounds the rows read of each table; None
+    reads all."""
+    wanted = only(plan, set(names) & {bucket.name for bucket in plan.buckets})
+    tables = rows.tables(wanted)
+    if sample is None:
+        pages = [rows.pages(table, PAGE) for table in tables]
+    else:
+        pages = [rows.pages(table, SAMPLE_PAGE, max(1, sample // SAMPLE_PAGE)) for table in tables]
+    tallies = {bucket.name: Tally() for bucket in wanted.buckets}
+    read: dict[int, int] = {}
+    with ScanProgress("rows", sum(len(each.ranges) for each in pages)) as progress:
+        for each in pages:
+            read[each.table.id] = _add(rows, wanted, each, tallies, progress)
+    found = {}
+    for name, tally in tallies.items():
+        fed_by = {table.id for table in rows.tables(only(wanted, {name}))}
+        found[name] = _estimate(tally, [each for each in pages if each.table.id in fed_by], read)
+    return found
+
+
+def _add(rows: CurrentRows, plan: SyncPlan, pages: Pages, tallies: dict[str, Tally], progress: ScanProgress) -> int:
+    by_position = [tallies[bucket.name] for bucket in plan.buckets]
+    factor = pages.factor
+    number = 0
+    for row_id, result in rows.results(plan, pages, progress):
+        number += 1
+        for put in result.puts:
+            by_position[put.definition].add(put.bucket, op_size(put, pages.table, row_id), factor)
+    return number
+
+
+def _estimate(tally: Tally, pages: Sequence[Pages], read: Mapping[int, int]) -> Estimate:
+    exact = all(len(each.ranges) == each.of for each in pages)
+    rows, size = tally.largest
+    return Estimate(
+        buckets=tally.buckets(exact=exact),
+        rows=round(tally.rows),
+        size=round(tally.size),
+        largest_rows=rows,
+        largest_size=size,
+        rows_read=sum(read[each.table.id] for each in pages),
+        tables=tuple(each.name for each in pages),
+        exact=exact,
+    )

@@ -1,0 +1,143 @@
+"""The group `headwater rules`: its commands, their arguments and their help."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import click
+
+from headwater.commands.arguments import json_object, subscription
+from headwater.commands.options import config_options, examples, load
+from headwater.config import ConfigSource
+from headwater.config.origin import is_configured
+from headwater_rules.results import Subscription, SyncRequest
+
+
+@click.group()
+def rules() -> None:
+    """Work on sync configs."""
+
+
+@rules.command(epilog=examples("headwater rules check sync.yaml", "headwater rules check sync.yaml --json"))
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
+def check(file: Path, as_json: bool) -> None:
+    """Compile a sync config and show everything that is wrong with it."""
+    from headwater.commands.rules import check_file
+
+    check_file(file, as_json=as_json)
+
+
+_json = click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
+_wait = click.option("--wait/--no-wait", default=True, help="Wait until devices are served by it (the default).")
+
+
+@rules.command(epilog=examples("headwater rules diff sync.yaml", "headwater rules diff sync.yaml --all --json",
+                                "headwater rules diff sync.yaml --against main.yaml"))  # fmt: skip
+@click.argument("file", type=click.Path(path_type=Path))
+@config_options
+@click.option("--against", type=click.Path(path_type=Path), metavar="FILE",
+              help="Compare with this file, not with the version that is served.")  # fmt: skip
+@click.option("--sample", type=click.IntRange(min=1), default=100_000, show_default=True, metavar="ROWS",
+              help="How many rows of each table the estimate of what is new is made from.")  # fmt: skip
+@click.option("--all", "every", is_flag=True, help="Make it from all rows.")
+@_json
+def diff(configs: ConfigSource, file: Path, against: Path | None, sample: int, every: bool, as_json: bool) -> None:
+    """Show what a sync config would change, and what devices would download again.
+
+    A bucket definition whose rows stay the same keeps its name, and devices keep its data. Rows and bytes come from
+    the store; those of definitions that are new are an estimate from the rows that the store holds now.
+    """
+    from headwater.commands.rules_diff import show_diff
+
+    alone = against is not None and not is_configured(configs, os.environ, Path.cwd())
+    config = None if alone else load(configs, warn=False)
+    show_diff(config, file, against, sample=None if every else sample, as_json=as_json)
+
+
+@rules.command(
+    epilog=examples(
+        "headwater rules preview sync.yaml --user u1",
+        """headwater rules preview sync.yaml --user u1 --claims '{"org": "o1"}'""",
+        """headwater rules preview sync.yaml --user u1 --subscribe 'list={"id": "l1"}'""",
+    )
+)
+@click.argument("file", type=click.Path(path_type=Path))
+@config_options
+@click.option("--user", required=True, metavar="ID", help="The user: what the token's claim sub says.")
+@click.option("--claims", type=json_object, metavar="JSON", help="Further claims of the token.")
+@click.option("--params", type=json_object, metavar="JSON", help="Parameters that the client sends.")
+@click.option("--subscribe", "subscriptions", type=subscription, multiple=True, metavar="STREAM[=JSON]",
+              help="A stream that the client subscribes to, and its parameters. Can be repeated.")  # fmt: skip
+@click.option("--rows", type=click.IntRange(min=0), default=5, show_default=True, metavar="N",
+              help="How many rows of each bucket to show.")  # fmt: skip
+@_json
+def preview(
+    configs: ConfigSource,
+    file: Path,
+    user: str,
+    claims: dict[str, object] | None,
+    params: dict[str, object] | None,
+    subscriptions: tuple[Subscription, ...],
+    rows: int,
+    as_json: bool,
+) -> None:
+    """Show the buckets and first rows that a user would get under a sync config, without deploying it.
+
+    Everything is made from the rows that the store holds now. Without --subscribe the user gets the streams that are
+    subscribed to by themselves (auto_subscribe).
+    """
+    from headwater.commands.rules_preview import show_preview
+
+    if (claims or {}).get("sub", user) != user:
+        raise click.BadParameter("names another user than --user", param_hint="'--claims'")
+    request = SyncRequest({**(claims or {}), "sub": user}, params, subscriptions=subscriptions)
+    show_preview(load(configs, warn=False), file, request, rows=rows, as_json=as_json)
+
+
+@rules.command("deploy", epilog=examples("headwater rules deploy sync.yaml -c headwater.yaml",
+                                          "headwater rules deploy sync.yaml --no-wait"))  # fmt: skip
+@click.argument("file", type=click.Path(path_type=Path))
+@config_options
+@_wait
+def deploy_(configs: ConfigSource, file: Path, wait: bool) -> None:
+    """Serve devices by another sync config, without a restart.
+
+    What is new is made from the rows that the store holds; devices are served by the version before until it is
+    complete, and keep the data of every bucket definition that stays as it is. See `headwater rules diff`.
+    """
+    from headwater.commands.rules_versions import deploy
+
+    deploy(load(configs, warn=False), file, wait=wait)
+
+
+@rules.command(epilog=examples("headwater rules versions", "headwater rules versions --json"))
+@config_options
+@_json
+def versions(configs: ConfigSource, as_json: bool) -> None:
+    """List the versions of the sync config that were deployed, newest first."""
+    from headwater.commands.rules_versions import list_versions
+
+    list_versions(load(configs, warn=False), as_json=as_json)
+
+
+@rules.command("rollback", epilog=examples("headwater rules rollback", "headwater rules rollback 3 --no-wait"))
+@click.argument("version", type=int, required=False)
+@config_options
+@_wait
+def rollback_(configs: ConfigSource, version: int | None, wait: bool) -> None:
+    """Deploy an earlier version again: VERSION, or the one that was served before."""
+    from headwater.commands.rules_versions import rollback
+
+    rollback(load(configs, warn=False), version, wait=wait)
+
+
+@rules.command("show", epilog=examples("headwater rules show", "headwater rules show 3 > sync.yaml"))
+@click.argument("version", type=int, required=False)
+@config_options
+def show_(configs: ConfigSource, version: int | None) -> None:
+    """Print the text of VERSION, or of the one that is served."""
+    from headwater.commands.rules_versions import show
+
+    show(load(configs, warn=False), version)

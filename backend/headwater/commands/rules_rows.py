@@ -1,0 +1,187 @@
+"""What a sync config that nobody has deployed would make of the rows that the store holds now.
+
+Rows are read from the store in passing and evaluated as replication would; nothing is written, and the source is
+only asked about types of its own making.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+import psycopg
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from headwater.decode.catalog import TypeCatalog
+from headwater.decode.copytext import split_line
+from headwater.decode.values import RowConverter, row_converter
+from headwater.errors import HeadwaterError
+from headwater.oplog.limits import is_stub
+from headwater.oplog.op import put_body
+from headwater.oplog.row_id import default_subkey
+from headwater.source.catalog import load_types
+from headwater.source.connect import SourceSettings, connect
+from headwater.storage.contract import StoredTable
+from headwater.storage.open import Store, read_rows
+from headwater_rules.plan import SyncPlan, TablePattern
+from headwater_rules.results import Put, RowResult
+from headwater_rules.rows import TableProgram, bind_table
+
+_FULL_DIGEST = 0xFFFFFFFF  # a checksum of ten digits, as most have
+_ID_BYTES = len('{"op_id":"1234567890123456",') + 1  # and the comma between two ops
+_QUIET_SECONDS = 1.0
+_CONNECT_SECONDS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Pages:
+    """Ranges of places of a table that are to be read; `of` is how many the whole table has."""
+
+    table: StoredTable
+    ranges: Sequence[tuple[int, int]]
+    of: int
+
+    @property
+    def factor(self) -> float:
+        """How many rows of the table each row read stands for."""
+        return self.of / len(self.ranges) if self.ranges else 1.0
+
+    @property
+    def name(self) -> str:
+        return table_name(self.table)
+
+
+def table_name(table: StoredTable) -> str:
+    """The source's name of a stored table."""
+    return f"{table.relation.schema}.{table.relation.name}"
+
+
+@dataclass
+class CurrentRows:
+    """The rows of one source that the store holds, for evaluation. `notes` gathers what a person should know of the
+    answers."""
+
+    store: Store
+    source: SourceSettings
+    notes: list[str] = field(default_factory=list)
+    _types: TypeCatalog = field(default_factory=TypeCatalog)
+    _asked: set[int] = field(default_factory=set)
+
+    def tables(self, plan: SyncPlan) -> list[StoredTable]:
+        """The stored tables that a plan reads."""
+        return [table for table in self.store.tables(self.source.tag) if _reads(plan.tables(), self.source.tag, table)]
+
+    def missing(self, plan: SyncPlan) -> list[str]:
+        """Tables that a plan names and the store has no rows of."""
+        tables = self.store.tables(self.source.tag)
+        return [
+            f"{pattern.schema}.{pattern.name}"
+            for pattern in plan.tables()
+            if not any(_reads((pattern,), self.source.tag, table) for table in tables)
+        ]
+
+    def pages(self, table: StoredTable, rows: int, most: int | None = None) -> Pages:
+        """Pages of about `rows` rows; no more than `most` of them, taken from all over the table."""
+        ranges = self.store.place_ranges(table.id, rows)
+        if most is None or len(ranges) <= most:
+            return Pages(table, ranges, len(ranges))
+        return Pages(table, [ranges[number * len(ranges) // most] for number in range(most)], len(ranges))
+
+    def results(self, plan: SyncPlan, pages: Pages, progress: ScanProgress) -> Iterator[tuple[str, RowResult]]:
+        """Row id and result of every row of the pages. The rows of one page are those of one moment."""
+        if pages.table.resync:
+            self._note(f"rows of {pages.name} are being read from the source at this time: not all may be there")
+        layouts = _Layouts(plan, self.source.tag, pages.table, self._types_of(pages.table))
+        for first, end in pages.ranges:
+            for batch in read_rows(self.store.address, pages.table.id, first, end):
+                for _, row in batch:
+                    if not is_stub(row.line):
+                        yield row.row_id, layouts.evaluate(row.layout, row.line, row.row_id)
+            progress.page_done()
+
+    def _types_of(self, table: StoredTable) -> TypeCatalog:
+        """Types that the source defines itself are known to the source only."""
+        oids = {column.type_oid for layout in table.layouts for column in layout.columns}
+        missing = set(self._types.missing(oids)) - self._asked
+        if missing:
+            self._asked |= missing
+            try:
+                with connect(replace(self.source, connect_timeout=_CONNECT_SECONDS)) as conn:
+                    loaded = load_types(conn, missing)
+                self._types = TypeCatalog({**self._types.custom, **loaded.custom})
+            except (HeadwaterError, psycopg.Error):
+                where = f"columns of {table_name(table)}"
+                self._note(f"the source can't be asked about types of its own: such {where} are taken as text")
+        return self._types
+
+    def _note(self, text: str) -> None:
+        if text not in self.notes:
+            self.notes.append(text)
+
+
+def _reads(patterns: Sequence[TablePattern], tag: str, table: StoredTable) -> bool:
+    return any(pattern.matches(tag, table.relation.schema, table.relation.name) for pattern in patterns)
+
+
+class _Layouts:
+    """A plan bound to each layout in which rows of a table were written, when one comes."""
+
+    def __init__(self, plan: SyncPlan, tag: str, table: StoredTable, types: TypeCatalog) -> None:
+        self._plan = plan
+        self._tag = tag
+        self._table = table
+        self._types = types
+        self._bound: dict[int, tuple[int, RowConverter, TableProgram]] = {}
+
+    def evaluate(self, layout: int, line: str, row_id: str) -> RowResult:
+        bound = self._bound.get(layout)
+        if bound is None:
+            bound = self._bound[layout] = self._bind(layout)
+        width, convert, program = bound
+        return program.evaluate(convert(split_line(line, width)), row_id)
+
+    def _bind(self, layout: int) -> tuple[int, RowConverter, TableProgram]:
+        relation = self._table.layouts[layout]
+        names = [column.name for column in relation.columns]
+        program = bind_table(self._plan, self._tag, relation.schema, relation.name, names)
+        assert program is not None, "only tables that the plan reads are evaluated"
+        return len(names), row_converter(relation.columns, self._types, self._plan.options), program
+
+
+def op_size(put: Put, table: StoredTable, row_id: str) -> int:
+    """Bytes that a device downloads for a row, before compression on the wire."""
+    subkey = default_subkey(table.id, row_id, put.id, b"")
+    body = put_body(put.table, put.id, subkey, put.data, _FULL_DIGEST)
+    return _ID_BYTES + (len(body) if body.isascii() else len(body.encode()))
+
+
+class ScanProgress:
+    """A bar on a terminal, for work of `total` pages that takes longer than a second; a context manager."""
+
+    def __init__(self, what: str, total: int) -> None:
+        self._what = what
+        self._total = total
+        self._done = 0
+        self._started = time.monotonic()
+        self._bar: Progress | None = None
+
+    def __enter__(self) -> ScanProgress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def page_done(self) -> None:
+        self._done += 1
+        if self._bar is None:
+            if not sys.stderr.isatty() or time.monotonic() - self._started < _QUIET_SECONDS:
+                return
+            columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:.0f} %"))
+            self._bar = Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True)
+            self._bar.add_task(self._what, total=self._total)
+            self._bar.start()
+        self._bar.update(self._bar.task_ids[0], completed=self._done)

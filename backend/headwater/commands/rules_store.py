@@ -1,0 +1,60 @@
+"""The store that a service config names, as the commands on sync configs use it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+
+from headwater.config import ServiceConfig
+from headwater.errors import HeadwaterError
+from headwater.storage.open import Store, open_store
+from headwater.storage.stats import store_exists
+from headwater.storage.versions import ConfigVersion, VersionState
+
+
+class NoStoreError(HeadwaterError):
+    """Nobody has made the store yet."""
+
+    code = "HW_8101"
+
+
+class UnknownVersionError(HeadwaterError):
+    """The store has no such version of the sync config."""
+
+    code = "HW_8102"
+
+
+@contextmanager
+def existing_store(config: ServiceConfig) -> Iterator[Store]:
+    """The configured store, for the length of a `with`. Raises NoStoreError: a command on a store that is not there
+    is more often a wrong path than a wish to make one."""
+    address = config.storage
+    if not store_exists(address):
+        raise NoStoreError("there is no store yet", str(address), "start `headwater serve`, which makes it")
+    store = open_store(address)
+    try:
+        yield store
+    finally:
+        store.close()
+
+
+def served(versions: Sequence[ConfigVersion]) -> ConfigVersion | None:
+    """The version that devices are served by."""
+    return next((version for version in versions if version.state is VersionState.ACTIVE), None)
+
+
+def find(versions: Sequence[ConfigVersion], number: int) -> ConfigVersion:
+    """The version with this id. Raises UnknownVersionError."""
+    for version in versions:
+        if version.id == number:
+            return version
+    known = ", ".join(str(version.id) for version in versions[-10:]) or "none"
+    raise UnknownVersionError(
+        f"there is no version {number}", f"the last are: {known}", "see `headwater rules versions`"
+    )
+
+
+def when(seconds: float) -> str:
+    """A time as people here read it; empty for what has not happened."""
+    return datetime.fromtimestamp(seconds).astimezone().strftime("%Y-%m-%d %H:%M:%S") if seconds else ""

@@ -1,0 +1,162 @@
+"""`headwater rules deploy | versions | rollback | show`: versions of the sync config in a running service."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import click
+
+from headwater.commands.rules import compile_rules, read_rules, to_json
+from headwater.commands.rules_store import UnknownVersionError, existing_store, find, served, when
+from headwater.commands.waited import WaitDisplay
+from headwater.config import ServiceConfig
+from headwater.errors import HeadwaterError
+from headwater.storage.contract import StoreBusyError, StoreReader
+from headwater.storage.open import Store, open_reader
+from headwater.storage.versions import ConfigVersion, Origin, VersionState
+from headwater_rules.errors import RuleErrors
+from headwater_rules.plan import SyncPlan
+from headwater_rules.versions import check_names
+
+_PAUSE = 0.2
+_NOBODY = "no replicator is running; the version is processed once one does (`headwater serve`)"
+
+
+class DeployError(HeadwaterError):
+    """A version that was deployed is not going to be served."""
+
+    code = "HW_8103"
+
+
+def deploy(config: ServiceConfig, file: Path, *, wait: bool) -> None:
+    """Hand a sync config in, and wait until devices are served by it. Raises WrongRules, with nothing deployed."""
+    text = read_rules(file)
+    compiled = compile_rules(text, str(file))
+    for warning in compiled.warnings:
+        click.echo(warning.render(), err=True)
+    with existing_store(config) as store:
+        _refuse_clashes(store, compiled.plan, str(file))
+        _deploy(store, config, text, wait=wait)
+
+
+def rollback(config: ServiceConfig, number: int | None, *, wait: bool) -> None:
+    """Deploy the text of an earlier version again: the one with this id, or the one served before the present one."""
+    with existing_store(config) as store:
+        versions = store.versions()
+        chosen = _before(versions) if number is None else find(versions, number)
+        origin = f"version {chosen.id}"
+        _refuse_clashes(store, compile_rules(chosen.yaml, origin).plan, origin)
+        click.echo(f"going back to the text of {origin}")
+        _deploy(store, config, chosen.yaml, wait=wait)
+
+
+def _before(versions: Sequence[ConfigVersion]) -> ConfigVersion:
+    now = served(versions)
+    texts = {now.yaml} if now else set()
+    earlier = [version for version in versions if version.activated > 0 and version.yaml not in texts]
+    if not earlier:
+        raise UnknownVersionError("no other version was served before", fix="name one: `headwater rules rollback ID`")
+    return max(earlier, key=lambda version: (version.activated, version.id))
+
+
+def _refuse_clashes(store: Store, plan: SyncPlan, origin: str) -> None:
+    try:
+        check_names(plan, store.complete_sides())
+    except RuleErrors as error:
+        raise DeployError(error.errors[0].message, origin, error.errors[0].suggestion) from error
+
+
+def _deploy(store: Store, config: ServiceConfig, text: str, *, wait: bool) -> None:
+    version = store.deploy(text, Origin.COMMAND)
+    if version.state is VersionState.ACTIVE:
+        click.echo(f"version {version.id} has this text, and is served already")
+        return
+    click.echo(f"version {version.id} is deployed")
+    with contextlib.closing(open_reader(config.storage)) as reader:
+        if not wait:
+            if not reader.replicator_alive():
+                click.echo(f"note: {_NOBODY}", err=True)
+            return
+        _wait(store, reader, version.id)
+
+
+def _wait(store: Store, reader: StoreReader, number: int) -> None:
+    """Follow a version until it is served. Raises DeployError when that is not going to be."""
+    started = time.monotonic()
+    with WaitDisplay() as progress:
+        try:
+            for version in _states(store, number):
+                match version.state:
+                    case VersionState.PROCESSING:
+                        progress.say(_doing(version) if reader.replicator_alive() else _NOBODY)
+                    case VersionState.ACTIVE:
+                        break
+                    case VersionState.FAILED:
+                        raise DeployError(f"version {number} failed: {version.note}", fix=_KEEPS)
+                    case VersionState.STOPPED:
+                        raise DeployError(f"version {number} was stopped: {version.note}", fix=_KEEPS)
+        except KeyboardInterrupt:
+            progress.close()
+            message = (
+                f"version {number} stays deployed and goes on without this command; see `headwater rules versions`"
+            )
+            click.echo(message, err=True)
+            raise click.Abort from None
+    click.echo(f"version {number} is served now ({time.monotonic() - started:.1f} s)")
+
+
+_KEEPS = "devices are served as before; see `headwater rules versions`"
+
+
+def _states(store: Store, number: int) -> Iterator[ConfigVersion]:
+    while True:
+        try:
+            yield find(store.versions(), number)
+        except StoreBusyError:
+            pass  # a long transaction of the replicator: it is at work
+        time.sleep(_PAUSE)
+
+
+def _doing(version: ConfigVersion) -> str:
+    return version.note or "its new rows are being made ready"
+
+
+def list_versions(config: ServiceConfig, *, as_json: bool) -> None:
+    """All versions, newest first."""
+    with existing_store(config) as store:
+        versions = sorted(store.versions(), key=lambda version: version.id, reverse=True)
+    if as_json:
+        click.echo(to_json([_as_dict(version) for version in versions]))
+        return
+    if not versions:
+        click.echo("no version yet: `headwater serve` deploys the sync config that the service config names")
+    for version in versions:
+        times = [("deployed", version.created), ("served", version.activated), ("stopped", version.stopped)]
+        told = "".join(f"  {word} {when(seconds)}" for word, seconds in times if seconds)
+        note = f"\n{'':6}{version.note}" if version.note else ""
+        click.echo(f"{version.id:>4}  {version.state.value:<10}  by {version.origin.value:<7}{told}{note}")
+
+
+def _as_dict(version: ConfigVersion) -> dict[str, object]:
+    return {
+        "id": version.id,
+        "state": version.state.value,
+        "origin": version.origin.value,
+        "created": version.created,
+        "activated": version.activated or None,
+        "stopped": version.stopped or None,
+        "note": version.note or None,
+    }
+
+
+def show(config: ServiceConfig, number: int | None) -> None:
+    """The text of a version; without an id of the one that is served."""
+    with existing_store(config) as store:
+        versions = store.versions()
+    version = served(versions) if number is None else find(versions, number)
+    if version is None:
+        raise UnknownVersionError("no version is served yet", fix="see `headwater rules versions`")
+    click.echo(version.yaml, nl=not version.yaml.endswith("\n"))

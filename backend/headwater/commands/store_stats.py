@@ -1,0 +1,220 @@
+"""`headwater store stats`: what the store holds, what it takes, and what grows."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+import click
+import orjson
+
+from headwater.commands.rules_store import existing_store, when
+from headwater.commands.rules_words import count, size
+from headwater.config import ServiceConfig
+from headwater.oplog.lsn import format_lsn
+from headwater.storage.stats import BucketStats, StoreStats, TableStats, store_stats
+from headwater.storage.versions import ConfigVersion, VersionState
+from headwater_rules.compile import compile_config
+from headwater_rules.errors import RuleErrors
+from headwater_rules.versions import sides
+
+_POSTGRES_EPOCH = 946_684_800  # 2000-01-01, in seconds since 1970
+_SHOWN_VERSIONS = 5
+_SHOWN_ROWS = 10
+
+_ORDERS: tuple[tuple[str, str, Callable[[BucketStats], float]], ...] = (
+    ("ops_per_row", "most ops for a row that stands", lambda bucket: bucket.ops_per_row),
+    ("size", "most bytes", lambda bucket: bucket.size),
+    ("grown", "most ops since their last compaction", lambda bucket: bucket.grown),
+)
+
+
+def show_stats(config: ServiceConfig, *, top: int, as_json: bool) -> None:
+    """Print the store's figures, as of one moment. Raises NoStoreError."""
+    with existing_store(config) as store:
+        versions = store.versions()
+        stats = store_stats(store.address)
+    if as_json:
+        click.echo(orjson.dumps(_as_json(str(config.storage), stats, versions, top), option=orjson.OPT_INDENT_2))
+        return
+    for line in _lines(str(config.storage), stats, versions, top):
+        click.echo(line)
+
+
+# as JSON
+
+
+def _as_json(where: str, stats: StoreStats, versions: Sequence[ConfigVersion], top: int) -> dict[str, object]:
+    return {
+        "store": where,
+        "checkpoint": {
+            "op_id": stats.checkpoint,
+            "sources": [{"tag": each.tag, "lsn": format_lsn(each.lsn), "slot": each.slot} for each in stats.sources],
+        },
+        "tables": [dataclasses.asdict(table) for table in stats.tables],
+        "history": {
+            **dataclasses.asdict(stats.history),
+            "oldest_flush_time": _time(stats.history.oldest_flush_us),
+            "buckets": len(stats.buckets),
+        },
+        "lookups": stats.lookups,
+        "bytes": dataclasses.asdict(stats.disk),
+        "definitions": [dataclasses.asdict(definition) for definition in stats.definitions],
+        "buckets": {
+            order: [{**dataclasses.asdict(each), "ops_per_row": each.ops_per_row} for each in found]
+            for order, _, found in _growers(stats, top)
+        },
+        "versions": [_version(stats, version) for version in versions],
+        "jobs": [dataclasses.asdict(job) for job in stats.jobs],
+    }
+
+
+def _version(stats: StoreStats, version: ConfigVersion) -> dict[str, object]:
+    definitions = _definitions(version)
+    held = [each for each in stats.definitions if each.definition in definitions]
+    return {
+        "id": version.id,
+        "state": version.state.value,
+        "created": version.created,
+        "activated": version.activated,
+        "definitions": sorted(definitions),
+        "buckets": sum(each.buckets for each in held),
+        "ops": sum(each.ops for each in held),
+        "size": sum(each.size for each in held),
+    }
+
+
+def _definitions(version: ConfigVersion) -> frozenset[str]:
+    """The row sides of a version; none of one that never compiled."""
+    try:
+        return frozenset(sides(compile_config(version.yaml).plan))
+    except RuleErrors:
+        return frozenset()
+
+
+def _growers(stats: StoreStats, top: int) -> Iterator[tuple[str, str, list[BucketStats]]]:
+    """The buckets at the top, by each measure; those that would be at the top with nothing are left out."""
+    for order, title, measure in _ORDERS:
+        found = sorted(stats.buckets, key=lambda bucket: (-measure(bucket), bucket.name))[:top]
+        yield order, title, [bucket for bucket in found if measure(bucket) > 0]
+
+
+# for people
+
+
+def _lines(where: str, stats: StoreStats, versions: Sequence[ConfigVersion], top: int) -> Iterator[str]:
+    yield f"store {where}"
+    yield f"checkpoint  op {stats.checkpoint}"
+    for source in stats.sources:
+        yield f"  source {source.tag} up to {format_lsn(source.lsn)}, slot {source.slot}"
+    yield ""
+    yield from _table_lines(stats.tables)
+    yield from _history_lines(stats)
+    yield ""
+    yield "bucket definitions (bytes are what devices download, before compression)"
+    yield from _aligned(
+        [("definition", "buckets", "ops", "bytes", "largest bucket")]
+        + [
+            (
+                d.definition,
+                f"{d.buckets:,}",
+                f"{d.ops:,}",
+                size(d.size),
+                f"{d.largest_ops:,} ops, {size(d.largest_size)}",
+            )
+            for d in stats.definitions
+        ]
+    )
+    for _, title, found in _growers(stats, top):
+        yield ""
+        yield f"buckets with the {title}"
+        yield from _aligned(
+            [("bucket", "rows", "ops", "ops/row", "bytes", "new ops")]
+            + [
+                (b.name, f"{b.rows:,}", f"{b.ops:,}", f"{b.ops_per_row:,.1f}", size(b.size), f"{b.grown:,}")
+                for b in found
+            ]
+        )
+    yield ""
+    yield from _version_lines(stats, versions)
+    if stats.jobs:
+        yield ""
+        yield "last bulk jobs"
+        yield from _aligned(
+            [
+                (j.kind, when(j.finished), count(j.rows, "row"), count(j.ops, "op"), f"{j.finished - j.started:.1f} s")
+                for j in stats.jobs
+            ]
+        )
+
+
+def _table_lines(tables: Sequence[TableStats]) -> Iterator[str]:
+    yield "tables"
+    yield from _aligned(
+        [("table", "rows", "bytes", "")]
+        + [
+            (t.name if t.source == "default" else f"{t.source}: {t.name}", f"{t.rows:,}", size(t.bytes), _remark(t))
+            for t in tables
+        ]
+    )
+    for table in tables:
+        if not table.left_out_rows:
+            continue
+        yield f"  {table.name}: {count(table.left_out_rows, 'row')} with something too large, which no device gets"
+        for row in table.left_out[:_SHOWN_ROWS]:
+            what = "the row" if not row.ops else f"what the rules make of it in {count(row.ops, 'bucket')}"
+            yield f"    row {row.row_id}: {what}, {row.size:,} bytes"
+        if table.left_out_rows > _SHOWN_ROWS:
+            yield f"    and {table.left_out_rows - _SHOWN_ROWS:,} more; --json names {len(table.left_out):,}"
+
+
+def _remark(table: TableStats) -> str:
+    return f"being compared with the source: {table.resync}" if table.resync else ""
+
+
+def _history_lines(stats: StoreStats) -> Iterator[str]:
+    history, disk = stats.history, stats.disk
+    yield ""
+    segments = f"{history.sealed_ops:,} in {count(history.segments, 'segment')}"
+    yield f"history     {count(history.hot_ops, 'op')} as single lines, {segments}"
+    oldest = _time(history.oldest_flush_us)
+    since = f", since {when(oldest)}" if oldest else ""
+    yield f"flushes     {history.flushes:,} on record{since}"
+    yield f"lookups     {stats.lookups:,}"
+    parts = {
+        "rows": disk.rows, "ops": disk.ops, "segments": disk.segments, "lookups": disk.lookups, "other": disk.other,
+        "free": disk.free,
+    }  # fmt: skip
+    yield f"disk        {size(disk.file)}: " + ", ".join(f"{what} {size(number)}" for what, number in parts.items())
+
+
+def _version_lines(stats: StoreStats, versions: Sequence[ConfigVersion]) -> Iterator[str]:
+    yield "sync config versions, newest first"
+    shown = [version for version in reversed(versions) if version.state is not VersionState.FAILED][:_SHOWN_VERSIONS]
+    for version in shown:
+        held = _version(stats, version)
+        yield (
+            f"  {version.id}  {version.state.value:10}  since {when(version.activated or version.created)}"
+            f"  {held['buckets']:,} buckets, {held['ops']:,} ops, {size(float(str(held['size'])))}"
+        )
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """The first column and those that are no numbers to the left, the others to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = [
+            cell.rjust(width) if number and _is_number(rows[-1][number]) else cell.ljust(width)
+            for number, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        yield ("  " + "  ".join(cells)).rstrip()
+
+
+def _is_number(text: str) -> bool:
+    return text[:1].isdigit() and len(text.split()) <= 2
+
+
+def _time(committed_us: int) -> float:
+    """Seconds since 1970 of a commit's time; 0 when nothing is known of it. Never of the future."""
+    return min(time.time(), committed_us / 1e6 + _POSTGRES_EPOCH) if committed_us else 0.0

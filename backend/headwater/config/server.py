@@ -1,0 +1,115 @@
+"""The keys that say where a Postgres server is and how to log in there, for sources and for storage."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from urllib.parse import parse_qs, unquote, urlsplit
+
+from headwater.config.section import Section
+
+_LOWEST_PORT, _HIGHEST_PORT = 1024, 65535
+_SSL_MODES = ("verify-full", "verify-ca", "disable")
+
+
+@dataclass(frozen=True, slots=True)
+class UriParts:
+    """What a URI says; empty where it says nothing."""
+
+    host: str = ""
+    port: int | None = None
+    database: str = ""
+    user: str = ""
+    password: str = field(default="", repr=False)
+    connect_timeout: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """One database and a login. Certificates and keys are PEM text; `connect_timeout` is in seconds."""
+
+    host: str
+    port: int
+    database: str
+    user: str
+    password: str = field(repr=False)
+    sslmode: str
+    connect_timeout: int
+    cacert: str | None = field(default=None, repr=False)
+    client_certificate: str | None = field(default=None, repr=False)
+    client_private_key: str | None = field(default=None, repr=False)
+
+
+def read_server(section: Section) -> Server:
+    """Keys of their own win over the URI's parts. What is wrong or missing is noted as an error."""
+    address = read_uri(section)
+    host = section.text("hostname") or address.host
+    database = section.text("database") or address.database
+    user = section.text("username") or address.user
+    for key, value, code in (
+        ("hostname", host, "PSYNC_S1106"),
+        ("database", database, "PSYNC_S1105"),
+        ("username", user, "PSYNC_S1107"),
+    ):
+        if not value:
+            section.error(f"neither {key} nor uri says which one", key, fix=f"add {key}", code=code)
+    sslmode = section.choice("sslmode", "verify-full", _SSL_MODES)
+    cacert = section.text("cacert")
+    if sslmode == "verify-ca" and not cacert:
+        section.error("verify-ca needs it", "cacert", fix="add the PEM text, or use verify-full", code="PSYNC_S1104")
+    _refuse_unsupported(section)
+    return Server(
+        host=host,
+        port=section.integer("port", address.port or 5432, _LOWEST_PORT, _HIGHEST_PORT, code="PSYNC_S1110"),
+        database=database,
+        user=user,
+        password=section.text("password") or address.password,
+        sslmode=sslmode,
+        connect_timeout=_connect_timeout(section, address),
+        cacert=cacert,
+        client_certificate=section.text("client_certificate"),
+        client_private_key=section.text("client_private_key"),
+    )
+
+
+def read_uri(section: Section) -> UriParts:
+    """The parts of `uri`."""
+    uri = section.text("uri")
+    if uri is None:
+        return UriParts()
+    if not uri.startswith(("postgresql://", "postgres://")):
+        section.error("must begin with postgresql://", "uri", code="PSYNC_S1109")
+        return UriParts()
+    try:
+        parts = urlsplit(uri)
+        port = parts.port
+    except ValueError:
+        section.error(
+            "can't be read", "uri", fix="write special characters of the password as %XX, and the port as a number"
+        )
+        return UriParts()
+    if port is not None and "port" not in section and not _LOWEST_PORT <= port <= _HIGHEST_PORT:
+        what = f"its port must be a number from {_LOWEST_PORT} to {_HIGHEST_PORT}"
+        section.error(what, "uri", code="PSYNC_S1110")
+    timeout = parse_qs(parts.query).get("connect_timeout", [""])[0]
+    return UriParts(
+        unquote(parts.hostname or ""),
+        port,
+        unquote(parts.path.lstrip("/")),
+        unquote(parts.username or ""),
+        unquote(parts.password or ""),
+        timeout,
+    )
+
+
+def _connect_timeout(section: Section, address: UriParts) -> int:
+    """Seconds; what is no positive number counts as not given, as in the published service."""
+    default = int(address.connect_timeout) if address.connect_timeout.isdecimal() else 0
+    return section.integer("connect_timeout", default, 0, 3600) or 20
+
+
+def _refuse_unsupported(section: Section) -> None:
+    """What would be a promise of safety must not be passed over in silence."""
+    if section.texts("reject_ip_ranges"):
+        section.error("is not supported by this version", "reject_ip_ranges", fix="guard the network instead")
+    if "tls_servername" in section:
+        section.error("is not supported by this version", "tls_servername", fix="use the certificate's host name")

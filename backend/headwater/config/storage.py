@@ -1,0 +1,79 @@
+"""`storage`: where the store is."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from psycopg.conninfo import make_conninfo
+
+from headwater.config.section import Section
+from headwater.config.server import Server, read_server
+from headwater.storage.address import PostgresAddress, SqliteAddress, StoreAddress
+
+DEFAULT_DIRECTORY = "headwater-data"
+DEFAULT_SCHEMA = "headwater"
+
+_SCHEMA = re.compile(r"(?!pg_)[a-z_][a-z0-9_]{0,62}")
+
+
+def read_storage(section: Section, directory: Path) -> StoreAddress:
+    """The address of the store; paths are relative to `directory`."""
+    kind = section.text("type") or "sqlite"
+    section.ignore("max_pool_size", "default_storage_version", "batch_limits")
+    match kind:
+        case "sqlite":
+            address: StoreAddress = _sqlite(section, directory)
+        case "postgresql":
+            address = _postgres(section)
+        case _:
+            section.error(f"{kind} storage is not supported", "type", fix=_EITHER)
+            return SqliteAddress(str(directory / DEFAULT_DIRECTORY))
+    section.warn_unknown()
+    return address
+
+
+_EITHER = (
+    f"use the embedded store: storage: {{type: sqlite, path: ./{DEFAULT_DIRECTORY}}}, or a database:"
+    " storage: {type: postgresql, uri: …}"
+)
+
+
+def _sqlite(section: Section, directory: Path) -> SqliteAddress:
+    path = directory / (section.text("path") or DEFAULT_DIRECTORY)
+    if path.exists() and not path.is_dir():
+        section.error(f"{path} is a file", "path", fix="name a directory: the store keeps several files")
+    return SqliteAddress(str(path))
+
+
+def _postgres(section: Section) -> PostgresAddress:
+    server = read_server(section)
+    schema = section.text("schema") or DEFAULT_SCHEMA
+    if not _SCHEMA.fullmatch(schema):
+        section.error(
+            "must be made of at most 63 small letters, digits and _, begin with a letter, and not with pg_",
+            "schema",
+            fix=f"remove it to use {DEFAULT_SCHEMA}",
+        )
+    place = f"{server.host}:{server.port}/{server.database}"
+    pem = {
+        "sslrootcert": server.cacert,
+        "sslcert": server.client_certificate,
+        "sslkey": server.client_private_key,
+    }
+    given = () if server.sslmode == "disable" else tuple((name, text) for name, text in pem.items() if text)
+    return PostgresAddress(_conninfo(server), schema, place, given)
+
+
+def _conninfo(server: Server) -> str:
+    login = {"password": server.password} if server.password else {}
+    return make_conninfo(
+        "",
+        host=server.host,
+        port=server.port,
+        dbname=server.database,
+        user=server.user,
+        sslmode=server.sslmode,
+        connect_timeout=max(2, server.connect_timeout),  # libpq takes 1 for 2
+        **login,
+    )

@@ -1,0 +1,122 @@
+"""How large a row and an op may be, and what stands in the place of one that is larger.
+
+A row over the limit stays known: its current row is a stub that says how large it was, so it can shrink, move and go
+like any other, but it stands in no bucket and no lookup. An op over the limit is left out alone: the row's
+memberships name where, and how large it would be. Both follow from the row's values only, so live replication, bulk
+work and audits agree on them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import orjson
+
+from headwater.oplog.op import bucket_key
+from headwater.oplog.row_id import content_id
+from headwater_rules.results import Put
+
+ROW_LIMIT = 15 << 20
+"""Bytes of a row as COPY text."""
+
+OP_LIMIT = 15 << 20
+"""Bytes of the row's JSON as an op carries it: a text within a text."""
+
+REFUSED_NAMED = 20
+"""How many rows a task of a bulk job names in words; all are on record in the store."""
+
+# COPY never writes this escape, so no row looks like a stub
+_STUB = "\\!"
+
+# Below so many characters nothing has to be counted: a character takes 4 bytes at most, or 6 as an escape in JSON
+SURELY_A_ROW = ROW_LIMIT // 4
+SURELY_AN_OP = OP_LIMIT // 6
+
+LEFT_OUT = '"left out"'
+"""What the stored memberships of a row contain when an op of it was left out."""
+
+_LEFT_OUT = "left out"
+
+
+@dataclass(frozen=True, slots=True)
+class Stub:
+    """What is kept of a row over the limit: its bytes, and its content id."""
+
+    size: int
+    content: str
+
+
+def stored_line(line: str) -> str:
+    """The text under which a row is stored: its COPY text, or a stub when that is too large. A stub stays as it is."""
+    if len(line) <= SURELY_A_ROW:
+        return line
+    size = len(line.encode())
+    return line if size <= ROW_LIMIT else f"{_STUB}{size} {content_id(line)}"
+
+
+def is_stub(line: str) -> bool:
+    """Whether a stored line stands for a row that was too large."""
+    return line.startswith(_STUB)
+
+
+def read_stub(line: str) -> Stub:
+    """The inverse of what `stored_line` does to a row over the limit."""
+    size, _, content = line.removeprefix(_STUB).partition(" ")
+    return Stub(int(size), content)
+
+
+def fitting(puts: Sequence[Put]) -> tuple[Sequence[Put], Sequence[tuple[Put, int]]]:
+    """What of `puts` can become ops, and what can't, with the bytes that each would have."""
+    if all(len(put.data) <= SURELY_AN_OP for put in puts):
+        return puts, ()
+    sizes = [len(orjson.dumps(put.data)) for put in puts]
+    return (
+        [put for put, size in zip(puts, sizes, strict=True) if size <= OP_LIMIT],
+        [(put, size) for put, size in zip(puts, sizes, strict=True) if size > OP_LIMIT],
+    )
+
+
+def with_left_out(members: str, left_out: Sequence[tuple[Put, int]]) -> str:
+    """Stored memberships, and what the row is kept out of."""
+    entries = orjson.loads(members) if members else []
+    entries += [[bucket_key(put.bucket), 0, put.table, _LEFT_OUT, size] for put, size in left_out]
+    return orjson.dumps(entries).decode()
+
+
+def without_left_out(entries: Sequence[Sequence[object]]) -> Sequence[Sequence[object]]:
+    """Of decoded memberships those that say where the row stands."""
+    return [entry for entry in entries if len(entry) < 5]
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """An op that a row does not get: its bucket's key, its output table, and how many bytes it would have."""
+
+    bucket: int
+    table: str
+    size: int
+
+
+def left_out_of(members: str) -> list[LeftOut]:
+    """What stored memberships name as left out."""
+    if LEFT_OUT not in members:
+        return []
+    return [LeftOut(entry[0], entry[2], entry[4]) for entry in orjson.loads(members) if len(entry) == 5]
+
+
+def row_refused(table: str, row_id: str, size: int) -> str:
+    """What the log says of a row over the limit."""
+    return (
+        f"[HW_2401] a row is too large and is left out: no device gets it ({table}, row {row_id}, {size:,} bytes of "
+        f"{ROW_LIMIT:,} allowed); make it smaller in the source; `headwater store stats` lists such rows"
+    )
+
+
+def op_refused(table: str, row_id: str, size: int) -> str:
+    """What the log says of an op over the limit."""
+    return (
+        f"[HW_2402] what the rules make of a row is too large for a device and is left out of a bucket ({table}, row "
+        f"{row_id}, {size:,} bytes of {OP_LIMIT:,} allowed); select fewer columns, or make the row smaller in the "
+        "source; `headwater store stats` lists such rows"
+    )

@@ -1,0 +1,225 @@
+"""Exporting a store to Parquet files and importing it again, on Spark."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+from headwater.bulk.jobs import BulkProgress
+from headwater.pipeline.archive_files import (
+    ArchiveFile,
+    Manifest,
+    describe_file,
+    read_file,
+    read_manifest,
+    verify_file,
+    write_file,
+    write_manifest,
+)
+from headwater.pipeline.progress import ProgressReporter, TaskProgress
+from headwater.pipeline.tasks import run_tasks
+from headwater.storage.address import StoreAddress
+from headwater.storage.archive import ArchiveError, DumpPart, DumpView, Load, check_empty, dump, load, load_rows
+from headwater.storage.seal import seal_note, seal_store, unseal_store
+
+Report = Callable[[BulkProgress], None]
+Start = Callable[[], SparkSession]
+"""Gives the session. Asked only when everything that can be told without Spark is in order."""
+
+_SCRATCH = ".export"
+_SHOWN = 5
+
+
+@dataclass(frozen=True, slots=True)
+class ExportJob:
+    """Where from, and where to."""
+
+    view: DumpView
+    directory: str
+
+
+@dataclass(frozen=True, slots=True)
+class ExportTask:
+    """Write one file."""
+
+    part: DumpPart
+
+    def run(self, job: ExportJob, number: int, attempt: str) -> ArchiveFile:
+        directory = Path(job.directory)
+        rows = 0
+        with TaskProgress(str(directory / _SCRATCH), number, attempt) as progress:
+            for count in write_file(directory, job.view, self.part, number, attempt):
+                rows += count
+                progress.add(count)
+        return describe_file(directory, self.part.dataset, number, rows)
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyTask:
+    """Look whether a file is whole."""
+
+    file: ArchiveFile
+
+    def run(self, job: str, number: int, attempt: str) -> str:
+        return verify_file(Path(job), self.file)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadJob:
+    """Where from, and where to. `progress` is a directory of the driver's machine."""
+
+    directory: str
+    address: StoreAddress
+    progress: str
+
+
+@dataclass(frozen=True, slots=True)
+class LoadTask:
+    """Take one file in."""
+
+    file: ArchiveFile
+
+    def run(self, job: LoadJob, number: int, attempt: str) -> int:
+        with TaskProgress(job.progress, number, attempt) as progress:
+            load_file(job, self.file, progress.add)
+        return self.file.rows
+
+
+def load_file(job: LoadJob, file: ArchiveFile, count: Callable[[int], None]) -> None:
+    """Take a file in, telling of each batch."""
+
+    def batches() -> Iterator[Sequence[Sequence[object]]]:
+        for batch in read_file(Path(job.directory), file):
+            yield batch
+            count(len(batch))
+
+    load_rows(job.address, file.dataset, batches())
+
+
+def export_store(
+    session: Start, address: StoreAddress, directory: Path, progress: Report, *, seal: bool = False
+) -> Manifest:
+    """Write the store, as it is at one moment, into a directory that executors reach under the same path, and that is
+    new or empty. With `seal`, nobody writes to the store any more from then on, unless the export fails.
+
+    Raises ArchiveError, and LeaseHeldError when the store is to be sealed and somebody still writes to it.
+    """
+    directory = directory.resolve()
+    _claim(directory)
+    try:
+        with _sealed(address, f"exported to {directory}", seal=seal):
+            return _export(session, address, directory, progress)
+    except BaseException:
+        for made in directory.iterdir():
+            shutil.rmtree(made, ignore_errors=True)
+        raise
+    finally:
+        shutil.rmtree(directory / _SCRATCH, ignore_errors=True)
+
+
+def _claim(directory: Path) -> None:
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        taken = any(directory.iterdir())
+    except OSError as error:
+        raise ArchiveError(f"the directory can't be made: {error.strerror}", str(directory), "name another") from error
+    if taken:
+        raise ArchiveError("the directory is not empty", str(directory), "name a new one")
+
+
+@contextmanager
+def _sealed(address: StoreAddress, note: str, *, seal: bool) -> Iterator[None]:
+    if not seal or seal_note(address) is not None:
+        yield
+        return
+    seal_store(address, note)
+    try:
+        yield
+    except BaseException:
+        unseal_store(address)
+        raise
+
+
+def _export(session: Start, address: StoreAddress, directory: Path, progress: Report) -> Manifest:
+    with dump(address, directory / _SCRATCH / "copy") as frozen:
+        expected = sum(part.rows for part in frozen.parts)
+        tasks = [ExportTask(part) for part in frozen.parts]
+        job = ExportJob(frozen.view, str(directory))
+        spark = session()
+        with ProgressReporter("export", str(directory / _SCRATCH), expected, len(tasks), progress):
+            files = run_tasks(spark, job, tasks, "export of a store")
+        manifest = Manifest(frozen.state, tuple(files), version("headwater"), time.time(), str(address))
+        counts: Counter[str] = Counter()
+        for part in frozen.parts:
+            counts[part.dataset] += part.rows
+        if manifest.counts() != counts:
+            raise ArchiveError("not all rows of the store were written", str(directory), "export it again")
+    write_manifest(directory, manifest)
+    return manifest
+
+
+def import_store(session: Start, directory: Path, address: StoreAddress, progress: Report) -> Manifest:
+    """Build the store that a directory holds. Everything is verified first, and the store is there when all of it is.
+
+    Raises ArchiveError when the archive is not whole, StoreNotEmptyError when there is a store already.
+    """
+    directory = directory.resolve()
+    manifest = read_manifest(directory)
+    check_empty(address)
+    _verify(session, directory, manifest)
+    with load(address) as loading:
+        _load_all(session, directory, manifest, loading, progress)
+        loading.finish(manifest.state, manifest.counts())
+    return manifest
+
+
+def _load_all(session: Start, directory: Path, manifest: Manifest, loading: Load, progress: Report) -> None:
+    """Tables first, for rows go into them."""
+    with tempfile.TemporaryDirectory(prefix="headwater-import-") as scratch:
+        job = LoadJob(str(directory), loading.address, scratch)
+        for file in manifest.files:
+            if file.dataset == "tables":
+                load_file(job, file, lambda _: None)
+        rest = [file for file in manifest.files if file.dataset != "tables"]
+        rows = sum(file.rows for file in rest)
+        if not loading.parallel:
+            _load_here(job, rest, rows, progress)
+            return
+        with ProgressReporter("import", scratch, rows, len(rest), progress):
+            run_tasks(session(), job, [LoadTask(file) for file in rest], "import of a store")
+
+
+def _verify(session: Start, directory: Path, manifest: Manifest) -> None:
+    found = run_tasks(session(), str(directory), [VerifyTask(file) for file in manifest.files], "check of an archive")
+    wrong = [text for text in found if text]
+    if wrong:
+        more = f", and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""
+        raise ArchiveError(
+            f"the archive is not whole: {'; '.join(wrong[:_SHOWN])}{more}",
+            str(directory),
+            "copy it again, or export again",
+        )
+
+
+def _load_here(job: LoadJob, files: Sequence[ArchiveFile], rows: int, progress: Report) -> None:
+    """One file after the other: the store that is being built has one writer."""
+    done = finished = 0
+
+    def count(batch: int) -> None:
+        nonlocal done
+        done += batch
+        progress(BulkProgress(done, rows, finished, len(files), "import"))
+
+    for file in files:
+        load_file(job, file, count)
+        finished += 1
+    progress(BulkProgress(done, rows, len(files), len(files), "import"))

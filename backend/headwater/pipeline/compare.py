@@ -1,0 +1,169 @@
+"""What the tasks of a comparison do: read rows of the source or of the store, and digest them.
+
+Runs on executors and imports no pyspark. Rows are spread over partitions of a hash space, by their key or, where
+nothing identifies them, by their content; the sum of the hashes of a partition's rows is its digest on either side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from headwater.bulk.binding import BoundTable, bind, current_cells
+from headwater.bulk.jobs import CompareJob
+from headwater.decode.copytext import join_cells, split_line
+from headwater.decode.errors import DecodeError
+from headwater.oplog.change import Relation
+from headwater.oplog.limits import is_stub, read_stub, stored_line
+from headwater.oplog.row_id import IdentityKind, RowIdentity, content_id
+from headwater.oplog.transform import decode_members, expected_members
+from headwater.pipeline.partition import Partition, read_lines
+from headwater.pipeline.progress import TaskProgress
+from headwater.source.connect import source_errors
+from headwater.storage.contract import StoredTable
+from headwater.storage.open import read_rows
+from headwater.storage.parts import CurrentRow
+
+_hash = xxhash.xxh3_64_intdigest
+_63_BITS = 0x7FFFFFFFFFFFFFFF
+
+Digests = npt.NDArray[np.uint64]
+
+
+class ComparedRow(NamedTuple):
+    """A row of either side. `place` says in which partition of the hash space it is; `line` is empty where only its
+    digest matters. A row that is too large for the store counts by its stub."""
+
+    place: int
+    key: str
+    digest: int
+    line: str
+
+
+@dataclass(frozen=True, slots=True)
+class SourceRows:
+    """Rows of the source: those of one range of pages."""
+
+    table: StoredTable
+    partition: Partition
+
+    def rows(self, job: CompareJob) -> Iterator[list[ComparedRow]]:
+        identity = RowIdentity.of(self.table.relation)
+        width = len(self.table.relation.columns)
+        with source_errors(job.source):
+            for lines in read_lines(job.source, job.snapshot, self.partition):
+                if identity.kind is IdentityKind.KEY:
+                    yield [_keyed(identity.key(split_line(line, width)), line, line) for line in lines]
+                else:
+                    yield [_content(line) for line in lines]
+
+
+@dataclass(frozen=True, slots=True)
+class StoreRows:
+    """Current rows of the store: those at places [first, end)."""
+
+    table: StoredTable
+    first: int
+    end: int
+
+    def rows(self, job: CompareJob) -> Iterator[list[ComparedRow]]:
+        layouts = self.table.layouts
+        keyed = RowIdentity.of(self.table.relation).kind is IdentityKind.KEY
+        bound = bind(job.plans, job.source.tag, self.table.relation, job.types, self.table.id, b"")
+        for batch in read_rows(job.store, self.table.id, self.first, self.end):
+            found: list[ComparedRow] = []
+            for _, row in batch:
+                if is_stub(row.line):
+                    found.append(_keyed(row.row_id, row.line, "") if keyed else _content(row.line))
+                    continue
+                line = _present_line(layouts, row)
+                compared = _keyed(row.row_id, line, "") if keyed else _content(line)
+                if bound is not None and not _stands_right(bound, layouts, row):
+                    compared = compared._replace(digest=compared.digest ^ 1)
+                found.append(compared)
+            yield found
+
+
+Rows = SourceRows | StoreRows
+
+
+def _keyed(key: str, line: str, kept: str) -> ComparedRow:
+    # Of a large row the key is all that matters: a stub can't be brought to another layout of its table
+    shown = "" if is_stub(stored_line(line)) else line
+    return ComparedRow(_hash(key.encode()), key, _hash(f"{key}\0{shown}".encode()) & _63_BITS, kept)
+
+
+def _content(line: str) -> ComparedRow:
+    stored = stored_line(line)
+    digest = _hash(stored.encode())
+    content = read_stub(stored).content if is_stub(stored) else content_id(line)
+    return ComparedRow(digest, content, digest & _63_BITS, line)
+
+
+def _present_line(layouts: Sequence[Relation], row: CurrentRow) -> str:
+    """The row's line in the last layout; as it is when it can't be read."""
+    if row.layout == len(layouts) - 1:
+        return row.line
+    try:
+        return join_cells(current_cells(layouts, row))
+    except DecodeError:
+        return row.line
+
+
+def _stands_right(bound: BoundTable, layouts: Sequence[Relation], row: CurrentRow) -> bool:
+    """Whether the row is in the buckets that the rules give it, as they would have it there."""
+    try:
+        cells = current_cells(layouts, row)
+    except DecodeError:
+        return False
+    puts = bound.transform.evaluate(cells, row.row_id).puts
+    return expected_members(puts) == set(decode_members(row.members, row.row_id))
+
+
+@dataclass(frozen=True, slots=True)
+class TableDigests:
+    """What one task found: how many rows, and the digest of each partition of the hash space."""
+
+    table: int
+    of_source: bool
+    rows: int
+    digests: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class DigestTask:
+    """Digest the rows into `partitions` of the hash space, a power of two."""
+
+    part: Rows
+    partitions: int
+
+    def run(self, job: CompareJob, number: int, attempt: str) -> TableDigests:
+        digests: Digests = np.zeros(self.partitions, dtype=np.uint64)
+        mask = np.uint64(self.partitions - 1)
+        count = 0
+        with TaskProgress(job.directory, number, attempt) as progress:
+            for rows in self.part.rows(job):
+                places = np.array([row.place for row in rows], dtype=np.uint64) & mask
+                np.add.at(digests, places, np.array([row.digest for row in rows], dtype=np.uint64))
+                count += len(rows)
+                progress.add(len(rows))
+        return TableDigests(self.part.table.id, isinstance(self.part, SourceRows), count, digests.tobytes())
+
+
+@dataclass(frozen=True, slots=True)
+class RowsTask:
+    """Pick the rows in those of `partitions` that `differing` names."""
+
+    part: Rows
+    partitions: int
+    differing: frozenset[int]
+
+    def rows(self, job: CompareJob) -> Iterator[list[ComparedRow]]:
+        mask, wanted = self.partitions - 1, self.differing
+        for rows in self.part.rows(job):
+            yield [row for row in rows if row.place & mask in wanted]

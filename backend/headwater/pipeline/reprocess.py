@@ -1,0 +1,91 @@
+"""What one task of a reprocess does: read current rows, evaluate row sides that are not complete, write additions.
+
+Runs on executors and imports no pyspark. What a row has already, from an attempt that was cut short or from the live
+path, is left as it is, so the work can be repeated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from headwater.bulk.binding import BoundTable, bind, current_cells
+from headwater.bulk.jobs import ReprocessJob
+from headwater.oplog.limits import REFUSED_NAMED, is_stub, left_out_of, op_refused
+from headwater.oplog.op import bucket_key
+from headwater.oplog.transform import BucketName, DraftOp, decode_members
+from headwater.pipeline.progress import TaskProgress
+from headwater.storage.contract import StoredTable
+from headwater.storage.open import open_part, read_rows
+from headwater.storage.parts import CurrentRow, PartWriter, PlacedRow, StagedPart
+from headwater_rules.results import LookupEntry, Put
+
+PAGE_ROWS = 20_000
+
+
+@dataclass(frozen=True, slots=True)
+class ReprocessTask:
+    """The rows of one table at places [first, end)."""
+
+    stored: StoredTable
+    first: int
+    end: int
+
+    def run(self, job: ReprocessJob, number: int, attempt: str) -> StagedPart:
+        bound = bind([job.plan], job.tag, self.stored.relation, job.types, self.stored.id, job.salt)
+        with (
+            TaskProgress(job.directory, number, attempt) as progress,
+            open_part(job.store, self.stored.id, number, attempt) as part,
+        ):
+            in_page = 0
+            refused: list[str] = []
+            for batch in read_rows(job.store, self.stored.id, self.first, self.end):
+                if bound is not None:
+                    refused += _write_additions(bound, self.stored, batch, part)
+                progress.add(len(batch))
+                in_page += len(batch)
+                if in_page >= PAGE_ROWS:
+                    part.end_page()
+                    in_page = 0
+            part.end_page()
+            return replace(part.finish(), refused=tuple(refused[:REFUSED_NAMED]))
+
+
+def _write_additions(bound: BoundTable, stored: StoredTable, batch: Sequence[PlacedRow], part: PartWriter) -> list[str]:
+    """Returns what is too large, in words."""
+    name = f"{stored.relation.schema}.{stored.relation.name}"
+    refused: list[str] = []
+    rows: list[CurrentRow] = []
+    lookups: list[tuple[str, LookupEntry]] = []
+    ops: list[DraftOp] = []
+    buckets: dict[int, BucketName] = {}
+    transform = bound.transform
+    for _, row in batch:
+        row_id, members, subkey = row.row_id, row.members, row.subkey
+        if is_stub(row.line):
+            continue
+        puts, entries, _ = transform.evaluate(current_cells(stored.layouts, row), row_id)
+        if members and puts:
+            puts = _missing(puts, members, row_id)
+        if not puts and not entries:
+            continue
+        if subkey is None:
+            added = transform.enter(row_id, puts, ops, buckets)
+        else:
+            added = transform.move("", subkey, row_id, puts, ops, buckets)
+        rows.append(CurrentRow(row_id, 0, "", added, subkey))
+        lookups += [(row_id, entry) for entry in entries]
+        refused += [op_refused(name, row_id, op.size) for op in left_out_of(added)]
+    part.write(rows, lookups, ops, buckets)
+    return refused
+
+
+def _missing(puts: list[Put], members: str, row_id: str) -> list[Put]:
+    there = {(member.bucket, member.table, member.id) for member in decode_members(members, row_id)}
+    kept_out = {(left_out.bucket, left_out.table) for left_out in left_out_of(members)}
+    return [
+        put
+        for put in puts
+        if (bucket_key(put.bucket), put.table, put.id) not in there
+        and (bucket_key(put.bucket), put.table) not in kept_out
+    ]

@@ -1,0 +1,37 @@
+"""Work in another thread that the replicator looks after between flushes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+Result = TypeVar("Result")
+
+
+class Background(Generic[Result]):
+    """Runs a function once. `result` gives what it returned, or raises what it raised."""
+
+    def __init__(self, work: Callable[[], Result], name: str) -> None:
+        self._work = work
+        self._result: list[Result] = []
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    @property
+    def done(self) -> bool:
+        return not self._thread.is_alive()
+
+    def result(self) -> Result:
+        """Waits for the end."""
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+        return self._result[0]
+
+    def _run(self) -> None:
+        try:
+            self._result.append(self._work())
+        except BaseException as error:  # noqa: BLE001 - raised again where the result is asked for
+            self._error = error

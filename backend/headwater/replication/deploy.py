@@ -1,0 +1,153 @@
+"""Bringing a version of the sync config into service, while the stream flows and the version before is served.
+
+From the start the stream is evaluated by the plans of both. Row sides that are not complete are evaluated over the
+current rows, on Spark, and taken page by page: what the stream wrote meanwhile is left out, for it is right already.
+Tables that the store does not know are read from the source by a re-sync. Then the version is served.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator, Mapping, Sequence
+
+from headwater.bulk.jobs import BulkProgress, ReprocessJob, ReprocessTable
+from headwater.replication.background import Background
+from headwater.replication.resync import Order, Resync
+from headwater.replication.schema import wanted_tables
+from headwater.replication.site import Site
+from headwater.source.connect import connect
+from headwater.storage.parts import BulkOutcome, BulkRecord, StagedPart
+from headwater.storage.versions import ConfigVersion
+from headwater_rules.plan import SyncPlan, TablePattern
+from headwater_rules.versions import check_names, sides, tables_of, without
+
+_log = logging.getLogger(__name__)
+
+_ROWS_A_TASK = 250_000
+
+
+class Deploy:
+    """One version on its way. `in_use` are the plans that are followed already; the site follows `plan` too from the
+    start on. Raises RuleErrors when a row side's name is taken by another."""
+
+    def __init__(self, site: Site, version: ConfigVersion, plan: SyncPlan, in_use: Sequence[SyncPlan]) -> None:
+        self._site = site
+        self._version = version
+        self._plan = plan
+        complete = site.store.complete_sides()
+        check_names(plan, complete)
+        self.missing = {name: digest for name, digest in sides(plan).items() if name not in complete}
+        site.store.begin_sides(site.lease, self.missing)
+        self._started = time.time()
+        self._progress = BulkProgress(0, 0, 0, 0)
+        self._reprocessing: Background[BulkOutcome] | None = None
+        self._pages: Iterator[tuple[StagedPart, int]] | None = None
+        self._written: Mapping[int, set[str]] = {}
+        self._outcome = BulkOutcome((), "", 0)
+        self._resync: Resync | None = None
+        known = frozenset(site.stored())
+        self._new = self._create_tables()
+        site.follow([*in_use, plan])
+        if self.missing and known:
+            self._reprocess(known)
+
+    def describe(self) -> str:
+        """How far it is, for a person."""
+        if self._resync is not None:
+            return f"new tables: {self._resync.describe()}"
+        done, expected = self._progress.rows, max(self._progress.rows, self._progress.rows_expected)
+        return f"evaluated {done:,} of about {expected:,} stored rows"
+
+    def _create_tables(self) -> frozenset[int]:
+        """Make room for tables that no version before has named. Returns their oids, and those of tables that an
+        attempt cut short has left to fill."""
+        stored = self._site.stored()
+        with connect(self._site.source) as conn:
+            wanted = wanted_tables(conn, self._site.source, [self._plan])
+        new = [(t.relation, t.shape) for t in wanted if t.relation.oid not in stored]
+        self._site.store.create_tables(self._site.lease, self._site.tag, new, f"new in version {self._version.id}")
+        unfilled = {oid for oid, table in stored.items() if table.resync}
+        return frozenset(relation.oid for relation, _ in new) | unfilled
+
+    def _reprocess(self, known: frozenset[int]) -> None:
+        patterns = tables_of(self._plan, self.missing.keys())
+        tables = [self._table(oid) for oid in sorted(known) if self._reads(patterns, oid)]
+        tables = [table for table in tables if table.ranges]
+        if not tables:
+            return
+        stored = [table.stored for table in tables]
+        self._written = self._site.applier.watch([table.id for table in stored])
+        job = ReprocessJob(
+            tag=self._site.tag,
+            tables=tuple(tables),
+            plan=without(self._plan, sides(self._plan).keys() - self.missing.keys()),
+            types=self._site.types(stored),
+            salt=self._site.store.subkey_salt(),
+            store=self._site.store.address,
+            directory=self._site.store.staging_directory(),
+        )
+        self._reprocessing = Background(lambda: self._site.bulk.reprocess(job, self._note), "reprocess")
+
+    def _table(self, oid: int) -> ReprocessTable:
+        stored = self._site.stored()[oid]
+        ranges = tuple(self._site.store.place_ranges(stored.id, _ROWS_A_TASK))
+        return ReprocessTable(stored, ranges, len(ranges) * _ROWS_A_TASK)
+
+    def _reads(self, patterns: Sequence[TablePattern], oid: int) -> bool:
+        relation = self._site.stored()[oid].relation
+        return any(pattern.matches(self._site.tag, relation.schema, relation.name) for pattern in patterns)
+
+    def _note(self, progress: BulkProgress) -> None:
+        self._progress = progress
+        self._site.progress(progress)
+
+    def step(self) -> bool:
+        """A bit of the work, between flushes; True when the version is served."""
+        if self._reprocessing is not None:
+            if self._reprocessing.done:
+                self._outcome = self._reprocessing.result()
+                self._reprocessing = None
+                for refused in [said for part in self._outcome.parts for said in part.refused]:
+                    _log.error("%s", refused)
+                self._pages = iter([(part, page) for part in self._outcome.parts for page in range(part.pages)])
+            return False
+        if self._pages is not None:
+            self._take_page(self._pages)
+            return False
+        if self._new:
+            if self._resync is None:
+                self._resync = Resync(self._site, Order((self._plan,), self._new, f"version {self._version.id}"))
+            if not self._resync.step():
+                return False
+            self._resync.unmark()
+            self._resync.close()
+            self._resync, self._new = None, frozenset()
+        self._site.store.activate(self._site.lease, self._version.id, sides(self._plan))
+        self._note_job()
+        return True
+
+    def _take_page(self, pages: Iterator[tuple[StagedPart, int]]) -> None:
+        part, page = next(pages, (None, 0))
+        if part is None:
+            self._pages = None
+        elif any(table.id == part.table for table in self._site.stored().values()):
+            self._site.store.take_page(self._site.lease, part, page, self._written.get(part.table, ()))
+        # else truncated since: a new generation, whose rows the stream evaluated by both plans
+
+    def _note_job(self) -> None:
+        outcome = self._outcome
+        _log.info("version %d of the sync config is active", self._version.id)
+        if outcome.tasks:
+            rows, ops = sum(part.rows for part in outcome.parts), sum(part.ops for part in outcome.parts)
+            record = BulkRecord(
+                "reprocess", self._site.tag, outcome.application, outcome.tasks, rows, ops, self._started, time.time()
+            )
+            self._site.store.note_job(record)
+
+    def close(self) -> None:
+        """Give everything back, at the end or in the middle."""
+        self._site.applier.unwatch()
+        if self._resync is not None:
+            self._resync.close()
+        self._site.store.discard_staged(self._site.lease)

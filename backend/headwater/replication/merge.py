@@ -1,0 +1,108 @@
+"""Merging what a comparison found with what the stream brought since.
+
+The comparison knows the source as of a snapshot. A row that no later commit touched takes the snapshot's state. A
+touched row keeps what was streamed and takes from the snapshot only the values that the stream left out as unchanged,
+also through changes of its key. Rows that nothing identifies are counted: as often as in the snapshot, and what came
+and went since.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from headwater.bulk.jobs import Difference
+from headwater.decode.copytext import join_cells, split_line
+from headwater.decode.errors import DecodeError
+from headwater.oplog.limits import is_stub, stored_line
+from headwater.oplog.row_id import IdentityKind, copy_id, random_id
+from headwater.oplog.transform import decode_members, expected_members
+from headwater.replication.apply import Applier
+from headwater.replication.live import FullCells, LiveTable
+from headwater.replication.touches import TableTouches
+
+States = dict[str, FullCells | None]
+"""What rows should be, by row id; None for one that should not be there."""
+
+
+def wanted_states(
+    applier: Applier, table: LiveTable, touches: TableTouches, differences: Sequence[Difference]
+) -> States:
+    """What becomes of the rows that differ. Rows that are right already may be among them."""
+    if touches.truncated:
+        return {}  # nothing that the snapshot saw is left
+    if table.identity.kind is IdentityKind.KEY:
+        return _keyed(applier, table, touches, differences)
+    return _counted(applier, table, touches, differences)
+
+
+def _keyed(applier: Applier, table: LiveTable, touches: TableTouches, differences: Sequence[Difference]) -> States:
+    width = len(table.relation.columns)
+    heirs = touches.heirs()
+    states: States = {}
+    patches: dict[str, tuple[frozenset[int], FullCells]] = {}
+    for _, key, line, copies in differences:
+        cells = split_line(line, width) if copies else None
+        heir = heirs.get(key)
+        if heir is not None and cells is not None:
+            patches[heir[0]] = (heir[1], cells)
+        elif key not in touches.rows:
+            states[key] = cells
+    for row_id, row in applier.stored_rows(table, list(patches)).items():
+        if is_stub(row.line):
+            continue  # the stream fetched all of it, and found it too large
+        columns, inherited = patches[row_id]
+        streamed = table.cells(row)
+        states[row_id] = tuple(inherited[i] if i in columns else cell for i, cell in enumerate(streamed))
+    return states
+
+
+def _counted(applier: Applier, table: LiveTable, touches: TableTouches, differences: Sequence[Difference]) -> States:
+    width = len(table.relation.columns)
+    lines = {difference.key: difference.line for difference in differences}
+    present = applier.copies(table, lines)
+    states: States = {}
+    for _, content, line, copies in differences:
+        wanted = max(0, copies + touches.delta[content])
+        cells = None if is_stub(line) else split_line(line, width)  # a stub: only the store has such rows
+        if table.identity.kind is IdentityKind.FULL:
+            ids = {copy_id(content, number) for number in range(1, wanted + 1)}
+        else:
+            kept = present[content][:wanted]
+            ids = {*kept, *(random_id() for _ in range(wanted - len(kept)))}
+        states |= dict.fromkeys((row_id for row_id in present[content] if row_id not in ids), None)
+        if cells is not None:
+            states |= dict.fromkeys(ids, cells)
+    return states
+
+
+def describe(applier: Applier, table: LiveTable, states: Mapping[str, FullCells | None]) -> list[dict[str, object]]:
+    """What is wrong with the rows, in words for a person and without their values: only what would change."""
+    found = applier.stored_rows(table, list(states))
+    findings: list[dict[str, object]] = []
+    for row_id, cells in states.items():
+        row = found.get(row_id)
+        if row is None and cells is not None:
+            findings.append({"row": row_id, "problem": "missing in the store"})
+        elif row is not None and cells is None:
+            findings.append({"row": row_id, "problem": "not in the source"})
+        elif row is not None and cells is not None:
+            if is_stub(row.line):
+                if not is_stub(stored_line(join_cells(cells))):
+                    findings.append({"row": row_id, "problem": "left out as too large, and is not any more"})
+                continue
+            try:
+                stored = table.cells(row)
+            except DecodeError:
+                findings.append({"row": row_id, "problem": "can't be read"})
+                continue
+            columns = [c.name for c, a, b in zip(table.relation.columns, stored, cells, strict=True) if a != b]
+            if columns:
+                findings.append({"row": row_id, "problem": "other values", "columns": columns})
+            elif not _stands_right(table, row_id, row.members, cells):
+                findings.append({"row": row_id, "problem": "not in the buckets that the rules give it"})
+    return findings
+
+
+def _stands_right(table: LiveTable, row_id: str, members: str, cells: FullCells) -> bool:
+    puts = table.bound.transform.evaluate(cells, row_id).puts
+    return expected_members(puts) == set(decode_members(members, row_id))

@@ -1,0 +1,237 @@
+"""Comparing tables with their source, and mending what differs, while the stream flows.
+
+1. Record what the stream touches in the tables.
+2. Make a temporary slot: its exported snapshot holds exactly the commits before its consistent point.
+3. When the stream has passed that point, Spark compares the snapshot with the current rows.
+4. Differences are merged between flushes, some at a time (see `merge`). What was merged differs no more, so work that
+   was cut short is simply begun again.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from headwater.bulk.jobs import BulkProgress, CompareJob, CompareOutcome, CompareTable, Difference, TableChangedError
+from headwater.oplog.lsn import format_lsn
+from headwater.replication.background import Background
+from headwater.replication.merge import describe, wanted_states
+from headwater.replication.schema import wanted_tables
+from headwater.replication.site import Site
+from headwater.replication.touches import TouchLog
+from headwater.source.catalog import PublishedTable
+from headwater.source.connect import connect
+from headwater.source.head import ping_statement
+from headwater.source.slot import SnapshotKeeper, slot_name
+from headwater.storage.contract import StoredTable
+from headwater.storage.parts import BulkRecord
+from headwater_rules.plan import SyncPlan
+
+_log = logging.getLogger(__name__)
+
+MERGED_AT_ONCE = 2_000
+NAMED_ROWS = 100
+_ROWS_A_TASK = 250_000
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What to compare, of the tables that `plans` read: those with these oids, or all. With `verify`, current rows
+    are evaluated too; without `repair`, differences are only named."""
+
+    plans: tuple[SyncPlan, ...]
+    oids: frozenset[int] | None = None
+    reason: str = "on command"
+    repair: bool = True
+    verify: bool = False
+
+
+@dataclass(slots=True)
+class Findings:
+    """What a comparison found. `rows` names the first differences of each table, `ops` is what mending them took."""
+
+    tables: list[str] = field(default_factory=list)
+    compared: int = 0
+    differences: dict[str, int] = field(default_factory=dict)
+    rows: list[dict[str, object]] = field(default_factory=list)
+    ops: int = 0
+
+    def as_dict(self) -> dict[str, object]:
+        return {
+            "tables": self.tables,
+            "rows_compared": self.compared,
+            "differences": self.differences,
+            "rows": self.rows,
+            "ops": self.ops,
+        }
+
+
+class Resync:
+    """One comparison. `step` is called between flushes until it says that all is done; `close` in any case."""
+
+    def __init__(self, site: Site, order: Order) -> None:
+        self._site = site
+        self._order = order
+        self.findings = Findings()
+        self.progress = BulkProgress(0, 0, 0, 0)
+        self._started = time.time()
+        self._batches: queue.Queue[Sequence[Difference]] = queue.Queue(maxsize=2)
+        self._batch: list[Difference] = []
+        self._keeper: SnapshotKeeper | None = None
+        self._outcome: CompareOutcome | None = None
+        self._comparing: Background[CompareOutcome] | None = None
+        self._closed = False
+        stored = site.stored()
+        self._oids = frozenset(stored) if order.oids is None else order.oids & frozenset(stored)
+        self._log = TouchLog(self._oids)
+        site.applier.record(self._log)
+        self._opening = Background(self._open, "snapshot")
+
+    def describe(self) -> str:
+        """How far it is, for a person."""
+        if self._comparing is None:
+            return "waiting for the source's snapshot"
+        done, expected = self.progress.rows, max(self.progress.rows, self.progress.rows_expected)
+        return f"compared {done:,} of about {expected:,} rows, {sum(self.findings.differences.values()):,} differ"
+
+    def _open(self) -> SnapshotKeeper:
+        keeper = SnapshotKeeper(self._site.source, f"{slot_name(self._site.source)[:50]}_resync", temporary=True)
+        with connect(self._site.source) as conn:
+            conn.execute(
+                ping_statement(conn.info.server_version)
+            )  # so that an idle stream passes the snapshot's position
+        return keeper
+
+    def step(self) -> bool:
+        """A bit of the work; True when all is done."""
+        if self._keeper is None:
+            if self._opening.done:
+                self._keeper = self._opening.result()
+                self._log.begin_at(self._keeper.consistent_point)
+                _log.info("comparing as of %s", format_lsn(self._keeper.consistent_point))
+            return False
+        if self._comparing is None:
+            if self._site.applier.position >= self._keeper.consistent_point:
+                self._compare(self._keeper.snapshot)
+            return False
+        if self._next_batch():
+            self._merge()
+            return False
+        if not self._comparing.done or not self._batches.empty():
+            return False
+        try:
+            outcome = self._comparing.result()
+        except TableChangedError:
+            # Of a table that was emptied since, the stream brings everything
+            truncated = frozenset(oid for oid in self._oids if self._log.of(oid).truncated)
+            if not truncated:
+                raise
+            self._oids -= truncated
+            self._compare(self._keeper.snapshot)
+            return False
+        self._finish(outcome)
+        return True
+
+    def _compare(self, snapshot: str) -> None:
+        stored = self._site.stored()
+        with connect(self._site.source) as conn:
+            published = {t.relation.oid: t for t in wanted_tables(conn, self._site.source, self._order.plans)}
+        tables = [
+            self._table(stored[oid], published[oid]) for oid in sorted(self._oids) if oid in stored and oid in published
+        ]
+        self.findings.tables = [table.published.qualified_name for table in tables]
+        self._site.store.mark_resync(self._site.lease, [t.stored.id for t in tables], self._order.reason)
+        job = CompareJob(
+            source=self._site.source,
+            snapshot=snapshot,
+            tables=tuple(tables),
+            plans=self._order.plans if self._order.verify else (),
+            types=self._site.types([table.stored for table in tables]),
+            store=self._site.store.address,
+            directory=self._site.store.staging_directory(),
+        )
+        self._comparing = Background(lambda: self._site.bulk.compare(job, self._note, self._take), "comparison")
+
+    def _table(self, stored: StoredTable, published: PublishedTable) -> CompareTable:
+        ranges = tuple(self._site.store.place_ranges(stored.id, _ROWS_A_TASK))
+        rows = max(len(ranges) * _ROWS_A_TASK, sum(leaf.estimated_rows or 0 for leaf in published.leaves))
+        return CompareTable(published, stored, ranges, rows)
+
+    def _note(self, progress: BulkProgress) -> None:
+        self.progress = progress
+        self._site.progress(progress)
+
+    def _take(self, differences: Sequence[Difference]) -> None:
+        """Called in the comparison's thread; waits while the replicator has enough to merge."""
+        while not self._closed:
+            try:
+                self._batches.put(differences, timeout=0.5)
+            except queue.Full:
+                continue
+            return
+
+    def _next_batch(self) -> bool:
+        if not self._batch and not self._batches.empty():
+            self._batch = list(self._batches.get())
+        return bool(self._batch)
+
+    def _merge(self) -> None:
+        oid_of = {table.id: oid for oid, table in self._site.stored().items()}
+        some, self._batch = self._batch[:MERGED_AT_ONCE], self._batch[MERGED_AT_ONCE:]
+        for table_id in dict.fromkeys(difference.table for difference in some):
+            oid = oid_of.get(table_id)
+            table = None if oid is None else self._site.applier.table(oid)
+            if oid is None or table is None:
+                continue  # truncated since: a new generation, of which the snapshot knows nothing
+            touches = self._log.of(oid)
+            states = wanted_states(self._site.applier, table, touches, [d for d in some if d.table == table_id])
+            found = describe(self._site.applier, table, states)
+            name = f"{table.relation.schema}.{table.relation.name}"
+            if found:
+                self.findings.differences[name] = self.findings.differences.get(name, 0) + len(found)
+            if len(self.findings.rows) < NAMED_ROWS:
+                self.findings.rows += [{"table": name, **finding} for finding in found[:NAMED_ROWS]]
+            if self._order.repair and states:
+                self.findings.ops += self._site.applier.merge(table, states, anew=self._order.verify)
+
+    def _finish(self, outcome: CompareOutcome) -> None:
+        self.findings.compared = outcome.source_rows
+        record = BulkRecord(
+            kind="re-sync" if self._order.repair else "audit",
+            source=self._site.tag,
+            application=outcome.application,
+            tasks=outcome.tasks,
+            rows=outcome.source_rows,
+            ops=self.findings.ops,
+            started=self._started,
+            finished=time.time(),
+        )
+        self._site.store.note_job(record)
+        _log.info(
+            "compared %d rows of %s: %d differ, %d ops",
+            outcome.source_rows,
+            ", ".join(self.findings.tables),
+            sum(self.findings.differences.values()),
+            self.findings.ops,
+        )
+
+    def close(self) -> None:
+        """Give everything back, at the end or in the middle. The marks go when nothing is left to do."""
+        self._closed = True
+        self._site.applier.forget(self._log)
+        if self._keeper is None and self._opening.done:
+            try:
+                self._keeper = self._opening.result()
+            except Exception:  # noqa: BLE001 - whoever asked for the result has it already
+                return
+        if self._keeper is not None:
+            self._keeper.close()
+
+    def unmark(self) -> None:
+        """The tables are as the source has them. Between flushes only."""
+        stored = self._site.stored()
+        marked = [table.id for oid, table in stored.items() if oid in self._oids and table.resync]
+        self._site.store.mark_resync(self._site.lease, marked, "")

@@ -1,0 +1,49 @@
+"""What bulk work beside the stream works with, and the plans that the stream is followed by."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from headwater.bulk.binding import distinct
+from headwater.bulk.jobs import BulkProgress
+from headwater.decode.catalog import TypeCatalog
+from headwater.replication.apply import Applier
+from headwater.replication.bulk import BulkWork
+from headwater.replication.live import LiveContext
+from headwater.source.catalog import load_types
+from headwater.source.connect import SourceSettings, connect
+from headwater.storage.contract import Lease, StoredTable
+from headwater.storage.open import Store
+from headwater_rules.plan import SyncPlan
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """The parts that work together on one source while it is followed."""
+
+    source: SourceSettings
+    store: Store
+    lease: Lease
+    bulk: BulkWork
+    applier: Applier
+    progress: Callable[[BulkProgress], None]
+
+    @property
+    def tag(self) -> str:
+        return self.source.tag
+
+    def stored(self) -> dict[int, StoredTable]:
+        """The source's tables in the store, by oid."""
+        return {table.relation.oid: table for table in self.store.tables(self.tag)}
+
+    def types(self, tables: Sequence[StoredTable]) -> TypeCatalog:
+        """The types of the tables' columns."""
+        with connect(self.source) as conn:
+            return load_types(conn, {column.type_oid for table in tables for column in table.relation.columns})
+
+    def follow(self, plans: Sequence[SyncPlan]) -> None:
+        """From here on, evaluate what the stream brings by these plans. Between flushes only."""
+        stored = list(self.stored().values())
+        context = LiveContext(self.tag, distinct(plans), self.types(stored), self.store.subkey_salt())
+        self.applier.renew(context, plans, stored)

@@ -1,0 +1,85 @@
+"""Which plans the stream is followed by: those of all versions whose row sides must stay right.
+
+The served version, the one on its way, and versions that were served a little while ago: to roll back to one of them
+then takes nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass
+from functools import lru_cache
+
+from headwater.storage.open import Store
+from headwater.storage.versions import ConfigVersion, Origin, VersionState
+from headwater_rules.compile import compile_config
+from headwater_rules.errors import RuleErrors
+from headwater_rules.plan import SyncPlan
+from headwater_rules.versions import only, sides
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class InUse:
+    """The plans to follow, and the row sides that none of them has any more."""
+
+    plans: tuple[SyncPlan, ...]
+    obsolete: tuple[str, ...]
+
+
+def deploy_file(store: Store, yaml: str) -> None:
+    """Deploy the text of the service's sync config file, unless it is what that file said the last time: a version
+    that a person deployed since stays."""
+    from_file = [version for version in store.versions() if version.origin is Origin.FILE]
+    if not from_file or from_file[-1].yaml != yaml:
+        store.deploy(yaml, Origin.FILE)
+
+
+def newest(store: Store) -> ConfigVersion | None:
+    """The version that is to be served: the one on its way, or the one that is."""
+    return in_state(store, VersionState.PROCESSING) or in_state(store, VersionState.ACTIVE)
+
+
+def in_state(store: Store, state: VersionState) -> ConfigVersion | None:
+    """The newest version in a state."""
+    found = [version for version in store.versions() if version.state is state]
+    return found[-1] if found else None
+
+
+def in_use(store: Store, keep_seconds: float) -> InUse:
+    """What to follow now. Versions that were stopped less than `keep_seconds` ago still count."""
+    complete = store.complete_sides()
+    plans: list[SyncPlan] = []
+    covered: set[str] = set()
+    for version in sorted(store.versions(), key=lambda v: (v.state is not VersionState.ACTIVE, -v.id)):
+        recent = version.state is VersionState.STOPPED and time.time() - version.stopped < keep_seconds
+        if version.state is not VersionState.ACTIVE and not (recent and version.activated):
+            continue
+        plan = _compiled(version)
+        if plan is None:
+            continue
+        if version.state is not VersionState.ACTIVE:
+            plan = only(plan, [name for name, digest in sides(plan).items() if complete.get(name) == digest])
+        plans.append(plan)
+        covered |= sides(plan).keys()
+    processing = in_state(store, VersionState.PROCESSING)
+    coming = None if processing is None else _compiled(processing)
+    wanted = set() if coming is None else sides(coming).keys()
+    obsolete = {*complete, *store.unfinished_sides()} - covered - wanted
+    return InUse(tuple(plans), tuple(sorted(obsolete)))
+
+
+@lru_cache(maxsize=16)
+def plan_of(yaml: str) -> SyncPlan:
+    """The plan of a sync config; compiled once, for this is asked several times a second. Raises RuleErrors."""
+    return compile_config(yaml).plan
+
+
+def _compiled(version: ConfigVersion) -> SyncPlan | None:
+    try:
+        return plan_of(version.yaml)
+    except RuleErrors as error:
+        _log.warning("version %d of the sync config does not compile any more: %s", version.id, error)
+        return None

@@ -1,0 +1,260 @@
+"""Bulk work beside the stream, one job at a time: deploys, what commands ask for, and forgetting what is obsolete."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from typing import Protocol
+
+import orjson
+
+from headwater.errors import HeadwaterError, Kind
+from headwater.replication.audit import Audit
+from headwater.replication.deploy import Deploy
+from headwater.replication.resync import Order, Resync
+from headwater.replication.sampling import Sampling, SamplingSettings
+from headwater.replication.site import Site
+from headwater.replication.versions import in_state, in_use, plan_of
+from headwater.storage.requests import Request, RequestState
+from headwater.storage.versions import ConfigVersion, VersionState
+from headwater_rules.errors import RuleErrors
+from headwater_rules.plan import SyncPlan
+from headwater_rules.versions import sides
+
+_log = logging.getLogger(__name__)
+
+RESYNC, AUDIT = "resync", "audit"
+"""Kinds of requests. Payload: `{"tables": ["public.todos", …]}`, all when empty; an audit may say `"repair": true`."""
+
+_LOOK_SECONDS = 0.5
+_RETRY_SECONDS = 5.0
+_ATTEMPTS = 5
+_GIVEN_UP_SECONDS = 60.0
+_RETIRED_AT_ONCE = 5_000
+
+
+class Job(Protocol):
+    """Work that is done a bit at a time, between flushes."""
+
+    def step(self) -> bool: ...
+
+    def describe(self) -> str: ...
+
+    def close(self) -> None: ...
+
+
+class _Asked:
+    """A job and who wants it: a version on its way, or a request."""
+
+    def __init__(self, job: Job, version: ConfigVersion | None, request: Request | None) -> None:
+        self.job = job
+        self.version = version
+        self.request = request
+        self.told = ""
+
+
+class Work:
+    """Decides what to do next. `step` is called whenever no flush is open."""
+
+    def __init__(self, site: Site, keep_seconds: float, sampling: SamplingSettings) -> None:
+        self._site = site
+        self._keep_seconds = keep_seconds
+        self._current: _Asked | None = None
+        self._looked = 0.0
+        self._not_before = 0.0
+        self._failures: dict[tuple[str, int], int] = {}
+        self._retiring: tuple[str, ...] = ()
+        self._sampling = Sampling(site, sampling)
+
+    @property
+    def busy(self) -> bool:
+        """Whether there is something to do at once."""
+        return self._current is not None or bool(self._retiring)
+
+    def step(self) -> None:
+        """A bit of whatever is to be done."""
+        if self._current is not None:
+            self._continue(self._current)
+        elif self._retiring:
+            self._retire()
+        elif time.monotonic() >= max(self._looked + _LOOK_SECONDS, self._not_before):
+            self._looked = time.monotonic()
+            self._look()
+            if self.busy:
+                self._sampling.close()
+            else:
+                self._sample()
+
+    def _sample(self) -> None:
+        """With nothing else to do, a slice of the sampling audit, and what it calls for."""
+        plans = self._plans()
+        self._sampling.step(plans)
+        job = self._sampling.mend(plans)
+        if job is not None:
+            self._sampling.close()
+            self._current = _Asked(job, None, None)
+
+    def close(self) -> None:
+        """Leave what is being done for the next time."""
+        self._sampling.close()
+        if self._current is not None:
+            self._current.job.close()
+            self._current = None
+
+    # what is next
+
+    def _look(self) -> None:
+        version = self._undeployed()
+        if version is not None:
+            self._begin_deploy(version)
+            return
+        marked = {oid: table.resync for oid, table in self._site.stored().items() if table.resync}
+        if marked:
+            order = Order(tuple(self._plans()), frozenset(marked), reason=next(iter(marked.values())))
+            self._current = _Asked(Resync(self._site, order), None, None)
+            return
+        requests = self._site.store.open_requests(self._site.tag)
+        if requests:
+            self._begin_request(requests[0])
+            return
+        obsolete = in_use(self._site.store, self._keep_seconds).obsolete
+        if obsolete:
+            _log.info("forgetting %d row sides that no version of the sync config needs", len(obsolete))
+            self._site.follow(self._plans())
+            self._retiring = obsolete
+
+    def _undeployed(self) -> ConfigVersion | None:
+        """The version on its way; or the served one, if it came from a store that did not keep its row sides."""
+        store = self._site.store
+        processing = in_state(store, VersionState.PROCESSING)
+        if processing is not None:
+            return processing
+        active = in_state(store, VersionState.ACTIVE)
+        if active is None:
+            return None
+        missing = sides(plan_of(active.yaml)).keys() - store.complete_sides().keys()
+        return active if missing else None
+
+    def _plans(self) -> Sequence[SyncPlan]:
+        return in_use(self._site.store, self._keep_seconds).plans
+
+    def _begin_deploy(self, version: ConfigVersion) -> None:
+        _log.info("deploying version %d of the sync config", version.id)
+        try:
+            plan = plan_of(version.yaml)
+            while self._site.store.retire(self._site.lease, (), _RETIRED_AT_ONCE):
+                pass  # row sides that are on their way out may be needed anew: they begin from nothing
+            self._current = _Asked(Deploy(self._site, version, plan, self._plans()), version, None)
+        except RuleErrors as error:
+            self._site.store.mark_version(self._site.lease, version.id, VersionState.FAILED, str(error))
+
+    def _begin_request(self, request: Request) -> None:
+        try:
+            order = self._order(request)
+        except (ValueError, KeyError, TypeError) as error:
+            self._end_request(request, RequestState.FAILED, {"error": str(error)})
+            return
+        self._site.store.update_request(self._site.lease, request.id, RequestState.RUNNING, progress="starting")
+        job = Audit(self._site, order) if request.kind == AUDIT else Resync(self._site, order)
+        self._current = _Asked(job, None, request)
+
+    def _order(self, request: Request) -> Order:
+        payload = orjson.loads(request.payload or "{}")
+        names = payload.get("tables") or []
+        stored = self._site.stored()
+        by_name = {f"{t.relation.schema}.{t.relation.name}": oid for oid, t in stored.items()}
+        unknown = [name for name in names if name not in by_name]
+        if unknown:
+            known = ", ".join(sorted(by_name)) or "none"
+            raise ValueError(f"no such table is replicated: {', '.join(unknown)}; there are: {known}")
+        oids = frozenset(by_name[name] for name in names) if names else None
+        plans = tuple(self._plans())
+        if request.kind == RESYNC:
+            return Order(plans, oids)
+        if request.kind == AUDIT:
+            return Order(plans, oids, reason="audit", repair=bool(payload.get("repair")), verify=True)
+        raise ValueError(f"this version of headwater knows no request {request.kind!r}")
+
+    # the job at hand
+
+    def _continue(self, asked: _Asked) -> None:
+        try:
+            finished = asked.job.step()
+        except RuleErrors as error:
+            self._give_up(asked, str(error))
+            return
+        except HeadwaterError as error:
+            if error.code in _ABOUT_THE_STREAM or error.kind not in {Kind.RETRY, Kind.RESYNC}:
+                self.close()
+                raise
+            self._try_again(asked, error)
+            return
+        if finished:
+            self._finish(asked)
+        else:
+            self._tell(asked)
+
+    def _tell(self, asked: _Asked) -> None:
+        """Progress, for the command that waits for it."""
+        said = asked.job.describe()
+        if said == asked.told or time.monotonic() < self._looked + _LOOK_SECONDS:
+            return
+        self._looked = time.monotonic()
+        asked.told = said
+        store, lease = self._site.store, self._site.lease
+        if asked.request is not None:
+            store.update_request(lease, asked.request.id, RequestState.RUNNING, progress=said)
+        elif asked.version is not None and asked.version.state is VersionState.PROCESSING:
+            present = in_state(store, VersionState.PROCESSING)
+            if present is None or present.id != asked.version.id:
+                _log.info("version %d of the sync config was replaced on its way", asked.version.id)
+                self.close()
+                self._site.follow(self._plans())
+                return
+            store.mark_version(lease, asked.version.id, VersionState.PROCESSING, said)
+
+    def _finish(self, asked: _Asked) -> None:
+        asked.job.close()
+        self._current = None
+        if isinstance(asked.job, Resync):
+            asked.job.unmark()
+        if asked.request is not None and isinstance(asked.job, Resync):
+            self._end_request(asked.request, RequestState.DONE, asked.job.findings.as_dict())
+        elif asked.request is not None and isinstance(asked.job, Audit):
+            self._end_request(asked.request, RequestState.DONE, asked.job.result())
+        if asked.version is not None:
+            self._site.follow(self._plans())
+
+    def _end_request(self, request: Request, state: RequestState, result: dict[str, object]) -> None:
+        text = orjson.dumps(result).decode()
+        self._site.store.update_request(self._site.lease, request.id, state, result=text)
+
+    def _try_again(self, asked: _Asked, error: HeadwaterError) -> None:
+        what = ("version", asked.version.id) if asked.version else ("request", asked.request.id if asked.request else 0)
+        self._failures[what] = self._failures.get(what, 0) + 1
+        if self._failures[what] >= _ATTEMPTS:
+            self._give_up(asked, str(error))
+            return
+        _log.warning("%s; trying again in %.0f s", error, _RETRY_SECONDS)
+        self.close()
+        self._not_before = time.monotonic() + _RETRY_SECONDS
+
+    def _give_up(self, asked: _Asked, why: str) -> None:
+        _log.error("given up: %s", why)
+        self.close()
+        self._failures.clear()
+        self._not_before = time.monotonic() + _GIVEN_UP_SECONDS
+        if asked.request is not None:
+            self._end_request(asked.request, RequestState.FAILED, {"error": why})
+        elif asked.version is not None:
+            self._site.store.mark_version(self._site.lease, asked.version.id, VersionState.FAILED, why)
+            self._site.follow(self._plans())
+
+    def _retire(self) -> None:
+        if not self._site.store.retire(self._site.lease, self._retiring, _RETIRED_AT_ONCE):
+            self._retiring = ()
+
+
+_ABOUT_THE_STREAM = frozenset({"HW_4001", "HW_4002", "HW_4003", "HW_5001", "HW_5002", "HW_5003"})
+"""Errors of the store and of the stream, which whoever runs the stream has to see."""

@@ -1,0 +1,225 @@
+"""Taking a whole store out of its back end and into another one, with every id as it is. Files are not known here: a
+store comes out, and goes in, as rows of the datasets below, which mean the same in every back end.
+
+What is not taken: leases and requests, which belong to running processes, and what an unfinished bulk job staged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from headwater.errors import HeadwaterError
+from headwater.storage.address import PostgresAddress, SqliteAddress, StoreAddress
+
+Row = Sequence[object]
+
+DATASETS: Mapping[str, Mapping[str, type]] = {
+    "versions": {
+        "id": int, "yaml": str, "state": str, "origin": str, "created_at": float, "activated_at": float,
+        "stopped_at": float, "note": str,
+    },
+    "sides": {"name": str, "digest": str, "state": str},
+    "retired_buckets": {"id": int, "name": str},
+    "sources": {"tag": str, "lsn": int, "slot": str, "system_id": str, "timeline": int},
+    "tables": {"id": int, "source": str, "layouts": str, "fingerprint": str, "resync": str},
+    "rows": {
+        "table_id": int, "place": int, "row_id": str, "layout": int, "line": str, "members": str, "subkey": str,
+    },
+    "lookups": {"key": str, "table_id": int, "row_id": str, "output": str},
+    "buckets": {
+        "id": int, "name": str, "definition": str, "checksum": int, "count": int, "clear_op": int, "last_op": int,
+        "compacted_op": int, "compacted_count": int, "live_rows": int,
+    },
+    "ops": {"bucket": int, "id": int, "line": str},
+    "segments": {
+        "bucket": int, "first_op": int, "last_op": int, "sealed": bool, "size": int, "checksum": int, "bodies": bytes,
+    },
+    "flushes": {"last_op": int, "source": str, "lsn": int, "committed_us": int, "buckets": str, "lookups": str},
+    "bulk_jobs": {
+        "kind": str, "source": str, "application": str, "tasks": int, "rows": int, "ops": int, "started": float,
+        "finished": float,
+    },
+    "write_checkpoints": {"key": str, "id": int, "lsns": str, "seq": int},
+}  # fmt: skip
+"""Columns and their types, by dataset. A text may be null where a store has none. `tables` are loaded before `rows`."""
+
+
+class ArchiveError(HeadwaterError):
+    """A store can't be taken out, or an archive of one can't be taken in; nothing was changed."""
+
+    code = "HW_4102"
+
+
+class StoreNotEmptyError(HeadwaterError):
+    """There is a store already where another one is to be put."""
+
+    code = "HW_4103"
+
+
+@dataclass(frozen=True, slots=True)
+class StoreState:
+    """What a store has one of. `salt` is hexadecimal; `last_table` and `last_version` are the highest ids that were
+    ever given out, `last_write` the highest `seq` of a write checkpoint."""
+
+    salt: str
+    next_op: int
+    checkpoint: int | None
+    config: int | None
+    last_table: int
+    last_version: int
+    last_write: int
+
+
+@dataclass(frozen=True, slots=True)
+class DumpPart:
+    """Part of a dataset: keys from `first` to `last` where it is large (buckets for history, places for rows of
+    `table`), all of it elsewhere. `rows` is about how many it has; those of a dataset's parts together are exact."""
+
+    dataset: str
+    rows: int
+    table: int = 0
+    first: int = 0
+    last: int = -1
+
+    @property
+    def is_range(self) -> bool:
+        return self.last >= self.first
+
+
+@dataclass(frozen=True, slots=True)
+class DumpView:
+    """What executors need to read one frozen state of a store. `snapshot` names it where the back end does."""
+
+    address: StoreAddress
+    snapshot: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Dump:
+    """A frozen state of a store, cut into parts that can be read at once."""
+
+    view: DumpView
+    state: StoreState
+    parts: tuple[DumpPart, ...]
+
+
+class Load(Protocol):
+    """A store that is being built where nobody sees it. Left without `finish`, nothing of it stays."""
+
+    @property
+    def address(self) -> StoreAddress:
+        """Where it is meanwhile, for `load_rows`."""
+
+    @property
+    def parallel(self) -> bool:
+        """Whether several processes may load at once."""
+
+    def finish(self, state: StoreState, counts: Mapping[str, int]) -> None:
+        """Check that it holds so many rows of each dataset, and put it in its place in one step. Raises
+        StoreNotEmptyError when somebody made a store there meanwhile."""
+
+
+def dump(address: StoreAddress, scratch: Path) -> AbstractContextManager[Dump]:
+    """The state of a store now, which stays readable until the context ends, whatever is written meanwhile. Needs
+    `scratch`, a directory that executors see too, where the back end knows no such thing itself. Raises ArchiveError
+    when there is no store."""
+    match address:
+        case SqliteAddress():
+            from headwater.storage.sqlite import dump as sqlite
+
+            return sqlite.dump(address, scratch)
+        case PostgresAddress():
+            from headwater.storage.postgres import dump as postgres
+
+            return postgres.dump(address)
+
+
+def read_part(view: DumpView, part: DumpPart) -> Iterator[list[Row]]:
+    """On an executor: the rows of a part, in batches of bounded size."""
+    match view.address:
+        case SqliteAddress():
+            from headwater.storage.sqlite import dump as sqlite
+
+            return sqlite.read_part(view.address, part)
+        case PostgresAddress():
+            from headwater.storage.postgres import dump as postgres
+
+            return postgres.read_part(view.address, view.snapshot, part)
+
+
+def check_empty(address: StoreAddress) -> None:
+    """Raises StoreNotEmptyError when there is a store that was ever used. One that a process made by being started is
+    empty."""
+    match address:
+        case SqliteAddress():
+            from headwater.storage.sqlite import load as sqlite
+
+            sqlite.check_empty(address)
+        case PostgresAddress():
+            from headwater.storage.postgres import load as postgres
+
+            postgres.check_empty(address)
+
+
+def load(address: StoreAddress) -> AbstractContextManager[Load]:
+    """Begin to build a store. Raises StoreNotEmptyError when there is one that was ever used."""
+    match address:
+        case SqliteAddress():
+            from headwater.storage.sqlite import load as sqlite
+
+            return sqlite.load(address)
+        case PostgresAddress():
+            from headwater.storage.postgres import load as postgres
+
+            return postgres.load(address)
+
+
+def load_rows(address: StoreAddress, dataset: str, batches: Iterable[Sequence[Row]]) -> None:
+    """Add rows to a store that is being built: all of them or none."""
+    match address:
+        case SqliteAddress():
+            from headwater.storage.sqlite import load as sqlite
+
+            sqlite.load_rows(address, dataset, batches)
+        case PostgresAddress():
+            from headwater.storage.postgres import load as postgres
+
+            postgres.load_rows(address, dataset, batches)
+
+
+ROWS_A_PART = 250_000
+_LAST_BUCKET = (1 << 63) - 1
+
+
+def bucket_parts(counts: Iterable[tuple[str, int, int]]) -> list[DumpPart]:
+    """Parts of history from (dataset, bucket, number of rows), in order of dataset and bucket. Together they hold every
+    bucket there can be."""
+    parts: list[DumpPart] = []
+    first = held = 0
+    current = ""
+    for dataset, bucket, count in counts:
+        if dataset != current:
+            if current:
+                parts.append(DumpPart(current, held, 0, first, _LAST_BUCKET))
+            current, first, held = dataset, 0, 0
+        elif held + count > ROWS_A_PART and held:
+            parts.append(DumpPart(dataset, held, 0, first, bucket - 1))
+            first, held = bucket, 0
+        held += count
+    if current:
+        parts.append(DumpPart(current, held, 0, first, _LAST_BUCKET))
+    return parts
+
+
+def place_parts(table: int, first: int, last: int, rows: int) -> list[DumpPart]:
+    """Parts of a table whose rows have places from `first` to `last`."""
+    width = max(1, (last - first + 1) * ROWS_A_PART // max(1, rows))
+    starts = range(first, last + 1, width)
+    each, rest = divmod(rows, len(starts))
+    return [
+        DumpPart("rows", each + (rest if start == first else 0), table, start, start + width - 1) for start in starts
+    ]

@@ -1,0 +1,181 @@
+"""Chunks that were sent once and will be asked for again, kept in memory for all streams of a process.
+
+What is kept is what goes out: a chunk in the form that some client takes it in, such as a compressed line. Forms that
+nobody takes cost nothing.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Hashable, Mapping, Sequence, Sized
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Generic, NamedTuple, Protocol, TypeVar, cast
+
+from headwater.oplog.lsn import Lsn
+from headwater.oplog.op import OpId
+from headwater.storage.contract import (
+    BucketMarks,
+    Checkpoint,
+    Chunk,
+    Listener,
+    StoreReader,
+    StoreSnapshot,
+    Touched,
+    WriteCheckpoint,
+)
+
+ENTRY_BYTES = 600
+"""What keeping anything costs beside its content."""
+
+T = TypeVar("T", bound=Sized)
+T_co = TypeVar("T_co", bound=Sized, covariant=True)
+
+
+class Form(Hashable, Protocol[T_co]):
+    """A way to write chunks down. Equal forms write a chunk in the same way, so that what one client gets serves all;
+    `len` of what they write is about the memory it takes."""
+
+    def write(self, bucket: str, after: OpId, chunk: Chunk) -> T_co: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Written(Generic[T]):
+    """What a form made of a chunk; None of an empty one. `chunk` says what it covers, and has no ops."""
+
+    chunk: Chunk
+    content: T | None
+
+
+class _Key(NamedTuple):
+    """What a kept chunk is determined by.
+
+    History is rewritten by compaction, and starts anew with a CLEAR; either moves a mark of the bucket. Marks are part
+    of the key, and are read at every use in the same view of the store as the chunk would be: so what was kept before
+    a compaction is never found after it, nor the other way round. `end` is the last op of a chunk that ends with its
+    checkpoint or bucket, and 0 for one that was cut because it was full: that one is the same under every later
+    checkpoint.
+    """
+
+    form: Hashable
+    bucket: str
+    after: OpId
+    clear_op: OpId
+    compacted_op: OpId
+    end: OpId
+
+
+class CachedReader:
+    """A StoreReader over another one, which stays the caller's to close. Keeps at most `capacity` bytes, and those
+    used last; 0 keeps nothing. Safe to call from several threads: what several ask for at once is read once."""
+
+    def __init__(self, reader: StoreReader, capacity: int) -> None:
+        self._reader = reader
+        self._capacity = capacity
+        self._lock = threading.Lock()
+        self._kept: OrderedDict[_Key, Written[Sized]] = OrderedDict()
+        self._bytes = 0
+        self._reading: dict[_Key, threading.Lock] = {}
+
+    @property
+    def kept_bytes(self) -> int:
+        """How much is kept now."""
+        return self._bytes
+
+    def written(self, form: Form[T], bucket: str, after: OpId, upto: OpId, marks: BucketMarks | None) -> Written[T]:
+        """As `chunk`, in the form asked for. To be called within a snapshot, with the marks that are seen in it; None
+        for a bucket that has none."""
+        if marks is None or upto < marks.clear_op or upto < marks.compacted_op:
+            return self._read(form, bucket, after, upto)  # what such a checkpoint sees may be going away
+        if after >= marks.last_op:
+            return Written(Chunk(b"", 0, after, more=False), None)
+        history = (bucket, after, marks.clear_op, marks.compacted_op)
+        cut, ended = _Key(form, *history, OpId(0)), _Key(form, *history, min(upto, marks.last_op))
+        found = self._find(cut, ended, upto) or self._read_once(form, cut, ended, upto)
+        return cast("Written[T]", found)  # a form's key leads to nothing but what that form wrote
+
+    def _read_once(self, form: Form[T], cut: _Key, ended: _Key, upto: OpId) -> Written[T]:
+        """Read and keep, after anybody who reads the same."""
+        mine = threading.Lock()
+        with mine:
+            with self._lock:
+                other = self._reading.setdefault(ended, mine)
+            if other is mine:
+                try:
+                    written = self._read(form, ended.bucket, ended.after, upto)
+                    self._keep(cut if written.chunk.more else ended, written)
+                    return written
+                finally:
+                    with self._lock:
+                        del self._reading[ended]
+        with other:
+            found = self._find(cut, ended, upto)
+        return cast("Written[T]", found) if found else self._read(form, ended.bucket, ended.after, upto)
+
+    def _read(self, form: Form[T], bucket: str, after: OpId, upto: OpId) -> Written[T]:
+        chunk = self._reader.chunk(bucket, after, upto)
+        covers = Chunk(b"", chunk.size, chunk.next_after, chunk.more, chunk.overtaken)
+        return Written(covers, form.write(bucket, after, chunk) if chunk.size else None)
+
+    def _find(self, cut: _Key, ended: _Key, upto: OpId) -> Written[Sized] | None:
+        with self._lock:
+            for key in (cut, ended):
+                found = self._kept.get(key)
+                if found is not None and found.chunk.next_after <= upto:
+                    self._kept.move_to_end(key)
+                    return found
+        return None
+
+    def _keep(self, key: _Key, written: Written[T]) -> None:
+        size = _size(written)
+        if size > self._capacity:
+            return
+        with self._lock:
+            before = self._kept.pop(key, None)
+            self._kept[key] = cast("Written[Sized]", written)
+            self._bytes += size - (_size(before) if before else 0)
+            while self._bytes > self._capacity:
+                self._bytes -= _size(self._kept.popitem(last=False)[1])
+
+    # the rest goes through
+
+    def snapshot(self) -> AbstractContextManager[StoreSnapshot | None]:
+        return self._reader.snapshot()
+
+    def checkpoint(self) -> tuple[Checkpoint, int] | None:
+        return self._reader.checkpoint()
+
+    def chunk(self, bucket: str, after: OpId, upto: OpId) -> Chunk:
+        return self._reader.chunk(bucket, after, upto)
+
+    def touched(self, after: OpId, upto: OpId) -> Touched:
+        return self._reader.touched(after, upto)
+
+    def marks(self, buckets: Sequence[str]) -> dict[str, BucketMarks]:
+        return self._reader.marks(buckets)
+
+    def listen(self) -> Listener:
+        return self._reader.listen()
+
+    def create_write_checkpoint(self, keys: Sequence[str], lsns: Mapping[str, Lsn]) -> dict[str, int]:
+        return self._reader.create_write_checkpoint(keys, lsns)
+
+    def write_checkpoints(self, after_seq: int) -> list[WriteCheckpoint]:
+        return self._reader.write_checkpoints(after_seq)
+
+    def write_checkpoint(self, key: str) -> WriteCheckpoint | None:
+        return self._reader.write_checkpoint(key)
+
+    def replicator_alive(self) -> bool:
+        return self._reader.replicator_alive()
+
+    def close(self) -> None:
+        """Forget everything."""
+        with self._lock:
+            self._kept.clear()
+            self._bytes = 0
+
+
+def _size(written: Written[T]) -> int:
+    return ENTRY_BYTES + (len(written.content) if written.content is not None else 0)

@@ -1,0 +1,77 @@
+"""What both back ends hold in common: limits, op ids of a new life, owners of leases, layouts as text."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Sequence
+
+import orjson
+
+from headwater.oplog.change import Column, Relation, ReplicaIdentity
+
+CHUNK_OPS = 1000
+CHUNK_BYTES = 1 << 20
+
+SEGMENT_OPS = 999  # with the CLEAR that begins a bucket, a segment fills one chunk
+SEGMENT_BYTES = 1 << 20
+
+NAMEABLE = 2000
+"""More touched buckets or lookups than this are called "anything"."""
+
+KEPT_FLUSHES = 4000
+
+_EPOCH = 1_735_689_600  # 2025-01-01, in seconds since 1970
+_OPS_A_SECOND = 1 << 20
+
+
+def op_floor(now: float) -> int:
+    """The lowest op id that a life of the store beginning `now` may give out (seconds since 1970).
+
+    Ids of an earlier life are below it unless that life wrote more than a million ops a second for all its time, so
+    a client that is ahead of a restored or rebuilt store still gets everything. Stays below 2^53 until 2297.
+    """
+    return int((now - _EPOCH) * _OPS_A_SECOND)
+
+
+def process_owner() -> str:
+    """Names this process to others."""
+    return f"{socket.gethostname()}:{os.getpid()}"
+
+
+def is_gone(owner: str) -> bool:
+    """Whether the owner is a process of this machine that is no more. False when that can't be told."""
+    host, _, pid = owner.rpartition(":")
+    if host != socket.gethostname() or not pid.isdigit():
+        return False
+    try:
+        os.kill(int(pid), 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        return False
+    return False
+
+
+def encode_layouts(layouts: Sequence[Relation]) -> str:
+    """Relations as JSON."""
+    return orjson.dumps(
+        [
+            [
+                r.oid,
+                r.schema,
+                r.name,
+                r.identity.value,
+                [[c.name, c.type_oid, c.type_modifier, c.key] for c in r.columns],
+            ]
+            for r in layouts
+        ]
+    ).decode()
+
+
+def decode_layouts(text: str) -> tuple[Relation, ...]:
+    """The inverse of `encode_layouts`."""
+    return tuple(
+        Relation(oid, schema, name, ReplicaIdentity(identity), tuple(Column(*column) for column in columns))
+        for oid, schema, name, identity, columns in orjson.loads(text)
+    )

@@ -1,0 +1,287 @@
+"""Which ops of a bucket's history can go, and in what form the others stay. Pure: histories come in and go out as runs
+of finished ops, joined by newlines.
+
+For a device at any position p, history up to p followed by compacted history after p must leave the rows and the
+checksum that all of it would have left:
+
+* A PUT or REMOVE of a row that has a later op becomes a MOVE. It keeps its op id and checksum, so sums stay as told.
+* Everything before the first PUT that stands becomes one CLEAR with the op id of the last op replaced and the sum of
+  their checksums. A device past it is not concerned, any other begins anew with it.
+* PUTs that stand in the way of a CLEAR can be put again at the end, at the price of a download by every device.
+"""
+
+from __future__ import annotations
+
+import re
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import xxhash
+import zstandard
+
+from headwater.oplog.op import OpId
+from headwater.storage.common import SEGMENT_BYTES, SEGMENT_OPS
+from headwater.storage.upkeep import Again, SealedRun
+
+STANDS, REMOVES, SUPERSEDED, MOVED, CLEARS = range(5)
+"""What an op is to its history: a PUT whose row stands; a REMOVE that is the last word on its row; a PUT or REMOVE
+that a later op overrules; a MOVE; a CLEAR."""
+
+_UNSEEN = 255
+_LEVEL = 3
+_UINT32 = 0xFFFFFFFF
+
+
+# As `oplog.op` writes them. Within JSON strings quotes are escaped, so the first `,"checksum":` ends the row's name
+_OP = re.compile(
+    rb'\{"op_id":"(\d+)","op":"(PUT|REMOVE|MOVE|CLEAR)"(?:,("object_type":.*?))?,"checksum":(\d+)'
+    rb'(?:,"subkey":"(.*?)","data":)?'
+)
+
+
+class OpHead(NamedTuple):
+    """The parts of an op that decide about it; `row` is None for MOVE and CLEAR."""
+
+    op_id: int
+    kind: bytes
+    row: int | None
+    checksum: int
+
+
+def op_head(line: bytes) -> OpHead:
+    """Reads a finished op. Raises ValueError for anything else."""
+    found = _OP.match(line)
+    if found is None:
+        raise ValueError("not a finished op")
+    op_id, kind, name, checksum, subkey = found.groups()
+    return OpHead(int(op_id), kind, None if name is None else row_key(name, subkey), int(checksum))
+
+
+def row_key(name: bytes, subkey: bytes) -> int:
+    """A row's identity within its bucket as 128 bits: buckets have millions of rows, and two must never meet."""
+    return xxhash.xxh3_128_intdigest(b"%b\n%b" % (name, subkey))
+
+
+@dataclass(slots=True)
+class SurveyedPiece:
+    """What was found in a run: the role of each op, the length of each that stands (else 0), their checksums' sum."""
+
+    roles: bytearray
+    lengths: array[int]
+    checksum: int = 0
+
+    @property
+    def changes(self) -> bool:
+        """Whether it holds ops that are to become MOVEs."""
+        return SUPERSEDED in self.roles
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """A history, run by run."""
+
+    pieces: list[SurveyedPiece]
+
+    @property
+    def ops(self) -> int:
+        return sum(len(piece.roles) for piece in self.pieces)
+
+    @property
+    def live(self) -> int:
+        return sum(piece.roles.count(STANDS) for piece in self.pieces)
+
+
+def survey(sizes: Sequence[int], read: Callable[[int], bytes], *, partitions: int = 1) -> Survey:
+    """Look at a history of runs with so many ops each, from its end to its beginning. `read` gives a run by its number
+    and is called `partitions` times for each: rows are told apart by a part of their keys at a time, which bounds the
+    memory to that for the keys of one part."""
+    pieces = [SurveyedPiece(bytearray([_UNSEEN]) * size, array("I", bytes(4 * size))) for size in sizes]
+    for part in range(partitions):
+        seen: set[int] = set()
+        for number in reversed(range(len(pieces))):
+            lines = read(number).split(b"\n")
+            if len(lines) != len(pieces[number].roles):
+                raise ValueError(f"a run of {sizes[number]} ops has {len(lines)}")
+            _look(pieces[number], lines, seen, part, partitions)
+    return Survey(pieces)
+
+
+def _look(piece: SurveyedPiece, lines: list[bytes], seen: set[int], part: int, partitions: int) -> None:
+    roles, lengths = piece.roles, piece.lengths
+    total = 0
+    for index in range(len(lines) - 1, -1, -1):
+        if roles[index] != _UNSEEN:
+            continue
+        line = lines[index]
+        _, kind, row, checksum = op_head(line)
+        if row is None:
+            roles[index] = CLEARS if kind == b"CLEAR" else MOVED
+        elif partitions > 1 and row % partitions != part:
+            continue
+        elif row in seen:
+            roles[index] = SUPERSEDED
+        else:
+            seen.add(row)
+            roles[index] = REMOVES if kind == b"REMOVE" else STANDS
+            if kind != b"REMOVE":
+                lengths[index] = len(line)
+        total += checksum
+    piece.checksum = (piece.checksum + total) & _UINT32
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A place in a history: before op `offset` of run `piece`. Making all before it one CLEAR saves `gain` ops, once
+    `rows` PUTs of `cost` bytes that stand there have been put again."""
+
+    piece: int
+    offset: int
+    gain: int
+    rows: int
+    cost: int
+
+
+@dataclass(frozen=True, slots=True)
+class Thrift:
+    """How much to pay for a short history. Nothing while at most `spare` ops a standing row are of no use. Beyond, at
+    most `budget` bytes that devices download again, in as far as an op saved costs no more than `price` rows of the
+    bucket's mean length, and only for `least` ops saved or more."""
+
+    spare: float = 0.2
+    budget: int = 16 << 20
+    price: float = 1.0
+    least: int = 16
+
+
+def free_cut(history: Survey) -> Cut:
+    """The place before the first PUT that stands."""
+    return next(_cuts(history))
+
+
+def choose_cut(history: Survey, thrift: Thrift) -> Cut:
+    """The place that saves most for what devices download again. One that leaves no more useless ops than are allowed
+    comes before any that does not."""
+    free = free_cut(history)
+    live, ops = history.live, history.ops
+    excess = ops - live - thrift.spare * live
+    if free.gain >= excess:
+        return free
+    mean = sum(sum(piece.lengths) for piece in history.pieces) / max(1, live)
+    enough: Cut | None = None
+    most = free
+    for cut in _cuts(history):
+        saved = cut.gain - free.gain
+        if cut.cost > thrift.budget:
+            break
+        if saved < thrift.least or cut.cost > thrift.price * mean * saved:
+            continue
+        if cut.gain >= excess and (enough is None or saved * enough.cost > (enough.gain - free.gain) * cut.cost):
+            enough = cut
+        most = cut if cut.gain > most.gain else most
+    return enough or most
+
+
+def _cuts(history: Survey) -> Iterator[Cut]:
+    """Every place right before a PUT that stands and behind an op that does not, and the end; the first costs
+    nothing."""
+    useless = rows = cost = 0
+    first = True
+    for number, piece in enumerate(history.pieces):
+        start = 0
+        while (found := piece.roles.find(STANDS, start)) >= 0:
+            useless += found - start
+            if first or found > start or (found == 0 and number):
+                yield Cut(number, found, max(0, useless - 1), rows, cost)
+                first = False
+            rows += 1
+            cost += piece.lengths[found]
+            start = found + 1
+        useless += len(piece.roles) - start
+    yield Cut(len(history.pieces), 0, max(0, useless - 1), rows, cost)
+
+
+def standing_before(cut: Cut, history: Survey, read: Callable[[int], bytes]) -> Iterator[list[Again]]:
+    """The rows that have to be put again before everything up to `cut` can be cleared, run by run."""
+    for number, piece in enumerate(history.pieces[: cut.piece + 1]):
+        end = len(piece.roles) if number < cut.piece else cut.offset
+        places = [index for index in range(end) if piece.roles[index] == STANDS]
+        if places:
+            lines = read(number).split(b"\n")
+            yield [_again(lines[index]) for index in places]
+
+
+def _again(line: bytes) -> Again:
+    head = op_head(line)
+    assert head.row is not None
+    # A finished op is {"op_id":"<id>", and its body
+    return Again(head.row, head.checksum, line[line.index(b'"', 10) + 2 :].decode())
+
+
+def op_ids(run: bytes) -> list[int]:
+    """The ids of a run's ops."""
+    return [int(line[10 : line.index(b'"', 10)]) for line in run.split(b"\n")]
+
+
+def shortened(run: bytes, roles: bytearray) -> list[bytes]:
+    """The ops of a run, superseded ones as MOVEs."""
+    lines = run.split(b"\n")
+    index = roles.find(SUPERSEDED)
+    while index >= 0:
+        head = op_head(lines[index])
+        lines[index] = b'{"op_id":"%d","op":"MOVE","checksum":%d}' % (head.op_id, head.checksum)
+        index = roles.find(SUPERSEDED, index + 1)
+    return lines
+
+
+def checksum_of(lines: Sequence[bytes]) -> int:
+    """The sum of ops' checksums, unsigned modulo 2^32."""
+    return sum(op_head(line).checksum for line in lines) & _UINT32
+
+
+def clear_line(op_id: int, checksum: int) -> str:
+    """A CLEAR in the place of ops with this sum."""
+    return f'{{"op_id":"{op_id}","op":"CLEAR","checksum":{checksum}}}'
+
+
+class Sealer:
+    """Packs ops into segments of at most 999 ops and 1 MiB; a larger op has one for itself."""
+
+    def __init__(self) -> None:
+        self._compressor = zstandard.ZstdCompressor(level=_LEVEL)
+        self._runs: list[SealedRun] = []
+        self._lines: list[bytes] = []
+        self._bytes = 0
+
+    @property
+    def full(self) -> int:
+        """How many full segments are there to be taken."""
+        return len(self._runs)
+
+    @property
+    def open(self) -> Sequence[bytes]:
+        """Ops of the segment that still has room."""
+        return self._lines
+
+    def add(self, lines: Sequence[bytes]) -> None:
+        for line in lines:
+            if len(self._lines) >= SEGMENT_OPS or (self._lines and self._bytes + len(line) > SEGMENT_BYTES):
+                self._seal()
+            self._lines.append(line)
+            self._bytes += len(line) + 1
+
+    def take(self) -> list[SealedRun]:
+        """All of it, the last segment as full as it is."""
+        if self._lines:
+            self._seal()
+        runs, self._runs = self._runs, []
+        return runs
+
+    def _seal(self) -> None:
+        lines = self._lines
+        run = b"\n".join(lines)
+        first, last = op_head(lines[0]).op_id, op_head(lines[-1]).op_id
+        blob = self._compressor.compress(run)
+        self._runs.append(SealedRun(OpId(first), OpId(last), len(lines), checksum_of(lines), blob))
+        self._lines, self._bytes = [], 0

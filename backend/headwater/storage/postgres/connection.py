@@ -1,0 +1,217 @@
+"""Connections to a store in Postgres, and what Postgres' refusals mean in our words."""
+
+from __future__ import annotations
+
+import select
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import psycopg
+from psycopg import errors, pq
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from headwater.errors import HeadwaterError
+from headwater.storage.address import PostgresAddress
+from headwater.storage.contract import StoreBusyError, StoreError, StoreUnreachableError
+from headwater.storage.seal import MARK, sealed
+from headwater.tls import pem_file, system_authorities
+
+BUSY_SECONDS = 30
+_OLDEST = 140_000
+_IDLE_CONNECTIONS = 16
+
+_SETTINGS = {
+    "jit": "off",
+    # Every question goes by an index. Statistics of tables that grow by the minute would say otherwise at times
+    "enable_seqscan": "off",
+    "lock_timeout": f"{BUSY_SECONDS}s",
+    "statement_timeout": "0",
+    # A writer whose machine is gone must not hold the store's lock for ever; one that waits for its source may
+    "idle_in_transaction_session_timeout": "600s",
+    "tcp_keepalives_idle": "30",
+    "tcp_keepalives_interval": "10",
+    "tcp_keepalives_count": "3",
+    "default_transaction_isolation": r"read\ committed",
+}
+
+
+def connect(address: PostgresAddress, purpose: str = "store") -> psycopg.Connection:
+    """A connection in autocommit mode whose unqualified names are those of the store's schema.
+
+    Raises StoreError, or StoreUnreachableError when trying again may help.
+    """
+    try:
+        connection = psycopg.connect(_conninfo(address, purpose), autocommit=True)
+    except psycopg.Error as error:
+        raise explained(error, address) from error
+    try:
+        _check_server(connection, address)
+        with postgres_errors(address):
+            # What a flush acknowledges to the source must outlive a crash of the server, whatever the role's default
+            connection.execute(
+                "select set_config('synchronous_commit', 'on', false)"
+                " where current_setting('synchronous_commit') = 'off'"
+            )
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _conninfo(address: PostgresAddress, purpose: str) -> str:
+    given = conninfo_to_dict(address.conninfo)
+    settings = {**_SETTINGS, "search_path": address.schema}
+    options = " ".join([str(given.get("options") or ""), *(f"-c {name}={value}" for name, value in settings.items())])
+    certificates = {name: pem_file(text) for name, text in address.pem}
+    if given.get("sslmode") == "verify-full" and "sslrootcert" not in {*given, *certificates}:
+        certificates["sslrootcert"] = system_authorities()
+    return make_conninfo(
+        address.conninfo,
+        options=options.strip(),
+        client_encoding="UTF8",
+        application_name=f"headwater {purpose}",
+        **certificates,
+    )
+
+
+def _check_server(connection: psycopg.Connection, address: PostgresAddress) -> None:
+    version = connection.info.server_version
+    if version < _OLDEST:
+        raise StoreError(
+            f"the store's database is Postgres {version // 10_000}", str(address), "use Postgres 14 or newer"
+        )
+    encoding = connection.info.parameter_status("server_encoding")
+    if encoding != "UTF8":
+        raise StoreError(
+            f"the store's database has the encoding {encoding}",
+            str(address),
+            "make one for it: CREATE DATABASE … ENCODING 'UTF8' TEMPLATE template0",
+        )
+
+
+class Connections:
+    """Connections of one process, lent to whoever asks, from any thread; the last one returned is lent first."""
+
+    def __init__(self, address: PostgresAddress, purpose: str) -> None:
+        self._address = address
+        self._purpose = purpose
+        self._lock = threading.Lock()
+        self._idle: list[psycopg.Connection] = []
+        self._closed = False
+
+    @contextmanager
+    def lend(self) -> Iterator[psycopg.Connection]:
+        """A connection in autocommit mode. Raises what Postgres refuses in our words."""
+        connection = self._take()
+        try:
+            with postgres_errors(self._address):
+                yield connection
+        finally:
+            self._give_back(connection)
+
+    def _take(self) -> psycopg.Connection:
+        while True:
+            with self._lock:
+                connection = self._idle.pop() if self._idle else None
+            if connection is None:
+                return connect(self._address, self._purpose)
+            if usable(connection):
+                return connection
+            connection.close()
+
+    def _give_back(self, connection: psycopg.Connection) -> None:
+        if connection.info.transaction_status == pq.TransactionStatus.IDLE:
+            with self._lock:
+                if not self._closed and len(self._idle) < _IDLE_CONNECTIONS:
+                    self._idle.append(connection)
+                    return
+        connection.close()
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            idle, self._idle = self._idle, []
+        for connection in idle:
+            connection.close()
+
+
+def usable(connection: psycopg.Connection) -> bool:
+    """Whether the server still holds an idle connection. One that has something to say unasked says good-bye."""
+    return not connection.closed and not readable([connection.fileno()], 0)
+
+
+def readable(files: Sequence[int], seconds: float | None) -> list[int]:
+    """Those of the files that have something to be read, waiting for it at most so long, or for ever."""
+    poll = select.poll()  # the plain select() knows 1,024 files only
+    for file in files:
+        poll.register(file, select.POLLIN)
+    return [file for file, _ in poll.poll(None if seconds is None else seconds * 1000)]
+
+
+@contextmanager
+def postgres_errors(address: PostgresAddress) -> Iterator[None]:
+    """Turn what psycopg raises within into errors of ours."""
+    try:
+        yield
+    except psycopg.Error as error:
+        raise explained(error, address) from error
+
+
+def explained(error: psycopg.Error, address: PostgresAddress) -> HeadwaterError:
+    """The error of ours that says what Postgres' means. Its own words are passed on only where they hold no value."""
+    where = str(address)
+    match error:
+        case _ if error.sqlstate == "HWSEA":
+            return sealed(_words(error).removeprefix(MARK), where)
+        case errors.LockNotAvailable():
+            return StoreBusyError("the store is locked by another process", where, "it is tried again")
+        case errors.SerializationFailure() | errors.DeadlockDetected():
+            return StoreBusyError("the store was changed by another process meanwhile", where, "it is tried again")
+        case errors.DiskFull():
+            return StoreError("the disk of the store's database is full", where, "free space on it; nothing was kept")
+        case errors.InsufficientPrivilege():
+            return StoreError(
+                f"the store's database refuses: {_words(error)}", where, "let the role own the schema, or grant it that"
+            )
+        case errors.UndefinedTable() | errors.UndefinedColumn() | errors.InvalidSchemaName():
+            return StoreError(f"the store's tables are not whole: {_words(error)}", where, "restore the schema")
+        case errors.ReadOnlySqlTransaction():
+            return StoreUnreachableError("the store's database takes no writes", where, "name its primary server")
+        case _ if error.sqlstate is None and isinstance(error, psycopg.OperationalError):
+            return _connection_error(error, where)
+        case psycopg.OperationalError():
+            return StoreUnreachableError(f"the store's database gave up: {_words(error)}", where, "it is tried again")
+        case _:
+            words = f" {_words(error)}" if not isinstance(error, psycopg.DataError) else ""
+            return StoreError(f"Postgres failed with {error.sqlstate}{words}", where, "see the log of the database")
+
+
+def _words(error: psycopg.Error) -> str:
+    return error.diag.message_primary or type(error).__name__
+
+
+def _connection_error(error: psycopg.Error, where: str) -> HeadwaterError:
+    # While connecting libpq passes no SQLSTATE on, so its (untranslated) words have to do
+    text = " ".join(str(error).split()).removeprefix("connection failed: ")
+    for words, what, fix in _REFUSALS:
+        if words in text:
+            return StoreError(f"the store's database {what}", where, fix)
+    return StoreUnreachableError(
+        f"the store's database cannot be reached: {text}", where, "check hostname, port and firewall in storage"
+    )
+
+
+_REFUSALS = (
+    ("password authentication failed", "rejects user name or password", "correct username and password in storage"),
+    ("no password supplied", "asks for a password and none is configured", "set password in storage"),
+    ("no pg_hba.conf entry", "has no pg_hba.conf entry for this host, user, database and encryption", "add one"),
+    ("server does not support SSL", "speaks no TLS, and sslmode asks for it", "set sslmode: disable in storage"),
+    ("certificate verify failed", "shows a certificate that is not trusted here", "set cacert in storage"),
+    ("does not match host name", "shows a certificate for another host name", "use that name, or sslmode: verify-ca"),
+    ("unsupported startup parameter", "is behind a pooler that does not pass settings on", "connect directly"),
+    ("permission denied for database", "does not let this role connect", "GRANT CONNECT ON DATABASE … TO …"),
+    ("is not permitted to log in", "does not let this role log in", "ALTER ROLE … LOGIN"),
+    ('role "', "has no such role", "CREATE ROLE … LOGIN PASSWORD '…', or correct username in storage"),
+    ('database "', "does not exist", "CREATE DATABASE …, or correct database in storage"),
+)

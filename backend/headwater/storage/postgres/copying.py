@@ -1,0 +1,48 @@
+"""Rows on their way into a table: as COPY text when they are many, as arrays of one statement when they are few."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import psycopg
+from psycopg import sql
+
+from headwater.storage.parts import CurrentRow
+from headwater.storage.postgres.tables import stored_id
+
+_ESCAPES = str.maketrans({"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r"})
+
+
+def escaped(value: str) -> str:
+    """One cell of COPY text."""
+    # Most values hold nothing to escape, and to look for it costs less than to translate
+    if "\\" in value or "\t" in value or "\n" in value or "\r" in value:
+        return value.translate(_ESCAPES)
+    return value
+
+
+def copy_lines(connection: psycopg.Connection, statement: sql.SQL | sql.Composed, lines: Iterable[str]) -> None:
+    """Send lines of COPY text, without their line ends, into `copy … from stdin`."""
+    with connection.cursor() as cursor, cursor.copy(statement) as copy:
+        copy.write("".join(f"{line}\n" for line in lines))
+
+
+def row_line(row: CurrentRow) -> str:
+    """A current row as COPY text: row_id, layout, line, members, subkey, long_id."""
+    row_id, layout, line, members, subkey = row
+    key, long_id = stored_id(row_id)
+    # A row's own COPY text holds tabs and backslashes, and no line end
+    line = line.replace("\\", "\\\\").replace("\t", "\\t")
+    return "\t".join((escaped(key), str(layout), line, escaped(members), _cell(subkey), _cell(long_id)))
+
+
+def _cell(value: str | None) -> str:
+    return "\\N" if value is None else escaped(value)
+
+
+ROW_COLUMNS = sql.SQL("(row_id, layout, line, members, subkey, long_id)")
+
+
+def columns(rows: Sequence[Sequence[object]], width: int) -> list[list[object]]:
+    """Rows turned into `width` arrays, for `unnest`."""
+    return [list(column) for column in zip(*rows, strict=True)] if rows else [[] for _ in range(width)]

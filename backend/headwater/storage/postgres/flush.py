@@ -1,0 +1,387 @@
+"""One store transaction of live replication.
+
+Rows of a source are written by the holder of its lease alone, so only the numbering of ops is under the store's lock:
+it is taken with the first op and held until the commit.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Concatenate, ParamSpec, TypeVar
+
+import orjson
+import psycopg
+from psycopg import sql
+
+from headwater.failpoints import passing
+from headwater.oplog.lsn import Lsn
+from headwater.oplog.op import CLEAR_BODY, OpId, finished_op
+from headwater.oplog.transform import BucketName, DraftOp
+from headwater.storage.address import PostgresAddress
+from headwater.storage.common import KEPT_FLUSHES, NAMEABLE
+from headwater.storage.contract import Checkpoint, Lease, Progress, StoreError
+from headwater.storage.parts import CurrentRow
+from headwater.storage.postgres import lease as leases
+from headwater.storage.postgres import tables
+from headwater.storage.postgres.connection import explained
+from headwater.storage.postgres.copying import ROW_COLUMNS, columns, copy_lines, row_line
+from headwater.storage.postgres.lookups import PendingLookups
+from headwater.storage.postgres.tables import rows_table, stored_id
+from headwater_rules.results import LookupEntry
+
+_FEW = 100  # rows; fewer go along with their statement
+
+_PUT = """
+insert into {rows} (row_id, layout, line, members, subkey, long_id)
+select row_id, layout, line, members, subkey, long_id from {source}
+on conflict (row_id) do update set layout = excluded.layout, line = excluded.line,
+    members = excluded.members, subkey = excluded.subkey
+"""
+
+_FEW_ROWS = sql.SQL(
+    "unnest(%s::text[], %s::int[], %s::text[], %s::text[], %s::text[], %s::text[])"
+    " as p (row_id, layout, line, members, subkey, long_id)"
+)
+
+_CLEAR_DEFINITIONS = """
+with held as (
+    select id, %(next)s + row_number() over (order by id) - 1 as op from buckets
+    where definition = any(%(definitions)s) and last_op > clear_op
+), cleared as (
+    update buckets b set checksum = 0, count = 1, clear_op = held.op, last_op = held.op from held where b.id = held.id
+), noted as (
+    insert into ops (bucket, id, line) select id, op, '{"op_id":"' || op || '",' || %(body)s from held
+)
+select id, op from held
+"""
+
+_FORGET = """
+with gone as (delete from segments where bucket = %(bucket)s returning blob)
+delete from segment_blobs where bucket = %(bucket)s and id in (select blob from gone)
+"""
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+def _explaining(
+    method: Callable[Concatenate[PostgresFlush, _P], _R],
+) -> Callable[Concatenate[PostgresFlush, _P], _R]:
+    """As `postgres_errors`, for methods that run often."""
+
+    @functools.wraps(method)
+    def wrapped(flush: PostgresFlush, /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
+        try:
+            return method(flush, *args, **kwargs)
+        except psycopg.Error as error:
+            raise explained(error, flush.address) from error
+
+    return wrapped
+
+
+@dataclass(slots=True)
+class _Sum:
+    """What this flush adds to a bucket."""
+
+    checksum: int = 0
+    count: int = 0
+    last_op: int = 0
+
+
+@dataclass(slots=True)
+class KnownBuckets:
+    """Buckets known to exist, for as long as none were removed: `retired` is the count of removals this belongs to."""
+
+    keys: set[int] = field(default_factory=set)
+    retired: int = -1
+
+
+class PostgresFlush:
+    """See `storage.contract.Flush`. `connection` is used by nobody else meanwhile."""
+
+    def __init__(
+        self,
+        connection: psycopg.Connection,
+        address: PostgresAddress,
+        lease: Lease,
+        known: KnownBuckets,
+        sweep: Callable[[], None],
+    ) -> None:
+        self._db = connection
+        self.address = address
+        self._lease = lease
+        self._known = known
+        self._fresh: set[int] = set()
+        self._sums: dict[int, _Sum] = {}
+        self._next_op: int | None = None  # None until the store's lock is ours
+        self._first_op = 0
+        self._lookups = PendingLookups(connection)
+        self._sweep = sweep
+        self._left_generation = False
+        connection.execute("begin")
+        try:
+            leases.check(connection, lease)
+        except BaseException:
+            self.rollback()
+            raise
+
+    # rows
+
+    @_explaining
+    def current(self, table: int, row_ids: Sequence[str]) -> dict[str, CurrentRow]:
+        query = "select row_id, layout, line, members, subkey, long_id from {} where row_id = any(%s)"
+        found = self._db.execute(
+            sql.SQL(query).format(rows_table(table)), [[stored_id(row_id)[0] for row_id in row_ids]]
+        )
+        return {(row[5] or row[0]): CurrentRow(row[5] or row[0], *row[1:5]) for row in found.fetchall()}
+
+    @_explaining
+    def copies(self, table: int, content: str) -> list[str]:
+        # '#' sorts just before '$', so this range is the content's id and its numbered copies
+        query = sql.SQL("select row_id from {} where row_id >= %s and row_id < %s").format(rows_table(table))
+        return [str(row[0]) for row in self._db.execute(query, [content, content + "$"])]
+
+    @_explaining
+    def put_rows(self, table: int, rows: Sequence[CurrentRow]) -> None:
+        if len(rows) <= _FEW:
+            given = [(stored_id(row[0])[0], *row[1:], stored_id(row[0])[1]) for row in rows]
+            if given:
+                self._db.execute(self._put(table, _FEW_ROWS), columns(given, 6))
+            return
+        self._db.execute(
+            'create temp table if not exists put (row_id text collate "C", layout integer, line text, members text,'
+            " subkey text, long_id text) on commit delete rows"
+        )
+        self._db.execute("truncate put")
+        copy_lines(self._db, sql.SQL("copy put {} from stdin").format(ROW_COLUMNS), map(row_line, rows))
+        self._db.execute(self._put(table, sql.SQL("put")))
+
+    def _put(self, table: int, source: sql.Composable) -> sql.Composed:
+        return sql.SQL(_PUT).format(rows=rows_table(table), source=source)
+
+    @_explaining
+    def delete_rows(self, table: int, row_ids: Sequence[str]) -> None:
+        if row_ids:
+            query = sql.SQL("delete from {} where row_id = any(%s)").format(rows_table(table))
+            self._db.execute(query, [[stored_id(row_id)[0] for row_id in row_ids]])
+
+    def table_members(self, table: int) -> Iterator[tuple[str, str, str | None]]:
+        query = sql.SQL("select coalesce(long_id, row_id), members, subkey from {} where members <> ''")
+        try:
+            with self._db.cursor(name=f"members_{table:d}") as cursor:
+                cursor.itersize = 5_000
+                yield from cursor.execute(query.format(rows_table(table)))
+        except psycopg.Error as error:
+            raise explained(error, self.address) from error
+
+    @_explaining
+    def rows_with_lines(self, table: int, lines: Sequence[str]) -> dict[str, list[str]]:
+        found: dict[str, list[str]] = {line: [] for line in lines}
+        query = sql.SQL("select coalesce(long_id, row_id), line from {} where line = any(%s) order by place")
+        for row_id, line in self._db.execute(query.format(rows_table(table)), [list(found)]).fetchall():
+            found[line].append(row_id)
+        return found
+
+    # lookups
+
+    @_explaining
+    def lookup_entries(self, table: int, row_id: str) -> list[LookupEntry]:
+        return self._lookups.entries(table, row_id)
+
+    @_explaining
+    def replace_lookups(self, table: int, row_id: str, entries: Sequence[LookupEntry]) -> None:
+        self._lookups.replace(table, row_id, entries)
+
+    # ops
+
+    @_explaining
+    def append(self, ops: Sequence[DraftOp], buckets: Mapping[int, BucketName]) -> None:
+        if not ops:
+            return
+        self._lock()
+        retired = self._create_buckets({op.bucket for op in ops}, buckets)
+        if retired:
+            ops = [op for op in ops if op.bucket not in retired]
+        first, sums = self._op(), self._sums
+        # A body is JSON, so of all that COPY would take for something else it holds only backslashes
+        self._insert_ops(
+            f'{bucket}\t{op_id}\t{{"op_id":"{op_id}",' + body.replace("\\", "\\\\")
+            for op_id, (bucket, _, body) in enumerate(ops, first)
+        )
+        for op_id, (bucket, checksum, _) in enumerate(ops, first):
+            total = sums.get(bucket)
+            if total is None:
+                total = sums[bucket] = _Sum()
+            total.checksum += checksum
+            total.count += 1
+            total.last_op = op_id
+        self._next_op = first + len(ops)
+
+    def _insert_ops(self, lines: Iterable[str]) -> None:
+        copy_lines(self._db, sql.SQL("copy ops (bucket, id, line) from stdin"), lines)
+
+    def _lock(self) -> None:
+        """From here to the commit nobody else numbers ops."""
+        if self._next_op is not None:
+            return
+        row = self._db.execute("select next_op, retired from state for update").fetchall()[0]
+        leases.check(self._db, self._lease)  # whoever took over while we waited may have written already
+        self._next_op = self._first_op = int(row[0])
+        if self._known.retired != row[1]:
+            self._known.keys.clear()
+            self._known.retired = int(row[1])
+
+    def _op(self) -> int:
+        assert self._next_op is not None, "the store's lock is taken before ops are numbered"
+        return self._next_op
+
+    def _create_buckets(self, keys: set[int], names: Mapping[int, BucketName]) -> set[int]:
+        """Make buckets that are not there. Returns those that nobody names: they were retired."""
+        unknown = keys - self._known.keys - self._fresh
+        if not unknown:
+            return set()
+        there: dict[int, str] = dict(
+            self._db.execute("select id, name from buckets where id = any(%s::bigint[])", [sorted(unknown)]).fetchall()
+        )
+        for key, name in there.items():
+            if key in names and name != names[key].name:
+                raise StoreError("two buckets have the same key", names[key].name, "rename one of the streams")
+        fresh = sorted(key for key in unknown - there.keys() if key in names)
+        if fresh:
+            first = self._op()
+            self._insert_ops(
+                f"{key}\t{op_id}\t{finished_op(op_id, CLEAR_BODY)}" for op_id, key in enumerate(fresh, first)
+            )
+            rows = [(key, *names[key], op_id) for op_id, key in enumerate(fresh, first)]
+            self._db.execute(
+                "insert into buckets (id, name, definition, checksum, count, clear_op, last_op)"
+                " select id, name, definition, 0, 1, op, op from unnest(%s::bigint[], %s::text[], %s::text[],"
+                " %s::bigint[]) as b (id, name, definition, op)",
+                columns(rows, 4),
+            )
+            self._next_op = first + len(fresh)
+        self._fresh.update(there.keys(), fresh)
+        return unknown - there.keys() - set(fresh)
+
+    @_explaining
+    def truncate(self, table: int, definitions: Iterable[str]) -> int:
+        self._lock()
+        self._lookups.write()
+        self._write_sums()
+        cleared = self._db.execute(
+            _CLEAR_DEFINITIONS, {"next": self._op(), "definitions": list(definitions), "body": CLEAR_BODY}
+        ).fetchall()
+        for bucket, op in cleared:
+            self._sums[bucket] = _Sum(last_op=op)
+        self._next_op = self._op() + len(cleared)
+        self._lookups.touch_all(table)
+        self._left_generation = True
+        return tables.renew_generation(self._db, table)
+
+    @_explaining
+    def begin_anew(self, bucket: int, name: BucketName | None) -> None:
+        self._lock()
+        self._write_sums()
+        there = self._db.execute("select 1 from buckets where id = %s", [bucket]).fetchone() is not None
+        if not there and name is None:
+            return
+        op = self._op()
+        self._db.execute(_FORGET, {"bucket": bucket})
+        self._db.execute("delete from ops where bucket = %s", [bucket])
+        self._insert_ops([f"{bucket}\t{op}\t{finished_op(op, CLEAR_BODY)}"])
+        if name is not None:
+            self._db.execute(
+                "insert into buckets (id, name, definition, checksum, count, clear_op, last_op)"
+                " values (%s, %s, %s, 0, 1, 0, 0) on conflict (id) do update set name = excluded.name,"
+                " definition = excluded.definition",
+                [bucket, name.name, name.definition],
+            )
+        self._db.execute(
+            "update buckets set checksum = 0, count = 1, clear_op = %(op)s, last_op = %(op)s, compacted_op = %(op)s,"
+            " compacted_count = 0, live_rows = 0 where id = %(bucket)s",
+            {"op": op, "bucket": bucket},
+        )
+        self._sums[bucket] = _Sum(last_op=op)
+        self._fresh.add(bucket)
+        self._next_op = op + 1
+
+    # the end
+
+    @_explaining
+    def commit(self, source: str, progress: Progress) -> Checkpoint:
+        passing("flush.before_totals")
+        self._lookups.write()
+        if self._lookups.touched and self._next_op is None:
+            self._lock()
+        if self._lookups.touched and self._next_op == self._first_op:
+            self._next_op = self._first_op + 1  # a lookup alone moves the checkpoint too
+        self._write_sums()
+        with self._db.pipeline():
+            self._db.execute("update sources set lsn = greatest(lsn, %s) where tag = %s", [progress.lsn, source])
+            if self._next_op is not None and self._next_op > self._first_op:
+                self._db.execute("update state set next_op = %s, checkpoint = %s", [self._next_op, self._next_op - 1])
+                self._note_touched(source, progress, self._next_op - 1)
+            self._db.execute("select pg_notify(%s, '')", [self.address.schema])
+            leases.extend(self._db, self._lease)  # from now, for the transaction may have been a long one
+            checkpoint = read_checkpoint(self._db)
+        passing("flush.before_commit")
+        self._db.execute("commit")
+        passing("flush.after_commit")
+        self._known.keys |= self._fresh
+        if self._left_generation:
+            self._sweep()
+        return checkpoint
+
+    def rollback(self) -> None:
+        if not self._db.closed and self._db.info.transaction_status != psycopg.pq.TransactionStatus.IDLE:
+            try:
+                self._db.execute("rollback")
+            except psycopg.Error:
+                self._db.close()  # the server rolls back what it hears no more of
+
+    def _write_sums(self) -> None:
+        rows = [(key, s.checksum & 0xFFFFFFFF, s.count, s.last_op) for key, s in self._sums.items() if s.count]
+        if rows:
+            self._db.execute(
+                "update buckets b set checksum = (b.checksum + s.checksum) & 4294967295, count = b.count + s.count,"
+                " last_op = greatest(b.last_op, s.last_op) from unnest(%s::bigint[], %s::bigint[], %s::bigint[],"
+                " %s::bigint[]) as s (id, checksum, count, last_op) where b.id = s.id",
+                columns(rows, 4),
+            )
+        for total in self._sums.values():
+            total.checksum = total.count = 0
+
+    def _note_touched(self, source: str, progress: Progress, last_op: int) -> None:
+        buckets = None
+        if len(self._sums) <= NAMEABLE:
+            buckets = names_of(self._db, self._sums)
+        lookups = None
+        if len(self._lookups.touched) <= NAMEABLE:
+            lookups = orjson.dumps(sorted(self._lookups.touched)).decode()
+        self._db.execute(
+            "insert into flushes (last_op, source, lsn, committed_us, buckets, lookups)"
+            " values (%s, %s, %s, %s, %s, %s)",
+            [last_op, source, progress.lsn, progress.committed_us, buckets, lookups],
+        )
+        if last_op % 64 == 0:
+            self._db.execute(
+                "delete from flushes where last_op <= coalesce((select last_op from flushes"
+                " order by last_op desc limit 1 offset %s), 0)",
+                [KEPT_FLUSHES],
+            )
+
+
+def names_of(connection: psycopg.Connection, keys: Iterable[int]) -> str:
+    """Names of buckets as a JSON array."""
+    rows = connection.execute("select name from buckets where id = any(%s::bigint[])", [list(keys)])
+    return orjson.dumps([row[0] for row in rows]).decode()
+
+
+def read_checkpoint(connection: psycopg.Connection) -> Checkpoint:
+    """The visible checkpoint; op id 0 while there is none."""
+    rows = connection.execute(
+        "select coalesce(s.checkpoint, 0), t.tag, t.lsn from state s left join sources t on true"
+    ).fetchall()
+    return Checkpoint(OpId(rows[0][0]), {tag: Lsn(lsn) for _, tag, lsn in rows if tag is not None})

@@ -1,0 +1,94 @@
+"""Leases: who may write what belongs to a source. Times are the database's, so that machines need not agree."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import psycopg
+from psycopg import errors
+
+from headwater.storage.common import is_gone
+from headwater.storage.contract import Lease, LeaseHeldError, LeaseLostError
+from headwater.storage.upkeep import LEASE as UPKEEP
+
+_TAKE = """
+insert into leases as held (name, owner, epoch, expires_at)
+values (%(name)s, %(owner)s, 1, clock_timestamp() + make_interval(secs => %(ttl)s))
+on conflict (name) do update set owner = excluded.owner, epoch = held.epoch + 1, expires_at = excluded.expires_at,
+    flushing = ''
+    where held.expires_at <= clock_timestamp() or held.owner in (%(owner)s, %(gone)s)
+returning epoch
+"""
+
+_EXTEND = """
+update leases set expires_at = clock_timestamp() + make_interval(secs => %s) where name = %s and epoch = %s
+returning epoch
+"""
+
+_SESSIONS = "select pid, pid || ' ' || extract(epoch from backend_start) as name from pg_stat_activity"
+
+
+def acquire(connection: psycopg.Connection, name: str, owner: str, ttl: float) -> Lease:
+    """See the contract. A holder that died is known at once on its own machine, elsewhere when its time is over."""
+    row = connection.execute("select owner, flushing from leases where name = %s", [name]).fetchone()
+    holder, flushing = (owner, "") if row is None else row
+    gone = holder if is_gone(holder) else owner
+    taken = connection.execute(_TAKE, {"name": name, "owner": owner, "ttl": ttl, "gone": gone}).fetchone()
+    if taken is None:
+        raise LeaseHeldError(
+            f"another replicator is at work ({holder})", f"source {name}", "stop it, or wait until it ends"
+        )
+    # What the former holder has not committed would be refused; if its machine is gone it would hold the store's lock
+    with contextlib.suppress(errors.InsufficientPrivilege):
+        connection.execute(f"select pg_terminate_backend(pid) from ({_SESSIONS}) s where name = %s", [flushing])
+    return Lease(name, owner, int(taken[0]), ttl)
+
+
+def note_session(connection: psycopg.Connection, lease: Lease) -> None:
+    """Say that this session writes under the lease."""
+    connection.execute(
+        f"update leases set flushing = s.name from ({_SESSIONS}) s where s.pid = pg_backend_pid()"
+        " and leases.name = %s and epoch = %s",
+        [lease.name, lease.epoch],
+    )
+
+
+def check(connection: psycopg.Connection, lease: Lease) -> None:
+    """Raise LeaseLostError when the lease is not ours any more."""
+    row = connection.execute("select epoch from leases where name = %s", [lease.name]).fetchone()
+    if row is None or row[0] != lease.epoch:
+        raise lost(lease)
+
+
+def lost(lease: Lease) -> LeaseLostError:
+    return LeaseLostError("another replicator took over", f"source {lease.name}", "this one ends; nothing was lost")
+
+
+def extend(connection: psycopg.Connection, lease: Lease) -> None:
+    """Check, and push the end of the lease away from now. Until the commit nobody else can take it."""
+    if connection.execute(_EXTEND, [lease.ttl, lease.name, lease.epoch]).fetchone() is None:
+        raise lost(lease)
+
+
+@contextmanager
+def holding(connection: psycopg.Connection, lease: Lease) -> Iterator[None]:
+    """A transaction of the holder. The lease runs anew from its end."""
+    with connection.transaction():
+        check(connection, lease)
+        yield
+        extend(connection, lease)
+
+
+def release(connection: psycopg.Connection, lease: Lease) -> None:
+    """Give the lease back, if it is still ours. The epoch stays, so that it never repeats."""
+    connection.execute(
+        "update leases set expires_at = '-infinity' where name = %s and epoch = %s", [lease.name, lease.epoch]
+    )
+
+
+def is_held(connection: psycopg.Connection) -> bool:
+    """Whether any replicator holds an unexpired lease."""
+    query = "select 1 from leases where expires_at > clock_timestamp() and name <> %s"
+    return connection.execute(query, [UPKEEP]).fetchone() is not None

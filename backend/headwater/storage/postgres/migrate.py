@@ -1,0 +1,74 @@
+"""The format of a store in Postgres, and how a store of an older one is brought up to date."""
+
+from __future__ import annotations
+
+import secrets
+from importlib import resources
+
+import psycopg
+from psycopg import sql
+
+from headwater.failpoints import passing
+from headwater.storage.address import PostgresAddress
+from headwater.storage.common import op_floor
+from headwater.storage.contract import StoreError
+
+FORMAT = 1
+
+# Two processes that start at once must not both make the schema
+_LOCK = "select pg_advisory_xact_lock(hashtextextended('headwater migrate ' || %s, 0))"
+
+
+def migrate(connection: psycopg.Connection, address: PostgresAddress) -> None:
+    """Make the schema and its tables, or bring them to this format: all of it or nothing.
+
+    Raises StoreError for a newer format.
+    """
+    if _format(connection, address) == FORMAT:
+        return
+    with connection.transaction():
+        connection.execute(_LOCK, [address.schema])
+        found = _format(connection, address)
+        if found > FORMAT:
+            raise StoreError(
+                f"the store has format {found}, this version knows {FORMAT}",
+                str(address),
+                "use the version of headwater that wrote it, or name another schema to build a new one",
+            )
+        if found == 0:
+            _create_schema(connection, address)
+        for number in range(found + 1, FORMAT + 1):
+            script = resources.files(__package__).joinpath("migrations", f"{number:03d}.sql")
+            connection.execute(script.read_bytes())
+            passing("migrate.after_step")
+        _begin(connection)
+        passing("migrate.before_commit")
+
+
+def _format(connection: psycopg.Connection, address: PostgresAddress) -> int:
+    """0 where nothing is."""
+    # A query, because a look-up by name may answer from what the session saw before it had the lock
+    there = "select 1 from pg_tables where schemaname = %s and tablename = 'meta'"
+    if connection.execute(there, [address.schema]).fetchone() is None:
+        return 0
+    row = connection.execute("select value from meta where key = 'format'").fetchone()
+    return int(row[0]) if row is not None else 0
+
+
+def _create_schema(connection: psycopg.Connection, address: PostgresAddress) -> None:
+    # "if not exists" asks for the right to create even when there is nothing to do
+    known = connection.execute("select 1 from pg_namespace where nspname = %s", [address.schema]).fetchone()
+    if known is None:
+        connection.execute(sql.SQL("create schema {}").format(sql.Identifier(address.schema)))
+
+
+def _begin(connection: psycopg.Connection) -> None:
+    """What a store starts with, as far as it is not there."""
+    connection.execute(
+        "insert into meta values ('format', %s) on conflict (key) do update set value = excluded.value", [str(FORMAT)]
+    )
+    connection.execute("insert into meta values ('salt', %s) on conflict do nothing", [secrets.token_bytes(16).hex()])
+    now = connection.execute("select extract(epoch from clock_timestamp())").fetchall()[0][0]
+    connection.execute("insert into state (id, next_op) values (1, %s) on conflict do nothing", [op_floor(float(now))])
+    connection.execute("insert into inbox values (1, 0) on conflict do nothing")
+    connection.execute("insert into write_state values (1, 0) on conflict do nothing")

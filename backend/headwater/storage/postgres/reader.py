@@ -1,0 +1,176 @@
+"""The endpoint's side of a store in Postgres."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TypeVar
+
+import orjson
+import psycopg
+
+from headwater.oplog.lsn import Lsn
+from headwater.oplog.op import OpId, bucket_key
+from headwater.storage.address import PostgresAddress
+from headwater.storage.contract import (
+    BucketMarks,
+    BucketTotal,
+    Checkpoint,
+    Chunk,
+    Listener,
+    StoredConfig,
+    StoreSnapshot,
+    Touched,
+    WriteCheckpoint,
+)
+from headwater.storage.postgres import lease as leases
+from headwater.storage.postgres import write_checkpoints
+from headwater.storage.postgres.chunk import read_chunk, read_hot_chunk
+from headwater.storage.postgres.connection import Connections
+from headwater.storage.postgres.listen import NotifyListener
+
+_EMPTY_TOTAL = BucketTotal(0, 0)
+_BEGIN = "begin transaction isolation level repeatable read read only"
+
+_SNAPSHOT = f"""
+{_BEGIN};
+select v.id, v.yaml, s.checkpoint from state s join versions v on v.id = s.config where s.checkpoint is not null;
+select tag, lsn from sources
+"""
+
+_Result = TypeVar("_Result")
+
+
+class PostgresReader:
+    """See `storage.contract.StoreReader`. A thread that is within a snapshot reads everything from that view."""
+
+    def __init__(self, address: PostgresAddress) -> None:
+        self._address = address
+        self._connections = Connections(address, "reader")
+        self._local = threading.local()
+        self.checkpoint()  # fails now rather than at the first request
+
+    def _read(self, ask: Callable[[psycopg.Connection], _Result]) -> _Result:
+        within: psycopg.Connection | None = getattr(self._local, "snapshot", None)
+        if within is not None:
+            return ask(within)
+        with self._connections.lend() as connection:
+            return ask(connection)
+
+    @contextmanager
+    def snapshot(self) -> Iterator[StoreSnapshot | None]:
+        with self._connections.lend() as connection:
+            cursor = connection.execute(_SNAPSHOT)
+            outer, self._local.snapshot = getattr(self._local, "snapshot", None), connection
+            try:
+                cursor.nextset()
+                row = cursor.fetchone()
+                cursor.nextset()
+                if row is None:
+                    yield None
+                else:
+                    checkpoint = Checkpoint(OpId(row[2]), {tag: Lsn(lsn) for tag, lsn in cursor})
+                    yield _Snapshot(connection, checkpoint, StoredConfig(row[0], row[1]))
+            finally:
+                self._local.snapshot = outer
+                connection.rollback()
+
+    def checkpoint(self) -> tuple[Checkpoint, int] | None:
+        query = (
+            "select s.checkpoint, s.config, t.tag, t.lsn from state s left join sources t on true"
+            " where s.checkpoint is not null and s.config is not null"
+        )
+        rows = self._read(lambda db: db.execute(query).fetchall())
+        if not rows:
+            return None
+        return Checkpoint(OpId(rows[0][0]), {r[2]: Lsn(r[3]) for r in rows if r[2] is not None}), int(rows[0][1])
+
+    def touched(self, after: OpId, upto: OpId) -> Touched:
+        query = (
+            "select o.last_op, f.last_op, f.buckets, f.lookups from (select min(last_op) as last_op from flushes) o"
+            " left join flushes f on f.last_op > %s and f.last_op <= %s"
+        )
+        rows = self._read(lambda db: db.execute(query, [after, upto]).fetchall())
+        oldest = rows[0][0]
+        if oldest is None or after < oldest:
+            return Touched(None, None)  # what the oldest kept flush followed on is no longer known
+        flushes = [row[2:] for row in rows if row[1] is not None]
+        return Touched(_union(row[0] for row in flushes), _union(row[1] for row in flushes))
+
+    def chunk(self, bucket: str, after: OpId, upto: OpId) -> Chunk:
+        key = bucket_key(bucket)
+        within: psycopg.Connection | None = getattr(self._local, "snapshot", None)
+        if within is not None:
+            return read_hot_chunk(within, key, after, upto) or read_chunk(within, key, after, upto)
+        with self._connections.lend() as connection:
+            hot = read_hot_chunk(connection, key, after, upto)
+            if hot is not None:
+                return hot
+            connection.execute(_BEGIN)
+            try:
+                return read_chunk(connection, key, after, upto)
+            finally:
+                connection.rollback()
+
+    def marks(self, buckets: Sequence[str]) -> dict[str, BucketMarks]:
+        query = "select name, clear_op, compacted_op, last_op from buckets where id = any(%s::bigint[])"
+        keys = [bucket_key(name) for name in buckets]
+        rows = self._read(lambda db: db.execute(query, [keys]).fetchall())
+        return {row[0]: BucketMarks(*map(OpId, row[1:])) for row in rows}
+
+    def listen(self) -> Listener:
+        return NotifyListener(self._address)
+
+    def create_write_checkpoint(self, keys: Sequence[str], lsns: Mapping[str, Lsn]) -> dict[str, int]:
+        with self._connections.lend() as connection:
+            return write_checkpoints.create(connection, self._address.schema, keys, lsns)
+
+    def write_checkpoints(self, after_seq: int) -> list[WriteCheckpoint]:
+        return self._read(lambda db: write_checkpoints.after(db, after_seq))
+
+    def write_checkpoint(self, key: str) -> WriteCheckpoint | None:
+        return self._read(lambda db: write_checkpoints.get(db, key))
+
+    def replicator_alive(self) -> bool:
+        return self._read(leases.is_held)
+
+    def close(self) -> None:
+        self._connections.close()
+
+
+def _union(texts: Iterator[str | None]) -> frozenset[str] | None:
+    names: set[str] = set()
+    for text in texts:
+        if text is None:
+            return None
+        names.update(orjson.loads(text))
+    return frozenset(names)
+
+
+class _Snapshot:
+    """Answers within the reader's open transaction."""
+
+    def __init__(self, connection: psycopg.Connection, checkpoint: Checkpoint, config: StoredConfig) -> None:
+        self._db = connection
+        self.checkpoint = checkpoint
+        self.config = config
+
+    def totals(self, buckets: Sequence[str]) -> dict[str, BucketTotal]:
+        totals = dict.fromkeys(buckets, _EMPTY_TOTAL)
+        query = "select name, checksum, count from buckets where id = any(%s::bigint[])"
+        keys = [bucket_key(name) for name in totals]
+        for name, checksum, count in self._db.execute(query, [keys]).fetchall():
+            if name in totals:
+                totals[name] = BucketTotal(checksum, count)
+        return totals
+
+    def lookups(self, keys: Sequence[str]) -> dict[str, list[str]]:
+        found: dict[str, list[str]] = {key: [] for key in keys}
+        query = (
+            "select l.key, l.output from lookups l join tables t on t.id = l.table_id and t.state = 'active'"
+            " where left(l.key, 500) = any(%s) and l.key = any(%s) order by l.table_id, l.row_id, l.output"
+        )
+        for key, output in self._db.execute(query, [[key[:500] for key in found], list(found)]).fetchall():
+            found[key].append(output)
+        return found

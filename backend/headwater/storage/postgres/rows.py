@@ -1,0 +1,48 @@
+"""Reading current rows of a Postgres store in bulk, beside its writer."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import psycopg
+from psycopg import errors, sql
+
+from headwater.storage.address import PostgresAddress
+from headwater.storage.parts import CurrentRow, PlacedRow
+from headwater.storage.postgres.connection import connect, postgres_errors
+from headwater.storage.postgres.tables import rows_table
+
+BATCH_ROWS = 5_000
+
+_ROWS = """
+declare placed no scroll cursor for
+select place, coalesce(long_id, row_id), layout, line, members, subkey from {} where place >= {} and place < {}
+"""
+
+
+def read_rows(address: PostgresAddress, table: int, first: int, end: int) -> Iterator[list[PlacedRow]]:
+    """The rows at places [first, end), as of one moment. None when the table is no more."""
+    with contextlib.closing(connect(address, "bulk work")) as connection, postgres_errors(address):
+        # Whoever evaluates rules over a batch takes his time before he asks for the next
+        connection.execute("set idle_in_transaction_session_timeout = 0; begin read only")
+        try:
+            connection.execute(sql.SQL(_ROWS).format(rows_table(table), first, end))
+        except errors.UndefinedTable:
+            return
+        while rows := connection.execute(f"fetch {BATCH_ROWS} from placed", binary=True).fetchall():
+            yield [PlacedRow(row[0], CurrentRow(*row[1:])) for row in rows]
+
+
+def place_ranges(connection: psycopg.Connection, table: int, rows: int) -> list[tuple[int, int]]:
+    """See the contract."""
+    # Places have gaps of any size: each time that a row was put again one was given up
+    query = sql.SQL(
+        "select place from (select place, row_number() over (order by place) as number from {}) r"
+        " where number %% %s = 1 or %s = 1 order by place"
+    )
+    starts = [int(row[0]) for row in connection.execute(query.format(rows_table(table)), [rows, rows])]
+    if not starts:
+        return []
+    last = connection.execute(sql.SQL("select max(place) from {}").format(rows_table(table))).fetchall()[0][0]
+    return list(zip(starts, [*starts[1:], int(last) + 1], strict=True))

@@ -1,0 +1,287 @@
+"""The replicator's side of a store in Postgres."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import psycopg
+from psycopg import pq
+
+from headwater.oplog.change import Relation
+from headwater.oplog.lsn import Lsn
+from headwater.storage.address import PostgresAddress
+from headwater.storage.common import op_floor
+from headwater.storage.contract import Checkpoint, Lease, SourceState, StoredTable
+from headwater.storage.parts import BulkRecord, StagedPart, StagedTable
+from headwater.storage.postgres import bulk, pages, requests, retire, versions
+from headwater.storage.postgres import lease as leases
+from headwater.storage.postgres import tables as generations
+from headwater.storage.postgres.connection import Connections, connect, postgres_errors, usable
+from headwater.storage.postgres.flush import KnownBuckets, PostgresFlush, read_checkpoint
+from headwater.storage.postgres.migrate import migrate
+from headwater.storage.postgres.reader import PostgresReader
+from headwater.storage.postgres.rows import place_ranges
+from headwater.storage.postgres.sweep import Sweeper
+from headwater.storage.requests import Request, RequestState
+from headwater.storage.versions import ConfigVersion, Origin, VersionState
+
+
+class PostgresStore:
+    """See `storage.contract.StoreWriter`. Makes the schema when it does not exist. One thread flushes; everything
+    else may be asked for from any thread."""
+
+    def __init__(self, address: PostgresAddress) -> None:
+        self._address = address
+        self._staging: str | None = None
+        self._known_buckets = KnownBuckets()
+        self._connections = Connections(address, "store")
+        self._sweeper = Sweeper(self._connections)
+        self._flushing: psycopg.Connection | None = None
+        self._flushing_for: Lease | None = None
+        try:
+            with self._connections.lend() as connection:
+                migrate(connection, address)
+        except BaseException:
+            self._connections.close()
+            raise
+
+    @staticmethod
+    def open_reader(address: PostgresAddress) -> PostgresReader:
+        """The endpoint's side. Makes an empty store when there is none, so that processes may start in any order."""
+        with closing(connect(address)) as connection, postgres_errors(address):
+            migrate(connection, address)
+        return PostgresReader(address)
+
+    @property
+    def address(self) -> PostgresAddress:
+        return self._address
+
+    @contextmanager
+    def _holding(self, lease: Lease) -> Iterator[psycopg.Connection]:
+        with self._connections.lend() as connection, leases.holding(connection, lease):
+            yield connection
+
+    # leases
+
+    def acquire(self, name: str, owner: str, ttl: float) -> Lease:
+        with self._connections.lend() as connection:
+            lease = leases.acquire(connection, name, owner, ttl)
+            # A database that was restored from a backup continues above whatever it had given out since
+            now = connection.execute("select extract(epoch from clock_timestamp())").fetchall()[0][0]
+            connection.execute("update state set next_op = greatest(next_op, %s)", [op_floor(float(now))])
+            return lease
+
+    def renew(self, lease: Lease) -> None:
+        with self._connections.lend() as connection:
+            leases.extend(connection, lease)
+
+    def release(self, lease: Lease) -> None:
+        with self._connections.lend() as connection:
+            leases.release(connection, lease)
+
+    # what is there
+
+    def source_state(self, tag: str) -> SourceState | None:
+        query = "select lsn, slot, system_id, timeline from sources where tag = %s"
+        with self._connections.lend() as connection:
+            row = connection.execute(query, [tag]).fetchone()
+        return None if row is None else SourceState(tag, Lsn(row[0]), row[1], row[2], row[3])
+
+    def tables(self, tag: str) -> list[StoredTable]:
+        with self._connections.lend() as connection:
+            return generations.active(connection, tag)
+
+    def subkey_salt(self) -> bytes:
+        with self._connections.lend() as connection:
+            return pages.read_salt(connection)
+
+    def bulk_records(self) -> list[BulkRecord]:
+        query = "select kind, source, application, tasks, rows, ops, started, finished from bulk_jobs order by id"
+        with self._connections.lend() as connection:
+            return [BulkRecord(*row) for row in connection.execute(query)]
+
+    # live
+
+    def begin(self, lease: Lease) -> PostgresFlush:
+        with postgres_errors(self._address):
+            connection = self._flush_connection(lease)
+            return PostgresFlush(connection, self._address, lease, self._known_buckets, self._sweeper.start)
+
+    def _flush_connection(self, lease: Lease) -> psycopg.Connection:
+        kept = self._flushing
+        if kept is None or not usable(kept) or kept.info.transaction_status != pq.TransactionStatus.IDLE:
+            if kept is not None:
+                kept.close()
+            self._flushing = kept = connect(self._address, "flush")
+            self._flushing_for = None
+        if self._flushing_for != lease:
+            leases.note_session(kept, lease)
+            self._flushing_for = lease
+        return kept
+
+    # bulk
+
+    def staging_directory(self) -> str:
+        if self._staging is None:
+            self._staging = tempfile.mkdtemp(prefix="headwater-stage-")
+        Path(self._staging).mkdir(mode=0o700, exist_ok=True)
+        return self._staging
+
+    def discard_staged(self, lease: Lease) -> None:
+        with self._connections.lend() as connection:
+            bulk.discard(connection, lease)
+        self._empty_staging()
+        self._sweeper.start()
+
+    def _empty_staging(self) -> None:
+        if self._staging is not None:
+            shutil.rmtree(self._staging, ignore_errors=True)
+
+    def stage_tables(self, lease: Lease, source: str, tables: Sequence[tuple[Relation, str]]) -> list[StagedTable]:
+        with self._connections.lend() as connection:
+            return bulk.make_tables(connection, lease, source, tables)
+
+    def stage(self, lease: Lease, parts: Sequence[StagedPart]) -> None:
+        with self._connections.lend() as connection:
+            bulk.stage(connection, lease, parts)
+
+    def publish(
+        self,
+        lease: Lease,
+        state: SourceState,
+        tables: Sequence[StagedTable],
+        version: int,
+        sides: Mapping[str, str],
+        record: BulkRecord,
+    ) -> Checkpoint:
+        with self._connections.lend() as connection:
+            bulk.index_rows(connection, lease, tables)
+            bulk.publish(connection, lease, state, tables, version, sides, record)
+            checkpoint = read_checkpoint(connection)
+        self._empty_staging()
+        self._sweeper.start()
+        return checkpoint
+
+    def take_page(self, lease: Lease, part: StagedPart, page: int, skip: Iterable[str]) -> Checkpoint:
+        with self._connections.lend() as connection:
+            pages.take(connection, lease, part, page, skip)
+            return read_checkpoint(connection)
+
+    def note_job(self, record: BulkRecord) -> None:
+        with self._connections.lend() as connection:
+            bulk.note_job(connection, record)
+
+    def note(self, lease: Lease, key: str, text: str) -> None:
+        with self._connections.lend() as connection, leases.holding(connection, lease):
+            connection.execute(
+                "insert into meta values (%s, %s) on conflict (key) do update set value = excluded.value", [key, text]
+            )
+
+    def noted(self, key: str) -> str:
+        with self._connections.lend() as connection:
+            row = connection.execute("select value from meta where key = %s", [key]).fetchone()
+            return "" if row is None else str(row[0])
+
+    # tables
+
+    def create_tables(
+        self, lease: Lease, source: str, tables: Sequence[tuple[Relation, str]], resync: str
+    ) -> list[StoredTable]:
+        with self._holding(lease) as connection:
+            made = {
+                generations.create_active(connection, source, [relation], fingerprint, resync)
+                for relation, fingerprint in tables
+            }
+            return [table for table in generations.active(connection, source) if table.id in made]
+
+    def add_layout(self, lease: Lease, table: int, relation: Relation, fingerprint: str) -> StoredTable:
+        with self._holding(lease) as connection:
+            return generations.add_layout(connection, table, relation, fingerprint)
+
+    def mark_resync(self, lease: Lease, tables: Sequence[int], reason: str) -> None:
+        with self._holding(lease) as connection:
+            connection.execute("update tables set resync = %s where id = any(%s)", [reason, list(tables)])
+
+    def drop_table(self, lease: Lease, table: int) -> None:
+        with self._holding(lease) as connection:
+            connection.execute("update tables set state = 'dropped' where id = %s", [table])
+        self._sweeper.start()
+
+    def move_source(self, lease: Lease, state: SourceState) -> None:
+        with self._holding(lease) as connection:
+            bulk.set_source(connection, state)
+
+    def place_ranges(self, table: int, rows: int) -> list[tuple[int, int]]:
+        with self._connections.lend() as connection:
+            return place_ranges(connection, table, rows)
+
+    # versions and requests
+
+    def inbox(self) -> int:
+        with self._connections.lend() as connection:
+            return int(connection.execute("select number from inbox").fetchall()[0][0])
+
+    def versions(self) -> list[ConfigVersion]:
+        with self._connections.lend() as connection:
+            return versions.load(connection)
+
+    def deploy(self, yaml: str, origin: Origin) -> ConfigVersion:
+        with self._connections.lend() as connection:
+            return versions.deploy(connection, yaml, origin)
+
+    def activate(self, lease: Lease, version: int, sides: Mapping[str, str]) -> Checkpoint:
+        with self._connections.lend() as connection:
+            versions.activate(connection, lease, version, sides)
+            return read_checkpoint(connection)
+
+    def mark_version(self, lease: Lease, version: int, state: VersionState, note: str) -> None:
+        with self._connections.lend() as connection:
+            versions.mark(connection, lease, version, state, note)
+
+    def complete_sides(self) -> dict[str, str]:
+        with self._connections.lend() as connection:
+            return versions.complete_sides(connection)
+
+    def begin_sides(self, lease: Lease, sides: Mapping[str, str]) -> None:
+        with self._connections.lend() as connection:
+            versions.begin_sides(connection, lease, sides)
+
+    def unfinished_sides(self) -> list[str]:
+        with self._connections.lend() as connection:
+            return versions.unfinished_sides(connection)
+
+    def retire(self, lease: Lease, sides: Sequence[str], limit: int) -> bool:
+        with self._connections.lend() as connection:
+            return retire.step(connection, lease, sides, limit)
+
+    def submit(self, kind: str, source: str, payload: str) -> int:
+        with self._connections.lend() as connection:
+            return requests.submit(connection, kind, source, payload)
+
+    def request(self, request: int) -> Request | None:
+        with self._connections.lend() as connection:
+            return requests.find(connection, request)
+
+    def open_requests(self, source: str) -> list[Request]:
+        with self._connections.lend() as connection:
+            return requests.unfinished(connection, source)
+
+    def update_request(
+        self, lease: Lease, request: int, state: RequestState, *, progress: str = "", result: str = ""
+    ) -> None:
+        with self._connections.lend() as connection:
+            requests.update(connection, lease, request, state, progress, result)
+
+    def close(self) -> None:
+        self._sweeper.close()
+        if self._flushing is not None:
+            with contextlib.suppress(psycopg.Error):
+                self._flushing.close()
+        self._connections.close()
+        if self._staging is not None:
+            shutil.rmtree(self._staging, ignore_errors=True)

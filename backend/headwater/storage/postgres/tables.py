@@ -1,0 +1,135 @@
+"""Generations of source tables: their description, and the table that holds their current rows."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import threading
+from collections.abc import Sequence
+
+import psycopg
+from psycopg import errors, sql
+
+from headwater.oplog.change import Relation
+from headwater.storage.common import decode_layouts, encode_layouts
+from headwater.storage.contract import StoredTable
+
+_LONGEST_ID = 500  # characters; an index entry has to stay below 2,700 bytes
+_SWEPT_LOOKUPS = 20_000
+
+_ROWS_TABLE = """
+create table {rows} (
+    place   bigint generated always as identity,
+    row_id  text collate "C" not null,
+    layout  integer not null,
+    line    text collate "C" not null,
+    members text not null,
+    subkey  text,
+    long_id text
+) with (fillfactor = 90)
+"""
+
+
+def rows_table(table: int) -> sql.Identifier:
+    """The table with the current rows of a generation."""
+    return sql.Identifier(f"rows_{table:d}")
+
+
+def stored_id(row_id: str) -> tuple[str, str | None]:
+    """A row id as it is indexed, and the whole of it where that is another."""
+    if len(row_id) <= _LONGEST_ID:
+        return row_id, None
+    return f"{row_id[:100]}~{hashlib.blake2b(row_id.encode(), digest_size=32).hexdigest()}", row_id
+
+
+def create_generation(
+    connection: psycopg.Connection,
+    source: str,
+    layouts: Sequence[Relation],
+    fingerprint: str,
+    state: str,
+    resync: str = "",
+) -> int:
+    """Describe a new generation and make the table of its rows, without an index: bulk work adds that when full."""
+    row = connection.execute(
+        "insert into tables (source, layouts, fingerprint, state, resync) values (%s, %s, %s, %s, %s) returning id",
+        [source, encode_layouts(layouts), fingerprint, state, resync],
+    ).fetchall()[0]
+    table = int(row[0])
+    create_rows(connection, table)
+    return table
+
+
+def create_rows(connection: psycopg.Connection, table: int) -> None:
+    """The empty table of a generation's rows, without an index."""
+    connection.execute(sql.SQL(_ROWS_TABLE).format(rows=rows_table(table)))
+
+
+def index_rows(connection: psycopg.Connection, table: int) -> None:
+    """Give the rows of a generation the indexes that live replication and bulk reading need."""
+    rows = rows_table(table)
+    connection.execute(sql.SQL("create unique index if not exists {} on {} (row_id)").format(_name(table, "id"), rows))
+    connection.execute(
+        sql.SQL("create unique index if not exists {} on {} (place)").format(_name(table, "place"), rows)
+    )
+    connection.execute(sql.SQL("analyze {}").format(rows))
+
+
+def _name(table: int, what: str) -> sql.Identifier:
+    return sql.Identifier(f"rows_{table:d}_{what}")
+
+
+def create_active(
+    connection: psycopg.Connection, source: str, layouts: Sequence[Relation], fingerprint: str, resync: str
+) -> int:
+    """A new generation that live replication may write to at once; returns its id."""
+    table = create_generation(connection, source, layouts, fingerprint, "active", resync)
+    index_rows(connection, table)
+    return table
+
+
+def renew_generation(connection: psycopg.Connection, table: int) -> int:
+    """An empty generation in the place of another one, which is to be swept; returns its id."""
+    source, layouts, fingerprint, resync = connection.execute(
+        "update tables set state = 'dropped' where id = %s returning source, layouts, fingerprint, resync", [table]
+    ).fetchall()[0]
+    return create_active(connection, source, decode_layouts(layouts), fingerprint, resync)
+
+
+def add_layout(connection: psycopg.Connection, table: int, relation: Relation, fingerprint: str) -> StoredTable:
+    """Within a transaction: rows are written in the form of `relation` from now on."""
+    (known,) = load(connection, "id = %s", [table])
+    layouts = known.layouts if known.relation == relation else (*known.layouts, relation)
+    connection.execute(
+        "update tables set layouts = %s, fingerprint = %s where id = %s", [encode_layouts(layouts), fingerprint, table]
+    )
+    return StoredTable(table, known.source, layouts, fingerprint, known.resync)
+
+
+def active(connection: psycopg.Connection, source: str) -> list[StoredTable]:
+    """The active generations of a source."""
+    return load(connection, "source = %s and state = 'active'", [source])
+
+
+def load(connection: psycopg.Connection, condition: str, parameters: Sequence[str | int]) -> list[StoredTable]:
+    """Generations of which `condition` holds, by id."""
+    query = f"select id, source, layouts, fingerprint, resync from tables where {condition} order by id"
+    return [
+        StoredTable(table, tag, decode_layouts(layouts), fingerprint, resync)
+        for table, tag, layouts, fingerprint, resync in connection.execute(query, parameters)
+    ]
+
+
+def sweep(connection: psycopg.Connection, stop: threading.Event) -> None:
+    """Forget dropped generations with their rows and lookups, in short transactions, until `stop` is set. One that
+    somebody still reads stays until the next time."""
+    some = "delete from lookups where ctid = any(array(select ctid from lookups where table_id = %s limit %s))"
+    for (table,) in connection.execute("select id from tables where state = 'dropped'").fetchall():
+        while not stop.is_set() and connection.execute(some, [table, _SWEPT_LOOKUPS]).rowcount:
+            pass
+        if stop.is_set():
+            return
+        with contextlib.suppress(errors.LockNotAvailable), connection.transaction():
+            connection.execute("set local lock_timeout = '200ms'")
+            connection.execute(sql.SQL("drop table if exists {}").format(rows_table(table)))
+            connection.execute("delete from tables where id = %s", [table])

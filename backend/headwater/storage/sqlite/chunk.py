@@ -1,0 +1,82 @@
+"""Chunks of one bucket's history: the ops of the hot tail are put together by SQLite."""
+
+from __future__ import annotations
+
+import apsw
+
+from headwater.oplog.op import OpId
+from headwater.storage.chunking import ChunkParts, unpacked
+from headwater.storage.common import CHUNK_OPS
+from headwater.storage.contract import Chunk, StoreError
+
+_SEGMENTS = """
+select s.first_op, s.last_op, s.sealed, b.size, s.blob from segments s left join segment_blobs b on b.id = s.blob
+where s.bucket = ? and s.last_op > ? and s.first_op <= ? order by s.first_op
+"""
+
+_HOT = """
+select count(*), max(id), coalesce(sum(octet_length(line)), 0), cast(group_concat(line, ',') as blob) from
+(select id, line from ops where bucket = ? and id > ? and id <= ? order by id limit ?)
+"""
+
+_ANY_HOT = "select 1 from ops where bucket = ? and id > ? and id <= ? limit 1"
+
+_HOT_LINES = "select id, line from ops where bucket = ? and id > ? and id <= ? order by id limit ?"
+
+
+def read_chunk(connection: apsw.Connection, bucket: int, after: OpId, upto: OpId) -> Chunk:
+    """See `storage.contract.StoreReader.chunk`. Within one transaction."""
+    row = connection.execute("select clear_op, compacted_op from buckets where id = ?", (bucket,)).fetchone()
+    if row is None:
+        return Chunk(b"", 0, after, more=False)
+    clear_op, compacted_op = int(str(row[0])), int(str(row[1]))
+    builder = _Builder(connection, bucket, upto)
+    # Nothing before the last CLEAR is worth sending to a client that has not passed it
+    more = not builder.take(clear_op - 1 if after < clear_op <= upto else after)
+    return builder.parts.chunk(after, more=more, overtaken=compacted_op > upto)
+
+
+class _Builder:
+    def __init__(self, connection: apsw.Connection, bucket: int, upto: int) -> None:
+        self._db = connection
+        self._bucket = bucket
+        self._upto = upto
+        self.parts = ChunkParts(upto)
+
+    def take(self, position: int) -> bool:
+        """Take everything after a position; False when there is no room for all of it."""
+        for row in self._db.execute(_SEGMENTS, (self._bucket, position, self._upto)):
+            if row[3] is None:
+                raise StoreError("a segment is missing", f"segment {row[4]}", "move the store away to build a new one")
+            first, last, sealed, size, blob = (int(str(cell)) for cell in row)
+            if not self._take_hot(position, first - 1) or self.parts.is_too_long(first, last, size, position):
+                return False
+            content = self._content(blob)
+            if not self.parts.take_segment(content, (first, last), size, position, sealed=bool(sealed)):
+                return False
+            position = last
+        return self._take_hot(position, self._upto)
+
+    def _content(self, blob: int) -> bytes:
+        bodies = self._db.execute("select bodies from segment_blobs where id = ?", (blob,)).fetchall()[0][0]
+        assert isinstance(bodies, bytes)
+        return unpacked(bodies)
+
+    def _take_hot(self, after: int, upto: int) -> bool:
+        """Take of the hot tail what is between two ops; False when there is no room for all of it."""
+        if after >= upto:
+            return True
+        room = CHUNK_OPS - self.parts.size
+        if room <= 0:
+            return not self._any_hot(after, upto)
+        size, last, length, ops = self._db.execute(_HOT, (self._bucket, after, upto, room)).fetchall()[0]
+        if not isinstance(ops, bytes):
+            return True
+        if not self.parts.fits(int(str(size)), int(str(length))):
+            rows = self._db.execute(_HOT_LINES, (self._bucket, after, upto, room + 1))
+            return self.parts.take_lines((int(str(op_id)), str(line).encode()) for op_id, line in rows)
+        self.parts.add(ops, int(str(size)), int(str(last)))
+        return size != room or not self._any_hot(int(str(last)), upto)
+
+    def _any_hot(self, after: int, upto: int) -> bool:
+        return self._db.execute(_ANY_HOT, (self._bucket, after, upto)).fetchone() is not None

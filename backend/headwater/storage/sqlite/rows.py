@@ -1,0 +1,38 @@
+"""Reading current rows of the embedded store in bulk, beside its writer."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+
+import apsw
+
+from headwater.storage.parts import CurrentRow, PlacedRow
+from headwater.storage.sqlite.connection import open_reader, sqlite_errors
+
+BATCH_ROWS = 5_000
+
+
+def read_rows(directory: Path, table: int, first: int, end: int) -> Iterator[list[PlacedRow]]:
+    """The rows at places [first, end), as of one moment. None when the table is no more."""
+    path = directory / "store.db"
+    with contextlib.closing(open_reader(path)) as connection, sqlite_errors(path):
+        if not connection.execute("select 1 from sqlite_master where name = ?", (f"rows_{table:d}",)).fetchall():
+            return
+        sql = f"select id, row_id, layout, line, members, subkey from rows_{table:d} where id >= ? and id < ?"
+        rows = connection.execute(sql, (first, end))
+        while batch := [PlacedRow(row[0], CurrentRow(*row[1:])) for row in islice(rows, BATCH_ROWS)]:
+            yield batch
+
+
+def place_ranges(connection: apsw.Connection, table: int, rows: int) -> list[tuple[int, int]]:
+    """See the contract. Places that were given up make a range hold fewer rows than asked for."""
+    sql = f"select min(id), max(id), count(*) from rows_{table:d}"
+    low, high, count = connection.execute(sql).fetchall()[0]
+    if not count:
+        return []
+    first, last = int(str(low)), int(str(high))
+    width = max(1, (last - first + 1) * rows // int(str(count)))
+    return [(start, start + width) for start in range(first, last + 1, width)]

@@ -1,0 +1,166 @@
+"""What a store holds: its tables, its history by bucket definition and bucket, and what it takes on the disk."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from headwater.oplog.op import OpId
+from headwater.storage.address import PostgresAddress, SqliteAddress, StoreAddress
+from headwater.storage.contract import SourceState
+from headwater.storage.parts import BulkRecord
+
+
+@dataclass(frozen=True, slots=True)
+class DefinitionStats:
+    """The buckets of one definition. `ops` and `size` (bytes of JSON, before compression on the wire) are what a
+    device that has nothing downloads if it gets all of them; `largest_ops` and `largest_size` are those of the
+    largest bucket, each by its own measure."""
+
+    definition: str
+    buckets: int
+    ops: int
+    size: int
+    largest_ops: int
+    largest_size: int
+
+
+def store_exists(address: StoreAddress) -> bool:
+    """Whether somebody has made a store there. Raises StoreError when the place cannot be looked at."""
+    match address:
+        case SqliteAddress():
+            from headwater.storage.sqlite.stats import exists as sqlite_exists
+
+            return sqlite_exists(address)
+        case PostgresAddress():
+            from headwater.storage.postgres.stats import exists as postgres_exists
+
+            return postgres_exists(address)
+
+
+def definition_stats(address: StoreAddress) -> list[DefinitionStats]:
+    """All definitions that have buckets, by name, as of one moment. Reads all of the history once."""
+    match address:
+        case SqliteAddress():
+            from headwater.storage.sqlite.stats import definition_stats as sqlite_stats
+
+            return sqlite_stats(address)
+        case PostgresAddress():
+            from headwater.storage.postgres.stats import definition_stats as postgres_stats
+
+            return postgres_stats(address)
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOutRow:
+    """A row that is too large, or that gives ops which are (`ops` of them; 0 means the row itself). `size` is that of
+    the row, or of the largest op, in bytes."""
+
+    row_id: str
+    ops: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class TableStats:
+    """One generation of a source table: its rows, and the bytes that they take with their indexes. `resync` says why
+    it is being compared with the source, empty when it is not. `left_out` names the first rows that are too large, of
+    `left_out_rows`."""
+
+    name: str
+    source: str
+    generation: int
+    rows: int
+    bytes: int
+    resync: str
+    left_out_rows: int
+    left_out: tuple[LeftOutRow, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BucketStats:
+    """One bucket. `rows` stand in it now; `ops` and `size` (bytes of JSON) are what a new device downloads of it;
+    `grown` ops came since the last compaction, or since the beginning."""
+
+    name: str
+    definition: str
+    rows: int
+    ops: int
+    size: int
+    grown: int
+
+    @property
+    def ops_per_row(self) -> float:
+        return self.ops / max(1, self.rows)
+
+
+@dataclass(frozen=True, slots=True)
+class Disk:
+    """Bytes by what they are for, indexes included. `free` is what the store's own files keep for later; `file` is
+    all that they take."""
+
+    rows: int
+    ops: int
+    segments: int
+    lookups: int
+    other: int
+    free: int
+    file: int
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryStats:
+    """Ops as single lines and in segments; the oldest flush that is still on record (0 when there is none) and how
+    many are."""
+
+    hot_ops: int
+    sealed_ops: int
+    segments: int
+    oldest_flush: OpId
+    oldest_flush_us: int
+    flushes: int
+
+
+@dataclass(frozen=True, slots=True)
+class StoreStats:
+    """Everything, as of one moment. `buckets` holds all buckets."""
+
+    checkpoint: OpId
+    sources: tuple[SourceState, ...]
+    tables: tuple[TableStats, ...]
+    history: HistoryStats
+    lookups: int
+    disk: Disk
+    definitions: tuple[DefinitionStats, ...]
+    buckets: tuple[BucketStats, ...]
+    jobs: tuple[BulkRecord, ...]
+
+
+def store_stats(address: StoreAddress) -> StoreStats:
+    """Reads all of the store once, beside its writer."""
+    match address:
+        case SqliteAddress():
+            from headwater.storage.sqlite.store_stats import store_stats as sqlite_stats
+
+            return sqlite_stats(address)
+        case PostgresAddress():
+            from headwater.storage.postgres.store_stats import store_stats as postgres_stats
+
+            return postgres_stats(address)
+
+
+def by_definition(buckets: tuple[BucketStats, ...]) -> tuple[DefinitionStats, ...]:
+    """Buckets summed up by their definitions, in the order of names."""
+    found: dict[str, list[BucketStats]] = {}
+    for bucket in buckets:
+        found.setdefault(bucket.definition, []).append(bucket)
+    return tuple(
+        DefinitionStats(
+            definition,
+            len(held),
+            sum(bucket.ops for bucket in held),
+            sum(bucket.size for bucket in held),
+            max(bucket.ops for bucket in held),
+            max(bucket.size for bucket in held),
+        )
+        for definition, held in sorted(found.items())
+    )

@@ -1,0 +1,134 @@
+"""Upkeep beside the replicator: a thread that looks at the store now and then, and compacts what is worth it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from headwater.errors import HeadwaterError, Kind
+from headwater.oplog.op import OpId
+from headwater.storage.address import StoreAddress
+from headwater.storage.compaction import Thrift
+from headwater.storage.contract import LeaseHeldError
+from headwater.storage.upkeep import BucketState, UpkeepStore, open_upkeep
+from headwater.upkeep.work import Need, Summary, UpkeepStoppedError, UpkeepWork, need
+
+_REST = 0.005  # the replicator, in another thread of the process, comes first
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Rhythm:
+    """How often to look (seconds), and how old history must be before it is compacted: downloads and readers of the
+    history that are no further behind than that are not disturbed."""
+
+    interval: float = 30.0
+    settled: float = 60.0
+
+
+class Upkeep:
+    """`start` and `stop` it with the replicator. A failure is logged and tried again later: nothing depends on it."""
+
+    def __init__(
+        self,
+        address: StoreAddress,
+        owner: str,
+        *,
+        rhythm: Rhythm | None = None,
+        thrift: Thrift | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._address = address
+        self._owner = owner
+        self._rhythm = rhythm or Rhythm()
+        self._thrift = thrift or Thrift()
+        self._clock = clock
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._seen: deque[tuple[float, OpId]] = deque()
+        self._done = OpId(0)
+
+    def start(self) -> None:
+        """Begin to work in a thread."""
+        self._thread = threading.Thread(target=self._run, name="upkeep", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End after the transaction at hand."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def _run(self) -> None:
+        store: UpkeepStore | None = None
+        try:
+            while not self._stop.wait(self._rhythm.interval):
+                try:
+                    store = store or open_upkeep(self._address)
+                    self.look(store)
+                except UpkeepStoppedError:
+                    return
+                except LeaseHeldError:
+                    continue  # somebody compacts by command
+                except Exception as error:  # noqa: BLE001 - the replicator must not end for this
+                    _tell(error)
+                    _close(store)  # its connection may be of no more use
+                    store = None
+        finally:
+            _close(store)
+
+    def look(self, store: UpkeepStore) -> Summary:
+        """One pass: everything that is worth it, up to what is settled."""
+        summary = Summary()
+        upto = self._settled(store.checkpoint())
+        if upto <= self._done:
+            return summary
+        needs = ((bucket, need(bucket, store, upto, self._thrift)) for bucket in store.buckets(self._done))
+        found = [(bucket, what) for bucket, what in needs if what is not Need.NOTHING]
+        if found:
+            with UpkeepWork(store, self._owner, self._stop.wait, rest=_REST) as work:
+                for bucket, what in found:
+                    self._do(work, bucket, what, upto, summary)
+                work.prune()
+        self._done = upto
+        if summary.before:
+            _log.info("compacted %d buckets: %d ops, were %d", summary.buckets, summary.after, summary.before)
+        return summary
+
+    def _settled(self, checkpoint: OpId) -> OpId:
+        """The newest checkpoint that is old enough."""
+        now = self._clock()
+        self._seen.append((now, checkpoint))
+        while len(self._seen) > 1 and self._seen[1][0] <= now - self._rhythm.settled:
+            self._seen.popleft()
+        seen, settled = self._seen[0]
+        return settled if seen <= now - self._rhythm.settled else OpId(0)
+
+    def _do(self, work: UpkeepWork, bucket: BucketState, what: Need, upto: OpId, summary: Summary) -> None:
+        if what is Need.SEAL:
+            work.seal(bucket, upto)
+            return
+        result = work.bucket(bucket, upto, self._thrift)
+        if result is None:
+            summary.skipped += 1
+        else:
+            summary.add(result)
+
+
+def _tell(error: Exception) -> None:
+    if isinstance(error, HeadwaterError):
+        level = logging.INFO if error.kind is Kind.RETRY else logging.WARNING
+        _log.log(level, "histories are not compacted for now: %s", error)
+    else:
+        _log.error("compaction failed; it is tried again", exc_info=error)
+
+
+def _close(store: UpkeepStore | None) -> None:
+    if store is not None:
+        store.close()

@@ -1,0 +1,251 @@
+"""What a new version of a sync config has in common with the one before, and what it changes.
+
+A row side (a bucket definition or a lookup) is named by the stream and by a digest of all that decides its rows. So
+the same name in two versions means the same rows: nobody has to evaluate them again, and no device downloads them
+again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+
+from headwater_rules.errors import Code, RuleError, RuleErrors
+from headwater_rules.plan import Stream, SyncPlan, TablePattern, Variant
+
+
+def sides(plan: SyncPlan) -> dict[str, str]:
+    """Name to digest of every bucket definition and lookup."""
+    buckets = {bucket.name: bucket.digest for bucket in plan.buckets}
+    lookups = {lookup.name: lookup.digest for lookup in plan.lookups}
+    _refuse_clashes(buckets, lookups)  # those of a stream that is called `lookup`
+    return buckets | lookups
+
+
+def only(plan: SyncPlan, names: Collection[str]) -> SyncPlan:
+    """The row sides named in `names` and nothing else: a plan for evaluating rows. It has no streams, and its bucket
+    definitions stand in the order, but not at the positions, of `plan`."""
+    buckets = tuple(bucket for bucket in plan.buckets if bucket.name in names)
+    lookups = tuple(lookup for lookup in plan.lookups if lookup.name in names)
+    return replace(plan, buckets=buckets, lookups=lookups, streams=())
+
+
+def without(plan: SyncPlan, names: Collection[str]) -> SyncPlan:
+    """All row sides but those named in `names`. See `only`."""
+    return only(plan, sides(plan).keys() - set(names))
+
+
+def tables_of(plan: SyncPlan, names: Collection[str]) -> tuple[TablePattern, ...]:
+    """The tables that these row sides of a plan read, once each."""
+    return only(plan, names).tables()
+
+
+def check_names(plan: SyncPlan, known: Mapping[str, str]) -> None:
+    """Make sure that a row side of `plan` is the one that `known` (name to digest) has under its name. Raises
+    RuleErrors when two digests shorten to one name: rows of the one would be taken for rows of the other."""
+    _refuse_clashes(known, sides(plan))
+
+
+def _refuse_clashes(known: Mapping[str, str], found: Mapping[str, str]) -> None:
+    errors = [
+        RuleError(
+            Code.INTERNAL,
+            f"two different queries, of this config or an earlier version, would share the name {name}",
+            suggestion="add a condition such as `id IS NOT NULL` to the new one",
+        )
+        for name, digest in found.items()
+        if known.get(name, digest) != digest
+    ]
+    if errors:
+        raise RuleErrors(errors)
+
+
+class Kind(Enum):
+    """What a row side is: rows in buckets, or entries that requests look up."""
+
+    BUCKET = "bucket"
+    LOOKUP = "lookup"
+
+
+class Change(Enum):
+    """What became of a thing. CHANGED is another row side in the place of the one before."""
+
+    UNCHANGED = "unchanged"
+    CHANGED = "changed"
+    ADDED = "added"
+    REMOVED = "removed"
+
+
+@dataclass(frozen=True, slots=True)
+class SideChange:
+    """A row side and what became of it. `before` is the name that it takes the place of, when it is CHANGED.
+    `streams` use it, `tables` are read for it."""
+
+    name: str
+    kind: Kind
+    change: Change
+    before: str | None
+    streams: tuple[str, ...]
+    tables: tuple[TablePattern, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StreamChange:
+    """A stream and what became of it. The flags say where a CHANGED one differs: in the rows of its buckets, in the
+    lookups that requests go through, in what else leads from a request to buckets, and in its settings."""
+
+    name: str
+    change: Change
+    rows: bool = False
+    lookups: bool = False
+    request: bool = False
+    priority: bool = False
+    auto_subscribe: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Everything that two versions have, in the order of the new one; what was removed comes last."""
+
+    sides: tuple[SideChange, ...]
+    streams: tuple[StreamChange, ...]
+
+    @property
+    def same(self) -> bool:
+        """Whether the versions differ in nothing but the text."""
+        changes = [side.change for side in self.sides] + [stream.change for stream in self.streams]
+        return all(change is Change.UNCHANGED for change in changes)
+
+    def having(self, *changes: Change, kind: Kind | None = None) -> tuple[SideChange, ...]:
+        """The row sides with one of these fates."""
+        return tuple(side for side in self.sides if side.change in changes and kind in (None, side.kind))
+
+
+def compare(old: SyncPlan, new: SyncPlan) -> Comparison:
+    """What changes when `new` takes the place of `old`. Raises RuleErrors as `check_names` does."""
+    check_names(new, sides(old))
+    return Comparison(
+        (*_sides(Kind.BUCKET, _buckets(old), _buckets(new)), *_sides(Kind.LOOKUP, _lookups(old), _lookups(new))),
+        _streams(old, new),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Used:
+    """A row side with the streams that use it."""
+
+    name: str
+    tables: tuple[TablePattern, ...]
+    streams: tuple[str, ...]
+
+    def as_change(self, kind: Kind, change: Change, before: str | None = None) -> SideChange:
+        return SideChange(self.name, kind, change, before, self.streams, self.tables)
+
+
+def _buckets(plan: SyncPlan) -> list[_Used]:
+    users = _users(plan, lambda variant: (variant.bucket,))
+    return [
+        _Used(bucket.name, tuple(dict.fromkeys(source.table for source in bucket.sources)), users.get(position, ()))
+        for position, bucket in enumerate(plan.buckets)
+    ]
+
+
+def _lookups(plan: SyncPlan) -> list[_Used]:
+    users = _users(plan, lambda variant: tuple(stage.lookup for stage in variant.stages))
+    return [
+        _Used(lookup.name, (lookup.table,), users.get(position, ())) for position, lookup in enumerate(plan.lookups)
+    ]
+
+
+def _users(plan: SyncPlan, used: Callable[[Variant], Iterable[int]]) -> dict[int, tuple[str, ...]]:
+    """The streams that use each position."""
+    found: dict[int, dict[str, None]] = {}
+    for stream in plan.streams:
+        for variant in stream.variants:
+            for position in used(variant):
+                found.setdefault(position, {})[stream.name] = None
+    return {position: tuple(names) for position, names in found.items()}
+
+
+def _sides(kind: Kind, old: Sequence[_Used], new: Sequence[_Used]) -> Iterator[SideChange]:
+    kept = {side.name for side in old} & {side.name for side in new}
+    gone = [side for side in old if side.name not in kept]
+    places = _places(gone, [side for side in new if side.name not in kept])
+    for side in new:
+        if side.name in kept:
+            yield side.as_change(kind, Change.UNCHANGED)
+        elif side.name in places:
+            yield side.as_change(kind, Change.CHANGED, places[side.name])
+        else:
+            yield side.as_change(kind, Change.ADDED)
+    for side in gone:
+        if side.name not in places.values():
+            yield side.as_change(kind, Change.REMOVED)
+
+
+def _places(gone: Sequence[_Used], come: Sequence[_Used]) -> dict[str, str]:
+    """Which new side takes the place of which old one: of a stream that used both, over the same table if there is
+    one."""
+    places: dict[str, str] = {}
+    left = list(gone)
+    for alike in (_same_tables, _same_stream):
+        for side in come:
+            match = next((old for old in left if alike(old, side)), None) if side.name not in places else None
+            if match is not None:
+                places[side.name] = match.name
+                left.remove(match)
+    return places
+
+
+def _same_stream(old: _Used, new: _Used) -> bool:
+    return not set(old.streams).isdisjoint(new.streams)
+
+
+def _same_tables(old: _Used, new: _Used) -> bool:
+    return _same_stream(old, new) and old.tables == new.tables
+
+
+def _streams(old: SyncPlan, new: SyncPlan) -> tuple[StreamChange, ...]:
+    before = {stream.name: stream for stream in old.streams}
+    after = {stream.name for stream in new.streams}
+    changes = [
+        _stream(old, before[stream.name], new, stream)
+        if stream.name in before
+        else StreamChange(stream.name, Change.ADDED)
+        for stream in new.streams
+    ]
+    gone = (StreamChange(name, Change.REMOVED) for name in before if name not in after)
+    return (*changes, *gone)
+
+
+def _stream(old: SyncPlan, before: Stream, new: SyncPlan, after: Stream) -> StreamChange:
+    rows = _row_sides(old, before) != _row_sides(new, after)
+    lookups = _lookup_sides(old, before) != _lookup_sides(new, after)
+    request = _request_sides(old, before, rows, lookups) != _request_sides(new, after, rows, lookups)
+    priority = before.priority != after.priority
+    subscribed = before.auto_subscribe != after.auto_subscribe
+    change = Change.CHANGED if rows or lookups or request or priority or subscribed else Change.UNCHANGED
+    return StreamChange(after.name, change, rows, lookups, request, priority, subscribed)
+
+
+def _row_sides(plan: SyncPlan, stream: Stream) -> set[str]:
+    return {plan.buckets[variant.bucket].name for variant in stream.variants}
+
+
+def _lookup_sides(plan: SyncPlan, stream: Stream) -> set[str]:
+    return {plan.lookups[stage.lookup].name for variant in stream.variants for stage in variant.stages}
+
+
+def _request_sides(plan: SyncPlan, stream: Stream, rows: bool, lookups: bool) -> set[object]:
+    """What leads from a request to buckets. Names of rows or lookups that differ anyway are left out, so that the
+    answer says whether anything else does."""
+    return {
+        (
+            None if rows else plan.buckets[variant.bucket].name,
+            variant.gates,
+            tuple((None if lookups else plan.lookups[stage.lookup].name, stage.keys) for stage in variant.stages),
+            variant.params,
+        )
+        for variant in stream.variants
+    }

@@ -1,0 +1,144 @@
+"""The store by itself, on both back ends: flushes, reading a large bucket, compaction, and what an op takes on disk."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import orjson
+import psycopg
+
+from headwater.oplog.change import Column, Relation, ReplicaIdentity
+from headwater.oplog.lsn import Lsn
+from headwater.oplog.op import OpId, bucket_key
+from headwater.oplog.transform import BucketName, RowKeys, encode_members, row_ops
+from headwater.storage.address import PostgresAddress, SqliteAddress, StoreAddress
+from headwater.storage.compaction import Thrift
+from headwater.storage.contract import Lease, Progress, SourceState
+from headwater.storage.open import Store, open_reader, open_store
+from headwater.storage.parts import BulkRecord, CurrentRow
+from headwater.storage.upkeep import open_upkeep
+from headwater.storage.versions import Origin
+from headwater.upkeep import UpkeepWork
+from headwater_rules.results import Put
+from tests.bench import report
+from tests.bench.world import Meter, world
+
+BUCKET = 'items.1["u0"]'
+RELATION = Relation(1, "public", "items", ReplicaIdentity.DEFAULT, (Column("id", 25, -1, True),))
+ROWS_A_FLUSH = 10_000
+VERSIONS = 4
+"""How often each row is written: history before compaction holds that many ops for each live row."""
+
+
+def run(ops: int) -> None:
+    with world(fsync="off") as place:
+        with psycopg.connect(place.postgres.dsn(), autocommit=True) as admin:
+            admin.execute("create database storage")
+        _bench("embedded", SqliteAddress(str(place.directory / "bench-store")), ops)
+        _bench("Postgres", PostgresAddress(place.postgres.dsn("storage")), ops)
+
+
+def _bench(name: str, address: StoreAddress, ops: int) -> None:
+    report.heading(f"store, {name}: {ops:,} ops, {VERSIONS} for each row")
+    store = open_store(address)
+    try:
+        lease = store.acquire("default", f"bench:{os.getpid()}", 600.0)
+        table = _empty_table(store, lease)
+        rows = ops // VERSIONS
+        with Meter(os.getpid()).measure() as usage:
+            for version in range(VERSIONS):
+                _write(store, lease, table, rows, version)
+        report.line("flushes of 10,000 rows", ops / usage.seconds, "ops/s")
+        report.usage(usage, ops / 1e6)
+        raw = sum(len(_line(number, 0)) for number in range(0, rows, 100)) * 100 / rows
+        report.line("bytes on disk a live row, with its history", _size(address) / rows, "B", "row as text", raw)
+        _read("hot history", address, ops)
+        _compact(address, ops)
+        _read("compacted history", address, rows)
+        report.line("bytes on disk a live row, compacted", _size(address) / rows, "B", "row as text", raw)
+    finally:
+        store.close()
+
+
+def _empty_table(store: Store, lease: Lease) -> int:
+    (staged,) = store.stage_tables(lease, "default", [(RELATION, "shape")])
+    version = store.deploy("streams: {}", Origin.FILE)
+    record = BulkRecord("snapshot", "default", "", 0, 0, 0, 0.0, 0.0)
+    store.publish(lease, SourceState("default", Lsn(1), "slot", "1", 1), [staged], version.id, {}, record)
+    return staged.id
+
+
+def _line(number: int, version: int) -> str:
+    return f"row-{number:012d}\tu0\ttitle {number * 7919 % 1_000_003:032d} with some more words\t{version}"
+
+
+def _write(store: Store, lease: Lease, table: int, rows: int, version: int) -> None:
+    names = {bucket_key(BUCKET): BucketName(BUCKET, "items.1")}
+    salt = store.subkey_salt()
+    for numbers in _batches(rows):
+        flush = store.begin(lease)
+        put, drafts = [], []
+        for number in numbers:
+            row_id, line = f"row-{number:012d}", _line(number, version)
+            data = orjson.dumps({"id": row_id, "title": line, "version": version}).decode()
+            ops, members = row_ops((), [Put(0, BUCKET, "items", row_id, data)], RowKeys(table, row_id, salt))
+            put.append(CurrentRow(row_id, 0, line, encode_members(members, row_id), None))
+            drafts += ops
+        flush.put_rows(table, put)
+        flush.append(drafts, names)
+        flush.commit("default", Progress(Lsn(2 + version * rows + numbers[-1])))
+
+
+def _batches(rows: int) -> Iterator[Sequence[int]]:
+    return (range(first, min(first + ROWS_A_FLUSH, rows)) for first in range(0, rows, ROWS_A_FLUSH))
+
+
+def _read(what: str, address: StoreAddress, ops: int) -> None:
+    reader = open_reader(address)
+    try:
+        found = reader.checkpoint()
+        assert found is not None
+        upto, after, size, count = found[0].op_id, OpId(0), 0, 0
+        with Meter(os.getpid()).measure() as usage:
+            while True:
+                chunk = reader.chunk(BUCKET, after, upto)
+                after, size, count = chunk.next_after, size + len(chunk.ops), count + chunk.size
+                if not chunk.more:
+                    break
+    finally:
+        reader.close()
+    report.line(f"read of {what}", count / usage.seconds, "ops/s")
+    report.line(f"read of {what}", size / usage.seconds / 1e6, "MB/s")
+    report.line("  CPU seconds per million", usage.cpu / max(count, 1) * 1e6, "CPU-s")
+    assert count >= ops, "ops are missing"
+
+
+def _compact(address: StoreAddress, ops: int) -> None:
+    upkeep = open_upkeep(address)
+    try:
+        with Meter(os.getpid()).measure() as usage, UpkeepWork(upkeep, "bench:1", lambda _: False) as work:
+            state = upkeep.bucket(bucket_key(BUCKET))
+            assert state is not None
+            done = work.bucket(state, upkeep.checkpoint(), Thrift(), finish=True)
+            assert done is not None
+        report.line("compaction", ops / usage.seconds, "ops/s")
+        report.usage(usage, ops / 1e6)
+        report.line("ops a live row afterwards", done.after / max(done.live, 1), "")
+    finally:
+        upkeep.close()
+
+
+def _size(address: StoreAddress) -> int:
+    match address:
+        case SqliteAddress(directory):
+            return sum(path.stat().st_size for path in Path(directory).glob("store.db*"))
+        case PostgresAddress(conninfo, schema):
+            with psycopg.connect(conninfo) as conn:
+                sql = (
+                    "select coalesce(sum(pg_total_relation_size(c.oid)), 0)::bigint from pg_class c"
+                    " join pg_namespace n on n.oid = c.relnamespace where n.nspname = %s and c.relkind = 'r'"
+                )
+                row = conn.execute(sql, [schema]).fetchone()
+                return int(row[0]) if row else 0

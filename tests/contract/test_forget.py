@@ -1,0 +1,239 @@
+"""What `storage.forget` promises of every store; and devices converge wherever they stand when ops are forgotten."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import closing
+
+import pytest
+
+from headwater.commands import store_forget
+from headwater.commands.store_forget import Forgetting, NotForgottenError, StillHeldError
+from headwater.oplog.op import OpId, bucket_key
+from headwater.storage.address import SqliteAddress, StoreAddress
+from headwater.storage.contract import Checkpoint
+from headwater.storage.forget import Searched, SoughtRow, SoughtText, open_forget
+from headwater.storage.open import open_reader
+from headwater.storage.stats import store_stats
+from headwater.storage.upkeep import open_upkeep
+from headwater.upkeep.forgetting import BucketFindings, Forgetter, by_bucket, look
+from tests.support.model_device import ModelBucket
+from tests.support.store_checker import problems
+from tests.support.written_store import WrittenStore, catch_up, compact, shown
+
+A, B = 'todos.1["a"]', 'todos.1["b"]'
+SECRET = 'quoted "secret" \\ née'
+
+
+@pytest.fixture
+def written(new_address: Callable[[], StoreAddress]) -> Iterator[WrittenStore]:
+    store = WrittenStore(new_address())
+    yield store
+    store.close()
+
+
+def found(address: StoreAddress, sought: SoughtText | SoughtRow) -> dict[int, set[int]]:
+    with closing(open_forget(address)) as finder:
+        ops = [op for op in finder.ops(sought.hints, Searched()) if sought.is_in(op.line)]
+    return by_bucket((op.bucket, op.op_id) for op in ops)
+
+
+def looked(address: StoreAddress, sought: SoughtText | SoughtRow) -> dict[str, BucketFindings]:
+    with closing(open_upkeep(address)) as upkeep:
+        seen = [look(upkeep, bucket, ops) for bucket, ops in found(address, sought).items()]
+    return {each.name: each for each in seen if each is not None}
+
+
+def forget(written: WrittenStore, sought: SoughtText | SoughtRow) -> None:
+    """As the command does once the source has been asked; it proves it by itself."""
+    address = written.address
+    with closing(open_forget(address)) as finder, closing(open_upkeep(address)) as upkeep:
+        Forgetting(address, finder, upkeep, sought, written.table).run(dry_run=False, yes=True)
+
+
+class Devices:
+    """Devices that sync at every checkpoint and are then not heard of."""
+
+    def __init__(self, written: WrittenStore) -> None:
+        self._written = written
+        self._left: list[dict[str, ModelBucket]] = []
+        self._now = {A: ModelBucket(), B: ModelBucket()}
+
+    def sync(self, _: Checkpoint) -> None:
+        catch_up(self._written.address, self._now)
+        self._left.append(copy.deepcopy(self._now))
+
+    def check(self) -> None:
+        """Whoever comes back, and whoever is new, shows what there is."""
+        standing = self._written.standing()
+        for device in [*copy.deepcopy(self._left), {A: ModelBucket(), B: ModelBucket()}]:
+            catch_up(self._written.address, device)
+            assert shown(device) == standing
+        assert problems(self._written.address) == []
+
+
+def lived(written: WrittenStore, devices: Devices, seed: int) -> None:
+    """Some life in both buckets, with the secret in some versions of some rows; it stands nowhere at the end."""
+    chance = random.Random(seed)
+    devices.sync(
+        written.publish({f"r{i}": (chance.choice([A, B]), SECRET if i % 5 == 0 else f"t{i}") for i in range(40)})
+    )
+    for number in range(12):
+        changes: dict[str, tuple[str, str] | None] = {}
+        for row in chance.sample(range(50), 6):
+            text = SECRET if chance.random() < 0.3 else f"t{number}"
+            changes[f"r{row}"] = None if chance.random() < 0.25 else (chance.choice([A, B]), text)
+        devices.sync(written.write(changes))
+        if number == 6:
+            compact(written.address, A)
+    devices.sync(
+        written.write({row: (bucket, "said no more") for row, (bucket, text) in written.rows.items() if text == SECRET})
+    )
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_text_goes_from_history_and_every_device_converges(written: WrittenStore, seed: int) -> None:
+    devices = Devices(written)
+    lived(written, devices, seed)
+    before = looked(written.address, SoughtText(SECRET))
+    assert sum(each.overruled for each in before.values()) > 0
+    assert all(each.standing == each.removes == 0 for each in before.values())
+    forget(written, SoughtText(SECRET))
+    assert found(written.address, SoughtText("secret")) == {}, "in no way of writing it"
+    devices.check()
+    devices.sync(written.write({"r1": (B, "later"), "r2": None}))
+    devices.check()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_removes_that_name_it_go_too(written: WrittenStore, seed: int) -> None:
+    devices = Devices(written)
+    lived(written, devices, seed)
+    gone, kept = "ann@mail.example", "bob@mail.example"
+    devices.sync(written.write({gone: (A, "x"), kept: (A, "y")}))
+    devices.sync(written.write({gone: (B, "x")}))
+    devices.sync(written.write({gone: None, "r3": (A, "z")}))
+    seen = looked(written.address, SoughtText(gone))
+    assert (seen[A].removes, seen[B].removes) == (1, 1)
+    assert seen[A].again > 0
+    forget(written, SoughtText(gone))
+    assert found(written.address, SoughtText(gone)) == {}
+    with closing(open_forget(written.address)) as finder:
+        assert finder.texts(SoughtText(gone).hints, Searched()) == []
+        assert [file.name for file in finder.search_files([gone]) if file.found] == []
+        assert any(file.found for file in finder.search_files([kept]))
+    devices.check()
+
+
+def test_a_row_is_found_by_its_id_and_those_of_others_are_not(written: WrittenStore) -> None:
+    devices = Devices(written)
+    devices.sync(written.publish({"1": (A, "one"), "11": (A, "eleven")}))
+    devices.sync(written.write({"1": (A, "uno"), "11": (A, "undici")}))
+    devices.sync(written.write({"1": None}))
+    salt = written.store.subkey_salt()
+    row = SoughtRow("1", salt, frozenset())
+    seen = looked(written.address, row)[A]
+    assert (seen.overruled, seen.removes, seen.standing) == (2, 0, 0)
+    assert looked(written.address, SoughtRow("1", salt, frozenset(), id_too=True))[A].removes == 1
+    assert looked(written.address, SoughtRow("1", salt, frozenset({str(written.table)}))) == {}, "of another table"
+    forget(written, row)
+    assert looked(written.address, row) == {}
+    devices.check()
+
+
+def test_what_stands_is_said_to_stand(written: WrittenStore) -> None:
+    written.publish({"r1": (A, SECRET), "r2": (A, SECRET)})
+    written.write({"r2": (A, "other")})
+    seen = looked(written.address, SoughtText(SECRET))[A]
+    assert (seen.standing, seen.overruled) == (1, 1)
+    with closing(open_forget(written.address)) as finder:
+        texts = finder.texts(SoughtText(SECRET).hints, Searched())
+    assert [(text.table, text.column, text.count, text.erasable) for text in texts] == [
+        (f"rows_{written.table}", "line", 1, 0)
+    ]
+
+
+def test_what_stands_is_not_forgotten(written: WrittenStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_forget, "STREAM_PATIENCE", 0.0)
+    written.publish({"r1": (A, SECRET), "r2": (A, SECRET)})
+    written.write({"r2": (A, "other")})
+    for sought in (SoughtText(SECRET), SoughtRow("r1", written.store.subkey_salt(), frozenset())):
+        with pytest.raises(StillHeldError) as refused:
+            forget(written, sought)
+        assert "secret" not in str(refused.value)
+    assert looked(written.address, SoughtText(SECRET))[A].overruled == 1, "nothing was done"
+
+
+def test_what_is_written_meanwhile_is_told(written: WrittenStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    written.publish({"r1": (A, SECRET)})
+    written.write({"r1": (A, "other")})
+    rewrite = Forgetter.rewrite
+
+    def rewritten(self: Forgetter, bucket: int, *, clear: bool) -> None:
+        rewrite(self, bucket, clear=clear)
+        written.write({"r1": (A, SECRET)})
+
+    monkeypatch.setattr(Forgetter, "rewrite", rewritten)
+    with pytest.raises(NotForgottenError):
+        forget(written, SoughtText(SECRET))
+
+
+def test_a_bucket_without_rows_goes_and_comes_back_with_its_first_row(written: WrittenStore) -> None:
+    written.publish({"r1": (A, "x"), "r2": (B, "y")})
+    written.write({"r1": None})
+    with closing(open_forget(written.address)) as finder, closing(open_upkeep(written.address)) as upkeep:
+        assert finder.named_buckets(['["a"]']) == [bucket_key(A)]
+        lease = upkeep.acquire("test", 60.0)
+        Forgetter(upkeep, lease, lambda _: None).rewrite(bucket_key(A), clear=True)
+        finder.drop_bucket(lease, bucket_key(A))
+        assert finder.named_buckets(['["a"]']) == []
+        upkeep.release(lease)
+    assert problems(written.address) == []
+    written.write({"r3": (A, "back")})  # by a writer who knew the bucket
+    device = {A: ModelBucket(), B: ModelBucket()}
+    catch_up(written.address, device)
+    assert shown(device) == Counter({(A, "r3", "back"): 1, (B, "r2", "y"): 1})
+    assert problems(written.address) == []
+
+
+def test_a_checkpoint_from_before_is_not_completed(written: WrittenStore) -> None:
+    written.publish({"r1": (A, "x")})
+    before = written.write({"r1": (A, SECRET)}).op_id
+    written.write({"r1": (A, "other")})
+    forget(written, SoughtText(SECRET))
+    with closing(open_reader(written.address)) as reader:
+        assert reader.chunk(A, OpId(0), before).overtaken
+
+
+def test_figures_tell_rows_from_ops(written: WrittenStore) -> None:
+    written.publish({f"r{i}": (A, "x" * i) for i in range(30)})
+    written.write({f"r{i}": (A, "y") for i in range(10)})
+    written.write({"r1": None, "new": (B, "z")})
+    stats = store_stats(written.address)
+    buckets = {bucket.name: bucket for bucket in stats.buckets}
+    assert (buckets[A].rows, buckets[A].ops, buckets[A].grown) == (29, 42, 42)
+    assert (buckets[B].rows, buckets[B].ops) == (1, 2)
+    assert (stats.history.hot_ops + stats.history.sealed_ops, stats.lookups) == (44, 30)
+    assert [(table.name, table.rows) for table in stats.tables] == [("public.todos", 30)]
+    assert (
+        stats.disk.file
+        >= sum((stats.disk.rows, stats.disk.ops, stats.disk.segments, stats.disk.lookups, stats.disk.other)) // 2
+    )
+    compact(written.address, A)
+    assert {b.name: b.grown for b in store_stats(written.address).buckets}[A] == 0
+    assert stats.sources[0].tag == "default"
+    assert [job.kind for job in stats.jobs] == ["snapshot"]
+
+
+def test_bytes_of_the_embedded_store_are_searched(written: WrittenStore) -> None:
+    written.publish({"r1": (A, "x")})
+    with closing(open_forget(written.address)) as finder:
+        files = finder.search_files(["nowhere to be found"])
+    assert not any(file.found for file in files)
+    if isinstance(written.address, SqliteAddress):
+        assert "store.db" in {file.name for file in files}
+    else:
+        assert "ops" in {file.name for file in files}

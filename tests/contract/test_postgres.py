@@ -1,0 +1,360 @@
+"""What the store in Postgres promises beyond the contract: errors that help, and a life with servers that restart,
+writers that vanish and stores that are newer."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import replace
+
+import psycopg
+import pytest
+from psycopg import sql
+
+from headwater.embedded.postgres import EmbeddedPostgres
+from headwater.errors import HeadwaterError, Kind
+from headwater.oplog.lsn import Lsn
+from headwater.storage.address import PostgresAddress
+from headwater.storage.contract import LeaseLostError, Progress, StoreBusyError, StoreError, StoreUnreachableError
+from headwater.storage.open import open_part, open_reader, open_store
+from headwater.storage.parts import CurrentRow
+from headwater.storage.postgres import PostgresStore
+from tests.contract.world import RELATION, SOURCE, A, B, World, assert_in_step, noise, totals, write_batch
+from tests.support.model_device import contents
+
+NewAddress = Callable[[], PostgresAddress]
+
+
+@pytest.fixture
+def address(new_postgres_address: NewAddress) -> PostgresAddress:
+    return new_postgres_address()
+
+
+@pytest.fixture
+def world(address: PostgresAddress) -> Iterator[World]:
+    with closing(open_store(address)) as store:
+        yield World(address, store, store.acquire(SOURCE, "here:1", 30.0))
+
+
+@pytest.fixture
+def admin(address: PostgresAddress) -> Iterator[psycopg.Connection]:
+    """A hand in the store's database, in its schema."""
+    with psycopg.connect(address.conninfo, autocommit=True) as connection:
+        connection.execute(sql.SQL("set search_path = {}").format(sql.Identifier(address.schema)))
+        yield connection
+
+
+def end_connections(admin: psycopg.Connection, purpose: str) -> int:
+    """End those of our sessions that are for something, as a restart of the server would. Returns how many."""
+    return admin.execute(
+        "select pg_terminate_backend(pid, 5000) from pg_stat_activity where application_name = %s"
+        " and datname = current_database()",
+        [f"headwater {purpose}"],
+    ).rowcount
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_everything_is_in_the_schema_that_the_address_names(world: World, admin: psycopg.Connection) -> None:
+    world.bootstrap({"1": (A, "x")})
+    world.write({str(i): (A, "y") for i in range(300)})
+    elsewhere = admin.execute(
+        "select c.relname from pg_class c join pg_namespace n on n.oid = c.relnamespace where c.relkind = 'r'"
+        " and n.nspname not in ('pg_catalog', 'information_schema') and n.nspname !~ '^(store_|pg_)'"
+    ).fetchall()
+    assert elsewhere == []
+
+
+def test_two_stores_in_one_database_do_not_meet(world: World, new_postgres_address: NewAddress) -> None:
+    world.bootstrap({"1": (A, "x")})
+    with closing(open_store(new_postgres_address())) as other, closing(open_reader(other.address)) as reader:
+        second = World(other.address, other, other.acquire(SOURCE, "there:1", 30.0))
+        assert reader.checkpoint() is None
+        second.bootstrap({"2": (A, "other")})
+        assert contents([assert_in_step(reader, A)]) == {("todos", "2"): {"text": "other"}}
+
+
+def test_processes_that_start_at_once_make_one_store(address: PostgresAddress) -> None:
+    stores: list[PostgresStore] = []
+    threads = [threading.Thread(target=lambda: stores.append(PostgresStore(address))) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(stores) == 6
+    assert len({store.subkey_salt() for store in stores}) == 1
+    for store in stores:
+        store.close()
+
+
+def test_a_newer_format_is_refused_by_name(world: World, admin: psycopg.Connection) -> None:
+    admin.execute("update meta set value = '99' where key = 'format'")
+    for opened in (open_store, open_reader):
+        with pytest.raises(StoreError, match=r"the store has format 99, this version knows \d+ \(test, schema store_"):
+            opened(world.address)
+
+
+def test_a_start_that_was_killed_leaves_nothing_and_the_next_one_makes_the_store(
+    address: PostgresAddress, admin: psycopg.Connection
+) -> None:
+    script = (
+        "import pickle, sys; from headwater.storage.open import open_store;"
+        "open_store(pickle.loads(bytes.fromhex(sys.argv[1])))"
+    )
+    environment = {**os.environ, "HEADWATER_FAILPOINT": "migrate.before_commit"}
+    done = subprocess.run([sys.executable, "-c", script, pickle.dumps(address).hex()], env=environment, check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert admin.execute("select 1 from pg_namespace where nspname = %s", [address.schema]).fetchall() == []
+    with closing(open_store(address)) as store:
+        assert store.acquire(SOURCE, "here:1", 30.0).epoch == 1
+
+
+def test_secrets_are_in_no_message(address: PostgresAddress) -> None:
+    wrong = replace(address, conninfo=f"{address.conninfo} user=nobody password=hush-hush")
+    with pytest.raises(HeadwaterError) as caught:
+        open_store(wrong)
+    assert "hush-hush" not in str(caught.value) + repr(wrong)
+    assert "has no such role" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("conninfo", "expected"),
+    [
+        ("host=127.0.0.1 port=9 connect_timeout=2", "cannot be reached"),
+        ("dbname=nowhere", "does not exist"),
+        ("sslmode=require", "speaks no TLS"),
+    ],
+)
+def test_a_server_that_refuses_is_told_with_what_to_do(address: PostgresAddress, conninfo: str, expected: str) -> None:
+    with pytest.raises(HeadwaterError, match=expected) as caught:
+        open_store(replace(address, conninfo=f"{address.conninfo} {conninfo}"))
+    assert caught.value.fix
+    assert (caught.value.kind is Kind.RETRY) == (expected == "cannot be reached")
+
+
+def test_a_role_without_the_right_to_make_a_schema_is_told_so(
+    address: PostgresAddress, admin: psycopg.Connection
+) -> None:
+    admin.execute("drop role if exists meek")
+    admin.execute("create role meek login")
+    with pytest.raises(StoreError, match=r"permission denied for database.*own the schema"):
+        open_store(replace(address, conninfo=f"{address.conninfo} user=meek"))
+    admin.execute(sql.SQL("create schema {} authorization meek").format(sql.Identifier(address.schema)))
+    with closing(open_store(replace(address, conninfo=f"{address.conninfo} user=meek"))) as store:
+        assert store.versions() == []
+    admin.execute(sql.SQL("drop schema {} cascade").format(sql.Identifier(address.schema)))
+    admin.execute("drop role meek")
+
+
+def test_a_database_of_another_encoding_is_refused(
+    postgres: EmbeddedPostgres, address: PostgresAddress, admin: psycopg.Connection
+) -> None:
+    admin.execute("create database latin encoding 'LATIN1' lc_collate 'C' lc_ctype 'C' template template0")
+    with pytest.raises(StoreError, match="has the encoding LATIN1"):
+        open_store(replace(address, conninfo=postgres.dsn("latin")))
+    admin.execute("drop database latin")
+
+
+def test_a_flush_that_loses_its_connection_is_tried_again_on_a_new_one(world: World, admin: psycopg.Connection) -> None:
+    world.bootstrap({"1": (A, "x")})
+    flush = world.store.begin(world.lease)
+    flush.put_rows(world.table, [CurrentRow("2", 0, "2\tlost", "", None)])
+    assert end_connections(admin, "flush") == 1
+    with pytest.raises(StoreUnreachableError):
+        flush.commit(SOURCE, Progress(Lsn(999)))
+    flush.rollback()
+    world.write({"3": (A, "kept")})
+    assert set(world.rows()) == {"1", "3"}
+    state = world.store.source_state(SOURCE)
+    assert state is not None
+    assert state.lsn < 999
+
+
+def test_readers_outlive_a_restart_of_the_server(world: World, admin: psycopg.Connection) -> None:
+    world.bootstrap({"1": (A, "x")})
+    with closing(open_reader(world.address)) as reader:
+        before = totals(reader, A)
+        assert end_connections(admin, "reader") >= 1
+        assert end_connections(admin, "store") >= 1
+        assert totals(reader, A) == before
+        assert world.store.inbox() >= 0
+
+
+def test_a_listener_outlives_a_restart_and_says_that_it_may_have_missed_something(
+    world: World, admin: psycopg.Connection
+) -> None:
+    world.bootstrap({"1": (A, "x")})
+    with closing(open_reader(world.address)) as reader, closing(reader.listen()) as listener:
+        assert end_connections(admin, "listener") == 1
+        assert select.select([listener], [], [], 20)[0]
+        listener.drain()
+        world.write({"1": (A, "y")})
+        assert select.select([listener], [], [], 20)[0]
+
+
+def test_a_write_checkpoint_wakes_the_other_processes(world: World) -> None:
+    one, other = open_reader(world.address), open_reader(world.address)
+    with closing(one), closing(other), closing(other.listen()) as listener:
+        one.create_write_checkpoint(["u/1"], {})
+        assert select.select([listener], [], [], 20)[0]
+
+
+def test_a_write_checkpoint_waits_for_no_flush(world: World, admin: psycopg.Connection) -> None:
+    world.bootstrap({"1": (A, "x")})
+    with admin.transaction(), closing(open_reader(world.address)) as reader:
+        admin.execute("select 1 from state for update")
+        assert reader.create_write_checkpoint(["u/1"], {}) == {"u/1": 1}
+        assert world.store.submit("resync", SOURCE, "{}") > 0
+        assert totals(reader, A)[2] == 2
+
+
+def test_a_writer_that_vanished_holds_nobody_up_for_long(
+    world: World, admin: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(_settings(), "idle_in_transaction_session_timeout", "300ms")
+    world.bootstrap({"1": (A, "x")})
+    frozen = world.store.begin(world.lease)
+    world.table = frozen.truncate(world.table, ["todos.1"])  # from here on it has the store's lock
+    with closing(open_store(world.address)) as store:
+        second = World(world.address, store, store.acquire("other", "there:1", 30.0), "other")
+        second.bootstrap({"9": (B, "y")})
+    with pytest.raises(HeadwaterError):
+        frozen.commit(SOURCE, Progress(Lsn(1)))
+
+
+def _settings() -> dict[str, str]:
+    from headwater.storage.postgres import connection
+
+    return connection._SETTINGS
+
+
+def test_who_takes_over_ends_the_transaction_of_a_holder_that_froze(world: World) -> None:
+    world.bootstrap({"1": (A, "x")})
+    frozen = world.store.begin(world.lease)
+    gone = frozen.truncate(world.table, ["todos.1"])  # from here on it has the store's lock
+    with closing(open_store(world.address)) as store, closing(open_reader(world.address)) as reader:
+        second = World(world.address, store, store.acquire(SOURCE, "here:1", 30.0), table=world.table)
+        second.write({"2": (A, "y")})
+        assert set(assert_in_step(reader, A).rows) == {("todos", "1", "1"), ("todos", "2", "1")}
+    with pytest.raises(HeadwaterError):
+        frozen.put_rows(gone, [CurrentRow("3", 0, "late", "", None)])
+
+
+def test_who_waits_too_long_for_the_lock_is_told_that_the_store_is_busy(
+    world: World, admin: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.bootstrap({"1": (A, "x")})
+    monkeypatch.setitem(_settings(), "lock_timeout", "100ms")
+    with closing(open_store(world.address)) as store, admin.transaction():
+        admin.execute("select 1 from state for update")
+        hurried = World(world.address, store, world.lease, table=world.table)
+        with pytest.raises(StoreBusyError):
+            hurried.write({"2": (A, "y")})
+
+
+def test_a_holder_that_lost_the_lease_while_it_waited_for_the_lock_writes_nothing(
+    world: World, admin: psycopg.Connection
+) -> None:
+    world.bootstrap({"1": (A, "x")})
+    before = world.store.tables(SOURCE)
+    failures: list[BaseException] = []
+
+    def write() -> None:
+        try:
+            world.write({"2": (A, "late")})
+        except LeaseLostError as error:
+            failures.append(error)
+
+    waiting = threading.Thread(target=write)
+    with admin.transaction():
+        admin.execute("select 1 from state for update")
+        waiting.start()
+        wait_until(lambda: bool(admin.execute("select 1 from pg_locks where not granted").fetchall()))
+        admin.execute("update leases set epoch = epoch + 1, owner = 'there:1'")
+    waiting.join()
+    assert len(failures) == 1
+    with closing(open_reader(world.address)) as reader:
+        assert contents([assert_in_step(reader, A)]) == {("todos", "1"): {"text": "x"}}
+    assert world.store.tables(SOURCE) == before
+
+
+def test_a_part_that_a_crash_of_the_server_emptied_is_refused(world: World, admin: psycopg.Connection) -> None:
+    """Tables of parts are unlogged: after a crash they are there, and empty."""
+    world.bootstrap({"1": (A, "x")})
+    (staged,) = world.store.stage_tables(world.lease, SOURCE, [(RELATION, "print")])
+    part = world.part(staged.id, {"2": (A, "y")}, 0, 1)
+    additions = world.additions({"1": (B, "z")})
+    for emptied in (part, additions):
+        for kind in ("rows", "segments"):
+            admin.execute(sql.SQL("truncate {}").format(sql.Identifier(f"{emptied.path}_{kind}")))
+    with pytest.raises(StoreError, match="a part of the bulk job is damaged"):
+        world.store.stage(world.lease, [part])
+    with pytest.raises(StoreError, match="a part of the bulk job is damaged"):
+        world.store.take_page(world.lease, additions, 0, ())
+    with closing(open_reader(world.address)) as reader:
+        assert contents([assert_in_step(reader, A)]) == {("todos", "1"): {"text": "x"}}
+        assert totals(reader, B)[1:] == (0, 0)
+
+
+def test_nothing_of_bulk_work_is_left_behind(world: World, admin: psycopg.Connection) -> None:
+    world.bootstrap({"1": (A, "x")})
+    with open_part(world.address, world.table, 0, "a") as part:
+        write_batch(part, world.table, [("1", (B, "left"))], world.salt, added=True)
+    killed = open_part(world.address, world.table, 1, "b")
+    write_batch(killed, world.table, [("1", (B, "left"))], world.salt, added=True)
+    world.additions({"1": (B, "never taken")})
+    (staged,) = world.store.stage_tables(world.lease, SOURCE, [(RELATION, "print")])
+    world.store.stage(world.lease, [world.part(staged.id, {"2": (B, "lost")}, 0, 1)])
+    world.truncate()
+    world.store.discard_staged(world.lease)
+    killed.__exit__(None, None, None)
+
+    def left() -> list[str]:
+        rows = admin.execute(
+            "select tablename from pg_tables where schemaname = current_schema()"
+            " and (tablename like 'stage\\_%' or tablename like 'rows\\_%') order by 1"
+        )
+        return [row[0] for row in rows]
+
+    wait_until(lambda: left() == [f"rows_{world.table}"])
+    for table in ("staged_parts", "staged_segments", "staged_buckets"):
+        assert admin.execute(sql.SQL("select 1 from {}").format(sql.Identifier(table))).fetchall() == []
+    assert admin.execute("select id from segment_blobs where id not in (select blob from segments)").fetchall() == []
+    assert admin.execute("select id from tables").fetchall() == [(world.table,)]
+
+
+def test_a_job_of_one_source_leaves_those_of_another_alone(world: World) -> None:
+    world.bootstrap({"1": (A, "x")})
+    part = world.additions({"1": (B, "z")})
+    with closing(open_store(world.address)) as store:
+        store.discard_staged(store.acquire("other", "there:1", 30.0))
+    world.store.take_page(world.lease, part, 0, ())
+    with closing(open_reader(world.address)) as reader:
+        assert contents([assert_in_step(reader, B)]) == {("todos", "1"): {"text": "z"}}
+
+
+def test_keys_longer_than_an_index_entry_are_kept(world: World) -> None:
+    world.bootstrap({"1": (A, "x")})
+    ids = [noise(100_000), noise(100_000) + "2", "é" * 501]
+    flush = world.store.begin(world.lease)
+    flush.put_rows(world.table, [CurrentRow(row_id, 0, str(n), "", None) for n, row_id in enumerate(ids)])
+    flush.put_rows(world.table, [CurrentRow(ids[1], 0, "again", "", None)])
+    assert {row_id: row.line for row_id, row in flush.current(world.table, ids).items()} == {
+        ids[0]: "0", ids[1]: "again", ids[2]: "2",
+    }  # fmt: skip
+    flush.delete_rows(world.table, ids[:1])
+    assert set(flush.current(world.table, ids)) == set(ids[1:])
+    flush.rollback()

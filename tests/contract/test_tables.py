@@ -1,0 +1,230 @@
+"""What every store promises of source tables, their generations and their current rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from headwater.oplog.change import Column, Relation, ReplicaIdentity
+from headwater.oplog.lsn import Lsn
+from headwater.storage.contract import LeaseLostError, Progress, SourceState, StoreReader
+from headwater.storage.open import open_store, read_rows
+from headwater.storage.parts import CurrentRow
+from headwater_rules.results import LookupEntry
+from tests.contract.world import RELATION, SOURCE, A, World, lookups, noise
+
+WIDER = Relation(1, "public", "todos", ReplicaIdentity.DEFAULT, (*RELATION.columns, Column("note", 25, -1, False)))
+OTHER = Relation(2, "public", "lists", ReplicaIdentity.FULL, (Column("name", 25, -1, False),))
+
+
+def put_lines(world: World, table: int, lines: dict[str, str]) -> None:
+    flush = world.store.begin(world.lease)
+    flush.put_rows(table, [CurrentRow(row_id, 0, line, "", None) for row_id, line in lines.items()])
+    flush.commit(SOURCE, Progress(Lsn(world.lsn)))
+
+
+def read_all(world: World, table: int, rows: int = 1000) -> dict[str, CurrentRow]:
+    found: dict[str, CurrentRow] = {}
+    for first, end in world.store.place_ranges(table, rows):
+        for batch in read_rows(world.address, table, first, end):
+            for placed in batch:
+                assert placed.row.row_id not in found, "a row stands in one range only"
+                assert first <= placed.place < end
+                found[placed.row.row_id] = placed.row
+    return found
+
+
+def test_a_new_table_is_active_at_once_with_the_reason_of_its_resync(world: World) -> None:
+    world.bootstrap({"1": (A, "x")})
+    (made,) = world.store.create_tables(world.lease, SOURCE, [(OTHER, "f1")], "new in the publication")
+    assert (made.relation, made.fingerprint, made.resync) == (OTHER, "f1", "new in the publication")
+    assert [t.id for t in world.store.tables(SOURCE)] == [world.table, made.id]
+    put_lines(world, made.id, {"r": "v"})
+    assert read_all(world, made.id) == {"r": CurrentRow("r", 0, "v", "", None)}
+
+
+def test_a_layout_is_added_once_and_the_newest_is_the_relation(world: World) -> None:
+    world.bootstrap({"1": (A, "x")})
+    world.store.add_layout(world.lease, world.table, WIDER, "wider")
+    table = world.store.add_layout(world.lease, world.table, WIDER, "wider")
+    assert table.layouts == (RELATION, WIDER)
+    (stored,) = world.store.tables(SOURCE)
+    assert stored == table
+    assert (stored.relation, stored.fingerprint) == (WIDER, "wider")
+    again = world.store.add_layout(world.lease, world.table, WIDER, "rebuilt")
+    assert (again.layouts, again.fingerprint) == ((RELATION, WIDER), "rebuilt")
+
+
+def test_a_resync_is_marked_and_unmarked(world: World) -> None:
+    world.bootstrap({"1": (A, "x")})
+    for reason in ("asked for", ""):
+        world.store.mark_resync(world.lease, [world.table], reason)
+        assert [table.resync for table in world.store.tables(SOURCE)] == [reason]
+
+
+def test_truncate_keeps_the_layouts_and_the_reason_of_a_resync(world: World) -> None:
+    world.bootstrap({"1": (A, "x")})
+    world.store.add_layout(world.lease, world.table, WIDER, "wider")
+    world.store.mark_resync(world.lease, [world.table], "asked for")
+    before = world.table
+    world.truncate()
+    (stored,) = world.store.tables(SOURCE)
+    assert stored.id == world.table != before
+    assert (stored.layouts, stored.fingerprint, stored.resync) == ((RELATION, WIDER), "wider", "asked for")
+
+
+def test_a_dropped_table_is_gone_with_its_lookups(world: World, reader: StoreReader) -> None:
+    world.bootstrap({"1": (A, "x")})
+    (made,) = world.store.create_tables(world.lease, SOURCE, [(OTHER, "f1")], "")
+    flush = world.store.begin(world.lease)
+    flush.put_rows(made.id, [CurrentRow("r", 0, "v", "", None)])
+    flush.replace_lookups(made.id, "r", [LookupEntry("k", "[1]")])
+    flush.commit(SOURCE, Progress(Lsn(world.lsn)))
+    assert lookups(reader, ["k"]) == {"k": ["[1]"]}
+    world.store.drop_table(world.lease, made.id)
+    assert [t.id for t in world.store.tables(SOURCE)] == [world.table]
+    assert lookups(reader, ["k"]) == {"k": []}
+
+
+def test_a_source_moves_to_another_slot(world: World) -> None:
+    world.bootstrap({"1": (A, "x")})
+    state = SourceState(SOURCE, Lsn(5), "other", "9", 3)
+    world.store.move_source(world.lease, state)
+    assert world.store.source_state(SOURCE) == state
+
+
+def test_nothing_of_this_is_done_for_who_lost_the_lease(world: World) -> None:
+    world.bootstrap({"1": (A, "x")})
+    other = open_store(world.address)
+    other.acquire(SOURCE, "here:1", 30.0)
+    for attempt in (
+        lambda: world.store.create_tables(world.lease, SOURCE, [(OTHER, "f1")], ""),
+        lambda: world.store.add_layout(world.lease, world.table, WIDER, "wider"),
+        lambda: world.store.mark_resync(world.lease, [world.table], "why"),
+        lambda: world.store.drop_table(world.lease, world.table),
+        lambda: world.store.move_source(world.lease, world.state()),
+        lambda: world.store.stage_tables(world.lease, SOURCE, [(OTHER, "f1")]),
+        lambda: world.store.retire(world.lease, ["todos.1"], 10),
+    ):
+        with pytest.raises(LeaseLostError):
+            attempt()
+    assert [(t.id, t.layouts, t.resync) for t in other.tables(SOURCE)] == [(world.table, (RELATION,), "")]
+    other.close()
+
+
+def test_ranges_of_places_hold_every_row_once(world: World) -> None:
+    rows = {str(i): (A, f"text {i}") for i in range(3000)}
+    world.bootstrap(rows, parts=2)
+    world.write({str(i): None for i in range(0, 3000, 3)})
+    world.write({str(i): (A, "changed") for i in range(1, 3000, 30)})
+    expected = {row_id: row.line for row_id, row in world.rows().items()}
+    assert len(expected) == 2000
+    for size in (1, 300, 10_000):
+        if size > 1:
+            found = read_all(world, world.table, size)
+            assert {row_id: row.line for row_id, row in found.items()} == expected
+        ranges = world.store.place_ranges(world.table, size)
+        assert all(first < end for first, end in ranges)
+    assert len(world.store.place_ranges(world.table, 300)) >= 5
+
+
+def test_a_place_stays_with_its_row_when_the_row_changes(world: World) -> None:
+    world.bootstrap({str(i): (A, "x") for i in range(50)})
+
+    def places() -> dict[str, int]:
+        ranges = world.store.place_ranges(world.table, 1000)
+        return {
+            placed.row.row_id: placed.place
+            for first, end in ranges
+            for batch in read_rows(world.address, world.table, first, end)
+            for placed in batch
+        }
+
+    before = places()
+    world.write({str(i): (A, "changed") for i in range(0, 50, 2)})
+    assert places() == before
+
+
+def test_an_empty_table_and_one_that_is_gone_have_no_rows(world: World) -> None:
+    world.bootstrap({"1": (A, "x")})
+    gone = world.table
+    world.truncate()
+    assert world.store.place_ranges(world.table, 100) == []
+    world.store.close()
+    assert list(read_rows(world.address, gone + 1000, 0, 100)) == []
+
+
+def test_rows_are_found_by_their_lines(world: World) -> None:
+    world.bootstrap({"1": (A, "x")})
+    lines = {"r1": "a\tb", "r2": "a\tb", "r3": "c\\\\d\t\\N", "r4": "e"}
+    put_lines(world, world.table, lines)
+    flush = world.store.begin(world.lease)
+    found = flush.rows_with_lines(world.table, ["a\tb", "c\\\\d\t\\N", "nobody"])
+    flush.rollback()
+    assert {line: sorted(ids) for line, ids in found.items()} == {
+        "a\tb": ["r1", "r2"], "c\\\\d\t\\N": ["r3"], "nobody": [],
+    }  # fmt: skip
+
+
+def test_copies_of_a_row_are_found_by_their_content(world: World) -> None:
+    world.bootstrap({"1": (A, "x")})
+    put_lines(world, world.table, {"c0ffee": "x", "c0ffee#2": "x", "c0ffee#10": "x", "c0ffef": "y", "c0ffe": "z"})
+    flush = world.store.begin(world.lease)
+    assert sorted(flush.copies(world.table, "c0ffee")) == ["c0ffee", "c0ffee#10", "c0ffee#2"]
+    assert flush.copies(world.table, "dec0de") == []
+    flush.rollback()
+
+
+AWKWARD = ["", "a\tb", "back\\slash", "line\nend", "\\N", "ünïcödé 🎉", "quote\"'", "x" * 20_000, "é" * 5_000, "{1,2}"]
+
+
+@pytest.mark.parametrize("many", [False, True], ids=["few", "many"])
+def test_rows_come_back_as_they_were_put(world: World, many: bool) -> None:
+    world.bootstrap({"1": (A, "x")})
+    texts = [*AWKWARD, *(str(i) for i in range(1000 if many else 3))]
+    # A line is COPY text, where a line end is escaped already
+    rows = [
+        CurrentRow(f"id {text}", n % 3, text.replace("\n", "\\n"), f'[[{n},2,"t",{n}]]', text if n % 2 else None)
+        for n, text in enumerate(texts)
+    ]
+    flush = world.store.begin(world.lease)
+    flush.put_rows(world.table, rows)
+    flush.put_rows(world.table, [row._replace(subkey="again") for row in rows[:2]])
+    flush.commit(SOURCE, Progress(Lsn(world.lsn)))
+    expected = {row.row_id: row for row in [*rows, *(row._replace(subkey="again") for row in rows[:2])]}
+    flush = world.store.begin(world.lease)
+    assert flush.current(world.table, [*expected, "nobody"]) == expected
+    members = {row_id: (text, subkey) for row_id, text, subkey in flush.table_members(world.table)}
+    assert members["id \\N"] == (expected["id \\N"].members, expected["id \\N"].subkey)
+    flush.delete_rows(world.table, list(expected)[:-2])
+    assert set(flush.current(world.table, list(expected))) == set(list(expected)[-2:])
+    flush.rollback()
+    found = read_all(world, world.table)
+    assert {row_id: found[row_id] for row_id in expected} == expected
+
+
+def test_lookups_of_any_length_follow_their_rows(world: World, reader: StoreReader) -> None:
+    world.bootstrap({"1": (A, "x")})
+    long_id, long_key = noise(30_000), noise(20_000)
+    flush = world.store.begin(world.lease)
+    flush.put_rows(world.table, [CurrentRow(long_id, 0, "x", "", None)])
+    flush.replace_lookups(world.table, long_id, [LookupEntry(long_key, "[1]"), LookupEntry(long_key + "2", "[2]")])
+    assert flush.lookup_entries(world.table, long_id) == [
+        LookupEntry(long_key, "[1]"), LookupEntry(long_key + "2", "[2]"),
+    ]  # fmt: skip
+    flush.commit(SOURCE, Progress(Lsn(world.lsn)))
+    assert lookups(reader, [long_key, long_key + "3"]) == {long_key: ["[1]"], long_key + "3": []}
+    flush = world.store.begin(world.lease)
+    flush.replace_lookups(world.table, long_id, [])
+    flush.commit(SOURCE, Progress(Lsn(world.lsn)))
+    assert lookups(reader, [long_key]) == {long_key: []}
+
+
+def test_what_a_flush_replaced_it_sees_itself(world: World, open_world: Callable[..., World]) -> None:
+    world.bootstrap({"1": (A, "x")})
+    flush = world.store.begin(world.lease)
+    for entries in ([LookupEntry("k", "[1]")], [LookupEntry("k", "[2]"), LookupEntry("m", "[3]")], []):
+        flush.replace_lookups(world.table, "1", entries)
+        assert flush.lookup_entries(world.table, "1") == entries
+    flush.rollback()

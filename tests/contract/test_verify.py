@@ -1,0 +1,199 @@
+"""What a store gives to be checked, and buckets that are built anew."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import apsw
+import psycopg
+import pytest
+
+from headwater.oplog.lsn import Lsn
+from headwater.oplog.op import OpId, bucket_key
+from headwater.oplog.transform import DraftOp, RowKeys, row_ops
+from headwater.storage.address import PostgresAddress, SqliteAddress
+from headwater.storage.contract import Progress, StoreReader
+from headwater.storage.parts import CurrentRow
+from headwater.storage.verify import ALL_KEYS, MODULUS, Examined, changed_parts, examine, open_verify, row_entries
+from headwater_rules.results import LookupEntry
+from tests.contract.world import A, B, World, assert_in_step, named, put, totals
+
+ROWS = {str(n): (A if n % 2 else B, f"text {n}") for n in range(30)}
+CHANGES = {"1": (A, "another"), "2": (A, "moved"), "3": None}
+
+
+def damage(world: World, sql: str) -> None:
+    """Change something behind the store's back; exactly one row."""
+    match world.address:
+        case SqliteAddress(directory):
+            db = apsw.Connection(f"{directory}/store.db")
+            db.execute(sql)
+            assert db.changes() == 1
+            db.close()
+        case PostgresAddress() as address:
+            with psycopg.connect(address.conninfo, options=f"-c search_path={address.schema}") as conn:
+                assert conn.execute(sql.encode()).rowcount == 1
+
+
+def examined(world: World, bucket: str, parts: int = 1) -> Examined:
+    with open_verify(world.address) as reader:
+        head = reader.head(bucket_key(bucket))
+        assert head is not None
+        return examine(head, reader, parts)
+
+
+def by_rows(world: World, bucket: str, parts: int = 1) -> tuple[int, ...]:
+    """The sums of a bucket's entries as current rows have them."""
+    sums = [0] * parts
+    for row in world.rows().values():
+        for entry in row_entries(world.table, row, world.salt, parts):
+            if entry.bucket == bucket_key(bucket):
+                sums[entry.part] += entry.hash
+    return tuple(total % MODULUS for total in sums)
+
+
+@pytest.fixture
+def written(world: World) -> World:
+    world.bootstrap(ROWS, parts=3)
+    world.write(CHANGES)
+    return world
+
+
+@pytest.mark.parametrize("parts", [1, 64])
+@pytest.mark.parametrize("bucket", [A, B])
+def test_a_sound_history_sums_up_to_what_rows_say(written: World, bucket: str, parts: int) -> None:
+    found = examined(written, bucket, parts)
+    assert found.problem == ""
+    assert found.sums == by_rows(written, bucket, parts)
+    assert any(found.sums)
+
+
+def test_every_bucket_is_in_one_range_of_keys(written: World) -> None:
+    written.write({str(100 + n): (f'todos.1["{n}"]', "x") for n in range(40)})
+    with open_verify(written.address) as reader:
+        cuts = reader.cut(8)
+        assert 3 < len(cuts) <= 42
+        names = [head.name for cut in cuts for head in reader.heads(*cut)]
+        assert names == [head.name for head in reader.heads(*ALL_KEYS)]
+    assert sorted(names) == sorted({A, B, *(f'todos.1["{n}"]' for n in range(40))})
+
+
+HOT_A = f"bucket = {bucket_key(A)} and line like '%another%'"
+DAMAGES = [
+    (f"delete from ops where {HOT_A}", "are told to clients"),
+    (f"update ops set line = replace(line, 'another', 'anothex') where {HOT_A}", "another content"),
+    (f"update ops set line = replace(line, 'op_id', 'op-id') where {HOT_A}", "can't be read"),
+    (f"update ops set line = replace(line, 'PUT', 'BUT') where {HOT_A}", "no known kind"),
+    (f"update buckets set name = 'todos.1[7]' where id = {bucket_key(A)}", "name"),
+    (
+        f"delete from segment_blobs where id = (select min(id) from segment_blobs where bucket = {bucket_key(A)})",
+        "is lost",
+    ),
+    (
+        f"update segment_blobs set size = size + 1 where id = (select min(id) from segment_blobs where"
+        f" bucket = {bucket_key(A)})",
+        "holds others",
+    ),
+    (
+        f"update segments set last_op = last_op + 1 where bucket = {bucket_key(A)} and first_op ="
+        f" (select min(first_op) from segments where bucket = {bucket_key(A)})",
+        "holds others",
+    ),
+    (f"update buckets set checksum = checksum + 1 where id = {bucket_key(A)}", "do not add up"),
+    (f"update buckets set clear_op = clear_op + 1 where id = {bucket_key(A)}", "does not begin"),
+]
+
+
+@pytest.mark.parametrize(("sql", "problem"), DAMAGES, ids=[problem + str(n) for n, (_, problem) in enumerate(DAMAGES)])
+def test_damage_is_named(written: World, sql: str, problem: str) -> None:
+    damage(written, sql)
+    assert problem in examined(written, A).problem
+    assert examined(written, B).problem == ""
+
+
+def test_a_changed_subkey_shows_in_the_sums(written: World) -> None:
+    damage(written, f'update ops set line = replace(line, \'"subkey":"\', \'"subkey":"1\') where {HOT_A}')
+    found = examined(written, A)
+    assert found.problem == ""
+    assert found.sums != by_rows(written, A)
+
+
+def test_ops_say_which_parts_changed(written: World) -> None:
+    before = examined(written, A, 512)
+    written.write({"5": (B, "left"), "7": (A, "changed")})
+    after = examined(written, A, 512)
+    with open_verify(written.address) as reader:
+        changed = changed_parts(reader, bucket_key(A), before.head.last_op, 512)
+    assert {n for n, (a, b) in enumerate(zip(before.sums, after.sums, strict=True)) if a != b} == changed
+    assert len(changed) == 2
+
+
+def test_a_bucket_begun_anew_holds_what_is_appended(
+    written: World, open_reading: Callable[[World], StoreReader]
+) -> None:
+    reader = open_reading(written)
+    old, _, _ = totals(reader, A)
+    device, untouched = assert_in_step(reader, A), totals(reader, B)[1:]
+    damage(written, f"delete from ops where {HOT_A}")
+    flush = written.store.begin(written.lease)
+    flush.begin_anew(bucket_key(A), named(A))
+    ops: list[DraftOp] = []
+    for row_id in ("9", "11"):
+        ops += row_ops((), [put(A, row_id, "again")], RowKeys(written.table, row_id, written.salt))[0]
+    flush.append(ops, {bucket_key(A): named(A)})
+    flush.commit(written.source, Progress(Lsn(written.lsn)))
+    assert examined(written, A).problem == ""
+    assert examined(written, A).ops == 3
+    assert sorted(assert_in_step(reader, A).rows) == sorted(assert_in_step(reader, A, device).rows)
+    assert totals(reader, B)[1:] == untouched
+    assert reader.chunk(A, OpId(0), OpId(old)).overtaken
+
+
+def test_a_lost_bucket_is_made_again_when_its_name_is_known(written: World) -> None:
+    damage(written, f"delete from buckets where id = {bucket_key(A)}")
+    flush = written.store.begin(written.lease)
+    flush.begin_anew(bucket_key(A), None)
+    flush.begin_anew(bucket_key(B), None)
+    flush.commit(written.source, Progress(Lsn(written.lsn)))
+    with open_verify(written.address) as reader:
+        assert reader.head(bucket_key(A)) is None
+    assert (examined(written, B).ops, examined(written, B).problem) == (1, "")
+    flush = written.store.begin(written.lease)
+    flush.begin_anew(bucket_key(A), named(A))
+    flush.commit(written.source, Progress(Lsn(written.lsn)))
+    assert (examined(written, A).ops, examined(written, A).problem) == (1, "")
+
+
+def test_rows_come_with_their_lookups_and_lone_lookups_are_found(written: World) -> None:
+    long_id = "x" * 900
+    flush = written.store.begin(written.lease)
+    flush.put_rows(written.table, [CurrentRow(long_id, 0, "x\ty", "", None)])
+    for row_id in ("1", long_id, "gone"):
+        flush.replace_lookups(written.table, row_id, [LookupEntry('l["a"]', f'["{row_id[:4]}"]')])
+    flush.commit(written.source, Progress(Lsn(written.lsn)))
+    with open_verify(written.address) as reader:
+        assert reader.tables() == [written.table]
+        batches = list(reader.rows(written.table, 0, 1 << 62))
+        rows = [row for batch in batches for _, row in batch]
+        assert {row.row_id for row in rows} == written.rows().keys() | {long_id}
+        assert reader.lookups(written.table, [row.row_id for row in rows]) == {
+            "1": {LookupEntry('l["a"]', '["1"]')},
+            long_id: {LookupEntry('l["a"]', '["xxxx"]')},
+        }
+        assert reader.lone_lookups(written.table) == ["gone"]
+
+
+def test_a_reader_sees_one_moment_until_it_is_renewed(written: World) -> None:
+    with open_verify(written.address) as reader:
+        before = reader.head(bucket_key(A))
+        written.write({"1": (A, "later")})
+        assert reader.head(bucket_key(A)) == before
+        reader.renew()
+        assert reader.head(bucket_key(A)) != before
+
+
+def test_notes_are_kept(written: World) -> None:
+    assert written.store.noted("what") == ""
+    written.store.note(written.lease, "what", "first")
+    written.store.note(written.lease, "what", "second")
+    assert written.store.noted("what") == "second"

@@ -1,0 +1,158 @@
+"""Several writers at once, and readers beside them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import closing
+
+from headwater.oplog.op import OpId
+from headwater.storage.contract import LeaseHeldError, StoreReader
+from headwater.storage.open import open_reader
+from tests.contract.world import A, B, World
+from tests.support.fix_headwater import read_bucket
+from tests.support.model_device import ModelBucket, parse_ops
+
+FLUSHES = 40
+READERS = 10
+
+
+class Crew:
+    """Threads whose first failure is the test's."""
+
+    def __init__(self) -> None:
+        self.failures: list[BaseException] = []
+        self._threads: list[threading.Thread] = []
+
+    def start(self, run: Callable[..., None], *args: object) -> None:
+        self._threads.append(threading.Thread(target=self._watch, args=(run, *args)))
+        self._threads[-1].start()
+
+    def _watch(self, run: Callable[..., None], *args: object) -> None:
+        try:
+            run(*args)
+        except BaseException as error:  # noqa: BLE001 - told by the test's own thread
+            self.failures.append(error)
+
+    def join(self) -> None:
+        for thread in self._threads:
+            thread.join()
+        assert not self.failures, self.failures
+
+
+def test_two_writers_and_ten_readers_never_see_a_gap_that_fills_later(open_world: Callable[..., World]) -> None:
+    first = open_world()
+    first.bootstrap({})
+    second = open_world(beside=first, source="other")
+    second.bootstrap({})
+    worlds = {A: first, B: second}
+    writers, readers = Crew(), Crew()
+    done = threading.Event()
+    seen: list[Sights] = []
+
+    def write(bucket: str) -> None:
+        for n in range(FLUSHES):
+            worlds[bucket].write({f"{bucket} {n} {i}": (bucket, "x") for i in range(1 + n % 5)})
+
+    def read() -> None:
+        sights: Sights = {A: {}, B: {}}
+        seen.append(sights)
+        with closing(open_reader(first.address)) as reader:
+            while not done.is_set():
+                look(reader, sights)
+            look(reader, sights)
+
+    for _ in range(READERS):
+        readers.start(read)
+    for bucket in worlds:
+        writers.start(write, bucket)
+    try:
+        writers.join()
+    finally:
+        done.set()
+        readers.join()
+    with closing(open_reader(first.address)) as reader:
+        final = {bucket: op_ids(reader, bucket, OpId(2**53)) for bucket in worlds}
+    assert any(len(sights[A]) > 2 for sights in seen), "readers and writers were at work at the same time"
+    for sights in seen:
+        for bucket, sight in sights.items():
+            for checkpoint, ids in sight.items():
+                assert ids == [op_id for op_id in final[bucket] if op_id <= checkpoint], "an op came in later"
+
+
+Sights = dict[str, dict[int, list[int]]]
+"""By bucket and checkpoint: the op ids that a reader was given."""
+
+
+def look(reader: StoreReader, sights: Sights) -> None:
+    """Note what each bucket holds at the newest checkpoint, whose totals must be right."""
+    with reader.snapshot() as snapshot:
+        assert snapshot is not None
+        checkpoint = snapshot.checkpoint.op_id
+        totals = snapshot.totals([A, B])
+    for bucket, sight in sights.items():
+        if checkpoint not in sight:
+            sight[checkpoint] = op_ids(reader, bucket, checkpoint)
+            assert read_bucket(reader, bucket, checkpoint, ModelBucket()).checksum == totals[bucket].checksum
+            assert len(sight[checkpoint]) == totals[bucket].count
+
+
+def op_ids(reader: StoreReader, bucket: str, upto: OpId) -> list[int]:
+    after, ids = OpId(0), list[int]()
+    while True:
+        chunk = reader.chunk(bucket, after, upto)
+        ids += [int(str(op["op_id"])) for op in parse_ops(chunk.ops)]
+        after = chunk.next_after
+        if not chunk.more:
+            return ids
+
+
+def test_of_many_who_want_the_lease_one_gets_it(open_world: Callable[..., World]) -> None:
+    world = open_world()
+    world.store.acquire("wanted", "nobody", 0.0)  # over at once
+    others = [open_world(beside=world, source=f"own {n}") for n in range(6)]
+    start = threading.Barrier(len(others))
+    crew = Crew()
+    got: list[int] = []
+    refused: list[int] = []
+
+    def take(number: int) -> None:
+        start.wait()
+        try:
+            others[number].store.acquire("wanted", f"elsewhere:{number}", 30.0)
+            got.append(number)
+        except LeaseHeldError:
+            refused.append(number)
+
+    for number in range(len(others)):
+        crew.start(take, number)
+    crew.join()
+    assert (len(got), len(refused)) == (1, 5)
+
+
+def test_a_write_checkpoint_is_in_order_whoever_makes_it(world: World) -> None:
+    """Readers that follow `seq` miss none of those that several processes make at once."""
+    keys = [f"user/{n}" for n in range(5)]
+    followed: list[int] = []
+
+    def create(number: int) -> None:
+        with closing(open_reader(world.address)) as reader:
+            for _ in range(15):
+                reader.create_write_checkpoint(keys[number : number + 2], {})
+
+    with closing(open_reader(world.address)) as reader:
+        threads = [threading.Thread(target=create, args=(n,)) for n in range(4)]
+        for thread in threads:
+            thread.start()
+        newest: dict[str, int] = {}
+        while True:
+            last = not any(thread.is_alive() for thread in threads)
+            for write in reader.write_checkpoints(followed[-1] if followed else 0):
+                followed.append(write.seq)
+                newest[write.key] = write.id
+            if last:
+                break
+        for thread in threads:
+            thread.join()
+        assert followed == sorted(set(followed))
+        assert newest == {keys[0]: 15, keys[1]: 30, keys[2]: 30, keys[3]: 30, keys[4]: 15}

@@ -1,0 +1,56 @@
+// Reads sync streams with the stock fetch of Node and of a headless Chromium, driven over its pipes (see lines.mjs).
+
+import puppeteer from 'puppeteer-core';
+import { serve } from './lines.mjs';
+
+let browser;
+let page;
+
+// Runs in Node and in a page: the text up to the end of the first checkpoint, and how it came. Then it hangs up.
+const download = async ({ url, token, encoding }) => {
+  const hangUp = new AbortController();
+  const headers = { authorization: `Token ${token}`, 'content-type': 'application/json' };
+  if (encoding) headers['accept-encoding'] = encoding;
+  const body = JSON.stringify({ raw_data: true });
+  const response = await fetch(url, { method: 'POST', headers, body, signal: hangUp.signal });
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  let text = '';
+  while (!text.includes('{"checkpoint_complete"')) {
+    const { value, done } = await reader.read();
+    if (done) break;
+    text += value;
+  }
+  await reader.cancel().catch(() => {});
+  hangUp.abort();
+  return { encoding: response.headers.get('content-encoding'), text };
+};
+
+serve(
+  {
+    launch: async ({ executable, sandbox, profile, url }) => {
+      browser = await puppeteer.launch({
+        executablePath: executable,
+        userDataDir: profile,
+        args: [
+          '--disable-background-networking',
+          '--disable-dev-shm-usage',
+          '--disable-gpu',
+          '--no-proxy-server',
+          ...(sandbox ? [] : ['--no-sandbox'])
+        ]
+      });
+      page = await browser.newPage();
+      await page.goto(url);
+    },
+    node: (asked) => download(asked),
+    // A page may not set this header itself; a browser can be told what to accept.
+    chromium: async ({ encoding, ...asked }) => {
+      const session = await page.createCDPSession();
+      await session.send('Network.enable');
+      if (encoding) await session.send('Network.setAcceptedEncodings', { encodings: [encoding] });
+      else await session.send('Network.clearAcceptedEncodingsOverride');
+      return await page.evaluate(download, asked);
+    }
+  },
+  { onEnd: () => browser?.close() }
+);

@@ -1,0 +1,152 @@
+"""Whatever a store is doing when its process dies: nothing of it is half there, nothing that was told is lost, and
+devices converge."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import apsw
+import pytest
+
+from headwater.storage.address import SqliteAddress, StoreAddress
+from headwater.storage.open import Store, open_reader, open_store
+from headwater.storage.versions import VersionState
+from tests.support.fix_headwater import read_bucket
+from tests.support.fix_processes import Launch, Running
+from tests.support.little_source import (
+    SOURCE,
+    expected_buckets,
+    expected_lookups,
+    rows_after,
+    sides_of,
+)
+from tests.support.model_device import ModelBucket
+from tests.support.old_store import FOLLOWED_TO, make_old_store
+from tests.support.store_checker import problems
+from tests.support.store_life import FAVOURITES, LSN_EACH, MIGRATION_POINTS, write_address
+
+NewStore = Callable[[], StoreAddress]
+
+
+@dataclass
+class Witness:
+    """Sees a store before and after its deaths: `device` stays the same all the time."""
+
+    address: StoreAddress
+    launch_module: Launch
+    device: dict[str, ModelBucket] = field(default_factory=dict)
+    reached: int = 0
+    checkpoint: int = 0
+
+    def dies(self, failpoint: str, favourite: str, seed: int) -> Running:
+        """A process works on the store until it dies there."""
+        arguments = write_address(self.address), str(seed), favourite
+        running = self.launch_module("tests.support.store_life", *arguments, failpoint=failpoint)
+        running.died_at(failpoint.partition(":")[0])
+        told = [line.split()[1] for line in running.output.splitlines() if line.startswith("reached ")]
+        self.reached = max(self.reached, *map(int, told), 0)
+        return running
+
+    def check(self) -> None:
+        """The store is whole, holds what was told to be there, and the device gets to it."""
+        with closing(open_store(self.address)) as store:
+            assert problems(self.address) == []
+            state = store.source_state(SOURCE)
+            number = 0 if state is None else state.lsn // LSN_EACH
+            assert number >= self.reached, "what was told to be in the store is gone"
+            if state is not None:
+                self._check_contents(store, number)
+
+    def _check_contents(self, store: Store, number: int) -> None:
+        (active,) = [each for each in store.versions() if each.state is VersionState.ACTIVE]
+        rows = rows_after(number)
+        served = expected_buckets(sides_of(active.yaml), rows)
+        with closing(open_reader(self.address)) as reader:
+            with reader.snapshot() as snapshot:
+                assert snapshot is not None
+                assert snapshot.config.yaml == active.yaml
+                assert snapshot.checkpoint.op_id >= self.checkpoint, "the checkpoint went back"
+                self.checkpoint = snapshot.checkpoint.op_id
+                expected = expected_buckets({*store.complete_sides(), *sides_of(active.yaml)}, rows)
+                totals = snapshot.totals(list(expected))
+                outputs = expected_lookups(sides_of(active.yaml), rows)
+                found = snapshot.lookups(list(outputs))
+            assert {key: set(given) for key, given in found.items()} == outputs
+            self.device = {name: self.device.get(name, ModelBucket()) for name in served}
+            for name in served:
+                read_bucket(reader, name, self.checkpoint, self.device[name])
+                assert self.device[name].checksum == totals[name].checksum, name
+                assert shown(self.device[name]) == served[name]
+            for name, content in expected.items():
+                fresh = read_bucket(reader, name, self.checkpoint)
+                assert fresh.checksum == totals[name].checksum, name
+                assert shown(fresh) == content
+
+
+def shown(bucket: ModelBucket) -> dict[tuple[str, str], str]:
+    """Data by table and id; each stands once."""
+    found = {(table, object_id): data for (table, object_id, _), (_, data, _) in bucket.rows.items()}
+    assert len(found) == len(bucket.rows)
+    return found
+
+
+def live_and_die(witness: Witness, seed: int, points: list[str]) -> Counter[str]:
+    """A store's life with a death at each of these points. Returns how often it died at each."""
+    moments = random.Random(seed)
+    died: Counter[str] = Counter()
+    for number, point in enumerate(points):
+        failpoint = f"{point}:{moments.randrange(1, 6)}"
+        witness.dies(failpoint, FAVOURITES[point], seed * 1_000 + number)
+        died[point] += 1
+        witness.check()
+    return died
+
+
+@pytest.mark.timeout(600)
+def test_a_store_dies_once_at_every_point(new_store: NewStore, launch_module: Launch) -> None:
+    points = [*FAVOURITES]
+    random.Random(1).shuffle(points)
+    died = live_and_die(Witness(new_store(), launch_module), 1, points)
+    assert died == dict.fromkeys(FAVOURITES, 1)
+
+
+def test_a_new_store_dies_before_it_is_made(new_store: NewStore, launch_module: Launch) -> None:
+    witness = Witness(new_store(), launch_module)
+    for point in MIGRATION_POINTS:
+        witness.dies(point, "flush", 1)
+    witness.dies("publish.after_commit", "flush", 1)
+    witness.check()
+
+
+def test_an_old_store_dies_while_it_is_brought_up_to_date(launch_module: Launch, tmp_path: Path) -> None:
+    make_old_store(tmp_path / "store")
+    witness = Witness(SqliteAddress(str(tmp_path / "store")), launch_module, reached=FOLLOWED_TO)
+    for point in MIGRATION_POINTS:
+        witness.dies(point, "flush", 1)
+        assert format_of(tmp_path / "store") == 1
+    witness.check()
+    assert format_of(tmp_path / "store") == 2
+    assert any(bucket.rows for bucket in witness.device.values())
+    for seed, point in enumerate(("page.before_commit", "activate.after_commit", "compact.after_commit")):
+        witness.dies(point, FAVOURITES[point], seed)
+        witness.check()
+
+
+def format_of(directory: Path) -> int:
+    with closing(apsw.Connection(str(directory / "store.db"))) as db:
+        return int(str(db.execute("select value from meta where key = 'format'").fetchall()[0][0]))
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("seed", range(2, 9))
+def test_a_store_dies_over_and_over(new_store: NewStore, launch_module: Launch, seed: int) -> None:
+    points = [*FAVOURITES, *FAVOURITES]
+    random.Random(seed).shuffle(points)
+    died = live_and_die(Witness(new_store(), launch_module), seed, points)
+    assert died == dict.fromkeys(FAVOURITES, 2)

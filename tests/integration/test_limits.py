@@ -1,0 +1,166 @@
+"""Rows and ops that are too large for devices: left out and on record, never a halt, the same by stream and in bulk."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from headwater.oplog.limits import OP_LIMIT, ROW_LIMIT
+from headwater.storage.address import SqliteAddress
+from headwater.storage.stats import LeftOutRow, store_stats
+from tests.support.fix_headwater import Deployment
+from tests.support.store_checker import problems
+
+if TYPE_CHECKING:
+    from tests.support.fix_postgres import SourceDb
+
+pytestmark = pytest.mark.spark
+
+Deploy = Callable[..., Deployment]
+
+CONFIG = """
+config: {edition: 3}
+streams:
+  items:
+    auto_subscribe: true
+    query: SELECT * FROM items WHERE owner IN (SELECT owner FROM items WHERE reader = auth.user_id())
+"""
+
+# A control character is one byte in a row, and seven in the row's JSON as a text within an op
+LARGE_ROW = f"repeat('x', {ROW_LIMIT})"
+LARGE_OP = f"repeat(E'\\x01', {OP_LIMIT // 7 + 1})"
+
+
+def create(source: SourceDb, identity: str = "default") -> None:
+    source.execute("create table items (id text primary key, owner text, reader text, body text, note text)")
+    source.execute("alter table items alter column body set storage external")
+    source.execute(f"alter table items replica identity {identity}")
+
+
+def insert(source: SourceDb, row: str, body: str) -> None:
+    source.execute(f"insert into items values ('{row}', 'o', 'u', {body})")
+
+
+def shown(deployment: Deployment) -> set[str]:
+    return {row_id for _, row_id in deployment.rows("u")}
+
+
+def left_out(deployment: Deployment) -> dict[str, LeftOutRow]:
+    (table,) = store_stats(SqliteAddress(str(deployment.directory))).tables
+    assert table.left_out_rows == len(table.left_out)
+    return {row.row_id: row for row in table.left_out}
+
+
+def audit(deployment: Deployment) -> dict[str, Any]:
+    return deployment.ask("audit")
+
+
+def test_snapshot_and_stream_leave_out_the_same(
+    deploy: Deploy, source_db: SourceDb, caplog: pytest.LogCaptureFixture
+) -> None:
+    create(source_db)
+    for row, body in (("small", "'x'"), ("row", LARGE_ROW), ("op", LARGE_OP)):
+        insert(source_db, row, body)
+    deployment = deploy(CONFIG).start()
+    assert shown(deployment) == {"small"}
+    by_snapshot = left_out(deployment)
+    assert by_snapshot.keys() == {"row", "op"}
+    assert (by_snapshot["row"].ops, by_snapshot["op"].ops) == (0, 1)
+    assert by_snapshot["row"].size > ROW_LIMIT
+    assert by_snapshot["op"].size > OP_LIMIT
+    said = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
+    assert [("row row" in text, "row op" in text) for text in sorted(said)] == [(True, False), (False, True)]
+    assert all("public.items" in text and "xxxx" not in text for text in said)
+
+    source_db.execute("delete from items")
+    for row, body in (("small", "'x'"), ("row", LARGE_ROW), ("op", LARGE_OP)):
+        insert(source_db, row, body)
+    assert shown(deployment) == {"small"}
+    assert left_out(deployment) == by_snapshot
+    assert audit(deployment)["differences"] == {}
+    deployment.close()
+    assert problems(deployment.directory) == []
+
+
+def test_a_row_that_grows_goes_from_devices_and_comes_back_when_it_shrinks(deploy: Deploy, source_db: SourceDb) -> None:
+    create(source_db)
+    for row in ("a", "b"):
+        insert(source_db, row, "'x'")
+    deployment = deploy(CONFIG).start()
+    for large in (LARGE_ROW, LARGE_OP):
+        source_db.execute(f"update items set body = {large} where id = 'a'")
+        assert shown(deployment) == {"b"}
+        assert left_out(deployment).keys() == {"a"}
+        # The stream does not bring the large value again; the store has no copy of it
+        source_db.execute("update items set note = 'other' where id = 'a'")
+        assert shown(deployment) == {"b"}
+        source_db.execute("update items set id = 'c' where id = 'a'")
+        assert shown(deployment) == {"b"}
+        assert left_out(deployment).keys() == {"c"}
+        source_db.execute("update items set body = 'small', id = 'a' where id = 'c'")
+        assert shown(deployment) == {"a", "b"}
+        assert left_out(deployment) == {}
+    source_db.execute("update items set body = " + LARGE_ROW)
+    source_db.execute("delete from items where id = 'a'")
+    assert shown(deployment) == set()
+    assert left_out(deployment).keys() == {"b"}
+    deployment.close()
+    assert problems(deployment.directory) == []
+
+
+@pytest.mark.parametrize("identity", ["full", "nothing"])
+def test_rows_without_key_are_counted_although_they_are_too_large(
+    deploy: Deploy, source_db: SourceDb, identity: str
+) -> None:
+    create(source_db, identity)
+    source_db.execute("alter table items drop constraint items_pkey")
+    insert(source_db, "row", LARGE_ROW)
+    deployment = deploy(CONFIG).start()
+    for row, body in (("row", LARGE_ROW), ("small", "'x'")):
+        insert(source_db, row, body)
+    assert shown(deployment) == {"small"}
+    assert len(left_out(deployment)) == 2
+    assert audit(deployment)["differences"] == {}
+    if identity == "full":
+        source_db.execute("delete from items where ctid = (select min(ctid) from items where id = 'row')")
+        assert shown(deployment) == {"small"}
+        assert len(left_out(deployment)) == 1
+        assert audit(deployment)["differences"] == {}
+    deployment.close()
+    assert problems(deployment.directory) == []
+
+
+def test_a_comparison_mends_what_was_missed_of_large_rows(deploy: Deploy, source_db: SourceDb) -> None:
+    create(source_db)
+    for row, body in (("grows", "'x'"), ("shrinks", LARGE_ROW), ("goes", LARGE_ROW)):
+        insert(source_db, row, body)
+    deployment = deploy(CONFIG).start()
+    source_db.execute("alter publication headwater set (publish = '')")
+    source_db.execute(f"update items set body = {LARGE_ROW} where id = 'grows'")
+    source_db.execute("update items set body = 'x' where id = 'shrinks'")
+    source_db.execute("delete from items where id = 'goes'")
+    source_db.execute("alter publication headwater set (publish = 'insert, update, delete, truncate')")
+    found = audit(deployment)
+    assert {row["row"] for row in found["rows"]} == {"grows", "shrinks", "goes"}
+    assert deployment.ask("resync")["state"] == "done"
+    assert shown(deployment) == {"shrinks"}
+    assert left_out(deployment).keys() == {"grows"}
+    assert audit(deployment)["differences"] == {}
+
+
+def test_a_new_sync_config_leaves_large_ones_out_too(deploy: Deploy, source_db: SourceDb) -> None:
+    create(source_db)
+    for row, body in (("small", "'x'"), ("row", LARGE_ROW), ("op", LARGE_OP)):
+        insert(source_db, row, body)
+    deployment = deploy(CONFIG).start()
+    deployment.redeploy(CONFIG.replace("SELECT * FROM items", "SELECT id, body FROM items"))
+    assert shown(deployment) == {"small"}
+    assert left_out(deployment)["op"].ops == 2  # the version before is kept for a while
+    deployment.redeploy(CONFIG.replace("SELECT * FROM items", "SELECT id, owner FROM items"))
+    assert shown(deployment) == {"small", "op"}
+    assert audit(deployment)["differences"] == {}
+    deployment.close()
+    assert problems(deployment.directory) == []

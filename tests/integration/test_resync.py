@@ -1,0 +1,231 @@
+"""The difference engine: what source and store do not have alike is found, named and mended while the stream flows."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import apsw
+import psycopg
+import pytest
+
+from tests.support.fix_headwater import Deployment, wait_until
+
+if TYPE_CHECKING:
+    from tests.support.fix_postgres import SourceDb
+
+pytestmark = pytest.mark.spark
+
+Deploy = Callable[..., Deployment]
+
+CONFIG = """
+config: {edition: 3}
+streams:
+  items:
+    auto_subscribe: true
+    query: SELECT * FROM items WHERE owner = auth.user_id()
+  notes:
+    auto_subscribe: true
+    query: SELECT * FROM notes
+"""
+
+
+@contextmanager
+def unheard(source: SourceDb) -> Iterator[None]:
+    """What is written meanwhile never reaches the stream."""
+    source.execute("alter publication headwater set (publish = '')")
+    yield
+    source.execute("alter publication headwater set (publish = 'insert, update, delete, truncate')")
+
+
+def tables(source: SourceDb, identity: str = "default", rows: int = 300) -> None:
+    source.execute("create table items (id int primary key, owner text, body text, big text)")
+    source.execute(f"alter table items replica identity {identity}")
+    source.execute("alter table items alter column big set storage external")
+    source.execute(
+        "insert into items select i, 'u' || i % 2, 'body ' || i, repeat(md5(i::text), 80)"
+        f" from generate_series(1, {rows}) i"
+    )
+    source.execute("create table notes (id int primary key, text text)")
+    source.execute("create publication headwater for table items, notes")
+
+
+def truth(source: SourceDb, owner: str) -> list[tuple[Any, ...]]:
+    return sorted(source.fetch("select id, owner, body, big from items where owner = %s", owner))
+
+
+def shown(deployment: Deployment, owner: str) -> list[tuple[Any, ...]]:
+    rows = [row for key, row in deployment.rows(owner).items() if key[0] == "items"]
+    return sorted((row["id"], row["owner"], row["body"], row["big"]) for row in rows)
+
+
+def assert_true(deployment: Deployment, source: SourceDb) -> None:
+    for owner in ("u0", "u1"):
+        assert shown(deployment, owner) == truth(source, owner)
+
+
+def test_a_resync_sends_what_differs_and_other_tables_flow_meanwhile(deploy: Deploy, source_db: SourceDb) -> None:
+    source_db.execute("create table items (id int primary key, owner text, body text)")
+    source_db.execute("insert into items select i, 'u' || i % 2, 'body ' || i from generate_series(1, 100000) i")
+    source_db.execute("create table notes (id int primary key, text text)")
+    source_db.execute("create publication headwater for table items, notes")
+    deployment = deploy(CONFIG).start()
+    ops = deployment.op_count()
+    with unheard(source_db):
+        source_db.execute("update items set body = 'changed' where id % 100 = 0")
+    seen: list[int] = []
+    done = threading.Event()
+
+    def watch() -> None:
+        number = 0
+        while not done.is_set():
+            number += 1
+            source_db_2.execute("insert into notes values (%s, 'x')", [number])
+            wait_until(lambda n=number: len(notes_there()) >= n, "a note to arrive")  # type: ignore[misc]
+            seen.append(number)
+
+    def notes_there() -> list[object]:
+        return [1 for model in deployment.buckets("u1").values() for key in model.rows if key[0] == "notes"]
+
+    with psycopg.connect(source_db.dsn, autocommit=True) as source_db_2:
+        watcher = threading.Thread(target=watch)
+        watcher.start()
+        result = deployment.ask("resync", tables=["public.items"])
+        done.set()
+        watcher.join()
+    assert result["state"] == "done"
+    assert result["differences"] == {"public.items": 1000}
+    assert result["ops"] == 1000
+    assert len(seen) >= 2
+    assert deployment.op_count() - ops <= 1000 + 2 * (len(seen) + 1)
+    changed = source_db.fetch("select id, body from items where owner = 'u0' order by id")
+    rows = [row for key, row in deployment.rows("u0").items() if key[0] == "items"]
+    assert sorted((row["id"], row["body"]) for row in rows) == changed
+    deployment.close()
+    assert deployment.problems() == []
+
+
+@pytest.mark.parametrize(("identity", "on_postgres"), [("default", False), ("full", False), ("default", True)])
+def test_rows_lost_changed_and_left_over_are_mended(
+    deploy: Deploy, source_db: SourceDb, identity: str, on_postgres: bool
+) -> None:
+    tables(source_db, identity)
+    deployment = deploy(CONFIG, on_postgres=on_postgres).start()
+    with unheard(source_db):
+        source_db.execute("delete from items where id % 10 = 1")
+        source_db.execute("update items set body = 'other', owner = 'u0' where id % 10 = 2")
+        source_db.execute("insert into items select i, 'u1', 'new', 'big' from generate_series(1000, 1020) i")
+    named = deployment.ask("audit")
+    assert named["differences"]["public.items"] >= 81
+    problems_named = {row["problem"] for row in named["rows"]}
+    assert {"missing in the store", "not in the source"} <= problems_named
+    assert named["ops"] == 0
+    assert deployment.ask("audit", repair=True)["differences"] == named["differences"]
+    assert_true(deployment, source_db)
+    assert deployment.ask("audit")["differences"] == {}
+    deployment.close()
+    assert deployment.problems() == []
+
+
+def test_rows_without_identity_are_compared_by_how_many_there_are(deploy: Deploy, source_db: SourceDb) -> None:
+    source_db.execute("create table items (n int, owner text, body text)")
+    source_db.execute("alter table items replica identity nothing")
+    source_db.execute("insert into items select i % 50, 'u1', 'b' from generate_series(1, 200) i")
+    source_db.execute("create table notes (id int primary key, text text)")
+    source_db.execute("create publication headwater for table items, notes with (publish = 'insert, truncate')")
+    deployment = deploy(CONFIG).start()
+    with unheard(source_db):
+        source_db.execute("insert into items select 7, 'u1', 'b' from generate_series(1, 5)")
+        source_db.execute("insert into items values (99, 'u1', 'once')")
+    source_db.execute("alter publication headwater set (publish = 'insert, truncate')")
+    source_db.execute("insert into items values (7, 'u1', 'b')")
+    assert deployment.ask("resync")["differences"] == {"public.items": 6}
+    numbers = [row["n"] for row in deployment.rows("u1").values() if "owner" in row]
+    assert sorted(map(str, numbers)) == sorted(str(row[0]) for row in source_db.fetch("select n from items"))
+    assert deployment.ask("resync")["differences"] == {}
+
+
+def test_an_audit_finds_a_flipped_byte_of_a_stored_row(deploy: Deploy, source_db: SourceDb) -> None:
+    tables(source_db)
+    deployment = deploy(CONFIG).start()
+    deployment.caught_up()
+    with deployment.store() as store:
+        table = next(t.id for t in store.tables("default") if t.relation.name == "items")
+    deployment.stop()
+    db = apsw.Connection(str(deployment.directory / "store.db"))
+    db.execute(f"update rows_{table} set line = replace(line, 'body 7', 'bodx 7') where row_id = '7'")
+    db.execute(f"update rows_{table} set members = '' where row_id = '8'")
+    db.close()
+    deployment.start()
+    found = deployment.ask("audit", repair=True)
+    assert {(row["row"], row["problem"]) for row in found["rows"]} == {
+        ("7", "other values"),
+        ("8", "not in the buckets that the rules give it"),
+    }
+    assert found["rows"][0]["columns"] == ["body"] or found["rows"][1]["columns"] == ["body"]
+    assert_true(deployment, source_db)
+    assert deployment.ask("audit")["rows"] == []
+
+
+def test_an_unknown_table_is_named_with_those_there_are(deploy: Deploy, source_db: SourceDb) -> None:
+    tables(source_db)
+    deployment = deploy(CONFIG).start()
+    result = deployment.ask("resync", tables=["public.nosuch"])
+    assert result["state"] == "failed"
+    assert "public.nosuch" in result["error"]
+    assert "public.items" in result["error"]
+
+
+@pytest.mark.parametrize("identity", ["default", "full"])
+def test_random_changes_during_a_resync_lead_to_what_the_source_has(
+    deploy: Deploy, source_db: SourceDb, identity: str
+) -> None:
+    tables(source_db, identity)
+    deployment = deploy(CONFIG).start()
+    dice = random.Random(f"{identity} 3")
+
+    def change(conn: psycopg.Connection) -> None:
+        row, other = dice.randint(1, 320), dice.randint(1, 320)
+        match dice.randint(0, 6):
+            case 0:
+                conn.execute("delete from items where id = %s", [row])
+            case 1:
+                conn.execute(
+                    "insert into items values (%s, 'u0', 'ins', repeat('y', 3000)) on conflict do nothing", [row]
+                )
+            case 2:
+                conn.execute("update items set id = %s where id = %s and not exists"
+                             " (select from items where id = %s)", [other, row, other])  # fmt: skip
+            case 3:
+                conn.execute("update items set big = repeat(%s, 900) where id = %s", [f"{other} ", row])
+            case 4 if dice.random() < 0.002:
+                conn.execute("truncate items")
+                conn.execute("insert into items select i, 'u1', 'again', 'b' from generate_series(1, 100) i")
+            case _:
+                conn.execute("update items set body = %s, owner = %s where id = %s",
+                             [f"b{other}", f"u{other % 2}", row])  # fmt: skip
+
+    with psycopg.connect(source_db.dsn, autocommit=True) as conn:
+        for _ in range(3):
+            with unheard(source_db):
+                for _ in range(120):
+                    change(conn)
+            done = threading.Event()
+
+            def write(done: threading.Event = done) -> None:
+                while not done.is_set():
+                    change(conn)
+
+            writer = threading.Thread(target=write)
+            writer.start()
+            try:
+                assert deployment.ask("resync")["state"] == "done"
+            finally:
+                done.set()
+                writer.join()
+            assert_true(deployment, source_db)
+    deployment.close()
+    assert deployment.problems() == []

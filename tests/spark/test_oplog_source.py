@@ -1,0 +1,358 @@
+"""The op log as a DataFrame: what a query sees, that it sees each op once, and what it is told when it cannot go on."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from pyspark.errors import PySparkException, StreamingQueryException
+from pyspark.sql import DataFrame, Row, SparkSession
+
+from headwater.oplog.op import OpId
+from headwater.pipeline.jobs import SparkBulk
+from headwater.pipeline.oplog_source import OplogSource
+from headwater.storage.address import PostgresAddress, SqliteAddress
+from headwater.storage.history import cut_history, history_end, history_limits, read_flushes, read_history
+from tests.support.fix_headwater import wait_until
+from tests.support.fix_postgres import SourceDb
+from tests.support.written_store import WrittenStore, compact
+
+pytestmark = pytest.mark.spark
+
+A, B, C = 'todos["a"]', 'todos["b"]', 'notes["c"]'
+
+
+@pytest.fixture
+def spark(spark_bulk: SparkBulk) -> SparkSession:
+    session = spark_bulk._spark.session()
+    session.dataSource.register(OplogSource)
+    return session
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Iterator[WrittenStore]:
+    store = WrittenStore(SqliteAddress(str(tmp_path / "store")))
+    yield store
+    store.close()
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def stored(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[WrittenStore]:
+    """A store in each back end."""
+    if request.param == "sqlite":
+        store = WrittenStore(SqliteAddress(str(tmp_path / "store")))
+    else:
+        database: SourceDb = request.getfixturevalue("source_db")
+        store = WrittenStore(PostgresAddress(database.dsn, "kept", "test"))
+    yield store
+    store.close()
+
+
+def place_of(store: WrittenStore) -> dict[str, str]:
+    """The options that name the store."""
+    match store.address:
+        case SqliteAddress(directory):
+            return {"path": directory}
+        case PostgresAddress(conninfo, schema):
+            return {"uri": conninfo, "schema": schema}
+
+
+def path_of(store: WrittenStore) -> str:
+    assert isinstance(store.address, SqliteAddress)
+    return store.address.directory
+
+
+def read(spark: SparkSession, store: WrittenStore, **options: object) -> DataFrame:
+    given = {**place_of(store), **options}
+    return spark.read.format("headwater").options(**given).load()  # type: ignore[arg-type]
+
+
+def stream(spark: SparkSession, store: WrittenStore, **options: object) -> DataFrame:
+    given = {**place_of(store), **options}
+    return spark.readStream.format("headwater").options(**given).load()  # type: ignore[arg-type]
+
+
+def drain(rows: DataFrame, folder: Path) -> list[Row]:
+    """Run a query over everything that is there, continuing where the folder's checkpoint says. Returns all rows that
+    it and those before it have written, in the order of their ops."""
+    query = (
+        rows.writeStream.format("parquet")
+        .option("path", str(folder / "out"))
+        .option("checkpointLocation", str(folder / "checkpoint"))
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination()
+    return written_rows(rows.sparkSession, folder)
+
+
+def written_rows(spark: SparkSession, folder: Path) -> list[Row]:
+    return sorted(spark.read.parquet(str(folder / "out")).collect(), key=lambda row: row["op_id"])
+
+
+def replay(rows: list[Row], standing: Counter[tuple[str, str, str]] | None = None) -> Counter[tuple[str, str, str]]:
+    """Bucket, id and text of what stands after the ops."""
+    state = {(bucket, row_id): text for bucket, row_id, text in standing or ()}
+    for row in rows:
+        match row["op"]:
+            case "PUT":
+                state[row["bucket"], row["id"]] = json.loads(row["data"])["text"]
+            case "REMOVE":
+                state.pop((row["bucket"], row["id"]), None)
+            case "CLEAR":
+                state = {key: text for key, text in state.items() if key[0] != row["bucket"]}
+            case other:
+                assert other == "MOVE"
+    return Counter((bucket, row_id, text) for (bucket, row_id), text in state.items())
+
+
+def some_history(store: WrittenStore) -> None:
+    """Bulk work, changes, removals and a bucket that comes later."""
+    store.publish({str(i): (A if i % 3 else B, f"text {i}") for i in range(3000)})
+    for step in range(5):
+        store.write({str(i): (A, f"step {step}") for i in range(step * 10, step * 10 + 20)})
+    store.write({"1": None, "2": (C, "moved")})
+
+
+def test_a_batch_read_gives_every_op_with_its_place_and_content(spark: SparkSession, stored: WrittenStore) -> None:
+    some_history(stored)
+    rows = sorted(read(spark, stored).collect(), key=lambda row: row["op_id"])
+    assert len({row["op_id"] for row in rows}) == len(rows)
+    assert replay(rows) == stored.standing()
+    put = rows[-2]
+    assert (put["op"], put["bucket"], put["definition"], put["table"], put["id"]) == ("PUT", C, "notes", "todos", "2")
+    assert json.loads(put["data"]) == {"text": "moved"}
+    (removed,) = [row for row in rows if row["op"] == "REMOVE" and row["id"] == "1"]
+    assert removed["data"] is None
+
+
+def test_an_op_tells_source_position_and_time_of_its_flush(spark: SparkSession, written: WrittenStore) -> None:
+    written.publish({"1": (A, "bulk")})
+    written.write({"2": (A, "live")}, committed_us=86_400_000_000)
+    bulk, live = (read(spark, written).where(f"id = '{number}'").collect()[0] for number in (1, 2))
+    assert (bulk["commit_lsn"], bulk["committed_at"]) == (None, None)
+    assert (live["source"], live["commit_lsn"]) == ("default", "0/6E")
+    assert live["committed_at"].astimezone(UTC) == datetime(2000, 1, 1, tzinfo=UTC) + timedelta(days=1)
+
+
+def test_a_read_keeps_to_the_buckets_definitions_and_tables_asked_for(
+    spark: SparkSession, stored: WrittenStore
+) -> None:
+    some_history(stored)
+    assert {row["bucket"] for row in read(spark, stored, bucket=B).collect()} == {B}
+    assert {row["bucket"] for row in read(spark, stored, bucket=json.dumps([B, C])).collect()} == {B, C}
+    assert {row["bucket"] for row in read(spark, stored, definition="notes").collect()} == {C}
+    assert read(spark, stored, definition="notes", bucket=B).count() == 0
+    assert {row["op"] for row in read(spark, stored, table="others").collect()} == {"CLEAR"}
+    assert read(spark, stored, table="todos").count() == read(spark, stored).count()
+
+
+def test_a_dataframe_stays_as_it_was_when_it_was_made(spark: SparkSession, written: WrittenStore) -> None:
+    written.publish({"1": (A, "x")})
+    ops, rows = read(spark, written), read(spark, written, snapshot=True)
+    before = ops.count()
+    written.write({"1": (A, "y"), "2": (A, "z")})
+    assert ops.count() == before
+    assert replay(rows.collect()) == Counter([(A, "1", "x")])
+
+
+def test_a_large_range_is_read_by_several_tasks(spark: SparkSession, written: WrittenStore) -> None:
+    written.publish({str(i): (A if i % 2 else B, "x") for i in range(60_000)})
+    rows = read(spark, written)
+    assert rows.rdd.getNumPartitions() == 2
+    assert rows.select("op_id").distinct().count() == 60_002
+
+
+def test_a_stream_gives_each_op_once_and_continues(spark: SparkSession, stored: WrittenStore, tmp_path: Path) -> None:
+    some_history(stored)
+    folder = tmp_path / "tap"
+    ops = stream(spark, stored, maxOpsPerBatch=700)
+    assert replay(drain(ops, folder)) == stored.standing()
+    assert len(list((folder / "checkpoint" / "commits").glob("[0-9]*"))) >= 5
+    stored.truncate()
+    stored.write({"5": (B, "after")})
+    rows = drain(stream(spark, stored, maxOpsPerBatch=700), folder)
+    assert [row["op_id"] for row in rows] == sorted(row["op_id"] for row in read(spark, stored).collect())
+    assert replay(rows) == stored.standing() == Counter([(B, "5", "after")])
+
+
+def test_a_stream_that_was_killed_between_batches_continues_without_loss_or_repeat(
+    spark: SparkSession, written: WrittenStore, tmp_path: Path
+) -> None:
+    some_history(written)
+    folder = tmp_path / "tap"
+    with subprocess.Popen(
+        [sys.executable, "-m", "tests.support.oplog_tap", path_of(written), str(folder), "300"], start_new_session=True
+    ) as tap:
+        metadata = folder / "out" / "_spark_metadata"
+        wait_until(lambda: (metadata / "2").exists() or tap.poll() is not None, "three batches", seconds=120)
+        os.killpg(tap.pid, signal.SIGKILL)  # Python and the JVM at once
+    assert tap.returncode == -signal.SIGKILL, "the stream ended by itself"
+    taken = len(written_rows(spark, folder))
+    written.write({"7": (B, "while nobody read")})
+    rows = drain(stream(spark, written, maxOpsPerBatch=300), folder)
+    assert len(rows) > taken > 0
+    assert [row["op_id"] for row in rows] == sorted(row["op_id"] for row in read(spark, written).collect())
+    assert replay(rows) == written.standing()
+
+
+def test_a_stream_can_start_at_the_end_or_at_an_op(spark: SparkSession, written: WrittenStore, tmp_path: Path) -> None:
+    some_history(written)
+    middle = written.write({"10": (A, "before")}).op_id
+    written.write({"11": (A, "after")})
+    assert drain(stream(spark, written, startingOffset="latest"), tmp_path / "latest") == []
+    rows = drain(stream(spark, written, startingOffset=middle), tmp_path / "middle")
+    assert [row["id"] for row in rows] == ["11"]
+    written.write({"12": (A, "later")})
+    assert [row["id"] for row in drain(stream(spark, written), tmp_path / "latest")] == ["12"]
+
+
+def test_a_snapshot_and_the_stream_from_there_give_the_truth(
+    spark: SparkSession, stored: WrittenStore, tmp_path: Path
+) -> None:
+    some_history(stored)
+    compact(stored.address, A)
+    stored.write({"20": (A, "after the compaction")})
+    rows = read(spark, stored, snapshot=True).collect()
+    assert {row["op"] for row in rows} == {"PUT"}
+    snapshot = replay(rows)
+    assert snapshot == stored.standing()
+    (start,) = {row["checkpoint"] for row in rows}
+    stored.write({"20": None, "21": (B, "later"), "22": (C, "later")})
+    later = drain(stream(spark, stored, startingOffset=start), tmp_path / "tap")
+    assert replay(later, snapshot) == stored.standing()
+
+
+def test_a_stream_from_the_beginning_of_compacted_history_reaches_the_truth(
+    spark: SparkSession, stored: WrittenStore, tmp_path: Path
+) -> None:
+    some_history(stored)
+    compact(stored.address, A, B)
+    stored.write({"20": (A, "after the compaction")})
+    rows = drain(stream(spark, stored, maxOpsPerBatch=10), tmp_path / "tap")
+    assert replay(rows) == stored.standing()
+
+
+def test_parts_of_a_compacted_history_give_it_whole(stored: WrittenStore) -> None:
+    some_history(stored)
+    compact(stored.address, A, B)
+    end = stored.write({"20": (A, "after the compaction")}).op_id
+    whole = sorted(op for ops in read_history(stored.address, OpId(0), end) for op in ops)
+    parts = pairwise(map(OpId, [0, *(op.op_id for op in whole[299::300]), end]))
+    found = [
+        op
+        for after, upto in parts
+        for ops in read_history(stored.address, after, upto, within=(OpId(0), end))
+        for op in ops
+    ]
+    assert sorted(found) == whole
+    assert len({op.op_id for op in whole}) == len(whole)
+    cuts = cut_history(stored.address, OpId(0), end, 300)
+    assert (cuts[0][0], cuts[-1][1]) == (0, end)
+    assert all(before[1] == after[0] < after[1] for before, after in pairwise(cuts))
+
+
+def test_a_batch_is_as_large_as_allowed_and_ends_with_a_flush_where_one_is_in_reach(stored: WrittenStore) -> None:
+    some_history(stored)
+    end = history_limits(stored.address).checkpoint
+    ids = sorted(op.op_id for ops in read_history(stored.address, OpId(0), end) for op in ops)
+    flushes = {flush.last for flush in read_flushes(stored.address, OpId(0), end)}
+    for most in (1, 7, 998, 1000, 2999, 3050, 10_000):
+        upto = history_end(stored.address, OpId(0), end, most)
+        taken = sum(op_id <= upto for op_id in ids)
+        assert taken == min(most, len(ids)) or (taken < most and upto in flushes)
+
+
+def test_a_stream_overtaken_by_compaction_says_how_to_start_again(
+    spark: SparkSession, stored: WrittenStore, tmp_path: Path
+) -> None:
+    some_history(stored)
+    folder = tmp_path / "tap"
+    drain(stream(spark, stored), folder)
+    stored.write({"30": (A, "missed")})
+    stored.write({"30": (A, "kept")})
+    compact(stored.address, A)
+    other = stream(spark, stored, bucket=B, startingOffset=1)
+    with pytest.raises(StreamingQueryException) as failure:
+        drain(stream(spark, stored), folder)
+    said = str(failure.value)
+    assert "[HW_4101] compaction merged the changes up to op" in said
+    assert "snapshot=true" in said
+    assert "startingOffset" in said
+    assert replay(drain(other, tmp_path / "other")) == Counter(row for row in stored.standing() if row[0] == B)
+
+
+def test_compaction_of_what_a_stream_has_read_does_not_stop_it(
+    spark: SparkSession, written: WrittenStore, tmp_path: Path
+) -> None:
+    some_history(written)
+    folder = tmp_path / "tap"
+    drain(stream(spark, written), folder)
+    written.write({"new": (B, "b moves on")})
+    compact(written.address, A)
+    written.write({"30": (A, "after")})
+    assert replay(drain(stream(spark, written), folder)) == written.standing()
+
+
+def test_a_stream_does_not_go_on_with_another_store(spark: SparkSession, written: WrittenStore, tmp_path: Path) -> None:
+    some_history(written)
+    drain(stream(spark, written), tmp_path / "tap")
+    other = WrittenStore(SqliteAddress(str(tmp_path / "other")))
+    some_history(other)
+    with pytest.raises(StreamingQueryException, match="belongs to another store"):
+        drain(stream(spark, other), tmp_path / "tap")
+    other.close()
+
+
+def test_an_empty_store_is_read_as_nothing(spark: SparkSession, stored: WrittenStore, tmp_path: Path) -> None:
+    assert read(spark, stored).count() == 0
+    assert read(spark, stored, snapshot=True).count() == 0
+    stored.publish({"1": (A, "x")})
+    assert replay(drain(stream(spark, stored), tmp_path / "tap")) == stored.standing()
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"startingOffsets": "latest"}, "there is no such option"),
+        ({"startingOffset": "yesterday"}, "must be a whole number"),
+        ({"startingOffset": 2**60}, "the store has ops up to"),
+        ({"bucket": "[1]"}, "a JSON list of names"),
+        ({"snapshot": "maybe"}, "must be true or false"),
+        ({"maxOpsPerBatch": 0}, "must be a whole number from 1"),
+        ({"uri": "postgresql://db"}, "one of path and uri"),
+    ],
+)
+def test_a_wrong_option_is_refused(
+    spark: SparkSession, written: WrittenStore, options: dict[str, object], reason: str
+) -> None:
+    written.publish({"1": (A, "x")})
+    with pytest.raises(PySparkException, match=reason):
+        read(spark, written, **options).collect()
+
+
+def test_a_store_that_is_not_there_is_named(spark: SparkSession, tmp_path: Path) -> None:
+    with pytest.raises(PySparkException, match=r"there is no store \(.*nowhere/store.db\)"):
+        spark.read.format("headwater").load(str(tmp_path / "nowhere")).collect()
+
+
+def test_no_password_is_shown(spark: SparkSession, source_db: SourceDb, capfd: pytest.CaptureFixture[str]) -> None:
+    reader = spark.readStream.format("headwater").option("password", "hunter2")
+    WrittenStore(PostgresAddress(source_db.dsn, "kept", "test")).close()
+    reader.options(uri=source_db.dsn, schema="kept").load().explain("extended")
+    with pytest.raises(PySparkException) as failure:
+        reader.options(uri="postgresql://user@127.0.0.1:1/none").load()
+    with pytest.raises(PySparkException, match="give it as the option password") as refused:
+        spark.read.format("headwater").option("uri", "postgresql://user:hunter2@127.0.0.1/none").load()
+    shown = capfd.readouterr()
+    assert "StreamingRelationV2" in shown.out
+    assert "hunter2" not in shown.out + shown.err + str(failure.value) + str(refused.value)

@@ -1,0 +1,157 @@
+"""A store that a test fills through the contract alone, whichever back end it is."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections import Counter
+from collections.abc import Mapping
+from contextlib import closing
+
+from headwater.oplog.change import Column, Relation, ReplicaIdentity
+from headwater.oplog.lsn import Lsn
+from headwater.oplog.op import OpId, bucket_key
+from headwater.oplog.transform import BucketName, RowKeys, decode_members, encode_members, row_ops
+from headwater.storage.address import StoreAddress
+from headwater.storage.compaction import Thrift
+from headwater.storage.contract import Checkpoint, Progress, SourceState
+from headwater.storage.open import open_part, open_reader, open_store
+from headwater.storage.parts import BulkRecord, CurrentRow
+from headwater.storage.upkeep import open_upkeep
+from headwater.storage.versions import Origin
+from headwater.upkeep import UpkeepWork
+from headwater_rules.results import LookupEntry, Put
+from tests.support.model_device import ModelBucket, parse_ops
+
+SOURCE = "default"
+RELATION = Relation(1, "public", "todos", ReplicaIdentity.DEFAULT, (Column("id", 25, -1, True),))
+YAML = "streams: {}"
+
+Rows = Mapping[str, tuple[str, str]]
+"""By row id: the bucket it stands in, and its text. Buckets are named `<definition>["<value>"]`."""
+
+_owners = itertools.count(1)
+
+
+class WrittenStore:
+    """One source table `todos`, whose rows each stand in one bucket and have one lookup. `rows` is the truth."""
+
+    def __init__(self, address: StoreAddress) -> None:
+        self.address = address
+        self.store = open_store(address)
+        try:
+            self.lease = self.store.acquire(SOURCE, f"written-store:{next(_owners)}", 600.0)
+        except BaseException:
+            self.store.close()
+            raise
+        self.rows: dict[str, tuple[str, str]] = {}
+        self.lsn = 100
+        found = self.store.tables(SOURCE)
+        self.table = found[0].id if found else 0
+        self._closed = False
+
+    def publish(self, rows: Rows) -> Checkpoint:
+        """Replace everything, as a snapshot does."""
+        self.store.discard_staged(self.lease)
+        version = self.store.deploy(YAML, Origin.FILE)
+        (staged,) = self.store.stage_tables(self.lease, SOURCE, [(RELATION, "print")])
+        with open_part(self.address, staged.id, 1, "0") as part:
+            for row_id, (bucket, text) in rows.items():
+                ops, members = row_ops((), [_put(bucket, row_id, text)], RowKeys(staged.id, row_id, b""))
+                row = CurrentRow(row_id, 0, f"{row_id}\t{text}", encode_members(members, row_id), None)
+                part.write([row], [(row_id, _lookup(bucket, row_id))], ops, {bucket_key(bucket): _named(bucket)})
+            parts = [part.finish()]
+        self.store.stage(self.lease, parts)
+        state = SourceState(SOURCE, Lsn(self.lsn), "slot", "1", 1)
+        record = BulkRecord("snapshot", SOURCE, "app", 1, len(rows), len(rows), 1.0, 2.0)
+        sides = {_named(bucket).definition: "digest" for bucket, _ in rows.values()}
+        self.table, self.rows = staged.id, dict(rows)
+        return self.store.publish(self.lease, state, [staged], version.id, sides, record)
+
+    def write(self, changes: Mapping[str, tuple[str, str] | None], *, committed_us: int = 5_000_000) -> Checkpoint:
+        """One flush: rows put into a bucket with a text, or deleted."""
+        flush = self.store.begin(self.lease)
+        before = flush.current(self.table, list(changes))
+        for row_id, target in changes.items():
+            previous = decode_members(before[row_id].members, row_id) if row_id in before else []
+            puts = [] if target is None else [_put(*target[:1], row_id, target[1])]
+            ops, members = row_ops(previous, puts, RowKeys(self.table, row_id, b""))
+            flush.append(ops, {bucket_key(put.bucket): _named(put.bucket) for put in puts})
+            if target is None:
+                self.rows.pop(row_id, None)
+                flush.delete_rows(self.table, [row_id])
+                flush.replace_lookups(self.table, row_id, [])
+            else:
+                self.rows[row_id] = target
+                row = CurrentRow(row_id, 0, f"{row_id}\t{target[1]}", encode_members(members, row_id), None)
+                flush.put_rows(self.table, [row])
+                flush.replace_lookups(self.table, row_id, [_lookup(target[0], row_id)])
+        self.lsn += 10
+        return flush.commit(SOURCE, Progress(Lsn(self.lsn), committed_us))
+
+    def truncate(self) -> Checkpoint:
+        flush = self.store.begin(self.lease)
+        self.table = flush.truncate(self.table, {_named(bucket).definition for bucket, _ in self.rows.values()})
+        self.rows.clear()
+        self.lsn += 10
+        return flush.commit(SOURCE, Progress(Lsn(self.lsn), 6_000_000))
+
+    def standing(self) -> Counter[tuple[str, str, str]]:
+        """Bucket, id and text of every row there should be."""
+        return Counter((bucket, row_id, text) for row_id, (bucket, text) in self.rows.items())
+
+    def close(self) -> None:
+        """Leave the store to others. May be called again."""
+        if not self._closed:
+            self._closed = True
+            self.store.release(self.lease)
+            self.store.close()
+
+
+def _put(bucket: str, row_id: str, text: str) -> Put:
+    return Put(0, bucket, "todos", row_id, json.dumps({"text": text}))
+
+
+def _named(bucket: str) -> BucketName:
+    return BucketName(bucket, bucket.partition("[")[0])
+
+
+def _lookup(bucket: str, row_id: str) -> LookupEntry:
+    return LookupEntry(f"l[{json.dumps(bucket)}]", json.dumps([row_id]))
+
+
+def compact(address: StoreAddress, *buckets: str) -> None:
+    """Shorten the history of buckets, as far as that costs devices nothing."""
+    with closing(open_upkeep(address)) as store, UpkeepWork(store, "test", lambda _: False) as work:
+        for name in buckets:
+            state = store.bucket(bucket_key(name))
+            assert state is not None
+            assert work.bucket(state, store.checkpoint(), Thrift(budget=0)) is not None
+
+
+def catch_up(address: StoreAddress, device: dict[str, ModelBucket]) -> int:
+    """Bring a device's buckets to the newest checkpoint, checksums verified. Returns how many ops it downloads."""
+    downloaded = 0
+    with closing(open_reader(address)) as reader:
+        with reader.snapshot() as snapshot:
+            assert snapshot is not None
+            totals, upto = snapshot.totals(list(device)), snapshot.checkpoint.op_id
+        for name, model in device.items():
+            after, more = OpId(model.position), True
+            while more:
+                chunk = reader.chunk(name, after, upto)
+                for op in parse_ops(chunk.ops):
+                    model.apply(op)
+                downloaded += chunk.size
+                after, more = chunk.next_after, chunk.more
+            assert model.checksum == totals[name].checksum, name
+    return downloaded
+
+
+def shown(device: dict[str, ModelBucket]) -> Counter[tuple[str, str, str]]:
+    """Bucket, id and text of what a device holds."""
+    return Counter(
+        (name, row_id, json.loads(data)["text"])
+        for name, model in device.items()
+        for (_, row_id, _), (_, data, _) in model.rows.items()
+    )

@@ -1,0 +1,158 @@
+"""Compaction goes past a checkpoint while a client downloads it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headwater.api import dialogue as dialogues
+from headwater.api.codings import IDENTITY
+from headwater.api.dialogue import Batch, Dialogue
+from headwater.api.reading import open_reading
+from headwater.oplog.op import OpId
+from headwater.storage.cache import CachedReader
+from headwater.storage.contract import BucketTotal, Chunk, StoredConfig
+from headwater.sync.interest import News
+from headwater.sync.request import StreamRequest
+from headwater.sync.session import Download, Line, Session, View
+from headwater_rules.results import LookupReader, Resolution, ResolvedBucket, SyncRequest
+from tests.support.memory_store import MemoryStore
+from tests.support.model_client import ModelClient
+
+BUCKETS = ("urgent", "late", "last")
+RESOLUTION = Resolution(tuple(ResolvedBucket(name, 0, n, ()) for n, name in enumerate(BUCKETS)), ())
+
+
+class Everything:
+    """Gives all buckets to everybody, each with a priority of its own."""
+
+    def resolve(self, config: StoredConfig, request: SyncRequest, read: LookupReader) -> Resolution:
+        return RESOLUTION
+
+
+class SlowClient:
+    """A client that takes one batch at a time, while the store moves on."""
+
+    def __init__(self) -> None:
+        self.store = MemoryStore(chunk_ops=2)
+        for bucket in BUCKETS:
+            self.store.clear(bucket)
+            for row in "12345":
+                self.store.put(bucket, bucket + row)
+        self.states: dict[OpId, object] = {}
+        self._commit()
+        self.client = ModelClient()
+        self.reader = CachedReader(self.store, 1 << 20)
+        request = StreamRequest(positions={}, raw_data=True)
+        self.dialogue = Dialogue(request, SyncRequest({}), "u", Everything(), IDENTITY)
+        with open_reading(self.reader) as reading:
+            self._take(self.dialogue.open(reading))
+
+    def step(self) -> None:
+        """What a stream does next: finish the checkpoint, or look for a newer one."""
+        with open_reading(self.reader) as reading:
+            if self.done or self.dialogue.overtaken:
+                self._take(self.dialogue.turn(reading, News(self.dialogue.op_id)))
+            else:
+                self._take(self.dialogue.more(reading))
+
+    def write(self, bucket: str, row: str, value: int | None) -> None:
+        if value is None:
+            self.store.remove(bucket, bucket + row)
+        else:
+            self.store.put(bucket, bucket + row, json.dumps({"value": value}))
+        self._commit()
+
+    def _commit(self) -> None:
+        op_id = self.store.commit().op_id
+        self.states[op_id] = self.store.rows(BUCKETS)
+
+    def _take(self, batch: Batch) -> None:
+        self.done = batch.done
+        before = self.client.completed
+        self.client.receive(b"".join(piece.content for piece in batch.pieces))
+        if self.client.completed > before:
+            assert self.client.rows == self.states[self.dialogue.op_id], "what is complete is a state of the store"
+
+
+_STEPS = st.one_of(
+    st.tuples(st.just("write"), st.sampled_from(BUCKETS), st.sampled_from("1234567"), st.none() | st.integers(0, 9)),
+    st.tuples(st.just("compact"), st.sampled_from(BUCKETS)),
+    st.tuples(st.just("step")),
+)
+
+
+@pytest.fixture
+def _one_chunk_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dialogues, "BATCH_BYTES", 1)
+
+
+@pytest.mark.usefixtures("_one_chunk_at_a_time")
+@settings(max_examples=300, deadline=None)
+@given(st.lists(_STEPS, max_size=40))
+def test_a_client_only_ever_shows_states_of_the_store_and_ends_with_the_newest(
+    script: list[tuple[object, ...]],
+) -> None:
+    world = SlowClient()
+    for name, *arguments in script:
+        if name == "write":
+            world.write(*arguments)  # type: ignore[arg-type]  # as drawn
+        elif name == "compact":
+            world.store.compact(str(arguments[0]))
+        else:
+            world.step()
+    for _ in range(100):
+        world.step()
+    assert world.client.rows == world.store.rows(BUCKETS)
+    assert world.client.completed
+
+
+@pytest.mark.usefixtures("_one_chunk_at_a_time")
+def test_a_checkpoint_that_was_overtaken_is_followed_by_the_newest_at_once() -> None:
+    world = SlowClient()
+    for row in "12345":
+        world.write("late", row, 7)
+    world.store.compact("late")
+    while world.client.completed == 0:
+        world.step()
+    kinds = world.client.kinds()
+    assert kinds.count("checkpoint_diff") == 1
+    assert kinds.index("partial_checkpoint_complete") < kinds.index("checkpoint_diff"), "the urgent bucket was whole"
+    assert world.client.rows == world.store.rows(BUCKETS)
+
+
+def session_with_a_download() -> tuple[Session, Download]:
+    session = Session({})
+    session.advance(View(OpId(10), RESOLUTION, dict.fromkeys(BUCKETS, BucketTotal(1, 1)), None))
+    download = session.next()
+    assert isinstance(download, Download)
+    return session, download
+
+
+def test_nothing_is_complete_after_an_overtaken_chunk_until_a_newer_view() -> None:
+    session, download = session_with_a_download()
+    session.receive(download, Chunk(b"{}", 1, OpId(4), more=False, overtaken=True))
+    assert session.overtaken
+    assert session.interruptible
+    diff = session.advance(View(OpId(12), None, {}, None))
+    assert diff is not None, "the client is told of the newer checkpoint though nothing it was told has changed"
+    assert json.loads(diff)["checkpoint_diff"] == {"last_op_id": "12", "updated_buckets": [], "removed_buckets": []}
+    assert session.next() == Download("urgent", OpId(4), OpId(12))
+
+
+def test_a_newer_view_makes_complete_what_an_overtaken_one_could_not() -> None:
+    session, download = session_with_a_download()
+    session.receive(download, Chunk(b"", 0, OpId(0), more=False, overtaken=True))
+    session.advance(View(OpId(12), None, {"late": BucketTotal(5, 2)}, None))
+    asked, said = [], []
+    while (step := session.next()) is not None:
+        if isinstance(step, Line):
+            said.append(next(iter(json.loads(step.content))))
+        else:
+            asked.append(step.bucket)
+            session.receive(step, Chunk(b"{}", 1, step.upto, more=False))
+    assert sorted(asked) == sorted(BUCKETS)
+    assert said == ["partial_checkpoint_complete", "partial_checkpoint_complete", "checkpoint_complete"]

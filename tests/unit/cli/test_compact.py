@@ -1,0 +1,87 @@
+"""`headwater compact` on a store that was written to for a while."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from headwater.storage.address import SqliteAddress
+from headwater.storage.upkeep import open_upkeep
+from tests.support import store_checker
+from tests.support.command import headwater
+from tests.support.written_store import WrittenStore
+
+A, B = 'todos.1["a"]', 'lists.1["b"]'
+CONFIG = """\
+replication: {connections: [{uri: "postgresql://app@127.0.0.1:1024/shop", sslmode: disable}]}
+storage: {type: sqlite, path: store}
+"""
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    (tmp_path / "headwater.yaml").write_text(CONFIG)
+    return tmp_path
+
+
+@pytest.fixture
+def written(directory: Path) -> Iterator[WrittenStore]:
+    hand = WrittenStore(SqliteAddress(str(directory / "store")))
+    hand.publish({"lives": (A, "x"), **{str(n): (B, "x") for n in range(10)}})
+    hand.write({f"a{n}": (A, "short-lived") for n in range(500)})
+    hand.write({f"a{n}": None for n in range(500)})
+    yield hand
+    hand.close()
+
+
+def ops_of(directory: Path) -> dict[str, list[str]]:
+    """The kinds of the ops that are kept of each bucket."""
+    found = store_checker.histories(directory / "store")
+    return {name: [op["op"] for op in ops] for name, ops in found.items()}
+
+
+@pytest.mark.usefixtures("written")
+def test_everything_is_compacted_and_the_outcome_told(directory: Path) -> None:
+    outcome = headwater("compact", cwd=directory)
+    assert (outcome.code, outcome.err) == (0, "")
+    assert outcome.out.splitlines() == [
+        "compacted 2 buckets: 1,013 ops became 13, for 11 rows",
+        "put 1 rows (1 KiB) again, which devices that have them download once more",
+    ]
+    assert ops_of(directory)[A] == ["CLEAR", "PUT"]
+    assert store_checker.problems(directory / "store") == []
+
+
+@pytest.mark.usefixtures("written")
+def test_a_definition_and_a_budget_bound_what_is_done(directory: Path) -> None:
+    before = ops_of(directory)
+    outcome = headwater("compact", "--definition", "todos", "--budget", "0", cwd=directory)
+    assert "put" not in outcome.out
+    after = ops_of(directory)
+    assert after[B] == before[B]
+    assert after[A][:2] == ["CLEAR", "PUT"]
+    assert set(after[A][2:502]) == {"MOVE"}
+
+
+@pytest.mark.usefixtures("written")
+def test_a_bucket_that_is_not_there_is_named(directory: Path) -> None:
+    outcome = headwater("compact", "--bucket", "nobody", cwd=directory)
+    assert outcome.code == 1
+    assert "the store has no bucket nobody" in outcome.err
+
+
+def test_a_store_that_is_not_there_is_not_made(directory: Path) -> None:
+    outcome = headwater("compact", cwd=directory)
+    assert outcome.code == 1
+    assert not (directory / "store").exists()
+
+
+def test_it_waits_for_whoever_compacts_already(directory: Path, written: WrittenStore) -> None:
+    other = open_upkeep(written.address)
+    other.acquire("elsewhere:1", 3.0)  # held for a moment only
+    outcome = headwater("compact", cwd=directory)
+    assert outcome.code == 0
+    assert "compacted 2 buckets" in outcome.out
+    other.close()

@@ -1,0 +1,210 @@
+"""What `headwater rules diff` says of a change: which definitions it touches, and what devices download for it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from headwater.commands.rules_estimate import SAMPLE_PAGE, Tally
+from headwater.storage.open import open_reader
+from headwater.storage.stats import definition_stats
+from headwater_rules.compile import compile_config
+from tests.support.command import Outcome
+from tests.support.model_device import parse_ops
+from tests.support.ruled_configs import (
+    LISTS,
+    PROJECTION_EDITED,
+    REQUEST_EDITED,
+    SERVED,
+    STREAM_ADDED,
+    TABLE_ADDED,
+    TODOS,
+    USERS,
+    WRONG,
+)
+from tests.support.ruled_store import TEXT, RuledStore
+
+Run = Callable[..., Outcome]
+
+
+def diff(run: Run, yaml: str, *options: str) -> dict[str, dict[str, object]]:
+    """The definitions of a diff, by stream (or `was.` and the stream for those that are gone)."""
+    Path("new.yaml").write_text(yaml)
+    outcome = run("rules", "diff", "new.yaml", "--json", *options)
+    assert (outcome.code, outcome.err) == (0, "")
+    found: dict[str, dict[str, object]] = {}
+    for each in json.loads(outcome.out)["definitions"]:
+        stream = each["name"].partition(".")[0]
+        found[stream if each["change"] != "removed" else f"was.{stream}"] = each
+    return found
+
+
+def test_the_same_config_costs_nothing(ruled: RuledStore, headwater_here: Run, tmp_path: Path) -> None:
+    ruled.serve(SERVED)
+    (tmp_path / "new.yaml").write_text(SERVED.replace("streams:", "streams:  # who gets what"))
+    outcome = headwater_here("rules", "diff", "new.yaml")
+    assert (outcome.code, outcome.err) == (0, "")
+    assert outcome.out.startswith("new.yaml against version 1, served since 20")
+    assert "\nthe same: devices download nothing\n" in outcome.out
+    assert json.loads(headwater_here("rules", "diff", "new.yaml", "--json").out)["same"] is True
+
+
+def test_an_edit_of_who_gets_what_costs_nothing(ruled: RuledStore, headwater_here: Run, tmp_path: Path) -> None:
+    ruled.serve(SERVED)
+    assert {each["change"] for each in diff(headwater_here, REQUEST_EDITED).values()} == {"unchanged"}
+    shown = headwater_here("rules", "diff", "new.yaml").out
+    assert "lookups: 1 changed; they are never downloaded" in shown
+    assert "  todos: changed in its lookups; no row is downloaded again for that" in shown
+
+
+def test_a_changed_definition_is_priced_by_the_rows_that_are_there(
+    ruled: RuledStore, headwater_here: Run, tmp_path: Path
+) -> None:
+    ruled.serve(SERVED)
+    todos = diff(headwater_here, PROJECTION_EDITED)["todos"]
+    assert (todos["change"], todos["before"]) == ("changed", compile_config(SERVED).plan.buckets[1].name)
+    assert todos["stored"]["ops"] == TODOS + LISTS  # type: ignore[index]  # each bucket begins with a CLEAR
+    guess = todos["to_download"]
+    assert isinstance(guess, dict)
+    assert (guess["buckets"], guess["rows"], guess["largest_rows"]) == (LISTS, TODOS, TODOS // LISTS)
+    assert (guess["exact"], guess["rows_read"], guess["tables"]) == (True, TODOS, ["public.todos"])
+    ruled.serve(PROJECTION_EDITED)
+    stats = {each.definition: each for each in definition_stats(ruled.store.address)}
+    assert guess["size"] == pytest.approx(stats[str(todos["name"])].size, rel=0.02)
+    assert guess["largest_size"] == pytest.approx(stats[str(todos["name"])].largest_size, rel=0.02)
+
+
+def test_people_are_told_what_a_device_downloads_and_from_what_that_is_known(
+    ruled: RuledStore, headwater_here: Run, tmp_path: Path
+) -> None:
+    ruled.serve(SERVED)
+    (tmp_path / "new.yaml").write_text(PROJECTION_EDITED + STREAM_ADDED.removeprefix(SERVED))
+    outcome = headwater_here("rules", "diff", "new.yaml")
+    old, new = (compile_config(text).plan.buckets[1].name for text in (SERVED, PROJECTION_EDITED))
+    lines = outcome.out.splitlines()
+    assert lines[lines.index("changed: devices download the new rows and drop the old ones") + 1] == (
+        f"  {new}  (was {old})  from public.todos"
+    )
+    (download,) = [line for line in lines if "400 rows" in line and "in 20 buckets" in line][:1]
+    assert "per bucket 20 rows" in download
+    assert "added: devices that get them download them" in lines
+    assert lines[-1] == "what is to download is an estimate from all 400 rows that the store has now of public.todos"
+    assert "  todos: changed in its rows" in lines
+
+
+def test_what_goes_is_named(ruled: RuledStore, headwater_here: Run, tmp_path: Path) -> None:
+    ruled.serve(STREAM_ADDED)
+    found = diff(headwater_here, SERVED)
+    assert found["was.one"]["to_download"] is None
+    assert found["was.one"]["stored"]["buckets"] == LISTS  # type: ignore[index]
+    assert "removed: devices drop them" in headwater_here("rules", "diff", "new.yaml").out
+
+
+def test_a_table_that_the_store_lacks_is_named(ruled: RuledStore, headwater_here: Run, tmp_path: Path) -> None:
+    ruled.serve(SERVED)
+    assert diff(headwater_here, TABLE_ADDED)["notes"]["to_download"] is None
+    assert json.loads(headwater_here("rules", "diff", "new.yaml", "--json").out)["missing_tables"] == ["public.notes"]
+    shown = headwater_here("rules", "diff", "new.yaml").out
+    assert "to download: unknown" in shown
+    assert "the store has no rows of public.notes" in shown
+
+
+def test_a_sample_stands_for_all_rows(ruled: RuledStore, headwater_here: Run, tmp_path: Path) -> None:
+    rows = [[f"e{i}", f"u{i // 10}"] for i in range(5 * SAMPLE_PAGE)]
+    ruled.create("events", {"id": TEXT, "user_id": TEXT}, rows)
+    ruled.serve(SERVED)
+    yaml = SERVED + "  events:\n    query: SELECT * FROM events WHERE user_id = auth.user_id()\n"
+    sampled = diff(headwater_here, yaml, "--sample", str(2 * SAMPLE_PAGE))["events"]["to_download"]
+    assert isinstance(sampled, dict)
+    assert (sampled["exact"], sampled["rows_read"], sampled["rows"]) == (False, 2 * SAMPLE_PAGE, len(rows))
+    assert (
+        "an estimate from a sample of 4,000 of the rows"
+        in headwater_here("rules", "diff", "new.yaml", "--sample", str(2 * SAMPLE_PAGE)).out
+    )
+    whole = diff(headwater_here, yaml, "--all")["events"]["to_download"]
+    assert isinstance(whole, dict)
+    assert (whole["exact"], whole["rows_read"], whole["buckets"]) == (True, len(rows), len(rows) // 10)
+    assert sampled["size"] == pytest.approx(whole["size"], rel=0.05)
+
+
+def test_two_files_can_be_compared_without_any_service(headwater_here: Run, tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text(SERVED)
+    (tmp_path / "b.yaml").write_text(STREAM_ADDED)
+    outcome = headwater_here("rules", "diff", "b.yaml", "--against", "a.yaml")
+    assert outcome.code == 0
+    assert outcome.out.startswith("b.yaml against a.yaml\n")
+    assert "  one: added" in outcome.out
+    assert outcome.err == "note: without a store nothing can be said of rows and bytes\n"
+
+
+def test_two_files_beside_a_store_are_priced_by_it(ruled: RuledStore, headwater_here: Run, tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text(SERVED)
+    one = diff(headwater_here, STREAM_ADDED, "--against", "a.yaml")["one"]
+    assert one["to_download"]["rows"] == TODOS  # type: ignore[index]
+
+
+def test_before_the_first_version_everything_is_added(ruled: RuledStore, headwater_here: Run, tmp_path: Path) -> None:
+    assert {each["change"] for each in diff(headwater_here, SERVED).values()} == {"added"}
+    assert "against no version: none is served yet" in headwater_here("rules", "diff", "new.yaml").out
+
+
+@pytest.mark.parametrize("option", [(), ("--json",)], ids=str)
+def test_wrong_rules_are_shown_and_not_compared(
+    ruled: RuledStore, headwater_here: Run, tmp_path: Path, option: tuple[str, ...]
+) -> None:
+    (tmp_path / "wrong.yaml").write_text(WRONG)
+    outcome = headwater_here("rules", "diff", "wrong.yaml", *option)
+    assert outcome.code == 1
+    if option:
+        assert len(json.loads(outcome.out)["errors"]) == 2
+    else:
+        assert outcome.err.startswith("wrong.yaml:\nerror [")
+
+
+def test_the_store_counts_what_a_new_device_downloads(ruled: RuledStore) -> None:
+    ruled.serve(SERVED)
+    plan = compile_config(SERVED).plan
+    stats = {each.definition: each for each in definition_stats(ruled.store.address)}
+    reader = open_reader(ruled.store.address)
+    with reader.snapshot() as snapshot:
+        assert snapshot is not None
+        upto = snapshot.checkpoint.op_id
+    names = {
+        plan.buckets[0].name: [f"u{i}" for i in range(USERS)],
+        plan.buckets[1].name: [f"l{i}" for i in range(LISTS)],
+    }
+    for definition, values in names.items():
+        sizes = []
+        for value in values:
+            chunk = reader.chunk(f'{definition}["{value}"]', type(upto)(0), upto)
+            sizes.append((len(chunk.ops) + 1, len(parse_ops(chunk.ops))))
+        found = stats[definition]
+        assert (found.buckets, found.size, found.ops) == (
+            len(values),
+            sum(s for s, _ in sizes),
+            sum(n for _, n in sizes),
+        )
+        assert (found.largest_size, found.largest_ops) == (max(s for s, _ in sizes), max(n for _, n in sizes))
+    reader.close()
+
+
+def test_many_buckets_are_counted_in_bounded_memory() -> None:
+    tally = Tally(followed=1_000)
+    for row in range(60_000):
+        tally.add(f"b[{row % 20_000}]", 10 if row else 10_000, 1.0)
+    assert (round(tally.rows), round(tally.size)) == (60_000, 609_990)
+    assert tally.buckets(exact=True) == pytest.approx(20_000, rel=0.15)
+    assert tally.followed <= 1_000
+
+
+def test_buckets_of_which_no_row_was_in_the_sample_are_thought_of() -> None:
+    own, shared = Tally(), Tally()
+    for row in range(1_000):  # every tenth of 10,000 rows: each in a bucket of its own, or 100 to a bucket
+        own.add(f"b[{row}]", 10, 10.0)
+        shared.add(f"b[{row % 100}]", 10, 10.0)
+    assert own.buckets(exact=False) == 10_000
+    assert shared.buckets(exact=False) == 100
+    assert shared.largest == (100, 1_000)

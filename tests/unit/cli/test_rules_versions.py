@@ -1,0 +1,204 @@
+"""Versions of the sync config as their deployer meets them: what is said, and when it is a failure."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from headwater.storage.versions import Origin, VersionState
+from tests.support.command import Outcome, command, environment
+from tests.support.ruled_configs import PROJECTION_EDITED, REQUEST_EDITED, SERVED, STREAM_ADDED, WRONG
+from tests.support.ruled_store import RuledStore, write_config
+
+Run = Callable[..., Outcome]
+
+
+def error_of(outcome: Outcome, code: int = 1) -> str:
+    """The message of a run that failed."""
+    assert outcome.code == code, outcome
+    assert "Traceback" not in outcome.err + outcome.out
+    return outcome.err
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+class Running:
+    """`headwater rules …`, at work."""
+
+    def __init__(self, folder: Path, *arguments: str) -> None:
+        self._process = subprocess.Popen(
+            command("rules", *arguments), cwd=folder, env=environment(), text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+
+    def said(self) -> str:
+        """The next line about what it waits for."""
+        assert self._process.stderr is not None
+        return self._process.stderr.readline()
+
+    def interrupt(self) -> None:
+        self._process.send_signal(signal.SIGINT)
+
+    def outcome(self) -> Outcome:
+        out, err = self._process.communicate(timeout=60)
+        return Outcome(self._process.returncode, out, err)
+
+
+def is_processing(ruled: RuledStore) -> bool:
+    return any(version.state is VersionState.PROCESSING for version in ruled.store.versions())
+
+
+def states(ruled: RuledStore) -> list[str]:
+    return [version.state.value for version in ruled.store.versions()]
+
+
+def test_a_deploy_waits_until_devices_are_served_by_it(ruled: RuledStore, tmp_path: Path) -> None:
+    ruled.serve(SERVED)
+    (tmp_path / "new.yaml").write_text(STREAM_ADDED)
+    running = Running(tmp_path, "deploy", "new.yaml")
+    assert running.said() == "waiting: its new rows are being made ready\n"
+    assert states(ruled) == ["active", "processing"]
+    ruled.process()
+    outcome = running.outcome()
+    assert (outcome.code, outcome.err) == (0, "")
+    assert outcome.out.startswith("version 2 is deployed\nversion 2 is served now (")
+    assert ruled.store.versions()[1].origin is Origin.COMMAND
+
+
+def test_a_deploy_that_fails_says_why_and_what_is_served(ruled: RuledStore, tmp_path: Path) -> None:
+    ruled.serve(SERVED)
+    (tmp_path / "new.yaml").write_text(STREAM_ADDED)
+    running = Running(tmp_path, "deploy", "new.yaml")
+    running.said()
+    ruled.fail("the table public.todos is gone")
+    error = error_of(running.outcome())
+    assert "[HW_8103] version 2 failed: the table public.todos is gone; devices are served as before" in error
+
+
+def test_a_deploy_that_another_one_replaces_says_so(ruled: RuledStore, tmp_path: Path) -> None:
+    ruled.serve(SERVED)
+    (tmp_path / "new.yaml").write_text(STREAM_ADDED)
+    running = Running(tmp_path, "deploy", "new.yaml")
+    running.said()
+    ruled.store.deploy(REQUEST_EDITED, Origin.COMMAND)
+    assert "version 2 was stopped: another version was deployed" in error_of(running.outcome())
+
+
+def test_without_a_replicator_a_deploy_says_what_it_waits_for(ruled: RuledStore, tmp_path: Path) -> None:
+    ruled.serve(SERVED)
+    ruled.store.release(ruled.lease)
+    (tmp_path / "new.yaml").write_text(STREAM_ADDED)
+    running = Running(tmp_path, "deploy", "new.yaml")
+    assert "no replicator is running" in running.said()
+    running.interrupt()
+    error = error_of(running.outcome(), 130)
+    assert error == "version 2 stays deployed and goes on without this command; see `headwater rules versions`\n"
+    assert is_processing(ruled)
+
+
+def test_nobody_has_to_wait(ruled: RuledStore, tmp_path: Path, headwater_here: Run) -> None:
+    ruled.serve(SERVED)
+    (tmp_path / "new.yaml").write_text(STREAM_ADDED)
+    outcome = headwater_here("rules", "deploy", "new.yaml", "--no-wait")
+    assert (outcome.code, outcome.out, outcome.err) == (0, "version 2 is deployed\n", "")
+    assert states(ruled) == ["active", "processing"]
+    (tmp_path / "same.yaml").write_text(STREAM_ADDED)
+    assert headwater_here("rules", "deploy", "same.yaml", "--no-wait").out == "version 2 is deployed\n"
+    ruled.process()
+    outcome = headwater_here("rules", "deploy", "same.yaml")
+    assert (outcome.code, outcome.out) == (0, "version 2 has this text, and is served already\n")
+
+
+def test_wrong_rules_are_not_deployed(ruled: RuledStore, tmp_path: Path, headwater_here: Run) -> None:
+    ruled.serve(SERVED)
+    (tmp_path / "wrong.yaml").write_text(WRONG)
+    error = error_of(headwater_here("rules", "deploy", "wrong.yaml"))
+    assert error.startswith("wrong.yaml:\nerror [")
+    assert error.count("error [") == 2
+    (tmp_path / "wrong.yaml").write_text("streams: [")
+    assert "error [HW_R001]" in error_of(headwater_here("rules", "deploy", "wrong.yaml"))
+    assert states(ruled) == ["active"]
+
+
+def test_what_an_author_should_know_is_said_at_the_deploy(
+    ruled: RuledStore, tmp_path: Path, headwater_here: Run
+) -> None:
+    (tmp_path / "open.yaml").write_text(SERVED.replace("owner = auth.user_id()", "owner = connection.parameter('who')"))
+    outcome = headwater_here("rules", "deploy", "open.yaml", "--no-wait")
+    assert outcome.code == 0
+    assert "warning [HW_R201]" in outcome.err
+
+
+@pytest.mark.parametrize("arguments", [("deploy", "sync.yaml"), ("versions",), ("rollback",), ("show",),
+                                       ("diff", "sync.yaml"), ("preview", "sync.yaml", "--user", "u1")],
+                         ids=lambda arguments: arguments[0])  # fmt: skip
+def test_a_store_that_is_not_there_is_not_made(tmp_path: Path, arguments: tuple[str, ...], headwater_here: Run) -> None:
+    write_config(tmp_path)
+    (tmp_path / "sync.yaml").write_text(SERVED)
+    error = error_of(headwater_here("rules", *arguments))
+    assert f"[HW_8101] there is no store yet ({tmp_path}/store); start `headwater serve`, which makes it" in error
+    assert not (tmp_path / "store").exists()
+
+
+def test_a_file_that_is_not_there_is_named(ruled: RuledStore, tmp_path: Path, headwater_here: Run) -> None:
+    assert "No such file or directory; check the path (no.yaml)" in error_of(
+        headwater_here("rules", "deploy", "no.yaml")
+    )
+
+
+def test_versions_are_listed_newest_first(ruled: RuledStore, tmp_path: Path, headwater_here: Run) -> None:
+    assert headwater_here("rules", "versions").out.startswith("no version yet")
+    ruled.serve(SERVED)
+    ruled.store.deploy(STREAM_ADDED, Origin.COMMAND)
+    ruled.fail("no room")
+    outcome = headwater_here("rules", "versions")
+    assert outcome.code == 0
+    newest, note, oldest = outcome.out.splitlines()
+    assert newest.split()[:4] == ["2", "failed", "by", "command"]
+    assert note.strip() == "no room"
+    assert oldest.split()[:4] == ["1", "active", "by", "file"]
+    listed = json.loads(headwater_here("rules", "versions", "--json").out)
+    assert [(each["id"], each["state"], each["note"]) for each in listed] == [
+        (2, "failed", "no room"),
+        (1, "active", None),
+    ]
+    assert listed[1]["created"] <= listed[1]["activated"]
+
+
+def test_a_version_is_shown_as_it_was_written(ruled: RuledStore, tmp_path: Path, headwater_here: Run) -> None:
+    assert "no version is served yet" in error_of(headwater_here("rules", "show"))
+    ruled.serve(SERVED)
+    ruled.serve(STREAM_ADDED)
+    assert headwater_here("rules", "show").out == STREAM_ADDED
+    assert headwater_here("rules", "show", "1").out == SERVED
+    error = error_of(headwater_here("rules", "show", "7"))
+    assert "[HW_8102] there is no version 7 (the last are: 1, 2); see `headwater rules versions`" in error
+
+
+def test_a_rollback_serves_the_version_before_again(ruled: RuledStore, tmp_path: Path, headwater_here: Run) -> None:
+    ruled.serve(SERVED)
+    ruled.store.deploy(STREAM_ADDED, Origin.COMMAND)
+    ruled.fail("no room")
+    assert "no other version was served before" in error_of(headwater_here("rules", "rollback"))
+    ruled.serve(PROJECTION_EDITED)
+    running = Running(tmp_path, "rollback")
+    until(lambda: is_processing(ruled))
+    ruled.process()
+    outcome = running.outcome()
+    assert outcome.code == 0
+    assert outcome.out.startswith("going back to the text of version 1\nversion 4 is deployed\nversion 4 is served now")
+    assert ruled.store.versions()[-1].yaml == SERVED
+    outcome = headwater_here("rules", "rollback", "3", "--no-wait")
+    assert outcome.out == "going back to the text of version 3\nversion 5 is deployed\n"
+    assert "there is no version 9" in error_of(headwater_here("rules", "rollback", "9"))

@@ -1,0 +1,57 @@
+"""What `headwater store forget` refuses before it looks at anything."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.support.command import Outcome
+from tests.support.ruled_configs import SERVED
+from tests.support.ruled_store import RuledStore, write_config
+
+Run = Callable[..., Outcome]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        (),
+        ("--table", "public.todos"),
+        ("--id", "1"),
+        ("--table", "public.todos", "--id", "1", "--contains", "whatever"),
+        ("--contains", "whatever", "--id-too"),
+    ],
+)
+def test_what_is_to_be_forgotten_is_named_in_one_way(headwater_here: Run, options: tuple[str, ...]) -> None:
+    outcome = headwater_here("store", "forget", *options)
+    assert outcome.code == 2
+    assert "--table and --id" in outcome.err
+
+
+def test_a_short_text_is_refused(ruled: RuledStore, headwater_here: Run) -> None:
+    outcome = headwater_here("store", "forget", "--contains", "Ann", "--yes")
+    assert outcome.code == 1
+    assert "fewer than 5 characters" in outcome.err
+
+
+def test_a_table_that_is_not_there_is_answered_with_those_that_are(ruled: RuledStore, headwater_here: Run) -> None:
+    ruled.serve(SERVED)
+    outcome = headwater_here("store", "forget", "--table", "public.todo", "--id", "1", "--yes")
+    assert outcome.code == 1
+    assert "public.todos" in outcome.err
+
+
+def test_nothing_is_done_when_the_source_cannot_be_asked(ruled: RuledStore, headwater_here: Run) -> None:
+    ruled.serve(SERVED)
+    outcome = headwater_here("store", "forget", "--contains", "some text", "--yes")
+    assert outcome.code == 75
+    assert "some text" not in outcome.err + outcome.out
+
+
+def test_no_store_is_said_in_one_line(headwater_here: Run, tmp_path: Path) -> None:
+    write_config(tmp_path)
+    outcome = headwater_here("store", "forget", "--contains", "some text")
+    assert outcome.code == 1
+    assert "there is no store yet" in outcome.err

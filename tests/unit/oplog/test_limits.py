@@ -1,0 +1,54 @@
+"""Where exactly the limits of rows and ops are, and what is kept of what lies beyond."""
+
+from __future__ import annotations
+
+import orjson
+import pytest
+
+from headwater.oplog.limits import (
+    OP_LIMIT,
+    ROW_LIMIT,
+    fitting,
+    is_stub,
+    left_out_of,
+    read_stub,
+    stored_line,
+    with_left_out,
+)
+from headwater.oplog.op import bucket_key
+from headwater.oplog.row_id import content_id
+from headwater.oplog.transform import Member, decode_members, encode_members
+from headwater_rules.results import Put
+
+
+@pytest.mark.parametrize("letter", ["x", "é", "漢"])
+def test_a_row_may_have_as_many_bytes_as_the_limit_says(letter: str) -> None:
+    width = len(letter.encode())
+    line = letter * (ROW_LIMIT // width) + "x" * (ROW_LIMIT % width)
+    assert stored_line(line) == line
+    stub = stored_line(line + "x")
+    assert is_stub(stub)
+    assert (read_stub(stub).size, read_stub(stub).content) == (ROW_LIMIT + 1, content_id(line + "x"))
+    assert stored_line(stub) == stub
+
+
+@pytest.mark.parametrize("line", ["", "\\\\!", "!", "\\N", "a\\tb"])
+def test_no_row_looks_like_a_stub(line: str) -> None:
+    assert not is_stub(line)
+
+
+@pytest.mark.parametrize(("character", "size"), [("x", 1), ('"', 2), ("é", 2), ("\x01", 6)])
+def test_an_op_is_measured_as_it_is_sent(character: str, size: int) -> None:
+    data = character * ((OP_LIMIT - 2) // size)
+    fits, too_large = (Put(0, 'b["1"]', "t", "1", text) for text in (data, data + character * 2))
+    assert fitting([fits, too_large]) == ([fits], [(too_large, len(orjson.dumps(data)) + 2 * size)])
+    assert [list(each) for each in fitting([fits])] == [[fits], []]
+
+
+def test_memberships_name_what_is_left_out_and_do_not_count_it() -> None:
+    there = [Member(7, 9, "left out", "1"), Member(8, 9, "t", "left out")]
+    stored = with_left_out(encode_members(there, "1"), [(Put(0, 'b["1"]', "t", "1", ""), 99)])
+    assert decode_members(stored, "1") == there
+    assert [(each.bucket, each.table, each.size) for each in left_out_of(stored)] == [(bucket_key('b["1"]'), "t", 99)]
+    assert left_out_of(encode_members(there, "1")) == []
+    assert decode_members(with_left_out("", [(Put(0, "b", "t", "1", ""), 99)]), "1") == []

@@ -1,0 +1,253 @@
+"""What an edit of a sync config costs: only the row sides that it touches, and those by name."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headwater_rules import catalog, naming
+from headwater_rules.compile import compile_config
+from headwater_rules.errors import RuleErrors
+from headwater_rules.plan import SyncPlan
+from headwater_rules.versions import (
+    Change,
+    Comparison,
+    Kind,
+    StreamChange,
+    check_names,
+    compare,
+    only,
+    sides,
+    tables_of,
+    without,
+)
+from tests.unit.rules.rules_store import bound
+
+
+@dataclass(frozen=True)
+class Written:
+    """A stream as somebody writes it: a projection, row filters, and one condition that says who gets the rows."""
+
+    name: str
+    table: str
+    columns: str
+    filters: tuple[str, ...]
+    access: str
+    gate: str = ""
+    auto: bool = True
+    priority: int = 3
+
+    def text(self, comment: str = "") -> str:
+        conditions = [*self.filters, self.access, *([self.gate] if self.gate else [])]
+        return (
+            f"  {self.name}:{comment}\n    auto_subscribe: {str(self.auto).lower()}\n    priority: {self.priority}\n"
+            "    accept_potentially_dangerous_queries: true\n"
+            f"    query: SELECT {self.columns} FROM {self.table} WHERE {' AND '.join(conditions)}\n"
+        )
+
+
+def config(*streams: Written, options: str = "edition: 3", comment: str = "") -> str:
+    return f"config: {{{options}}}{comment}\nstreams:\n" + "".join(stream.text(comment) for stream in streams)
+
+
+def plan(*streams: Written, options: str = "edition: 3", comment: str = "") -> SyncPlan:
+    return compile_config(config(*streams, options=options, comment=comment)).plan
+
+
+MEMBERS = "list_id IN (SELECT list_id FROM members WHERE user_id = auth.user_id())"
+# Ways to find the same buckets, by the owner of a row or by its list.
+ACCESS = (
+    ("owner = auth.user_id()", "owner = auth.parameter('boss')", "owner IN auth.parameter('staff')"),
+    (MEMBERS, "list_id = subscription.parameter('list')", f"{MEMBERS} AND {MEMBERS}"),
+)
+GATES = ("", "auth.parameter('role') = 'admin'", "connection.parameter('app') = 'x'")
+FILTERS = ("done = 0", "title IS NOT NULL", "size > 3", "kind IN ('a', 'b')")
+
+written = st.builds(
+    Written,
+    name=st.just(""),
+    table=st.sampled_from(["todos", "lists", "other.todos"]),
+    columns=st.sampled_from(["*", "id, title", "id, upper(title) AS title"]),
+    filters=st.lists(st.sampled_from(FILTERS), max_size=3, unique=True).map(tuple),
+    access=st.sampled_from([access for group in ACCESS for access in group]),
+    gate=st.sampled_from(GATES),
+    auto=st.booleans(),
+    priority=st.integers(0, 3),
+)
+configs = st.lists(written, min_size=1, max_size=4).map(
+    lambda streams: [replace(stream, name=f"s{number}") for number, stream in enumerate(streams)]
+)
+
+
+def equivalent(access: str) -> tuple[str, ...]:
+    return next(group for group in ACCESS if access in group)
+
+
+@given(streams=configs, data=st.data())
+@settings(max_examples=60, deadline=None)
+def test_what_does_not_touch_rows_leaves_every_bucket_as_it_is(streams: list[Written], data: st.DataObject) -> None:
+    edited = [
+        replace(
+            stream,
+            access=data.draw(st.sampled_from(equivalent(stream.access))),
+            gate=data.draw(st.sampled_from(GATES)),
+            filters=tuple(data.draw(st.permutations(stream.filters))),
+            priority=data.draw(st.integers(0, 3)),
+            auto=data.draw(st.booleans()),
+        )
+        for stream in data.draw(st.permutations(streams))
+    ]
+    edited.insert(0, Written("new", "lists", "id, id AS twin", (), "owner = auth.user_id()"))
+    old, new = plan(*streams), plan(*edited, comment="  # touched")
+    found = compare(old, new)
+    buckets = found.having(*Change, kind=Kind.BUCKET)
+    assert {side.name for side in buckets if side.change is Change.UNCHANGED} == {side.name for side in old.buckets}
+    assert {side.change for side in buckets} == {Change.UNCHANGED, Change.ADDED}
+    assert [side.streams for side in buckets if side.change is Change.ADDED] == [("new",)]
+    assert not any(stream.rows for stream in found.streams)
+
+
+@given(first=configs, second=configs)
+@settings(max_examples=60, deadline=None)
+def test_one_name_in_two_versions_means_the_same_rows(first: list[Written], second: list[Written]) -> None:
+    old, new = plan(*first), plan(*second)
+    common = sides(old).keys() & sides(new).keys()
+    assert {each.name: each for each in only(old, common).buckets} == {
+        each.name: each for each in only(new, common).buckets
+    }
+    assert {each.name: each for each in only(old, common).lookups} == {
+        each.name: each for each in only(new, common).lookups
+    }
+
+
+TODOS = Written("todos", "todos", "*", ("done = 0",), MEMBERS)
+LISTS = Written("lists", "lists", "*", (), "owner = auth.user_id()")
+
+
+def fates(found: Comparison) -> dict[str, str]:
+    """Stream (or `lookup`) to what became of its one row side."""
+    assert len({side.name.partition(".")[0] for side in found.sides}) == len(found.sides)
+    return {side.name.partition(".")[0]: side.change.value for side in found.sides}
+
+
+def stream(found: Comparison, name: str) -> StreamChange:
+    return next(stream for stream in found.streams if stream.name == name)
+
+
+def test_the_same_config_is_the_same() -> None:
+    assert compare(plan(TODOS, LISTS), plan(TODOS, LISTS, comment=" # seen")).same
+    assert compare(plan(TODOS, LISTS), plan(LISTS, TODOS)).same
+    assert not compare(plan(TODOS), plan(replace(TODOS, priority=1))).same
+
+
+@pytest.mark.parametrize(
+    "edited",
+    [
+        replace(TODOS, columns="id"),
+        replace(TODOS, filters=()),
+        replace(TODOS, filters=("done = 1",)),
+        replace(TODOS, access="owner = auth.user_id()"),
+        replace(TODOS, table="other.todos"),
+    ],
+    ids=lambda edited: edited.text().rpartition("query: ")[2].strip(),
+)
+def test_another_row_side_takes_the_place_of_the_one_before(edited: Written) -> None:
+    old, new = plan(TODOS, LISTS), plan(edited, LISTS)
+    found = compare(old, new)
+    (changed,) = found.having(Change.CHANGED, kind=Kind.BUCKET)
+    assert (changed.name, changed.before) == (new.buckets[0].name, old.buckets[0].name)
+    assert fates(found)["lists"] == "unchanged"
+    assert stream(found, "todos").rows
+    assert stream(found, "lists") == StreamChange("lists", Change.UNCHANGED)
+
+
+def test_a_stream_that_only_comes_or_goes_touches_nothing_else() -> None:
+    assert fates(compare(plan(LISTS), plan(TODOS, LISTS))) == {
+        "todos": "added",
+        "lists": "unchanged",
+        "lookup": "added",
+    }
+    assert fates(compare(plan(TODOS, LISTS), plan(LISTS))) == {
+        "todos": "removed",
+        "lists": "unchanged",
+        "lookup": "removed",
+    }
+
+
+def test_a_renamed_stream_is_another_one() -> None:
+    found = compare(plan(LISTS), plan(replace(LISTS, name="all_lists")))
+    assert fates(found) == {"lists": "removed", "all_lists": "added"}
+
+
+@pytest.mark.parametrize(
+    ("edited", "said"),
+    [
+        (replace(TODOS, gate=GATES[1]), {"request": True}),
+        (replace(TODOS, access="list_id = subscription.parameter('list')"), {"lookups": True, "request": True}),
+        (replace(TODOS, access=MEMBERS.replace("WHERE", "WHERE active AND")), {"lookups": True}),
+        (replace(TODOS, priority=1), {"priority": True}),
+        (replace(TODOS, auto=False), {"auto_subscribe": True}),
+        (replace(TODOS, columns="id"), {"rows": True}),
+        (replace(TODOS, columns="id", gate=GATES[1]), {"rows": True, "request": True}),
+    ],
+    ids=str,
+)
+def test_a_stream_says_in_what_it_changed(edited: Written, said: dict[str, bool]) -> None:
+    found = compare(plan(LISTS, TODOS), plan(LISTS, edited))
+    assert stream(found, "todos") == StreamChange("todos", Change.CHANGED, **said)
+
+
+def test_a_changed_lookup_is_no_reason_to_download() -> None:
+    old, new = plan(TODOS), plan(replace(TODOS, access=MEMBERS.replace("WHERE", "WHERE active AND")))
+    assert fates(compare(old, new)) == {"todos": "unchanged", "lookup": "changed"}
+
+
+def test_rows_are_others_under_other_options() -> None:
+    found = compare(plan(LISTS), plan(LISTS, options="edition: 3, timestamps_iso8601: false"))
+    assert fates(found) == {"lists": "changed"}
+
+
+def test_each_of_several_queries_has_the_place_of_one() -> None:
+    def both(name: str, *queries: str) -> SyncPlan:
+        lines = "".join(f"      - {query}\n" for query in queries)
+        return compile_config(f"config: {{edition: 3}}\nstreams:\n  {name}:\n    queries:\n{lines}").plan
+
+    old = both("s", "SELECT * FROM a", "SELECT * FROM b", "SELECT * FROM c")
+    new = both("s", "SELECT id FROM c", "SELECT * FROM b", "SELECT id FROM d", "SELECT id FROM e")
+    places = {side.tables[0].name: (side.change, side.before) for side in compare(old, new).sides}
+    names = {bucket.sources[0].table.name: bucket.name for bucket in old.buckets}
+    assert places == {
+        "b": (Change.UNCHANGED, None),
+        "c": (Change.CHANGED, names["c"]),  # before `a`, which comes first but is another table
+        "d": (Change.CHANGED, names["a"]),
+        "e": (Change.ADDED, None),
+    }
+
+
+def test_row_sides_can_be_evaluated_alone() -> None:
+    whole = plan(TODOS, LISTS)
+    todos, lists, lookup = whole.buckets[0].name, whole.buckets[1].name, whole.lookups[0].name
+    assert sides(only(whole, {lists, lookup})).keys() == {lists, lookup}
+    assert sides(without(whole, {lists, lookup, "of another config"})).keys() == {todos}
+    assert without(whole, {todos}).streams == ()
+    assert without(whole, {todos}).options == whole.options
+    assert [table.name for table in tables_of(whole, {lookup})] == ["members"]
+    (put,) = bound(without(whole, {todos}), "lists", ["id", "owner"]).evaluate(["l1", "u1"], "l1").puts
+    assert (put.definition, put.bucket) == (0, f'{lists}["u1"]')
+
+
+def test_two_queries_under_one_short_name_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = naming.bucket_digest
+    monkeypatch.setattr(
+        catalog, "bucket_digest", lambda *side: "0" * 8 + hashlib.sha256(real(*side).encode()).hexdigest()[8:]
+    )
+    old, new = plan(LISTS), plan(replace(LISTS, columns="id"))
+    with pytest.raises(RuleErrors, match=r"would share the name lists\.00000000; add a condition"):
+        compare(old, new)
+    with pytest.raises(RuleErrors, match="would share the name"):
+        check_names(new, sides(old))
+    check_names(new, sides(new))
