@@ -192,7 +192,10 @@ def audit(configs: ConfigSource, tables: tuple[str, ...], repair: bool, wait: bo
 @click.option("--budget", type=click.IntRange(min=0), metavar="BYTES",
               help="How much of a bucket devices may download again to have its history shorter still; 0 for nothing. "
               "Without it, as much as is worth it.")  # fmt: skip
-def compact_(configs: ConfigSource, bucket: str | None, definition: str | None, budget: int | None) -> None:
+@click.option("--spark", is_flag=True, help="Use Spark, as is done by itself from some millions of ops on.")
+def compact_(
+    configs: ConfigSource, bucket: str | None, definition: str | None, budget: int | None, spark: bool
+) -> None:
     """Make histories short now: what a new device downloads, and what the store keeps.
 
     The service does this by itself, some time after changes. Devices in the middle of a download are not disturbed.
@@ -204,7 +207,7 @@ def compact_(configs: ConfigSource, bucket: str | None, definition: str | None, 
     stop_on_signals(stop)
     from headwater.commands import compact as command
 
-    command.run(config, stop, bucket=bucket, definition=definition, budget=budget)
+    command.run(config, stop, bucket=bucket, definition=definition, budget=budget, spark=spark)
 
 
 @cli.group()

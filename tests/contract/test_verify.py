@@ -78,6 +78,8 @@ def test_every_bucket_is_in_one_range_of_keys(written: World) -> None:
     assert sorted(names) == sorted({A, B, *(f'todos.1["{n}"]' for n in range(40))})
 
 
+FIRST_BLOB = f"(select min(id) from segment_blobs where bucket = {bucket_key(A)})"
+FIRST_OP = f"(select min(first_op) from segments where bucket = {bucket_key(A)})"
 HOT_A = f"bucket = {bucket_key(A)} and line like '%another%'"
 DAMAGES = [
     (f"delete from ops where {HOT_A}", "are told to clients"),
@@ -85,20 +87,9 @@ DAMAGES = [
     (f"update ops set line = replace(line, 'op_id', 'op-id') where {HOT_A}", "can't be read"),
     (f"update ops set line = replace(line, 'PUT', 'BUT') where {HOT_A}", "no known kind"),
     (f"update buckets set name = 'todos.1[7]' where id = {bucket_key(A)}", "name"),
-    (
-        f"delete from segment_blobs where id = (select min(id) from segment_blobs where bucket = {bucket_key(A)})",
-        "is lost",
-    ),
-    (
-        f"update segment_blobs set size = size + 1 where id = (select min(id) from segment_blobs where"
-        f" bucket = {bucket_key(A)})",
-        "holds others",
-    ),
-    (
-        f"update segments set last_op = last_op + 1 where bucket = {bucket_key(A)} and first_op ="
-        f" (select min(first_op) from segments where bucket = {bucket_key(A)})",
-        "holds others",
-    ),
+    (f"delete from segment_blobs where id = {FIRST_BLOB}", "is lost"),
+    (f"update segment_blobs set size = size + 1 where id = {FIRST_BLOB}", "holds others"),
+    (f"update segments set last_op = last_op + 1 where first_op = {FIRST_OP}", "holds others"),
     (f"update buckets set checksum = checksum + 1 where id = {bucket_key(A)}", "do not add up"),
     (f"update buckets set clear_op = clear_op + 1 where id = {bucket_key(A)}", "does not begin"),
 ]

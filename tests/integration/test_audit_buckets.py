@@ -15,7 +15,7 @@ import pytest
 import zstandard
 
 from headwater.oplog.op import bucket_key
-from headwater.replication.sampling import SamplingSettings, findings
+from headwater.replication.sampling import SamplingSettings, sampled
 from tests.support.fix_headwater import Deployment, wait_until
 from tests.support.model_device import contents
 from tests.support.store_checker import Op, histories, problems
@@ -276,8 +276,7 @@ def test_sampling_finds_damage_and_mends_it(deploy: Deploy, source_db: SourceDb)
     wait_until(mended, "the sampling audit to mend the store")
     deployment.sampling = SamplingSettings(enabled=False)
     with deployment.store() as store:
-        told = findings(store, "default")
-    named = " ".join(str(finding["what"]) for finding in told)
+        named = " ".join(finding.what for finding in sampled(store, "default").findings)
     for name, damage in damages.items():
         if damage.bucket and damage.do not in SENT_AGAIN and damage.do is not drop_bucket:
             assert name in named
@@ -314,6 +313,9 @@ def test_a_store_that_is_written_to_all_the_time_is_found_whole(deploy: Deploy, 
     try:
         found = deployment.ask("audit")
         assert (found["state"], found["buckets"], found["rows"], found["lookups"]) == ("done", [], [], 0)
+        with deployment.store() as store:
+            cycles = sampled(store, "default").cycles
+            wait_until(lambda: sampled(store, "default").cycles >= cycles + 2, "two cycles of sampling")
         source_db.execute("truncate items")
         found = deployment.ask("audit")
         assert (found["state"], found["buckets"], found["rows"], found["lookups"]) == ("done", [], [], 0)
@@ -322,4 +324,6 @@ def test_a_store_that_is_written_to_all_the_time_is_found_whole(deploy: Deploy, 
         writer.join()
     deployment.caught_up()
     with deployment.store() as store:
-        assert findings(store, "default") == []
+        known = sampled(store, "default")
+    assert known.findings == ()
+    assert known.cycles >= cycles + 2

@@ -165,7 +165,7 @@ def test_an_audit_finds_a_flipped_byte_of_a_stored_row(deploy: Deploy, source_db
         ("7", "other values"),
         ("8", "not in the buckets that the rules give it"),
     }
-    assert found["rows"][0]["columns"] == ["body"] or found["rows"][1]["columns"] == ["body"]
+    assert ["body"] in [row.get("columns") for row in found["rows"]]
     assert_true(deployment, source_db)
     assert deployment.ask("audit")["rows"] == []
 

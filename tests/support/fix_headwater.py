@@ -265,11 +265,17 @@ def read_bucket(reader: StoreReader, bucket: str, upto: int, model: ModelBucket 
 
 
 @pytest.fixture(scope="session")
-def spark_bulk() -> Iterator[SparkBulk]:
+def spark() -> Iterator[Spark]:
     """One Spark for the whole session: a start costs ten seconds."""
     spark = Spark(SparkSettings(conf={"spark.driver.memory": "700m"}))
-    yield SparkBulk(spark)
+    yield spark
     spark.stop()
+
+
+@pytest.fixture(scope="session")
+def spark_bulk(spark: Spark) -> SparkBulk:
+    """Bulk work on it."""
+    return SparkBulk(spark)
 
 
 @pytest.fixture(scope="session")

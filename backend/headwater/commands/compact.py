@@ -16,7 +16,7 @@ from headwater.storage.common import process_owner
 from headwater.storage.compaction import Thrift
 from headwater.storage.contract import LeaseHeldError
 from headwater.storage.upkeep import BucketState, UpkeepStore, open_upkeep
-from headwater.upkeep import Summary, UpkeepWork, selected
+from headwater.upkeep import LARGE_OPS, Summary, UpkeepWork, selected, shared
 
 _LINE_SECONDS = 5.0
 _PATIENCE = 300.0
@@ -29,10 +29,16 @@ class UnknownBucketError(HeadwaterError):
 
 
 def run(
-    config: ServiceConfig, stop: threading.Event, *, bucket: str | None, definition: str | None, budget: int | None
+    config: ServiceConfig,
+    stop: threading.Event,
+    *,
+    bucket: str | None,
+    definition: str | None,
+    budget: int | None,
+    spark: bool = False,
 ) -> None:
-    """Compact what is asked for, and say what came of it. Without a budget, rows are put again only where that saves
-    devices more than it costs them. Raises UnknownBucketError; UpkeepStoppedError once `stop` is set."""
+    """Compact what is asked for, on Spark if it is much or `spark` says so, and say what came of it. Without a budget,
+    rows are put again only where that saves devices more than it costs them. Raises UnknownBucketError; UpkeepStoppedError once `stop` is set."""
     thrift = Thrift() if budget is None else Thrift(budget=budget, price=math.inf, least=1)
     with existing_store(config) as store:
         upkeep = open_upkeep(store.address)
@@ -42,7 +48,10 @@ def run(
                 what = f"bucket {bucket}" if bucket else f"bucket definition {definition}"
                 raise UnknownBucketError(f"the store has no {what}", str(store.address), "see `headwater store stats`")
             with _work(upkeep, stop) as work:
-                summary = _compact(work, upkeep, buckets, thrift)
+                if spark or sum(bucket.count for bucket in buckets) >= LARGE_OPS:
+                    summary = _on_spark(config, work, upkeep, buckets, thrift)
+                else:
+                    summary = _compact(work, upkeep, buckets, thrift)
         finally:
             upkeep.close()
     click.echo(_told(summary))
@@ -69,14 +78,30 @@ def _compact(work: UpkeepWork, upkeep: UpkeepStore, buckets: list[BucketState], 
     said_at = time.monotonic()
     for number, bucket in enumerate(buckets, 1):
         result = work.bucket(bucket, upkeep.checkpoint(), thrift, finish=True)
-        if result is None:
-            summary.skipped += 1
-        else:
-            summary.add(result)
+        summary.count(result)
         if time.monotonic() - said_at >= _LINE_SECONDS:
             said_at = time.monotonic()
             click.echo(f"{number:,} of {len(buckets):,} buckets, {summary.before:,} ops looked at", err=True)
     work.prune()
+    return summary
+
+
+def _on_spark(
+    config: ServiceConfig, work: UpkeepWork, upkeep: UpkeepStore, buckets: list[BucketState], thrift: Thrift
+) -> Summary:
+    from headwater.commands.compacting import SparkCompaction
+    from headwater.pipeline.session import Spark
+
+    spark = Spark(config.spark)
+    summary = Summary()
+    try:
+        shares = shared(work, config.storage, buckets, upkeep.checkpoint(), thrift, finish=True)
+        click.echo(f"{len(buckets):,} buckets in {len(shares):,} Spark tasks", err=True)
+        for done in SparkCompaction(spark)(shares):
+            summary.merge(done)
+        work.prune()
+    finally:
+        spark.stop()
     return summary
 
 

@@ -7,6 +7,7 @@ import logging
 import threading
 from collections.abc import Sequence
 
+from headwater.commands.compacting import SparkCompaction
 from headwater.commands.progress import BulkProgressDisplay
 from headwater.commands.waiting import wait_for_source
 from headwater.config import ServiceConfig
@@ -43,7 +44,7 @@ def run(config: ServiceConfig, stop: threading.Event, *, source_timeout: float =
     spark = Spark(config.spark)
     done = threading.Event()
     threading.Thread(target=_cancel_when_stopped, args=(spark, stop, done), daemon=True).start()
-    upkeep = Upkeep(config.storage, process_owner())
+    upkeep = Upkeep(config.storage, process_owner(), elsewhere=SparkCompaction(spark))
     upkeep.start()
     try:
         Replicator(

@@ -213,7 +213,7 @@ class Forgetting:
             if time.monotonic() > deadline:
                 self._refuse(plan, held)
             if not told:
-                click.echo("the store still holds it in rows that stand; waiting for the stream", err=True)
+                click.echo("the service is not done with it yet; waiting for a moment", err=True)
             told = True
             time.sleep(0.5)
 

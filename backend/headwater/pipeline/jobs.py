@@ -51,7 +51,7 @@ class SparkBulk:
 
     def snapshot(self, job: SnapshotJob, progress: Report) -> BulkOutcome:
         session = self._spark.session()
-        with _spark_errors("snapshot"):
+        with spark_errors("snapshot"):
             parts = partitions(job.tables, session.sparkContext.defaultParallelism)
             tasks = _number_copies(session, job, parts)
             with ProgressReporter("snapshot", job.directory, expected_rows(job.tables), len(tasks), progress):
@@ -62,7 +62,7 @@ class SparkBulk:
         session = self._spark.session()
         tasks = [ReprocessTask(table.stored, *places) for table in job.tables for places in table.ranges]
         expected = sum(table.rows for table in job.tables)
-        with _spark_errors("reprocess"), ProgressReporter("reprocess", job.directory, expected, len(tasks), progress):
+        with spark_errors("reprocess"), ProgressReporter("reprocess", job.directory, expected, len(tasks), progress):
             staged = run_tasks(session, job, tasks, "reprocess")
             return BulkOutcome(tuple(staged), session.sparkContext.applicationId or "", len(tasks))
 
@@ -70,7 +70,7 @@ class SparkBulk:
         self, job: CompareJob, progress: Report, found: Callable[[Sequence[Difference]], None]
     ) -> CompareOutcome:
         session = self._spark.session()
-        with _spark_errors("comparison"):
+        with spark_errors("comparison"):
             snapshot_tables = [SnapshotTable(table.stored.id, table.published) for table in job.tables]
             parts = partitions(snapshot_tables, session.sparkContext.defaultParallelism)
             tasks = len(parts) + sum(len(table.ranges) for table in job.tables)
@@ -80,14 +80,14 @@ class SparkBulk:
 
     def verify(self, job: VerifyJob, progress: Report) -> VerifyOutcome:
         session = self._spark.session()
-        with _spark_errors("verification"), ProgressReporter("verification", job.directory, 0, 0, progress):
+        with spark_errors("verification"), ProgressReporter("verification", job.directory, 0, 0, progress):
             return verify_store(session, job)
 
     def standing(self, job: VerifyJob, buckets: Collection[int], progress: Report) -> dict[int, list[str]]:
         session = self._spark.session()
         keys = frozenset(buckets)
         tasks = [StandingTask(table, *places, keys) for table in job.tables for places in table.ranges]
-        with _spark_errors("search for rows"), ProgressReporter("rebuild", job.directory, 0, len(tasks), progress):
+        with spark_errors("search for rows"), ProgressReporter("rebuild", job.directory, 0, len(tasks), progress):
             found: dict[int, list[str]] = {table.id: [] for table in job.tables}
             for task, rows in zip(tasks, run_tasks(session, job, tasks, "search for rows"), strict=True):
                 found[task.table.id] += rows
@@ -115,7 +115,8 @@ def _number_copies(session: SparkSession, job: SnapshotJob, parts: Sequence[Part
 
 
 @contextmanager
-def _spark_errors(what: str) -> Iterator[None]:
+def spark_errors(what: str) -> Iterator[None]:
+    """What Spark raises, as errors of ours; `what` names the job."""
     try:
         yield
     except PySparkException as error:

@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import orjson
 
@@ -51,14 +51,32 @@ class SamplingSettings:
     repair: bool = True
 
 
-def findings(store: StoreWriter, tag: str) -> list[dict[str, object]]:
-    """What the sampling audit of a source has found, newest last: `at` in seconds since 1970, `what` and `problem`."""
-    text = store.noted(_note_key(tag))
-    return list(orjson.loads(text)) if text else []
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something that the sampling audit found; `at` in seconds since 1970."""
+
+    at: float
+    what: str
+    problem: str
 
 
-def _note_key(tag: str) -> str:
-    return f"audit findings of {tag}"
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """How many cycles the sampling audit of a source has ended, when the last one ended (in seconds since 1970), and
+    what was found, newest last."""
+
+    cycles: int = 0
+    ended: float = 0.0
+    findings: tuple[Finding, ...] = ()
+
+
+def sampled(store: StoreWriter, tag: str) -> Sampled:
+    """What is known of the sampling audit of a source."""
+    text = store.noted(f"sampling {tag}")
+    if not text:
+        return Sampled()
+    known = orjson.loads(text)
+    return Sampled(known["cycles"], known["ended"], tuple(Finding(**finding) for finding in known["findings"]))
 
 
 @dataclass(slots=True)
@@ -147,7 +165,8 @@ class Sampling:
             self._suspects = verdict.suspects
             for key, name, problem in verdict.broken:
                 self._bucket_broken(key, name, problem)
-        yield 0
+        known = sampled(self._site.store, self._site.tag)
+        self._note(replace(known, cycles=known.cycles + 1, ended=time.time()))
 
     def _buckets(self, reader: VerifyReader, sums: Sums) -> Iterator[int]:
         looked_at = first = 0
@@ -226,9 +245,12 @@ class Sampling:
 
     def _tell(self, code: str, what: str, problem: str) -> None:
         _log.error("[%s] the sampling audit found damage: %s: %s", code, what, problem)
-        told = [*findings(self._site.store, self._site.tag), {"at": time.time(), "what": what, "problem": problem}]
-        text = orjson.dumps(told[-_KEPT_FINDINGS:]).decode()
-        self._site.store.note(self._site.lease, _note_key(self._site.tag), text)
+        known = sampled(self._site.store, self._site.tag)
+        found = (*known.findings, Finding(time.time(), what, problem))[-_KEPT_FINDINGS:]
+        self._note(replace(known, findings=found))
+
+    def _note(self, known: Sampled) -> None:
+        self._site.store.note(self._site.lease, f"sampling {self._site.tag}", orjson.dumps(known).decode())
 
     def _may_mend(self, what: Hashable) -> bool:
         """What is broken again and again has a cause that mending does not reach."""

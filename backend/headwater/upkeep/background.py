@@ -15,7 +15,7 @@ from headwater.storage.address import StoreAddress
 from headwater.storage.compaction import Thrift
 from headwater.storage.contract import LeaseHeldError
 from headwater.storage.upkeep import BucketState, UpkeepStore, open_upkeep
-from headwater.upkeep.work import Need, Summary, UpkeepStoppedError, UpkeepWork, need
+from headwater.upkeep.work import LARGE_OPS, Elsewhere, Need, Summary, UpkeepStoppedError, UpkeepWork, need, shared
 
 _REST = 0.005  # the replicator, in another thread of the process, comes first
 
@@ -32,7 +32,8 @@ class Rhythm:
 
 
 class Upkeep:
-    """`start` and `stop` it with the replicator. A failure is logged and tried again later: nothing depends on it."""
+    """`start` and `stop` it with the replicator. A failure is logged and tried again later: nothing depends on it.
+    `elsewhere` takes over what is much."""
 
     def __init__(
         self,
@@ -41,12 +42,14 @@ class Upkeep:
         *,
         rhythm: Rhythm | None = None,
         thrift: Thrift | None = None,
+        elsewhere: Elsewhere | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._address = address
         self._owner = owner
         self._rhythm = rhythm or Rhythm()
         self._thrift = thrift or Thrift()
+        self._elsewhere = elsewhere
         self._clock = clock
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
@@ -93,6 +96,12 @@ class Upkeep:
         found = [(bucket, what) for bucket, what in needs if what is not Need.NOTHING]
         if found:
             with UpkeepWork(store, self._owner, self._stop.wait, rest=_REST) as work:
+                large = [bucket for bucket, what in found if what is Need.COMPACT]
+                if self._elsewhere is not None and sum(bucket.count for bucket in large) >= LARGE_OPS:
+                    shares = shared(work, self._address, large, upto, self._thrift, finish=False)
+                    for done in self._elsewhere(shares):
+                        summary.merge(done)
+                    found = [(bucket, what) for bucket, what in found if what is not Need.COMPACT]
                 for bucket, what in found:
                     self._do(work, bucket, what, upto, summary)
                 work.prune()
@@ -114,11 +123,7 @@ class Upkeep:
         if what is Need.SEAL:
             work.seal(bucket, upto)
             return
-        result = work.bucket(bucket, upto, self._thrift)
-        if result is None:
-            summary.skipped += 1
-        else:
-            summary.add(result)
+        summary.count(work.bucket(bucket, upto, self._thrift))
 
 
 def _tell(error: Exception) -> None:

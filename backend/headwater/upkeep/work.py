@@ -10,9 +10,11 @@ from enum import Enum, auto
 
 from headwater.errors import HeadwaterError
 from headwater.oplog.op import OpId
+from headwater.storage.address import StoreAddress
 from headwater.storage.common import KEPT_FLUSHES
 from headwater.storage.compaction import Thrift
-from headwater.storage.upkeep import BucketState, HistoryChangedError, UpkeepStore
+from headwater.storage.contract import Lease
+from headwater.storage.upkeep import BucketState, HistoryChangedError, UpkeepStore, open_upkeep
 from headwater.upkeep.compactor import Compacted, Compactor
 
 LEASE_SECONDS = 30.0
@@ -63,8 +65,16 @@ class Summary:
     again_bytes: int = 0
     skipped: int = 0
 
-    def add(self, result: Compacted) -> None:
-        """Count a bucket that is done."""
+    def merge(self, other: Summary) -> None:
+        """Count what was done elsewhere."""
+        for name in ("buckets", "before", "after", "live", "again", "again_bytes", "skipped"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+
+    def count(self, result: Compacted | None) -> None:
+        """Count a bucket that is done, or left out."""
+        if result is None:
+            self.skipped += 1
+            return
         self.buckets += 1
         self.before += result.before
         self.after += result.after
@@ -76,19 +86,30 @@ class Summary:
 class UpkeepWork:
     """Takes the upkeep lease, and holds it until the end of its `with`. `stopping` is asked between transactions and
     waits for so many seconds, unless the work is to end: then it returns True. `rest` is how long to leave the
-    processor to others after every thousand ops or so. Raises LeaseHeldError."""
+    processor to others after every thousand ops or so. With `under`, works under a lease that somebody else holds.
+    Raises LeaseHeldError."""
 
-    def __init__(self, store: UpkeepStore, owner: str, stopping: Callable[[float], bool], *, rest: float = 0.0) -> None:
+    def __init__(
+        self,
+        store: UpkeepStore,
+        owner: str,
+        stopping: Callable[[float], bool],
+        *,
+        rest: float = 0.0,
+        under: Lease | None = None,
+    ) -> None:
         self._store = store
         self._stopping = stopping
         self._rest_seconds = rest
-        self._lease = store.acquire(owner, LEASE_SECONDS)
+        self._held_elsewhere = under is not None
+        self.lease = under or store.acquire(owner, LEASE_SECONDS)
 
     def __enter__(self) -> UpkeepWork:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._store.release(self._lease)
+        if not self._held_elsewhere:
+            self._store.release(self.lease)
 
     def bucket(self, bucket: BucketState, upto: OpId, thrift: Thrift, *, finish: bool = False) -> Compacted | None:
         """Compact one bucket up to an op. With `finish`, what it puts again is compacted at once, whatever `upto` is.
@@ -115,12 +136,12 @@ class UpkeepWork:
         """Forget records of flushes that nobody asks for any more."""
         while True:
             started = time.monotonic()
-            if not self._store.prune(self._lease, KEPT_FLUSHES):
+            if not self._store.prune(self.lease, KEPT_FLUSHES):
                 return
             self._pause(time.monotonic() - started)
 
     def _compactor(self) -> Compactor:
-        return Compactor(self._store, self._lease, self._pause, self._rest)
+        return Compactor(self._store, self.lease, self._pause, self._rest)
 
     def _pause(self, seconds: float) -> None:
         """Leave the write lock to others for longer than we held it: whoever waits for it only looks now and then."""
@@ -132,6 +153,63 @@ class UpkeepWork:
     def _wait(self, seconds: float) -> None:
         if self._stopping(seconds):
             raise UpkeepStoppedError("compaction was stopped", fix="what it did so far stays")
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Buckets to compact in another process, up to an op, under a lease that is held here."""
+
+    address: StoreAddress
+    lease: Lease
+    keys: tuple[int, ...]
+    upto: OpId
+    thrift: Thrift
+    finish: bool
+
+
+Elsewhere = Callable[[Sequence[Share]], Sequence[Summary]]
+"""Compacts shares beside each other, and returns what became of each."""
+
+LARGE_OPS = 2_000_000
+"""So many ops are worth the start of other processes."""
+
+_OPS_A_SHARE = 250_000
+
+
+def shared(
+    work: UpkeepWork, address: StoreAddress, buckets: Sequence[BucketState], upto: OpId, thrift: Thrift, *, finish: bool
+) -> list[Share]:
+    """Cut work into shares of some size; a large bucket is one by itself."""
+    shares: list[Share] = []
+    keys: list[int] = []
+    ops = 0
+    for bucket in sorted(buckets, key=lambda bucket: -bucket.count):
+        keys.append(bucket.key)
+        ops += bucket.count
+        if ops >= _OPS_A_SHARE:
+            shares.append(Share(address, work.lease, tuple(keys), upto, thrift, finish))
+            keys, ops = [], 0
+    return [*shares, Share(address, work.lease, tuple(keys), upto, thrift, finish)] if keys else shares
+
+
+def compact_share(share: Share) -> Summary:
+    """Do a share, in whatever process."""
+    summary = Summary()
+    store = open_upkeep(share.address)
+    try:
+        with UpkeepWork(store, "", _never, under=share.lease) as work:
+            for key in share.keys:
+                bucket = store.bucket(key)
+                if bucket is not None:
+                    summary.count(work.bucket(bucket, share.upto, share.thrift, finish=share.finish))
+    finally:
+        store.close()
+    return summary
+
+
+def _never(seconds: float) -> bool:
+    time.sleep(seconds)
+    return False
 
 
 def selected(buckets: Sequence[BucketState], name: str | None, definition: str | None) -> list[BucketState]:

@@ -1,0 +1,61 @@
+"""Histories that are too much for one process are compacted by Spark's tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import pytest
+
+from headwater.commands.compacting import SparkCompaction
+from headwater.oplog.op import OpId
+from headwater.pipeline.session import Spark
+from headwater.storage.compaction import Thrift
+from headwater.storage.upkeep import open_upkeep
+from headwater.upkeep import Summary, UpkeepWork, shared
+from tests.support.fix_headwater import Deployment
+
+if TYPE_CHECKING:
+    from tests.support.fix_postgres import SourceDb
+
+pytestmark = pytest.mark.spark
+
+CONFIG = """
+config: {edition: 3}
+streams:
+  items:
+    auto_subscribe: true
+    query: SELECT id, body FROM items WHERE owner = auth.user_id()
+"""
+
+
+@pytest.mark.parametrize("on_postgres", [False, True], ids=["embedded", "postgres"])
+def test_buckets_are_compacted_by_tasks_and_devices_converge(
+    deploy: Callable[..., Deployment], source_db: SourceDb, spark: Spark, on_postgres: bool
+) -> None:
+    source_db.execute("create table items (id int primary key, owner text, body text)")
+    source_db.execute("insert into items select i, 'u' || i % 3, 'x' from generate_series(1, 600) i")
+    deployment = deploy(CONFIG, on_postgres=on_postgres).start()
+    for number in range(4):
+        source_db.execute("update items set body = %s", f"version {number}")
+        deployment.caught_up()
+    device = deployment.buckets("u1")
+    before = deployment.op_count()
+    upkeep = open_upkeep(deployment.address)
+    try:
+        with UpkeepWork(upkeep, "test:1", lambda _: False) as work:
+            shares = shared(
+                work, deployment.address, upkeep.buckets(OpId(0)), upkeep.checkpoint(), Thrift(), finish=True
+            )
+            total = Summary()
+            for summary in SparkCompaction(spark)(shares):
+                total.merge(summary)
+    finally:
+        upkeep.close()
+    assert (total.buckets, total.live) == (3, 600)
+    assert total.after <= 1.2 * total.live + 3
+    assert deployment.op_count() < before / 2
+    assert {name: model.rows for name, model in deployment.buckets("u1").items()} == {
+        name: model.rows for name, model in device.items()
+    }
+    assert deployment.problems() == []
