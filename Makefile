@@ -24,8 +24,10 @@ demo: install ## the whole service with sample data and a demo app, on this mach
 test: install-tests ## all tests but those that take minutes
 	$(BIN)/python -m pytest -m 'not long' $(ARGS)
 
-test-all: install-all ## all tests, then those with a Postgres once more on each version from 14 to 18
+test-all: install-all ## all tests, then some once more: with the store in Postgres, and on each Postgres from 14 to 18
 	$(BIN)/python -m pytest $(ARGS)
+	HEADWATER_TEST_STORAGE=postgres $(BIN)/python -m pytest -m 'not long' tests/integration/test_replication.py \
+		tests/integration/test_versions.py tests/integration/test_resync.py $(ARGS)
 	@set -e; for major in $(POSTGRES); do \
 		echo "== Postgres $$major"; \
 		HEADWATER_TEST_POSTGRES=$$major $(BIN)/python -m pytest -m 'not long' tests/integration tests/contract $(ARGS); \

@@ -40,6 +40,8 @@ streams:
 
 OWNERS = 14
 
+EAGER = SamplingSettings(rate=1e9, share=1.0, slice=50, rest=0.0, delay=0.0)
+
 
 def prepare(source: SourceDb) -> None:
     """Rows that come in segments: ten for each owner, with ids 1000 apart."""
@@ -263,7 +265,7 @@ def test_sampling_finds_damage_and_mends_it(deploy: Deploy, source_db: SourceDb)
     deployment.caught_up()
     before = histories(deployment.directory)
     damages = damaged(deployment)
-    deployment.sampling = SamplingSettings(rate=1e9, slice=100, rest=0.0, delay=0.0)
+    deployment.sampling = EAGER
     deployment.start()
 
     def mended() -> bool:
@@ -293,7 +295,7 @@ def test_sampling_finds_damage_and_mends_it(deploy: Deploy, source_db: SourceDb)
 def test_a_store_that_is_written_to_all_the_time_is_found_whole(deploy: Deploy, source_db: SourceDb) -> None:
     prepare(source_db)
     deployment = deploy(CONFIG)
-    deployment.sampling = SamplingSettings(rate=1e9, slice=50, rest=0.0, delay=0.0)
+    deployment.sampling = EAGER
     deployment.start()
     dice = random.Random(5)
     done = threading.Event()

@@ -18,8 +18,8 @@ from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import DataFrame, Row, SparkSession
 
 from headwater.oplog.op import OpId
-from headwater.pipeline.jobs import SparkBulk
 from headwater.pipeline.oplog_source import OplogSource
+from headwater.pipeline.session import Spark
 from headwater.storage.address import PostgresAddress, SqliteAddress
 from headwater.storage.history import cut_history, history_end, history_limits, read_flushes, read_history
 from tests.support.fix_headwater import wait_until
@@ -32,8 +32,8 @@ A, B, C = 'todos["a"]', 'todos["b"]', 'notes["c"]'
 
 
 @pytest.fixture
-def spark(spark_bulk: SparkBulk) -> SparkSession:
-    session = spark_bulk._spark.session()
+def session(spark: Spark) -> SparkSession:
+    session = spark.session()
     session.dataSource.register(OplogSource)
     return session
 
@@ -71,14 +71,14 @@ def path_of(store: WrittenStore) -> str:
     return store.address.directory
 
 
-def read(spark: SparkSession, store: WrittenStore, **options: object) -> DataFrame:
+def read(session: SparkSession, store: WrittenStore, **options: object) -> DataFrame:
     given = {**place_of(store), **options}
-    return spark.read.format("headwater").options(**given).load()  # type: ignore[arg-type]
+    return session.read.format("headwater").options(**given).load()  # type: ignore[arg-type]
 
 
-def stream(spark: SparkSession, store: WrittenStore, **options: object) -> DataFrame:
+def stream(session: SparkSession, store: WrittenStore, **options: object) -> DataFrame:
     given = {**place_of(store), **options}
-    return spark.readStream.format("headwater").options(**given).load()  # type: ignore[arg-type]
+    return session.readStream.format("headwater").options(**given).load()  # type: ignore[arg-type]
 
 
 def drain(rows: DataFrame, folder: Path) -> list[Row]:
@@ -95,8 +95,8 @@ def drain(rows: DataFrame, folder: Path) -> list[Row]:
     return written_rows(rows.sparkSession, folder)
 
 
-def written_rows(spark: SparkSession, folder: Path) -> list[Row]:
-    return sorted(spark.read.parquet(str(folder / "out")).collect(), key=lambda row: row["op_id"])
+def written_rows(session: SparkSession, folder: Path) -> list[Row]:
+    return sorted(session.read.parquet(str(folder / "out")).collect(), key=lambda row: row["op_id"])
 
 
 def replay(rows: list[Row], standing: Counter[tuple[str, str, str]] | None = None) -> Counter[tuple[str, str, str]]:
@@ -123,9 +123,9 @@ def some_history(store: WrittenStore) -> None:
     store.write({"1": None, "2": (C, "moved")})
 
 
-def test_a_batch_read_gives_every_op_with_its_place_and_content(spark: SparkSession, stored: WrittenStore) -> None:
+def test_a_batch_read_gives_every_op_with_its_place_and_content(session: SparkSession, stored: WrittenStore) -> None:
     some_history(stored)
-    rows = sorted(read(spark, stored).collect(), key=lambda row: row["op_id"])
+    rows = sorted(read(session, stored).collect(), key=lambda row: row["op_id"])
     assert len({row["op_id"] for row in rows}) == len(rows)
     assert replay(rows) == stored.standing()
     put = rows[-2]
@@ -135,58 +135,58 @@ def test_a_batch_read_gives_every_op_with_its_place_and_content(spark: SparkSess
     assert removed["data"] is None
 
 
-def test_an_op_tells_source_position_and_time_of_its_flush(spark: SparkSession, written: WrittenStore) -> None:
+def test_an_op_tells_source_position_and_time_of_its_flush(session: SparkSession, written: WrittenStore) -> None:
     written.publish({"1": (A, "bulk")})
     written.write({"2": (A, "live")}, committed_us=86_400_000_000)
-    bulk, live = (read(spark, written).where(f"id = '{number}'").collect()[0] for number in (1, 2))
+    bulk, live = (read(session, written).where(f"id = '{number}'").collect()[0] for number in (1, 2))
     assert (bulk["commit_lsn"], bulk["committed_at"]) == (None, None)
     assert (live["source"], live["commit_lsn"]) == ("default", "0/6E")
     assert live["committed_at"].astimezone(UTC) == datetime(2000, 1, 1, tzinfo=UTC) + timedelta(days=1)
 
 
 def test_a_read_keeps_to_the_buckets_definitions_and_tables_asked_for(
-    spark: SparkSession, stored: WrittenStore
+    session: SparkSession, stored: WrittenStore
 ) -> None:
     some_history(stored)
-    assert {row["bucket"] for row in read(spark, stored, bucket=B).collect()} == {B}
-    assert {row["bucket"] for row in read(spark, stored, bucket=json.dumps([B, C])).collect()} == {B, C}
-    assert {row["bucket"] for row in read(spark, stored, definition="notes").collect()} == {C}
-    assert read(spark, stored, definition="notes", bucket=B).count() == 0
-    assert {row["op"] for row in read(spark, stored, table="others").collect()} == {"CLEAR"}
-    assert read(spark, stored, table="todos").count() == read(spark, stored).count()
+    assert {row["bucket"] for row in read(session, stored, bucket=B).collect()} == {B}
+    assert {row["bucket"] for row in read(session, stored, bucket=json.dumps([B, C])).collect()} == {B, C}
+    assert {row["bucket"] for row in read(session, stored, definition="notes").collect()} == {C}
+    assert read(session, stored, definition="notes", bucket=B).count() == 0
+    assert {row["op"] for row in read(session, stored, table="others").collect()} == {"CLEAR"}
+    assert read(session, stored, table="todos").count() == read(session, stored).count()
 
 
-def test_a_dataframe_stays_as_it_was_when_it_was_made(spark: SparkSession, written: WrittenStore) -> None:
+def test_a_dataframe_stays_as_it_was_when_it_was_made(session: SparkSession, written: WrittenStore) -> None:
     written.publish({"1": (A, "x")})
-    ops, rows = read(spark, written), read(spark, written, snapshot=True)
+    ops, rows = read(session, written), read(session, written, snapshot=True)
     before = ops.count()
     written.write({"1": (A, "y"), "2": (A, "z")})
     assert ops.count() == before
     assert replay(rows.collect()) == Counter([(A, "1", "x")])
 
 
-def test_a_large_range_is_read_by_several_tasks(spark: SparkSession, written: WrittenStore) -> None:
+def test_a_large_range_is_read_by_several_tasks(session: SparkSession, written: WrittenStore) -> None:
     written.publish({str(i): (A if i % 2 else B, "x") for i in range(60_000)})
-    rows = read(spark, written)
+    rows = read(session, written)
     assert rows.rdd.getNumPartitions() == 2
     assert rows.select("op_id").distinct().count() == 60_002
 
 
-def test_a_stream_gives_each_op_once_and_continues(spark: SparkSession, stored: WrittenStore, tmp_path: Path) -> None:
+def test_a_stream_gives_each_op_once_and_continues(session: SparkSession, stored: WrittenStore, tmp_path: Path) -> None:
     some_history(stored)
     folder = tmp_path / "tap"
-    ops = stream(spark, stored, maxOpsPerBatch=700)
+    ops = stream(session, stored, maxOpsPerBatch=700)
     assert replay(drain(ops, folder)) == stored.standing()
     assert len(list((folder / "checkpoint" / "commits").glob("[0-9]*"))) >= 5
     stored.truncate()
     stored.write({"5": (B, "after")})
-    rows = drain(stream(spark, stored, maxOpsPerBatch=700), folder)
-    assert [row["op_id"] for row in rows] == sorted(row["op_id"] for row in read(spark, stored).collect())
+    rows = drain(stream(session, stored, maxOpsPerBatch=700), folder)
+    assert [row["op_id"] for row in rows] == sorted(row["op_id"] for row in read(session, stored).collect())
     assert replay(rows) == stored.standing() == Counter([(B, "5", "after")])
 
 
 def test_a_stream_that_was_killed_between_batches_continues_without_loss_or_repeat(
-    spark: SparkSession, written: WrittenStore, tmp_path: Path
+    session: SparkSession, written: WrittenStore, tmp_path: Path
 ) -> None:
     some_history(written)
     folder = tmp_path / "tap"
@@ -197,48 +197,50 @@ def test_a_stream_that_was_killed_between_batches_continues_without_loss_or_repe
         wait_until(lambda: (metadata / "2").exists() or tap.poll() is not None, "three batches", seconds=120)
         os.killpg(tap.pid, signal.SIGKILL)  # Python and the JVM at once
     assert tap.returncode == -signal.SIGKILL, "the stream ended by itself"
-    taken = len(written_rows(spark, folder))
+    taken = len(written_rows(session, folder))
     written.write({"7": (B, "while nobody read")})
-    rows = drain(stream(spark, written, maxOpsPerBatch=300), folder)
+    rows = drain(stream(session, written, maxOpsPerBatch=300), folder)
     assert len(rows) > taken > 0
-    assert [row["op_id"] for row in rows] == sorted(row["op_id"] for row in read(spark, written).collect())
+    assert [row["op_id"] for row in rows] == sorted(row["op_id"] for row in read(session, written).collect())
     assert replay(rows) == written.standing()
 
 
-def test_a_stream_can_start_at_the_end_or_at_an_op(spark: SparkSession, written: WrittenStore, tmp_path: Path) -> None:
+def test_a_stream_can_start_at_the_end_or_at_an_op(
+    session: SparkSession, written: WrittenStore, tmp_path: Path
+) -> None:
     some_history(written)
     middle = written.write({"10": (A, "before")}).op_id
     written.write({"11": (A, "after")})
-    assert drain(stream(spark, written, startingOffset="latest"), tmp_path / "latest") == []
-    rows = drain(stream(spark, written, startingOffset=middle), tmp_path / "middle")
+    assert drain(stream(session, written, startingOffset="latest"), tmp_path / "latest") == []
+    rows = drain(stream(session, written, startingOffset=middle), tmp_path / "middle")
     assert [row["id"] for row in rows] == ["11"]
     written.write({"12": (A, "later")})
-    assert [row["id"] for row in drain(stream(spark, written), tmp_path / "latest")] == ["12"]
+    assert [row["id"] for row in drain(stream(session, written), tmp_path / "latest")] == ["12"]
 
 
 def test_a_snapshot_and_the_stream_from_there_give_the_truth(
-    spark: SparkSession, stored: WrittenStore, tmp_path: Path
+    session: SparkSession, stored: WrittenStore, tmp_path: Path
 ) -> None:
     some_history(stored)
     compact(stored.address, A)
     stored.write({"20": (A, "after the compaction")})
-    rows = read(spark, stored, snapshot=True).collect()
+    rows = read(session, stored, snapshot=True).collect()
     assert {row["op"] for row in rows} == {"PUT"}
     snapshot = replay(rows)
     assert snapshot == stored.standing()
     (start,) = {row["checkpoint"] for row in rows}
     stored.write({"20": None, "21": (B, "later"), "22": (C, "later")})
-    later = drain(stream(spark, stored, startingOffset=start), tmp_path / "tap")
+    later = drain(stream(session, stored, startingOffset=start), tmp_path / "tap")
     assert replay(later, snapshot) == stored.standing()
 
 
 def test_a_stream_from_the_beginning_of_compacted_history_reaches_the_truth(
-    spark: SparkSession, stored: WrittenStore, tmp_path: Path
+    session: SparkSession, stored: WrittenStore, tmp_path: Path
 ) -> None:
     some_history(stored)
     compact(stored.address, A, B)
     stored.write({"20": (A, "after the compaction")})
-    rows = drain(stream(spark, stored, maxOpsPerBatch=10), tmp_path / "tap")
+    rows = drain(stream(session, stored, maxOpsPerBatch=10), tmp_path / "tap")
     assert replay(rows) == stored.standing()
 
 
@@ -273,17 +275,17 @@ def test_a_batch_is_as_large_as_allowed_and_ends_with_a_flush_where_one_is_in_re
 
 
 def test_a_stream_overtaken_by_compaction_says_how_to_start_again(
-    spark: SparkSession, stored: WrittenStore, tmp_path: Path
+    session: SparkSession, stored: WrittenStore, tmp_path: Path
 ) -> None:
     some_history(stored)
     folder = tmp_path / "tap"
-    drain(stream(spark, stored), folder)
+    drain(stream(session, stored), folder)
     stored.write({"30": (A, "missed")})
     stored.write({"30": (A, "kept")})
     compact(stored.address, A)
-    other = stream(spark, stored, bucket=B, startingOffset=1)
+    other = stream(session, stored, bucket=B, startingOffset=1)
     with pytest.raises(StreamingQueryException) as failure:
-        drain(stream(spark, stored), folder)
+        drain(stream(session, stored), folder)
     said = str(failure.value)
     assert "[HW_4101] compaction merged the changes up to op" in said
     assert "snapshot=true" in said
@@ -292,32 +294,34 @@ def test_a_stream_overtaken_by_compaction_says_how_to_start_again(
 
 
 def test_compaction_of_what_a_stream_has_read_does_not_stop_it(
-    spark: SparkSession, written: WrittenStore, tmp_path: Path
+    session: SparkSession, written: WrittenStore, tmp_path: Path
 ) -> None:
     some_history(written)
     folder = tmp_path / "tap"
-    drain(stream(spark, written), folder)
+    drain(stream(session, written), folder)
     written.write({"new": (B, "b moves on")})
     compact(written.address, A)
     written.write({"30": (A, "after")})
-    assert replay(drain(stream(spark, written), folder)) == written.standing()
+    assert replay(drain(stream(session, written), folder)) == written.standing()
 
 
-def test_a_stream_does_not_go_on_with_another_store(spark: SparkSession, written: WrittenStore, tmp_path: Path) -> None:
+def test_a_stream_does_not_go_on_with_another_store(
+    session: SparkSession, written: WrittenStore, tmp_path: Path
+) -> None:
     some_history(written)
-    drain(stream(spark, written), tmp_path / "tap")
+    drain(stream(session, written), tmp_path / "tap")
     other = WrittenStore(SqliteAddress(str(tmp_path / "other")))
     some_history(other)
     with pytest.raises(StreamingQueryException, match="belongs to another store"):
-        drain(stream(spark, other), tmp_path / "tap")
+        drain(stream(session, other), tmp_path / "tap")
     other.close()
 
 
-def test_an_empty_store_is_read_as_nothing(spark: SparkSession, stored: WrittenStore, tmp_path: Path) -> None:
-    assert read(spark, stored).count() == 0
-    assert read(spark, stored, snapshot=True).count() == 0
+def test_an_empty_store_is_read_as_nothing(session: SparkSession, stored: WrittenStore, tmp_path: Path) -> None:
+    assert read(session, stored).count() == 0
+    assert read(session, stored, snapshot=True).count() == 0
     stored.publish({"1": (A, "x")})
-    assert replay(drain(stream(spark, stored), tmp_path / "tap")) == stored.standing()
+    assert replay(drain(stream(session, stored), tmp_path / "tap")) == stored.standing()
 
 
 @pytest.mark.parametrize(
@@ -333,26 +337,26 @@ def test_an_empty_store_is_read_as_nothing(spark: SparkSession, stored: WrittenS
     ],
 )
 def test_a_wrong_option_is_refused(
-    spark: SparkSession, written: WrittenStore, options: dict[str, object], reason: str
+    session: SparkSession, written: WrittenStore, options: dict[str, object], reason: str
 ) -> None:
     written.publish({"1": (A, "x")})
     with pytest.raises(PySparkException, match=reason):
-        read(spark, written, **options).collect()
+        read(session, written, **options).collect()
 
 
-def test_a_store_that_is_not_there_is_named(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_store_that_is_not_there_is_named(session: SparkSession, tmp_path: Path) -> None:
     with pytest.raises(PySparkException, match=r"there is no store \(.*nowhere/store.db\)"):
-        spark.read.format("headwater").load(str(tmp_path / "nowhere")).collect()
+        session.read.format("headwater").load(str(tmp_path / "nowhere")).collect()
 
 
-def test_no_password_is_shown(spark: SparkSession, source_db: SourceDb, capfd: pytest.CaptureFixture[str]) -> None:
-    reader = spark.readStream.format("headwater").option("password", "hunter2")
+def test_no_password_is_shown(session: SparkSession, source_db: SourceDb, capfd: pytest.CaptureFixture[str]) -> None:
+    reader = session.readStream.format("headwater").option("password", "hunter2")
     WrittenStore(PostgresAddress(source_db.dsn, "kept", "test")).close()
     reader.options(uri=source_db.dsn, schema="kept").load().explain("extended")
     with pytest.raises(PySparkException) as failure:
         reader.options(uri="postgresql://user@127.0.0.1:1/none").load()
     with pytest.raises(PySparkException, match="give it as the option password") as refused:
-        spark.read.format("headwater").option("uri", "postgresql://user:hunter2@127.0.0.1/none").load()
+        session.read.format("headwater").option("uri", "postgresql://user:hunter2@127.0.0.1/none").load()
     shown = capfd.readouterr()
     assert "StreamingRelationV2" in shown.out
     assert "hunter2" not in shown.out + shown.err + str(failure.value) + str(refused.value)

@@ -33,18 +33,20 @@ from headwater_rules.plan import SyncPlan
 _log = logging.getLogger(__name__)
 
 _KEPT_FINDINGS = 100
+_LONGEST_STEP = 0.05  # seconds that the stream waits for us
 _MENDED_AT_MOST = 3
 _NO_END = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingSettings:
-    """How eager the sampling audit is. `rate` is how many ops and rows it looks at in a second: a thousand cost about a
-    hundredth of a processor. `slice` is how many it looks at at once. A cycle begins `rest` seconds after the one
-    before, the first `delay` seconds after the start. Without `repair`, what is found is only told."""
+    """How eager the sampling audit is. It looks at `rate` ops and rows in a second at most, and takes no more than
+    `share` of a processor; `slice` is how many it looks at at once. A cycle begins `rest` seconds after the one before,
+    the first `delay` seconds after the start. Without `repair`, what is found is only told."""
 
     enabled: bool = True
-    rate: float = 1_000.0
+    rate: float = 2_000.0
+    share: float = 0.02
     slice: int = 500
     rest: float = 60.0
     delay: float = 60.0
@@ -112,7 +114,12 @@ class Sampling:
             self._cycle = self._run(tuple(plans))
         started = time.monotonic()
         try:
-            looked_at = next(self._cycle, None)
+            while (looked_at := next(self._cycle, None)) is not None:
+                now = time.monotonic()
+                pause = max(looked_at / self._settings.rate, (now - started) * (1 / self._settings.share - 1))
+                self._not_before = started + pause
+                if not looked_at or now < self._not_before or now > started + _LONGEST_STEP:
+                    break
         except LeaseLostError:
             raise
         except HeadwaterError as error:  # whoever needs source or store for more than this will say so too
@@ -123,8 +130,6 @@ class Sampling:
         if looked_at is None:
             self.close()
             self._not_before = started + self._settings.rest
-        else:
-            self._not_before = started + looked_at / self._settings.rate
 
     def mend(self, plans: Sequence[SyncPlan]) -> Rebuild | Resync | None:
         """Mend what was found. What takes longer is a job, which is returned."""
