@@ -135,6 +135,9 @@ def test_a_bucket_begun_anew_holds_what_is_appended(
     flush.commit(written.source, Progress(Lsn(written.lsn)))
     assert examined(written, A).problem == ""
     assert examined(written, A).ops == 3
+    with open_verify(written.address) as verify:  # nothing damaged is left behind the CLEAR
+        assert list(verify.segments(bucket_key(A), 0)) == []
+        assert len(list(verify.hot(bucket_key(A), 0, 1 << 62))) == 3
     assert sorted(assert_in_step(reader, A).rows) == sorted(assert_in_step(reader, A, device).rows)
     assert totals(reader, B)[1:] == untouched
     assert reader.chunk(A, OpId(0), OpId(old)).overtaken

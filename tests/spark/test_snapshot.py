@@ -10,6 +10,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from headwater.bulk.jobs import BulkProgress, SnapshotJob, SnapshotTable, TableChangedError
 from headwater.errors import Kind
 from headwater.pipeline.jobs import SparkBulk
 from headwater.pipeline.partition import CountedCopies, SnapshotTask
@@ -17,9 +18,8 @@ from headwater.pipeline.plan import LARGEST_PAGES, partitions
 from headwater.replication.schema import wanted_tables
 from headwater.source.catalog import load_types
 from headwater.source.slot import SnapshotKeeper
-from headwater.bulk.jobs import BulkProgress, SnapshotJob, SnapshotTable, TableChangedError
-from headwater.storage.parts import StagedPart
 from headwater.storage.address import SqliteAddress
+from headwater.storage.parts import StagedPart
 from headwater.storage.sqlite import SqliteStore
 from headwater_rules.compile import compile_config
 from tests.integration.type_cases import CASES, CUSTOM_TYPES

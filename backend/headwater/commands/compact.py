@@ -38,7 +38,8 @@ def run(
     spark: bool = False,
 ) -> None:
     """Compact what is asked for, on Spark if it is much or `spark` says so, and say what came of it. Without a budget,
-    rows are put again only where that saves devices more than it costs them. Raises UnknownBucketError; UpkeepStoppedError once `stop` is set."""
+    rows are put again only where that saves devices more than it costs them. Raises UnknownBucketError;
+    UpkeepStoppedError once `stop` is set."""
     thrift = Thrift() if budget is None else Thrift(budget=budget, price=math.inf, least=1)
     with existing_store(config) as store:
         upkeep = open_upkeep(store.address)

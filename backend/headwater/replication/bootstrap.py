@@ -14,6 +14,7 @@ from headwater.bulk.jobs import BulkProgress, SnapshotJob, SnapshotTable
 from headwater.oplog.lsn import format_lsn
 from headwater.replication.bulk import BulkWork
 from headwater.replication.schema import wanted_tables
+from headwater.replication.versions import RETIRED_AT_ONCE
 from headwater.source.catalog import PublishedTable, load_types
 from headwater.source.connect import SourceSettings, connect
 from headwater.source.slot import SnapshotKeeper, drop_slot, end_reader, slot_name, system_identity
@@ -40,6 +41,8 @@ class Bootstrap:
     def run(self, lease: Lease) -> None:
         """Replace whatever the store has of the source. What clients see changes once, at the end."""
         self.store.discard_staged(lease)
+        while self.store.retire(lease, (), RETIRED_AT_ONCE):
+            pass  # a bucket that is on its way out may come again
         name = slot_name(self.source)
         with connect(self.source) as conn:
             if self.store.source_state(self.source.tag) is not None:

@@ -23,7 +23,7 @@ from headwater.replication.live import LiveContext
 from headwater.replication.sampling import SamplingSettings
 from headwater.replication.schema import SchemaWatch, wanted_tables
 from headwater.replication.site import Site
-from headwater.replication.versions import deploy_file, in_state, in_use, newest
+from headwater.replication.versions import deploy_file, forget_half_built, in_state, in_use, newest
 from headwater.replication.work import Work
 from headwater.source.catalog import load_types
 from headwater.source.connect import SourceSettings, connect, source_errors
@@ -188,6 +188,7 @@ class Replicator:
         if state is None:
             return
         self.store.discard_staged(lease)  # a job that died after its last step has left its files
+        forget_half_built(self.store, lease)
         plans = in_use(self.store, self.keep_stopped).plans
         stored = self.store.tables(self.source.tag)
         with connect(self.source) as conn:

@@ -33,6 +33,7 @@ from headwater_rules.plan import SyncPlan
 _log = logging.getLogger(__name__)
 
 _KEPT_FINDINGS = 100
+_GATHER_SECONDS = 3.0
 _LONGEST_STEP = 0.05  # seconds that the stream waits for us
 _MENDED_AT_MOST = 3
 _NO_END = 1 << 62
@@ -88,6 +89,12 @@ class _Wanted:
     buckets: set[int] = field(default_factory=set)
     tables: set[int] = field(default_factory=set)
     lookups: list[BrokenLookups] = field(default_factory=list)
+    since: float = 0.0
+
+    def note(self) -> None:
+        """Something is about to be added."""
+        if not self.buckets and not self.tables:
+            self.since = time.monotonic()
 
 
 class Sampling:
@@ -132,11 +139,14 @@ class Sampling:
             self._not_before = started + self._settings.rest
 
     def mend(self, plans: Sequence[SyncPlan]) -> Rebuild | Resync | None:
-        """Mend what was found. What takes longer is a job, which is returned."""
+        """Mend what was found. What takes longer is a job, which is returned: once for what is found within a while,
+        for damage seldom comes alone."""
         wanted = self._wanted
         if wanted.lookups:
             lookups, wanted.lookups = wanted.lookups, []
             repair_lookups(self._site, lookups)
+        if self._cycle is not None and time.monotonic() < wanted.since + _GATHER_SECONDS:
+            return None
         if wanted.tables:
             oids, wanted.tables = frozenset(wanted.tables), set()
             return Resync(self._site, Order(tuple(plans), oids, reason="sampling audit", verify=True))
@@ -231,6 +241,7 @@ class Sampling:
     def _bucket_broken(self, key: int, name: str, problem: str) -> None:
         self._tell("HW_5201", f"bucket {name or key}", problem)
         if self._may_mend(key):
+            self._wanted.note()
             self._wanted.buckets.add(key)
 
     def _rows_broken(self, live: LiveTable, row_ids: Sequence[str], problem: str) -> None:
@@ -239,6 +250,7 @@ class Sampling:
         named = ", ".join(sorted(row_ids)[:5]) + (", …" if len(row_ids) > 5 else "")
         self._tell("HW_5204", f"{live.name}, rows {named}", problem)
         if self._may_mend((live.name, problem)):
+            self._wanted.note()
             self._wanted.tables.add(live.relation.oid)
 
     def _lookups_broken(self, live: LiveTable, row_ids: Sequence[str]) -> None:

@@ -11,6 +11,7 @@ import time
 from dataclasses import dataclass
 from functools import lru_cache
 
+from headwater.storage.contract import Lease
 from headwater.storage.open import Store
 from headwater.storage.versions import ConfigVersion, Origin, VersionState
 from headwater_rules.compile import compile_config
@@ -19,6 +20,8 @@ from headwater_rules.plan import SyncPlan
 from headwater_rules.versions import only, sides
 
 _log = logging.getLogger(__name__)
+
+RETIRED_AT_ONCE = 5_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +70,20 @@ def in_use(store: Store, keep_seconds: float) -> InUse:
     processing = in_state(store, VersionState.PROCESSING)
     coming = None if processing is None else _compiled(processing)
     wanted = set() if coming is None else sides(coming).keys()
+    if coming is not None:  # what it finds complete must be so when its deploy begins
+        plans.append(only(coming, [name for name, digest in sides(coming).items() if complete.get(name) == digest]))
     obsolete = {*complete, *store.unfinished_sides()} - covered - wanted
     return InUse(tuple(plans), tuple(sorted(obsolete)))
+
+
+def forget_half_built(store: Store, lease: Lease) -> None:
+    """Begin to forget row sides that nobody is building now. Their buckets go with this step, so that rows which
+    change, or go, while nobody follows those row sides leave nothing behind."""
+    active = in_state(store, VersionState.ACTIVE)
+    served = set() if active is None else sides(plan_of(active.yaml)).keys()
+    left = sorted({*store.unfinished_sides()} - served)
+    if left:
+        store.retire(lease, left, RETIRED_AT_ONCE)
 
 
 @lru_cache(maxsize=16)

@@ -15,7 +15,7 @@ from headwater.replication.deploy import Deploy
 from headwater.replication.resync import Order, Resync
 from headwater.replication.sampling import Sampling, SamplingSettings
 from headwater.replication.site import Site
-from headwater.replication.versions import in_state, in_use, plan_of
+from headwater.replication.versions import RETIRED_AT_ONCE, forget_half_built, in_state, in_use, plan_of
 from headwater.storage.requests import Request, RequestState
 from headwater.storage.versions import ConfigVersion, VersionState
 from headwater_rules.errors import RuleErrors
@@ -31,7 +31,6 @@ _LOOK_SECONDS = 0.5
 _RETRY_SECONDS = 5.0
 _ATTEMPTS = 5
 _GIVEN_UP_SECONDS = 60.0
-_RETIRED_AT_ONCE = 5_000
 
 
 class Job(Protocol):
@@ -121,8 +120,9 @@ class Work:
         obsolete = in_use(self._site.store, self._keep_seconds).obsolete
         if obsolete:
             _log.info("forgetting %d row sides that no version of the sync config needs", len(obsolete))
-            self._site.follow(self._plans())
             self._retiring = obsolete
+            self._retire()  # their buckets go before they are followed no more
+            self._site.follow(self._plans())
 
     def _undeployed(self) -> ConfigVersion | None:
         """The version on its way; or the served one, if it came from a store that did not keep its row sides."""
@@ -143,7 +143,7 @@ class Work:
         _log.info("deploying version %d of the sync config", version.id)
         try:
             plan = plan_of(version.yaml)
-            while self._site.store.retire(self._site.lease, (), _RETIRED_AT_ONCE):
+            while self._site.store.retire(self._site.lease, (), RETIRED_AT_ONCE):
                 pass  # row sides that are on their way out may be needed anew: they begin from nothing
             self._current = _Asked(Deploy(self._site, version, plan, self._plans()), version, None)
         except RuleErrors as error:
@@ -210,6 +210,7 @@ class Work:
             if present is None or present.id != asked.version.id:
                 _log.info("version %d of the sync config was replaced on its way", asked.version.id)
                 self.close()
+                forget_half_built(store, lease)
                 self._site.follow(self._plans())
                 return
             store.mark_version(lease, asked.version.id, VersionState.PROCESSING, said)
@@ -249,10 +250,11 @@ class Work:
             self._end_request(asked.request, RequestState.FAILED, {"error": why})
         elif asked.version is not None:
             self._site.store.mark_version(self._site.lease, asked.version.id, VersionState.FAILED, why)
+            forget_half_built(self._site.store, self._site.lease)
             self._site.follow(self._plans())
 
     def _retire(self) -> None:
-        if not self._site.store.retire(self._site.lease, self._retiring, _RETIRED_AT_ONCE):
+        if not self._site.store.retire(self._site.lease, self._retiring, RETIRED_AT_ONCE):
             self._retiring = ()
 
 

@@ -326,10 +326,11 @@ def _ascending(ids: Sequence[int]) -> bool:
 def cut_keys(counts: Iterable[tuple[int, int]], ops: int) -> list[tuple[int, int]]:
     """Ranges of keys from (key, number of ops), by key, each of about `ops` ops."""
     starts: list[int] = []
-    held = ops
+    held = 0
     for key, count in counts:
-        if held + count > ops and (held or not starts):
+        if not starts or held + count > ops:
             starts.append(key)
             held = 0
         held += count
-    return list(zip(starts, [*starts[1:], ALL_KEYS[1]], strict=True))
+    ends = [*starts[1:], ALL_KEYS[1]][: len(starts)]
+    return list(zip(starts, ends, strict=True))

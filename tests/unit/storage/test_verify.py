@@ -1,0 +1,71 @@
+"""No byte of an op or a segment can change unnoticed."""
+
+from __future__ import annotations
+
+import pytest
+import zstandard
+
+from headwater.oplog.op import content_digest, finished_op, put_body, put_checksum, remove_body
+from headwater.storage.verify import DamageError, ReadOp, StoredSegment, cut_keys, entry_hash, read_op, segment_ops
+
+DATA = '{"id":"7","text":"it\\n is \\"ß\\""}'
+DIGEST = content_digest("todos", "7", DATA)
+PUT = finished_op(12, put_body("todos", "7", "3", DATA, DIGEST)).encode()
+REMOVE = finished_op(12, remove_body("todos", "7", "3")).encode()
+
+
+def flips(content: bytes) -> list[bytes]:
+    """The content with one bit of one byte flipped, in every way."""
+    return [
+        content[:place] + bytes([content[place] ^ (1 << bit)]) + content[place + 1 :]
+        for place in range(len(content))
+        for bit in range(8)
+    ]
+
+
+def meaning(op: ReadOp) -> tuple[object, ...]:
+    """What the sums of bucket and history are made of."""
+    return op.kind, op.checksum, entry_hash(op.table, op.object_id, op.subkey, op.checksum)
+
+
+@pytest.mark.parametrize("line", [PUT, REMOVE], ids=["PUT", "REMOVE"])
+def test_a_flipped_bit_of_an_op_is_refused_or_changes_what_it_means(line: bytes) -> None:
+    sound = meaning(read_op(12, line))
+    unnoticed = []
+    for flipped in flips(line):
+        try:
+            if meaning(read_op(12, flipped)) == sound:
+                unnoticed.append(flipped)
+        except DamageError:
+            continue
+    assert unnoticed == []
+
+
+def test_what_an_op_says_is_read() -> None:
+    assert read_op(12, PUT)[:2] == ("PUT", put_checksum(DIGEST))
+    assert read_op(12, PUT)[3:] == ("todos", "7", "3")
+    assert read_op(12, b'{"op_id":"12","op":"MOVE","checksum":9}')[:3] == ("MOVE", 9, None)
+
+
+@pytest.mark.parametrize("sealed", [False, True])
+def test_a_flipped_bit_of_a_segment_is_refused_or_shows_in_its_ops(sealed: bool) -> None:
+    bodies = [put_body("todos", str(n), "3", DATA, content_digest("todos", str(n), DATA)) for n in range(4)]
+    lines = [finished_op(n, body) for n, body in enumerate(bodies, 20)] if sealed else bodies
+    checksum = sum(put_checksum(content_digest("todos", str(n), DATA)) for n in range(4)) & 0xFFFFFFFF
+    blob = zstandard.compress("\n".join(lines).encode())
+    sound = StoredSegment(20, 23, sealed, 4, checksum, blob)
+    right = [meaning(read_op(*op)) for op in segment_ops(sound)]
+    unnoticed = []
+    for flipped in flips(blob):
+        try:
+            found = [meaning(read_op(*op)) for op in segment_ops(sound._replace(bodies=flipped))]
+        except DamageError:
+            continue
+        if found == right and zstandard.decompress(flipped) != zstandard.decompress(blob):
+            unnoticed.append(flipped)
+    assert unnoticed == []
+
+
+def test_ranges_of_keys_hold_about_as_many_ops_as_asked_for() -> None:
+    assert cut_keys([], 10) == []
+    assert cut_keys([(3, 4), (5, 4), (9, 4), (11, 50), (12, 1)], 10) == [(3, 9), (9, 11), (11, 12), (12, 1 << 63)]
