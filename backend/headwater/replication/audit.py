@@ -82,9 +82,9 @@ class Audit:
             yield False
         outcome = self._outcome = verifying.result()
         for bucket in outcome.buckets[:NAMED_BUCKETS]:
-            _log.warning("[HW_5201] bucket %s: %s", bucket.name or bucket.key, bucket.problem)
+            _log.warning("[HW_5301] bucket %s: %s", bucket.name or bucket.key, bucket.problem)
         if outcome.lookups:
-            _log.warning("[HW_5202] %d rows have other lookups than the rules give them", len(outcome.lookups))
+            _log.warning("[HW_5302] %d rows have other lookups than the rules give them", len(outcome.lookups))
         if self._order.repair:
             repair_lookups(self._site, outcome.lookups)
             if outcome.buckets:

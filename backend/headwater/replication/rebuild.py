@@ -110,7 +110,7 @@ class Rebuild:
         foreign = [table for table, ids in rows.items() if ids and table not in live]
         if foreign:
             _log.error(
-                "[HW_5203] %d broken buckets hold rows of another source too and can't be built anew by this one: "
+                "[HW_5303] %d broken buckets hold rows of another source too and can't be built anew by this one: "
                 "resync that source",
                 len(self._keys),
             )

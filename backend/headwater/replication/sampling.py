@@ -239,7 +239,7 @@ class Sampling:
     # what is broken
 
     def _bucket_broken(self, key: int, name: str, problem: str) -> None:
-        self._tell("HW_5201", f"bucket {name or key}", problem)
+        self._tell("HW_5301", f"bucket {name or key}", problem)
         if self._may_mend(key):
             self._wanted.note()
             self._wanted.buckets.add(key)
@@ -248,7 +248,7 @@ class Sampling:
         if not row_ids:
             return
         named = ", ".join(sorted(row_ids)[:5]) + (", …" if len(row_ids) > 5 else "")
-        self._tell("HW_5204", f"{live.name}, rows {named}", problem)
+        self._tell("HW_5304", f"{live.name}, rows {named}", problem)
         if self._may_mend((live.name, problem)):
             self._wanted.note()
             self._wanted.tables.add(live.relation.oid)
@@ -256,7 +256,7 @@ class Sampling:
     def _lookups_broken(self, live: LiveTable, row_ids: Sequence[str]) -> None:
         if not row_ids:
             return
-        self._tell("HW_5202", f"{live.name}, {len(row_ids)} rows", "other lookups than the rules give them")
+        self._tell("HW_5302", f"{live.name}, {len(row_ids)} rows", "other lookups than the rules give them")
         if self._may_mend((live.name, "lookups")):
             self._wanted.lookups += [BrokenLookups(live.id, row_id) for row_id in row_ids]
 
@@ -273,5 +273,5 @@ class Sampling:
         """What is broken again and again has a cause that mending does not reach."""
         self._mended[what] = self._mended.get(what, 0) + 1
         if self._mended[what] == _MENDED_AT_MOST + 1:
-            _log.error("[HW_5205] it was mended %d times and broke again: look at disk and memory", _MENDED_AT_MOST)
+            _log.error("[HW_5305] it was mended %d times and broke again: look at disk and memory", _MENDED_AT_MOST)
         return self._settings.repair and self._mended[what] <= _MENDED_AT_MOST

@@ -48,7 +48,8 @@ class RowFetcher:
         )
         with conn.cursor() as cursor:
             with cursor.copy(query) as copy:
-                lines = b"".join(bytes(data) for data in copy).decode().splitlines()
+                # Not splitlines: COPY leaves other separators of Unicode in a value as they are
+                lines = b"".join(bytes(data) for data in copy).decode().split("\n")[:-1]
             cursor.execute("select pg_current_wal_insert_lsn()::text")
             (position,) = cursor.fetchall()[0]
             cursor.execute(ping_statement(conn.info.server_version))
