@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import apsw
 import orjson
 import psycopg
 
@@ -133,9 +134,17 @@ def _compact(address: StoreAddress, ops: int) -> None:
 def _size(address: StoreAddress) -> int:
     match address:
         case SqliteAddress(directory):
-            return sum(path.stat().st_size for path in Path(directory).glob("store.db*"))
+            db = apsw.Connection(str(Path(directory) / "store.db"))
+            pages, free, size = (
+                int(str(db.execute(f"pragma {name}").fetchall()[0][0]))
+                for name in ("page_count", "freelist_count", "page_size")
+            )
+            db.close()
+            return (pages - free) * size
         case PostgresAddress(conninfo, schema):
-            with psycopg.connect(conninfo) as conn:
+            with psycopg.connect(conninfo, autocommit=True) as conn:
+                conn.execute(f"set search_path to {schema}".encode())
+                conn.execute("vacuum full")
                 sql = (
                     "select coalesce(sum(pg_total_relation_size(c.oid)), 0)::bigint from pg_class c"
                     " join pg_namespace n on n.oid = c.relnamespace where n.nspname = %s and c.relkind = 'r'"

@@ -25,6 +25,7 @@ _SETTINGS = {
     "jit": "off",
     # Every question goes by an index. Statistics of tables that grow by the minute would say otherwise at times
     "enable_seqscan": "off",
+    "enable_bitmapscan": "off",  # it reads all of a bucket to give the first thousand ops of it
     "lock_timeout": f"{BUSY_SECONDS}s",
     "statement_timeout": "0",
     # A writer whose machine is gone must not hold the store's lock for ever; one that waits for its source may
