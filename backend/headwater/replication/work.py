@@ -28,6 +28,7 @@ RESYNC, AUDIT = "resync", "audit"
 """Kinds of requests. Payload: `{"tables": ["public.todos", …]}`, all when empty; an audit may say `"repair": true`."""
 
 _LOOK_SECONDS = 0.5
+_THOROUGH_SECONDS = 5.0
 _RETRY_SECONDS = 5.0
 _ATTEMPTS = 5
 _GIVEN_UP_SECONDS = 60.0
@@ -62,6 +63,9 @@ class Work:
         self._current: _Asked | None = None
         self._looked = 0.0
         self._not_before = 0.0
+        self._inbox = -1
+        self._ended = True
+        self._thorough = 0.0
         self._failures: dict[tuple[str, int], int] = {}
         self._retiring: tuple[str, ...] = ()
         self._sampling = Sampling(site, sampling)
@@ -79,11 +83,21 @@ class Work:
             self._retire()
         elif time.monotonic() >= max(self._looked + _LOOK_SECONDS, self._not_before):
             self._looked = time.monotonic()
-            self._look()
+            if self._has_news():
+                self._look()
             if self.busy:
                 self._sampling.close()
             else:
                 self._sample()
+
+    def _has_news(self) -> bool:
+        """Whether to look thoroughly: something was handed in, a job ended, or it is a while ago. Commits wait for
+        each look."""
+        inbox = self._site.store.inbox()
+        if inbox == self._inbox and not self._ended and time.monotonic() < self._thorough + _THOROUGH_SECONDS:
+            return False
+        self._inbox, self._ended, self._thorough = inbox, False, time.monotonic()
+        return True
 
     def _sample(self) -> None:
         """With nothing else to do, a slice of the sampling audit, and what it calls for."""
@@ -97,6 +111,7 @@ class Work:
     def close(self) -> None:
         """Leave what is being done for the next time."""
         self._sampling.close()
+        self._ended = True
         if self._current is not None:
             self._current.job.close()
             self._current = None
@@ -147,6 +162,7 @@ class Work:
                 pass  # row sides that are on their way out may be needed anew: they begin from nothing
             self._current = _Asked(Deploy(self._site, version, plan, self._plans()), version, None)
         except RuleErrors as error:
+            self._ended = True
             self._site.store.mark_version(self._site.lease, version.id, VersionState.FAILED, str(error))
 
     def _begin_request(self, request: Request) -> None:
@@ -218,6 +234,7 @@ class Work:
     def _finish(self, asked: _Asked) -> None:
         asked.job.close()
         self._current = None
+        self._ended = True
         if isinstance(asked.job, Resync):
             asked.job.unmark()
         if asked.request is not None and isinstance(asked.job, Resync):
@@ -228,6 +245,7 @@ class Work:
             self._site.follow(self._plans())
 
     def _end_request(self, request: Request, state: RequestState, result: dict[str, object]) -> None:
+        self._ended = True
         text = orjson.dumps(result).decode()
         self._site.store.update_request(self._site.lease, request.id, state, result=text)
 
@@ -256,6 +274,7 @@ class Work:
     def _retire(self) -> None:
         if not self._site.store.retire(self._site.lease, self._retiring, RETIRED_AT_ONCE):
             self._retiring = ()
+            self._ended = True
 
 
 _ABOUT_THE_STREAM = frozenset({"HW_4001", "HW_4002", "HW_4003", "HW_5001", "HW_5002", "HW_5003"})
