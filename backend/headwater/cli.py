@@ -11,9 +11,7 @@ from pathlib import Path
 import click
 
 from headwater.commands.logs import set_up_logging
-from headwater.commands.options import config_options as _config_options
-from headwater.commands.options import examples as _examples
-from headwater.commands.options import load as _load
+from headwater.commands.options import config_options, examples, load
 from headwater.commands.rules_group import rules
 from headwater.commands.supervise import ChildStoppedError, end_with_supervisor
 from headwater.config import ConfigSource
@@ -63,32 +61,32 @@ cli.add_command(rules)
 
 
 @cli.command(
-    epilog=_examples(
+    epilog=examples(
         "headwater serve --config headwater.yaml",
         "PGPASSWORD=… headwater serve -c deploy.yaml   # the file says: password: !env PGPASSWORD",
     )
 )
-@_config_options
+@config_options
 @_source_timeout
 def serve(configs: ConfigSource, source_timeout: float) -> None:
     """Replicate the source and serve devices: everything on one machine."""
     from headwater.commands import serve as command
 
-    command.run(_load(configs), _arguments(configs), _environment(configs), source_timeout=source_timeout)
+    command.run(load(configs), _arguments(configs), _environment(configs), source_timeout=source_timeout)
 
 
-@cli.command(epilog=_examples("headwater start -r unified -c powersync.yaml"))
+@cli.command(epilog=examples("headwater start -r unified -c powersync.yaml"))
 @click.option(
     "-r", "--runner-type", default="unified", type=click.Choice(["unified", "api", "sync"]), show_default=True
 )
-@_config_options
+@config_options
 @_source_timeout
 def start(runner_type: str, configs: ConfigSource, source_timeout: float) -> None:
     """`serve` under the name and options of an existing compose file."""
     from headwater.commands import serve as command
 
     command.run(
-        _load(configs),
+        load(configs),
         _arguments(configs),
         _environment(configs),
         source_timeout=source_timeout,
@@ -97,14 +95,14 @@ def start(runner_type: str, configs: ConfigSource, source_timeout: float) -> Non
     )
 
 
-@cli.command(epilog=_examples("headwater replicate --config headwater.yaml"))
-@_config_options
+@cli.command(epilog=examples("headwater replicate --config headwater.yaml"))
+@config_options
 @_source_timeout
 def replicate(configs: ConfigSource, source_timeout: float) -> None:
     """Only the replicator: follow the source into the store. A second one waits for the first to end."""
     from headwater.commands.signals import stop_on_signals
 
-    config = _load(configs)
+    config = load(configs)
     stop = threading.Event()
     stop_on_signals(stop)
     end_with_supervisor()
@@ -113,11 +111,11 @@ def replicate(configs: ConfigSource, source_timeout: float) -> None:
     command.run(config, stop, source_timeout=source_timeout)
 
 
-@cli.command(epilog=_examples("headwater api --config headwater.yaml"))
-@_config_options
+@cli.command(epilog=examples("headwater api --config headwater.yaml"))
+@config_options
 def api(configs: ConfigSource) -> None:
     """Only the endpoint: serve devices from the store."""
-    config = _load(configs)
+    config = load(configs)
     from headwater.commands import api as command
 
     end_with_supervisor()
@@ -129,9 +127,9 @@ def source() -> None:
     """Prepare a source database and look at it."""
 
 
-@source.command("prepare", epilog=_examples("headwater source prepare -c headwater.yaml",
+@source.command("prepare", epilog=examples("headwater source prepare -c headwater.yaml",
                                             "headwater source prepare -c headwater.yaml --all-tables"))  # fmt: skip
-@_config_options
+@config_options
 @click.option("--all-tables", is_flag=True, help="Publish every table, not only those the sync config names.")
 @click.option("--append-only", is_flag=True,
               help="Also publish tables without a key: Postgres then refuses their updates and deletes.")  # fmt: skip
@@ -141,32 +139,32 @@ def prepare_(configs: ConfigSource, all_tables: bool, append_only: bool, admin_u
     """Create the publication and check settings, rights and free slots. Safe to repeat."""
     from headwater.commands.source import prepare_source
 
-    prepare_source(_load(configs), all_tables=all_tables, append_only=append_only, admin_uri=admin_uri)
+    prepare_source(load(configs), all_tables=all_tables, append_only=append_only, admin_uri=admin_uri)
 
 
-@source.command(epilog=_examples("headwater source status -c headwater.yaml"))
-@_config_options
+@source.command(epilog=examples("headwater source status -c headwater.yaml"))
+@config_options
 def status(configs: ConfigSource) -> None:
     """Show how source, slot and store stand to each other."""
     from headwater.commands.source import show_status
 
-    show_status(_load(configs))
+    show_status(load(configs))
 
 
-@source.command("resync", epilog=_examples("headwater source resync todos", "headwater source resync public.a app.b"))
+@source.command("resync", epilog=examples("headwater source resync todos", "headwater source resync public.a app.b"))
 @click.argument("tables", nargs=-1, required=True, metavar="TABLE…")
-@_config_options
+@config_options
 @click.option("--wait/--no-wait", default=True, help="Wait until it is done (the default), or only hand it in.")
 def resync_(configs: ConfigSource, tables: tuple[str, ...], wait: bool) -> None:
     """Compare tables with the source and send devices what differs, while everything else flows."""
     from headwater.commands.asking import resync
 
-    resync(_load(configs), tables, wait=wait)
+    resync(load(configs), tables, wait=wait)
 
 
-@cli.command(epilog=_examples("headwater audit", "headwater audit todos --json", "headwater audit --repair"))
+@cli.command(epilog=examples("headwater audit", "headwater audit todos --json", "headwater audit --repair"))
 @click.argument("tables", nargs=-1, metavar="[TABLE…]")
-@_config_options
+@config_options
 @click.option("--repair", is_flag=True, help="Mend what differs; devices are sent the difference.")
 @click.option("--wait/--no-wait", default=True, help="Wait until it is done (the default), or only hand it in.")
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
@@ -175,18 +173,18 @@ def audit(configs: ConfigSource, tables: tuple[str, ...], repair: bool, wait: bo
     something does and was not mended."""
     from headwater.commands.asking import audit as command
 
-    sys.exit(command(_load(configs), tables, repair=repair, wait=wait, as_json=as_json))
+    sys.exit(command(load(configs), tables, repair=repair, wait=wait, as_json=as_json))
 
 
 @cli.command(
     "compact",
-    epilog=_examples(
+    epilog=examples(
         "headwater compact",
         "headwater compact --definition todos",
         """headwater compact --bucket 'todos.3fa9c1|0["u1"]' --budget 1000000""",
     ),
 )
-@_config_options
+@config_options
 @click.option("--bucket", metavar="NAME", help="Only this bucket.")
 @click.option("--definition", metavar="NAME", help="Only the buckets of this stream or bucket definition.")
 @click.option("--budget", type=click.IntRange(min=0), metavar="BYTES",
@@ -202,7 +200,7 @@ def compact_(
     """
     from headwater.commands.signals import stop_on_signals
 
-    config = _load(configs, warn=False)
+    config = load(configs, warn=False)
     stop = threading.Event()
     stop_on_signals(stop)
     from headwater.commands import compact as command
@@ -215,9 +213,9 @@ def store() -> None:
     """Work on the store: what Headwater keeps of the source for devices."""
 
 
-@store.command("stats", epilog=_examples("headwater store stats -c headwater.yaml",
+@store.command("stats", epilog=examples("headwater store stats -c headwater.yaml",
                                          "headwater store stats --top 20 --json"))  # fmt: skip
-@_config_options
+@config_options
 @click.option("--top", type=click.IntRange(min=0), default=5, show_default=True, metavar="N",
               help="How many buckets to show of those that stand out.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
@@ -228,12 +226,12 @@ def stats_(configs: ConfigSource, top: int, as_json: bool) -> None:
     """
     from headwater.commands.store_stats import show_stats
 
-    show_stats(_load(configs, warn=False), top=top, as_json=as_json)
+    show_stats(load(configs, warn=False), top=top, as_json=as_json)
 
 
-@store.command("forget", epilog=_examples("headwater store forget --table public.people --id 42 --dry-run",
+@store.command("forget", epilog=examples("headwater store forget --table public.people --id 42 --dry-run",
                                           "headwater store forget --contains 'ann@example.com' --yes"))  # fmt: skip
-@_config_options
+@config_options
 @click.option("--table", metavar="SCHEMA.NAME", help="The source table of the row to forget.")
 @click.option("--id", "row_id", metavar="ID", help="The row's key; a JSON array where the key has several columns.")
 @click.option("--id-too", is_flag=True,
@@ -261,13 +259,13 @@ def forget_(
         raise click.UsageError("name either --table and --id, or --contains")
     if id_too and row_id is None:
         raise click.UsageError("--id-too belongs to --table and --id")
-    forget(_load(configs, warn=False), table, row_id, text, id_too=id_too, dry_run=dry_run, yes=yes)
+    forget(load(configs, warn=False), table, row_id, text, id_too=id_too, dry_run=dry_run, yes=yes)
 
 
-@store.command("export", epilog=_examples("headwater store export ./backup-monday -c headwater.yaml",
+@store.command("export", epilog=examples("headwater store export ./backup-monday -c headwater.yaml",
                                           "headwater store export ./moving --seal"))  # fmt: skip
 @click.argument("directory", type=click.Path(path_type=Path))
-@_config_options
+@config_options
 @click.option("--seal", is_flag=True, help="Refuse writes to the store from then on: another one takes its place.")
 def export_(configs: ConfigSource, directory: Path, seal: bool) -> None:
     """Write the whole store into DIRECTORY, as Parquet files, while the service runs.
@@ -277,12 +275,12 @@ def export_(configs: ConfigSource, directory: Path, seal: bool) -> None:
     """
     from headwater.commands.store import export_to
 
-    export_to(_load(configs, warn=False), directory, seal=seal)
+    export_to(load(configs, warn=False), directory, seal=seal)
 
 
-@store.command("import", epilog=_examples("headwater store import ./backup-monday -c headwater.yaml"))
+@store.command("import", epilog=examples("headwater store import ./backup-monday -c headwater.yaml"))
 @click.argument("directory", type=click.Path(path_type=Path))
-@_config_options
+@config_options
 def import_(configs: ConfigSource, directory: Path) -> None:
     """Build the configured store from DIRECTORY, which `headwater store export` wrote.
 
@@ -291,19 +289,19 @@ def import_(configs: ConfigSource, directory: Path) -> None:
     """
     from headwater.commands.store import import_from
 
-    import_from(_load(configs, warn=False), directory)
+    import_from(load(configs, warn=False), directory)
 
 
-@store.command(epilog=_examples("headwater store unseal -c headwater.yaml"))
-@_config_options
+@store.command(epilog=examples("headwater store unseal -c headwater.yaml"))
+@config_options
 def unseal(configs: ConfigSource) -> None:
     """Open a store again that `headwater store export --seal` has sealed."""
     from headwater.commands.store import unseal as command
 
-    command(_load(configs, warn=False))
+    command(load(configs, warn=False))
 
 
-@cli.command(epilog=_examples("headwater dev", "headwater dev --port 9000 --keep ./playground"))
+@cli.command(epilog=examples("headwater dev", "headwater dev --port 9000 --keep ./playground"))
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--port", default=8080, show_default=True, help="Port to listen on; 0 takes a free one.")
 @click.option("--rows", default=100_000, show_default=True, help="About how many rows of sample data.")

@@ -15,16 +15,15 @@ from headwater.bulk.jobs import BulkProgress, ReprocessJob, ReprocessTable
 from headwater.replication.background import Background
 from headwater.replication.resync import Order, Resync
 from headwater.replication.schema import wanted_tables
-from headwater.replication.site import Site
+from headwater.replication.site import ROWS_A_TASK, Site
 from headwater.source.connect import connect
+from headwater.storage.contract import StoredTable
 from headwater.storage.parts import BulkOutcome, BulkRecord, StagedPart
 from headwater.storage.versions import ConfigVersion
 from headwater_rules.plan import SyncPlan, TablePattern
 from headwater_rules.versions import check_names, sides, tables_of, without
 
 _log = logging.getLogger(__name__)
-
-_ROWS_A_TASK = 250_000
 
 
 class Deploy:
@@ -46,7 +45,7 @@ class Deploy:
         self._written: Mapping[int, set[str]] = {}
         self._outcome = BulkOutcome((), "", 0)
         self._resync: Resync | None = None
-        known = frozenset(site.stored())
+        known = list(site.stored().values())
         self._new = self._create_tables()
         site.follow([*in_use, plan])
         if self.missing and known:
@@ -70,9 +69,9 @@ class Deploy:
         unfilled = {oid for oid, table in stored.items() if table.resync}
         return frozenset(relation.oid for relation, _ in new) | unfilled
 
-    def _reprocess(self, known: frozenset[int]) -> None:
+    def _reprocess(self, known: Sequence[StoredTable]) -> None:
         patterns = tables_of(self._plan, self.missing.keys())
-        tables = [self._table(oid) for oid in sorted(known) if self._reads(patterns, oid)]
+        tables = [self._table(table) for table in known if self._reads(patterns, table)]
         tables = [table for table in tables if table.ranges]
         if not tables:
             return
@@ -89,13 +88,12 @@ class Deploy:
         )
         self._reprocessing = Background(lambda: self._site.bulk.reprocess(job, self._note), "reprocess")
 
-    def _table(self, oid: int) -> ReprocessTable:
-        stored = self._site.stored()[oid]
-        ranges = tuple(self._site.store.place_ranges(stored.id, _ROWS_A_TASK))
-        return ReprocessTable(stored, ranges, len(ranges) * _ROWS_A_TASK)
+    def _table(self, stored: StoredTable) -> ReprocessTable:
+        ranges = self._site.ranges(stored.id)
+        return ReprocessTable(stored, ranges, len(ranges) * ROWS_A_TASK)
 
-    def _reads(self, patterns: Sequence[TablePattern], oid: int) -> bool:
-        relation = self._site.stored()[oid].relation
+    def _reads(self, patterns: Sequence[TablePattern], stored: StoredTable) -> bool:
+        relation = stored.relation
         return any(pattern.matches(self._site.tag, relation.schema, relation.name) for pattern in patterns)
 
     def _note(self, progress: BulkProgress) -> None:

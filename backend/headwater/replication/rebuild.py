@@ -26,7 +26,6 @@ from headwater_rules.plan import SyncPlan
 
 _log = logging.getLogger(__name__)
 
-_ROWS_A_TASK = 250_000
 _ROWS_AT_ONCE = 5_000
 _ATTEMPTS = 3
 _NO_END = 1 << 62
@@ -53,7 +52,7 @@ def verify_job(
 
 def _ranges(site: Site, table: int) -> tuple[tuple[int, int], ...]:
     """The last is open: rows that come meanwhile are beyond all others."""
-    ranges = site.store.place_ranges(table, _ROWS_A_TASK) or [(0, _NO_END)]
+    ranges = site.ranges(table) or [(0, _NO_END)]
     return (*ranges[:-1], (ranges[-1][0], _NO_END))
 
 

@@ -20,7 +20,7 @@ from headwater.oplog.lsn import format_lsn
 from headwater.replication.background import Background
 from headwater.replication.merge import describe, wanted_states
 from headwater.replication.schema import wanted_tables
-from headwater.replication.site import Site
+from headwater.replication.site import ROWS_A_TASK, Site
 from headwater.replication.touches import TouchLog
 from headwater.source.catalog import PublishedTable
 from headwater.source.connect import connect
@@ -34,7 +34,6 @@ _log = logging.getLogger(__name__)
 
 MERGED_AT_ONCE = 2_000
 NAMED_ROWS = 100
-_ROWS_A_TASK = 250_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +80,6 @@ class Resync:
         self._batches: queue.Queue[Sequence[Difference]] = queue.Queue(maxsize=2)
         self._batch: list[Difference] = []
         self._keeper: SnapshotKeeper | None = None
-        self._outcome: CompareOutcome | None = None
         self._comparing: Background[CompareOutcome] | None = None
         self._closed = False
         stored = site.stored()
@@ -156,8 +154,8 @@ class Resync:
         self._comparing = Background(lambda: self._site.bulk.compare(job, self._note, self._take), "comparison")
 
     def _table(self, stored: StoredTable, published: PublishedTable) -> CompareTable:
-        ranges = tuple(self._site.store.place_ranges(stored.id, _ROWS_A_TASK))
-        rows = max(len(ranges) * _ROWS_A_TASK, sum(leaf.estimated_rows or 0 for leaf in published.leaves))
+        ranges = self._site.ranges(stored.id)
+        rows = max(len(ranges) * ROWS_A_TASK, sum(leaf.estimated_rows or 0 for leaf in published.leaves))
         return CompareTable(published, stored, ranges, rows)
 
     def _note(self, progress: BulkProgress) -> None:

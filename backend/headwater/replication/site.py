@@ -17,6 +17,9 @@ from headwater.storage.contract import Lease, StoredTable
 from headwater.storage.open import Store
 from headwater_rules.plan import SyncPlan
 
+ROWS_A_TASK = 250_000
+"""About how many current rows a task of bulk work reads."""
+
 
 @dataclass(frozen=True, slots=True)
 class Site:
@@ -36,6 +39,10 @@ class Site:
     def stored(self) -> dict[int, StoredTable]:
         """The source's tables in the store, by oid."""
         return {table.relation.oid: table for table in self.store.tables(self.tag)}
+
+    def ranges(self, table: int) -> tuple[tuple[int, int], ...]:
+        """The places of a table's current rows, cut into what tasks read."""
+        return tuple(self.store.place_ranges(table, ROWS_A_TASK))
 
     def types(self, tables: Sequence[StoredTable]) -> TypeCatalog:
         """The types of the tables' columns."""

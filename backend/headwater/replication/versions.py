@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -26,7 +27,7 @@ RETIRED_AT_ONCE = 5_000
 
 @dataclass(frozen=True, slots=True)
 class InUse:
-    """The plans to follow, and the row sides that none of them has any more."""
+    """The plans to follow, none with a row side that another has, and the row sides that none has any more."""
 
     plans: tuple[SyncPlan, ...]
     obsolete: tuple[str, ...]
@@ -64,16 +65,22 @@ def in_use(store: Store, keep_seconds: float) -> InUse:
         if plan is None:
             continue
         if version.state is not VersionState.ACTIVE:
-            plan = only(plan, [name for name, digest in sides(plan).items() if complete.get(name) == digest])
+            plan = _kept(plan, complete, covered)
         plans.append(plan)
         covered |= sides(plan).keys()
     processing = in_state(store, VersionState.PROCESSING)
     coming = None if processing is None else _compiled(processing)
     wanted = set() if coming is None else sides(coming).keys()
     if coming is not None:  # what it finds complete must be so when its deploy begins
-        plans.append(only(coming, [name for name, digest in sides(coming).items() if complete.get(name) == digest]))
+        plans.append(_kept(coming, complete, covered))
     obsolete = {*complete, *store.unfinished_sides()} - covered - wanted
     return InUse(tuple(plans), tuple(sorted(obsolete)))
+
+
+def _kept(plan: SyncPlan, complete: Mapping[str, str], covered: Collection[str]) -> SyncPlan:
+    """The row sides of a plan that are complete, but for those that another plan has."""
+    names = [name for name, digest in sides(plan).items() if complete.get(name) == digest and name not in covered]
+    return only(plan, names)
 
 
 def forget_half_built(store: Store, lease: Lease) -> None:

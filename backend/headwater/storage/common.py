@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import orjson
 
@@ -32,6 +33,39 @@ def op_floor(now: float) -> int:
     a client that is ahead of a restored or rebuilt store still gets everything. Stays below 2^53 until 2297.
     """
     return int((now - _EPOCH) * _OPS_A_SECOND)
+
+
+@dataclass(slots=True)
+class BucketSum:
+    """What a flush adds to a bucket."""
+
+    checksum: int = 0
+    count: int = 0
+    last_op: int = 0
+
+
+class KnownBuckets:
+    """Buckets that are there, shared by all flushes of a process, so that most appends need not look."""
+
+    def __init__(self) -> None:
+        self.keys: set[int] = set()
+        self._retired = 0
+
+    def check(self, retired: int) -> None:
+        """Under the store's write lock: buckets went since, if the store's count of that is another one."""
+        if retired != self._retired:
+            self.keys.clear()
+            self._retired = retired
+
+
+def union_of_names(texts: Iterable[str | None]) -> frozenset[str] | None:
+    """What several flushes touched, each a JSON list of names; None, for too much to name, wins."""
+    names: set[str] = set()
+    for text in texts:
+        if text is None:
+            return None
+        names.update(orjson.loads(text))
+    return frozenset(names)
 
 
 def process_owner() -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import Enum, auto
 
 from headwater.errors import HeadwaterError
@@ -67,8 +67,8 @@ class Summary:
 
     def merge(self, other: Summary) -> None:
         """Count what was done elsewhere."""
-        for name in ("buckets", "before", "after", "live", "again", "again_bytes", "skipped"):
-            setattr(self, name, getattr(self, name) + getattr(other, name))
+        for each in fields(self):
+            setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
 
     def count(self, result: Compacted | None) -> None:
         """Count a bucket that is done, or left out."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Concatenate, ParamSpec, TypeVar
 
 import orjson
@@ -20,7 +19,7 @@ from headwater.oplog.lsn import Lsn
 from headwater.oplog.op import CLEAR_BODY, OpId, finished_op
 from headwater.oplog.transform import BucketName, DraftOp
 from headwater.storage.address import PostgresAddress
-from headwater.storage.common import KEPT_FLUSHES, NAMEABLE
+from headwater.storage.common import KEPT_FLUSHES, NAMEABLE, BucketSum, KnownBuckets
 from headwater.storage.contract import Checkpoint, Lease, Progress, StoreError
 from headwater.storage.parts import CurrentRow
 from headwater.storage.postgres import lease as leases
@@ -81,23 +80,6 @@ def _explaining(
     return wrapped
 
 
-@dataclass(slots=True)
-class _Sum:
-    """What this flush adds to a bucket."""
-
-    checksum: int = 0
-    count: int = 0
-    last_op: int = 0
-
-
-@dataclass(slots=True)
-class KnownBuckets:
-    """Buckets known to exist, for as long as none were removed: `retired` is the count of removals this belongs to."""
-
-    keys: set[int] = field(default_factory=set)
-    retired: int = -1
-
-
 class PostgresFlush:
     """See `storage.contract.Flush`. `connection` is used by nobody else meanwhile."""
 
@@ -114,7 +96,7 @@ class PostgresFlush:
         self._lease = lease
         self._known = known
         self._fresh: set[int] = set()
-        self._sums: dict[int, _Sum] = {}
+        self._sums: dict[int, BucketSum] = {}
         self._next_op: int | None = None  # None until the store's lock is ours
         self._first_op = 0
         self._lookups = PendingLookups(connection)
@@ -213,7 +195,7 @@ class PostgresFlush:
         for op_id, (bucket, checksum, _) in enumerate(ops, first):
             total = sums.get(bucket)
             if total is None:
-                total = sums[bucket] = _Sum()
+                total = sums[bucket] = BucketSum()
             total.checksum += checksum
             total.count += 1
             total.last_op = op_id
@@ -229,9 +211,7 @@ class PostgresFlush:
         row = self._db.execute("select next_op, retired from state for update").fetchall()[0]
         leases.check(self._db, self._lease)  # whoever took over while we waited may have written already
         self._next_op = self._first_op = int(row[0])
-        if self._known.retired != row[1]:
-            self._known.keys.clear()
-            self._known.retired = int(row[1])
+        self._known.check(int(row[1]))
 
     def _op(self) -> int:
         assert self._next_op is not None, "the store's lock is taken before ops are numbered"
@@ -274,7 +254,7 @@ class PostgresFlush:
             _CLEAR_DEFINITIONS, {"next": self._op(), "definitions": list(definitions), "body": CLEAR_BODY}
         ).fetchall()
         for bucket, op in cleared:
-            self._sums[bucket] = _Sum(last_op=op)
+            self._sums[bucket] = BucketSum(last_op=op)
         self._next_op = self._op() + len(cleared)
         self._lookups.touch_all(table)
         self._left_generation = True
@@ -303,7 +283,7 @@ class PostgresFlush:
             " compacted_count = 0, live_rows = 0 where id = %(bucket)s",
             {"op": op, "bucket": bucket},
         )
-        self._sums[bucket] = _Sum(last_op=op)
+        self._sums[bucket] = BucketSum(last_op=op)
         self._fresh.add(bucket)
         self._next_op = op + 1
 

@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TypeVar
 
-import orjson
 import psycopg
 
 from headwater.oplog.lsn import Lsn
 from headwater.oplog.op import OpId, bucket_key
 from headwater.storage.address import PostgresAddress
+from headwater.storage.common import union_of_names
 from headwater.storage.contract import (
     BucketMarks,
     BucketTotal,
@@ -96,7 +96,7 @@ class PostgresReader:
         if oldest is None or after < oldest:
             return Touched(None, None)  # what the oldest kept flush followed on is no longer known
         flushes = [row[2:] for row in rows if row[1] is not None]
-        return Touched(_union(row[0] for row in flushes), _union(row[1] for row in flushes))
+        return Touched(union_of_names(row[0] for row in flushes), union_of_names(row[1] for row in flushes))
 
     def chunk(self, bucket: str, after: OpId, upto: OpId) -> Chunk:
         key = bucket_key(bucket)
@@ -137,15 +137,6 @@ class PostgresReader:
 
     def close(self) -> None:
         self._connections.close()
-
-
-def _union(texts: Iterator[str | None]) -> frozenset[str] | None:
-    names: set[str] = set()
-    for text in texts:
-        if text is None:
-            return None
-        names.update(orjson.loads(text))
-    return frozenset(names)
 
 
 class _Snapshot:

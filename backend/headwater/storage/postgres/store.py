@@ -15,14 +15,14 @@ from psycopg import pq
 from headwater.oplog.change import Relation
 from headwater.oplog.lsn import Lsn
 from headwater.storage.address import PostgresAddress
-from headwater.storage.common import op_floor
+from headwater.storage.common import KnownBuckets, op_floor
 from headwater.storage.contract import Checkpoint, Lease, SourceState, StoredTable
 from headwater.storage.parts import BulkRecord, StagedPart, StagedTable
 from headwater.storage.postgres import bulk, pages, requests, retire, versions
 from headwater.storage.postgres import lease as leases
 from headwater.storage.postgres import tables as generations
 from headwater.storage.postgres.connection import Connections, connect, postgres_errors, usable
-from headwater.storage.postgres.flush import KnownBuckets, PostgresFlush, read_checkpoint
+from headwater.storage.postgres.flush import PostgresFlush, read_checkpoint
 from headwater.storage.postgres.migrate import migrate
 from headwater.storage.postgres.reader import PostgresReader
 from headwater.storage.postgres.rows import place_ranges

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Concatenate, ParamSpec, TypeVar
 
@@ -15,7 +14,7 @@ from headwater.failpoints import passing
 from headwater.oplog.lsn import Lsn
 from headwater.oplog.op import CLEAR_BODY, OpId, finished_op
 from headwater.oplog.transform import BucketName, DraftOp
-from headwater.storage.common import KEPT_FLUSHES, NAMEABLE
+from headwater.storage.common import KEPT_FLUSHES, NAMEABLE, BucketSum, KnownBuckets
 from headwater.storage.contract import Checkpoint, Lease, Progress, StoreError
 from headwater.storage.parts import CurrentRow
 from headwater.storage.sqlite import lease as leases
@@ -42,29 +41,6 @@ def _explaining(
     return wrapped
 
 
-@dataclass(slots=True)
-class _Sum:
-    """What this flush adds to a bucket."""
-
-    checksum: int = 0
-    count: int = 0
-    last_op: int = 0
-
-
-class KnownBuckets:
-    """Buckets that are there, shared by all flushes of a process, so that most appends need not look."""
-
-    def __init__(self) -> None:
-        self.keys: set[int] = set()
-        self._retired = 0
-
-    def check(self, retired: int) -> None:
-        """Within a write transaction: buckets went since, if the store's count of that is another one."""
-        if retired != self._retired:
-            self.keys.clear()
-            self._retired = retired
-
-
 class SqliteFlush:
     """See `storage.contract.Flush`."""
 
@@ -76,7 +52,7 @@ class SqliteFlush:
         self._known = known
         self._fresh: set[int] = set()
         self._wake = wake
-        self._sums: dict[int, _Sum] = {}
+        self._sums: dict[int, BucketSum] = {}
         self._touched_lookups: set[str] = set()
         self._db.execute("begin immediate")
         try:
@@ -165,7 +141,7 @@ class SqliteFlush:
         for op_id, (bucket, checksum, _) in enumerate(ops, first):
             total = sums.get(bucket)
             if total is None:
-                total = sums[bucket] = _Sum()
+                total = sums[bucket] = BucketSum()
             total.checksum += checksum
             total.count += 1
             total.last_op = op_id
@@ -209,7 +185,7 @@ class SqliteFlush:
                     "update buckets set checksum = 0, count = 1, clear_op = ?1, last_op = ?1 where id = ?2",
                     (self._next_op, key),
                 )
-                self._sums[key] = _Sum(last_op=self._next_op)
+                self._sums[key] = BucketSum(last_op=self._next_op)
                 self._next_op += 1
         self._touched_lookups.update(
             str(row[0]) for row in self._db.execute("select distinct key from lookups where table_id = ?", (table,))
@@ -241,7 +217,7 @@ class SqliteFlush:
             " compacted_count = 0, live_rows = 0 where id = ?2",
             (self._next_op, bucket),
         )
-        self._sums[bucket] = _Sum(last_op=self._next_op)
+        self._sums[bucket] = BucketSum(last_op=self._next_op)
         self._fresh.add(bucket)
         self._next_op += 1
 

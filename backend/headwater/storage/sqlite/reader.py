@@ -8,10 +8,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import apsw
-import orjson
 
 from headwater.oplog.lsn import Lsn
 from headwater.oplog.op import OpId, bucket_key
+from headwater.storage.common import union_of_names
 from headwater.storage.contract import (
     BucketMarks,
     BucketTotal,
@@ -89,7 +89,7 @@ class SqliteReader:
             oldest = self._db().execute("select min(last_op) from flushes").fetchall()[0][0]
         if oldest is None or after < int(str(oldest)):
             return Touched(None, None)  # what the oldest kept flush followed on is no longer known
-        return Touched(_union(row[1] for row in rows), _union(row[2] for row in rows))
+        return Touched(union_of_names(_text(row[1]) for row in rows), union_of_names(_text(row[2]) for row in rows))
 
     def chunk(self, bucket: str, after: OpId, upto: OpId) -> Chunk:
         db = self._db()
@@ -132,13 +132,8 @@ class SqliteReader:
             self._all.clear()
 
 
-def _union(texts: Iterator[apsw.SQLiteValue]) -> frozenset[str] | None:
-    names: set[str] = set()
-    for text in texts:
-        if text is None:
-            return None
-        names.update(orjson.loads(str(text)))
-    return frozenset(names)
+def _text(value: apsw.SQLiteValue) -> str | None:
+    return None if value is None else str(value)
 
 
 class _Snapshot:

@@ -11,7 +11,7 @@ from pathlib import Path
 from headwater.oplog.change import Relation
 from headwater.oplog.lsn import Lsn
 from headwater.storage.address import SqliteAddress
-from headwater.storage.common import op_floor
+from headwater.storage.common import KnownBuckets, op_floor
 from headwater.storage.contract import Checkpoint, Lease, SourceState, StoredTable, StoreError
 from headwater.storage.parts import BulkRecord, StagedPart, StagedTable
 from headwater.storage.requests import Request, RequestState
@@ -19,7 +19,7 @@ from headwater.storage.sqlite import bulk, pages, requests, retire, versions
 from headwater.storage.sqlite import lease as leases
 from headwater.storage.sqlite import tables as generations
 from headwater.storage.sqlite.connection import immediate, open_writer, sqlite_errors
-from headwater.storage.sqlite.flush import KnownBuckets, SqliteFlush, read_checkpoint
+from headwater.storage.sqlite.flush import SqliteFlush, read_checkpoint
 from headwater.storage.sqlite.migrate import migrate
 from headwater.storage.sqlite.reader import SqliteReader
 from headwater.storage.sqlite.rows import place_ranges
