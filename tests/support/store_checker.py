@@ -184,21 +184,21 @@ def _since_clear(ops: list[Op]) -> list[Op]:
 
 
 def _totals(copy: StoreCopy) -> Iterator[str]:
-    for bucket, name, checksum, count, clear_op, last_op in _rows(
-        copy.db, "select id, name, checksum, count, clear_op, last_op from buckets"
+    for bucket, name, checksum, count, clear_op, last_op, compacted_op in _rows(
+        copy.db, "select id, name, checksum, count, clear_op, last_op, compacted_op from buckets"
     ):
         ops = copy.history.get(bucket, [])
-        if not ops or ops[0]["op"] != "CLEAR":
+        seen = _since_clear(ops)
+        # of what lies before the last CLEAR, compaction takes away one piece after the other
+        if not ops or seen[0]["op"] != "CLEAR" or (ops[0]["op"] != "CLEAR" and compacted_op < clear_op):
             yield f"{name} does not begin with a CLEAR"
             continue
-        seen = _since_clear(ops)
+        if compacted_op > last_op:
+            yield f"{name} was compacted up to op {compacted_op}, after its last op {last_op}"
         told = (checksum, count, clear_op, last_op)
         real = (sum(op["checksum"] for op in seen) % 2**32, len(seen), seen[0]["op_id"], seen[-1]["op_id"])
         if told != real:
             yield f"{name}: checksum, count, last clear and last op are told as {told} and are {real}"
-    for name, last_op, compacted_op in _rows(copy.db, "select name, last_op, compacted_op from buckets"):
-        if compacted_op > last_op:
-            yield f"{name} was compacted up to op {compacted_op}, after its last op {last_op}"
     nameless = copy.history.keys() - copy.names.keys() - copy.retired
     yield from (f"bucket {bucket} has ops and no name" for bucket in nameless)
     yield from (f"{copy.names[bucket]} is retired and there" for bucket in copy.retired & copy.names.keys())
