@@ -25,7 +25,6 @@ from tests.support.postgres_versions import postgres_of
 # Tests ask whether data survives a process, not whether it survives the machine.
 FAST: Final[Mapping[str, str]] = {
     "fsync": "off",
-    "synchronous_commit": "off",
     "full_page_writes": "off",
     "max_replication_slots": "20",
     "max_wal_senders": "20",

@@ -153,6 +153,19 @@ def launch_module(tmp_path: Path) -> Iterator[Launch]:
         _finish(running)
 
 
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """One of several workers tells what it saw."""
+    output: dict[str, object] | None = getattr(session.config, "workeroutput", None)
+    if output is not None:
+        output["failpoints"] = dict(_hit)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: object) -> None:
+    """What a worker saw; one that crashed tells nothing."""
+    _hit.update(getattr(node, "workeroutput", {}).get("failpoints", {}))
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Say which failpoints processes of this session died at."""
     if _hit:

@@ -47,8 +47,7 @@ from headwater_rules.errors import RuleErrors
 _log = logging.getLogger(__name__)
 
 LEASE_SECONDS = 10.0
-_WAIT = 0.5  # longest silence of the stream before looking whether to stop
-_BUSY_WAIT = 0.02  # and before the next bit of bulk work
+_WAIT = 0.5
 _FIRST_DELAY, _LONGEST_DELAY = 0.25, 30.0
 _STEADY = 60.0  # what ran this long in seconds begins with the shortest delay again
 
@@ -218,8 +217,7 @@ def _pump(stream: ReplicationStream, applier: Applier, work: Work, stop: threadi
     decode = Decoder().decode
     idle = True
     while not stop.is_set():
-        wait = 0.0 if not idle else (_BUSY_WAIT if work.busy else _WAIT)
-        received = stream.receive(wait, more_expected=applier.in_transaction)
+        received = stream.receive(work.patience if idle else 0.0, more_expected=applier.in_transaction)
         applier.consume(decode(received.payloads))
         idle = received.idle
         applier.settle(received.position, idle=idle)

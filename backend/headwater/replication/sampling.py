@@ -8,8 +8,9 @@ at again; what is wrong then is broken: it is told and, as a rule, mended.
 from __future__ import annotations
 
 import logging
+import math
 import time
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 
@@ -34,7 +35,7 @@ _log = logging.getLogger(__name__)
 
 _KEPT_FINDINGS = 100
 _GATHER_SECONDS = 3.0
-_LONGEST_STEP = 0.05  # seconds that the stream waits for us
+_LONGEST_STEP = 0.01  # seconds that the stream waits for us, give or take a slice
 _MENDED_AT_MOST = 3
 _NO_END = 1 << 62
 
@@ -48,7 +49,7 @@ class SamplingSettings:
     enabled: bool = True
     rate: float = 2_000.0
     share: float = 0.02
-    slice: int = 500
+    slice: int = 200
     rest: float = 60.0
     delay: float = 60.0
     repair: bool = True
@@ -113,12 +114,29 @@ class Sampling:
         self._wanted = _Wanted()
         self._mended: dict[Hashable, int] = {}
 
-    def step(self, plans: Sequence[SyncPlan]) -> None:
+    @property
+    def pause(self) -> float:
+        """In how many seconds `step` and `mend` are to be called."""
+        if not self._settings.enabled:
+            return math.inf
+        if self._wanted.lookups:
+            return 0.0
+        moment = self._not_before
+        if self._wanted.tables or self._wanted.buckets:
+            moment = min(moment, self._gathered)
+        return moment - time.monotonic()
+
+    @property
+    def _gathered(self) -> float:
+        """When what was found is to be mended."""
+        return 0.0 if self._cycle is None else self._wanted.since + _GATHER_SECONDS
+
+    def step(self, plans: Callable[[], Sequence[SyncPlan]]) -> None:
         """A slice of the work, if it is time."""
-        if not self._settings.enabled or time.monotonic() < self._not_before:
+        if time.monotonic() < self._not_before:
             return
         if self._cycle is None:
-            self._cycle = self._run(tuple(plans))
+            self._cycle = self._run(tuple(plans()))
         started = time.monotonic()
         try:
             while (looked_at := next(self._cycle, None)) is not None:
@@ -138,21 +156,22 @@ class Sampling:
             self.close()
             self._not_before = started + self._settings.rest
 
-    def mend(self, plans: Sequence[SyncPlan]) -> Rebuild | Resync | None:
+    def mend(self, plans: Callable[[], Sequence[SyncPlan]]) -> Rebuild | Resync | None:
         """Mend what was found. What takes longer is a job, which is returned: once for what is found within a while,
         for damage seldom comes alone."""
         wanted = self._wanted
         if wanted.lookups:
             lookups, wanted.lookups = wanted.lookups, []
             repair_lookups(self._site, lookups)
-        if self._cycle is not None and time.monotonic() < wanted.since + _GATHER_SECONDS:
+        if time.monotonic() < self._gathered:
             return None
         if wanted.tables:
             oids, wanted.tables = frozenset(wanted.tables), set()
-            return Resync(self._site, Order(tuple(plans), oids, reason="sampling audit", verify=True))
+            wanted.buckets.clear()  # rows that are put right may be all they need; else they are found again
+            return Resync(self._site, Order(tuple(plans()), oids, reason="sampling audit", verify=True))
         if wanted.buckets:
             keys, wanted.buckets = wanted.buckets, set()
-            return Rebuild(self._site, plans, keys)
+            return Rebuild(self._site, plans(), keys)
         return None
 
     def close(self) -> None:

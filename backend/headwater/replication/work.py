@@ -28,6 +28,7 @@ RESYNC, AUDIT = "resync", "audit"
 """Kinds of requests. Payload: `{"tables": ["public.todos", …]}`, all when empty; an audit may say `"repair": true`."""
 
 _LOOK_SECONDS = 0.5
+_SHORTEST_PAUSE = 0.02
 _THOROUGH_SECONDS = 5.0
 _RETRY_SECONDS = 5.0
 _ATTEMPTS = 5
@@ -75,6 +76,13 @@ class Work:
         """Whether there is something to do at once."""
         return self._current is not None or bool(self._retiring)
 
+    @property
+    def patience(self) -> float:
+        """Seconds that the stream may be silent before `step` is to be called."""
+        if self.busy:
+            return _SHORTEST_PAUSE
+        return min(max(self._sampling.pause, _SHORTEST_PAUSE), _LOOK_SECONDS)
+
     def step(self) -> None:
         """A bit of whatever is to be done."""
         if self._current is not None:
@@ -87,8 +95,8 @@ class Work:
                 self._look()
             if self.busy:
                 self._sampling.close()
-            else:
-                self._sample()
+        if not self.busy and self._sampling.pause <= 0:
+            self._sample()
 
     def _has_news(self) -> bool:
         """Whether to look thoroughly: something was handed in, a job ended, or it is a while ago. Commits wait for
@@ -101,9 +109,8 @@ class Work:
 
     def _sample(self) -> None:
         """With nothing else to do, a slice of the sampling audit, and what it calls for."""
-        plans = self._plans()
-        self._sampling.step(plans)
-        job = self._sampling.mend(plans)
+        self._sampling.step(self._plans)
+        job = self._sampling.mend(self._plans)
         if job is not None:
             self._sampling.close()
             self._current = _Asked(job, None, None)
