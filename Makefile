@@ -1,9 +1,12 @@
-# `make help` lists what there is. ARGS is passed on: make test ARGS='-k toast -x'.
+# `make help` lists what there is. ARGS is passed on: make test ARGS='-k toast -x'. Tests run in several processes,
+# since they often wait: WORKERS=0 runs them in one.
 .DEFAULT_GOAL := help
 .PHONY: help install install-tests install-all demo test test-all bench lint format lock clean
 
 BIN := .venv/bin
 ARGS ?=
+WORKERS ?= 3
+PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
 POSTGRES := 14 15 16 17 18
 
 help: ## this list
@@ -22,15 +25,15 @@ demo: install ## the whole service with sample data and a demo app, on this mach
 	@$(BIN)/headwater dev $(ARGS)
 
 test: install-tests ## all tests but those that take minutes
-	$(BIN)/python -m pytest -m 'not long' $(ARGS)
+	$(PYTEST) -m 'not long' $(ARGS)
 
 test-all: install-all ## all tests, then some once more: with the store in Postgres, and on each Postgres from 14 to 18
-	$(BIN)/python -m pytest $(ARGS)
-	HEADWATER_TEST_STORAGE=postgres $(BIN)/python -m pytest -m 'not long' tests/integration/test_replication.py \
+	$(PYTEST) $(ARGS)
+	HEADWATER_TEST_STORAGE=postgres $(PYTEST) -m 'not long' tests/integration/test_replication.py \
 		tests/integration/test_versions.py tests/integration/test_resync.py $(ARGS)
 	@set -e; for major in $(POSTGRES); do \
 		echo "== Postgres $$major"; \
-		HEADWATER_TEST_POSTGRES=$$major $(BIN)/python -m pytest -m 'not long' tests/integration tests/contract $(ARGS); \
+		HEADWATER_TEST_POSTGRES=$$major $(PYTEST) -m 'not long' tests/integration tests/contract $(ARGS); \
 	done
 
 bench: install-tests ## speed, CPU and memory, beside yardsticks of this machine

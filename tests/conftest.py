@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from hypothesis import HealthCheck, settings
+
+# Dozens of short-lived JVMs spend most of their time on optimising code that is hardly run
+os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 
 # How fast examples come says something of the machine and what else it does, nothing of the code
 settings.register_profile("headwater", deadline=None, suppress_health_check=[HealthCheck.too_slow])

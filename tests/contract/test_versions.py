@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
+from contextlib import closing
 
 import pytest
 
 from headwater.storage.contract import LeaseLostError, StoreReader
-from headwater.storage.open import open_store
+from headwater.storage.open import open_reader, open_store
 from headwater.storage.requests import RequestState
-from headwater.storage.versions import Origin, VersionState
+from headwater.storage.versions import Origin, OwnConfig, VersionState
 from tests.contract.world import SIDES, SOURCE, YAML, A, B, World, assert_in_step, lookups, totals
 from tests.support.model_device import contents
 
@@ -62,6 +63,40 @@ def test_a_switch_moves_the_checkpoint_and_touches_nothing(world: World, reader:
     assert first.stopped >= first.activated > 0
     assert second.activated >= second.created > 0
     assert second.stopped == 0
+
+
+def served(reader: StoreReader) -> str:
+    """The config that an endpoint serves."""
+    checkpoint = reader.checkpoint()
+    with reader.snapshot() as snapshot:
+        assert snapshot is not None
+        assert checkpoint is not None
+        assert checkpoint[1] == snapshot.config.id
+        return snapshot.config.yaml
+
+
+def test_while_files_are_rolled_out_each_endpoint_serves_its_own(world: World, reader: StoreReader) -> None:
+    world.bootstrap({"1": (A, "x")})
+    with (
+        closing(open_reader(world.address, OwnConfig(YAML, SIDES))) as old,
+        closing(open_reader(world.address, OwnConfig(YAML, SIDES, keep_seconds=0.0))) as late,
+        closing(open_reader(world.address, OwnConfig(YAML, {**SIDES, "more": "d"}))) as incomplete,
+        closing(open_reader(world.address, OwnConfig("two", {"lists.2": "d2"}))) as new,
+    ):
+        version = world.store.deploy("two", Origin.FILE)
+        assert [served(each) for each in (old, late, incomplete, new, reader)] == [YAML] * 5
+        world.store.activate(world.lease, version.id, {"lists.2": "d2"})
+        assert [served(each) for each in (old, late, incomplete, new, reader)] == [YAML, "two", "two", "two", "two"]
+        assert assert_in_step(old, A).rows
+        world.store.retire(world.lease, list(SIDES), 1)
+        assert served(old) == "two"
+
+
+def test_what_a_command_deploys_is_served_by_all_endpoints(world: World) -> None:
+    world.bootstrap({"1": (A, "x")})
+    with closing(open_reader(world.address, OwnConfig(YAML, SIDES))) as old:
+        world.store.activate(world.lease, world.store.deploy("two", Origin.COMMAND).id, {"lists.2": "d2"})
+        assert served(old) == "two"
 
 
 def test_versions_that_are_not_served_are_marked(world: World) -> None:

@@ -11,9 +11,13 @@ from headwater.api.app import ApiSettings, create_app
 from headwater.api.auth.keys import StaticKeys
 from headwater.api.plans import RequestLimits
 from headwater.api.server import serve_app
-from headwater.config import ServiceConfig
+from headwater.config import ConfigError, ServiceConfig
 from headwater.source.head import SourceHead
 from headwater.storage.open import open_reader
+from headwater.storage.versions import OwnConfig
+from headwater_rules.compile import compile_config
+from headwater_rules.errors import RuleErrors
+from headwater_rules.versions import sides
 
 
 def build(config: ServiceConfig, extra_routes: Sequence[BaseRoute] = ()) -> Starlette:
@@ -26,8 +30,17 @@ def build(config: ServiceConfig, extra_routes: Sequence[BaseRoute] = ()) -> Star
         requests=RequestLimits(config.api.max_buckets_per_connection, config.api.max_parameter_query_results),
         chunk_cache_bytes=config.api.chunk_cache_mb * 1024 * 1024,
     )
-    reader = open_reader(config.storage)
+    reader = open_reader(config.storage, _own(config))
     return create_app(settings, reader, SourceHead([config.source()]), extra_routes)
+
+
+def _own(config: ServiceConfig) -> OwnConfig | None:
+    """The sync config that the service config names. What is wrong with it is the replicator's to tell."""
+    try:
+        yaml = config.sync_text()
+        return OwnConfig(yaml, sides(compile_config(yaml).plan))
+    except (ConfigError, RuleErrors):
+        return None
 
 
 def run(config: ServiceConfig) -> None:

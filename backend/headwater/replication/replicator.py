@@ -40,7 +40,7 @@ from headwater.source.slot import (
 from headwater.source.stream import ReplicationStream
 from headwater.storage.contract import Lease, LeaseHeldError, LeaseLostError, SourceState, StoreBusyError, StoreWriter
 from headwater.storage.open import Store
-from headwater.storage.versions import VersionState
+from headwater.storage.versions import KEEP_STOPPED_SECONDS, VersionState
 from headwater_rules.compile import compile_config
 from headwater_rules.errors import RuleErrors
 
@@ -68,7 +68,7 @@ class Replicator:
     owner: str
     progress: Callable[[BulkProgress], None]
     following: Callable[[], None]
-    keep_stopped: float = 600.0
+    keep_stopped: float = KEEP_STOPPED_SECONDS
     sampling: SamplingSettings = field(default_factory=SamplingSettings)
 
     def run(self, stop: threading.Event) -> None:

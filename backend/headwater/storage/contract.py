@@ -155,11 +155,12 @@ class StoreReader(Protocol):
     """The endpoint's side. Safe to call from several threads at once."""
 
     def snapshot(self) -> AbstractContextManager[StoreSnapshot | None]:
-        """The newest checkpoint, or None while there is no active config with a checkpoint. While it is open, all that
-        its thread asks the reader for is seen at the same moment."""
+        """The newest checkpoint and the config to serve, which is the active one or the endpoint's own (see
+        `storage.versions.OwnConfig`); None while there is no active config with a checkpoint. While it is open, all
+        that its thread asks the reader for is seen at the same moment."""
 
     def checkpoint(self) -> tuple[Checkpoint, int] | None:
-        """The newest checkpoint and the id of the active config: cheap, for polling after a wake-up."""
+        """The newest checkpoint and the id of the config to serve: cheap, for polling after a wake-up."""
 
     def touched(self, after: OpId, upto: OpId) -> Touched:
         """What changed in (after, upto]."""

@@ -10,7 +10,7 @@ from headwater.storage.address import PostgresAddress, SqliteAddress, StoreAddre
 from headwater.storage.contract import StoreReader, StoreWriter
 from headwater.storage.parts import PartWriter, PlacedRow
 from headwater.storage.requests import RequestStore
-from headwater.storage.versions import VersionStore
+from headwater.storage.versions import OwnConfig, VersionStore
 
 
 class Store(StoreWriter, VersionStore, RequestStore, Protocol):
@@ -33,17 +33,18 @@ def open_store(address: StoreAddress) -> Store:
             return PostgresStore(address)
 
 
-def open_reader(address: StoreAddress) -> StoreReader:
-    """The endpoint's side. Makes an empty store when there is none, so that processes may start in any order."""
+def open_reader(address: StoreAddress, own: OwnConfig | None = None) -> StoreReader:
+    """The endpoint's side, which serves its `own` config while that is replaced by another file. Makes an empty store
+    when there is none, so that processes may start in any order."""
     match address:
         case SqliteAddress():
             from headwater.storage.sqlite import SqliteStore
 
-            return SqliteStore.open_reader(Path(address.directory))
+            return SqliteStore.open_reader(Path(address.directory), own)
         case PostgresAddress():
             from headwater.storage.postgres import PostgresStore
 
-            return PostgresStore.open_reader(address)
+            return PostgresStore.open_reader(address, own)
 
 
 def open_part(address: StoreAddress, table: int, number: int, attempt: str) -> PartWriter:

@@ -13,6 +13,9 @@ from typing import Protocol
 
 from headwater.storage.contract import Checkpoint, Lease
 
+KEEP_STOPPED_SECONDS = 600.0
+"""How long the row sides of a version that was served are kept right after it was stopped."""
+
 
 class VersionState(Enum):
     """PROCESSING until its rows are all there, then ACTIVE, then STOPPED. FAILED says why in the version's note."""
@@ -42,6 +45,24 @@ class ConfigVersion:
     activated: float
     stopped: float
     note: str
+
+
+@dataclass(frozen=True, slots=True)
+class OwnConfig:
+    """The sync config file that an endpoint was started with, and its row sides (name to digest).
+
+    While files are rolled out, endpoints with the old one and with the new one run side by side, each serving its own:
+    one whose file another replicator's file has replaced serves it for `keep_seconds` more, as long as its row sides
+    are complete. What a command deploys is served by all at once.
+    """
+
+    yaml: str
+    sides: Mapping[str, str]
+    keep_seconds: float = KEEP_STOPPED_SECONDS
+
+    def complete(self, sides: Mapping[str, str]) -> bool:
+        """Whether all of it is among these row sides."""
+        return self.sides.items() <= sides.items()
 
 
 class VersionStore(Protocol):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TypeVar
 
 import psycopg
+from psycopg import sql
 
 from headwater.oplog.lsn import Lsn
 from headwater.oplog.op import OpId, bucket_key
@@ -25,18 +27,31 @@ from headwater.storage.contract import (
     WriteCheckpoint,
 )
 from headwater.storage.postgres import lease as leases
-from headwater.storage.postgres import write_checkpoints
+from headwater.storage.postgres import versions, write_checkpoints
 from headwater.storage.postgres.chunk import read_chunk, read_hot_chunk
 from headwater.storage.postgres.connection import Connections
 from headwater.storage.postgres.listen import NotifyListener
+from headwater.storage.versions import OwnConfig
 
 _EMPTY_TOTAL = BucketTotal(0, 0)
 _BEGIN = "begin transaction isolation level repeatable read read only"
 
-_SNAPSHOT = f"""
-{_BEGIN};
-select v.id, v.yaml, s.checkpoint from state s join versions v on v.id = s.config where s.checkpoint is not null;
+_SNAPSHOT = """
+{begin};
+select v.id, v.yaml, s.checkpoint, ({own}) from state s join versions v on v.id = s.config
+where s.checkpoint is not null;
 select tag, lsn from sources
+"""
+
+_CHECKPOINT = """
+select s.checkpoint, s.config, t.tag, t.lsn, ({own})
+from state s join versions v on v.id = s.config left join sources t on true where s.checkpoint is not null
+"""
+
+_REPLACED = """
+select max(o.id) from versions o
+where md5(o.yaml) = {digest} and o.stopped_at > extract(epoch from clock_timestamp()) - {seconds}
+and o.state = 'stopped' and o.activated_at > 0 and o.origin = 'file' and v.origin = 'file'
 """
 
 _Result = TypeVar("_Result")
@@ -45,8 +60,15 @@ _Result = TypeVar("_Result")
 class PostgresReader:
     """See `storage.contract.StoreReader`. A thread that is within a snapshot reads everything from that view."""
 
-    def __init__(self, address: PostgresAddress) -> None:
+    def __init__(self, address: PostgresAddress, own: OwnConfig | None) -> None:
         self._address = address
+        self._own = own
+        replaced: sql.Composable = sql.SQL("null::bigint")
+        if own is not None:
+            digest = hashlib.md5(own.yaml.encode(), usedforsecurity=False).hexdigest()
+            replaced = sql.SQL(_REPLACED).format(digest=sql.Literal(digest), seconds=sql.Literal(own.keep_seconds))
+        self._snapshot = sql.SQL(_SNAPSHOT).format(begin=sql.SQL(_BEGIN), own=replaced)
+        self._checkpoint = sql.SQL(_CHECKPOINT).format(own=replaced)
         self._connections = Connections(address, "reader")
         self._local = threading.local()
         self.checkpoint()  # fails now rather than at the first request
@@ -61,7 +83,7 @@ class PostgresReader:
     @contextmanager
     def snapshot(self) -> Iterator[StoreSnapshot | None]:
         with self._connections.lend() as connection:
-            cursor = connection.execute(_SNAPSHOT)
+            cursor = connection.execute(self._snapshot)
             outer, self._local.snapshot = getattr(self._local, "snapshot", None), connection
             try:
                 cursor.nextset()
@@ -71,20 +93,25 @@ class PostgresReader:
                     yield None
                 else:
                     checkpoint = Checkpoint(OpId(row[2]), {tag: Lsn(lsn) for tag, lsn in cursor})
-                    yield _Snapshot(connection, checkpoint, StoredConfig(row[0], row[1]))
+                    own = self._still_served(connection, row[3])
+                    yield _Snapshot(connection, checkpoint, own or StoredConfig(row[0], row[1]))
             finally:
                 self._local.snapshot = outer
                 connection.rollback()
 
     def checkpoint(self) -> tuple[Checkpoint, int] | None:
-        query = (
-            "select s.checkpoint, s.config, t.tag, t.lsn from state s left join sources t on true"
-            " where s.checkpoint is not null and s.config is not null"
-        )
-        rows = self._read(lambda db: db.execute(query).fetchall())
+        rows = self._read(lambda db: db.execute(self._checkpoint).fetchall())
         if not rows:
             return None
-        return Checkpoint(OpId(rows[0][0]), {r[2]: Lsn(r[3]) for r in rows if r[2] is not None}), int(rows[0][1])
+        own = self._read(lambda db: self._still_served(db, rows[0][4]))
+        checkpoint = Checkpoint(OpId(rows[0][0]), {r[2]: Lsn(r[3]) for r in rows if r[2] is not None})
+        return checkpoint, int(rows[0][1]) if own is None else own.id
+
+    def _still_served(self, db: psycopg.Connection, replaced: int | None) -> StoredConfig | None:
+        """Our own config, if another file's has replaced it as version `replaced` and all of it is there."""
+        if self._own is None or replaced is None or not self._own.complete(versions.complete_sides(db)):
+            return None
+        return StoredConfig(replaced, self._own.yaml)
 
     def touched(self, after: OpId, upto: OpId) -> Touched:
         query = (

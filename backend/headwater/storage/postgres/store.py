@@ -28,7 +28,7 @@ from headwater.storage.postgres.reader import PostgresReader
 from headwater.storage.postgres.rows import place_ranges
 from headwater.storage.postgres.sweep import Sweeper
 from headwater.storage.requests import Request, RequestState
-from headwater.storage.versions import ConfigVersion, Origin, VersionState
+from headwater.storage.versions import ConfigVersion, Origin, OwnConfig, VersionState
 
 
 class PostgresStore:
@@ -51,11 +51,11 @@ class PostgresStore:
             raise
 
     @staticmethod
-    def open_reader(address: PostgresAddress) -> PostgresReader:
-        """The endpoint's side. Makes an empty store when there is none, so that processes may start in any order."""
+    def open_reader(address: PostgresAddress, own: OwnConfig | None = None) -> PostgresReader:
+        """See `storage.open.open_reader`."""
         with closing(connect(address)) as connection, postgres_errors(address):
             migrate(connection, address)
-        return PostgresReader(address)
+        return PostgresReader(address, own)
 
     @property
     def address(self) -> PostgresAddress:

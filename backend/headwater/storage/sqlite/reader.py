@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,19 +25,28 @@ from headwater.storage.contract import (
     WriteCheckpoint,
 )
 from headwater.storage.sqlite import lease as leases
+from headwater.storage.sqlite import versions
 from headwater.storage.sqlite.chunk import read_chunk
 from headwater.storage.sqlite.connection import open_reader, sqlite_errors
 from headwater.storage.sqlite.flush import read_checkpoint
 from headwater.storage.sqlite.wake import WakeListener
 from headwater.storage.sqlite.write_checkpoints import WriteCheckpoints
+from headwater.storage.versions import OwnConfig
 
 _EMPTY_TOTAL = BucketTotal(0, 0)
+
+_REPLACED = """
+select v.id from versions v, state s join versions a on a.id = s.config
+where v.yaml = ? and v.stopped_at > ? and v.state = 'stopped' and v.activated_at > 0 and v.origin = 'file'
+and a.origin = 'file' order by v.id desc limit 1
+"""
 
 
 class SqliteReader:
     """See `storage.contract.StoreReader`. Each thread has a connection of its own."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, own: OwnConfig | None) -> None:
+        self._own = own
         self._directory = directory
         self._path = directory / "store.db"
         self._local = threading.local()
@@ -59,14 +69,12 @@ class SqliteReader:
         with sqlite_errors(self._path):
             db.execute("begin")
             try:
-                sql = (
-                    "select c.id, c.yaml from state s join versions c on c.id = s.config where s.checkpoint is not null"
-                )
-                row = db.execute(sql).fetchone()
-                if row is None:
+                served = self._served(db)
+                if served is None:
                     yield None
                 else:
-                    yield _Snapshot(db, read_checkpoint(db), StoredConfig(int(str(row[0])), str(row[1])))
+                    yaml = db.execute("select yaml from versions where id = ?", (served,)).fetchall()[0][0]
+                    yield _Snapshot(db, read_checkpoint(db), StoredConfig(served, str(yaml)))
             finally:
                 db.execute("rollback")
 
@@ -75,12 +83,21 @@ class SqliteReader:
         with sqlite_errors(self._path):
             db.execute("begin")
             try:
-                row = db.execute("select config from state where checkpoint is not null").fetchone()
-                if row is None or row[0] is None:
-                    return None
-                return read_checkpoint(db), int(str(row[0]))
+                served = self._served(db)
+                return None if served is None else (read_checkpoint(db), served)
             finally:
                 db.execute("rollback")
+
+    def _served(self, db: apsw.Connection) -> int | None:
+        """The version to serve, None when there is none."""
+        row = db.execute("select config from state where checkpoint is not null").fetchone()
+        if row is None or row[0] is None:
+            return None
+        if self._own is not None:
+            replaced = db.execute(_REPLACED, (self._own.yaml, time.time() - self._own.keep_seconds)).fetchone()
+            if replaced is not None and self._own.complete(versions.complete_sides(db)):
+                return int(str(replaced[0]))
+        return int(str(row[0]))
 
     def touched(self, after: OpId, upto: OpId) -> Touched:
         with sqlite_errors(self._path):

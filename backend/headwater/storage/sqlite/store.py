@@ -24,7 +24,7 @@ from headwater.storage.sqlite.migrate import migrate
 from headwater.storage.sqlite.reader import SqliteReader
 from headwater.storage.sqlite.rows import place_ranges
 from headwater.storage.sqlite.wake import Waker
-from headwater.storage.versions import ConfigVersion, Origin, VersionState
+from headwater.storage.versions import ConfigVersion, Origin, OwnConfig, VersionState
 
 
 class SqliteStore:
@@ -46,10 +46,10 @@ class SqliteStore:
             migrate(self._db, self._path)
 
     @staticmethod
-    def open_reader(directory: Path) -> SqliteReader:
-        """The endpoint's side. Makes an empty store when there is none, so that processes may start in any order."""
+    def open_reader(directory: Path, own: OwnConfig | None = None) -> SqliteReader:
+        """See `storage.open.open_reader`."""
         SqliteStore(directory).close()
-        return SqliteReader(directory)
+        return SqliteReader(directory, own)
 
     @property
     def address(self) -> SqliteAddress:
