@@ -68,6 +68,7 @@ class Deployment:
     keep_stopped: float = 600.0
     sampling: SamplingSettings = field(default_factory=lambda: SamplingSettings(enabled=False))
     storage: PostgresAddress | None = None
+    poll_seconds: float = 0.2
     _stop: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread | None = None
     _failure: BaseException | None = None
@@ -123,6 +124,7 @@ class Deployment:
                 following=following.set,
                 keep_stopped=self.keep_stopped,
                 sampling=self.sampling,
+                poll_seconds=self.poll_seconds,
             ).run(self._stop)
         except BaseException as error:  # noqa: BLE001 - told to the test
             self._failure = error

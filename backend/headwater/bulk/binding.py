@@ -13,7 +13,7 @@ from headwater.decode.catalog import TypeCatalog
 from headwater.decode.copytext import split_line
 from headwater.decode.values import row_converter
 from headwater.oplog.change import Relation
-from headwater.oplog.transform import RowProgram, TableTransform
+from headwater.oplog.transform import Member, RowProgram, TableTransform, decode_members, expected_members
 from headwater.storage.parts import CurrentRow
 from headwater_rules.plan import SyncPlan, Value
 from headwater_rules.results import LookupEntry, Put, RowResult
@@ -36,12 +36,13 @@ class BoundTable:
 
 
 def current_cells(layouts: Sequence[Relation], row: CurrentRow) -> tuple[str | None, ...]:
-    """The cells of a stored row in the order of the last layout; a column that its own layout lacks is null."""
+    """The cells of a stored row in the order of the last layout. A column that its own layout lacks, or has with
+    another type, is null."""
     cells = split_line(row.line, len(layouts[row.layout].columns))
     if row.layout == len(layouts) - 1:
         return cells
-    by_name = dict(zip((column.name for column in layouts[row.layout].columns), cells, strict=True))
-    return tuple(by_name.get(column.name) for column in layouts[-1].columns)
+    there = dict(zip(((column.name, column.type_oid) for column in layouts[row.layout].columns), cells, strict=True))
+    return tuple(there.get((column.name, column.type_oid)) for column in layouts[-1].columns)
 
 
 def distinct(plans: Sequence[SyncPlan]) -> tuple[SyncPlan, ...]:
@@ -82,6 +83,33 @@ def bind(
         definitions=tuple(definition.name for definition in fed),
         exclusive=all(s.table.exact and s.table == d.sources[0].table for d in fed for s in d.sources),
     )
+
+
+def bind_layouts(
+    plans: Sequence[SyncPlan], tag: str, layouts: Sequence[Relation], types: TypeCatalog, table_id: int, salt: bytes
+) -> list[BoundTable | None]:
+    """`bind` for each layout of a table."""
+    return [bind(plans, tag, layout, types, table_id, salt) for layout in layouts]
+
+
+def stands_right(layouts: Sequence[Relation], bounds: Sequence[BoundTable | None], row: CurrentRow) -> bool:
+    """Whether a stored row is in the buckets that the rules give it, as they would have it there.
+
+    A row from before columns were added, which are null, stands right as it was: a device shows a column that is not
+    there as null, too. Raises DecodeError when the row can't be read.
+    """
+    stands = set(decode_members(row.members, row.row_id))
+    if _expected(bounds[-1], current_cells(layouts, row), row.row_id) == stands:
+        return True
+    own = layouts[row.layout]
+    now = {(column.name, column.type_oid) for column in layouts[-1].columns}
+    if row.layout == len(layouts) - 1 or not all((column.name, column.type_oid) in now for column in own.columns):
+        return False
+    return _expected(bounds[row.layout], split_line(row.line, len(own.columns)), row.row_id) == stands
+
+
+def _expected(bound: BoundTable | None, cells: Cells, row_id: str) -> set[Member]:
+    return set() if bound is None else expected_members(bound.transform.evaluate(cells, row_id).puts)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,14 +14,13 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from headwater.bulk.binding import BoundTable, bind, current_cells
+from headwater.bulk.binding import BoundTable, bind_layouts, current_cells, stands_right
 from headwater.bulk.jobs import CompareJob
 from headwater.decode.copytext import join_cells, split_line
 from headwater.decode.errors import DecodeError
 from headwater.oplog.change import Relation
 from headwater.oplog.limits import is_stub, read_stub, stored_line
 from headwater.oplog.row_id import IdentityKind, RowIdentity, content_id
-from headwater.oplog.transform import decode_members, expected_members
 from headwater.pipeline.partition import Partition, read_lines
 from headwater.pipeline.progress import TaskProgress
 from headwater.source.connect import source_errors
@@ -74,7 +73,7 @@ class StoreRows:
     def rows(self, job: CompareJob) -> Iterator[list[ComparedRow]]:
         layouts = self.table.layouts
         keyed = RowIdentity.of(self.table.relation).kind is IdentityKind.KEY
-        bound = bind(job.plans, job.source.tag, self.table.relation, job.types, self.table.id, b"")
+        bounds = bind_layouts(job.plans, job.source.tag, layouts, job.types, self.table.id, b"")
         for batch in read_rows(job.store, self.table.id, self.first, self.end):
             found: list[ComparedRow] = []
             for _, row in batch:
@@ -83,7 +82,7 @@ class StoreRows:
                     continue
                 line = _present_line(layouts, row)
                 compared = _keyed(row.row_id, line, "") if keyed else _content(line)
-                if bound is not None and not _stands_right(bound, layouts, row):
+                if bounds[-1] is not None and not _stands_right(bounds, layouts, row):
                     compared = compared._replace(digest=compared.digest ^ 1)
                 found.append(compared)
             yield found
@@ -115,14 +114,11 @@ def _present_line(layouts: Sequence[Relation], row: CurrentRow) -> str:
         return row.line
 
 
-def _stands_right(bound: BoundTable, layouts: Sequence[Relation], row: CurrentRow) -> bool:
-    """Whether the row is in the buckets that the rules give it, as they would have it there."""
+def _stands_right(bounds: Sequence[BoundTable | None], layouts: Sequence[Relation], row: CurrentRow) -> bool:
     try:
-        cells = current_cells(layouts, row)
+        return stands_right(layouts, bounds, row)
     except DecodeError:
         return False
-    puts = bound.transform.evaluate(cells, row.row_id).puts
-    return expected_members(puts) == set(decode_members(row.members, row.row_id))
 
 
 @dataclass(frozen=True, slots=True)

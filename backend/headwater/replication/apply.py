@@ -26,10 +26,11 @@ from headwater.oplog.change import (
 from headwater.oplog.limits import stored_line
 from headwater.oplog.lsn import ZERO, Lsn, format_lsn
 from headwater.oplog.row_id import IdentityKind
-from headwater.oplog.transform import RowKeys, decode_members, row_ops
+from headwater.replication.adapt import empty
 from headwater.replication.errors import ProtocolError, SchemaChangedError
 from headwater.replication.fold import Fold
 from headwater.replication.live import FullCells, LiveContext, LiveTable
+from headwater.replication.reshape import Reshape, reshape
 from headwater.replication.schema import SchemaWatch
 from headwater.replication.touches import TouchLog
 from headwater.source.fetch import RowFetcher
@@ -62,6 +63,8 @@ class Applier:
         self._lease = lease
         self._context = context
         self._tables = context.tables(stored)
+        self._compared = _compared(stored)
+        self._shapes: dict[int, Reshape | None] = {}  # by oid, where the stream is at another shape than the store
         self._fetcher = fetcher
         self._schema = schema
         self.position = position
@@ -83,13 +86,18 @@ class Applier:
 
     def consume(self, messages: Sequence[Message]) -> None:
         """Take a batch in. Raises SchemaChangedError when a table is not what it was."""
-        pending, tables = self._pending, self._tables
+        pending, tables, shapes = self._pending, self._tables, self._shapes
         for message in messages:
             kind = type(message)
             if kind is Insert or kind is Update or kind is Delete:
                 change: RowChange = message  # type: ignore[assignment]  # the line above says so, cheaply
                 table = tables.get(change.relation.oid)
                 if table is not None and not self._skipping:
+                    if shapes:
+                        found = self._reshaped(change)
+                        if found is None:
+                            continue
+                        change = found
                     pending.append((table, change))
                     for log in self._logs:
                         log.note(self._final_lsn, table, change)
@@ -134,12 +142,30 @@ class Applier:
         table = self._tables.get(relation.oid)
         if table is None and not self._context.reads(relation):
             return
+        self._shapes.pop(relation.oid, None)
+        if table is not None and table.relation == relation:
+            self._schema.hint()  # a column that was dropped and made again looks the same here
+            return
         self._schema.check()
-        if table is None or table.relation != relation:
-            # The catalog is ahead of the stream and back at what it was: what lies between has other columns
+        if table is None:
+            return  # of a table that is gone by now, nothing is kept
+        self._apply_pending()
+        if table.id not in self._compared:
             raise SchemaChangedError(
-                "a table was different for a while", f"{relation.schema}.{relation.name}", "its rows are read again"
+                "a table was different for a while",
+                f"{relation.schema}.{relation.name}",
+                "it is compared with the source",
+                table.id,
             )
+        self._shapes[relation.oid] = reshape(relation, table.relation)
+
+    def _reshaped(self, change: RowChange) -> RowChange | None:
+        """A change of another shape of its table in the present one; None for one that only the comparison with the
+        source can take in."""
+        if change.relation.oid not in self._shapes:
+            return change
+        found = self._shapes[change.relation.oid]
+        return None if found is None else found.change(change)
 
     def _apply_pending(self) -> None:
         if not self._pending:
@@ -160,19 +186,13 @@ class Applier:
                 continue
             for log in self._logs:
                 log.truncate(self._final_lsn, table)
-            if not table.bound.exclusive:
-                self._remove_all(flush, table)
-            new_id = flush.truncate(table.id, table.bound.definitions if table.bound.exclusive else ())
+            new_id = empty(flush, table, self._context.salt)
+            if table.id in self._compared:
+                self._compared |= {new_id}
             renewed = self._context.table(new_id, table.layouts)
             if renewed is not None:
                 self._tables[relation.oid] = renewed
             self._in_flush += 1
-
-    def _remove_all(self, flush: Flush, table: LiveTable) -> None:
-        """REMOVEs, where a bucket also holds rows of other tables."""
-        for row_id, members, subkey in list(flush.table_members(table.id)):
-            keys = RowKeys(table.id, row_id, self._context.salt, subkey)
-            flush.append(row_ops(decode_members(members, row_id), (), keys)[0], {})
 
     def _fetch(self, table: LiveTable, key: Sequence[Cell]) -> FullCells | None:
         cells, seen = self._fetcher.fetch(table.relation, key)
@@ -239,6 +259,7 @@ class Applier:
         """Follow other plans or tables from here on."""
         self._context = context
         self._tables = context.tables(stored)
+        self._compared = _compared(stored)
         self._schema.renew(plans, stored)
 
     def record(self, log: TouchLog) -> None:
@@ -293,3 +314,8 @@ class Applier:
             if error not in self._reported and len(self._reported) < 1000:
                 self._reported.add(error)
                 _log.warning("a rule failed on a row and was left out: %s", error)
+
+
+def _compared(stored: Sequence[StoredTable]) -> frozenset[int]:
+    """Ids of tables that are being compared with the source, or soon will be."""
+    return frozenset(table.id for table in stored if table.resync)

@@ -8,10 +8,22 @@ from headwater.errors import HeadwaterError, Kind
 
 
 class SchemaChangedError(HeadwaterError):
-    """A table is not what it was when its rows were read."""
+    """A table is not what it is in the store. With `table` (its id in the store), only the stream has it so: the
+    catalog is back at what is stored, or ahead of the stream."""
 
     kind: ClassVar[Kind] = Kind.RESYNC
     code: ClassVar[str] = "HW_5001"
+
+    def __init__(self, what: str, where: str = "", fix: str = "", table: int | None = None) -> None:
+        super().__init__(what, where, fix)
+        self.table = table
+
+
+class RowIncompleteError(HeadwaterError):
+    """A change lacks a value that nothing here has and that can't be asked for."""
+
+    kind: ClassVar[Kind] = Kind.RESYNC
+    code: ClassVar[str] = "HW_5004"
 
 
 class ProtocolError(HeadwaterError):

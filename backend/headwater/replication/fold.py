@@ -26,7 +26,7 @@ from headwater.oplog.limits import (
 from headwater.oplog.row_id import IdentityKind, copy_id, copy_number, random_id
 from headwater.oplog.transform import BucketName, DraftOp
 from headwater.replication.contents import content_of
-from headwater.replication.errors import SchemaChangedError
+from headwater.replication.errors import RowIncompleteError
 from headwater.replication.live import FullCells, LiveTable
 from headwater.storage.contract import Flush
 from headwater.storage.parts import CurrentRow
@@ -138,7 +138,7 @@ class Fold:
         if UNCHANGED not in new:
             return cast(FullCells, new)
         if table.identity.kind is not IdentityKind.KEY:
-            raise SchemaChangedError(
+            raise RowIncompleteError(
                 "a row without a key lacks a value that only the source has",
                 f"{table.relation.schema}.{table.relation.name}",
                 "the table is read again",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from headwater.bulk.binding import BoundTable, bind, current_cells
+from headwater.bulk.binding import BoundTable, bind_layouts, current_cells, stands_right
 from headwater.decode.catalog import TypeCatalog
 from headwater.oplog.change import Relation
 from headwater.oplog.row_id import RowIdentity
@@ -24,6 +24,7 @@ class LiveTable:
     layouts: tuple[Relation, ...]
     identity: RowIdentity
     bound: BoundTable
+    earlier: tuple[BoundTable | None, ...]  # the same of each layout before the last
 
     @property
     def relation(self) -> Relation:
@@ -37,6 +38,10 @@ class LiveTable:
     @property
     def layout(self) -> int:
         return len(self.layouts) - 1
+
+    def stands_right(self, row: CurrentRow) -> bool:
+        """Whether the row is in the buckets that the rules give it. Raises DecodeError."""
+        return stands_right(self.layouts, (*self.earlier, self.bound), row)
 
     def cells(self, row: CurrentRow) -> FullCells:
         """The cells of a stored row in the order of `relation`."""
@@ -59,8 +64,10 @@ class LiveContext:
 
     def table(self, table_id: int, layouts: tuple[Relation, ...]) -> LiveTable | None:
         """None when the rules do not use the table."""
-        bound = bind(self.plans, self.tag, layouts[-1], self.types, table_id, self.salt)
-        return None if bound is None else LiveTable(table_id, layouts, RowIdentity.of(layouts[-1]), bound)
+        *earlier, bound = bind_layouts(self.plans, self.tag, layouts, self.types, table_id, self.salt)
+        if bound is None:
+            return None
+        return LiveTable(table_id, layouts, RowIdentity.of(layouts[-1]), bound, tuple(earlier))
 
     def reads(self, relation: Relation) -> bool:
         """Whether any plan in use reads the table."""

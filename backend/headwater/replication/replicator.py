@@ -7,7 +7,7 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from headwater.bulk.binding import distinct
@@ -15,17 +15,17 @@ from headwater.bulk.jobs import BulkProgress
 from headwater.decode.pgoutput import Decoder
 from headwater.errors import HeadwaterError, Kind
 from headwater.oplog.lsn import format_lsn
+from headwater.replication.adapt import REDEFINED, adapt, table_changes
 from headwater.replication.apply import Applier
 from headwater.replication.bootstrap import Bootstrap
 from headwater.replication.bulk import BulkWork
-from headwater.replication.errors import SourceReplacedError
+from headwater.replication.errors import SchemaChangedError, SourceReplacedError
 from headwater.replication.live import LiveContext
 from headwater.replication.sampling import SamplingSettings
 from headwater.replication.schema import SchemaWatch, wanted_tables
-from headwater.replication.site import Site
+from headwater.replication.site import Site, types_of
 from headwater.replication.versions import deploy_file, forget_half_built, in_state, in_use, newest
 from headwater.replication.work import Work
-from headwater.source.catalog import load_types
 from headwater.source.connect import SourceSettings, connect, source_errors
 from headwater.source.fetch import RowFetcher
 from headwater.source.slot import (
@@ -38,11 +38,20 @@ from headwater.source.slot import (
     system_identity,
 )
 from headwater.source.stream import ReplicationStream
-from headwater.storage.contract import Lease, LeaseHeldError, LeaseLostError, SourceState, StoreBusyError, StoreWriter
+from headwater.storage.contract import (
+    Lease,
+    LeaseHeldError,
+    LeaseLostError,
+    SourceState,
+    StoreBusyError,
+    StoredTable,
+    StoreWriter,
+)
 from headwater.storage.open import Store
 from headwater.storage.versions import KEEP_STOPPED_SECONDS, VersionState
 from headwater_rules.compile import compile_config
 from headwater_rules.errors import RuleErrors
+from headwater_rules.plan import SyncPlan
 
 _log = logging.getLogger(__name__)
 
@@ -58,7 +67,7 @@ class Replicator:
     config file, deployed at the start if it is new; without it, what commands deployed is served.
 
     `following` is called each time the live stream has started. Row sides of a version that was served are kept right
-    for `keep_stopped` seconds after it was stopped.
+    for `keep_stopped` seconds after it was stopped. The catalog is looked at every `poll_seconds`.
     """
 
     source: SourceSettings
@@ -70,6 +79,7 @@ class Replicator:
     following: Callable[[], None]
     keep_stopped: float = KEEP_STOPPED_SECONDS
     sampling: SamplingSettings = field(default_factory=SamplingSettings)
+    poll_seconds: float = 5.0
 
     def run(self, stop: threading.Event) -> None:
         """Returns when `stop` is set. Raises errors of ours that a person has to mend, and LeaseLostError."""
@@ -111,7 +121,11 @@ class Replicator:
                     return  # work that was cut short because we are to end
                 if error.kind not in {Kind.RETRY, Kind.RESYNC}:
                     raise
-                must_read = must_read or (error.kind is Kind.RESYNC and not isinstance(error, SlotLostError))
+                if isinstance(error, SchemaChangedError):
+                    if error.table is not None:
+                        self.store.mark_resync(lease, [error.table], REDEFINED)
+                elif not isinstance(error, SlotLostError):
+                    must_read = must_read or error.kind is Kind.RESYNC
                 _log.warning("%s", error)
                 delay = _FIRST_DELAY if time.monotonic() - started > _STEADY else min(delay * 2, _LONGEST_DELAY)
                 stop.wait(delay * random.uniform(0.8, 1.2))
@@ -140,7 +154,7 @@ class Replicator:
             self._check_slot(state)
         except SlotLostError as error:
             _log.warning("%s", error)
-            return not self._attach_anew(lease)
+            self._attach_anew(lease)
         except HeadwaterError as error:
             if error.kind is not Kind.RESYNC:
                 raise
@@ -148,24 +162,32 @@ class Replicator:
             return True
         return False
 
-    def _attach_anew(self, lease: Lease) -> bool:
+    def _attach_anew(self, lease: Lease) -> None:
         """Follow the source from a new slot, and have every table compared with it: what was missed in between is all
-        that devices are sent. False when tables are not what they were, too."""
+        that devices are sent."""
         stored = self.store.tables(self.source.tag)
         with connect(self.source) as conn:
-            wanted = wanted_tables(conn, self.source, in_use(self.store, self.keep_stopped).plans)
-            if {t.relation.oid: t.shape for t in wanted} != {t.relation.oid: t.fingerprint for t in stored}:
-                return False
             name = slot_name(self.source)
             drop_slot(conn, name)
             identity = system_identity(conn)
             with SnapshotKeeper(self.source, name) as keeper:
                 position = keeper.consistent_point
-        self.store.mark_resync(lease, [table.id for table in stored], "the slot was lost")
+        self.store.mark_resync(lease, [table.id for table in stored if not table.resync], "the slot was lost")
         state = SourceState(self.source.tag, position, name, identity.system_id, identity.timeline)
         self.store.move_source(lease, state)
         _log.info("slot %s starts at %s; all tables are compared with the source", name, format_lsn(position))
-        return True
+
+    def _adapt(self, lease: Lease, state: SourceState, plans: Sequence[SyncPlan]) -> None:
+        """Make the store's tables what the catalog says."""
+        stored = self.store.tables(self.source.tag)
+        with connect(self.source) as conn:
+            changes = table_changes(stored, wanted_tables(conn, self.source, plans))
+        if changes:
+            adapt(self.store, lease, state, self._context(plans, stored), changes)
+
+    def _context(self, plans: Sequence[SyncPlan], stored: Sequence[StoredTable]) -> LiveContext:
+        types = types_of(self.source, stored)
+        return LiveContext(self.source.tag, distinct(plans), types, self.store.subkey_salt())
 
     def _check_slot(self, state: SourceState) -> None:
         with connect(self.source) as conn:
@@ -189,13 +211,12 @@ class Replicator:
         self.store.discard_staged(lease)  # a job that died after its last step has left its files
         forget_half_built(self.store, lease)
         plans = in_use(self.store, self.keep_stopped).plans
+        self._adapt(lease, state, plans)
         stored = self.store.tables(self.source.tag)
-        with connect(self.source) as conn:
-            types = load_types(conn, {c.type_oid for t in stored for c in t.relation.columns})
-        context = LiveContext(self.source.tag, distinct(plans), types, self.store.subkey_salt())
+        context = self._context(plans, stored)
         with (
             contextlib.closing(RowFetcher(self.source)) as fetcher,
-            contextlib.closing(SchemaWatch(self.source, plans, stored)) as schema,
+            contextlib.closing(SchemaWatch(self.source, plans, stored, self.poll_seconds)) as schema,
         ):
             schema.check()
             applier = Applier(self.store, lease, context, stored, state.lsn, fetcher, schema)
@@ -207,12 +228,12 @@ class Replicator:
                 _log.info("following the stream from %s", format_lsn(state.lsn))
                 self.following()
                 try:
-                    _pump(stream, applier, work, stop)
+                    _pump(stream, applier, schema, work, stop)
                 finally:
                     applier.abandon()
 
 
-def _pump(stream: ReplicationStream, applier: Applier, work: Work, stop: threading.Event) -> None:
+def _pump(stream: ReplicationStream, applier: Applier, schema: SchemaWatch, work: Work, stop: threading.Event) -> None:
     """Move batches from the stream to the store, and positions back; between flushes, do bulk work."""
     decode = Decoder().decode
     idle = True
@@ -222,6 +243,7 @@ def _pump(stream: ReplicationStream, applier: Applier, work: Work, stop: threadi
         idle = received.idle
         applier.settle(received.position, idle=idle)
         if applier.settled:
+            schema.raise_found()
             work.step()
         stream.report(applier.position)
     stream.report(applier.position, force=True)

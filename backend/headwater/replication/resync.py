@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from headwater.bulk.jobs import BulkProgress, CompareJob, CompareOutcome, CompareTable, Difference, TableChangedError
 from headwater.oplog.lsn import format_lsn
 from headwater.replication.background import Background
+from headwater.replication.errors import SchemaChangedError
 from headwater.replication.merge import describe, wanted_states
 from headwater.replication.schema import wanted_tables
 from headwater.replication.site import ROWS_A_TASK, Site
@@ -137,11 +138,17 @@ class Resync:
         stored = self._site.stored()
         with connect(self._site.source) as conn:
             published = {t.relation.oid: t for t in wanted_tables(conn, self._site.source, self._order.plans)}
+        changed = [oid for oid in self._oids & published.keys() if published[oid].shape != stored[oid].fingerprint]
+        if changed:
+            raise SchemaChangedError(
+                "a table changed before it was compared", published[changed[0]].qualified_name, "it is begun again"
+            )
         tables = [
             self._table(stored[oid], published[oid]) for oid in sorted(self._oids) if oid in stored and oid in published
         ]
         self.findings.tables = [table.published.qualified_name for table in tables]
-        self._site.store.mark_resync(self._site.lease, [t.stored.id for t in tables], self._order.reason)
+        unmarked = [table.stored.id for table in tables if not table.stored.resync]
+        self._site.store.mark_resync(self._site.lease, unmarked, self._order.reason)
         job = CompareJob(
             source=self._site.source,
             snapshot=snapshot,

@@ -6,15 +6,21 @@ again. The catalog decides, by the shape that was stored with the rows.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import psycopg
 
+from headwater.errors import HeadwaterError
 from headwater.replication.errors import SchemaChangedError
 from headwater.source.catalog import PublishedTable, published_tables
 from headwater.source.connect import SourceSettings, connect, connection_error
 from headwater.storage.contract import StoredTable
 from headwater_rules.plan import SyncPlan
+
+_log = logging.getLogger(__name__)
 
 
 def wanted_tables(conn: psycopg.Connection, source: SourceSettings, plans: Sequence[SyncPlan]) -> list[PublishedTable]:
@@ -27,35 +33,96 @@ def wanted_tables(conn: psycopg.Connection, source: SourceSettings, plans: Seque
     ]
 
 
-class SchemaWatch:
-    """Compares stored tables with the catalog, over a connection of its own made when first needed."""
+@dataclass(frozen=True, slots=True)
+class _Expected:
+    """What the catalog is to say: the shape of each table that the plans read, by oid."""
 
-    def __init__(self, source: SourceSettings, plans: Sequence[SyncPlan], stored: Sequence[StoredTable]) -> None:
+    plans: tuple[SyncPlan, ...]
+    shapes: Mapping[int, str]
+
+    def compare(self, now: Sequence[PublishedTable]) -> SchemaChangedError | None:
+        """What is different first."""
+        for table in now:
+            if self.shapes.get(table.relation.oid) != table.shape:
+                return SchemaChangedError("a table is new or changed", table.qualified_name, "what differs is sent")
+        if len(now) < len(self.shapes):
+            return SchemaChangedError("a table is gone or no longer published", "", "its rows are removed")
+        return None
+
+
+class SchemaWatch:
+    """Compares stored tables with the catalog: when asked to, and every `seconds` from a thread of its own, since most
+    changes of a table show in the stream with its next row only."""
+
+    def __init__(
+        self, source: SourceSettings, plans: Sequence[SyncPlan], stored: Sequence[StoredTable], seconds: float
+    ) -> None:
         self._source = source
+        self._seconds = seconds
         self._conn: psycopg.Connection | None = None
+        self._found: tuple[_Expected, SchemaChangedError] | None = None
+        self._closing = False
+        self._wake = threading.Event()
         self.renew(plans, stored)
+        self._thread = threading.Thread(target=self._poll, name="schema", daemon=True)
+        self._thread.start()
 
     def renew(self, plans: Sequence[SyncPlan], stored: Sequence[StoredTable]) -> None:
         """Watch other tables from here on."""
-        self._plans = tuple(plans)
-        self._shapes = {table.relation.oid: table.fingerprint for table in stored}
+        self._expected = _Expected(tuple(plans), {table.relation.oid: table.fingerprint for table in stored})
 
     def check(self) -> None:
         """Raises SchemaChangedError when a table that the rules read came, went or changed its shape."""
         try:
             if self._conn is None:
                 self._conn = connect(self._source, application_name="headwater schema")
-            now = {table.relation.oid: table for table in wanted_tables(self._conn, self._source, self._plans)}
+            found = self._look(self._conn, self._expected)
         except psycopg.Error as error:
-            self.close()
+            self._disconnect()
             raise connection_error(self._source, error) from error
-        for oid, table in now.items():
-            if self._shapes.get(oid) != table.shape:
-                raise SchemaChangedError("a table is new or changed", table.qualified_name, "its rows are read again")
-        if len(now) < len(self._shapes):
-            raise SchemaChangedError("a table is gone or no longer published", self._source.address, "rows are removed")
+        if found is not None:
+            raise found
 
-    def close(self) -> None:
+    def hint(self) -> None:
+        """Something may have changed: the thread looks at once."""
+        self._wake.set()
+
+    def raise_found(self) -> None:
+        """Raises SchemaChangedError when the last look from the thread found one of these tables changed."""
+        if self._found is not None and self._found[0] is self._expected:
+            raise self._found[1]
+
+    def _look(self, conn: psycopg.Connection, expected: _Expected) -> SchemaChangedError | None:
+        return expected.compare(wanted_tables(conn, self._source, expected.plans))
+
+    def _poll(self) -> None:
+        conn: psycopg.Connection | None = None
+        while True:
+            self._wake.wait(self._seconds)
+            self._wake.clear()
+            if self._closing:
+                break
+            try:
+                conn = conn or connect(self._source, application_name="headwater schema poll")
+                expected = self._expected
+                found = self._look(conn, expected)
+                if found is not None:
+                    self._found = expected, found
+            except (psycopg.Error, HeadwaterError) as error:  # the stream meets the same, and says so
+                _log.debug("the catalog could not be read: %s", error)
+                if conn is not None:
+                    conn.close()
+                    conn = None
+        if conn is not None:
+            conn.close()
+
+    def _disconnect(self) -> None:
         if self._conn is not None:
             self._conn.close()
             self._conn = None
+
+    def close(self) -> None:
+        self._closing = True
+        self._wake.set()
+        self._disconnect()
+        self._thread.join()

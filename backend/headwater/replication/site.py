@@ -21,6 +21,12 @@ ROWS_A_TASK = 250_000
 """About how many current rows a task of bulk work reads."""
 
 
+def types_of(source: SourceSettings, tables: Sequence[StoredTable]) -> TypeCatalog:
+    """The types of the tables' columns, as the source knows them now."""
+    with connect(source) as conn:
+        return load_types(conn, {c.type_oid for table in tables for layout in table.layouts for c in layout.columns})
+
+
 @dataclass(frozen=True, slots=True)
 class Site:
     """The parts that work together on one source while it is followed."""
@@ -46,8 +52,7 @@ class Site:
 
     def types(self, tables: Sequence[StoredTable]) -> TypeCatalog:
         """The types of the tables' columns."""
-        with connect(self.source) as conn:
-            return load_types(conn, {column.type_oid for table in tables for column in table.relation.columns})
+        return types_of(self.source, tables)
 
     def follow(self, plans: Sequence[SyncPlan]) -> None:
         """From here on, evaluate what the stream brings by these plans. Between flushes only."""

@@ -10,6 +10,7 @@ from typing import Protocol
 import orjson
 
 from headwater.errors import HeadwaterError, Kind
+from headwater.replication.adapt import REDEFINED
 from headwater.replication.audit import Audit
 from headwater.replication.deploy import Deploy
 from headwater.replication.resync import Order, Resync
@@ -132,7 +133,8 @@ class Work:
             return
         marked = {oid: table.resync for oid, table in self._site.stored().items() if table.resync}
         if marked:
-            order = Order(tuple(self._plans()), frozenset(marked), reason=next(iter(marked.values())))
+            reason = next(iter(marked.values()))
+            order = Order(tuple(self._plans()), frozenset(marked), reason, verify=REDEFINED in marked.values())
             self._current = _Asked(Resync(self._site, order), None, None)
             return
         requests = self._site.store.open_requests(self._site.tag)
@@ -244,6 +246,7 @@ class Work:
         self._ended = True
         if isinstance(asked.job, Resync):
             asked.job.unmark()
+            self._site.follow(self._plans())
         if asked.request is not None and isinstance(asked.job, Resync):
             self._end_request(asked.request, RequestState.DONE, asked.job.findings.as_dict())
         elif asked.request is not None and isinstance(asked.job, Audit):

@@ -1,0 +1,105 @@
+"""Bringing the store's tables to what the catalog says now: the one answer to every hint that a table is another.
+
+A new table is made, and a changed one gets another layout; both are compared with the source beside the stream, so
+that devices are sent what differs. Of a table that is gone, no longer published, or whose rows are told apart in
+another way, all rows are removed first.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from headwater.oplog.change import Relation
+from headwater.oplog.row_id import IdentityKind, RowIdentity
+from headwater.oplog.transform import RowKeys, decode_members, row_ops
+from headwater.replication.live import LiveContext, LiveTable
+from headwater.source.catalog import PublishedTable
+from headwater.storage.contract import Flush, Lease, Progress, SourceState, StoredTable, StoreWriter
+
+_log = logging.getLogger(__name__)
+
+REDEFINED = "its definition changed"
+"""Why a table is compared with the source after this. Its rows are evaluated, too, for what the rules make of them
+can be another although their values are the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class TableChanges:
+    """How the catalog differs from the store. A table can be gone and new at once."""
+
+    gone: tuple[StoredTable, ...]
+    new: tuple[PublishedTable, ...]
+    altered: tuple[tuple[StoredTable, PublishedTable], ...]
+
+    def __bool__(self) -> bool:
+        return bool(self.gone or self.new or self.altered)
+
+
+def table_changes(stored: Sequence[StoredTable], published: Sequence[PublishedTable]) -> TableChanges:
+    """What came, went or changed its shape."""
+    now = {table.relation.oid: table for table in published}
+    gone: list[StoredTable] = []
+    altered: list[tuple[StoredTable, PublishedTable]] = []
+    kept: set[int] = set()
+    for table in stored:
+        found = now.get(table.relation.oid)
+        if found is None or not _told_apart_alike(table.relation, found.relation):
+            gone.append(table)
+            continue
+        kept.add(found.relation.oid)
+        if found.shape != table.fingerprint:
+            altered.append((table, found))
+    new = [table for oid, table in now.items() if oid not in kept]
+    return TableChanges(tuple(gone), tuple(new), tuple(altered))
+
+
+def _told_apart_alike(before: Relation, after: Relation) -> bool:
+    """Whether rows keep their ids."""
+    old, new = RowIdentity.of(before), RowIdentity.of(after)
+    if old.kind is not new.kind:
+        return False
+    if old.kind is IdentityKind.KEY:
+        return [before.columns[i].name for i in old.columns] == [after.columns[i].name for i in new.columns]
+    return [(c.name, c.type_oid) for c in before.columns] == [(c.name, c.type_oid) for c in after.columns]
+
+
+def adapt(store: StoreWriter, lease: Lease, state: SourceState, context: LiveContext, changes: TableChanges) -> None:
+    """Make the store's tables what the catalog says. Each step is whole, and done again it finds less to do; `context`
+    knows the tables as they are stored."""
+    for table in changes.gone:
+        name = f"{table.relation.schema}.{table.relation.name}"
+        _log.info("the rows of %s are removed: it is gone, not published any more, or has another identity", name)
+        store.drop_table(lease, _emptied(store, lease, state, context, table))
+    for table, published in changes.altered:
+        _log.info("%s was altered; it is compared with the source", published.qualified_name)
+        store.mark_resync(lease, [table.id], REDEFINED)
+        store.add_layout(lease, table.id, published.relation, published.shape)
+    if changes.new:
+        _log.info("new: %s", ", ".join(table.qualified_name for table in changes.new))
+        pairs = [(table.relation, table.shape) for table in changes.new]
+        store.create_tables(lease, state.tag, pairs, "new in the source")
+
+
+def _emptied(store: StoreWriter, lease: Lease, state: SourceState, context: LiveContext, table: StoredTable) -> int:
+    """Take a table's rows from devices. Returns the id of its empty generation."""
+    flush = store.begin(lease)
+    try:
+        live = context.table(table.id, table.layouts)
+        emptied = flush.truncate(table.id, ()) if live is None else empty(flush, live, context.salt)
+        flush.commit(state.tag, Progress(state.lsn))
+    except BaseException:
+        flush.rollback()
+        raise
+    return emptied
+
+
+def empty(flush: Flush, table: LiveTable, salt: bytes) -> int:
+    """Remove all rows of a table: by one op a bucket, or by REMOVEs where buckets also hold rows of others. Returns
+    the id of its new, empty generation."""
+    if not table.bound.exclusive:
+        for row_id, members, subkey in list(flush.table_members(table.id)):
+            keys = RowKeys(table.id, row_id, salt, subkey)
+            flush.append(row_ops(decode_members(members, row_id), (), keys)[0], {})
+    return flush.truncate(table.id, table.bound.definitions if table.bound.exclusive else ())

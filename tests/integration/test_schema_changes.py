@@ -1,0 +1,183 @@
+"""Tables that are altered, made, dropped and published otherwise: devices get what differs, and nobody has to help."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pytest
+
+from headwater.source.catalog import published_tables
+from tests.support.fix_headwater import Deployment, read_bucket, wait_until
+from tests.support.model_device import ModelBucket, contents
+
+if TYPE_CHECKING:
+    from tests.support.fix_postgres import SourceDb
+
+pytestmark = pytest.mark.spark
+
+Deploy = Callable[..., Deployment]
+Rows = dict[tuple[str, str], dict[str, object]]
+
+CONFIG = """
+config: {edition: 3}
+streams:
+  notes:
+    auto_subscribe: true
+    query: SELECT * FROM notes WHERE owner = auth.user_id()
+  others:
+    auto_subscribe: true
+    query: SELECT * FROM others
+"""
+
+ROWS = 60
+
+
+def prepare(source: SourceDb) -> None:
+    source.execute("create table notes (id text primary key, owner text, body text, n int)")
+    source.execute(f"insert into notes select i::text, 'a', 'x' || i, i from generate_series(1, {ROWS}) i")
+    source.execute("create table others (id text primary key, text text)")
+    source.execute("insert into others values ('1', 'one')")
+
+
+def truth(source: SourceDb) -> Rows:
+    """What a device is to show, as far as it is published: what is null is not there."""
+    rows: Rows = {}
+    detailed = source.connection.info.server_version >= 15_00_00
+    details = "attnames, coalesce(rowfilter, 'true')" if detailed else "array['*'], 'true'"
+    for table, owned in (("notes", "owner = 'a'"), ("others", "true")):
+        query = f"select {details} from pg_publication_tables where tablename = %s"
+        for columns, row_filter in source.fetch(query, table):
+            selected = f"select {', '.join(columns)} from {table} where {owned} and {row_filter}"
+            for (row,) in source.fetch(f"select row_to_json(t) from ({selected}) t"):
+                rows[table, row["id"]] = without_nulls(row)
+    return rows
+
+
+def without_nulls(row: dict[str, object]) -> dict[str, object]:
+    return {name: value for name, value in row.items() if value is not None}
+
+
+class Device:
+    """A client that stays connected: it has everything up to the last time it looked, and counts what it got."""
+
+    def __init__(self, deployment: Deployment) -> None:
+        self._deployment = deployment
+        self._buckets: dict[str, ModelBucket] = {}
+
+    def rows(self) -> Rows:
+        names = self._deployment.buckets("a").keys()
+        checkpoint = self._deployment.reader.checkpoint()
+        assert checkpoint is not None
+        for name in names:
+            self._buckets[name] = read_bucket(
+                self._deployment.reader, name, checkpoint[0].op_id, self._buckets.get(name)
+            )
+        found = contents([self._buckets[name] for name in names])
+        return {key: without_nulls(row) for key, row in found.items()}
+
+
+@dataclass(frozen=True)
+class Change:
+    """What somebody does to the source, and how many ops that is to cost."""
+
+    sql: str
+    ops: int
+
+
+CHANGES = {
+    "column added": Change("alter table notes add column extra text", 0),
+    "column added with a constant": Change("alter table notes add column extra text default 'filled'", ROWS),
+    "column added with what differs": Change("alter table notes add column extra text default random()::text", ROWS),
+    "column dropped": Change("alter table notes drop column n", ROWS),
+    "column dropped and made again": Change("alter table notes drop column n, add column n int", ROWS),
+    "column renamed": Change("alter table notes rename column n to number", ROWS),
+    "column with a larger type": Change("alter table notes alter column n type bigint", 0),
+    "column with another type": Change("alter table notes alter column n type text using 'n' || n", ROWS),
+    "column rewritten in place": Change("alter table notes alter column n type int using n % 50", 11),
+    "default changed": Change("alter table notes alter column body set default 'y'", 0),
+    "rewritten": Change("cluster notes using notes_pkey", 0),
+    "identity full": Change("alter table notes replica identity full", ROWS + 1),
+    "dropped": Change("drop table notes", 1),
+    "dropped and made again": Change(
+        "drop table notes; create table notes (id text primary key, owner text, body text);"
+        " insert into notes values ('1', 'a', 'x1'), ('new', 'a', 'y')", 3,
+    ),
+    "renamed out of reach": Change("alter table notes rename to archive", 1),
+    "swapped": Change(
+        "create table other (like notes including all); insert into other values ('1', 'a', 'x1', 1);"
+        " alter table notes rename to old; alter table other rename to notes", 2,
+    ),
+    "renamed and back": Change("alter table notes rename to tmp; alter table tmp rename to notes", 0),
+    "column list": Change("alter publication headwater set table notes (id, owner, body), others", ROWS),
+    "row filter": Change("alter publication headwater set table notes where (id > '3'), others", 23),
+    "not published": Change("alter publication headwater drop table notes", 1),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("stopped", [False, True], ids=["followed", "stopped"])
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_change_of_a_table_costs_what_differs(deploy: Deploy, source_db: SourceDb, name: str, stopped: bool) -> None:
+    change = CHANGES[name]
+    if name in {"column list", "row filter"}:
+        source_db.needs(15, "column lists and row filters")
+    prepare(source_db)
+    source_db.execute("create publication headwater for table notes, others")
+    deployment = deploy(CONFIG).start()
+    device = Device(deployment)
+    assert device.rows() == truth(source_db)
+    before = deployment.op_count()
+    if stopped:
+        deployment.stop()
+    source_db.execute(change.sql)
+    if name in {"dropped and made again", "swapped"}:
+        source_db.execute("alter publication headwater add table notes")
+    if stopped:
+        deployment.start()
+    source_db.execute("insert into others values ('2', 'two')")
+    wait_until(lambda: device.rows() == truth(source_db), f"the device to show the truth after: {change.sql}")
+    wait_until(lambda: settled(deployment), "the comparison to end")
+    assert device.rows() == truth(source_db)
+    assert deployment.op_count() - before - 1 == change.ops
+    assert [record.kind for record in deployment.bulk_records()].count("snapshot") == 1
+    if source_db.fetch("select 1 from pg_publication_tables where tablename = 'notes'"):
+        source_db.execute(
+            "update notes set body = 'after' where id = '1'; insert into notes (id, owner) values ('z', 'a')"
+        )
+        assert deployment.caught_up()
+        assert device.rows() == truth(source_db)
+    deployment.close()
+    assert deployment.problems() == []
+
+
+def settled(deployment: Deployment) -> bool:
+    """The store knows the tables as they are, and none is being compared with the source."""
+    deployment.raise_failure()
+    published = published_tables(deployment.source.connection, ["headwater"])
+    shapes = {t.relation.oid: t.shape for t in published if t.relation.name in {"notes", "others"}}
+    with deployment.store() as store:
+        stored = store.tables("default")
+    return {t.relation.oid: t.fingerprint for t in stored} == shapes and not any(t.resync for t in stored)
+
+
+def test_changes_before_and_after_an_alter_arrive_in_one_go(deploy: Deploy, source_db: SourceDb) -> None:
+    prepare(source_db)
+    deployment = deploy(CONFIG).start()
+    device = Device(deployment)
+    assert device.rows() == truth(source_db)
+    deployment.stop()
+    source_db.execute("update notes set body = 'before' where n < 5; delete from notes where n = 6")
+    source_db.execute("insert into notes values ('in the old form', 'a', 'x', 7)")
+    source_db.execute("alter table notes drop column n; alter table notes add column m int default 3")
+    source_db.execute("update notes set body = 'between', m = 4 where id in ('1', '2')")
+    source_db.execute("alter table notes rename column m to k; alter table notes add column big text default 'z'")
+    source_db.execute("update notes set k = 5 where id = '2'; delete from notes where id = '9'")
+    deployment.start()
+    wait_until(lambda: device.rows() == truth(source_db) and settled(deployment), "all of it to arrive")
+    source_db.execute("update notes set big = 'last' where id = '3'")
+    assert deployment.caught_up()
+    assert device.rows() == truth(source_db)
+    assert [record.kind for record in deployment.bulk_records()].count("snapshot") == 1
+    deployment.close()
+    assert deployment.problems() == []
