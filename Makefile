@@ -30,7 +30,7 @@ test: install-tests ## all tests but those that take minutes
 test-all: install-all ## all tests, then some once more: with the store in Postgres, and on each Postgres from 14 to 18
 	$(PYTEST) $(ARGS)
 	HEADWATER_TEST_STORAGE=postgres $(PYTEST) -m 'not long' tests/integration/test_replication.py \
-		tests/integration/test_versions.py tests/integration/test_resync.py $(ARGS)
+		tests/integration/test_versions.py tests/integration/test_resync.py tests/integration/test_schema_changes.py $(ARGS)
 	@set -e; for major in $(POSTGRES); do \
 		echo "== Postgres $$major"; \
 		HEADWATER_TEST_POSTGRES=$$major $(PYTEST) -m 'not long' tests/integration tests/contract $(ARGS); \

@@ -150,7 +150,7 @@ def test_rows_without_identity_are_compared_by_how_many_there_are(deploy: Deploy
 
 def test_an_audit_finds_a_flipped_byte_of_a_stored_row(deploy: Deploy, source_db: SourceDb) -> None:
     tables(source_db)
-    deployment = deploy(CONFIG).start()
+    deployment = deploy(CONFIG, on_postgres=False).start()
     deployment.caught_up()
     with deployment.store() as store:
         table = next(t.id for t in store.tables("default") if t.relation.name == "items")

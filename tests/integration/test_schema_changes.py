@@ -181,3 +181,32 @@ def test_changes_before_and_after_an_alter_arrive_in_one_go(deploy: Deploy, sour
     assert [record.kind for record in deployment.bulk_records()].count("snapshot") == 1
     deployment.close()
     assert deployment.problems() == []
+
+
+KEPT_NAME = """
+config: {edition: 3}
+streams:
+  notes:
+    auto_subscribe: true
+    query: SELECT id, ifnull(number, n) AS points FROM notes WHERE owner = auth.user_id()
+  others:
+    auto_subscribe: true
+    query: SELECT * FROM others
+"""
+
+
+@pytest.mark.parametrize("sql", ["alter table notes rename column n to number", "alter table notes drop column body"])
+def test_what_the_rules_make_of_rows_can_outlive_a_change(deploy: Deploy, source_db: SourceDb, sql: str) -> None:
+    prepare(source_db)
+    deployment = deploy(KEPT_NAME).start()
+    before = deployment.op_count()
+    rows = deployment.rows("a")
+    assert rows["notes", "7"] == {"id": "7", "points": 7}
+    source_db.execute(sql)
+    wait_until(lambda: settled(deployment), "the comparison to end")
+    assert deployment.rows("a") == rows
+    assert deployment.op_count() == before
+    column = "number" if "rename" in sql else "n"
+    source_db.execute(f"update notes set {column} = 70 where id = '7'")
+    assert deployment.rows("a")["notes", "7"] == {"id": "7", "points": 70}
+    assert deployment.op_count() == before + 1
