@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -210,3 +211,54 @@ def test_what_the_rules_make_of_rows_can_outlive_a_change(deploy: Deploy, source
     source_db.execute(f"update notes set {column} = 70 where id = '7'")
     assert deployment.rows("a")["notes", "7"] == {"id": "7", "points": 70}
     assert deployment.op_count() == before + 1
+
+
+BOTH_NAMES = (
+    CONFIG
+    + """
+  archive:
+    auto_subscribe: true
+    query: SELECT * FROM archive WHERE owner = auth.user_id()
+"""
+)
+
+
+def test_a_table_that_is_renamed_within_reach_moves(deploy: Deploy, source_db: SourceDb) -> None:
+    prepare(source_db)
+    deployment = deploy(BOTH_NAMES).start()
+    assert {table for table, _ in deployment.rows("a")} == {"notes", "others"}
+    source_db.execute("alter table notes rename to archive")
+
+    def moved() -> bool:
+        tables = Counter(table for table, _ in deployment.rows("a"))
+        return tables == {"archive": ROWS, "others": 1}
+
+    wait_until(moved, "the rows to stand under the new name")
+    source_db.execute("drop table archive")
+    wait_until(lambda: {table for table, _ in deployment.rows("a")} == {"others"}, "the rows to go")
+    deployment.close()
+    assert deployment.problems() == []
+
+
+@pytest.mark.parametrize("identity", ["default", "full"])
+def test_a_table_that_is_another_for_the_length_of_a_transaction(
+    deploy: Deploy, source_db: SourceDb, identity: str
+) -> None:
+    prepare(source_db)
+    source_db.execute(f"alter table notes replica identity {identity}")
+    deployment = deploy(CONFIG).start()
+    device = Device(deployment)
+    assert device.rows() == truth(source_db)
+    source_db.execute(
+        "begin; truncate notes; insert into notes values ('1', 'a', 'before', 1), ('2', 'a', 'before', 2);"
+        " alter table notes add column tmp text; update notes set body = 'x', tmp = 'y' where id = '1';"
+        " insert into notes values ('3', 'a', 'between', 3, 'tmp'); alter table notes drop column tmp;"
+        " insert into notes values ('4', 'a', 'after', 4); delete from notes where id = '2'; commit"
+    )
+    wait_until(lambda: device.rows() == truth(source_db) and settled(deployment), "what is left to be shown")
+    source_db.execute("update notes set body = 'last'")
+    assert deployment.caught_up()
+    assert device.rows() == truth(source_db)
+    assert [record.kind for record in deployment.bulk_records()].count("snapshot") == 1
+    deployment.close()
+    assert deployment.problems() == []

@@ -102,6 +102,8 @@ def stands_right(layouts: Sequence[Relation], bounds: Sequence[BoundTable | None
     if _expected(bounds[-1], current_cells(layouts, row), row.row_id) == stands:
         return True
     own = layouts[row.layout]
+    if (own.schema, own.name) != (layouts[-1].schema, layouts[-1].name):
+        return False
     now = {(column.name, column.type_oid) for column in layouts[-1].columns}
     if row.layout == len(layouts) - 1 or not all((column.name, column.type_oid) in now for column in own.columns):
         return False

@@ -98,8 +98,10 @@ def _emptied(store: StoreWriter, lease: Lease, state: SourceState, context: Live
 def empty(flush: Flush, table: LiveTable, salt: bytes) -> int:
     """Remove all rows of a table: by one op a bucket, or by REMOVEs where buckets also hold rows of others. Returns
     the id of its new, empty generation."""
-    if not table.bound.exclusive:
+    names = {(layout.schema, layout.name) for layout in table.layouts}  # by another name it may stand elsewhere
+    exclusive = table.bound.exclusive and len(names) == 1
+    if not exclusive:
         for row_id, members, subkey in list(flush.table_members(table.id)):
             keys = RowKeys(table.id, row_id, salt, subkey)
             flush.append(row_ops(decode_members(members, row_id), (), keys)[0], {})
-    return flush.truncate(table.id, table.bound.definitions if table.bound.exclusive else ())
+    return flush.truncate(table.id, table.bound.definitions if exclusive else ())

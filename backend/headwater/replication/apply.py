@@ -155,7 +155,7 @@ class Applier:
                 "a table was different for a while",
                 f"{relation.schema}.{relation.name}",
                 "it is compared with the source",
-                table.id,
+                relation.oid,
             )
         self._shapes[relation.oid] = reshape(relation, table.relation)
 
@@ -164,6 +164,8 @@ class Applier:
         source can take in."""
         if change.relation.oid not in self._shapes:
             return change
+        for log in self._logs:
+            log.spoil(self._final_lsn, change.relation.oid)
         found = self._shapes[change.relation.oid]
         return None if found is None else found.change(change)
 

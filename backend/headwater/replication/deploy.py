@@ -25,6 +25,9 @@ from headwater_rules.versions import check_names, sides, tables_of, without
 
 _log = logging.getLogger(__name__)
 
+NEW_IN_VERSION = "new in version"
+"""How the reason begins for which tables are being filled that only a version on its way reads."""
+
 
 class Deploy:
     """One version on its way. `in_use` are the plans that are followed already; the site follows `plan` too from the
@@ -65,7 +68,7 @@ class Deploy:
         with connect(self._site.source) as conn:
             wanted = wanted_tables(conn, self._site.source, [self._plan])
         new = [(t.relation, t.shape) for t in wanted if t.relation.oid not in stored]
-        self._site.store.create_tables(self._site.lease, self._site.tag, new, f"new in version {self._version.id}")
+        self._site.store.create_tables(self._site.lease, self._site.tag, new, f"{NEW_IN_VERSION} {self._version.id}")
         unfilled = {oid for oid, table in stored.items() if table.resync}
         return frozenset(relation.oid for relation, _ in new) | unfilled
 

@@ -8,15 +8,15 @@ from headwater.errors import HeadwaterError, Kind
 
 
 class SchemaChangedError(HeadwaterError):
-    """A table is not what it is in the store. With `table` (its id in the store), only the stream has it so: the
-    catalog is back at what is stored, or ahead of the stream."""
+    """A table is not what it is in the store. With `oid`, only the stream has that table so: the catalog is back at
+    what is stored, or ahead of the stream."""
 
     kind: ClassVar[Kind] = Kind.RESYNC
     code: ClassVar[str] = "HW_5001"
 
-    def __init__(self, what: str, where: str = "", fix: str = "", table: int | None = None) -> None:
+    def __init__(self, what: str, where: str = "", fix: str = "", oid: int | None = None) -> None:
         super().__init__(what, where, fix)
-        self.table = table
+        self.oid = oid
 
 
 class RowIncompleteError(HeadwaterError):

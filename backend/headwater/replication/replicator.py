@@ -24,7 +24,7 @@ from headwater.replication.live import LiveContext
 from headwater.replication.sampling import SamplingSettings
 from headwater.replication.schema import SchemaWatch, wanted_tables
 from headwater.replication.site import Site, types_of
-from headwater.replication.versions import deploy_file, forget_half_built, in_state, in_use, newest
+from headwater.replication.versions import RETIRED_AT_ONCE, deploy_file, forget_half_built, in_state, in_use, newest
 from headwater.replication.work import Work
 from headwater.source.connect import SourceSettings, connect, source_errors
 from headwater.source.fetch import RowFetcher
@@ -107,6 +107,7 @@ class Replicator:
             deploy_file(self.store, self.yaml)
         delay = _FIRST_DELAY
         must_read = False
+        different: int | None = None  # the oid of a table of which the stream has another shape than the store
         while not stop.is_set():
             started = time.monotonic()
             try:
@@ -115,6 +116,10 @@ class Replicator:
                     if must_read or self._needs_snapshot(lease):
                         self._read_whole(lease, stop)
                         must_read = False
+                    if different is not None:
+                        stored = self.store.tables(self.source.tag)
+                        self.store.mark_resync(lease, [t.id for t in stored if t.relation.oid == different], REDEFINED)
+                        different = None
                     self._follow(lease, stop)
             except HeadwaterError as error:
                 if stop.is_set() and not isinstance(error, LeaseLostError):
@@ -122,8 +127,7 @@ class Replicator:
                 if error.kind not in {Kind.RETRY, Kind.RESYNC}:
                     raise
                 if isinstance(error, SchemaChangedError):
-                    if error.table is not None:
-                        self.store.mark_resync(lease, [error.table], REDEFINED)
+                    different = error.oid
                 elif not isinstance(error, SlotLostError):
                     must_read = must_read or error.kind is Kind.RESYNC
                 _log.warning("%s", error)
@@ -210,7 +214,10 @@ class Replicator:
             return
         self.store.discard_staged(lease)  # a job that died after its last step has left its files
         forget_half_built(self.store, lease)
-        plans = in_use(self.store, self.keep_stopped).plans
+        used = in_use(self.store, self.keep_stopped)
+        plans = used.plans
+        if used.obsolete:  # before tables go that only they read
+            self.store.retire(lease, used.obsolete, RETIRED_AT_ONCE)
         self._adapt(lease, state, plans)
         stored = self.store.tables(self.source.tag)
         context = self._context(plans, stored)

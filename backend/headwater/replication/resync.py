@@ -85,6 +85,7 @@ class Resync:
         self._closed = False
         stored = site.stored()
         self._oids = frozenset(stored) if order.oids is None else order.oids & frozenset(stored)
+        self._truncated = frozenset[int]()
         self._log = TouchLog(self._oids)
         site.applier.record(self._log)
         self._opening = Background(self._open, "snapshot")
@@ -106,6 +107,8 @@ class Resync:
 
     def step(self) -> bool:
         """A bit of the work; True when all is done."""
+        if self._log.spoiled:
+            raise SchemaChangedError("a table changed while it was compared", self._site.tag, "it is begun again")
         if self._keeper is None:
             if self._opening.done:
                 self._keeper = self._opening.result()
@@ -129,6 +132,7 @@ class Resync:
             if not truncated:
                 raise
             self._oids -= truncated
+            self._truncated |= truncated
             self._compare(self._keeper.snapshot)
             return False
         self._finish(outcome)
@@ -138,14 +142,13 @@ class Resync:
         stored = self._site.stored()
         with connect(self._site.source) as conn:
             published = {t.relation.oid: t for t in wanted_tables(conn, self._site.source, self._order.plans)}
-        changed = [oid for oid in self._oids & published.keys() if published[oid].shape != stored[oid].fingerprint]
+        self._oids &= stored.keys() & published.keys()
+        changed = [oid for oid in self._oids if published[oid].shape != stored[oid].fingerprint]
         if changed:
             raise SchemaChangedError(
                 "a table changed before it was compared", published[changed[0]].qualified_name, "it is begun again"
             )
-        tables = [
-            self._table(stored[oid], published[oid]) for oid in sorted(self._oids) if oid in stored and oid in published
-        ]
+        tables = [self._table(stored[oid], published[oid]) for oid in sorted(self._oids)]
         self.findings.tables = [table.published.qualified_name for table in tables]
         unmarked = [table.stored.id for table in tables if not table.stored.resync]
         self._site.store.mark_resync(self._site.lease, unmarked, self._order.reason)
@@ -238,5 +241,6 @@ class Resync:
     def unmark(self) -> None:
         """The tables are as the source has them. Between flushes only."""
         stored = self._site.stored()
-        marked = [table.id for oid, table in stored.items() if oid in self._oids and table.resync]
+        right = self._oids | self._truncated
+        marked = [table.id for oid, table in stored.items() if oid in right and table.resync]
         self._site.store.mark_resync(self._site.lease, marked, "")

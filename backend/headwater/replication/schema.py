@@ -22,6 +22,8 @@ from headwater_rules.plan import SyncPlan
 
 _log = logging.getLogger(__name__)
 
+_CLOSE_SECONDS = 3.0
+
 
 def wanted_tables(conn: psycopg.Connection, source: SourceSettings, plans: Sequence[SyncPlan]) -> list[PublishedTable]:
     """The published tables that any of the plans reads."""
@@ -103,7 +105,7 @@ class SchemaWatch:
             if self._closing:
                 break
             try:
-                conn = conn or connect(self._source, application_name="headwater schema poll")
+                conn = conn or self._connect_patiently()
                 expected = self._expected
                 found = self._look(conn, expected)
                 if found is not None:
@@ -116,6 +118,12 @@ class SchemaWatch:
         if conn is not None:
             conn.close()
 
+    def _connect_patiently(self) -> psycopg.Connection:
+        """A connection that rather gives up than waits for somebody's lock."""
+        conn = connect(self._source, application_name="headwater schema poll")
+        conn.execute("set lock_timeout = '2s'; set statement_timeout = '10s'")
+        return conn
+
     def _disconnect(self) -> None:
         if self._conn is not None:
             self._conn.close()
@@ -125,4 +133,4 @@ class SchemaWatch:
         self._closing = True
         self._wake.set()
         self._disconnect()
-        self._thread.join()
+        self._thread.join(_CLOSE_SECONDS)

@@ -111,6 +111,7 @@ class TouchLog:
         self._oids = oids
         self._start: Lsn | None = None
         self._early: list[_Event] = []
+        self._reshaped: Lsn | None = None
         self._tables: dict[int, TableTouches] = {oid: TableTouches() for oid in oids}
 
     def note(self, commit: Lsn, table: LiveTable, change: RowChange) -> None:
@@ -122,6 +123,16 @@ class TouchLog:
         """A TRUNCATE in such a transaction."""
         if table.relation.oid in self._oids:
             self._take((commit, table, None))
+
+    def spoil(self, commit: Lsn, oid: int) -> None:
+        """A change of another shape in such a transaction: not all of what it did is known."""
+        if oid in self._oids:
+            self._reshaped = commit
+
+    @property
+    def spoiled(self) -> bool:
+        """Whether the comparison has to begin anew, since such a change is not in its snapshot."""
+        return self._reshaped is not None and self._start is not None and self._reshaped >= self._start
 
     def begin_at(self, position: Lsn) -> None:
         """The snapshot holds all commits whose record begins before `position`, and no other."""

@@ -12,7 +12,7 @@ import orjson
 from headwater.errors import HeadwaterError, Kind
 from headwater.replication.adapt import REDEFINED
 from headwater.replication.audit import Audit
-from headwater.replication.deploy import Deploy
+from headwater.replication.deploy import NEW_IN_VERSION, Deploy
 from headwater.replication.resync import Order, Resync
 from headwater.replication.sampling import Sampling, SamplingSettings
 from headwater.replication.site import Site
@@ -128,14 +128,16 @@ class Work:
 
     def _look(self) -> None:
         version = self._undeployed()
-        if version is not None:
-            self._begin_deploy(version)
-            return
         marked = {oid: table.resync for oid, table in self._site.stored().items() if table.resync}
+        if version is not None:  # which fills its own tables
+            marked = {oid: reason for oid, reason in marked.items() if not reason.startswith(NEW_IN_VERSION)}
         if marked:
             reason = next(iter(marked.values()))
             order = Order(tuple(self._plans()), frozenset(marked), reason, verify=REDEFINED in marked.values())
             self._current = _Asked(Resync(self._site, order), None, None)
+            return
+        if version is not None:
+            self._begin_deploy(version)
             return
         requests = self._site.store.open_requests(self._site.tag)
         if requests:
