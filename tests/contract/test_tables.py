@@ -8,8 +8,8 @@ import pytest
 
 from headwater.oplog.change import Column, Relation, ReplicaIdentity
 from headwater.oplog.lsn import Lsn
-from headwater.storage.contract import LeaseLostError, Progress, SourceState, StoreReader
-from headwater.storage.open import open_store, read_rows
+from headwater.storage.contract import LeaseLostError, Progress, SourceState, StoreReader, Touched
+from headwater.storage.open import open_part, open_store, read_rows
 from headwater.storage.parts import CurrentRow
 from headwater_rules.results import LookupEntry
 from tests.contract.world import RELATION, SOURCE, A, World, lookups, noise
@@ -72,6 +72,45 @@ def test_truncate_keeps_the_layouts_and_the_reason_of_a_resync(world: World) -> 
     (stored,) = world.store.tables(SOURCE)
     assert stored.id == world.table != before
     assert (stored.layouts, stored.fingerprint, stored.resync) == ((RELATION, WIDER), "wider", "asked for")
+
+
+def test_a_table_is_replaced_by_one_whose_rows_have_other_ids(world: World, reader: StoreReader) -> None:
+    world.bootstrap({"1": (A, "x")})
+    world.store.add_layout(world.lease, world.table, WIDER, "wider")
+    checkpoint = reader.checkpoint()
+    assert checkpoint is not None
+    (staged,) = world.store.stage_tables(world.lease, SOURCE, [(WIDER, "wider")])
+    with open_part(world.address, staged.id, 0, "0") as part:
+        part.write([CurrentRow("one", 0, "1\tx", "", "1/1")], [("one", LookupEntry("k", "[1]"))], (), {})
+        world.store.stage(world.lease, [part.finish()])
+    assert lookups(reader, ["k"]) == {"k": []}
+    assert world.store.replace_table(world.lease, world.table, staged, "compare it")
+    (stored,) = world.store.tables(SOURCE)
+    assert (stored.id, stored.layouts, stored.fingerprint) == (staged.id, (RELATION, WIDER), "wider")
+    assert stored.resync == "compare it"
+    assert lookups(reader, ["k"]) == {"k": ["[1]"]}
+    after = reader.checkpoint()
+    assert after is not None
+    assert reader.touched(checkpoint[0].op_id, after[0].op_id) == Touched(frozenset(), None)
+    flush = world.store.begin(world.lease)
+    assert flush.current(staged.id, ["1", "one"]) == {"one": CurrentRow("one", 0, "1\tx", "", "1/1")}
+    flush.rollback()
+    (late,) = world.store.stage_tables(world.lease, SOURCE, [(WIDER, "wider")])
+    assert not world.store.replace_table(world.lease, world.table, late, "")
+    assert world.store.tables(SOURCE) == [stored]
+
+
+def test_a_table_is_not_replaced_by_one_with_equal_ids(world: World) -> None:
+    world.bootstrap({"1": (A, "x")})
+    (staged,) = world.store.stage_tables(world.lease, SOURCE, [(RELATION, "f")])
+    with open_part(world.address, staged.id, 0, "0") as part:
+        part.write([CurrentRow("one", 0, line, "", None) for line in ("1\tx", "2\ty")], [], (), {})
+        world.store.stage(world.lease, [part.finish()])
+    before = world.store.tables(SOURCE)
+    assert not world.store.replace_table(world.lease, world.table, staged, "compare it")
+    assert world.store.tables(SOURCE) == before
+    world.store.discard_staged(world.lease)
+    world.write({"2": (A, "y")})
 
 
 def test_a_dropped_table_is_gone_with_its_lookups(world: World, reader: StoreReader) -> None:

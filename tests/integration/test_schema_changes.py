@@ -99,7 +99,27 @@ CHANGES = {
     "column rewritten in place": Change("alter table notes alter column n type int using n % 50", 11),
     "default changed": Change("alter table notes alter column body set default 'y'", 0),
     "rewritten": Change("cluster notes using notes_pkey", 0),
-    "identity full": Change("alter table notes replica identity full", ROWS + 1),
+    "identity full": Change("alter table notes replica identity full", 0),
+    "identity by an index": Change(
+        "alter table notes alter owner set not null; create unique index by_owner on notes (owner, id);"
+        " alter table notes replica identity using index by_owner", 0,
+    ),
+    "identity by a column that is no id": Change(
+        "alter table notes alter body set not null; create unique index by_body on notes (body);"
+        " alter table notes replica identity using index by_body", 0,
+    ),
+    "key dropped and made again": Change(
+        "alter table notes drop constraint notes_pkey; alter table notes add primary key (id)", 0,
+    ),
+    "another key": Change(
+        "alter table notes drop constraint notes_pkey; alter table notes add primary key (owner, id)", 0,
+    ),
+    "a new column as key": Change(
+        "alter table notes drop constraint notes_pkey; alter table notes add number serial primary key", ROWS + 1,
+    ),
+    "identity full and a column": Change(
+        "alter table notes replica identity full; alter table notes add column extra text", 0,
+    ),
     "dropped": Change("drop table notes", 1),
     "dropped and made again": Change(
         "drop table notes; create table notes (id text primary key, owner text, body text);"
@@ -144,7 +164,8 @@ def test_a_change_of_a_table_costs_what_differs(deploy: Deploy, source_db: Sourc
     assert [record.kind for record in deployment.bulk_records()].count("snapshot") == 1
     if source_db.fetch("select 1 from pg_publication_tables where tablename = 'notes'"):
         source_db.execute(
-            "update notes set body = 'after' where id = '1'; insert into notes (id, owner) values ('z', 'a')"
+            "update notes set body = 'after' where id = '1';"
+            " insert into notes (id, owner, body) values ('z', 'a', 'last'); delete from notes where id = '2'"
         )
         assert deployment.caught_up()
         assert device.rows() == truth(source_db)

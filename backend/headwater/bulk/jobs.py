@@ -68,6 +68,23 @@ class ReprocessJob:
 
 
 @dataclass(frozen=True, slots=True)
+class RekeyJob:
+    """Write a table's current rows, those at places within `ranges`, into generation `target` under the ids that its
+    last layout gives them; about `rows`. With plans come its lookups."""
+
+    tag: str
+    stored: StoredTable
+    target: int
+    ranges: tuple[tuple[int, int], ...]
+    rows: int
+    plans: tuple[SyncPlan, ...]
+    types: TypeCatalog
+    salt: bytes
+    store: StoreAddress
+    directory: str
+
+
+@dataclass(frozen=True, slots=True)
 class CompareTable:
     """A table to read on both sides: as the snapshot sees it, and as the store has it."""
 

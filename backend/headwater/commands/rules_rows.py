@@ -21,7 +21,7 @@ from headwater.decode.values import RowConverter, row_converter
 from headwater.errors import HeadwaterError
 from headwater.oplog.limits import is_stub
 from headwater.oplog.op import put_body
-from headwater.oplog.row_id import default_subkey
+from headwater.oplog.row_id import row_subkey
 from headwater.source.catalog import load_types
 from headwater.source.connect import SourceSettings, connect
 from headwater.storage.contract import StoredTable
@@ -153,7 +153,7 @@ class _Layouts:
 
 def op_size(put: Put, table: StoredTable, row_id: str) -> int:
     """Bytes that a device downloads for a row, before compression on the wire."""
-    subkey = default_subkey(table.id, row_id, put.id, b"")
+    subkey = row_subkey(None, table.id, row_id, put.id, b"")
     body = put_body(put.table, put.id, subkey, put.data, _FULL_DIGEST)
     return _ID_BYTES + (len(body) if body.isascii() else len(body.encode()))
 

@@ -71,9 +71,18 @@ def random_id() -> str:
     return str(uuid.uuid4())
 
 
-def default_subkey(table_id: int, row_id: str, object_id: str, salt: bytes) -> str:
-    """What tells source rows with one object id apart on a device. Never shows a key that the rules did not select:
-    the row id goes in as a keyed hash, or not at all where it is the object id anyway."""
+def subkey_origin(table_id: int, row_id: str) -> str:
+    """What a row that gets another id, or another generation of its table, keeps its subkeys by."""
+    return f"{table_id}/{row_id}"
+
+
+def row_subkey(origin: str | None, table_id: int, row_id: str, object_id: str, salt: bytes) -> str:
+    """What tells source rows with one object id apart on a device: by the `subkey_origin` of the row if it has one,
+    else by its table and id. Never shows a key that the rules did not select: the row id goes in as a keyed hash, or
+    not at all where it is the object id anyway."""
+    if origin is not None:
+        table, _, row_id = origin.partition("/")
+        table_id = int(table)
     if row_id == object_id:
         return str(table_id)
     digest = hashlib.blake2b(row_id.encode(), digest_size=12, key=salt).digest()

@@ -18,7 +18,7 @@ from headwater.oplog.op import (
     remove_checksum,
     type_json,
 )
-from headwater.oplog.row_id import default_subkey
+from headwater.oplog.row_id import row_subkey
 from headwater_rules.plan import Value
 from headwater_rules.results import Put, RowResult
 
@@ -81,6 +81,23 @@ def with_members(text: str, buckets: Collection[int], others: str) -> str:
     return orjson.dumps(entries).decode() if entries else ""
 
 
+def rekeyed_members(text: str, before: str, after: str) -> str:
+    """Stored memberships of a row whose id was `before` and is `after` now. A text that was damaged stays so."""
+    try:
+        entries = orjson.loads(text or "[]")
+        moved = [_under(entry, before, after) for entry in entries]
+    except (ValueError, TypeError, IndexError):
+        return text
+    return orjson.dumps(moved).decode() if moved else ""
+
+
+def _under(entry: list[object], before: str, after: str) -> list[object]:
+    if len(entry) > 4:
+        return entry  # what it is kept out of names no row
+    object_id = entry[3] if len(entry) > 3 else before
+    return entry[:3] if object_id == after else [*entry[:3], object_id]
+
+
 def expected_members(puts: Sequence[Put]) -> set[Member]:
     """The memberships of a row that gives `puts`."""
     last = {(bucket_key(p.bucket), p.table, p.id): p.data for p in fitting(puts)[0]}
@@ -88,15 +105,15 @@ def expected_members(puts: Sequence[Put]) -> set[Member]:
 
 
 class RowKeys(NamedTuple):
-    """What subkeys of a row are made of. `inherited` is the subkey the row had before it was re-keyed, if any."""
+    """What subkeys of a row are made of. `origin` is the `subkey_origin` of a row that had another id once."""
 
     table_id: int
     row_id: str
     salt: bytes
-    inherited: str | None = None
+    origin: str | None = None
 
     def subkey(self, object_id: str) -> str:
-        return self.inherited or default_subkey(self.table_id, self.row_id, object_id, self.salt)
+        return row_subkey(self.origin, self.table_id, self.row_id, object_id, self.salt)
 
 
 def row_ops(previous: Sequence[Member], puts: Sequence[Put], keys: RowKeys) -> tuple[list[DraftOp], list[Member]]:
@@ -163,7 +180,7 @@ class TableTransform:
             buckets[bucket] = BucketName(name, self.definitions[position])
         digest = content_digest(table, object_id, data)
         if object_id != row_id:
-            subkey = default_subkey(self.table_id, row_id, object_id, self.salt)
+            subkey = row_subkey(None, self.table_id, row_id, object_id, self.salt)
             members = encode_members([Member(bucket, digest, table, object_id)], row_id)
         else:
             subkey = str(self.table_id)
@@ -175,7 +192,7 @@ class TableTransform:
     def move(
         self,
         previous: str,
-        inherited: str | None,
+        origin: str | None,
         row_id: str,
         puts: Sequence[Put],
         ops: list[DraftOp],
@@ -186,7 +203,7 @@ class TableTransform:
         puts, left_out = fitting(puts)
         for put in puts:
             buckets[bucket_key(put.bucket)] = BucketName(put.bucket, self.definitions[put.definition])
-        keys = RowKeys(self.table_id, row_id, self.salt, inherited)
+        keys = RowKeys(self.table_id, row_id, self.salt, origin)
         drafts, members = row_ops(decode_members(previous, row_id), puts, keys)
         ops += drafts
         stored = encode_members(members, row_id)

@@ -17,6 +17,7 @@ from headwater.bulk.jobs import (
     CompareJob,
     CompareOutcome,
     Difference,
+    RekeyJob,
     ReprocessJob,
     SnapshotJob,
     SnapshotTable,
@@ -30,6 +31,7 @@ from headwater.pipeline.differences import find_differences
 from headwater.pipeline.partition import CountedCopies, CountTask, Partition, SnapshotTask
 from headwater.pipeline.plan import expected_rows, partitions
 from headwater.pipeline.progress import ProgressReporter
+from headwater.pipeline.rekey import RekeyCountTask, RekeyTask, needs_counts
 from headwater.pipeline.reprocess import ReprocessTask
 from headwater.pipeline.session import Spark, SparkJobError
 from headwater.pipeline.tasks import run_tasks
@@ -64,6 +66,17 @@ class SparkBulk:
         expected = sum(table.rows for table in job.tables)
         with spark_errors("reprocess"), ProgressReporter("reprocess", job.directory, expected, len(tasks), progress):
             staged = run_tasks(session, job, tasks, "reprocess")
+            return BulkOutcome(tuple(staged), session.sparkContext.applicationId or "", len(tasks))
+
+    def rekey(self, job: RekeyJob, progress: Report) -> BulkOutcome:
+        session = self._spark.session()
+        with spark_errors("re-key"), ProgressReporter("re-key", job.directory, job.rows, len(job.ranges), progress):
+            counts: list[Counter[str]] = []
+            if needs_counts(job):
+                counts = run_tasks(session, job, [RekeyCountTask(*places) for places in job.ranges], "re-key")
+            before = _counted_before(counts) if counts else [CountedCopies()] * len(job.ranges)
+            tasks = [RekeyTask(*places, copies) for places, copies in zip(job.ranges, before, strict=True)]
+            staged = run_tasks(session, job, tasks, "re-key")
             return BulkOutcome(tuple(staged), session.sparkContext.applicationId or "", len(tasks))
 
     def compare(
@@ -106,12 +119,20 @@ def _number_copies(session: SparkSession, job: SnapshotJob, parts: Sequence[Part
     ]
     counts = run_tasks(session, job, [CountTask(part) for part in counted], "snapshot")
     before: dict[Partition, CountedCopies] = {}
-    totals: dict[int, Counter[str]] = {}
-    for part, own in zip(counted, counts, strict=True):
-        total = totals.setdefault(part.table.table_id, Counter())
-        before[part] = CountedCopies({content: total[content] for content in own if content in total})
-        total.update(own)
+    for _, pairs in groupby(zip(counted, counts, strict=True), key=lambda pair: pair[0].table.table_id):
+        of_table = list(pairs)
+        before |= zip((part for part, _ in of_table), _counted_before([own for _, own in of_table]), strict=True)
     return [SnapshotTask(part, before.get(part, CountedCopies())) for part in parts]
+
+
+def _counted_before(counts: Sequence[Counter[str]]) -> list[CountedCopies]:
+    """For each part of a table, how often its contents stand in the parts before it."""
+    total: Counter[str] = Counter()
+    before = []
+    for own in counts:
+        before.append(CountedCopies({content: total[content] for content in own if content in total}))
+        total.update(own)
+    return before
 
 
 @contextmanager

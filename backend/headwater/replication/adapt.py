@@ -1,8 +1,8 @@
 """Bringing the store's tables to what the catalog says now: the one answer to every hint that a table is another.
 
 A new table is made, and a changed one gets another layout; both are compared with the source beside the stream, so
-that devices are sent what differs. Of a table that is gone, no longer published, or whose rows are told apart in
-another way, all rows are removed first.
+that devices are sent what differs. Where rows are told apart in another way now, they get other ids before. Of a table
+that is gone, no longer published, or of whose rows the new ids can't be told, all rows are removed first.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import Enum
 
 from headwater.oplog.change import Relation
 from headwater.oplog.row_id import IdentityKind, RowIdentity
@@ -23,6 +24,12 @@ _log = logging.getLogger(__name__)
 REDEFINED = "its definition changed"
 """Why a table is compared with the source after this. Its rows are evaluated, too, for what the rules make of them
 can be another although their values are the same."""
+
+REKEYED = "its replica identity changed"
+"""Why a table waits for its rows to get other ids. Until then its changes can't be applied."""
+
+LOST = "its rows can't be told apart by its new replica identity"
+"""Why a table is to be emptied and filled again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +52,7 @@ def table_changes(stored: Sequence[StoredTable], published: Sequence[PublishedTa
     kept: set[int] = set()
     for table in stored:
         found = now.get(table.relation.oid)
-        if found is None or not _told_apart_alike(table.relation, found.relation):
+        if found is None or table.resync == LOST or ids_after(table, found.relation) is Ids.LOST:
             gone.append(table)
             continue
         kept.add(found.relation.oid)
@@ -55,14 +62,30 @@ def table_changes(stored: Sequence[StoredTable], published: Sequence[PublishedTa
     return TableChanges(tuple(gone), tuple(new), tuple(altered))
 
 
-def _told_apart_alike(before: Relation, after: Relation) -> bool:
-    """Whether rows keep their ids."""
+class Ids(Enum):
+    """What becomes of the ids of a table's rows when it is another."""
+
+    KEPT = "kept"
+    DERIVED = "derived"  # from the values that are stored
+    LOST = "lost"
+
+
+def ids_after(table: StoredTable, after: Relation) -> Ids:
+    """What a change of a stored table to `after` does to its rows' ids."""
+    before = table.relation
     old, new = RowIdentity.of(before), RowIdentity.of(after)
-    if old.kind is not new.kind:
-        return False
-    if old.kind is IdentityKind.KEY:
-        return [before.columns[i].name for i in old.columns] == [after.columns[i].name for i in new.columns]
-    return [(c.name, c.type_oid) for c in before.columns] == [(c.name, c.type_oid) for c in after.columns]
+    if new.kind is IdentityKind.NOTHING:  # any ids will do, but copies are found by the lines as they are stored
+        return Ids.KEPT if all(_columns(layout) == _columns(after) for layout in table.layouts) else Ids.LOST
+    if new.kind is IdentityKind.FULL:
+        return Ids.KEPT if old.kind is new.kind and _columns(before) == _columns(after) else Ids.DERIVED
+    key = [after.columns[position] for position in new.columns]
+    if old.kind is new.kind and [before.columns[i].name for i in old.columns] == [column.name for column in key]:
+        return Ids.KEPT
+    return Ids.DERIVED if {(c.name, c.type_oid) for c in key} <= set(_columns(before)) else Ids.LOST
+
+
+def _columns(relation: Relation) -> list[tuple[str, int]]:
+    return [(column.name, column.type_oid) for column in relation.columns]
 
 
 def adapt(store: StoreWriter, lease: Lease, state: SourceState, context: LiveContext, changes: TableChanges) -> None:
@@ -70,11 +93,16 @@ def adapt(store: StoreWriter, lease: Lease, state: SourceState, context: LiveCon
     knows the tables as they are stored."""
     for table in changes.gone:
         name = f"{table.relation.schema}.{table.relation.name}"
-        _log.info("the rows of %s are removed: it is gone, not published any more, or has another identity", name)
+        _log.info("the rows of %s are removed: it is gone, not published any more, or can't be followed on", name)
         store.drop_table(lease, _emptied(store, lease, state, context, table))
     for table, published in changes.altered:
-        _log.info("%s was altered; it is compared with the source", published.qualified_name)
-        store.mark_resync(lease, [table.id], REDEFINED)
+        rekeyed = table.resync == REKEYED or ids_after(table, published.relation) is Ids.DERIVED
+        _log.info(
+            "%s was altered; %sit is compared with the source",
+            published.qualified_name,
+            "its rows get other ids, and " if rekeyed else "",
+        )
+        store.mark_resync(lease, [table.id], REKEYED if rekeyed else REDEFINED)
         store.add_layout(lease, table.id, published.relation, published.shape)
     if changes.new:
         _log.info("new: %s", ", ".join(table.qualified_name for table in changes.new))

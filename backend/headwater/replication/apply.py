@@ -26,7 +26,7 @@ from headwater.oplog.change import (
 from headwater.oplog.limits import stored_line
 from headwater.oplog.lsn import ZERO, Lsn, format_lsn
 from headwater.oplog.row_id import IdentityKind
-from headwater.replication.adapt import empty
+from headwater.replication.adapt import REKEYED, empty
 from headwater.replication.errors import ProtocolError, SchemaChangedError
 from headwater.replication.fold import Fold
 from headwater.replication.live import FullCells, LiveContext, LiveTable
@@ -62,9 +62,9 @@ class Applier:
         self._store = store
         self._lease = lease
         self._context = context
-        self._tables = context.tables(stored)
-        self._compared = _compared(stored)
-        self._shapes: dict[int, Reshape | None] = {}  # by oid, where the stream is at another shape than the store
+        self._streamed: dict[int, Relation] = {}  # by oid, the shape that the stream is at
+        self._shapes: dict[int, Reshape | None] = {}  # by oid, where the store is at another
+        self._know(stored)
         self._fetcher = fetcher
         self._schema = schema
         self.position = position
@@ -83,6 +83,23 @@ class Applier:
         self._final_lsn = ZERO  # where the commit record of the transaction begins that is being read
         self._logs: list[TouchLog] = []
         self._written: dict[int, set[str]] = {}
+
+    def _know(self, stored: Sequence[StoredTable]) -> None:
+        self._tables = self._context.tables(stored)
+        self._compared = frozenset(table.id for table in stored if table.resync)  # with the source, now or soon
+        self._waiting = frozenset(table.id for table in stored if table.resync == REKEYED)
+        for table in self._tables.values():
+            self._fit(table)
+
+    def _fit(self, table: LiveTable) -> None:
+        """Find out how the stream's changes of a table become such of the stored one."""
+        streamed = self._streamed.get(table.relation.oid)
+        if table.id in self._waiting:
+            self._shapes[table.relation.oid] = None
+        elif streamed is None or streamed == table.relation:
+            self._shapes.pop(table.relation.oid, None)
+        else:
+            self._shapes[table.relation.oid] = reshape(streamed, table.relation)
 
     def consume(self, messages: Sequence[Message]) -> None:
         """Take a batch in. Raises SchemaChangedError when a table is not what it was."""
@@ -139,11 +156,12 @@ class Applier:
             self.flush(self._reached)
 
     def _check_relation(self, relation: Relation) -> None:
+        self._streamed[relation.oid] = relation
         table = self._tables.get(relation.oid)
         if table is None and not self._context.reads(relation):
             return
-        self._shapes.pop(relation.oid, None)
         if table is not None and table.relation == relation:
+            self._fit(table)
             self._schema.hint()  # a column that was dropped and made again looks the same here
             return
         self._schema.check()
@@ -157,7 +175,7 @@ class Applier:
                 "it is compared with the source",
                 relation.oid,
             )
-        self._shapes[relation.oid] = reshape(relation, table.relation)
+        self._fit(table)
 
     def _reshaped(self, change: RowChange) -> RowChange | None:
         """A change of another shape of its table in the present one; None for one that only the comparison with the
@@ -191,6 +209,8 @@ class Applier:
             new_id = empty(flush, table, self._context.salt)
             if table.id in self._compared:
                 self._compared |= {new_id}
+            if table.id in self._waiting:
+                self._waiting |= {new_id}
             renewed = self._context.table(new_id, table.layouts)
             if renewed is not None:
                 self._tables[relation.oid] = renewed
@@ -260,8 +280,7 @@ class Applier:
     def renew(self, context: LiveContext, plans: Sequence[SyncPlan], stored: Sequence[StoredTable]) -> None:
         """Follow other plans or tables from here on."""
         self._context = context
-        self._tables = context.tables(stored)
-        self._compared = _compared(stored)
+        self._know(stored)
         self._schema.renew(plans, stored)
 
     def record(self, log: TouchLog) -> None:
@@ -316,8 +335,3 @@ class Applier:
             if error not in self._reported and len(self._reported) < 1000:
                 self._reported.add(error)
                 _log.warning("a rule failed on a row and was left out: %s", error)
-
-
-def _compared(stored: Sequence[StoredTable]) -> frozenset[int]:
-    """Ids of tables that are being compared with the source, or soon will be."""
-    return frozenset(table.id for table in stored if table.resync)

@@ -10,6 +10,7 @@ from headwater.bulk.jobs import (
     CompareJob,
     CompareOutcome,
     Difference,
+    RekeyJob,
     ReprocessJob,
     SnapshotJob,
     VerifyJob,
@@ -33,6 +34,9 @@ class BulkWork(Protocol):
 
     def reprocess(self, job: ReprocessJob, progress: Report) -> BulkOutcome:
         """Evaluate current rows into parts of additions."""
+
+    def rekey(self, job: RekeyJob, progress: Report) -> BulkOutcome:
+        """Write a table's current rows into parts for a generation in which they have other ids."""
 
     def compare(
         self, job: CompareJob, progress: Report, found: Callable[[Sequence[Difference]], None]

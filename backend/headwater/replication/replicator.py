@@ -15,7 +15,7 @@ from headwater.bulk.jobs import BulkProgress
 from headwater.decode.pgoutput import Decoder
 from headwater.errors import HeadwaterError, Kind
 from headwater.oplog.lsn import format_lsn
-from headwater.replication.adapt import REDEFINED, adapt, table_changes
+from headwater.replication.adapt import REDEFINED, REKEYED, adapt, table_changes
 from headwater.replication.apply import Applier
 from headwater.replication.bootstrap import Bootstrap
 from headwater.replication.bulk import BulkWork
@@ -118,7 +118,8 @@ class Replicator:
                         must_read = False
                     if different is not None:
                         stored = self.store.tables(self.source.tag)
-                        self.store.mark_resync(lease, [t.id for t in stored if t.relation.oid == different], REDEFINED)
+                        marked = [t.id for t in stored if t.relation.oid == different and t.resync != REKEYED]
+                        self.store.mark_resync(lease, marked, REDEFINED)
                         different = None
                     self._follow(lease, stop)
             except HeadwaterError as error:

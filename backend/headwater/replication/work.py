@@ -10,9 +10,10 @@ from typing import Protocol
 import orjson
 
 from headwater.errors import HeadwaterError, Kind
-from headwater.replication.adapt import REDEFINED
+from headwater.replication.adapt import REDEFINED, REKEYED
 from headwater.replication.audit import Audit
 from headwater.replication.deploy import NEW_IN_VERSION, Deploy
+from headwater.replication.rekey import Rekey
 from headwater.replication.resync import Order, Resync
 from headwater.replication.sampling import Sampling, SamplingSettings
 from headwater.replication.site import Site
@@ -128,7 +129,12 @@ class Work:
 
     def _look(self) -> None:
         version = self._undeployed()
-        marked = {oid: table.resync for oid, table in self._site.stored().items() if table.resync}
+        stored = self._site.stored()
+        waiting = next((table for table in stored.values() if table.resync == REKEYED), None)
+        if waiting is not None:
+            self._current = _Asked(Rekey(self._site, self._plans(), waiting), None, None)
+            return
+        marked = {oid: table.resync for oid, table in stored.items() if table.resync}
         if version is not None:  # which fills its own tables
             marked = {oid: reason for oid, reason in marked.items() if not reason.startswith(NEW_IN_VERSION)}
         if marked:
@@ -248,6 +254,7 @@ class Work:
         self._ended = True
         if isinstance(asked.job, Resync):
             asked.job.unmark()
+        if isinstance(asked.job, (Resync, Rekey)):
             self._site.follow(self._plans())
         if asked.request is not None and isinstance(asked.job, Resync):
             self._end_request(asked.request, RequestState.DONE, asked.job.findings.as_dict())

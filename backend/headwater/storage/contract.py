@@ -338,6 +338,11 @@ class StoreWriter(Protocol):
     def add_layout(self, lease: Lease, table: int, relation: Relation, fingerprint: str) -> StoredTable:
         """Rows of the table are written in this form from now on. Rows there keep the layout they have."""
 
+    def replace_table(self, lease: Lease, table: int, staged: StagedTable, resync: str) -> bool:
+        """Put a staged generation in the place of an active one, of which it has the rows under other ids: with the
+        layouts and the fingerprint of that one, to be compared with the source for the reason `resync`. No op is
+        written. False, and nothing was done, when two of its rows have the same id, or the active one is no more."""
+
     def mark_resync(self, lease: Lease, tables: Sequence[int], reason: str) -> None:
         """Say why tables are being compared with the source; empty when that is over."""
 

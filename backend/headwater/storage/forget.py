@@ -81,7 +81,7 @@ class SoughtRow:
 
     @property
     def _digest(self) -> str:
-        """How the row is told from others where its id is not the object's: see `oplog.row_id.default_subkey`."""
+        """How the row is told from others where its id is not the object's: see `oplog.row_id.row_subkey`."""
         return base64.urlsafe_b64encode(
             hashlib.blake2b(self.row_id.encode(), digest_size=12, key=self.salt).digest()
         ).decode()

@@ -12,7 +12,8 @@ from headwater_rules.results import LookupEntry
 
 
 class CurrentRow(NamedTuple):
-    """A row as the source has it now. `line` is its COPY text; `members` is the text of `encode_members`."""
+    """A row as the source has it now. `line` is its COPY text; `members` is the text of `encode_members`; `subkey` is
+    the `subkey_origin` of a row that had another id, or another table, once."""
 
     row_id: str
     layout: int

@@ -19,7 +19,7 @@ import xxhash
 import zstandard
 
 from headwater.oplog.op import bucket_key, content_digest, put_checksum, remove_checksum
-from headwater.oplog.row_id import default_subkey
+from headwater.oplog.row_id import row_subkey
 from headwater.oplog.transform import decode_members
 from headwater.storage.address import PostgresAddress, SqliteAddress, StoreAddress
 from headwater.storage.parts import CurrentRow, PlacedRow
@@ -158,7 +158,7 @@ class Entry(NamedTuple):
 def row_entries(table: int, row: CurrentRow, salt: bytes, parts: int) -> Iterator[Entry]:
     """The entries of a row by its memberships. `table` is its table's generation."""
     for bucket, digest, kind, object_id in decode_members(row.members, row.row_id):
-        subkey = row.subkey or default_subkey(table, row.row_id, object_id, salt)
+        subkey = row_subkey(row.subkey, table, row.row_id, object_id, salt)
         found = entry_hash(kind, object_id, subkey, put_checksum(digest))
         yield Entry(bucket, entry_part(kind, object_id, parts), found)
 

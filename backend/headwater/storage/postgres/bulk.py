@@ -177,6 +177,28 @@ def index_rows(connection: psycopg.Connection, lease: Lease, staged: Sequence[St
             tables.index_rows(connection, table.id)
 
 
+def replace_table(connection: psycopg.Connection, lease: Lease, table: int, staged: StagedTable, resync: str) -> bool:
+    """See the contract."""
+    try:
+        index_rows(connection, lease, [staged])
+    except psycopg.errors.UniqueViolation:
+        return False
+    with leases.holding(connection, lease):
+        if not tables.take_place(connection, table, staged.id, resync):
+            return False
+        # What a lookup gives can follow from the row id: whoever reads one asks again
+        op = lock_state(connection)
+        connection.execute("update state set next_op = %s, checkpoint = %s", [op + 1, op])
+        connection.execute(
+            "insert into flushes (last_op, source, lsn, committed_us, buckets, lookups)"
+            " select %s, tag, lsn, 0, '[]', null from sources where tag = %s",
+            [op, lease.name],
+        )
+        connection.execute("select pg_notify(current_schema(), '')")
+        passing("replace.before_commit")
+    return True
+
+
 def publish(
     connection: psycopg.Connection,
     lease: Lease,

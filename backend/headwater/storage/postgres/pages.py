@@ -11,7 +11,7 @@ from psycopg import sql
 
 from headwater.failpoints import passing
 from headwater.oplog.op import CLEAR_BODY, finished_op, put_opening
-from headwater.oplog.row_id import default_subkey
+from headwater.oplog.row_id import row_subkey
 from headwater.oplog.transform import decode_members
 from headwater.storage.common import NAMEABLE
 from headwater.storage.contract import Lease, StoreError
@@ -73,7 +73,7 @@ def _skipped(
     openings: dict[int, list[str]] = {}
     for _, row_id, members, subkey in found:
         for member in decode_members(members, row_id):
-            sub = subkey if subkey is not None else default_subkey(part.table, row_id, member.id, salt)
+            sub = row_subkey(subkey, part.table, row_id, member.id, salt)
             openings.setdefault(member.bucket, []).append(put_opening(member.table, member.id, sub, member.digest))
     return [row[0] for row in found], {bucket: tuple(starts) for bucket, starts in openings.items()}
 

@@ -203,6 +203,12 @@ class PostgresStore:
         with self._holding(lease) as connection:
             return generations.add_layout(connection, table, relation, fingerprint)
 
+    def replace_table(self, lease: Lease, table: int, staged: StagedTable, resync: str) -> bool:
+        with self._connections.lend() as connection:
+            replaced = bulk.replace_table(connection, lease, table, staged, resync)
+        self._sweeper.start()
+        return replaced
+
     def mark_resync(self, lease: Lease, tables: Sequence[int], reason: str) -> None:
         with self._holding(lease) as connection:
             connection.execute("update tables set resync = %s where id = any(%s)", [reason, list(tables)])

@@ -96,6 +96,20 @@ def renew_generation(connection: psycopg.Connection, table: int) -> int:
     return create_active(connection, source, decode_layouts(layouts), fingerprint, resync)
 
 
+def take_place(connection: psycopg.Connection, table: int, staged: int, resync: str) -> bool:
+    """Within a transaction: a staged generation stands in the place of an active one, if that is there."""
+    found = connection.execute(
+        "update tables set state = 'dropped' where id = %s and state = 'active' returning layouts, fingerprint", [table]
+    ).fetchall()
+    if not found:
+        return False
+    connection.execute(
+        "update tables set state = 'active', layouts = %s, fingerprint = %s, resync = %s where id = %s",
+        [*found[0], resync, staged],
+    )
+    return True
+
+
 def add_layout(connection: psycopg.Connection, table: int, relation: Relation, fingerprint: str) -> StoredTable:
     """Within a transaction: rows are written in the form of `relation` from now on."""
     (known,) = load(connection, "id = %s", [table])

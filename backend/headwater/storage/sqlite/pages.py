@@ -10,7 +10,7 @@ import zstandard
 
 from headwater.failpoints import passing
 from headwater.oplog.op import put_opening
-from headwater.oplog.row_id import default_subkey
+from headwater.oplog.row_id import row_subkey
 from headwater.oplog.transform import decode_members
 from headwater.storage.common import NAMEABLE
 from headwater.storage.contract import Lease, StoreError
@@ -61,7 +61,8 @@ def _skipped(connection: apsw.Connection, table: int, page: int, skip: Iterable[
     )
     for row_id, members, subkey in connection.execute(sql, (page,)):
         for member in decode_members(str(members), str(row_id)):
-            sub = str(subkey) if subkey is not None else default_subkey(table, str(row_id), member.id, salt)
+            origin = None if subkey is None else str(subkey)
+            sub = row_subkey(origin, table, str(row_id), member.id, salt)
             openings.setdefault(member.bucket, []).append(put_opening(member.table, member.id, sub, member.digest))
     return {bucket: tuple(starts) for bucket, starts in openings.items()}
 

@@ -179,6 +179,12 @@ class SqliteStore:
         with sqlite_errors(self._path), leases.holding(self._db, lease):
             return generations.add_layout(self._db, table, relation, fingerprint)
 
+    def replace_table(self, lease: Lease, table: int, staged: StagedTable, resync: str) -> bool:
+        with sqlite_errors(self._path):
+            replaced = bulk.replace_table(self._db, lease, table, staged, resync)
+        self._waker.wake()
+        return replaced
+
     def mark_resync(self, lease: Lease, tables: Sequence[int], reason: str) -> None:
         with sqlite_errors(self._path), leases.holding(self._db, lease):
             self._db.executemany("update tables set resync = ? where id = ?", [(reason, table) for table in tables])

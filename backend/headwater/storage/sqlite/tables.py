@@ -80,6 +80,21 @@ def add_layout(connection: apsw.Connection, table: int, relation: Relation, fing
     return StoredTable(table, known.source, layouts, fingerprint, known.resync)
 
 
+def take_place(connection: apsw.Connection, table: int, staged: int, resync: str) -> bool:
+    """Within a write transaction: a staged generation stands in the place of an active one, if that is there."""
+    found = connection.execute(
+        "select layouts, fingerprint from tables where id = ? and state = 'active'", (table,)
+    ).fetchall()
+    if not found:
+        return False
+    drop_generation(connection, table)
+    connection.execute(
+        "update tables set state = 'active', layouts = ?, fingerprint = ?, resync = ? where id = ?",
+        (*found[0], resync, staged),
+    )
+    return True
+
+
 def load_tables(connection: apsw.Connection, source: str) -> list[StoredTable]:
     """The active generations of a source."""
     return _load(connection, "source = ? and state = 'active'", (source,))

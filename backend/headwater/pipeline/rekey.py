@@ -1,0 +1,130 @@
+"""What one task of a re-key does: read current rows and write them under the ids that their table gives them now.
+
+Runs on executors and imports no pyspark. A row keeps its values, its memberships and its subkeys: what devices have
+stays as it is. One that can't be told by its new id gets one that no row of the source has, so that the comparison
+which follows removes it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from headwater.bulk.binding import BoundTable, bind, current_cells, distinct
+from headwater.bulk.jobs import RekeyJob
+from headwater.decode.copytext import join_cells
+from headwater.decode.errors import DecodeError
+from headwater.oplog.limits import is_stub, read_stub
+from headwater.oplog.row_id import IdentityKind, RowIdentity, content_id, copy_id, subkey_origin
+from headwater.oplog.transform import rekeyed_members
+from headwater.pipeline.partition import CountedCopies
+from headwater.pipeline.progress import TaskProgress
+from headwater.storage.open import open_part, read_rows
+from headwater.storage.parts import CurrentRow, StagedPart
+from headwater_rules.results import LookupEntry
+
+_UNKNOWN = "\x01"
+"""How ids begin that no row of the source has."""
+
+
+def needs_counts(job: RekeyJob) -> bool:
+    """Whether equal rows can stand in several ranges, so that their copies have to be counted first."""
+    return len(job.ranges) > 1 and RowIdentity.of(job.stored.relation).kind is IdentityKind.FULL
+
+
+@dataclass(frozen=True, slots=True)
+class RekeyCountTask:
+    """Count how often each row stands at places [first, end), by content."""
+
+    first: int
+    end: int
+
+    def run(self, job: RekeyJob, number: int, attempt: str) -> Counter[str]:
+        counts: Counter[str] = Counter()
+        keys = _Keys(job, counts)
+        for batch in read_rows(job.store, job.stored.id, self.first, self.end):
+            for _, row in batch:
+                keys.of(row, _cells(job, row))
+        return counts
+
+
+@dataclass(frozen=True, slots=True)
+class RekeyTask:
+    """Write the rows at places [first, end)."""
+
+    first: int
+    end: int
+    copies: CountedCopies = field(default_factory=CountedCopies)
+
+    def run(self, job: RekeyJob, number: int, attempt: str) -> StagedPart:
+        keys = _Keys(job, Counter(self.copies.before))
+        relation, plans = job.stored.relation, distinct(job.plans)
+        bound = bind(plans, job.tag, relation, job.types, job.target, job.salt)
+        with (
+            TaskProgress(job.directory, number, attempt) as progress,
+            open_part(job.store, job.target, number, attempt) as part,
+        ):
+            for batch in read_rows(job.store, job.stored.id, self.first, self.end):
+                rows: list[CurrentRow] = []
+                lookups: list[tuple[str, LookupEntry]] = []
+                for _, row in batch:
+                    cells = _cells(job, row)
+                    row_id = keys.of(row, cells)
+                    if row_id is None:
+                        continue
+                    rows.append(_rekeyed(job, row, row_id))
+                    lookups += _lookups(bound, cells, row_id)
+                part.write(rows, lookups, (), {})
+                progress.add(len(batch))
+            return part.finish()
+
+
+Cells = Sequence[str | None]
+
+
+class _Keys:
+    """Gives rows their ids. `copies` counts the equal ones met so far."""
+
+    def __init__(self, job: RekeyJob, copies: Counter[str]) -> None:
+        self._identity = RowIdentity.of(job.stored.relation)
+        self._copies = copies
+
+    def of(self, row: CurrentRow, cells: Cells | None) -> str | None:
+        """None for a row that is nowhere and can't be told: it is as good as missing."""
+        if self._identity.kind is IdentityKind.FULL:
+            content = read_stub(row.line).content if is_stub(row.line) else content_id(_line(row, cells))
+            self._copies[content] += 1
+            return copy_id(content, self._copies[content])
+        if cells is None or any(cells[position] is None for position in self._identity.columns):
+            return f"{_UNKNOWN}{row.row_id}" if row.members else None
+        return self._identity.key(cells)
+
+
+def _cells(job: RekeyJob, row: CurrentRow) -> Cells | None:
+    if is_stub(row.line):
+        return None
+    try:
+        return current_cells(job.stored.layouts, row)
+    except DecodeError:
+        return None
+
+
+def _line(row: CurrentRow, cells: Cells | None) -> str:
+    return row.line if cells is None else join_cells(cells)
+
+
+def _rekeyed(job: RekeyJob, row: CurrentRow, row_id: str) -> CurrentRow:
+    return CurrentRow(
+        row_id,
+        row.layout,
+        row.line,
+        rekeyed_members(row.members, row.row_id, row_id),
+        row.subkey or subkey_origin(job.stored.id, row.row_id),
+    )
+
+
+def _lookups(bound: BoundTable | None, cells: Cells | None, row_id: str) -> list[tuple[str, LookupEntry]]:
+    if bound is None or not bound.has_lookups or cells is None:
+        return []
+    return [(row_id, entry) for entry in bound.transform.evaluate(cells, row_id).lookups]

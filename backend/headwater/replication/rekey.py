@@ -1,0 +1,99 @@
+"""Giving a table's rows other ids, after its replica identity changed, so that devices need not hear of it.
+
+Spark writes the current rows into a new generation under the ids that the new identity gives them; then that one takes
+the old one's place. Meanwhile, what the stream brings for the table is left out: a comparison with the source follows.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+
+from headwater.bulk.jobs import BulkProgress, RekeyJob
+from headwater.replication.adapt import LOST, REDEFINED
+from headwater.replication.background import Background
+from headwater.replication.errors import SchemaChangedError
+from headwater.replication.site import ROWS_A_TASK, Site
+from headwater.storage.contract import StoredTable
+from headwater.storage.parts import BulkOutcome, BulkRecord, StagedPart
+from headwater_rules.plan import SyncPlan
+
+_log = logging.getLogger(__name__)
+
+
+class Rekey:
+    """One table under way. `step` is called between flushes until it says that all is done; `close` in any case."""
+
+    def __init__(self, site: Site, plans: Sequence[SyncPlan], table: StoredTable) -> None:
+        self._site = site
+        self._plans = tuple(plans)
+        self._table = table
+        self._name = f"{table.relation.schema}.{table.relation.name}"
+        self._started = time.time()
+        self._progress = BulkProgress(0, 0, 0, 0)
+        self._outcome: BulkOutcome | None = None
+        self._unstaged: list[StagedPart] = []
+        pairs = [(table.relation, table.fingerprint)]
+        (self._staged,) = site.store.stage_tables(site.lease, site.tag, pairs)
+        self._running = self._begin()
+
+    def _begin(self) -> Background[BulkOutcome] | None:
+        ranges = self._site.ranges(self._table.id)
+        if not ranges:
+            return None  # there is no row
+        job = RekeyJob(
+            tag=self._site.tag,
+            stored=self._table,
+            target=self._staged.id,
+            ranges=ranges,
+            rows=len(ranges) * ROWS_A_TASK,
+            plans=self._plans,
+            types=self._site.types([self._table]),
+            salt=self._site.store.subkey_salt(),
+            store=self._site.store.address,
+            directory=self._site.store.staging_directory(),
+        )
+        return Background(lambda: self._site.bulk.rekey(job, self._note), "re-key")
+
+    def _note(self, progress: BulkProgress) -> None:
+        self._progress = progress
+        self._site.progress(progress)
+
+    def describe(self) -> str:
+        """How far it is, for a person."""
+        return f"gave {self._progress.rows:,} rows of {self._name} the ids of its new replica identity"
+
+    def step(self) -> bool:
+        """A bit of the work; True when all is done."""
+        if self._running is not None:
+            if self._running.done:
+                self._outcome = self._running.result()
+                self._unstaged = list(self._outcome.parts)
+                self._running = None
+            return False
+        if self._unstaged:
+            self._site.store.stage(self._site.lease, [self._unstaged.pop()])
+            return False
+        self._replace()
+        return True
+
+    def _replace(self) -> None:
+        store, lease = self._site.store, self._site.lease
+        present = self._site.stored().get(self._table.relation.oid)
+        if present != self._table:
+            return  # it was truncated meanwhile: what is there now is looked at anew
+        if not store.replace_table(lease, self._table.id, self._staged, REDEFINED):
+            store.mark_resync(lease, [self._table.id], LOST)
+            raise SchemaChangedError(
+                "rows of a table have equal ids by its new identity", self._name, "it is sent anew"
+            )
+        _log.info("rows of %s have the ids of its new replica identity", self._name)
+        if self._outcome is not None:
+            rows = sum(part.rows for part in self._outcome.parts)
+            tag, application, tasks = self._site.tag, self._outcome.application, self._outcome.tasks
+            store.note_job(BulkRecord("re-key", tag, application, tasks, rows, 0, self._started, time.time()))
+
+    def close(self) -> None:
+        """Give everything back, at the end or in the middle."""
+        self._site.store.discard_staged(self._site.lease)

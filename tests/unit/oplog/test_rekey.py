@@ -1,0 +1,53 @@
+"""A row that gets another id: what stands in buckets stays as it is, and what comes of it goes on under its subkeys."""
+
+from __future__ import annotations
+
+import orjson
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headwater.oplog.row_id import row_subkey, subkey_origin
+from headwater.oplog.transform import (
+    Member,
+    RowKeys,
+    decode_members,
+    encode_members,
+    rekeyed_members,
+    row_ops,
+)
+from headwater_rules.results import Put
+
+IDS = st.text(alphabet="ab1/.", min_size=1, max_size=3)
+MEMBERS = st.lists(st.builds(Member, st.integers(1, 9), st.integers(0, 2**32), st.just("todos"), IDS), max_size=3)
+
+
+@given(MEMBERS, IDS, IDS, IDS)
+def test_memberships_survive_any_number_of_ids(members: list[Member], first: str, second: str, third: str) -> None:
+    text = rekeyed_members(rekeyed_members(encode_members(members, first), first, second), second, third)
+    assert decode_members(text, third) == members
+    assert text == encode_members(members, third)
+
+
+def test_what_a_row_is_kept_out_of_and_what_was_damaged_stays() -> None:
+    text = '[[5,1,"todos"],[6,0,"todos","left out",99]]'
+    assert orjson.loads(rekeyed_members(text, "1", "2")) == [[5, 1, "todos", "1"], [6, 0, "todos", "left out", 99]]
+    for damaged in ("[5", "[7]", "5"):
+        assert rekeyed_members(damaged, "1", "2") == damaged
+
+
+@given(IDS, IDS, IDS)
+def test_subkeys_are_those_of_the_first_id(first: str, second: str, object_id: str) -> None:
+    origin = subkey_origin(5, first)
+    assert row_subkey(origin, 9, second, object_id, b"s") == row_subkey(None, 5, first, object_id, b"s")
+
+
+def test_a_row_with_another_id_changes_and_goes_as_it_came() -> None:
+    before = RowKeys(5, "a/b", b"s")
+    (put,), members = row_ops((), [Put(0, "todos[]", "todos", "1", '{"n":1}')], before)
+    text = rekeyed_members(encode_members(members, "a/b"), "a/b", "1")
+    after = RowKeys(9, "1", b"s", subkey_origin(5, "a/b"))
+    stood = decode_members(text, "1")
+    assert row_ops(stood, [Put(0, "todos[]", "todos", "1", '{"n":1}')], after) == ([], stood)
+    (gone,), _ = row_ops(stood, [], after)
+    body = orjson.loads("{" + gone.body.removeprefix("{"))
+    assert body["subkey"] == orjson.loads("{" + put.body.removeprefix("{"))["subkey"]
