@@ -169,6 +169,18 @@ def test_listeners_are_readable_after_a_commit(world: World, reader: StoreReader
     listener.close()
 
 
+def test_no_write_waits_for_a_position_that_the_source_lost(world: World, reader: StoreReader) -> None:
+    reader.create_write_checkpoint(["u/1"], {SOURCE: Lsn(50), "other": Lsn(50)})
+    reader.create_write_checkpoint(["u/2"], {SOURCE: Lsn(30)})
+    seen = max(write.seq for write in reader.write_checkpoints(0))
+    world.store.cap_writes(SOURCE, Lsn(40))
+    (capped,) = reader.write_checkpoints(seen)
+    assert (capped.key, capped.id, capped.lsns) == ("u/1", 1, {SOURCE: Lsn(40), "other": Lsn(50)})
+    second = reader.write_checkpoint("u/2")
+    assert second is not None
+    assert second.lsns == {SOURCE: Lsn(30)}
+
+
 def test_write_checkpoints_grow_per_key(reader: StoreReader) -> None:
     assert reader.create_write_checkpoint(["u/1", "u/2", "u/1"], {SOURCE: Lsn(5)}) == {"u/1": 1, "u/2": 1}
     assert reader.create_write_checkpoint(["u/1"], {SOURCE: Lsn(9)}) == {"u/1": 2}

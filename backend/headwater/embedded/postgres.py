@@ -267,7 +267,7 @@ class EmbeddedPostgres:
         while self.pid is not None:
             with contextlib.suppress(OSError):
                 lines = (self.data_dir / "postmaster.pid").read_text().splitlines()
-                if len(lines) >= 8 and lines[0] == str(self.pid) and lines[7].strip() == "ready":
+                if len(lines) >= 8 and lines[0] == str(self.pid) and lines[7].strip() in {"ready", "standby"}:
                     return True
             time.sleep(0.02)
         return False

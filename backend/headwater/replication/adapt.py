@@ -47,11 +47,14 @@ class TableChanges:
 def table_changes(stored: Sequence[StoredTable], published: Sequence[PublishedTable]) -> TableChanges:
     """What came, went or changed its shape."""
     now = {table.relation.oid: table for table in published}
+    others = now.keys() - {table.relation.oid for table in stored}
+    named = {(now[oid].relation.schema, now[oid].relation.name): now[oid] for oid in others}
     gone: list[StoredTable] = []
     altered: list[tuple[StoredTable, PublishedTable]] = []
     kept: set[int] = set()
     for table in stored:
-        found = now.get(table.relation.oid)
+        # One that was dropped and made again is compared with what was there before
+        found = now.get(table.relation.oid) or named.get((table.relation.schema, table.relation.name))
         if found is None or table.resync == LOST or ids_after(table, found.relation) is Ids.LOST:
             gone.append(table)
             continue

@@ -17,6 +17,7 @@ from headwater.errors import HeadwaterError, Kind
 from headwater.oplog.lsn import format_lsn
 from headwater.replication.adapt import REDEFINED, REKEYED, adapt, table_changes
 from headwater.replication.apply import Applier
+from headwater.replication.attach import Attachment
 from headwater.replication.bootstrap import Bootstrap
 from headwater.replication.bulk import BulkWork
 from headwater.replication.errors import SchemaChangedError, SourceReplacedError
@@ -30,12 +31,6 @@ from headwater.source.connect import SourceSettings, connect, source_errors
 from headwater.source.fetch import RowFetcher
 from headwater.source.slot import (
     SlotLostError,
-    SnapshotKeeper,
-    drop_slot,
-    end_reader,
-    slot_name,
-    slot_status,
-    system_identity,
 )
 from headwater.source.stream import ReplicationStream
 from headwater.storage.contract import (
@@ -155,32 +150,13 @@ class Replicator:
         state = self.store.source_state(self.source.tag)
         if state is None or in_state(self.store, VersionState.ACTIVE) is None:
             return True
+        plans = tuple(in_use(self.store, self.keep_stopped).plans)
         try:
-            self._check_slot(state)
-        except SlotLostError as error:
-            _log.warning("%s", error)
-            self._attach_anew(lease)
-        except HeadwaterError as error:
-            if error.kind is not Kind.RESYNC:
-                raise
+            Attachment(self.source, self.store).make_sure(lease, state, plans)
+        except SourceReplacedError as error:
             _log.warning("%s", error)
             return True
         return False
-
-    def _attach_anew(self, lease: Lease) -> None:
-        """Follow the source from a new slot, and have every table compared with it: what was missed in between is all
-        that devices are sent."""
-        stored = self.store.tables(self.source.tag)
-        with connect(self.source) as conn:
-            name = slot_name(self.source)
-            drop_slot(conn, name)
-            identity = system_identity(conn)
-            with SnapshotKeeper(self.source, name) as keeper:
-                position = keeper.consistent_point
-        self.store.mark_resync(lease, [table.id for table in stored if not table.resync], "the slot was lost")
-        state = SourceState(self.source.tag, position, name, identity.system_id, identity.timeline)
-        self.store.move_source(lease, state)
-        _log.info("slot %s starts at %s; all tables are compared with the source", name, format_lsn(position))
 
     def _adapt(self, lease: Lease, state: SourceState, plans: Sequence[SyncPlan]) -> None:
         """Make the store's tables what the catalog says."""
@@ -193,21 +169,6 @@ class Replicator:
     def _context(self, plans: Sequence[SyncPlan], stored: Sequence[StoredTable]) -> LiveContext:
         types = types_of(self.source, stored)
         return LiveContext(self.source.tag, distinct(plans), types, self.store.subkey_salt())
-
-    def _check_slot(self, state: SourceState) -> None:
-        with connect(self.source) as conn:
-            identity = system_identity(conn)
-            if (identity.system_id, identity.timeline) != (state.system_id, state.timeline):
-                raise SourceReplacedError("the source is not the cluster it was", self.source.address)
-            slot = slot_status(conn, state.slot)
-            if slot is None or slot.wal_status == "lost":
-                raise SlotLostError("the slot is gone", f"{self.source.address}, slot {state.slot}")
-            if slot.confirmed_flush > state.lsn:
-                raise SourceReplacedError(
-                    "the slot is ahead of the store, as after a restore from a backup",
-                    f"slot {format_lsn(slot.confirmed_flush)}, store {format_lsn(state.lsn)}",
-                )
-            end_reader(conn, state.slot)
 
     def _follow(self, lease: Lease, stop: threading.Event) -> None:
         state = self.store.source_state(self.source.tag)

@@ -69,13 +69,33 @@ def slot_status(conn: psycopg.Connection, name: str) -> SlotStatus | None:
 
 def system_identity(conn: psycopg.Connection) -> SystemIdentity:
     """Which cluster this is."""
-    row = conn.execute(
-        "select (select system_identifier::text from pg_control_system()),"
-        " (select timeline_id from pg_control_checkpoint())"
-    ).fetchone()
-    if row is None:
-        raise SlotError("the source does not tell its identity", conn.info.dbname)
-    return SystemIdentity(row[0], row[1])
+    # pg_control_checkpoint() tells of a new timeline only some time after a promotion; a WAL file's name begins with it
+    (row,) = conn.execute(
+        "select (select system_identifier::text from pg_control_system()), pg_walfile_name(pg_current_wal_insert_lsn())"
+    ).fetchall()
+    return SystemIdentity(row[0], int(row[1][:8], 16))
+
+
+def end_of_log(conn: psycopg.Connection) -> Lsn:
+    """Where the source's log ends now."""
+    return parse_lsn(conn.execute("select pg_current_wal_insert_lsn()::text").fetchall()[0][0])
+
+
+def timeline_ends(settings: SourceSettings, timeline: int) -> dict[int, Lsn]:
+    """Where each timeline ended from which the present one, `timeline`, comes. Raises SlotError when the server has
+    no record of it. https://www.postgresql.org/docs/current/protocol-replication.html
+    """
+    conn = replication_connection(settings)
+    try:
+        result = conn.exec_(f"TIMELINE_HISTORY {timeline:d}".encode())
+        if result.status != pq.ExecStatus.TUPLES_OK:
+            reason = conn.error_message.decode(errors="replace").strip()
+            raise SlotError(f"the server does not tell how timeline {timeline} began: {reason}", settings.address)
+        text = (result.get_value(0, 1) or b"").decode(errors="replace")
+    finally:
+        conn.finish()
+    lines = [line.split() for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
+    return {int(line[0]): parse_lsn(line[1]) for line in lines}
 
 
 def end_reader(conn: psycopg.Connection, name: str) -> None:
@@ -111,8 +131,11 @@ class SnapshotKeeper:
     def __init__(self, settings: SourceSettings, name: str, *, temporary: bool = False) -> None:
         self._conn = replication_connection(settings)
         kind = "TEMPORARY LOGICAL" if temporary else "LOGICAL"
+        # Standbys that keep copies of such slots (sync_replication_slots) let a failover go on without a new one
+        kept = self._conn.server_version >= 17_00_00 and not temporary
+        options = "(SNAPSHOT 'export', FAILOVER true)" if kept else "EXPORT_SNAPSHOT"
         try:
-            result = self._conn.exec_(f'CREATE_REPLICATION_SLOT "{name}" {kind} pgoutput EXPORT_SNAPSHOT'.encode())
+            result = self._conn.exec_(f'CREATE_REPLICATION_SLOT "{name}" {kind} pgoutput {options}'.encode())
             if result.status != pq.ExecStatus.TUPLES_OK:
                 raise _creation_error(result, name, settings)
             self.slot = name

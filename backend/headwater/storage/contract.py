@@ -56,7 +56,7 @@ class LeaseHeldError(HeadwaterError):
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
     """A consistent state that clients may see: every op up to `op_id`, and per source tag the position in its log
-    up to which every commit is contained. Neither part ever goes back."""
+    up to which every commit is contained. The first part never goes back, the second only where the source did."""
 
     op_id: OpId
     lsns: Mapping[str, Lsn]
@@ -351,6 +351,9 @@ class StoreWriter(Protocol):
 
     def move_source(self, lease: Lease, state: SourceState) -> None:
         """Follow the source from another slot, and position, than before."""
+
+    def cap_writes(self, tag: str, lsn: Lsn) -> None:
+        """The source's log ends at `lsn`, before where it once did: nobody's write is waited for beyond that."""
 
     def place_ranges(self, table: int, rows: int) -> list[tuple[int, int]]:
         """Ranges [first, end) of places that hold all rows of the table, each about `rows` of them."""

@@ -18,7 +18,7 @@ from headwater.storage.address import PostgresAddress
 from headwater.storage.common import KnownBuckets, op_floor
 from headwater.storage.contract import Checkpoint, Lease, SourceState, StoredTable
 from headwater.storage.parts import BulkRecord, StagedPart, StagedTable
-from headwater.storage.postgres import bulk, pages, requests, retire, versions
+from headwater.storage.postgres import bulk, pages, requests, retire, versions, write_checkpoints
 from headwater.storage.postgres import lease as leases
 from headwater.storage.postgres import tables as generations
 from headwater.storage.postgres.connection import Connections, connect, postgres_errors, usable
@@ -221,6 +221,10 @@ class PostgresStore:
     def move_source(self, lease: Lease, state: SourceState) -> None:
         with self._holding(lease) as connection:
             bulk.set_source(connection, state)
+
+    def cap_writes(self, tag: str, lsn: Lsn) -> None:
+        with self._connections.lend() as connection:
+            write_checkpoints.cap(connection, self._address.schema, tag, lsn)
 
     def place_ranges(self, table: int, rows: int) -> list[tuple[int, int]]:
         with self._connections.lend() as connection:

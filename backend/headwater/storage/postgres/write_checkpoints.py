@@ -49,6 +49,21 @@ def _next(key: str, before: WriteCheckpoint | None, lsns: Mapping[str, Lsn]) -> 
     return key, 1 if before is None else before.id + 1, orjson.dumps(merged).decode()
 
 
+def cap(connection: psycopg.Connection, channel: str, tag: str, lsn: Lsn) -> None:
+    """See `StoreWriter.cap_writes`."""
+    with connection.transaction():
+        first = connection.execute("select seq + 1 from write_state for update").fetchall()[0][0]
+        beyond = [write for write in map(_checkpoint, connection.execute(_SELECT)) if write.lsns.get(tag, lsn) > lsn]
+        if not beyond:
+            return
+        connection.execute("update write_state set seq = seq + %s", [len(beyond)])
+        rows = [(write.key, write.id, orjson.dumps({**write.lsns, tag: lsn}).decode()) for write in beyond]
+        numbers = [first + n for n in range(len(rows))]
+        digests = [key_digest(write.key) for write in beyond]
+        connection.execute(_UPSERT, [digests, *map(list, zip(*rows, strict=True)), numbers])
+        connection.execute("select pg_notify(%s, '')", [channel])
+
+
 def after(connection: psycopg.Connection, seq: int) -> list[WriteCheckpoint]:
     """Those created or replaced after `seq`, in order."""
     return [_checkpoint(row) for row in connection.execute(f"{_SELECT} where seq > %s order by seq", [seq])]

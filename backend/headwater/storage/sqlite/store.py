@@ -6,6 +6,7 @@ import shutil
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 
 from headwater.oplog.change import Relation
@@ -24,6 +25,7 @@ from headwater.storage.sqlite.migrate import migrate
 from headwater.storage.sqlite.reader import SqliteReader
 from headwater.storage.sqlite.rows import place_ranges
 from headwater.storage.sqlite.wake import Waker
+from headwater.storage.sqlite.write_checkpoints import WriteCheckpoints
 from headwater.storage.versions import ConfigVersion, Origin, OwnConfig, VersionState
 
 
@@ -196,6 +198,11 @@ class SqliteStore:
     def move_source(self, lease: Lease, state: SourceState) -> None:
         with sqlite_errors(self._path), leases.holding(self._db, lease):
             bulk.set_source(self._db, state)
+
+    def cap_writes(self, tag: str, lsn: Lsn) -> None:
+        with closing(WriteCheckpoints(self._directory / "write_checkpoints.db")) as writes:
+            writes.cap(tag, lsn)
+        self._waker.wake()
 
     def place_ranges(self, table: int, rows: int) -> list[tuple[int, int]]:
         with sqlite_errors(self._path):

@@ -54,6 +54,15 @@ class WriteCheckpoints:
         self._connection.execute(_UPSERT, (key, write_id, orjson.dumps(merged).decode()))
         return write_id
 
+    def cap(self, tag: str, lsn: Lsn) -> None:
+        """See `StoreWriter.cap_writes`."""
+        with self._lock, sqlite_errors(self._path), immediate(self._connection):
+            for row in self._connection.execute(_SELECT).fetchall():
+                write = _checkpoint(row)
+                if write.lsns.get(tag, lsn) > lsn:
+                    capped = orjson.dumps({**write.lsns, tag: lsn}).decode()
+                    self._connection.execute(_UPSERT, (write.key, write.id, capped))
+
     def after(self, seq: int) -> list[WriteCheckpoint]:
         sql = f"{_SELECT} where seq > ? order by seq"
         with self._lock, sqlite_errors(self._path):

@@ -1,0 +1,204 @@
+"""The source is another server than before, or goes back in time: devices get what differs, and nobody starts over."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psycopg
+import pytest
+
+from headwater.embedded.postgres import EmbeddedPostgres
+from tests.support.fix_headwater import Deployment, wait_until
+from tests.support.fix_postgres import SourceDb
+from tests.support.standby import copy_of, end_of, promote, standby_of, wait_for
+
+if TYPE_CHECKING:
+    from headwater.pipeline.jobs import SparkBulk
+
+pytestmark = pytest.mark.spark
+
+CONFIG = """
+config: {edition: 3}
+streams:
+  notes:
+    auto_subscribe: true
+    query: SELECT * FROM notes
+"""
+
+ROWS = 200
+
+
+@pytest.fixture
+def servers() -> Iterator[ExitStack]:
+    """Ends servers that the test adds."""
+    with ExitStack() as stack:
+        yield stack
+
+
+@pytest.fixture
+def primary(postgres_with: Callable[..., EmbeddedPostgres]) -> EmbeddedPostgres:
+    server = postgres_with()
+    source = SourceDb(server, "postgres")
+    source.execute("create table notes (id text primary key, body text)")
+    source.execute(f"insert into notes select i::text, 'x' || i from generate_series(1, {ROWS}) i")
+    source.execute("create publication headwater for all tables")
+    source.connection.close()
+    return server
+
+
+@pytest.fixture
+def follow(tmp_path: Path, spark_bulk: SparkBulk) -> Iterator[Callable[[EmbeddedPostgres], Deployment]]:
+    """`follow(server)`: a replicator from that server into the test's one store."""
+    deployments: list[Deployment] = []
+
+    def start(server: EmbeddedPostgres) -> Deployment:
+        for before in deployments:
+            before.close()
+            before.source.connection.close()
+        deployments.append(Deployment(SourceDb(server, "postgres"), tmp_path / "store", CONFIG, spark_bulk))
+        return deployments[-1].start()
+
+    yield start
+    for deployment in deployments:
+        deployment.close()
+        deployment.source.connection.close()
+
+
+Follow = Callable[[EmbeddedPostgres], Deployment]
+
+
+def settled(deployment: Deployment) -> bool:
+    deployment.raise_failure()
+    with deployment.store() as store:
+        return not any(table.resync for table in store.tables("default"))
+
+
+def truth(deployment: Deployment) -> dict[tuple[str, str], dict[str, object]]:
+    rows = deployment.source.fetch("select id, body from notes")
+    return {("notes", key): {"id": key, "body": body} for key, body in rows}
+
+
+def kinds(deployment: Deployment) -> list[str]:
+    return [record.kind for record in deployment.bulk_records()]
+
+
+def waiting_write(deployment: Deployment) -> str:
+    """A device's write, acknowledged at the end of the source's log."""
+    with psycopg.connect(deployment.source.dsn) as conn:
+        position = conn.execute("select pg_current_wal_insert_lsn() - '0/0'").fetchall()
+    deployment.reader.create_write_checkpoint(["user/device"], {"default": int(position[0][0])})  # type: ignore[dict-item]
+    return "user/device"
+
+
+def visible(deployment: Deployment, key: str) -> bool:
+    write, checkpoint = deployment.reader.write_checkpoint(key), deployment.reader.checkpoint()
+    assert write is not None
+    assert checkpoint is not None
+    return checkpoint[0].lsns["default"] >= write.lsns["default"]
+
+
+def test_a_standby_that_lacked_commits_takes_over(
+    primary: EmbeddedPostgres, follow: Follow, servers: ExitStack, tmp_path: Path
+) -> None:
+    standby = standby_of(primary, tmp_path / "standby")
+    servers.callback(standby.stop)
+    deployment = follow(primary)
+    deployment.source.execute("update notes set body = 'kept' where id = '1'")
+    wait_for(standby, end_of(primary))
+    standby.stop()
+    deployment.source.execute(
+        "update notes set body = 'lost' where id in ('2', '3'); insert into notes values ('9x', 'lost')"
+    )
+    before = deployment.op_count()
+    write = waiting_write(deployment)
+    deployment.stop()
+    primary.stop()
+    standby.start()
+    promote(standby)
+    deployment = follow(standby)
+    deployment.source.execute("update notes set body = 'new' where id = '4'")
+    wait_until(lambda: deployment.rows("a") == truth(deployment) and settled(deployment), "the standby's rows")
+    assert deployment.op_count() - before == 4
+    assert kinds(deployment).count("snapshot") == 1
+    wait_until(lambda: visible(deployment, write), "the write to be acknowledged")
+    deployment.close()
+    assert deployment.problems() == []
+
+
+def test_a_synchronised_slot_goes_on_without_a_comparison(
+    primary: EmbeddedPostgres, follow: Follow, servers: ExitStack, tmp_path: Path
+) -> None:
+    if primary.binaries.major < 17:
+        pytest.skip("needs synchronised slots, which Postgres has from 17 on")
+    with psycopg.connect(primary.dsn(), autocommit=True) as conn:
+        conn.execute("select pg_create_physical_replication_slot('standby')")
+    synchronised = {"primary_slot_name": "standby", "hot_standby_feedback": "on", "sync_replication_slots": "on"}
+    standby = standby_of(primary, tmp_path / "standby", **synchronised)
+    servers.callback(standby.stop)
+    deployment = follow(primary)
+    deployment.source.execute("update notes set body = 'kept' where id = '1'")
+    deployment.caught_up()
+
+    def synced() -> bool:
+        deployment.caught_up()  # a slot is copied once the primary's has moved
+        with psycopg.connect(standby.dsn(), autocommit=True) as conn:
+            query = "select count(*) from pg_replication_slots where synced and not temporary"
+            return conn.execute(query).fetchall() == [(1,)]
+
+    wait_until(synced, "the slot to be copied")
+    deployment.caught_up()
+    deployment.stop()
+    deployment.source.execute("update notes set body = 'missed' where id = '2'")
+    wait_for(standby, end_of(primary))
+    before = kinds(deployment)
+    primary.stop()
+    promote(standby)
+    deployment = follow(standby)
+    deployment.source.execute("update notes set body = 'new' where id = '3'")
+    assert deployment.rows("a") == truth(deployment)
+    assert kinds(deployment) == before
+
+
+def test_a_source_that_went_back_in_time(primary: EmbeddedPostgres, follow: Follow, tmp_path: Path) -> None:
+    deployment = follow(primary)
+    deployment.source.execute("update notes set body = 'before' where id = '1'")
+    deployment.caught_up()
+    deployment.stop()
+    deployment.source.connection.close()
+    backup = copy_of(primary, tmp_path / "backup")
+    deployment = follow(primary)
+    deployment.source.execute("update notes set body = 'after' where id in ('2', '3')")
+    before = deployment.op_count()
+    write = waiting_write(deployment)
+    deployment.stop()
+    deployment.source.connection.close()
+    primary.stop()
+    with EmbeddedPostgres(backup, primary.binaries, primary.settings) as restored:
+        deployment = follow(restored)
+        wait_until(lambda: deployment.rows("a") == truth(deployment) and settled(deployment), "the rows of then")
+        assert deployment.op_count() - before == 2
+        assert kinds(deployment).count("snapshot") == 1
+        wait_until(lambda: visible(deployment, write), "the write to be acknowledged")
+        deployment.close()
+
+
+def test_another_cluster_with_the_same_tables(
+    primary: EmbeddedPostgres, follow: Follow, postgres_with: Callable[..., EmbeddedPostgres]
+) -> None:
+    deployment = follow(primary)
+    before = deployment.op_count()
+    other = postgres_with()
+    with psycopg.connect(other.dsn(), autocommit=True) as conn:
+        conn.execute("create table first (id int); create table notes (id text primary key, body text)")
+        conn.execute(f"insert into notes select i::text, 'x' || i from generate_series(1, {ROWS}) i")
+        conn.execute("update notes set body = 'other' where id = '5'; delete from notes where id = '6'")
+        conn.execute("create publication headwater for all tables")
+    deployment = follow(other)
+    wait_until(lambda: deployment.rows("a") == truth(deployment) and settled(deployment), "the other cluster's rows")
+    assert deployment.op_count() - before == 2
+    deployment.source.execute("update notes set body = 'live' where id = '7'")
+    assert deployment.rows("a") == truth(deployment)
+    assert kinds(deployment).count("snapshot") == 1
