@@ -162,6 +162,16 @@ def resync_(configs: ConfigSource, tables: tuple[str, ...], wait: bool) -> None:
     resync(load(configs), tables, wait=wait)
 
 
+@source.command("skip", epilog=examples("headwater source skip --lsn 0/1A2B3C"))
+@click.option("--lsn", required=True, metavar="LSN", help="Where the transaction is, as the error names it.")
+@config_options
+def skip_(configs: ConfigSource, lsn: str) -> None:
+    """Leave a transaction out that can't be taken in and keeps the stream, and compare all tables with the source."""
+    from headwater.commands.asking import skip
+
+    skip(load(configs), lsn)
+
+
 @cli.command(epilog=examples("headwater audit", "headwater audit todos --json", "headwater audit --repair"))
 @click.argument("tables", nargs=-1, metavar="[TABLE…]")
 @config_options

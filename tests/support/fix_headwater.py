@@ -69,6 +69,7 @@ class Deployment:
     sampling: SamplingSettings = field(default_factory=lambda: SamplingSettings(enabled=False))
     storage: PostgresAddress | None = None
     poll_seconds: float = 0.2
+    poison_changes: str = "skip"
     _stop: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread | None = None
     _failure: BaseException | None = None
@@ -83,6 +84,7 @@ class Deployment:
             user="postgres",
             sslmode="disable",
             slot_prefix=f"hw_{self.source.name}_",
+            poison_changes=self.poison_changes,
         )
 
     @property

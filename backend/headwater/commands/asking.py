@@ -14,6 +14,8 @@ from headwater.commands.rules_store import existing_store
 from headwater.commands.waited import WaitDisplay
 from headwater.config import ServiceConfig
 from headwater.errors import HeadwaterError
+from headwater.oplog.lsn import format_lsn, parse_lsn
+from headwater.replication.poison import SKIP
 from headwater.replication.work import AUDIT, RESYNC
 from headwater.storage.contract import StoreBusyError, StoreReader
 from headwater.storage.open import Store, open_reader
@@ -30,11 +32,27 @@ class RequestFailedError(HeadwaterError):
     code = "HW_8201"
 
 
+class SkipError(HeadwaterError):
+    """What is to be skipped is not said right."""
+
+    code = "HW_8202"
+
+
 def resync(config: ServiceConfig, tables: Sequence[str], *, wait: bool) -> None:
     """Compare tables with the source and mend what differs. Raises RequestFailedError."""
     result = _ask(config, RESYNC, {"tables": list(map(_qualified, tables))}, wait=wait)
     if result is not None:
         _show_counts(result, "mended")
+
+
+def skip(config: ServiceConfig, lsn: str) -> None:
+    """Leave a transaction out that keeps the stream. Raises RequestFailedError, and SkipError for what is no LSN."""
+    try:
+        position = format_lsn(parse_lsn(lsn))
+    except ValueError:
+        raise SkipError(f"{lsn!r} is no position in the source's log", "--lsn", "write it as in 0/1A2B3C") from None
+    _ask(config, SKIP, {"lsn": position}, wait=True)
+    click.echo(f"the transaction at {position} is left out; all tables are compared with the source")
 
 
 def audit(config: ServiceConfig, tables: Sequence[str], *, repair: bool, wait: bool, as_json: bool) -> int:

@@ -71,6 +71,7 @@ def _source(section: Section) -> SourceSettings | None:
         connect_timeout=server.connect_timeout,
         publications=publications,
         slot_prefix=section.text("slot_name_prefix") or "headwater_",
+        poison_changes=section.choice("poison_changes", "skip", ("skip", "stop")),
         heartbeat_seconds=section.integer("heartbeat_interval_seconds", 60, 5, 60),
     )
     section.ignore("debug_api", "max_pool_size", "snapshot_socket_timeout")

@@ -58,6 +58,7 @@ class Applier:
         position: Lsn,
         fetcher: RowFetcher,
         schema: SchemaWatch,
+        left_out: frozenset[Lsn] = frozenset(),
     ) -> None:
         self._store = store
         self._lease = lease
@@ -69,9 +70,11 @@ class Applier:
         self._schema = schema
         self.position = position
         self.in_transaction = False
+        self.careful = False  # each transaction is applied by itself, so that one which fails is known
         self.transactions = 0
         self.rows = 0
-        self._skipping = False
+        self.skipping = False  # nothing of the transaction that is being read is applied
+        self._left_out = left_out  # transactions that are not applied, by where their commit records begin
         self._flush: Flush | None = None
         self._opened_at = 0.0
         self._in_flush = 0  # changes in the open flush
@@ -80,7 +83,7 @@ class Applier:
         self._hold = ZERO  # the flush may not commit before the stream has passed this
         self._pending: list[tuple[LiveTable, RowChange]] = []
         self._reported: set[str] = set()
-        self._final_lsn = ZERO  # where the commit record of the transaction begins that is being read
+        self.final_lsn = ZERO  # where the commit record of the transaction begins that is being read
         self._logs: list[TouchLog] = []
         self._written: dict[int, set[str]] = {}
 
@@ -109,7 +112,7 @@ class Applier:
             if kind is Insert or kind is Update or kind is Delete:
                 change: RowChange = message  # type: ignore[assignment]  # the line above says so, cheaply
                 table = tables.get(change.relation.oid)
-                if table is not None and not self._skipping:
+                if table is not None and not self.skipping:
                     if shapes:
                         found = self._reshaped(change)
                         if found is None:
@@ -117,7 +120,7 @@ class Applier:
                         change = found
                     pending.append((table, change))
                     for log in self._logs:
-                        log.note(self._final_lsn, table, change)
+                        log.note(self.final_lsn, table, change)
                     if len(pending) >= CHUNK_CHANGES:
                         self._apply_pending()
             else:
@@ -127,11 +130,11 @@ class Applier:
         match message:
             case Begin():
                 self.in_transaction = True
-                self._final_lsn = message.final_lsn
-                self._skipping = message.final_lsn < self.position
+                self.final_lsn = message.final_lsn
+                self.skipping = message.final_lsn < self.position or message.final_lsn in self._left_out
             case Commit():
                 self._end_transaction(message)
-            case Truncate() if not self._skipping:
+            case Truncate() if not self.skipping:
                 self._truncate(message)
             case Relation():
                 self._check_relation(message)
@@ -144,9 +147,12 @@ class Applier:
     def _end_transaction(self, commit: Commit) -> None:
         if not self.in_transaction:
             raise ProtocolError("a commit without a begin", self._context.tag)
+        if self.careful:
+            self._apply_pending()
         self.in_transaction = False
-        if self._skipping:
-            self._skipping = False
+        known = self.skipping and self.final_lsn < self.position
+        self.skipping = False
+        if known:
             return
         self._reached = Lsn(max(self._reached, commit.end_lsn))
         self._committed_us = commit.committed_us
@@ -183,7 +189,7 @@ class Applier:
         if change.relation.oid not in self._shapes:
             return change
         for log in self._logs:
-            log.spoil(self._final_lsn, change.relation.oid)
+            log.spoil(self.final_lsn, change.relation.oid)
         found = self._shapes[change.relation.oid]
         return None if found is None else found.change(change)
 
@@ -205,7 +211,7 @@ class Applier:
             if table is None:
                 continue
             for log in self._logs:
-                log.truncate(self._final_lsn, table)
+                log.truncate(self.final_lsn, table)
             new_id = empty(flush, table, self._context.salt)
             if table.id in self._compared:
                 self._compared |= {new_id}
@@ -265,6 +271,10 @@ class Applier:
         if self._flush is not None:
             self._flush.rollback()
             self._flush = None
+
+    @property
+    def tag(self) -> str:
+        return self._context.tag
 
     # bulk work beside the stream; between flushes only
 
@@ -330,7 +340,7 @@ class Applier:
 
     def _report(self, fold: Fold) -> None:
         for refused in fold.refused:
-            _log.error("at %s: %s", format_lsn(Lsn(max(self._final_lsn, self._reached))), refused)
+            _log.error("at %s: %s", format_lsn(Lsn(max(self.final_lsn, self._reached))), refused)
         for error in fold.evaluation_errors:
             if error not in self._reported and len(self._reported) < 1000:
                 self._reported.add(error)

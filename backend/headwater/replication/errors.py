@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from headwater.errors import HeadwaterError, Kind
+from headwater.oplog.lsn import Lsn, format_lsn
 
 
 class SchemaChangedError(HeadwaterError):
@@ -24,6 +25,27 @@ class RowIncompleteError(HeadwaterError):
 
     kind: ClassVar[Kind] = Kind.RESYNC
     code: ClassVar[str] = "HW_5004"
+
+
+class PoisonError(HeadwaterError):
+    """A transaction of the source can't be taken in. Its commit record begins at `lsn`, where that is known, and at
+    `upto` or before."""
+
+    kind: ClassVar[Kind] = Kind.STOP
+    code: ClassVar[str] = "HW_5005"
+
+    def __init__(self, why: str, tag: str, lsn: Lsn | None, upto: Lsn) -> None:
+        at = "" if lsn is None else f" at {format_lsn(lsn)}"
+        fix = (
+            ""
+            if lsn is None
+            else f"headwater source skip --lsn {format_lsn(lsn)} leaves it out and compares all tables"
+        )
+        super().__init__(f"the transaction{at} can't be taken in: {why}", f"source {tag}", fix)
+        self.args = (why, tag, lsn, upto)  # what pickle replays
+        self.why = why
+        self.lsn = lsn
+        self.upto = upto
 
 
 class ProtocolError(HeadwaterError):

@@ -12,16 +12,16 @@ from dataclasses import dataclass, field
 
 from headwater.bulk.binding import distinct
 from headwater.bulk.jobs import BulkProgress
-from headwater.decode.pgoutput import Decoder
 from headwater.errors import HeadwaterError, Kind
-from headwater.oplog.lsn import format_lsn
+from headwater.oplog.lsn import ZERO, Lsn, format_lsn
 from headwater.replication.adapt import REDEFINED, REKEYED, adapt, table_changes
 from headwater.replication.apply import Applier
 from headwater.replication.attach import Attachment
 from headwater.replication.bootstrap import Bootstrap
 from headwater.replication.bulk import BulkWork
-from headwater.replication.errors import SchemaChangedError, SourceReplacedError
+from headwater.replication.errors import PoisonError, SchemaChangedError, SourceReplacedError
 from headwater.replication.live import LiveContext
+from headwater.replication.poison import Intake, PoisonBook
 from headwater.replication.sampling import SamplingSettings
 from headwater.replication.schema import SchemaWatch, wanted_tables
 from headwater.replication.site import Site, types_of
@@ -100,8 +100,10 @@ class Replicator:
     def _run_leased(self, lease: Lease, stop: threading.Event) -> None:
         if self.yaml is not None:
             deploy_file(self.store, self.yaml)
+        poisons = PoisonBook(self.source, self.store)
         delay = _FIRST_DELAY
         must_read = False
+        careful = ZERO  # up to where the stream is taken in transaction by transaction
         different: int | None = None  # the oid of a table of which the stream has another shape than the store
         while not stop.is_set():
             started = time.monotonic()
@@ -116,7 +118,14 @@ class Replicator:
                         marked = [t.id for t in stored if t.relation.oid == different and t.resync != REKEYED]
                         self.store.mark_resync(lease, marked, REDEFINED)
                         different = None
-                    self._follow(lease, stop)
+                    poisons.take_requests(lease)
+                    self._follow(lease, stop, careful)
+            except PoisonError as error:
+                _log.error("%s", error)
+                careful = error.upto
+                if poisons.note(lease, error):
+                    _log.error("it is left out, and all tables are compared with the source")
+                delay = self._pause(delay, started, stop)
             except HeadwaterError as error:
                 if stop.is_set() and not isinstance(error, LeaseLostError):
                     return  # work that was cut short because we are to end
@@ -127,8 +136,13 @@ class Replicator:
                 elif not isinstance(error, SlotLostError):
                     must_read = must_read or error.kind is Kind.RESYNC
                 _log.warning("%s", error)
-                delay = _FIRST_DELAY if time.monotonic() - started > _STEADY else min(delay * 2, _LONGEST_DELAY)
-                stop.wait(delay * random.uniform(0.8, 1.2))
+                delay = self._pause(delay, started, stop)
+
+    def _pause(self, delay: float, started: float, stop: threading.Event) -> float:
+        """Wait before the next attempt, longer each time; returns what to wait after the one after it."""
+        delay = _FIRST_DELAY if time.monotonic() - started > _STEADY else delay
+        stop.wait(delay * random.uniform(0.8, 1.2))
+        return min(delay * 2, _LONGEST_DELAY)
 
     def _read_whole(self, lease: Lease, stop: threading.Event) -> None:
         """A new slot and a snapshot of every table, by the newest version of the sync config."""
@@ -170,7 +184,7 @@ class Replicator:
         types = types_of(self.source, stored)
         return LiveContext(self.source.tag, distinct(plans), types, self.store.subkey_salt())
 
-    def _follow(self, lease: Lease, stop: threading.Event) -> None:
+    def _follow(self, lease: Lease, stop: threading.Event, careful: Lsn) -> None:
         state = self.store.source_state(self.source.tag)
         if state is None:
             return
@@ -188,7 +202,8 @@ class Replicator:
             contextlib.closing(SchemaWatch(self.source, plans, stored, self.poll_seconds)) as schema,
         ):
             schema.check()
-            applier = Applier(self.store, lease, context, stored, state.lsn, fetcher, schema)
+            left_out = PoisonBook(self.source, self.store).skipped()
+            applier = Applier(self.store, lease, context, stored, state.lsn, fetcher, schema, left_out)
             site = Site(self.source, self.store, lease, self.bulk, applier, self.progress)
             with (
                 ReplicationStream(self.source, state.slot, state.lsn, self.source.publications) as stream,
@@ -197,20 +212,26 @@ class Replicator:
                 _log.info("following the stream from %s", format_lsn(state.lsn))
                 self.following()
                 try:
-                    _pump(stream, applier, schema, work, stop)
+                    _pump(stream, Intake(applier, careful), applier, schema, work, stop)
                 finally:
                     applier.abandon()
 
 
-def _pump(stream: ReplicationStream, applier: Applier, schema: SchemaWatch, work: Work, stop: threading.Event) -> None:
+def _pump(
+    stream: ReplicationStream,
+    intake: Intake,
+    applier: Applier,
+    schema: SchemaWatch,
+    work: Work,
+    stop: threading.Event,
+) -> None:
     """Move batches from the stream to the store, and positions back; between flushes, do bulk work."""
-    decode = Decoder().decode
     idle = True
     while not stop.is_set():
         received = stream.receive(work.patience if idle else 0.0, more_expected=applier.in_transaction)
-        applier.consume(decode(received.payloads))
+        intake.take(received.payloads)
         idle = received.idle
-        applier.settle(received.position, idle=idle)
+        intake.settle(received.position, idle=idle)
         if applier.settled:
             schema.raise_found()
             work.step()

@@ -13,6 +13,7 @@ from headwater.errors import HeadwaterError, Kind
 from headwater.replication.adapt import REDEFINED, REKEYED
 from headwater.replication.audit import Audit
 from headwater.replication.deploy import NEW_IN_VERSION, Deploy
+from headwater.replication.poison import SKIP, PoisonBook
 from headwater.replication.rekey import Rekey
 from headwater.replication.resync import Order, Resync
 from headwater.replication.sampling import Sampling, SamplingSettings
@@ -183,6 +184,10 @@ class Work:
             self._site.store.mark_version(self._site.lease, version.id, VersionState.FAILED, str(error))
 
     def _begin_request(self, request: Request) -> None:
+        if request.kind == SKIP:  # the stream may not have come to it again
+            self._ended = True
+            PoisonBook(self._site.source, self._site.store).take_requests(self._site.lease)
+            return
         try:
             order = self._order(request)
         except (ValueError, KeyError, TypeError) as error:

@@ -41,6 +41,7 @@ class SourceSettings:
     publications: tuple[str, ...] = ("headwater",)
     slot_prefix: str = "headwater_"
     heartbeat_seconds: int = 60
+    poison_changes: str = "skip"  # or "stop": what is done about a transaction that can't be taken in
 
     @property
     def address(self) -> str:
