@@ -97,11 +97,11 @@ CHANGES = {
         ITEMS + CLEAR, f"{SCHEMA}; alter table app.items set schema public; alter table items rename to app_items",
         needs=15),
     "table moved out of the schema": Change("alter table app.items set schema public; create table app.items"
-        " (id text primary key, n int); insert into app.items values ('1', 1), ('2', 20)", 3, SCHEMA, needs=15),
+        " (id text primary key, n int); insert into app.items values ('1', 1), ('2', 20)", ITEMS - 1, SCHEMA, needs=15),
     "table out of the schema and back": Change("alter table app.items set schema public; update items set n = 0"
         " where n < 4; alter table items set schema app", 3, SCHEMA, needs=15),
     "all tables, one more": Change("drop table notes; create table notes (id text primary key, owner text, body text,"
-        " n int); insert into notes values ('1', 'a', 'other', 1), ('2', 'a', 'other', 2)", 3,
+        " n int); insert into notes values ('1', 'a', 'other', 1), ('2', 'a', 'other', 2)", ROWS,
         "create publication headwater for all tables"),
     "made again": Change("drop publication headwater; create publication headwater for table notes, others", 0, BOTH),
     "made again, rows written between": Change("drop publication headwater; update notes set body = 'unseen'"
