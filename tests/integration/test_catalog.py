@@ -170,6 +170,25 @@ def test_a_change_of_the_table_changes_its_fingerprint(source_db: SourceDb, chan
     assert before.fingerprint != after.fingerprint
 
 
+@pytest.mark.parametrize("column", ["span", "multispan", "span[]", "holder", "mood"])
+def test_a_change_within_a_type_changes_the_fingerprint(source_db: SourceDb, column: str) -> None:
+    source_db.execute(
+        "create type mood as enum ('ok', 'bad'); create type span as range (subtype = mood,"
+        " multirange_type_name = multispan); create type holder as (x int, spans multispan[]);"
+        f"create table note (id int primary key, v {column}); create table other (id int primary key, v int);"
+        "create publication headwater for table note, other"
+    )
+    before = from_catalog(source_db)
+    source_db.execute("alter type mood rename to humour")
+    assert from_catalog(source_db) == before
+    source_db.execute("alter type humour rename value 'ok' to 'good'")
+    changed = from_catalog(source_db)
+    assert changed["note"].shape != before["note"].shape
+    source_db.execute("alter type humour rename value 'good' to 'ok'")
+    assert from_catalog(source_db)["note"].shape not in {before["note"].shape, changed["note"].shape}
+    assert from_catalog(source_db)["other"] == before["other"]
+
+
 @pytest.mark.parametrize("change", ["insert into note values (2, 'b')", "analyze note", "create index on note (title)"])
 def test_anything_else_leaves_the_fingerprint_as_it_is(source_db: SourceDb, change: str) -> None:
     source_db.execute("create table note (id int primary key, title text); create publication headwater for table note")

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from headwater.source.catalog import published_tables
-from tests.support.fix_headwater import Deployment, read_bucket, wait_until
-from tests.support.model_device import ModelBucket, contents
+from tests.support.changed_source import Device, without_nulls
+from tests.support.fix_headwater import Deployment, wait_until
 
 if TYPE_CHECKING:
     from tests.support.fix_postgres import SourceDb
@@ -54,29 +54,6 @@ def truth(source: SourceDb) -> Rows:
             for (row,) in source.fetch(f"select row_to_json(t) from ({selected}) t"):
                 rows[table, row["id"]] = without_nulls(row)
     return rows
-
-
-def without_nulls(row: dict[str, object]) -> dict[str, object]:
-    return {name: value for name, value in row.items() if value is not None}
-
-
-class Device:
-    """A client that stays connected: it has everything up to the last time it looked, and counts what it got."""
-
-    def __init__(self, deployment: Deployment) -> None:
-        self._deployment = deployment
-        self._buckets: dict[str, ModelBucket] = {}
-
-    def rows(self) -> Rows:
-        names = self._deployment.buckets("a").keys()
-        checkpoint = self._deployment.reader.checkpoint()
-        assert checkpoint is not None
-        for name in names:
-            self._buckets[name] = read_bucket(
-                self._deployment.reader, name, checkpoint[0].op_id, self._buckets.get(name)
-            )
-        found = contents([self._buckets[name] for name in names])
-        return {key: without_nulls(row) for key, row in found.items()}
 
 
 @dataclass(frozen=True)

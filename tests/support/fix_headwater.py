@@ -70,6 +70,8 @@ class Deployment:
     storage: PostgresAddress | None = None
     poll_seconds: float = 0.2
     poison_changes: str = "skip"
+    audit_seconds: float = 900.0
+    publications: tuple[str, ...] = ("headwater",)
     _stop: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread | None = None
     _failure: BaseException | None = None
@@ -85,6 +87,7 @@ class Deployment:
             sslmode="disable",
             slot_prefix=f"hw_{self.source.name}_",
             poison_changes=self.poison_changes,
+            publications=self.publications,
         )
 
     @property
@@ -101,14 +104,17 @@ class Deployment:
             self._reader = open_reader(self.address)
         return self._reader
 
-    def start(self) -> Deployment:
-        """Start the replicator and wait until it follows the stream."""
+    def start(self, *, publish: bool = True) -> Deployment:
+        """Start the replicator and wait until it follows the stream, which it can't without `publish`, if that is
+        still to be done."""
         self._stop = threading.Event()
         following = threading.Event()
-        if not load_publications(self.source.connection, ["headwater"]):
+        if publish and not load_publications(self.source.connection, ["headwater"]):
             self.source.execute("create publication headwater for all tables")
         self._thread = threading.Thread(target=self._run, args=(following,), daemon=True)
         self._thread.start()
+        if not publish:
+            return self
         wait_until(lambda: following.is_set() or self._failure is not None, "the replicator to follow the stream")
         self.raise_failure()
         return self
@@ -127,6 +133,7 @@ class Deployment:
                 keep_stopped=self.keep_stopped,
                 sampling=self.sampling,
                 poll_seconds=self.poll_seconds,
+                audit_seconds=self.audit_seconds,
             ).run(self._stop)
         except BaseException as error:  # noqa: BLE001 - told to the test
             self._failure = error

@@ -15,6 +15,7 @@ from headwater.oplog.lsn import format_lsn
 from headwater.replication.adapt import LOST
 from headwater.replication.errors import SourceReplacedError
 from headwater.replication.schema import wanted_tables
+from headwater.source.catalog import published_tables
 from headwater.source.connect import SourceSettings, SourceUnreachable, connect
 from headwater.source.slot import (
     SlotLostError,
@@ -42,15 +43,20 @@ class Attachment:
         self._source = source
         self._store = store
 
-    def make_sure(self, lease: Lease, state: SourceState, plans: tuple[SyncPlan, ...]) -> None:
+    def make_sure(
+        self, lease: Lease, state: SourceState, plans: tuple[SyncPlan, ...], *, slot_lost: bool = False
+    ) -> None:
         """See to it that the stream can be followed from where `store.source_state` is afterwards. `plans` say which
-        tables are followed. Raises SourceReplacedError when everything has to be read anew."""
+        tables are followed, `slot_lost` that the slot cannot be read on although it is there. Raises
+        SourceReplacedError when everything has to be read anew, PublicationUnusable while a new slot would not help."""
         with connect(self._source) as conn:
             if conn.execute("select pg_is_in_recovery()").fetchall() == [(True,)]:
                 raise SourceUnreachable("the source is a standby", self._source.address, "it is waited for as primary")
             identity = system_identity(conn)
             try:
                 self._check(conn, state, identity)
+                if slot_lost:
+                    raise self._lost("the slot cannot be read on", state)
             except SlotLostError as error:
                 _log.warning("%s", error)
                 self._attach_anew(conn, lease, state, identity, plans)
@@ -96,6 +102,7 @@ class Attachment:
         now: SystemIdentity,
         plans: tuple[SyncPlan, ...],
     ) -> None:
+        published_tables(conn, self._source.publications)  # a slot from before a publication could not be read either
         name = slot_name(self._source)
         end_reader(conn, name)  # ours: the lease says that nobody else follows this source
         drop_slot(conn, name)

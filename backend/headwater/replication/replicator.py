@@ -25,8 +25,11 @@ from headwater.replication.poison import Intake, PoisonBook
 from headwater.replication.sampling import SamplingSettings
 from headwater.replication.schema import SchemaWatch, wanted_tables
 from headwater.replication.site import Site, types_of
+from headwater.replication.unseen import AUDIT_SECONDS, UnseenAudit
 from headwater.replication.versions import RETIRED_AT_ONCE, deploy_file, forget_half_built, in_state, in_use, newest
 from headwater.replication.work import Work
+from headwater.source.catalog import PublicationUnusable, PublishedTable
+from headwater.source.checks import unseen_findings
 from headwater.source.connect import SourceSettings, connect, source_errors
 from headwater.source.fetch import RowFetcher
 from headwater.source.slot import (
@@ -53,6 +56,7 @@ _log = logging.getLogger(__name__)
 LEASE_SECONDS = 10.0
 _WAIT = 0.5
 _FIRST_DELAY, _LONGEST_DELAY = 0.25, 30.0
+_LONGEST_ADAPTING = 1.0  # all tables wait when one was altered, and somebody may alter many in a row
 _STEADY = 60.0  # what ran this long in seconds begins with the shortest delay again
 
 
@@ -62,7 +66,8 @@ class Replicator:
     config file, deployed at the start if it is new; without it, what commands deployed is served.
 
     `following` is called each time the live stream has started. Row sides of a version that was served are kept right
-    for `keep_stopped` seconds after it was stopped. The catalog is looked at every `poll_seconds`.
+    for `keep_stopped` seconds after it was stopped. The catalog is looked at every `poll_seconds`;
+    tables whose changes are not all published are compared with the source every `audit_seconds`.
     """
 
     source: SourceSettings
@@ -75,6 +80,7 @@ class Replicator:
     keep_stopped: float = KEEP_STOPPED_SECONDS
     sampling: SamplingSettings = field(default_factory=SamplingSettings)
     poll_seconds: float = 5.0
+    audit_seconds: float = AUDIT_SECONDS
 
     def run(self, stop: threading.Event) -> None:
         """Returns when `stop` is set. Raises errors of ours that a person has to mend, and LeaseLostError."""
@@ -102,7 +108,7 @@ class Replicator:
             deploy_file(self.store, self.yaml)
         poisons = PoisonBook(self.source, self.store)
         delay = _FIRST_DELAY
-        must_read = False
+        must_read = slot_lost = False
         careful = ZERO  # up to where the stream is taken in transaction by transaction
         different: int | None = None  # the oid of a table of which the stream has another shape than the store
         while not stop.is_set():
@@ -110,9 +116,9 @@ class Replicator:
             try:
                 with source_errors(self.source):
                     self.store.renew(lease)  # the slot's reader may be a newer holder's, which we must not end
-                    if must_read or self._needs_snapshot(lease):
+                    if must_read or self._needs_snapshot(lease, slot_lost=slot_lost):
                         self._read_whole(lease, stop)
-                        must_read = False
+                    must_read = slot_lost = False
                     if different is not None:
                         stored = self.store.tables(self.source.tag)
                         marked = [t.id for t in stored if t.relation.oid == different and t.resync != REKEYED]
@@ -129,20 +135,23 @@ class Replicator:
             except HeadwaterError as error:
                 if stop.is_set() and not isinstance(error, LeaseLostError):
                     return  # work that was cut short because we are to end
-                if error.kind not in {Kind.RETRY, Kind.RESYNC}:
+                if error.kind not in {Kind.RETRY, Kind.RESYNC} and not isinstance(error, PublicationUnusable):
                     raise
                 if isinstance(error, SchemaChangedError):
                     different = error.oid
-                elif not isinstance(error, SlotLostError):
+                elif isinstance(error, SlotLostError):
+                    slot_lost = True
+                else:
                     must_read = must_read or error.kind is Kind.RESYNC
                 _log.warning("%s", error)
-                delay = self._pause(delay, started, stop)
+                longest = _LONGEST_ADAPTING if isinstance(error, SchemaChangedError) else _LONGEST_DELAY
+                delay = self._pause(delay, started, stop, longest)
 
-    def _pause(self, delay: float, started: float, stop: threading.Event) -> float:
+    def _pause(self, delay: float, started: float, stop: threading.Event, longest: float = _LONGEST_DELAY) -> float:
         """Wait before the next attempt, longer each time; returns what to wait after the one after it."""
-        delay = _FIRST_DELAY if time.monotonic() - started > _STEADY else delay
+        delay = _FIRST_DELAY if time.monotonic() - started > _STEADY else min(delay, longest)
         stop.wait(delay * random.uniform(0.8, 1.2))
-        return min(delay * 2, _LONGEST_DELAY)
+        return min(delay * 2, longest)
 
     def _read_whole(self, lease: Lease, stop: threading.Event) -> None:
         """A new slot and a snapshot of every table, by the newest version of the sync config."""
@@ -159,26 +168,31 @@ class Replicator:
         self.bulk.warm_up()
         Bootstrap(self.source, self.store, plan, version.id, self.bulk, self.progress).run(lease)
 
-    def _needs_snapshot(self, lease: Lease) -> bool:
-        """Whether the stream alone can't bring the store to where the source is."""
+    def _needs_snapshot(self, lease: Lease, *, slot_lost: bool) -> bool:
+        """Whether the stream alone can't bring the store to where the source is. `slot_lost` says that it broke for
+        good."""
         state = self.store.source_state(self.source.tag)
         if state is None or in_state(self.store, VersionState.ACTIVE) is None:
             return True
         plans = tuple(in_use(self.store, self.keep_stopped).plans)
         try:
-            Attachment(self.source, self.store).make_sure(lease, state, plans)
+            Attachment(self.source, self.store).make_sure(lease, state, plans, slot_lost=slot_lost)
         except SourceReplacedError as error:
             _log.warning("%s", error)
             return True
         return False
 
-    def _adapt(self, lease: Lease, state: SourceState, plans: Sequence[SyncPlan]) -> None:
-        """Make the store's tables what the catalog says."""
+    def _adapt(self, lease: Lease, state: SourceState, plans: Sequence[SyncPlan]) -> list[PublishedTable]:
+        """Make the store's tables what the catalog says, which is returned."""
         stored = self.store.tables(self.source.tag)
         with connect(self.source) as conn:
-            changes = table_changes(stored, wanted_tables(conn, self.source, plans))
+            wanted = wanted_tables(conn, self.source, plans)
+            for finding in unseen_findings(conn, wanted):
+                _log.warning("%s", finding)
+        changes = table_changes(stored, wanted)
         if changes:
             adapt(self.store, lease, state, self._context(plans, stored), changes)
+        return wanted
 
     def _context(self, plans: Sequence[SyncPlan], stored: Sequence[StoredTable]) -> LiveContext:
         types = types_of(self.source, stored)
@@ -194,7 +208,8 @@ class Replicator:
         plans = used.plans
         if used.obsolete:  # before tables go that only they read
             self.store.retire(lease, used.obsolete, RETIRED_AT_ONCE)
-        self._adapt(lease, state, plans)
+        published = self._adapt(lease, state, plans)
+        unseen = UnseenAudit(self.store, lease, self.source.tag, published, self.audit_seconds)
         stored = self.store.tables(self.source.tag)
         context = self._context(plans, stored)
         with (
@@ -212,7 +227,7 @@ class Replicator:
                 _log.info("following the stream from %s", format_lsn(state.lsn))
                 self.following()
                 try:
-                    _pump(stream, Intake(applier, careful), applier, schema, work, stop)
+                    _pump(stream, Intake(applier, careful), applier, schema, unseen, work, stop)
                 finally:
                     applier.abandon()
 
@@ -222,6 +237,7 @@ def _pump(
     intake: Intake,
     applier: Applier,
     schema: SchemaWatch,
+    unseen: UnseenAudit,
     work: Work,
     stop: threading.Event,
 ) -> None:
@@ -234,6 +250,7 @@ def _pump(
         intake.settle(received.position, idle=idle)
         if applier.settled:
             schema.raise_found()
+            unseen.step()
             work.step()
         stream.report(applier.position)
     stream.report(applier.position, force=True)

@@ -15,7 +15,7 @@ import psycopg
 
 from headwater.errors import HeadwaterError
 from headwater.replication.errors import SchemaChangedError
-from headwater.source.catalog import PublishedTable, published_tables
+from headwater.source.catalog import PublicationUnusable, PublishedTable, published_tables
 from headwater.source.connect import SourceSettings, connect, connection_error
 from headwater.storage.contract import StoredTable
 from headwater_rules.plan import SyncPlan
@@ -62,7 +62,7 @@ class SchemaWatch:
         self._source = source
         self._seconds = seconds
         self._conn: psycopg.Connection | None = None
-        self._found: tuple[_Expected, SchemaChangedError] | None = None
+        self._found: tuple[_Expected, HeadwaterError] | None = None
         self._closing = False
         self._wake = threading.Event()
         self.renew(plans, stored)
@@ -74,7 +74,8 @@ class SchemaWatch:
         self._expected = _Expected(tuple(plans), {table.relation.oid: table.fingerprint for table in stored})
 
     def check(self) -> None:
-        """Raises SchemaChangedError when a table that the rules read came, went or changed its shape."""
+        """Raises SchemaChangedError when a table that the rules read came, went or changed its shape, and
+        PublicationUnusable."""
         try:
             if self._conn is None:
                 self._conn = connect(self._source, application_name="headwater schema")
@@ -90,7 +91,8 @@ class SchemaWatch:
         self._wake.set()
 
     def raise_found(self) -> None:
-        """Raises SchemaChangedError when the last look from the thread found one of these tables changed."""
+        """Raises SchemaChangedError when the last look from the thread found one of these tables changed, and
+        PublicationUnusable."""
         if self._found is not None and self._found[0] is self._expected:
             raise self._found[1]
 
@@ -104,12 +106,14 @@ class SchemaWatch:
             self._wake.clear()
             if self._closing:
                 break
+            expected = self._expected
             try:
                 conn = conn or self._connect_patiently()
-                expected = self._expected
                 found = self._look(conn, expected)
                 if found is not None:
                     self._found = expected, found
+            except PublicationUnusable as error:  # before the stream meets it, which can be long from now
+                self._found = expected, error
             except (psycopg.Error, HeadwaterError) as error:  # the stream meets the same, and says so
                 _log.debug("the catalog could not be read: %s", error)
                 if conn is not None:

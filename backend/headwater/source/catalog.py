@@ -18,12 +18,14 @@ from psycopg.rows import class_row
 from headwater.decode.catalog import TYPE_QUERY, TypeCatalog
 from headwater.errors import HeadwaterError, Kind
 from headwater.oplog.change import Column, Relation, ReplicaIdentity
+from headwater.source.traits import Standing, standing, type_definitions
 
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
     """A table that holds rows: the published table itself, or one partition of it. `pages` counts its present 8 kB
-    blocks, `estimated_rows` is the planner's guess (0 when it never looked)."""
+    blocks, `estimated_rows` is the planner's guess (0 when it never looked). `attached` changes when a partition is
+    detached and attached again."""
 
     oid: int
     schema: str
@@ -31,6 +33,7 @@ class Leaf:
     relfilenode: int
     pages: int
     estimated_rows: int
+    attached: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +41,9 @@ class PublishedTable:
     """A table as the publications give it to us.
 
     `relation` equals the stream's Relation message. `row_filter` is an SQL condition over the table's columns in
-    parentheses, None for all rows. `shape` covers everything but where the rows lie (`relfilenode`); `fingerprint`
-    covers both.
+    parentheses, None for all rows. `shape` covers everything but where the rows lie (`relfilenode`), and that too
+    where the stream says nothing of a TRUNCATE; `fingerprint` covers both. `publications` are those that publish it,
+    `unseen` the kinds of change that none of them does.
     """
 
     relation: Relation
@@ -47,6 +51,8 @@ class PublishedTable:
     row_filter: str | None
     shape: str
     fingerprint: str
+    publications: tuple[str, ...] = ()
+    unseen: tuple[str, ...] = ()
 
     @property
     def qualified_name(self) -> str:
@@ -65,17 +71,17 @@ class PublicationUnusable(HeadwaterError):
 
 
 class Publication(NamedTuple):
-    """One row of pg_publication, with what it publishes."""
+    """One row of pg_publication, with what it publishes. `made` is another when it was altered or made again."""
 
     name: str
     all_tables: bool
     via_root: bool
     operations: tuple[str, ...]
     generated: bool
+    made: str
 
-    @property
-    def missing_operations(self) -> tuple[str, ...]:
-        return tuple(op for op in ("insert", "update", "delete", "truncate") if op not in self.operations)
+
+_OPERATIONS = ("insert", "update", "delete", "truncate")
 
 
 def load_publications(conn: psycopg.Connection, names: Sequence[str]) -> dict[str, Publication]:
@@ -84,11 +90,12 @@ def load_publications(conn: psycopg.Connection, names: Sequence[str]) -> dict[st
     rows = conn.execute(
         f"""select pubname, puballtables, pubviaroot, {generated},
                    array_remove(array[case when pubinsert then 'insert' end, case when pubupdate then 'update' end,
-                     case when pubdelete then 'delete' end, case when pubtruncate then 'truncate' end], null)
+                     case when pubdelete then 'delete' end, case when pubtruncate then 'truncate' end], null),
+                   oid || ' ' || xmin
             from pg_publication where pubname = any(%s)""",
         [list(names)],
     ).fetchall()
-    return {name: Publication(name, every, root, tuple(ops), gen) for name, every, root, gen, ops in rows}
+    return {name: Publication(name, every, root, tuple(ops), gen, made) for name, every, root, gen, ops, made in rows}
 
 
 def published_tables(conn: psycopg.Connection, publications: Sequence[str]) -> list[PublishedTable]:
@@ -116,11 +123,15 @@ def _published_tables(conn: psycopg.Connection, publications: Sequence[str]) -> 
                 f'publication "{name}" does not exist', conn.info.dbname, "run `headwater source prepare`"
             )
     members = _memberships(conn, publications)
-    oids = list(members)
+    stands = standing(conn, list(members), publications)
+    oids = [oid for oid in members if not members.keys() & stands[oid].ancestors]  # else the root stands for it
     columns = _columns(conn, oids)
     leaves = _leaves(conn, oids)
+    types = type_definitions(conn, {column.type_oid for found in columns.values() for column in found})
     tables = [
-        _published(info, members[info.oid], columns[info.oid], leaves.get(info.oid, ()), known)
+        _published(
+            info, members[info.oid], columns[info.oid], leaves.get(info.oid, ()), known, (stands[info.oid], types)
+        )
         for info in _tables(conn, oids)
     ]
     return sorted(tables, key=lambda table: (table.relation.schema, table.relation.name))
@@ -217,7 +228,9 @@ def _leaves(conn: psycopg.Connection, oids: list[int]) -> dict[int, tuple[Leaf, 
         """select root.oid::int8, leaf.oid::int8, n.nspname, leaf.relname,
                   leaf.relfilenode::int8,
                   (coalesce(pg_relation_size(leaf.oid), 0) / current_setting('block_size')::int8)::int8,
-                  greatest(leaf.reltuples, 0)::int8
+                  greatest(leaf.reltuples, 0)::int8,
+                  array(select i.inhparent || ' ' || i.xmin from pg_partition_ancestors(leaf.oid) a
+                          join pg_inherits i on i.inhrelid = a.relid order by 1)::text
            from unnest(%s::oid[]) as root(oid)
              join pg_class top on top.oid = root.oid
              cross join lateral (select root.oid as relid where top.relkind <> 'p'
@@ -241,7 +254,9 @@ def _published(
     attributes: list[_Attribute],
     leaves: tuple[Leaf, ...],
     publications: Mapping[str, Publication],
+    traits: tuple[Standing, Mapping[int, str]],
 ) -> PublishedTable:
+    stands, types = traits
     selections = {
         member.publication: _selected(member, attributes, publications[member.publication]) for member in members
     }
@@ -254,16 +269,19 @@ def _published(
         )
     relation = Relation(table.oid, table.schema, table.name, ReplicaIdentity(table.identity), _shown(table, chosen))
     row_filter = _combined_filter(members)
-    operations = sorted((pub, publications[pub].operations, publications[pub].via_root) for pub in selections)
+    seen = {operation for name in selections for operation in publications[name].operations}
+    unseen = tuple(operation for operation in _OPERATIONS if operation not in seen)
+    rows_lie = [(leaf.oid, leaf.relfilenode) for leaf in leaves]
     shape = _digest(
         relation,
-        sorted((a.name, a.generated, a.changed_by) for a in chosen),
+        sorted((a.name, a.generated, a.changed_by, types.get(a.type_oid)) for a in chosen),
         row_filter,
-        operations,
-        [(leaf.oid, leaf.schema, leaf.name) for leaf in leaves],
+        sorted(publications[name].made for name in selections),
+        stands.entries,
+        [(leaf.oid, leaf.schema, leaf.name, leaf.attached) for leaf in leaves],
+        rows_lie if table.kind == "p" or "truncate" in unseen else (),
     )
-    fingerprint = _digest(shape, [(leaf.oid, leaf.relfilenode) for leaf in leaves])
-    return PublishedTable(relation, leaves, row_filter, shape, fingerprint)
+    return PublishedTable(relation, leaves, row_filter, shape, _digest(shape, rows_lie), tuple(selections), unseen)
 
 
 def _selected(member: _Membership, attributes: list[_Attribute], publication: Publication) -> list[_Attribute]:

@@ -11,11 +11,12 @@ from psycopg import sql
 
 from headwater.errors import HeadwaterError, Kind
 from headwater.oplog.change import ReplicaIdentity
-from headwater.source.catalog import Publication, PublishedTable, load_publications, published_tables
+from headwater.source.catalog import PublishedTable, load_publications, published_tables
 from headwater.source.connect import SourceSettings
 from headwater.source.slot import slot_name, slot_status
 from headwater_rules.plan import TablePattern
 
+_NAMED = 10
 SLOTS = 2  # the stream's own, and a temporary one that a re-sync needs
 
 
@@ -103,28 +104,38 @@ def server_findings(conn: psycopg.Connection, settings: SourceSettings) -> list[
 
 
 def publication_findings(conn: psycopg.Connection, settings: SourceSettings) -> list[Finding]:
-    """Whether each publication exists and publishes every kind of change."""
+    """Whether each publication exists."""
     known = load_publications(conn, settings.publications)
-    findings = []
-    for name in settings.publications:
-        if name not in known:
-            fix = "run `headwater source prepare`, or name an existing one in publications"
-            findings.append(Finding("PSYNC_S1141", f'publication "{name}" does not exist', fix))
-        elif known[name].missing_operations:
-            findings.append(operations_finding(conn, known[name]))
-    return findings
+    fix = "run `headwater source prepare`, or name an existing one in publications"
+    return [
+        Finding("PSYNC_S1141", f'publication "{name}" does not exist', fix)
+        for name in settings.publications
+        if name not in known
+    ]
 
 
-def operations_finding(conn: psycopg.Connection, publication: Publication) -> Finding:
-    """What is wrong with a publication that leaves kinds of change out."""
-    alter = sql.SQL("ALTER PUBLICATION {} SET (publish = 'insert, update, delete, truncate')")
-    missing = ", ".join(publication.missing_operations)
-    what = f'publication "{publication.name}" does not publish {missing}'
-    return Finding("PSYNC_S1142", what, f"run {alter.format(sql.Identifier(publication.name)).as_string(conn)}")
+def unseen_findings(conn: psycopg.Connection, tables: Sequence[PublishedTable]) -> list[Finding]:
+    """The warnings for tables some of whose changes no publication publishes."""
+    alike: dict[tuple[str, tuple[str, ...]], list[str]] = {}
+    for table in tables:
+        if table.unseen:
+            alike.setdefault((table.publications[0], table.unseen), []).append(table.qualified_name)
+    alter = sql.SQL("run ALTER PUBLICATION {} SET (publish = 'insert, update, delete, truncate')")
+    return [
+        Finding(
+            "PSYNC_S1142",
+            f"{_listed(unseen)} of {_listed(names)} is not published: devices see it late, when the table is compared"
+            " with the source",
+            alter.format(sql.Identifier(publication)).as_string(conn),
+            fatal=False,
+        )
+        for (publication, unseen), names in alike.items()
+    ]
 
 
 def table_findings(conn: psycopg.Connection, tables: Sequence[PublishedTable]) -> list[Finding]:
-    """Whether we may read each table, whole; and which of them refuse updates because they lack an identity."""
+    """Whether we may read each table, whole; which changes of it are not published; and which tables refuse updates
+    because they lack an identity."""
     leaves = {leaf.oid: table for table in tables for leaf in table.leaves}
     rows = conn.execute(
         """select c.oid::int8, has_schema_privilege(n.oid, 'USAGE'),
@@ -142,7 +153,8 @@ def table_findings(conn: psycopg.Connection, tables: Sequence[PublishedTable]) -
         elif hidden:
             what = f"row-level security hides rows of {table.qualified_name} from us"
             findings[table.relation.oid, "rows"] = Finding("PSYNC_S1145", what, _role(conn, "BYPASSRLS"))
-    return [*findings.values(), *(keyless_finding(conn, table) for table in tables if _lost_identity(table))]
+    keyless = [keyless_finding(conn, table) for table in tables if _lost_identity(table)]
+    return [*findings.values(), *unseen_findings(conn, tables), *keyless]
 
 
 def keyless_finding(conn: psycopg.Connection, table: PublishedTable) -> Finding:
@@ -150,6 +162,12 @@ def keyless_finding(conn: psycopg.Connection, table: PublishedTable) -> Finding:
     alter = sql.SQL("ALTER TABLE {} REPLICA IDENTITY FULL").format(_identifier(table)).as_string(conn)
     what = f"{table.qualified_name} has no primary key, so Postgres refuses its updates and deletes"
     return Finding("HW_2017", what, f"add a primary key, or run {alter}", fatal=False)
+
+
+def _listed(names: Sequence[str]) -> str:
+    """The first of them, for one line."""
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return ", ".join(names[:_NAMED]) + more
 
 
 def _wanted(table: PublishedTable, tag: str, patterns: Sequence[TablePattern] | None) -> bool:

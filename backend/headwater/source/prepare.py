@@ -14,8 +14,8 @@ from psycopg import sql
 from psycopg.rows import class_row
 
 from headwater.errors import HeadwaterError, Kind
-from headwater.source.catalog import Publication, load_publications, published_tables
-from headwater.source.checks import Finding, check_source, operations_finding, raise_if_fatal, server_findings
+from headwater.source.catalog import load_publications, published_tables
+from headwater.source.checks import Finding, check_source, raise_if_fatal, server_findings
 from headwater.source.connect import SourceSettings, connect
 from headwater_rules.plan import TablePattern
 
@@ -78,7 +78,7 @@ def prepare(
         work = _Work(conn, settings)
         work.publish(None if tables is None else _matching(conn, settings, tables), append_only=append_only)
         work.grant()
-        warnings = [*work.warnings, *check_source(ours, settings, tables)]
+        warnings = check_source(ours, settings, tables)
         published = published_tables(ours, settings.publications)
         warnings += _unpublished(settings, tables or (), [(t.relation.schema, t.relation.name) for t in published])
     names = tuple(table.qualified_name for table in published)
@@ -92,7 +92,6 @@ class _Work:
         self._conn = conn
         self._settings = settings
         self.done: list[str] = []
-        self.warnings: list[Finding] = []
 
     def publish(self, tables: list[_Table] | None, *, append_only: bool) -> None:
         """Have every table in one of the publications; new ones go into the first."""
@@ -115,7 +114,6 @@ class _Work:
             self._run(
                 sql.SQL("ALTER PUBLICATION {} ADD TABLE {}").format(sql.Identifier(name), _listed(missing)),
             )
-        self._complete(known)
 
     def grant(self) -> None:
         """Let the role of the settings read what is published, where we are somebody who may say so."""
@@ -149,10 +147,6 @@ class _Work:
                 sql.Identifier(name), target
             )
         )
-
-    def _complete(self, known: dict[str, Publication]) -> None:
-        """An existing publication that leaves out kinds of change is somebody's decision: name it, leave it."""
-        self.warnings += [operations_finding(self._conn, p) for p in known.values() if p.missing_operations]
 
     def _refuse_keyless(self, tables: list[_Table], *, append_only: bool) -> None:
         keyless = [table for table in tables if table.keyless]

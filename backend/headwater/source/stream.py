@@ -148,8 +148,10 @@ class ReplicationStream:
         return StreamError(f"the stream broke: {first}", self._where, "it is tried again")
 
 
+# A slot sees publications as they were where it stands: what is wrong with them there, nobody can mend any more.
 _LOST = (
     "does not exist",
+    "cannot use different column lists for table",
     "can no longer get changes from replication slot",
     "can no longer access replication slot",
     "has been invalidated",

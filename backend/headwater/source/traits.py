@@ -1,0 +1,96 @@
+"""What else a table's content depends on: how it came into its publications, and what the types of its columns are.
+
+A table can leave a publication and come back between two looks, and rows written meanwhile are nowhere in the stream.
+So it is not enough that the same is published: it has to be by the same entries of the catalog.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+import psycopg
+
+
+class Standing(NamedTuple):
+    """The partitioned tables above a table, and the entries of the catalog that have it published."""
+
+    ancestors: frozenset[int]
+    entries: tuple[str, ...]
+
+
+# A table in a schema that is published depends on the schema by an entry that a move there and back makes anew.
+_STANDING = """
+with path as (
+    select t.oid, t.oid as relid from unnest(%(oids)s::oid[]) as t(oid)
+    union
+    select t.oid, a.relid::oid from unnest(%(oids)s::oid[]) as t(oid), pg_partition_ancestors(t.oid) a
+), publication as (
+    select oid from pg_publication where pubname = any(%(names)s)
+), entry as (
+    select path.oid, 'table ' || r.oid as found
+    from path join pg_publication_rel r on r.prrelid = path.relid join publication p on p.oid = r.prpubid
+    {schemas}
+)
+select t.oid::int8,
+       array(select path.relid::int8 from path where path.oid = t.oid and path.relid <> t.oid),
+       array(select entry.found from entry where entry.oid = t.oid order by 1)
+from unnest(%(oids)s::oid[]) as t(oid)
+"""
+
+_BY_SCHEMA = """
+    union all
+    select path.oid, 'schema ' || s.oid || ' ' || d.xmin
+    from path join pg_class c on c.oid = path.relid
+      join pg_publication_namespace s on s.pnnspid = c.relnamespace join publication p on p.oid = s.pnpubid
+      join pg_depend d on d.classid = 'pg_class'::regclass and d.objid = c.oid and d.objsubid = 0
+        and d.refclassid = 'pg_namespace'::regclass and d.refobjid = c.relnamespace
+"""
+
+
+def standing(conn: psycopg.Connection, oids: Sequence[int], publications: Sequence[str]) -> Mapping[int, Standing]:
+    """By oid, how each of the tables stands in the publications."""
+    query = _STANDING.format(schemas=_BY_SCHEMA if conn.info.server_version >= 15_00_00 else "")
+    rows = conn.execute(query.encode(), {"oids": list(oids), "names": list(publications)}).fetchall()
+    return {oid: Standing(frozenset(ancestors), tuple(entries)) for oid, ancestors, entries in rows}
+
+
+# The text of every row changes with the label of an enum value or the attributes of a composite type, without a trace
+# in the table itself. A label that was renamed and renamed back leaves its xmin. What comes with Postgres stays.
+_DEFINITIONS = """
+with recursive part (root, oid) as (
+    select t, t from unnest(%(oids)s::oid[]) t where t >= 16384
+    union
+    select part.root, inside.oid
+    from part join pg_type t on t.oid = part.oid
+    cross join lateral (
+        select t.typelem as oid
+        union all
+        select t.typbasetype
+        union all
+        select a.atttypid from pg_attribute a
+        where t.typtype = 'c' and a.attrelid = t.typrelid and a.attnum > 0 and not a.attisdropped
+        union all
+        select r.rngsubtype from pg_range r where r.rngtypid = t.oid
+        union all
+        select r.rngtypid from pg_range r where r.rngmultitypid = t.oid
+    ) inside
+    where inside.oid >= 16384
+)
+select part.root::int8, md5(string_agg(definition.text, ', ' order by definition.text))
+from part
+join pg_type t on t.oid = part.oid
+cross join lateral (
+    select format('%%s %%s %%s', e.oid, e.enumlabel, e.xmin) as text from pg_enum e where e.enumtypid = t.oid
+    union all
+    select format('%%s %%s %%s %%s %%s', t.oid, a.attnum, a.attname, a.atttypid, a.xmin) from pg_attribute a
+    where t.typtype = 'c' and a.attrelid = t.typrelid and a.attnum > 0 and not a.attisdropped
+) definition
+group by part.root
+"""
+
+
+def type_definitions(conn: psycopg.Connection, oids: Iterable[int]) -> Mapping[int, str]:
+    """By oid, a digest of what enums and composite types are within these types; none for a type without any."""
+    rows = conn.execute(_DEFINITIONS, {"oids": sorted(set(oids))}).fetchall()
+    return dict(rows)

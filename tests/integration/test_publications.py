@@ -1,0 +1,261 @@
+"""Publications that are altered, dropped and made again: devices get what differs, and nobody has to help."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support.changed_source import Change, Device, play, published_rows, settled
+from tests.support.fix_headwater import Deployment, wait_until
+
+if TYPE_CHECKING:
+    from tests.support.fix_postgres import SourceDb
+
+pytestmark = pytest.mark.spark
+
+Deploy = Callable[..., Deployment]
+
+CONFIG = """
+config: {edition: 3}
+streams:
+  notes:
+    auto_subscribe: true
+    query: SELECT * FROM notes WHERE owner = auth.user_id()
+  items:
+    auto_subscribe: true
+    query: SELECT * FROM app.items
+  others:
+    auto_subscribe: true
+    query: SELECT * FROM others
+"""
+
+SHOWN = {"public.notes": "owner = 'a'", "app.items": "true", "public.others": "true"}
+
+ROWS, ITEMS = 60, 20
+CLEAR = 1  # what a bucket of a table that was not there begins with
+
+BOTH = "create publication headwater for table notes, others"
+SCHEMA = "create publication headwater for table others, tables in schema app"
+LOW, HIGH = 23, 37  # how many ids are up to '3' in the order of text, and how many beyond
+
+AFTER = (
+    "update notes set body = 'after' where id in ('1', '50'); insert into notes values ('z', 'a', 'new', 1);"
+    "delete from notes where id = '4'; update app.items set n = -1 where id = '2'"
+)
+
+
+def prepare(source: SourceDb) -> None:
+    source.execute("create table notes (id text primary key, owner text, body text, n int)")
+    source.execute(f"insert into notes select i::text, 'a', 'x' || i, i from generate_series(1, {ROWS}) i")
+    source.execute("create schema app; create table app.items (id text primary key, n int)")
+    source.execute(f"insert into app.items select i::text, i from generate_series(1, {ITEMS}) i")
+    source.execute("create table others (id text primary key, text text); insert into others values ('1', 'one')")
+
+
+def low(publication: str) -> str:
+    return f"create publication {publication} for table notes where (id <= '3')"
+
+
+CHANGES = {
+    "table added": Change(
+        "alter publication headwater add table notes", ROWS + CLEAR, "create publication headwater for table others"
+    ),
+    "table dropped": Change("alter publication headwater drop table notes", 1, BOTH),
+    "tables set": Change("alter publication headwater set table app.items, others", ITEMS + CLEAR + 1, BOTH),
+    "table dropped and added again": Change("alter publication headwater drop table notes;"
+        " update notes set body = 'unseen' where n < 6; alter publication headwater add table notes", 5, BOTH),
+    "row filter added": Change(
+        "alter publication headwater set table notes where (id > '3'), others", LOW, BOTH, needs=15),
+    "row filter changed": Change("alter publication headwater set table notes where (id <= '5'), others", 11,
+        "create publication headwater for table notes where (id <= '4'), others", needs=15),
+    "row filter changed for a moment": Change("alter publication headwater set table notes where (id > '9'), others;"
+        " update notes set body = 'unseen' where n < 6; delete from notes where n = 6;"
+        " alter publication headwater set table notes where (id <= '4'), others", 4,
+        "create publication headwater for table notes where (id <= '4'), others", needs=15),
+    "row filter removed": Change("alter publication headwater set table notes, others", HIGH,
+        "create publication headwater for table notes where (id <= '3'), others", needs=15),
+    "column list added": Change(
+        "alter publication headwater set table notes (id, owner, body), others", ROWS, BOTH, needs=15),
+    "column list changed": Change("alter publication headwater set table notes (id, owner, n), others", ROWS,
+        "create publication headwater for table notes (id, owner, body), others", needs=15),
+    "same list once more": Change("alter publication headwater set table notes (id, owner, body), others", 0,
+        "create publication headwater for table notes (id, owner, body), others", needs=15),
+    "another publication adds the table": Change(
+        "alter publication more add table notes where (id > '3')", HIGH,
+        f"{low('headwater')}; alter publication headwater add table others; create publication more",
+        needs=15, publications=("headwater", "more")),
+    "one of two publications drops the table": Change(
+        "alter publication more drop table notes", LOW, "create publication headwater for table notes where (id > '3'),"
+        f" others; {low('more')}", needs=15, publications=("headwater", "more")),
+    "one of two alike drops the table": Change("alter publication more drop table notes", 0,
+        f"{BOTH}; create publication more for table notes", publications=("headwater", "more")),
+    "schema added": Change("alter publication headwater add tables in schema app", ITEMS + CLEAR, BOTH, needs=15),
+    "schema dropped": Change("alter publication headwater drop tables in schema app", 1, SCHEMA, needs=15),
+    "table moved into the schema": Change("alter table app_items rename to items; alter table items set schema app",
+        ITEMS + CLEAR, f"{SCHEMA}; alter table app.items set schema public; alter table items rename to app_items",
+        needs=15),
+    "table moved out of the schema": Change("alter table app.items set schema public; create table app.items"
+        " (id text primary key, n int); insert into app.items values ('1', 1), ('2', 20)", ITEMS - 1, SCHEMA, needs=15),
+    "table out of the schema and back": Change("alter table app.items set schema public; update items set n = 0"
+        " where n < 4; alter table items set schema app", 3, SCHEMA, needs=15),
+    "all tables, one more": Change("drop table notes; create table notes (id text primary key, owner text, body text,"
+        " n int); insert into notes values ('1', 'a', 'other', 1), ('2', 'a', 'other', 2)", ROWS,
+        "create publication headwater for all tables"),
+    "made again": Change("drop publication headwater; create publication headwater for table notes, others", 0, BOTH),
+    "made again, rows written between": Change("drop publication headwater; update notes set body = 'unseen'"
+        " where n < 6; delete from notes where n = 6; create publication headwater for table notes, others", 6, BOTH),
+    "renamed and back": Change("alter publication headwater rename to x; update notes set body = 'unseen' where n < 6;"
+        " alter publication x rename to headwater", 5, BOTH),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("stopped", [False, True], ids=["followed", "stopped"])
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_change_of_a_publication_costs_what_differs(
+    deploy: Deploy, source_db: SourceDb, name: str, stopped: bool
+) -> None:
+    change = CHANGES[name]
+    source_db.needs(change.needs, name)
+    prepare(source_db)
+    source_db.execute(change.before)
+    deployment = deploy(CONFIG)
+    deployment.publications = change.publications
+    assert play(deployment.start(), change, SHOWN, stopped=stopped, after=AFTER) == change.ops
+
+
+@pytest.mark.parametrize("stopped", [False, True], ids=["followed", "stopped"])
+def test_a_publication_that_is_missing_for_a_while_is_waited_for(
+    deploy: Deploy, source_db: SourceDb, caplog: pytest.LogCaptureFixture, stopped: bool
+) -> None:
+    prepare(source_db)
+    source_db.execute(BOTH)
+    deployment = deploy(CONFIG).start()
+    before = deployment.op_count()
+    if stopped:
+        deployment.stop()
+    source_db.execute("drop publication headwater")
+    source_db.execute("update notes set body = 'unseen' where n < 6")
+    source_db.execute("delete from notes where n = 6")
+    if stopped:
+        deployment.start(publish=False)
+    wait_until(lambda: "[PSYNC_S1141]" in caplog.text, "it to be told what is missing")
+    assert f'publication "headwater" does not exist ({source_db.name}); run `headwater source prepare`' in caplog.text
+    deployment.raise_failure()
+    source_db.execute("insert into notes values ('z', 'a', 'unseen', 1)")
+    source_db.execute(BOTH)
+    source_db.execute("insert into others values ('2', 'two')")
+    wait_until(lambda: settled(deployment), "all tables to be compared")
+    assert deployment.rows("a") == Device(deployment).rows() == published_rows(source_db, SHOWN)
+    assert deployment.op_count() - before == 5 + 1 + 1 + 1
+    assert [record.kind for record in deployment.bulk_records()].count("snapshot") == 1
+    source_db.execute("update notes set body = 'after' where id = '1'")
+    assert deployment.rows("a") == published_rows(source_db, SHOWN)
+    deployment.close()
+    assert deployment.problems() == []
+
+
+def test_publications_that_contradict_each_other_are_followed_again_when_they_agree(
+    deploy: Deploy, source_db: SourceDb, caplog: pytest.LogCaptureFixture
+) -> None:
+    source_db.needs(15, "column lists")
+    prepare(source_db)
+    source_db.execute(f"{BOTH}; create publication more")
+    deployment = deploy(CONFIG)
+    deployment.publications = ("headwater", "more")
+    deployment.start()
+    before = deployment.op_count()
+    source_db.execute("alter publication more add table notes (id, owner)")
+    source_db.execute("update notes set body = 'unseen' where n < 6")
+    wait_until(lambda: "publish different columns of one table" in caplog.text, "it to be told what is wrong")
+    assert "give it the same column list in each" in caplog.text
+    source_db.execute("alter publication more drop table notes")
+    wait_until(lambda: deployment.rows("a") == published_rows(source_db, SHOWN), "all tables to be compared")
+    assert deployment.op_count() - before == 5
+
+
+WRITTEN = {
+    "insert": "insert into notes values ('z', 'a', 'unseen', 1)",
+    "update": "update notes set body = 'unseen' where n < 6",
+    "delete": "delete from notes where n < 6",
+    "truncate": "truncate notes",
+}
+
+
+@pytest.mark.parametrize("operation", WRITTEN)
+def test_what_is_not_published_is_told_and_comes_when_it_is_published_again(
+    deploy: Deploy, source_db: SourceDb, caplog: pytest.LogCaptureFixture, operation: str
+) -> None:
+    prepare(source_db)
+    source_db.execute(BOTH)
+    deployment = deploy(CONFIG).start()
+    device = Device(deployment)
+    some = ", ".join(kind for kind in WRITTEN if kind != operation)
+    source_db.execute(f"alter publication headwater set (publish = '{some}')")
+    told = f"{operation} of public.notes, public.others is not published"
+    wait_until(lambda: told in caplog.text and settled(deployment), "it to be told what is not seen")
+    assert "run ALTER PUBLICATION \"headwater\" SET (publish = 'insert, update, delete, truncate')" in caplog.text
+    before = device.rows()
+    source_db.execute(WRITTEN[operation])
+    if operation == "truncate":  # which shows in the catalog
+        wait_until(lambda: device.rows() == published_rows(source_db, SHOWN), "the rows to go")
+    else:
+        deployment.caught_up()
+        assert device.rows() == before
+    source_db.execute(f"alter publication headwater set (publish = '{', '.join(WRITTEN)}')")
+    source_db.execute("insert into others values ('2', 'two')")
+    wait_until(lambda: settled(deployment), "the tables to be compared")
+    assert device.rows() == published_rows(source_db, SHOWN)
+    deployment.close()
+    assert deployment.problems() == []
+
+
+def test_what_is_not_published_comes_late(deploy: Deploy, source_db: SourceDb) -> None:
+    prepare(source_db)
+    source_db.execute(BOTH + " with (publish = 'insert')")
+    deployment = deploy(CONFIG)
+    deployment.audit_seconds = 0.5
+    device = Device(deployment.start())
+    for number in range(2):
+        source_db.execute(f"update notes set body = 'unseen {number}' where n < 6; delete from notes where n = 6")
+        wait_until(lambda: device.rows() == published_rows(source_db, SHOWN), "a comparison to find it")
+
+
+BIG = "(select string_agg(md5(i::text), '') from generate_series(1, 400) i)"  # too large to stand in the row
+
+
+@pytest.mark.parametrize("identity", ["full", "using index notes_id_kind"])
+def test_rows_that_enter_and_leave_a_row_filter_keep_their_large_values(
+    deploy: Deploy, source_db: SourceDb, identity: str
+) -> None:
+    source_db.needs(15, "row filters")
+    prepare(source_db)
+    source_db.execute(
+        "alter table notes add column kind text not null default 'in', add column big text;"
+        "create unique index notes_id_kind on notes (id, kind);"
+        f"alter table notes replica identity {identity}; update notes set kind = 'out' where n % 2 = 0;"
+        f"update notes set big = {BIG};"
+        "create publication headwater for table others, notes where (kind = 'in')"
+    )
+    deployment = deploy(CONFIG).start()
+    device = Device(deployment)
+    assert device.rows() == published_rows(source_db, SHOWN)
+    before = deployment.op_count()
+    for moved in (
+        "update notes set kind = case kind when 'in' then 'out' else 'in' end where n <= 20",
+        "update notes set body = 'stays in or out' where n between 20 and 30",
+        (
+            "begin; update notes set kind = 'out' where n = 40; update notes set kind = 'in' where n = 40;"
+            " update notes set kind = 'in', body = 'in' where n = 42; update notes set kind = 'out' where n = 42;"
+            " update notes set kind = 'in', id = 'moved' where n = 44; commit"
+        ),
+    ):
+        source_db.execute(moved)
+        deployment.caught_up()
+        assert device.rows() == published_rows(source_db, SHOWN)
+    assert device.rows()["notes", "moved"]["big"] == source_db.fetch(f"select {BIG}")[0][0]
+    stayed = 6 * (2 if identity == "full" else 1)  # without a key, another content is another row
+    assert deployment.op_count() - before == 20 + stayed + 2
+    deployment.close()
+    assert deployment.problems() == []
