@@ -34,6 +34,7 @@ from headwater.replication.reshape import Reshape, reshape
 from headwater.replication.schema import SchemaWatch
 from headwater.replication.touches import TouchLog
 from headwater.source.fetch import RowFetcher
+from headwater.source.triggers import is_hint
 from headwater.storage.contract import Flush, Lease, Progress, StoredTable, StoreWriter
 from headwater.storage.parts import CurrentRow
 from headwater_rules.plan import SyncPlan
@@ -135,9 +136,12 @@ class Applier:
                 self._truncate(message)
             case Relation():
                 self._check_relation(message)
-            case LogicalMessage(transactional=False) if not self.in_transaction:
-                self._reached = Lsn(max(self._reached, message.lsn))
-                self._open()
+            case LogicalMessage():
+                if is_hint(message):
+                    self._schema.hint()
+                if not message.transactional and not self.in_transaction:
+                    self._reached = Lsn(max(self._reached, message.lsn))
+                    self._open()
             case _:
                 pass
 

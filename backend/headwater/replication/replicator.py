@@ -23,7 +23,7 @@ from headwater.replication.bulk import BulkWork
 from headwater.replication.errors import SchemaChangedError, SourceReplacedError
 from headwater.replication.live import LiveContext
 from headwater.replication.sampling import SamplingSettings
-from headwater.replication.schema import SchemaWatch, wanted_tables
+from headwater.replication.schema import POLL_SECONDS, SchemaWatch, wanted_tables
 from headwater.replication.site import Site, types_of
 from headwater.replication.versions import RETIRED_AT_ONCE, deploy_file, forget_half_built, in_state, in_use, newest
 from headwater.replication.work import Work
@@ -74,7 +74,7 @@ class Replicator:
     following: Callable[[], None]
     keep_stopped: float = KEEP_STOPPED_SECONDS
     sampling: SamplingSettings = field(default_factory=SamplingSettings)
-    poll_seconds: float = 5.0
+    poll_seconds: float = POLL_SECONDS
 
     def run(self, stop: threading.Event) -> None:
         """Returns when `stop` is set. Raises errors of ours that a person has to mend, and LeaseLostError."""

@@ -22,7 +22,12 @@ from headwater_rules.plan import SyncPlan
 
 _log = logging.getLogger(__name__)
 
+POLL_SECONDS = 5.0
+"""How often the catalog is looked at when nothing hints at a change."""
+
 _CLOSE_SECONDS = 3.0
+_REST_SECONDS = 0.2
+"""Between two looks, for hints can come in any number: anybody who may log in to the source can write one."""
 
 
 def wanted_tables(conn: psycopg.Connection, source: SourceSettings, plans: Sequence[SyncPlan]) -> list[PublishedTable]:
@@ -63,7 +68,7 @@ class SchemaWatch:
         self._seconds = seconds
         self._conn: psycopg.Connection | None = None
         self._found: tuple[_Expected, SchemaChangedError] | None = None
-        self._closing = False
+        self._closing = threading.Event()
         self._wake = threading.Event()
         self.renew(plans, stored)
         self._thread = threading.Thread(target=self._poll, name="schema", daemon=True)
@@ -86,7 +91,7 @@ class SchemaWatch:
             raise found
 
     def hint(self) -> None:
-        """Something may have changed: the thread looks at once."""
+        """Something may have changed: the thread looks soon."""
         self._wake.set()
 
     def raise_found(self) -> None:
@@ -99,10 +104,10 @@ class SchemaWatch:
 
     def _poll(self) -> None:
         conn: psycopg.Connection | None = None
-        while True:
+        while not self._closing.wait(_REST_SECONDS):
             self._wake.wait(self._seconds)
             self._wake.clear()
-            if self._closing:
+            if self._closing.is_set():
                 break
             try:
                 conn = conn or self._connect_patiently()
@@ -130,7 +135,7 @@ class SchemaWatch:
             self._conn = None
 
     def close(self) -> None:
-        self._closing = True
+        self._closing.set()
         self._wake.set()
         self._disconnect()
         self._thread.join(_CLOSE_SECONDS)
