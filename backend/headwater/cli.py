@@ -157,13 +157,14 @@ def prepare_(
     )
 
 
-@source.command(epilog=examples("headwater source status -c headwater.yaml"))
+@source.command(epilog=examples("headwater source status -c headwater.yaml", "headwater source status --json"))
 @config_options
-def status(configs: ConfigSource) -> None:
-    """Show how source, slot and store stand to each other."""
-    from headwater.commands.source import show_status
+@click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
+def status(configs: ConfigSource, as_json: bool) -> None:
+    """Show how source, slot, replicator and store stand to each other, what is wrong, and what to do about it."""
+    from headwater.commands.source_status import show_status
 
-    show_status(load(configs))
+    show_status(load(configs, warn=not as_json), as_json=as_json)
 
 
 @source.command("resync", epilog=examples("headwater source resync todos", "headwater source resync public.a app.b"))

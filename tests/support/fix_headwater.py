@@ -24,6 +24,7 @@ from headwater.oplog.op import OpId
 from headwater.pipeline.jobs import SparkBulk
 from headwater.pipeline.session import Spark
 from headwater.pipeline.settings import SparkSettings
+from headwater.replication.health import Health, from_json, health_key
 from headwater.replication.replicator import Replicator
 from headwater.replication.sampling import SamplingSettings
 from headwater.source.catalog import load_publications
@@ -69,6 +70,8 @@ class Deployment:
     sampling: SamplingSettings = field(default_factory=lambda: SamplingSettings(enabled=False))
     storage: PostgresAddress | None = None
     poll_seconds: float = 0.2
+    watch_seconds: float = 0.2
+    heartbeat_seconds: int = 60
     _stop: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread | None = None
     _failure: BaseException | None = None
@@ -83,6 +86,7 @@ class Deployment:
             user="postgres",
             sslmode="disable",
             slot_prefix=f"hw_{self.source.name}_",
+            heartbeat_seconds=self.heartbeat_seconds,
         )
 
     @property
@@ -125,6 +129,7 @@ class Deployment:
                 keep_stopped=self.keep_stopped,
                 sampling=self.sampling,
                 poll_seconds=self.poll_seconds,
+                watch_seconds=self.watch_seconds,
             ).run(self._stop)
         except BaseException as error:  # noqa: BLE001 - told to the test
             self._failure = error
@@ -181,6 +186,10 @@ class Deployment:
         """What a new device of this user shows, after everything committed so far."""
         self.caught_up()
         return contents(self.buckets(user, **claims).values())
+
+    def health(self) -> Health | None:
+        """How the replicator says it stands."""
+        return from_json(self.reader.noted(health_key("default")))
 
     @contextmanager
     def store(self) -> Iterator[Store]:

@@ -26,6 +26,7 @@ from headwater.replication.sampling import SamplingSettings
 from headwater.replication.schema import POLL_SECONDS, SchemaWatch, wanted_tables
 from headwater.replication.site import Site, types_of
 from headwater.replication.versions import RETIRED_AT_ONCE, deploy_file, forget_half_built, in_state, in_use, newest
+from headwater.replication.watch import WATCH_SECONDS, Watch
 from headwater.replication.work import Work
 from headwater.source.connect import SourceSettings, connect, source_errors
 from headwater.source.fetch import RowFetcher
@@ -62,7 +63,8 @@ class Replicator:
     config file, deployed at the start if it is new; without it, what commands deployed is served.
 
     `following` is called each time the live stream has started. Row sides of a version that was served are kept right
-    for `keep_stopped` seconds after it was stopped. The catalog is looked at every `poll_seconds`.
+    for `keep_stopped` seconds after it was stopped. The catalog is looked at every `poll_seconds`, the
+    health of the source every `watch_seconds`.
     """
 
     source: SourceSettings
@@ -75,14 +77,18 @@ class Replicator:
     keep_stopped: float = KEEP_STOPPED_SECONDS
     sampling: SamplingSettings = field(default_factory=SamplingSettings)
     poll_seconds: float = POLL_SECONDS
+    watch_seconds: float = WATCH_SECONDS
 
     def run(self, stop: threading.Event) -> None:
         """Returns when `stop` is set. Raises errors of ours that a person has to mend, and LeaseLostError."""
         lease = self._wait_for_lease(stop)
         if lease is None:
             return
-        with _LeaseKeeper(self.store, lease, stop) as keeper:
-            self._run_leased(lease, stop)
+        with (
+            _LeaseKeeper(self.store, lease, stop) as keeper,
+            Watch(self.source, self.store, lease, self.watch_seconds) as watch,
+        ):
+            self._run_leased(lease, stop, watch)
             keeper.raise_if_lost()
 
     def _wait_for_lease(self, stop: threading.Event) -> Lease | None:
@@ -97,7 +103,7 @@ class Replicator:
                 stop.wait(0.5)
         return None
 
-    def _run_leased(self, lease: Lease, stop: threading.Event) -> None:
+    def _run_leased(self, lease: Lease, stop: threading.Event, watch: Watch) -> None:
         if self.yaml is not None:
             deploy_file(self.store, self.yaml)
         delay = _FIRST_DELAY
@@ -109,6 +115,7 @@ class Replicator:
                 with source_errors(self.source):
                     self.store.renew(lease)  # the slot's reader may be a newer holder's, which we must not end
                     if must_read or self._needs_snapshot(lease):
+                        watch.reading()
                         self._read_whole(lease, stop)
                         must_read = False
                     if different is not None:
@@ -116,7 +123,7 @@ class Replicator:
                         marked = [t.id for t in stored if t.relation.oid == different and t.resync != REKEYED]
                         self.store.mark_resync(lease, marked, REDEFINED)
                         different = None
-                    self._follow(lease, stop)
+                    self._follow(lease, stop, watch)
             except HeadwaterError as error:
                 if stop.is_set() and not isinstance(error, LeaseLostError):
                     return  # work that was cut short because we are to end
@@ -124,8 +131,9 @@ class Replicator:
                     raise
                 if isinstance(error, SchemaChangedError):
                     different = error.oid
-                elif not isinstance(error, SlotLostError):
-                    must_read = must_read or error.kind is Kind.RESYNC
+                else:
+                    watch.failed(error)
+                    must_read = must_read or (error.kind is Kind.RESYNC and not isinstance(error, SlotLostError))
                 _log.warning("%s", error)
                 delay = _FIRST_DELAY if time.monotonic() - started > _STEADY else min(delay * 2, _LONGEST_DELAY)
                 stop.wait(delay * random.uniform(0.8, 1.2))
@@ -170,7 +178,7 @@ class Replicator:
         types = types_of(self.source, stored)
         return LiveContext(self.source.tag, distinct(plans), types, self.store.subkey_salt())
 
-    def _follow(self, lease: Lease, stop: threading.Event) -> None:
+    def _follow(self, lease: Lease, stop: threading.Event, watch: Watch) -> None:
         state = self.store.source_state(self.source.tag)
         if state is None:
             return
@@ -195,6 +203,7 @@ class Replicator:
                 contextlib.closing(Work(site, self.keep_stopped, self.sampling)) as work,
             ):
                 _log.info("following the stream from %s", format_lsn(state.lsn))
+                watch.streaming()
                 self.following()
                 try:
                     _pump(stream, applier, schema, work, stop)
