@@ -223,6 +223,13 @@ class Applier:
     def _fetch(self, table: LiveTable, key: Sequence[Cell]) -> FullCells | None:
         cells, seen = self._fetcher.fetch(table.relation, key)
         self._hold = Lsn(max(self._hold, seen))
+        if cells is None and table.id not in self._compared and not self._fetcher.sees_every_commit():
+            raise SchemaChangedError(
+                "a row can't be seen in the source before its commit was acknowledged",
+                f"{table.relation.schema}.{table.relation.name}",
+                "the table is compared with the source",
+                table.relation.oid,
+            )
         return cells
 
     def _open(self) -> Flush:

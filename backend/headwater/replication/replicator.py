@@ -220,10 +220,10 @@ def _pump(stream: ReplicationStream, applier: Applier, schema: SchemaWatch, work
         applier.consume(decode(received.payloads))
         idle = received.idle
         applier.settle(received.position, idle=idle)
+        stream.report(applier.position)  # before other work: commits at the source may wait for it
         if applier.settled:
             schema.raise_found()
             work.step()
-        stream.report(applier.position)
     stream.report(applier.position, force=True)
 
 

@@ -26,6 +26,9 @@ POLL_SECONDS = 5.0
 """How often the catalog is looked at when nothing hints at a change."""
 
 _CLOSE_SECONDS = 3.0
+_AGAIN_SECONDS = 1.0
+"""After a look on a hint: a commit that waits for a synchronous standby is in the stream before others can see it."""
+
 _REST_SECONDS = 0.2
 """Between two looks, for hints can come in any number: anybody who may log in to the source can write one."""
 
@@ -104,8 +107,10 @@ class SchemaWatch:
 
     def _poll(self) -> None:
         conn: psycopg.Connection | None = None
+        wait = self._seconds
         while not self._closing.wait(_REST_SECONDS):
-            self._wake.wait(self._seconds)
+            hinted = self._wake.wait(wait)
+            wait = min(self._seconds, _AGAIN_SECONDS) if hinted else self._seconds
             self._wake.clear()
             if self._closing.is_set():
                 break

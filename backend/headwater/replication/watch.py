@@ -127,8 +127,7 @@ class Watch:
     def _look(self, tables: set[int], *, beat: bool) -> None:
         if self._conn is None:
             self._conn = connect(self._source, application_name="headwater watch")
-            # it must not wait: neither for somebody's lock, nor for a standby that may be the very stream it looks at
-            self._conn.execute("set lock_timeout = '2s'; set statement_timeout = '10s'; set synchronous_commit = local")
+            self._conn.execute("set lock_timeout = '2s'; set statement_timeout = '10s'")
         found = look(self._conn, self._source, tables)
         self._say(found.findings)
         lag = self._lag.seconds(found, time.monotonic())

@@ -4,6 +4,7 @@ stream does not carry, tables whose own updates fail. Each finding names its rem
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 from dataclasses import dataclass
 
@@ -54,11 +55,12 @@ class SourceHealth:
 
 def look(conn: psycopg.Connection, settings: SourceSettings, tables: Collection[int]) -> SourceHealth:
     """The source's health as far as it concerns the tables with these oids."""
-    slot = slot_health(conn, slot_name(settings))
-    positions = conn.execute(_POSITIONS, [slot_name(settings)]).fetchone() or ("0/0", "0/0", 0.0)
+    name = slot_name(settings)
+    slot = slot_health(conn, name)
+    positions = conn.execute(_POSITIONS, [name]).fetchone() or ("0/0", "0/0", 0.0)
     return SourceHealth(
         slot,
-        (*slot_findings(conn, slot_name(settings), slot), *_catalog_findings(conn, settings, tables)),
+        (*slot_findings(conn, name, slot), *_catalog_findings(conn, settings, tables)),
         triggers_on(conn),
         parse_lsn(positions[0]),
         parse_lsn(positions[1]),
@@ -94,6 +96,9 @@ def slot_health(conn: psycopg.Connection, name: str) -> SlotHealth | None:
 def slot_findings(conn: psycopg.Connection, name: str, slot: SlotHealth | None) -> list[Finding]:
     """What our slot runs out of, and slots of others that hold back log, catalog rows or a free place."""
     findings = [] if slot is None else [*_budget(slot), *_age(slot)]
+    if (slot is None or not slot.active) and _commits_wait_for(conn, name):
+        what = "commits at the source wait for Headwater, which does not follow the stream"
+        findings.append(Finding("HW_2025", what, _LET_GO))
     forgotten = conn.execute(
         "select slot_name::text from pg_replication_slots where not active and not temporary and slot_name <> %s"
         " and pg_current_wal_lsn() - restart_lsn > %s order by 1",
@@ -104,6 +109,17 @@ def slot_findings(conn: psycopg.Connection, name: str, slot: SlotHealth | None) 
         drop = sql.SQL("SELECT pg_drop_replication_slot({})").format(other).as_string(conn)
         findings.append(Finding("HW_2023", what, f"start what reads it, or run {drop}", fatal=False))
     return findings
+
+
+_LET_GO = (
+    "start Headwater; or let commits go at once: ALTER SYSTEM SET synchronous_standby_names = '' and"
+    " SELECT pg_reload_conf(); a first start and a lost slot need that"
+)
+
+
+def _commits_wait_for(conn: psycopg.Connection, name: str) -> bool:
+    row = conn.execute("select current_setting('synchronous_standby_names')").fetchone()
+    return row is not None and re.search(rf"(?<!\w){name}(?!\w)", row[0], re.IGNORECASE) is not None
 
 
 def _budget(slot: SlotHealth) -> list[Finding]:
