@@ -39,16 +39,18 @@ def deployment(
     source = SourceDb(postgres_with(synchronous_commit="on"), "postgres")
     source.execute("create table notes (id text primary key, body text); insert into notes values ('first')")
     source.execute("alter table notes alter column body set storage external")
-    deployment = Deployment(source, tmp_path / "store", NOTES, spark_bulk).start()
-    deployment.stop()
+    deployment = Deployment(source, tmp_path / "store", NOTES, spark_bulk)
     name = slot_name(deployment.settings)
-    source.execute(f"alter system set synchronous_standby_names = '{name}'")
-    source.execute("select pg_reload_conf()")
-    wait_until(lambda: source.fetch("show synchronous_standby_names") == [(name,)], "the setting")
-    yield deployment
-    let_go(source)
-    deployment.close()
-    source.connection.close()
+    try:
+        deployment.start().stop()
+        source.execute(f"alter system set synchronous_standby_names = '{name}'")
+        source.execute("select pg_reload_conf()")
+        wait_until(lambda: source.fetch("show synchronous_standby_names") == [(name,)], "the setting")
+        yield deployment
+    finally:
+        let_go(source)
+        deployment.close()
+        source.connection.close()
 
 
 def let_go(source: SourceDb) -> None:
