@@ -85,7 +85,7 @@ def timeline_ends(settings: SourceSettings, timeline: int) -> dict[int, Lsn]:
     """Where each timeline ended from which the present one, `timeline`, comes. Raises SlotError when the server has
     no record of it. https://www.postgresql.org/docs/current/protocol-replication.html
     """
-    conn = replication_connection(settings)
+    conn = replication_connection(settings, "headwater identity")
     try:
         result = conn.exec_(f"TIMELINE_HISTORY {timeline:d}".encode())
         if result.status != pq.ExecStatus.TUPLES_OK:
