@@ -297,9 +297,9 @@ def status_of(folder: Path, config: dict[str, object]) -> dict[str, Any]:
 def test_command_endpoint_and_metrics_tell_the_same(
     deployment: Deployment, source_db: SourceDb, launch: Launch, tmp_path: Path
 ) -> None:
-    deployment.start()
     install(deployment.settings)
     source_db.execute("alter table notes drop constraint notes_pkey")
+    deployment.start()
     wait_until(lambda: [f.code for f in standing(deployment).findings] == ["HW_2017"], "the warning")
     wait_until(lambda: standing(deployment).triggers and standing(deployment).state is State.STREAMING, "all well")
     port, metrics_port = free_port(), free_port()
