@@ -135,20 +135,36 @@ def source() -> None:
               help="Also publish tables without a key: Postgres then refuses their updates and deletes.")  # fmt: skip
 @click.option("--admin-uri", envvar="HEADWATER_ADMIN_URI", metavar="URI",
               help="Who publishes and grants if the configured role may not (or HEADWATER_ADMIN_URI).")  # fmt: skip
-def prepare_(configs: ConfigSource, all_tables: bool, append_only: bool, admin_uri: str | None) -> None:
+@click.option("--triggers/--no-triggers", default=True,
+              help="Make event triggers that tell of changed tables at once, where the role may.")  # fmt: skip
+@click.option("--remove-triggers", is_flag=True, help="Only take those event triggers away again.")
+def prepare_(
+    configs: ConfigSource,
+    all_tables: bool,
+    append_only: bool,
+    admin_uri: str | None,
+    triggers: bool,
+    remove_triggers: bool,
+) -> None:
     """Create the publication and check settings, rights and free slots. Safe to repeat."""
-    from headwater.commands.source import prepare_source
+    from headwater.commands import source as command
 
-    prepare_source(load(configs), all_tables=all_tables, append_only=append_only, admin_uri=admin_uri)
+    if remove_triggers:
+        command.remove_triggers(load(configs), admin_uri=admin_uri)
+        return
+    command.prepare_source(
+        load(configs), all_tables=all_tables, append_only=append_only, with_triggers=triggers, admin_uri=admin_uri
+    )
 
 
-@source.command(epilog=examples("headwater source status -c headwater.yaml"))
+@source.command(epilog=examples("headwater source status -c headwater.yaml", "headwater source status --json"))
 @config_options
-def status(configs: ConfigSource) -> None:
-    """Show how source, slot and store stand to each other."""
-    from headwater.commands.source import show_status
+@click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
+def status(configs: ConfigSource, as_json: bool) -> None:
+    """Show how source, slot, replicator and store stand to each other, what is wrong, and what to do about it."""
+    from headwater.commands.source_status import show_status
 
-    show_status(load(configs))
+    show_status(load(configs, warn=not as_json), as_json=as_json)
 
 
 @source.command("resync", epilog=examples("headwater source resync todos", "headwater source resync public.a app.b"))

@@ -13,6 +13,7 @@ from headwater.oplog.op import OpId, bucket_key
 from headwater.oplog.transform import DraftOp, RowKeys, row_ops
 from headwater.storage.address import PostgresAddress, SqliteAddress
 from headwater.storage.contract import Progress, StoreReader
+from headwater.storage.open import open_reader
 from headwater.storage.parts import CurrentRow
 from headwater.storage.verify import ALL_KEYS, MODULUS, Examined, changed_parts, examine, open_verify, row_entries
 from headwater_rules.results import LookupEntry
@@ -191,3 +192,6 @@ def test_notes_are_kept(written: World) -> None:
     written.store.note(written.lease, "what", "first")
     written.store.note(written.lease, "what", "second")
     assert written.store.noted("what") == "second"
+    reader = open_reader(written.store.address)
+    assert (reader.noted("what"), reader.noted("that")) == ("second", "")
+    reader.close()

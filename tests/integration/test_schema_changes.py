@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from headwater.source.catalog import published_tables
+from headwater.source.triggers import install
 from tests.support.changed_source import Device, without_nulls
 from tests.support.fix_headwater import Deployment, wait_until
 
@@ -120,15 +121,19 @@ CHANGES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("stopped", [False, True], ids=["followed", "stopped"])
+@pytest.mark.parametrize("found", ["by looking", "by triggers", "at the start"])
 @pytest.mark.parametrize("name", CHANGES)
-def test_a_change_of_a_table_costs_what_differs(deploy: Deploy, source_db: SourceDb, name: str, stopped: bool) -> None:
-    change = CHANGES[name]
+def test_a_change_of_a_table_costs_what_differs(deploy: Deploy, source_db: SourceDb, name: str, found: str) -> None:
+    change, stopped = CHANGES[name], found == "at the start"
     if name in {"column list", "row filter"}:
         source_db.needs(15, "column lists and row filters")
     prepare(source_db)
     source_db.execute("create publication headwater for table notes, others")
-    deployment = deploy(CONFIG).start()
+    deployment = deploy(CONFIG)
+    if found == "by triggers":
+        assert install(deployment.settings).done
+        deployment.poll_seconds = 3600
+    deployment.start()
     device = Device(deployment)
     assert device.rows() == truth(source_db)
     before = deployment.op_count()

@@ -67,9 +67,15 @@ def test_prepare_says_what_it_did_and_status_what_there_is(source_db: SourceDb, 
     assert prepared.code == 0
     assert 'ran: CREATE PUBLICATION "headwater" FOR TABLE ONLY "public"."notes"' in prepared.out
     assert "ready: 1 tables are published" in prepared.out
+    assert "ran: CREATE EVENT TRIGGER headwater_ddl ON ddl_command_end" in prepared.out
+    assert "ran:" not in headwater("source", "prepare", cwd=tmp_path).out
     status = headwater("source", "status", cwd=tmp_path)
     assert status.code == 0
     assert "none yet: the replicator makes it" in status.out
+    assert "changes   of tables are found by event triggers, at once, and by looking every 5 s" in status.out
+    assert "ran: DROP EVENT TRIGGER" in headwater("source", "prepare", "--remove-triggers", cwd=tmp_path).out
+    assert "CREATE EVENT TRIGGER" not in headwater("source", "prepare", "--no-triggers", cwd=tmp_path).out
+    assert "changes   of tables are found by looking every 5 s" in headwater("source", "status", cwd=tmp_path).out
 
 
 def test_status_names_problems_without_failing_on_them(source_db: SourceDb, tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from headwater.oplog.op import OpId
 from headwater.pipeline.jobs import SparkBulk
 from headwater.pipeline.session import Spark
 from headwater.pipeline.settings import SparkSettings
+from headwater.replication.health import Health, from_json, health_key
 from headwater.replication.replicator import Replicator
 from headwater.replication.sampling import SamplingSettings
 from headwater.source.catalog import load_publications
@@ -72,6 +73,8 @@ class Deployment:
     poison_changes: str = "skip"
     audit_seconds: float = 900.0
     publications: tuple[str, ...] = ("headwater",)
+    watch_seconds: float = 0.2
+    heartbeat_seconds: int = 60
     _stop: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread | None = None
     _failure: BaseException | None = None
@@ -88,6 +91,7 @@ class Deployment:
             slot_prefix=f"hw_{self.source.name}_",
             poison_changes=self.poison_changes,
             publications=self.publications,
+            heartbeat_seconds=self.heartbeat_seconds,
         )
 
     @property
@@ -134,6 +138,7 @@ class Deployment:
                 sampling=self.sampling,
                 poll_seconds=self.poll_seconds,
                 audit_seconds=self.audit_seconds,
+                watch_seconds=self.watch_seconds,
             ).run(self._stop)
         except BaseException as error:  # noqa: BLE001 - told to the test
             self._failure = error
@@ -190,6 +195,10 @@ class Deployment:
         """What a new device of this user shows, after everything committed so far."""
         self.caught_up()
         return contents(self.buckets(user, **claims).values())
+
+    def health(self) -> Health | None:
+        """How the replicator says it stands."""
+        return from_json(self.reader.noted(health_key("default")))
 
     @contextmanager
     def store(self) -> Iterator[Store]:

@@ -206,6 +206,9 @@ class MemoryStore:
     def replicator_alive(self) -> bool:
         return True
 
+    def noted(self, key: str) -> str:
+        return ""
+
     def close(self) -> None:
         pass
 

@@ -22,6 +22,7 @@ from headwater.api.hub import Hub
 from headwater.api.plans import Plans, RequestLimits
 from headwater.api.probes import Health, probe_routes
 from headwater.api.reading import StoreThreads
+from headwater.api.status import StatusRoute
 from headwater.api.stream import SyncStream
 from headwater.errors import HeadwaterError
 from headwater.storage.cache import CachedReader
@@ -41,7 +42,7 @@ _CORS = Middleware(
 @dataclass(frozen=True, slots=True)
 class ApiSettings:
     """What the endpoint needs to know. `audience` is what tokens must be meant for; the limits are per process,
-    but for `requests`, which is per connection."""
+    but for `requests`, which is per connection. `sources` are the tags of those that the store follows."""
 
     keys: KeySource
     audience: frozenset[str]
@@ -49,6 +50,8 @@ class ApiSettings:
     max_data_fetch_concurrency: int = 10
     requests: RequestLimits = field(default_factory=RequestLimits)
     chunk_cache_bytes: int = 64 * 1024 * 1024
+    admin_tokens: tuple[str, ...] = field(default=(), repr=False)
+    sources: tuple[str, ...] = ("default",)
 
 
 class Endpoint:
@@ -110,6 +113,7 @@ def create_app(
             Route("/sync/stream", streams, methods=["POST"]),
             Route("/write-checkpoint2.json", endpoint.write_checkpoint.answer, methods=["GET"]),
             *probe_routes(endpoint.health, lambda: True),
+            StatusRoute(settings.admin_tokens, settings.sources, reader).route,
             *extra_routes,
         ],
         middleware=[_CORS],
@@ -122,4 +126,5 @@ def create_app(
         lifespan=lifespan,
     )
     app.state.begin_shutdown = endpoint.begin_shutdown
+    app.state.open_streams = lambda: endpoint.streams.open_streams
     return app

@@ -29,6 +29,8 @@ def build(config: ServiceConfig, extra_routes: Sequence[BaseRoute] = ()) -> Star
         max_data_fetch_concurrency=config.api.max_data_fetch_concurrency,
         requests=RequestLimits(config.api.max_buckets_per_connection, config.api.max_parameter_query_results),
         chunk_cache_bytes=config.api.chunk_cache_mb * 1024 * 1024,
+        admin_tokens=config.api.tokens,
+        sources=tuple(source.tag for source in config.sources),
     )
     reader = open_reader(config.storage, _own(config))
     return create_app(settings, reader, SourceHead([config.source()]), extra_routes)
@@ -45,4 +47,11 @@ def _own(config: ServiceConfig) -> OwnConfig | None:
 
 def run(config: ServiceConfig) -> None:
     """Serve until SIGTERM or SIGINT."""
-    serve_app(build(config), config.host, config.port)
+    app = build(config)
+    if config.prometheus_port is not None:
+        from headwater.api.metrics import serve_metrics
+
+        tags = [source.tag for source in config.sources]
+        reader = open_reader(config.storage)
+        serve_metrics(config.host, config.prometheus_port, reader, tags, app.state.open_streams)
+    serve_app(app, config.host, config.port)

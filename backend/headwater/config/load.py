@@ -49,6 +49,7 @@ def load_config(source: ConfigSource, environment: Mapping[str, str], directory:
         api=_api(root.section("api")),
         spark=_spark(root, storage),
         logging=_logging(root, environment),
+        prometheus_port=_prometheus_port(root.section("telemetry")),
     )
     _note_what_is_not_there(root)
     root.warn_unknown()
@@ -160,6 +161,13 @@ def _logging(root: Section, environment: Mapping[str, str]) -> Logging:
     return Logging(_LEVELS[level], form)
 
 
+def _prometheus_port(section: Section) -> int | None:
+    section.ignore("disable_telemetry_sharing", "internal_service_endpoint")  # nothing is ever sent
+    port = section.integer("prometheus_port", 0, 0, 65535) if "prometheus_port" in section else None
+    section.warn_unknown()
+    return port
+
+
 def _from_environment(
     root: Section, environment: Mapping[str, str], name: str, default: str, allowed: tuple[str, ...]
 ) -> str:
@@ -176,11 +184,6 @@ def _note_what_is_not_there(root: Section) -> None:
     root.ignore("migrations", "metadata", "parameters")
     if "upload" in root:
         root.error("is not supported by this version", "upload", fix="remove it")
-    telemetry = root.section("telemetry")
-    telemetry.ignore("disable_telemetry_sharing", "internal_service_endpoint")  # nothing is ever sent
-    if "prometheus_port" in telemetry:
-        telemetry.warn("metrics are not offered by this version", "prometheus_port")
-    telemetry.warn_unknown()
     probes = root.section("healthcheck").section("probes")
     probes.ignore("use_http", "use_legacy")
     if probes.boolean("use_filesystem", default=False):

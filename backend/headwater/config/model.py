@@ -82,6 +82,7 @@ class ServiceConfig:
     api: ApiConfig = ApiConfig()
     spark: SparkSettings = field(default_factory=SparkSettings)
     logging: Logging = Logging()
+    prometheus_port: int | None = None
     warnings: tuple[str, ...] = ()
 
     def source(self) -> SourceSettings:

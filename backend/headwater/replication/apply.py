@@ -34,6 +34,7 @@ from headwater.replication.reshape import Reshape, reshape
 from headwater.replication.schema import SchemaWatch
 from headwater.replication.touches import TouchLog
 from headwater.source.fetch import RowFetcher
+from headwater.source.triggers import is_hint
 from headwater.storage.contract import Flush, Lease, Progress, StoredTable, StoreWriter
 from headwater.storage.parts import CurrentRow
 from headwater_rules.plan import SyncPlan
@@ -138,9 +139,12 @@ class Applier:
                 self._truncate(message)
             case Relation():
                 self._check_relation(message)
-            case LogicalMessage(transactional=False) if not self.in_transaction:
-                self._reached = Lsn(max(self._reached, message.lsn))
-                self._open()
+            case LogicalMessage():
+                if is_hint(message):
+                    self._schema.hint()
+                if not message.transactional and not self.in_transaction:
+                    self._reached = Lsn(max(self._reached, message.lsn))
+                    self._open()
             case _:
                 pass
 
@@ -225,6 +229,13 @@ class Applier:
     def _fetch(self, table: LiveTable, key: Sequence[Cell]) -> FullCells | None:
         cells, seen = self._fetcher.fetch(table.relation, key)
         self._hold = Lsn(max(self._hold, seen))
+        if cells is None and table.id not in self._compared and not self._fetcher.sees_every_commit():
+            raise SchemaChangedError(
+                "a row can't be seen in the source before its commit was acknowledged",
+                f"{table.relation.schema}.{table.relation.name}",
+                "the table is compared with the source",
+                table.relation.oid,
+            )
         return cells
 
     def _open(self) -> Flush:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import random
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -13,7 +12,7 @@ from dataclasses import dataclass, field
 from headwater.bulk.binding import distinct
 from headwater.bulk.jobs import BulkProgress
 from headwater.errors import HeadwaterError, Kind
-from headwater.oplog.lsn import ZERO, Lsn, format_lsn
+from headwater.oplog.lsn import format_lsn
 from headwater.replication.adapt import REDEFINED, REKEYED, adapt, table_changes
 from headwater.replication.apply import Applier
 from headwater.replication.attach import Attachment
@@ -22,19 +21,18 @@ from headwater.replication.bulk import BulkWork
 from headwater.replication.errors import PoisonError, SchemaChangedError, SourceReplacedError
 from headwater.replication.live import LiveContext
 from headwater.replication.poison import Intake, PoisonBook
+from headwater.replication.recovery import Recovery
 from headwater.replication.sampling import SamplingSettings
-from headwater.replication.schema import SchemaWatch, wanted_tables
+from headwater.replication.schema import POLL_SECONDS, SchemaWatch, wanted_tables
 from headwater.replication.site import Site, types_of
 from headwater.replication.unseen import AUDIT_SECONDS, UnseenAudit
 from headwater.replication.versions import RETIRED_AT_ONCE, deploy_file, forget_half_built, in_state, in_use, newest
+from headwater.replication.watch import WATCH_SECONDS, Watch
 from headwater.replication.work import Work
-from headwater.source.catalog import PublicationUnusable, PublishedTable
+from headwater.source.catalog import PublishedTable
 from headwater.source.checks import unseen_findings
 from headwater.source.connect import SourceSettings, connect, source_errors
 from headwater.source.fetch import RowFetcher
-from headwater.source.slot import (
-    SlotLostError,
-)
 from headwater.source.stream import ReplicationStream
 from headwater.storage.contract import (
     Lease,
@@ -55,9 +53,6 @@ _log = logging.getLogger(__name__)
 
 LEASE_SECONDS = 10.0
 _WAIT = 0.5
-_FIRST_DELAY, _LONGEST_DELAY = 0.25, 30.0
-_LONGEST_ADAPTING = 1.0  # all tables wait when one was altered, and somebody may alter many in a row
-_STEADY = 60.0  # what ran this long in seconds begins with the shortest delay again
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +61,9 @@ class Replicator:
     config file, deployed at the start if it is new; without it, what commands deployed is served.
 
     `following` is called each time the live stream has started. Row sides of a version that was served are kept right
-    for `keep_stopped` seconds after it was stopped. The catalog is looked at every `poll_seconds`;
-    tables whose changes are not all published are compared with the source every `audit_seconds`.
+    for `keep_stopped` seconds after it was stopped. The catalog is looked at every `poll_seconds`, the health of the
+    source every `watch_seconds`; tables whose changes are not all published are compared with the source every
+    `audit_seconds`.
     """
 
     source: SourceSettings
@@ -79,7 +75,8 @@ class Replicator:
     following: Callable[[], None]
     keep_stopped: float = KEEP_STOPPED_SECONDS
     sampling: SamplingSettings = field(default_factory=SamplingSettings)
-    poll_seconds: float = 5.0
+    poll_seconds: float = POLL_SECONDS
+    watch_seconds: float = WATCH_SECONDS
     audit_seconds: float = AUDIT_SECONDS
 
     def run(self, stop: threading.Event) -> None:
@@ -87,8 +84,11 @@ class Replicator:
         lease = self._wait_for_lease(stop)
         if lease is None:
             return
-        with _LeaseKeeper(self.store, lease, stop) as keeper:
-            self._run_leased(lease, stop)
+        with (
+            _LeaseKeeper(self.store, lease, stop) as keeper,
+            Watch(self.source, self.store, lease, self.watch_seconds) as watch,
+        ):
+            self._run_leased(lease, stop, watch)
             keeper.raise_if_lost()
 
     def _wait_for_lease(self, stop: threading.Event) -> Lease | None:
@@ -103,55 +103,40 @@ class Replicator:
                 stop.wait(0.5)
         return None
 
-    def _run_leased(self, lease: Lease, stop: threading.Event) -> None:
+    def _run_leased(self, lease: Lease, stop: threading.Event, watch: Watch) -> None:
         if self.yaml is not None:
             deploy_file(self.store, self.yaml)
+        recovery = Recovery()
         poisons = PoisonBook(self.source, self.store)
-        delay = _FIRST_DELAY
-        must_read = slot_lost = False
-        careful = ZERO  # up to where the stream is taken in transaction by transaction
-        different: int | None = None  # the oid of a table of which the stream has another shape than the store
         while not stop.is_set():
             started = time.monotonic()
             try:
                 with source_errors(self.source):
-                    self.store.renew(lease)  # the slot's reader may be a newer holder's, which we must not end
-                    if must_read or self._needs_snapshot(lease, slot_lost=slot_lost):
-                        self._read_whole(lease, stop)
-                    must_read = slot_lost = False
-                    if different is not None:
-                        stored = self.store.tables(self.source.tag)
-                        marked = [t.id for t in stored if t.relation.oid == different and t.resync != REKEYED]
-                        self.store.mark_resync(lease, marked, REDEFINED)
-                        different = None
-                    poisons.take_requests(lease)
-                    self._follow(lease, stop, careful)
-            except PoisonError as error:
-                _log.error("%s", error)
-                careful = error.upto
-                if poisons.note(lease, error):
-                    _log.error("it is left out, and all tables are compared with the source")
-                delay = self._pause(delay, started, stop)
+                    self._attempt(lease, stop, watch, recovery)
             except HeadwaterError as error:
                 if stop.is_set() and not isinstance(error, LeaseLostError):
                     return  # work that was cut short because we are to end
-                if error.kind not in {Kind.RETRY, Kind.RESYNC} and not isinstance(error, PublicationUnusable):
-                    raise
-                if isinstance(error, SchemaChangedError):
-                    different = error.oid
-                elif isinstance(error, SlotLostError):
-                    slot_lost = True
-                else:
-                    must_read = must_read or error.kind is Kind.RESYNC
-                _log.warning("%s", error)
-                longest = _LONGEST_ADAPTING if isinstance(error, SchemaChangedError) else _LONGEST_DELAY
-                delay = self._pause(delay, started, stop, longest)
+                recovery.note(error)
+                if not isinstance(error, SchemaChangedError):
+                    watch.failed(error)
+                _log.log(logging.WARNING if error.kind in {Kind.RETRY, Kind.RESYNC} else logging.ERROR, "%s", error)
+                if isinstance(error, PoisonError) and poisons.note(lease, error):
+                    _log.error("it is left out, and all tables are compared with the source")
+                recovery.pause(started, stop, error)
 
-    def _pause(self, delay: float, started: float, stop: threading.Event, longest: float = _LONGEST_DELAY) -> float:
-        """Wait before the next attempt, longer each time; returns what to wait after the one after it."""
-        delay = _FIRST_DELAY if time.monotonic() - started > _STEADY else min(delay, longest)
-        stop.wait(delay * random.uniform(0.8, 1.2))
-        return min(delay * 2, longest)
+    def _attempt(self, lease: Lease, stop: threading.Event, watch: Watch, recovery: Recovery) -> None:
+        self.store.renew(lease)  # the slot's reader may be a newer holder's, which we must not end
+        if recovery.must_read or self._needs_snapshot(lease, slot_lost=recovery.slot_lost):
+            watch.reading()
+            self._read_whole(lease, stop)
+        recovery.must_read = recovery.slot_lost = False
+        if recovery.different is not None:
+            stored = self.store.tables(self.source.tag)
+            marked = [t.id for t in stored if t.relation.oid == recovery.different and t.resync != REKEYED]
+            self.store.mark_resync(lease, marked, REDEFINED)
+            recovery.different = None
+        PoisonBook(self.source, self.store).take_requests(lease)
+        self._follow(lease, stop, watch, recovery)
 
     def _read_whole(self, lease: Lease, stop: threading.Event) -> None:
         """A new slot and a snapshot of every table, by the newest version of the sync config."""
@@ -198,7 +183,7 @@ class Replicator:
         types = types_of(self.source, stored)
         return LiveContext(self.source.tag, distinct(plans), types, self.store.subkey_salt())
 
-    def _follow(self, lease: Lease, stop: threading.Event, careful: Lsn) -> None:
+    def _follow(self, lease: Lease, stop: threading.Event, watch: Watch, recovery: Recovery) -> None:
         state = self.store.source_state(self.source.tag)
         if state is None:
             return
@@ -225,9 +210,11 @@ class Replicator:
                 contextlib.closing(Work(site, self.keep_stopped, self.sampling)) as work,
             ):
                 _log.info("following the stream from %s", format_lsn(state.lsn))
+                recovery.followed = True
+                watch.streaming()
                 self.following()
                 try:
-                    _pump(stream, Intake(applier, careful), applier, schema, unseen, work, stop)
+                    _pump(stream, Intake(applier, recovery.careful_until), applier, schema, unseen, work, stop)
                 finally:
                     applier.abandon()
 
@@ -248,11 +235,11 @@ def _pump(
         intake.take(received.payloads)
         idle = received.idle
         intake.settle(received.position, idle=idle)
+        stream.report(applier.position)  # before other work: commits at the source may wait for it
         if applier.settled:
             schema.raise_found()
             unseen.step()
             work.step()
-        stream.report(applier.position)
     stream.report(applier.position, force=True)
 
 

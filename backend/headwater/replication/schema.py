@@ -22,7 +22,15 @@ from headwater_rules.plan import SyncPlan
 
 _log = logging.getLogger(__name__)
 
+POLL_SECONDS = 5.0
+"""How often the catalog is looked at when nothing hints at a change."""
+
 _CLOSE_SECONDS = 3.0
+_AGAIN_SECONDS = 1.0
+"""After a look on a hint: a commit that waits for a synchronous standby is in the stream before others can see it."""
+
+_REST_SECONDS = 0.2
+"""Between two looks, for hints can come in any number: anybody who may log in to the source can write one."""
 
 
 def wanted_tables(conn: psycopg.Connection, source: SourceSettings, plans: Sequence[SyncPlan]) -> list[PublishedTable]:
@@ -63,7 +71,7 @@ class SchemaWatch:
         self._seconds = seconds
         self._conn: psycopg.Connection | None = None
         self._found: tuple[_Expected, HeadwaterError] | None = None
-        self._closing = False
+        self._closing = threading.Event()
         self._wake = threading.Event()
         self.renew(plans, stored)
         self._thread = threading.Thread(target=self._poll, name="schema", daemon=True)
@@ -87,7 +95,7 @@ class SchemaWatch:
             raise found
 
     def hint(self) -> None:
-        """Something may have changed: the thread looks at once."""
+        """Something may have changed: the thread looks soon."""
         self._wake.set()
 
     def raise_found(self) -> None:
@@ -101,10 +109,12 @@ class SchemaWatch:
 
     def _poll(self) -> None:
         conn: psycopg.Connection | None = None
-        while True:
-            self._wake.wait(self._seconds)
+        wait = self._seconds
+        while not self._closing.wait(_REST_SECONDS):
+            hinted = self._wake.wait(wait)
+            wait = min(self._seconds, _AGAIN_SECONDS) if hinted else self._seconds
             self._wake.clear()
-            if self._closing:
+            if self._closing.is_set():
                 break
             expected = self._expected
             try:
@@ -134,7 +144,7 @@ class SchemaWatch:
             self._conn = None
 
     def close(self) -> None:
-        self._closing = True
+        self._closing.set()
         self._wake.set()
         self._disconnect()
         self._thread.join(_CLOSE_SECONDS)

@@ -159,9 +159,13 @@ def table_findings(conn: psycopg.Connection, tables: Sequence[PublishedTable]) -
 
 def keyless_finding(conn: psycopg.Connection, table: PublishedTable) -> Finding:
     """The warning for a table whose updates and deletes Postgres refuses because nothing identifies a row."""
-    alter = sql.SQL("ALTER TABLE {} REPLICA IDENTITY FULL").format(_identifier(table)).as_string(conn)
-    what = f"{table.qualified_name} has no primary key, so Postgres refuses its updates and deletes"
-    return Finding("HW_2017", what, f"add a primary key, or run {alter}", fatal=False)
+    alter = sql.SQL("ALTER TABLE {} REPLICA IDENTITY ").format(_identifier(table)).as_string(conn)
+    refused = "so Postgres refuses its updates and deletes"
+    if table.relation.identity is ReplicaIdentity.INDEX:
+        what = f"the index that was to identify the rows of {table.qualified_name} is gone, {refused}"
+        return Finding("HW_2024", what, f"run {alter}DEFAULT if it has a primary key, else {alter}FULL", fatal=False)
+    what = f"{table.qualified_name} has no primary key, {refused}"
+    return Finding("HW_2017", what, f"add a primary key, or run {alter}FULL", fatal=False)
 
 
 def _listed(names: Sequence[str]) -> str:

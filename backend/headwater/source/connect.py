@@ -77,7 +77,8 @@ def conninfo(settings: SourceSettings, *, replication: bool = False, application
         "connect_timeout": max(2, settings.connect_timeout),  # libpq takes 1 for 2
         "application_name": application_name,
         "client_encoding": "UTF8",
-        "options": settings_options(),
+        # Waiting for a standby could be waiting for ourselves, when Headwater is named as a synchronous one
+        "options": f"{settings_options()} -c synchronous_commit=local",
         "keepalives_idle": 40,
         "keepalives_interval": 10,
         "keepalives_count": 3,

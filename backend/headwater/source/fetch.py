@@ -33,6 +33,16 @@ class RowFetcher:
             self.close()
             raise connection_error(self._settings, error) from error
 
+    def sees_every_commit(self) -> bool:
+        """Whether what the stream brought was there to be fetched. A commit that waits for a synchronous standby is
+        in the stream before others can see it; the standby it waits for may even be this stream."""
+        try:
+            rows = self._connection().execute("select current_setting('synchronous_standby_names')").fetchall()
+        except psycopg.Error as error:
+            self.close()
+            raise connection_error(self._settings, error) from error
+        return rows == [("",)]
+
     def _fetch(
         self, conn: psycopg.Connection, relation: Relation, cells: Sequence[Cell]
     ) -> tuple[tuple[str | None, ...] | None, Lsn]:

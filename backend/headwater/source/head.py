@@ -84,10 +84,7 @@ class _Link:
 
     async def _connect(self) -> psycopg.AsyncConnection:
         text = conninfo(self._settings, application_name="headwater api")
-        conn = await psycopg.AsyncConnection.connect(text, autocommit=True, prepare_threshold=None)
-        # wait for our own disk, not for a standby: that may be the very stream that is to pass this position
-        await conn.execute("set synchronous_commit = local")
-        return conn
+        return await psycopg.AsyncConnection.connect(text, autocommit=True, prepare_threshold=None)
 
 
 async def _head(conn: psycopg.AsyncConnection) -> Lsn:

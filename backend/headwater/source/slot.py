@@ -85,7 +85,7 @@ def timeline_ends(settings: SourceSettings, timeline: int) -> dict[int, Lsn]:
     """Where each timeline ended from which the present one, `timeline`, comes. Raises SlotError when the server has
     no record of it. https://www.postgresql.org/docs/current/protocol-replication.html
     """
-    conn = replication_connection(settings)
+    conn = replication_connection(settings, "headwater identity")
     try:
         result = conn.exec_(f"TIMELINE_HISTORY {timeline:d}".encode())
         if result.status != pq.ExecStatus.TUPLES_OK:
@@ -129,7 +129,7 @@ class SnapshotKeeper:
     """
 
     def __init__(self, settings: SourceSettings, name: str, *, temporary: bool = False) -> None:
-        self._conn = replication_connection(settings)
+        self._conn = replication_connection(settings, "headwater snapshot")
         kind = "TEMPORARY LOGICAL" if temporary else "LOGICAL"
         # Standbys that keep copies of such slots (sync_replication_slots) let a failover go on without a new one
         kept = self._conn.server_version >= 17_00_00 and not temporary
@@ -156,9 +156,9 @@ class SnapshotKeeper:
         self._conn.finish()
 
 
-def replication_connection(settings: SourceSettings) -> pq.abc.PGconn:
+def replication_connection(settings: SourceSettings, application_name: str) -> pq.abc.PGconn:
     """A walsender connection, blocking. The caller finishes it."""
-    conn = pq.PGconn.connect(conninfo(settings, replication=True, application_name="headwater stream").encode())
+    conn = pq.PGconn.connect(conninfo(settings, replication=True, application_name=application_name).encode())
     if conn.status != pq.ConnStatus.OK:
         message = conn.error_message.decode(errors="replace")
         conn.finish()

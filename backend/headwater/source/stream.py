@@ -49,7 +49,7 @@ class ReplicationStream:
 
     def __init__(self, settings: SourceSettings, slot: str, start: Lsn, publications: Sequence[str]) -> None:
         self._where = settings.address
-        self._conn = replication_connection(settings)
+        self._conn = replication_connection(settings, slot)  # a name that synchronous_standby_names can hold
         self._position = start
         self._flushed = start
         self._asked = False

@@ -170,6 +170,9 @@ class CachedReader:
     def replicator_alive(self) -> bool:
         return self._reader.replicator_alive()
 
+    def noted(self, key: str) -> str:
+        return self._reader.noted(key)
+
     def close(self) -> None:
         """Forget everything."""
         with self._lock:

@@ -187,6 +187,9 @@ class StoreReader(Protocol):
     def replicator_alive(self) -> bool:
         """Whether some replicator holds an unexpired lease."""
 
+    def noted(self, key: str) -> str:
+        """What the replicator noted under a key; empty when there is nothing."""
+
     def close(self) -> None: ...
 
 

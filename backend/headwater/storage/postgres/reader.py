@@ -162,6 +162,10 @@ class PostgresReader:
     def replicator_alive(self) -> bool:
         return self._read(leases.is_held)
 
+    def noted(self, key: str) -> str:
+        rows = self._read(lambda db: db.execute("select value from meta where key = %s", [key]).fetchall())
+        return str(rows[0][0]) if rows else ""
+
     def close(self) -> None:
         self._connections.close()
 

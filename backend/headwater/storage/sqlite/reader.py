@@ -141,6 +141,11 @@ class SqliteReader:
         with sqlite_errors(self._path):
             return leases.is_held(self._db())
 
+    def noted(self, key: str) -> str:
+        with sqlite_errors(self._path):
+            row = self._db().execute("select value from meta where key = ?", (key,)).fetchone()
+            return "" if row is None else str(row[0])
+
     def close(self) -> None:
         self._write_checkpoints.close()
         with self._lock:

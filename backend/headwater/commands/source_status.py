@@ -1,0 +1,172 @@
+"""`headwater source status`: how source, slot, replicator and store stand to each other, for people and for scripts."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import click
+
+from headwater.api.status import health_of
+from headwater.config import ServiceConfig
+from headwater.errors import HeadwaterError
+from headwater.oplog.lsn import format_lsn
+from headwater.replication.health import Health
+from headwater.replication.schema import POLL_SECONDS
+from headwater.source.checks import Finding, source_findings
+from headwater.source.connect import connect
+from headwater.source.health import SlotHealth, slot_findings, slot_health
+from headwater.source.slot import slot_name
+from headwater.source.triggers import triggers_on
+from headwater.storage.contract import SourceState, StoredTable
+from headwater.storage.open import open_reader, open_store
+from headwater.storage.parts import BulkRecord
+from headwater.storage.stats import store_exists
+from headwater_rules.compile import compile_config
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """What the source itself says; `error` when it says nothing."""
+
+    address: str
+    error: HeadwaterError | None = None
+    slot: SlotHealth | None = None
+    triggers: bool = False
+    findings: tuple[Finding, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """What the store says."""
+
+    health: Health | None
+    state: SourceState | None
+    tables: tuple[StoredTable, ...]
+    jobs: tuple[BulkRecord, ...]
+
+
+def show_status(config: ServiceConfig, *, as_json: bool = False) -> None:
+    """Print all that can be found out. Raises afterwards what kept the source from answering."""
+    source, kept = _ask(config), _read(config)
+    if as_json:
+        click.echo(json.dumps(_as_dict(config, source, kept), indent=2))
+    else:
+        _print(config, source, kept)
+    if source.error is not None:
+        raise source.error
+
+
+def _ask(config: ServiceConfig) -> _Source:
+    settings = config.source()
+    tables = compile_config(config.sync_text()).plan.tables() if config.sync_config else None
+    try:
+        with connect(settings, application_name="headwater status") as conn:
+            slot = slot_health(conn, slot_name(settings))
+            findings = [*source_findings(conn, settings, tables), *slot_findings(conn, slot_name(settings), slot)]
+            return _Source(settings.address, None, slot, triggers_on(conn), tuple(findings))
+    except HeadwaterError as error:
+        return _Source(settings.address, error)
+
+
+def _read(config: ServiceConfig) -> _Kept | None:
+    if not store_exists(config.storage):
+        return None
+    tag = config.source().tag
+    reader, store = open_reader(config.storage), open_store(config.storage)
+    try:
+        return _Kept(
+            health_of(reader, tag),
+            store.source_state(tag),
+            tuple(store.tables(tag)),
+            tuple(store.bulk_records()[-3:]),
+        )
+    finally:
+        reader.close()
+        store.close()
+
+
+def _as_dict(config: ServiceConfig, source: _Source, kept: _Kept | None) -> dict[str, Any]:
+    state = kept.state if kept else None
+    error = source.error
+    return {
+        "source": config.source().tag,
+        "address": source.address,
+        "reachable": error is None,
+        "error": error and {"code": error.code, "what": error.what, "where": error.where, "fix": error.fix},
+        "slot": source.slot and asdict(source.slot),
+        "event_triggers": source.triggers,
+        "catalog_poll_seconds": POLL_SECONDS,
+        "findings": [asdict(finding) for finding in source.findings],
+        "replicator": kept and kept.health and kept.health.as_dict(),
+        "store": str(config.storage),
+        "store_position": state and format_lsn(state.lsn),
+        "tables": [
+            {
+                "table": f"{table.relation.schema}.{table.relation.name}",
+                "replica_identity": table.relation.identity.name.lower(),
+                "compared_because": table.resync or None,
+            }
+            for table in (kept.tables if kept else ())
+        ],
+    }
+
+
+def _print(config: ServiceConfig, source: _Source, kept: _Kept | None) -> None:
+    click.echo(f"source    {source.address}: {'reachable' if source.error is None else 'does not answer'}")
+    _print_replicator(kept.health if kept else None)
+    if source.slot is not None:
+        _print_slot(source.slot)
+    elif source.error is None:
+        click.echo("slot      none yet: the replicator makes it")
+    if source.error is None:
+        at_once = "by event triggers, at once, and " if source.triggers else ""
+        click.echo(f"changes   of tables are found {at_once}by looking every {POLL_SECONDS:.0f} s")
+    _print_store(config, kept)
+    for finding in source.findings:
+        click.echo(f"{'problem ' if finding.fatal else 'note    '}  {finding}")
+
+
+def _print_replicator(health: Health | None) -> None:
+    if health is None:
+        click.echo("state     stopped: no replicator has been at work yet")
+        return
+    lag = "" if health.lag_seconds is None else f", {health.lag_seconds:.1f} s behind"
+    flowing = health.cause is None and health.slot is not None
+    click.echo(f"state     {health.state.value} since {_time(health.since)}{lag if flowing else ''}")
+    if health.cause is not None:
+        click.echo(f"cause     {health.cause}")
+        click.echo(f"          attempt {health.cause.attempts} failed {_time(health.cause.at)}")
+    elif health.trouble is not None:
+        click.echo(f"          last error {_time(health.trouble.at)}: {health.trouble}")
+
+
+def _print_slot(slot: SlotHealth) -> None:
+    reader = "read" if slot.active else "nobody reads it"
+    left = "" if slot.left is None else f", lost after another {slot.left:,}"
+    click.echo(f"slot      {slot.name}: {slot.wal_status}, {reader}, {slot.behind:,} bytes behind the source")
+    click.echo(
+        f"          keeps {slot.held:,} bytes of log in the source{left}; oldest transaction {slot.xmin_age:,} ago"
+    )
+
+
+def _print_store(config: ServiceConfig, kept: _Kept | None) -> None:
+    if kept is None:
+        click.echo(f"store     {config.storage}: none yet")
+        return
+    if kept.state is None:
+        click.echo(f"store     {config.storage}: no snapshot yet")
+        return
+    click.echo(f"store     {config.storage}: at {format_lsn(kept.state.lsn)}")
+    for table in kept.tables:
+        relation = table.relation
+        resync = f"  being compared with the source: {table.resync}" if table.resync else ""
+        click.echo(f"  {relation.schema}.{relation.name}  replica identity {relation.identity.name.lower()}{resync}")
+    for job in kept.jobs:
+        click.echo(f"  {job.kind}: {job.rows:,} rows, {job.tasks} Spark tasks, {job.finished - job.started:.1f} s")
+
+
+def _time(at: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))

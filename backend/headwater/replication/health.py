@@ -1,0 +1,120 @@
+"""How a source's replication stands, for people and for what watches over the service: written by the replicator into
+the store, read by commands and by the endpoint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Any
+
+import orjson
+
+from headwater.errors import HeadwaterError
+from headwater.source.checks import Finding
+from headwater.source.health import SlotHealth
+
+
+class State(Enum):
+    """RESYNCING: the stream flows, and tables are compared with the source beside it."""
+
+    STARTING = "starting"
+    SNAPSHOT = "snapshotting"
+    STREAMING = "streaming"
+    RESYNCING = "re-syncing"
+    RETRYING = "retrying"
+    STOPPED = "stopped"
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """The last error, and how often in a row the replicator met one until then. `at` is in seconds since 1970."""
+
+    code: str
+    what: str
+    where: str
+    fix: str
+    at: float
+    attempts: int
+
+    @classmethod
+    def of(cls, error: BaseException, at: float, attempts: int) -> Trouble:
+        if isinstance(error, HeadwaterError):
+            return cls(error.code, error.what, error.where, error.fix, at, attempts)
+        return cls("PSYNC_S0001", f"internal error: {type(error).__name__}", "", "see the log, please report", at, 1)
+
+    def __str__(self) -> str:
+        place = f" ({self.where})" if self.where else ""
+        return f"[{self.code}] {self.what}{place}" + (f"; {self.fix}" if self.fix else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """A table that is compared with the source, and why. Devices may see it as it was before."""
+
+    table: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """`since` is when the state began, `at` when this was written, both in seconds since 1970. `trouble` stays when it
+    is over, as the last one; it is the cause while the state is RETRYING or STOPPED."""
+
+    state: State
+    since: float
+    at: float
+    trouble: Trouble | None = None
+    compared: tuple[Compared, ...] = ()
+    findings: tuple[Finding, ...] = ()
+    slot: SlotHealth | None = None
+    lag_seconds: float | None = None
+    triggers: bool = False
+
+    @property
+    def cause(self) -> Trouble | None:
+        """Why rows do not flow. None when they do, and when somebody stopped it."""
+        if self.trouble is None or self.state not in {State.RETRYING, State.STOPPED}:
+            return None
+        return self.trouble if self.trouble.at >= self.since else None
+
+    def as_dict(self) -> dict[str, Any]:
+        found: dict[str, Any] = orjson.loads(orjson.dumps(self))
+        return found
+
+    def seen(self, *, alive: bool) -> Health:
+        """As it is when nobody holds the source's lease: whoever wrote this may have had no time to say farewell."""
+        return self if alive or self.state is State.STOPPED else replace(self, state=State.STOPPED, since=self.at)
+
+
+def health_key(tag: str) -> str:
+    """Where the store keeps it."""
+    return f"health {tag}"
+
+
+def to_json(health: Health) -> str:
+    return orjson.dumps(health).decode()
+
+
+def from_json(text: str) -> Health | None:
+    """None when there is none, or one that another version of headwater wrote in a form of its own."""
+    try:
+        found = orjson.loads(text)
+        return Health(
+            state=State(found["state"]),
+            since=found["since"],
+            at=found["at"],
+            trouble=_maybe(Trouble, found["trouble"]),
+            compared=tuple(Compared(**each) for each in found["compared"]),
+            findings=tuple(Finding(**each) for each in found["findings"]),
+            slot=_maybe(SlotHealth, found["slot"]),
+            lag_seconds=found["lag_seconds"],
+            triggers=found["triggers"],
+        )
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def _maybe(kind: Any, found: Mapping[str, Any] | None) -> Any:
+    return None if found is None else kind(**found)

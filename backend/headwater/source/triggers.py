@@ -1,0 +1,148 @@
+"""Event triggers in the source, which tell of a changed table at once: with the transaction that changed it.
+
+They write a message into the log and nothing else. It means "look", never "do", since any role can write such a
+message. Without them, changes are found by looking at the catalog now and then.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import psycopg
+
+from headwater.oplog.change import LogicalMessage
+from headwater.source.checks import Finding
+from headwater.source.connect import SourceSettings, connect
+
+SCHEMA = "headwater_source"
+_PREFIX, _CONTENT = "headwater", b"ddl"
+
+# The handler is a subtransaction, because of which Postgres may send the message after the row that follows.
+# Rights: it runs with those of whoever changes the table, who must not gain any by it; so search_path is fixed, and the
+# function is made anew rather than replaced, since somebody else may own one of that name. A cancelled statement and
+# its time limit are the only errors that pass the handler, and those are the user's own.
+_BODY = """
+declare
+  lasting boolean;
+begin
+  if tg_event = 'sql_drop' then
+    lasting := exists (select from pg_event_trigger_dropped_objects() o where not o.is_temporary);
+  else
+    lasting := exists (select from pg_event_trigger_ddl_commands() c where c.schema_name is distinct from 'pg_temp');
+  end if;
+  if lasting then
+    perform pg_logical_emit_message(true, 'headwater', 'ddl');
+  end if;
+exception when others then
+  null;
+end
+"""
+
+_EVENTS = {"headwater_ddl": "ddl_command_end", "headwater_drop": "sql_drop"}
+
+_CREATE_FUNCTION = (
+    f"CREATE FUNCTION {SCHEMA}.note_ddl() RETURNS event_trigger LANGUAGE plpgsql"
+    f" SET search_path = pg_catalog, pg_temp AS $headwater${_BODY}$headwater$"
+)
+
+_INSTALL = (
+    f"CREATE SCHEMA IF NOT EXISTS {SCHEMA}",
+    f"DROP FUNCTION IF EXISTS {SCHEMA}.note_ddl() CASCADE",
+    _CREATE_FUNCTION,
+    *(
+        statement
+        for name, event in _EVENTS.items()
+        for statement in (
+            f"DROP EVENT TRIGGER IF EXISTS {name}",
+            f"CREATE EVENT TRIGGER {name} ON {event} EXECUTE FUNCTION {SCHEMA}.note_ddl()",
+            f"ALTER EVENT TRIGGER {name} ENABLE ALWAYS",  # also while another replication applies changes
+        )
+    ),
+)
+
+_REMOVE = (
+    *(f"DROP EVENT TRIGGER IF EXISTS {name}" for name in _EVENTS),
+    f"DROP FUNCTION IF EXISTS {SCHEMA}.note_ddl()",
+    f"DROP SCHEMA IF EXISTS {SCHEMA}",
+)
+
+_FOUND = """
+select e.evtname, e.evtenabled::text,
+       e.evtevent || case when e.evttags is null then '' else ' when tag' end,
+       p.prosrc, p.prosecdef, coalesce(p.proconfig::text, ''), p.proowner = e.evtowner
+from pg_event_trigger e join pg_proc p on p.oid = e.evtfoid join pg_namespace n on n.oid = p.pronamespace
+where e.evtname = any(%s) and n.nspname = %s and p.proname = 'note_ddl'
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Installed:
+    """What was done about the triggers, as SQL, and what could not be."""
+
+    done: tuple[str, ...] = ()
+    warnings: tuple[Finding, ...] = ()
+
+
+def is_hint(message: LogicalMessage) -> bool:
+    """Whether a message of the stream says that something in the catalog changed, whoever wrote it."""
+    return message.prefix == _PREFIX and message.content == _CONTENT
+
+
+def triggers_on(conn: psycopg.Connection) -> bool:
+    """Whether the triggers are there as `install` makes them, and fire."""
+    found = conn.execute(_FOUND, [list(_EVENTS), SCHEMA]).fetchall()
+    wanted = {
+        (name, "A", event, _BODY, False, '{"search_path=pg_catalog, pg_temp"}', True) for name, event in _EVENTS.items()
+    }
+    return {tuple(row) for row in found} == wanted and _may_fire(conn)
+
+
+def _may_fire(conn: psycopg.Connection) -> bool:
+    """From 17 on all event triggers of a server can be switched off."""
+    row = conn.execute("select coalesce(current_setting('event_triggers', true), 'on')").fetchone()
+    return row is not None and row[0] == "on"
+
+
+def install(settings: SourceSettings, admin: SourceSettings | None = None) -> Installed:
+    """Make the triggers unless they are there, as `admin`, or else as the role of `settings`. Where the role may not,
+    a note says so: nothing depends on them. Raises SourceUnreachable or SourceRefused."""
+    with connect(admin or settings) as conn:
+        if triggers_on(conn):
+            return Installed()
+        return _run(conn, _INSTALL, _REFUSED_TO_INSTALL)
+
+
+def remove(settings: SourceSettings, admin: SourceSettings | None = None) -> Installed:
+    """Take the triggers and all that belongs to them away. Raises SourceUnreachable or SourceRefused."""
+    with connect(admin or settings) as conn:
+        there = conn.execute(
+            "select exists (select from pg_event_trigger where evtname = any(%s))"
+            " or exists (select from pg_namespace where nspname = %s)",
+            [list(_EVENTS), SCHEMA],
+        ).fetchone()
+        if there is None or not there[0]:
+            return Installed()
+        return _run(conn, _REMOVE, _REFUSED_TO_REMOVE)
+
+
+def _run(conn: psycopg.Connection, statements: tuple[str, ...], refused: tuple[str, str]) -> Installed:
+    try:
+        with conn.transaction():
+            conn.execute("set local client_min_messages = warning")  # what was not there to be dropped is no news
+            for statement in statements:
+                conn.execute(statement.encode())
+    except psycopg.Error as error:
+        reason = error.diag.message_primary or type(error).__name__
+        what, fix = refused
+        return Installed(warnings=(Finding("HW_2020", f"{what}: {reason}", fix, fatal=False),))
+    return Installed(done=tuple(statement.partition(" AS $")[0] for statement in statements))
+
+
+_REFUSED_TO_INSTALL = (
+    "event triggers can't be made, so changes of tables are found by looking at the catalog every few seconds",
+    "nothing has to be done; to hear of them at once, repeat this with a superuser as --admin-uri",
+)
+_REFUSED_TO_REMOVE = (
+    "the event triggers can't be removed",
+    "repeat this with the superuser who made them as --admin-uri",
+)

@@ -1,0 +1,263 @@
+"""Event triggers tell of changed tables at once, and can neither break the change nor be used against us."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import psycopg
+import pytest
+
+from headwater.decode.pgoutput import Decoder
+from headwater.oplog.change import Insert, LogicalMessage
+from headwater.source.connect import connect
+from headwater.source.triggers import Installed, install, is_hint, remove, triggers_on
+from tests.integration.test_catalog import settings_for
+from tests.support.fix_headwater import Deployment, wait_until
+from tests.support.fix_postgres import SourceDb
+
+Deploy = Callable[..., Deployment]
+
+
+@pytest.fixture
+def plain_role(source_db: SourceDb) -> Iterator[str]:
+    """A role that may make tables, and nothing else. Roles belong to the server, so it goes with the test."""
+    role = f"{source_db.name}_plain"
+    source_db.execute(f"create role {role} login; grant create on schema public to {role}")
+    source_db.execute(f"grant create on database {source_db.name} to {role}")
+    yield role
+    source_db.execute(f"reset role; drop owned by {role} cascade; drop role {role}")
+
+
+def on(source: SourceDb) -> bool:
+    with connect(settings_for(source)) as conn:
+        return triggers_on(conn)
+
+
+def test_they_are_made_once_and_removed_whole(source_db: SourceDb) -> None:
+    settings = settings_for(source_db)
+    assert not on(source_db)
+    assert "CREATE EVENT TRIGGER headwater_ddl ON ddl_command_end" in " ".join(install(settings).done)
+    assert on(source_db)
+    assert install(settings) == Installed()
+    assert remove(settings).done
+    assert not on(source_db)
+    assert source_db.fetch("select evtname from pg_event_trigger") == []
+    assert source_db.fetch("select 1 from pg_namespace where nspname = 'headwater_source'") == []
+    assert remove(settings) == Installed()
+    assert install(settings).done
+    assert on(source_db)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "alter event trigger headwater_ddl disable",
+        "alter event trigger headwater_drop enable replica",
+        "drop event trigger headwater_drop",
+        "create or replace function headwater_source.note_ddl() returns event_trigger language plpgsql as 'begin end'",
+        "alter function headwater_source.note_ddl() reset search_path",
+        "alter function headwater_source.note_ddl() security definer",
+        "drop function headwater_source.note_ddl() cascade",
+    ],
+)
+def test_what_somebody_changed_is_noticed_and_mended(source_db: SourceDb, change: str) -> None:
+    install(settings_for(source_db))
+    source_db.execute(change)
+    assert not on(source_db)
+    assert install(settings_for(source_db)).done
+    assert on(source_db)
+
+
+def test_a_function_that_somebody_else_owns_is_not_used(source_db: SourceDb, plain_role: str) -> None:
+    source_db.execute(f"set role {plain_role}; create schema headwater_source")
+    source_db.execute(
+        "create function headwater_source.note_ddl() returns event_trigger language plpgsql as 'begin end'; reset role"
+    )
+    install(settings_for(source_db))
+    owner = "select pg_get_userbyid(proowner) from pg_proc where proname = 'note_ddl'"
+    assert source_db.fetch(owner) == [("postgres",)]
+    source_db.execute(f"alter function headwater_source.note_ddl() owner to {plain_role}")
+    assert not on(source_db)
+    install(settings_for(source_db))
+    assert source_db.fetch(owner) == [("postgres",)]
+
+
+def test_a_role_that_may_not_make_them_is_told_so_and_goes_without(source_db: SourceDb, plain_role: str) -> None:
+    outcome = install(settings_for(source_db, user=plain_role))
+    assert outcome.done == ()
+    (note,) = outcome.warnings
+    assert not note.fatal
+    assert "changes of tables are found by looking at the catalog" in note.what
+    assert source_db.fetch("select 1 from pg_namespace where nspname = 'headwater_source'") == []
+    assert install(settings_for(source_db, user=plain_role), settings_for(source_db)).done
+    with connect(settings_for(source_db, user=plain_role)) as conn:
+        assert triggers_on(conn)
+    assert remove(settings_for(source_db, user=plain_role)).warnings
+    assert on(source_db)
+
+
+def streamed(source: SourceDb, *statements: str) -> list[str]:
+    """What a stream brings of these: rows by their first value, and hints."""
+    source.execute("select pg_create_logical_replication_slot('peek', 'pgoutput')")
+    source.execute("set synchronous_commit = on")  # else the slot does not see the commit yet
+    for statement in statements:
+        source.execute(statement)
+    payloads = source.fetch(
+        "select data from pg_logical_slot_get_binary_changes('peek', null, null,"
+        " 'proto_version', '1', 'publication_names', 'headwater', 'messages', 'true')"
+    )
+    found = []
+    for message in Decoder().decode([bytes(row[0]) for row in payloads]):
+        if isinstance(message, Insert):
+            found.append(str(message.new[0]))
+        if isinstance(message, LogicalMessage) and is_hint(message):
+            found.append("hint")
+    return found
+
+
+CHANGES = (
+    "alter table t add column x int",
+    "alter table t rename to u",
+    "alter table t drop column b",
+    "alter table t alter column b type bigint",
+    "alter table t replica identity full",
+    "alter table t set schema s2",
+    "alter table t attach partition u for values in (1)",
+    "alter table t detach partition part",
+    "alter publication headwater add table other",
+    "alter publication headwater drop table t",
+    "alter publication headwater set table other",
+    "alter publication headwater set (publish = 'insert')",
+    "alter type mood add value 'glad'",
+    "alter domain d add check (value > 0)",
+    "alter schema s rename to s3",
+    "drop table t",
+    "drop index other_v",
+    "drop schema s cascade",
+    "drop publication headwater; create publication headwater for table other",
+    "create table t3 (id int)",
+    "create table t3 as select 1 as id",
+    "select 1 as id into t3",
+    "do $$ begin execute 'alter table t add column x int'; end $$",
+)
+
+
+@pytest.mark.parametrize("sql", CHANGES)
+def test_a_change_leaves_a_message_in_the_stream(source_db: SourceDb, sql: str) -> None:
+    partitions = " partition by list (id)" if "partition" in sql else ""
+    source_db.execute("create type mood as enum ('sad'); create domain d as int")
+    source_db.execute("create schema s; create schema s2; create table s.t (id int primary key)")
+    source_db.execute(f"create table t (id int primary key, b int){partitions}")
+    if partitions:
+        source_db.execute("create table part partition of t for values in (7); create table u (like t including all)")
+    source_db.execute("create table other (id int primary key, v int); create index other_v on other (v)")
+    source_db.execute("create publication headwater for table t")
+    install(settings_for(source_db))
+    assert "hint" in streamed(source_db, sql)
+
+
+@pytest.fixture
+def prepared(source_db: SourceDb) -> SourceDb:
+    source_db.execute("create table t (id int primary key); create publication headwater for table t")
+    install(settings_for(source_db))
+    return source_db
+
+
+def test_the_message_comes_with_the_transaction_that_changed_the_table(prepared: SourceDb) -> None:
+    told = streamed(
+        prepared,
+        "begin; insert into t values (1); alter table t add column x int; insert into t values (2); commit",
+        "insert into t values (3)",
+    )
+    assert sorted(told[:3]) == ["1", "2", "hint"]
+    assert told[3:] == ["3"]
+
+
+def test_what_is_rolled_back_is_not_told(prepared: SourceDb) -> None:
+    assert streamed(prepared, "begin; alter table t add column x int; rollback", "insert into t values (1)") == ["1"]
+
+
+def test_temporary_tables_are_not_told(prepared: SourceDb) -> None:
+    told = streamed(
+        prepared,
+        "create temp table u (id serial primary key); alter table u add column v int; drop table u",
+        "create table if not exists t (id int)",
+        "insert into t values (1)",
+    )
+    assert told == ["1"]
+
+
+def test_changes_that_another_replication_applies_are_told(prepared: SourceDb) -> None:
+    told = streamed(
+        prepared,
+        "set session_replication_role = replica",
+        "alter table t add column x int",
+        "create table u (id int)",
+        "drop table u",
+    )
+    assert told == ["hint"] * 3
+
+
+@pytest.mark.parametrize("function", ["pg_logical_emit_message(bool, text, text)", "pg_event_trigger_ddl_commands()"])
+def test_a_change_succeeds_when_the_message_fails(prepared: SourceDb, plain_role: str, function: str) -> None:
+    prepared.execute(f"revoke execute on function {function} from public; set role {plain_role}")
+    prepared.execute("begin; create table theirs (id int); alter table theirs add column x int; commit")
+    prepared.execute("drop table theirs")
+    prepared.execute("reset role; insert into t values (1)")
+    with psycopg.connect(prepared.dsn, user=plain_role, autocommit=True) as conn:
+        conn.execute("set search_path = pg_temp, public")
+        conn.execute("create function pg_temp.exists(x int) returns bool language sql as 'select 1 / 0 = 1'")
+        conn.execute("create table public.theirs (id int)")
+
+
+def test_a_change_succeeds_in_a_copy_of_the_database(prepared: SourceDb) -> None:
+    copy = f"{prepared.name}_copy"
+    prepared.connection.close()
+    with psycopg.connect(prepared.server.dsn(), autocommit=True) as admin:
+        admin.execute(f"create database {copy} template {prepared.name}".encode())
+        with psycopg.connect(prepared.server.dsn(copy), autocommit=True) as conn:
+            conn.execute("drop publication headwater; alter table t add column x int; drop table t")
+        admin.execute(f"drop database {copy} with (force)".encode())
+
+
+NOTES = """
+config: {edition: 3}
+streams:
+  notes:
+    auto_subscribe: true
+    query: SELECT * FROM notes
+"""
+
+
+@pytest.mark.spark
+def test_forged_messages_cost_a_look_and_do_nothing(deploy: Deploy, source_db: SourceDb) -> None:
+    source_db.execute("create table notes (id text primary key); insert into notes values ('1')")
+    deployment = deploy(NOTES)
+    deployment.poll_seconds = 3600
+    deployment.start()
+    ops = deployment.op_count()
+    for transactional in ("true", "false"):
+        for content in ("ddl", "drop table notes", "", "ping", "x" * 100_000):
+            source_db.execute(
+                f"select pg_logical_emit_message({transactional}, 'headwater', %s) from generate_series(1, 200)",
+                content,
+            )
+    source_db.execute("select pg_logical_emit_message(true, 'headwater', '\\x00ff'::bytea)")
+    source_db.execute("insert into notes values ('2')")
+    assert deployment.rows("a").keys() == {("notes", "1"), ("notes", "2")}
+    assert deployment.op_count() == ops + 1
+    assert [record.kind for record in deployment.bulk_records()] == ["snapshot"]
+
+
+@pytest.mark.spark
+def test_a_change_of_a_quiet_table_is_found_by_the_message_alone(deploy: Deploy, source_db: SourceDb) -> None:
+    source_db.execute("create table notes (id text primary key); insert into notes values ('1')")
+    install(settings_for(source_db))
+    deployment = deploy(NOTES)
+    deployment.poll_seconds = 3600
+    deployment.start()
+    assert deployment.rows("a").keys() == {("notes", "1")}
+    source_db.execute("alter table notes rename to archive")
+    wait_until(lambda: deployment.rows("a") == {}, "the rows to go")
+    source_db.execute("alter table archive rename to notes")
+    wait_until(lambda: deployment.rows("a").keys() == {("notes", "1")}, "the rows to come back")

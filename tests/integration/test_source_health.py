@@ -1,0 +1,350 @@
+"""What threatens a source is said before it happens, by the replicator, the command, the endpoint and the metrics."""
+
+from __future__ import annotations
+
+import json
+import logging
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from headwater.embedded.postgres import EmbeddedPostgres, StopMode
+from headwater.oplog.lsn import Lsn, parse_lsn
+from headwater.pipeline.jobs import SparkBulk
+from headwater.replication.health import Health, State, from_json
+from headwater.source.checks import Finding
+from headwater.source.connect import SourceSettings, connect
+from headwater.source.health import look
+from headwater.source.triggers import install
+from tests.integration.test_catalog import settings_for
+from tests.support.command import headwater
+from tests.support.fix_headwater import Deployment, wait_until
+from tests.support.fix_postgres import SourceDb
+from tests.support.fix_processes import Launch
+from tests.support.fix_service import config_of, free_port
+
+Deploy = Callable[..., Deployment]
+
+NOTES = """
+config: {edition: 3}
+streams:
+  notes:
+    auto_subscribe: true
+    query: SELECT * FROM notes
+"""
+
+
+def found(settings: SourceSettings) -> dict[str, Finding]:
+    """What is found, of all tables."""
+    with connect(settings) as conn:
+        oids = {oid for (oid,) in conn.execute("select oid::int8 from pg_class").fetchall()}
+        return {finding.code: finding for finding in look(conn, settings, oids).findings}
+
+
+def own_server(start: Callable[..., EmbeddedPostgres], **options: str) -> tuple[SourceSettings, psycopg.Connection]:
+    """A server with a publication and a slot that nobody reads."""
+    server = start(**options)
+    conn = psycopg.connect(server.dsn(), autocommit=True)
+    conn.execute("create table notes (id int primary key); create publication headwater for table notes")
+    conn.execute("select pg_create_logical_replication_slot('headwater_default', 'pgoutput')")
+    return SourceSettings("127.0.0.1", "postgres", "postgres", port=server.port, sslmode="disable"), conn
+
+
+def fill_segments(conn: psycopg.Connection, count: int) -> None:
+    for _ in range(count):
+        conn.execute("select pg_logical_emit_message(false, 'x', 'x'), pg_switch_wal()")
+
+
+def test_the_budget_of_the_slot_is_spoken_of_when_half_is_used(postgres_with: Callable[..., EmbeddedPostgres]) -> None:
+    settings, conn = own_server(postgres_with, max_slot_wal_keep_size="128MB", max_wal_size="2GB")
+    with conn:
+        assert found(settings) == {}
+        fill_segments(conn, 6)
+        warned = found(settings)["HW_2021"]
+        assert not warned.fatal
+        assert warned.what == "more than half of the 128 MB of log that the slot may hold is used up"
+        assert "max_slot_wal_keep_size = '256MB'" in warned.fix
+        fill_segments(conn, 6)
+        urgent = found(settings)["HW_2021"]
+        assert urgent.fatal
+        assert "lost at the source's next checkpoint" in urgent.what
+        conn.execute("checkpoint")
+        with connect(settings) as ours:
+            slot = look(ours, settings, ()).slot
+        assert slot is not None
+        assert slot.wal_status == "lost"
+
+
+def test_the_age_of_the_oldest_transaction_is_spoken_of(postgres_with: Callable[..., EmbeddedPostgres]) -> None:
+    settings, conn = own_server(postgres_with, autovacuum_freeze_max_age="100000")
+    with conn:
+        assert found(settings) == {}
+        conn.execute(
+            "do $$ begin for i in 1..50100 loop"
+            " begin perform pg_current_xact_id(); insert into notes values (1); raise exception 'x';"
+            " exception when raise_exception then null; end; end loop; end $$"
+        )
+        assert "vacuuming its catalog" in found(settings)["HW_2022"].what
+
+
+def test_a_slot_of_somebody_else_that_nobody_reads_is_named(postgres_with: Callable[..., EmbeddedPostgres]) -> None:
+    settings, conn = own_server(postgres_with, max_wal_size="2GB")
+    with conn:
+        conn.execute("select pg_create_physical_replication_slot('standby', true)")
+        fill_segments(conn, 66)
+        forgotten = found(settings)["HW_2023"]
+        assert 'nobody reads the replication slot "standby"' in forgotten.what
+        assert "run SELECT pg_drop_replication_slot('standby')" in forgotten.fix
+
+
+@pytest.mark.parametrize(
+    ("sql", "code", "what", "fix"),
+    [
+        (
+            "alter table notes drop constraint notes_pkey",
+            "HW_2017",
+            "public.notes has no primary key",
+            "REPLICA IDENTITY FULL",
+        ),
+        (
+            "create unique index u on notes (body); alter table notes replica identity using index u; drop index u",
+            "HW_2024",
+            "the index that was to identify the rows of public.notes is gone",
+            'ALTER TABLE "public"."notes" REPLICA IDENTITY DEFAULT',
+        ),
+        (
+            "alter publication headwater set (publish = 'insert, delete')",
+            "PSYNC_S1142",
+            "does not publish update, truncate",
+            "SET (publish = 'insert, update, delete, truncate')",
+        ),
+        ("drop publication headwater", "PSYNC_S1141", 'publication "headwater" does not exist', "source prepare"),
+    ],
+)
+def test_what_keeps_changes_from_the_stream_is_named(
+    source_db: SourceDb, sql: str, code: str, what: str, fix: str
+) -> None:
+    source_db.execute("create table notes (id int primary key, body text not null)")
+    source_db.execute("create publication headwater for table notes")
+    assert found(settings_for(source_db)) == {}
+    source_db.execute(sql)
+    (finding,) = found(settings_for(source_db)).values()
+    assert finding.code == code
+    assert what in finding.what
+    assert fix in finding.fix
+
+
+def test_what_another_version_kept_is_passed_over() -> None:
+    assert from_json("") is None
+    assert from_json('{"state": "dreaming"}') is None
+    assert from_json("[]") is None
+
+
+@pytest.fixture
+def deployment(deploy: Deploy, source_db: SourceDb) -> Deployment:
+    source_db.execute("create table notes (id text primary key, body text); insert into notes values ('1')")
+    return deploy(NOTES)
+
+
+def standing(deployment: Deployment) -> Health:
+    """How the replicator says it stands."""
+    deployment.raise_failure()
+    health = deployment.health()
+    assert health is not None
+    return health
+
+
+def flows(deployment: Deployment) -> bool:
+    """The stream flows, and the source was looked at."""
+    health = standing(deployment)
+    return health.state is State.STREAMING and health.slot is not None
+
+
+def attempts(deployment: Deployment) -> int:
+    """Errors in a row."""
+    cause = standing(deployment).cause
+    return 0 if cause is None else cause.attempts
+
+
+@pytest.mark.spark
+def test_the_replicator_warns_once_and_says_when_it_is_over(
+    deployment: Deployment, source_db: SourceDb, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "headwater.replication.watch")
+    deployment.start()
+    wait_until(lambda: flows(deployment), "the first look")
+    assert standing(deployment).findings == ()
+    for _ in range(2):
+        source_db.execute("alter table notes drop constraint notes_pkey")
+        wait_until(lambda: [f.code for f in standing(deployment).findings] == ["HW_2017"], "the warning")
+        source_db.execute("alter table notes add primary key (id)")
+        wait_until(lambda: standing(deployment).findings == (), "the warning to go")
+    said = [record.getMessage() for record in caplog.records if "HW_2017" in record.getMessage()]
+    assert [line.partition("[")[0] for line in said] == ["", "no longer so: "] * 2
+    wait_until(lambda: standing(deployment).state is State.STREAMING, "the comparison to end")
+    deployment.stop()
+    assert standing(deployment).state is State.STOPPED
+    assert standing(deployment).cause is None
+
+
+@pytest.mark.spark
+def test_tables_that_are_compared_are_named_with_the_reason(deployment: Deployment, source_db: SourceDb) -> None:
+    source_db.execute("create table other (id text primary key)")
+    deployment.start()
+    with psycopg.connect(source_db.dsn) as writer:
+        writer.execute("insert into other values ('open')")  # for which the comparison's snapshot waits
+        source_db.execute("alter table notes add column filled text default 'x'")
+        wait_until(lambda: standing(deployment).state is State.RESYNCING, "the comparison")
+        (compared,) = standing(deployment).compared
+        assert (compared.table, compared.reason) == ("public.notes", "its definition changed")
+        source_db.execute("insert into notes values ('2')")
+        assert ("notes", "2") in deployment.rows("a")
+    wait_until(lambda: standing(deployment).state is State.STREAMING, "the comparison to end")
+    assert standing(deployment).compared == ()
+
+
+@pytest.mark.spark
+def test_an_error_is_kept_with_its_cause_and_remedy_until_rows_flow_again(
+    postgres_with: Callable[..., EmbeddedPostgres], spark_bulk: SparkBulk, tmp_path: Path
+) -> None:
+    server = postgres_with()
+    source = SourceDb(server, "postgres")
+    source.execute("create table notes (id text primary key)")
+    deployment = Deployment(source, tmp_path / "store", NOTES, spark_bulk).start()
+    try:
+        wait_until(lambda: flows(deployment), "the first look")
+        source.connection.close()
+        server.stop(StopMode.FAST)
+        wait_until(lambda: attempts(deployment) > 1, "a second attempt")
+        health = standing(deployment)
+        assert health.state is State.RETRYING
+        assert health.slot is None
+        assert health.cause is not None
+        assert health.cause.code == "HW_2001"
+        assert "the source database cannot be reached" in health.cause.what
+        assert "check that Postgres runs there" in health.cause.fix
+        server.start()
+        wait_until(lambda: standing(deployment).state is State.STREAMING, "rows to flow again")
+        assert standing(deployment).cause is None
+        assert standing(deployment).trouble is not None
+        wait_until(lambda: standing(deployment).slot is not None, "the next look")
+    finally:
+        deployment.close()
+
+
+@pytest.mark.spark
+def test_an_idle_database_holds_no_log_of_a_busy_one(deployment: Deployment, source_db: SourceDb) -> None:
+    deployment.start()
+    with psycopg.connect(source_db.server.dsn(), autocommit=True) as busy:
+        for _ in range(3):
+            busy.execute("select pg_logical_emit_message(false, 'x', repeat('x', 1000000)), pg_switch_wal()")
+            end = parse_lsn(busy.execute("select pg_current_wal_lsn()::text").fetchall()[0][0])
+            wait_until(partial(passed, source_db, end), "the slot to move on")
+
+
+def passed(source: SourceDb, position: Lsn) -> bool:
+    """Whether the server may drop the log up to there, as far as our slot is concerned."""
+    slot = "select confirmed_flush_lsn::text from pg_replication_slots where database = current_database()"
+    return parse_lsn(source.fetch(slot)[0][0]) >= position
+
+
+@pytest.mark.spark
+def test_the_heartbeat_comes_as_often_as_it_is_configured(deployment: Deployment, source_db: SourceDb) -> None:
+    source_db.execute("create publication headwater for all tables")
+    source_db.execute("select pg_create_logical_replication_slot('peek', 'pgoutput')")
+    deployment.heartbeat_seconds = 1
+    deployment.start()
+    peek = (
+        "select count(*) from pg_logical_slot_peek_binary_changes('peek', null, null, 'proto_version', '1',"
+        " 'publication_names', 'headwater', 'messages', 'true') where position('headwater'::bytea in data) > 0"
+    )
+    wait_until(lambda: source_db.fetch(peek)[0][0] >= 3, "heartbeats")
+    source_db.execute("select pg_drop_replication_slot('peek')")
+
+
+def fetch(url: str, **headers: str) -> tuple[int, str]:
+    request = urllib.request.Request(url, headers=headers)
+    try:
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+def answers(port: int) -> bool:
+    """Whether the endpoint is ready."""
+    try:
+        return fetch(f"http://127.0.0.1:{port}/probes/readiness")[0] == 200
+    except OSError:
+        return False
+
+
+def status_of(folder: Path, config: dict[str, object]) -> dict[str, Any]:
+    (folder / "status.json").write_text(json.dumps(config), encoding="utf-8")
+    outcome = headwater("source", "status", "--json", "-c", folder / "status.json")
+    assert outcome.code == 0, outcome.err
+    told: dict[str, Any] = json.loads(outcome.out)
+    return told
+
+
+@pytest.mark.spark
+def test_command_endpoint_and_metrics_tell_the_same(
+    deployment: Deployment, source_db: SourceDb, launch: Launch, tmp_path: Path
+) -> None:
+    install(deployment.settings)
+    source_db.execute("alter table notes drop constraint notes_pkey")
+    deployment.start()
+    wait_until(lambda: [f.code for f in standing(deployment).findings] == ["HW_2017"], "the warning")
+    wait_until(lambda: standing(deployment).triggers and standing(deployment).state is State.STREAMING, "all well")
+    port, metrics_port = free_port(), free_port()
+    config = {
+        **config_of(deployment, port),
+        "api": {"tokens": ["secret"]},
+        "telemetry": {"prometheus_port": metrics_port},
+        "host": "127.0.0.1",
+    }
+    launch("api", config)
+
+    wait_until(lambda: answers(port), "the endpoint")
+    url = f"http://127.0.0.1:{port}/api/admin/v1/status"
+    for wrong in ({}, {"Authorization": "Token wrong"}, {"Authorization": "Basic secret"}):
+        code, body = fetch(url, **wrong)
+        assert code == 401
+        assert json.loads(body)["error"]["code"] == "PSYNC_S2101"
+    code, body = fetch(url, Authorization="Token secret")
+    assert code == 200
+    (source,) = json.loads(body)["data"]["sources"]
+    assert (source["source"], source["state"], source["cause"]) == ("default", "streaming", None)
+    assert source["findings"][0]["code"] == "HW_2017"
+    assert source["slot"]["active"]
+    metrics = fetch(f"http://127.0.0.1:{metrics_port}/metrics")[1]
+    assert 'headwater_source_state{source="default",state="streaming"} 1.0' in metrics
+    assert 'headwater_source_findings{code="HW_2017",fatal="false",source="default"} 1.0' in metrics
+    assert 'powersync_replication_lag_seconds{source="default"}' in metrics
+    assert 'headwater_slot_behind_bytes{source="default"}' in metrics
+    assert "powersync_concurrent_connections 0.0" in metrics
+    told = status_of(tmp_path, config)
+    assert told["reachable"]
+    assert told["event_triggers"]
+    assert told["findings"][0]["code"] == "HW_2017"
+    assert told["replicator"]["state"] == "streaming"
+    assert told["tables"][0]["table"] == "public.notes"
+    text = headwater("source", "status", "-c", tmp_path / "status.json").out
+    assert "state     streaming since" in text
+    deployment.stop()
+    wait_until(lambda: '"state":"stopped"' in fetch(url, Authorization="Token secret")[1], "the end to be told")
+    metrics = fetch(f"http://127.0.0.1:{metrics_port}/metrics")[1]
+    assert 'headwater_source_state{source="default",state="stopped"} 1.0' in metrics
+    text = json.dumps(config).replace(f'"port": {source_db.server.port}', f'"port": {free_port()}')
+    (tmp_path / "lost.json").write_text(text, encoding="utf-8")
+    outcome = headwater("source", "status", "-c", tmp_path / "lost.json")
+    assert outcome.code == 75
+    assert "does not answer" in outcome.out
+    assert "state     stopped since" in outcome.out
+    assert "[HW_2001]" in outcome.err

@@ -1,0 +1,203 @@
+"""Headwater as a synchronous standby: a commit returns when the store has it, and nothing waits for itself."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from headwater.embedded.postgres import EmbeddedPostgres
+from headwater.pipeline.jobs import SparkBulk
+from headwater.source.connect import connect
+from headwater.source.health import look
+from headwater.source.slot import slot_name
+from headwater.source.triggers import install
+from headwater.storage.versions import VersionState
+from tests.support.fix_headwater import Deployment, wait_until
+from tests.support.fix_postgres import SourceDb
+from tests.support.model_device import contents
+
+pytestmark = pytest.mark.spark
+
+NOTES = """
+config: {edition: 3}
+streams:
+  notes:
+    auto_subscribe: true
+    query: SELECT * FROM notes
+"""
+
+
+@pytest.fixture
+def deployment(
+    postgres_with: Callable[..., EmbeddedPostgres], spark_bulk: SparkBulk, tmp_path: Path
+) -> Iterator[Deployment]:
+    """A source whose commits wait for Headwater, which has read it and stands still."""
+    source = SourceDb(postgres_with(synchronous_commit="on"), "postgres")
+    source.execute("create table notes (id text primary key, body text); insert into notes values ('first')")
+    source.execute("alter table notes alter column body set storage external")
+    deployment = Deployment(source, tmp_path / "store", NOTES, spark_bulk)
+    name = slot_name(deployment.settings)
+    try:
+        deployment.start().stop()
+        source.execute(f"alter system set synchronous_standby_names = '{name}'")
+        source.execute("select pg_reload_conf()")
+        wait_until(lambda: source.fetch("show synchronous_standby_names") == [(name,)], "the setting")
+        yield deployment
+    finally:
+        let_go(source)
+        deployment.close()
+        source.connection.close()
+
+
+def let_go(source: SourceDb) -> None:
+    with psycopg.connect(source.dsn, autocommit=True) as conn:
+        conn.execute("alter system reset synchronous_standby_names")
+        conn.execute("select pg_reload_conf()")
+
+
+class Commit(threading.Thread):
+    """A statement that somebody waits for."""
+
+    def __init__(self, source: SourceDb, statement: str) -> None:
+        super().__init__(daemon=True)
+        self._dsn = source.dsn
+        self._statement = statement
+        self.start()
+
+    def run(self) -> None:
+        with psycopg.connect(self._dsn, autocommit=True) as conn:
+            conn.execute(self._statement)
+
+    def ends(self) -> None:
+        self.join(60)
+        assert not self.is_alive()
+
+
+def waiting(source: SourceDb) -> int:
+    """How many commits wait for a standby."""
+    return int(source.fetch("select count(*) from pg_stat_activity where wait_event = 'SyncRep'")[0][0])
+
+
+def seen_now(deployment: Deployment) -> set[str]:
+    """The ids of the notes that a device would be sent at this very moment."""
+    return {row_id for _, row_id in contents(deployment.buckets("a").values())}
+
+
+def test_a_commit_waits_until_the_store_has_it(deployment: Deployment) -> None:
+    source = deployment.source
+    commit = Commit(source, "insert into notes values ('early')")
+    wait_until(lambda: waiting(source) == 1, "the commit to wait")
+    with connect(deployment.settings) as conn:
+        (finding,) = look(conn, deployment.settings, ()).findings
+    assert finding.code == "HW_2025"
+    assert "ALTER SYSTEM SET synchronous_standby_names = ''" in finding.fix
+    deployment.start()
+    commit.ends()
+    assert "early" in seen_now(deployment)
+    for number in range(30):
+        source.execute("insert into notes values (%s)", f"n{number}")
+        assert f"n{number}" in seen_now(deployment)
+    assert source.fetch("select sync_state from pg_stat_replication where application_name like 'hw%%'") == [("sync",)]
+
+
+def test_commits_go_on_when_headwater_is_let_go(deployment: Deployment) -> None:
+    commit = Commit(deployment.source, "insert into notes values ('early')")
+    wait_until(lambda: waiting(deployment.source) == 1, "the commit to wait")
+    let_go(deployment.source)
+    commit.ends()
+
+
+def test_our_own_statements_do_not_wait_while_nobody_follows(deployment: Deployment) -> None:
+    assert install(deployment.settings).done
+    with connect(deployment.settings) as conn:
+        conn.execute("select pg_logical_emit_message(true, 'headwater', 'ping')")
+        conn.execute("select pg_current_xact_id()")
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "alter table notes add column extra text default 'filled'",
+        "alter table notes drop column body; alter table notes add column body text",
+        "alter table notes rename to archive; alter table archive rename to notes",
+        "truncate notes",
+    ],
+)
+@pytest.mark.parametrize("triggers", [False, True], ids=["looking", "triggers"])
+def test_tables_are_compared_while_commits_wait_for_us(deployment: Deployment, sql: str, triggers: bool) -> None:
+    source = deployment.source
+    if triggers:
+        install(deployment.settings)
+        deployment.poll_seconds = 3600
+    deployment.start()
+    writing = threading.Event()
+    writer = threading.Thread(target=write_until, args=(source, writing), daemon=True)
+    writer.start()
+    source.execute(sql)
+    assert deployment.ask("resync", tables=["public.notes"])["state"] == "done"
+    writing.set()
+    writer.join(60)
+    assert not writer.is_alive()
+    wait_until(lambda: rows(deployment) == truth(source), "the truth")
+
+
+def write_until(source: SourceDb, done: threading.Event) -> None:
+    with psycopg.connect(source.dsn, autocommit=True) as conn:
+        number = 0
+        while not done.is_set():
+            conn.execute("insert into notes (id) values (%s)", [f"w{number:06}"])
+            conn.execute("update notes set id = id || 'x' where id = %s", [f"w{number:06}"])
+            number += 1
+
+
+def truth(source: SourceDb) -> dict[str, dict[str, object]]:
+    """The notes by id, without what is null."""
+    found = [row for (row,) in source.fetch("select json_strip_nulls(row_to_json(n)) from notes n")]
+    return {row["id"]: row for row in found}
+
+
+def rows(deployment: Deployment) -> dict[str, dict[str, object]]:
+    """What a device shows, in the same form."""
+    shown = deployment.rows("a").values()
+    return {str(row["id"]): {name: value for name, value in row.items() if value is not None} for row in shown}
+
+
+def test_another_sync_config_is_deployed_while_commits_wait_for_us(deployment: Deployment) -> None:
+    deployment.start()
+    deployment.source.execute("create table more (id text primary key)")
+    deployment.source.execute("insert into more values ('m')")
+    done = threading.Event()
+    writer = threading.Thread(target=write_until, args=(deployment.source, done), daemon=True)
+    writer.start()
+    version = deployment.redeploy(NOTES + "  more:\n    auto_subscribe: true\n    query: SELECT * FROM more\n")
+    done.set()
+    writer.join(60)
+    assert version.state is VersionState.ACTIVE
+    assert ("more", "m") in deployment.rows("a")
+
+
+def compared_again(deployment: Deployment) -> bool:
+    """Whether the table was compared with the source, and is no more."""
+    deployment.raise_failure()
+    with deployment.store() as store:
+        marked = any(table.resync for table in store.tables("default"))
+    return not marked and "re-sync" in [record.kind for record in deployment.bulk_records()]
+
+
+def test_a_row_that_only_the_source_has_is_not_lost_while_its_commit_waits_for_us(deployment: Deployment) -> None:
+    source = deployment.source
+    source.needs(15, "row filters")
+    source.execute("set synchronous_commit = local; drop publication headwater")
+    source.execute("create publication headwater for table notes where (id <> 'hidden')")
+    deployment.start()
+    wait_until(lambda: compared_again(deployment), "the publication to be noticed")
+    source.execute("set synchronous_commit = on; insert into notes values ('hidden', repeat('x', 20000))")
+    source.execute("update notes set id = 'shown' where id = 'hidden'")  # an INSERT that leaves the large value out
+    wait_until(lambda: "shown" in seen_now(deployment), "the row to come")
+    assert deployment.rows("a")["notes", "shown"] == {"id": "shown", "body": "x" * 20000}
+    deployment.stop()
+    assert deployment.problems() == []
