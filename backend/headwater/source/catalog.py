@@ -17,7 +17,7 @@ from psycopg.rows import class_row
 
 from headwater.decode.catalog import TYPE_QUERY, TypeCatalog
 from headwater.errors import HeadwaterError, Kind
-from headwater.oplog.change import Column, Relation, ReplicaIdentity
+from headwater.oplog.change import Column, Generated, Relation, ReplicaIdentity
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +37,11 @@ class Leaf:
 class PublishedTable:
     """A table as the publications give it to us.
 
-    `relation` equals the stream's Relation message. `row_filter` is an SQL condition over the table's columns in
-    parentheses, None for all rows. `shape` covers everything but where the rows lie (`relfilenode`); `fingerprint`
-    covers both.
+    `relation` equals the stream's Relation message but for stored generated columns, which it has even where the
+    stream does not. `row_filter` is an SQL condition over the table's columns in parentheses, None for all rows.
+    `shape` covers everything but where the rows lie (`relfilenode`); `fingerprint` covers both. `left_out` names
+    generated columns that nobody here can compute, since what they are computed from is not published; `unsent_key`
+    those that identify a row, and are not streamed.
     """
 
     relation: Relation
@@ -47,6 +49,8 @@ class PublishedTable:
     row_filter: str | None
     shape: str
     fingerprint: str
+    left_out: tuple[str, ...] = ()
+    unsent_key: tuple[str, ...] = ()
 
     @property
     def qualified_name(self) -> str:
@@ -62,6 +66,22 @@ class PublicationUnusable(HeadwaterError):
 
     kind: ClassVar[Kind] = Kind.STOP
     code: ClassVar[str] = "PSYNC_S1141"
+
+
+class KeyNotSentError(HeadwaterError):
+    """Rows of a table are told apart by what the stream does not say."""
+
+    kind: ClassVar[Kind] = Kind.STOP
+    code: ClassVar[str] = "HW_2020"
+
+
+def unsent_key_error(table: PublishedTable) -> KeyNotSentError:
+    """For a table with an `unsent_key`."""
+    return KeyNotSentError(
+        f"generated columns identify a row, and Postgres does not stream them: {', '.join(table.unsent_key)}",
+        table.qualified_name,
+        f"run ALTER TABLE {table.qualified_name} REPLICA IDENTITY FULL, or USING INDEX one of ordinary columns",
+    )
 
 
 class Publication(NamedTuple):
@@ -155,6 +175,8 @@ class _Attribute:
     type_modifier: int
     generated: str
     changed_by: str
+    expression: str | None
+    inputs: list[int]
 
 
 def _memberships(conn: psycopg.Connection, publications: Sequence[str]) -> dict[int, list[_Membership]]:
@@ -200,10 +222,20 @@ def _columns(conn: psycopg.Connection, oids: list[int]) -> Mapping[int, list[_At
     # xmin changes when a type changes in place (ALTER … USING), which leaves name and type as they were
     with conn.cursor(row_factory=class_row(_Attribute)) as cursor:
         cursor.execute(
-            """select attrelid::int8 as table, attnum::int4 as number, attname as name, atttypid::int8 as type_oid,
-                      atttypmod as type_modifier, attgenerated::text as generated, xmin::text as changed_by
-               from pg_attribute where attrelid = any(%s::oid[]) and attnum > 0 and not attisdropped
-               order by attrelid, attnum""",
+            """select a.attrelid::int8 as table, a.attnum::int4 as number, a.attname as name,
+                      a.atttypid::int8 as type_oid, a.atttypmod as type_modifier, a.attgenerated::text as generated,
+                      a.xmin::text as changed_by, pg_get_expr(d.adbin, d.adrelid) as expression,
+                      case when d.oid is null then '{}'::int4[] else array(
+                          select refobjsubid from pg_depend
+                          where refclassid = 'pg_class'::regclass and refobjid = a.attrelid
+                            and refobjsubid not in (0, a.attnum)
+                            and (classid = 'pg_attrdef'::regclass and objid = d.oid  -- the second form until 14
+                                 or classid = 'pg_class'::regclass and objid = a.attrelid and objsubid = a.attnum)
+                          order by refobjsubid) end as inputs
+               from pg_attribute a
+                 left join pg_attrdef d on d.adrelid = a.attrelid and d.adnum = a.attnum and a.attgenerated = 's'
+               where a.attrelid = any(%s::oid[]) and a.attnum > 0 and not a.attisdropped
+               order by a.attrelid, a.attnum""",
             [oids],
         )
         columns: dict[int, list[_Attribute]] = defaultdict(list)
@@ -252,18 +284,22 @@ def _published(
             f"{table.schema}.{table.name}",
             "give it the same column list in each, or follow one publication only",
         )
-    relation = Relation(table.oid, table.schema, table.name, ReplicaIdentity(table.identity), _shown(table, chosen))
+    kept = _kept(chosen, attributes)
+    shown = _shown(table, kept, chosen)
+    relation = Relation(table.oid, table.schema, table.name, ReplicaIdentity(table.identity), shown)
     row_filter = _combined_filter(members)
     operations = sorted((pub, publications[pub].operations, publications[pub].via_root) for pub in selections)
     shape = _digest(
         relation,
-        sorted((a.name, a.generated, a.changed_by) for a in chosen),
+        sorted((a.name, a.generated, a.changed_by) for a in kept),
         row_filter,
         operations,
         [(leaf.oid, leaf.schema, leaf.name) for leaf in leaves],
     )
     fingerprint = _digest(shape, [(leaf.oid, leaf.relfilenode) for leaf in leaves])
-    return PublishedTable(relation, leaves, row_filter, shape, fingerprint)
+    left_out = tuple(a.name for a in attributes if a.generated == "s" and a not in kept)
+    unsent = tuple(a.name for a in attributes if a.generated and a.number in table.key and a not in chosen)
+    return PublishedTable(relation, leaves, row_filter, shape, fingerprint, left_out, unsent)
 
 
 def _selected(member: _Membership, attributes: list[_Attribute], publication: Publication) -> list[_Attribute]:
@@ -275,9 +311,21 @@ def _selected(member: _Membership, attributes: list[_Attribute], publication: Pu
     return [a for a in attributes if not a.generated or (publication.generated and a.generated == "s")]
 
 
-def _shown(table: _Table, attributes: list[_Attribute]) -> tuple[Column, ...]:
+def _kept(streamed: list[_Attribute], attributes: list[_Attribute]) -> list[_Attribute]:
+    """What the stream carries, and the stored generated columns that can be computed from it."""
+    there = {a.number for a in streamed}
+    return [a for a in attributes if a.number in there or (a.generated == "s" and there.issuperset(a.inputs))]
+
+
+def _shown(table: _Table, kept: list[_Attribute], streamed: list[_Attribute]) -> tuple[Column, ...]:
     full = table.identity == ReplicaIdentity.FULL.value
-    return tuple(Column(a.name, a.type_oid, a.type_modifier, full or a.number in table.key) for a in attributes)
+    names = {a.number: a.name for a in kept}
+    shown = []
+    for a in kept:
+        unsent = a.expression is not None and a not in streamed
+        generated = Generated(a.expression or "", tuple(names[number] for number in a.inputs)) if unsent else None
+        shown.append(Column(a.name, a.type_oid, a.type_modifier, full or a.number in table.key, generated))
+    return tuple(shown)
 
 
 def _combined_filter(members: list[_Membership]) -> str | None:
