@@ -14,7 +14,7 @@ from headwater.embedded.postgres import EmbeddedPostgres
 from headwater.pipeline.jobs import SparkBulk
 from headwater.storage.address import SqliteAddress
 from headwater.storage.stats import store_stats
-from tests.support.fix_headwater import Deployment
+from tests.support.fix_headwater import Deployment, wait_until
 from tests.support.memory import forget_peak, peak
 from tests.support.row_truth import device_rows, truth
 
@@ -182,6 +182,7 @@ def test_a_prepared_transaction_arrives_when_it_is_committed(
         deployment.close()
 
 
+LONG = [pytest.mark.long, pytest.mark.timeout(1500)]
 LARGE = {
     "insert": "insert into notes select 'new ' || i, repeat('x', {width}), i from generate_series(1, {rows}) i",
     "every kind": (
@@ -198,8 +199,8 @@ ALLOWED = 220 << 20
     ("kind", "rows", "width"),
     [
         ("insert", 25_000, 3_000),
-        pytest.param("insert", 1_000_000, 300, marks=pytest.mark.long),
-        pytest.param("every kind", 1_000_000, 300, marks=pytest.mark.long),
+        pytest.param("insert", 1_000_000, 300, marks=LONG),
+        pytest.param("every kind", 1_000_000, 300, marks=LONG),
     ],
 )
 def test_a_large_transaction_takes_bounded_memory(
@@ -207,10 +208,10 @@ def test_a_large_transaction_takes_bounded_memory(
 ) -> None:
     create(source_db)
     deployment = deploy(CONFIG).start()
-    deployment.caught_up()
+    ops = deployment.op_count()
     before = forget_peak()
     source_db.execute(LARGE[kind].format(rows=rows, width=width))
-    source_db.execute("insert into notes values ('end', 'x', 1)")
+    wait_until(lambda: deployment.op_count_now() > ops, "the transaction to arrive", 1200)
     deployment.caught_up()
     grown = peak() - before
     assert grown < ALLOWED, f"{grown >> 20} MB"
