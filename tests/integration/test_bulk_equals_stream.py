@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 import pytest
 from hypothesis import Phase, given, settings
@@ -197,7 +197,7 @@ class Place:
         for start in range(0, len(changes), 4):
             table = self._live_table(plans)
             flush = self.store.begin(self.lease)
-            fold = Fold(flush, _nobody_to_ask, written)
+            fold = Fold(flush, _nobody_to_ask, _nobody_to_ask, written)
             fold.apply([(table, change) for change in changes[start : start + 4]])
             self._lsn += 10
             flush.commit(TAG, Progress(Lsn(self._lsn), 1))
@@ -255,7 +255,7 @@ class Place:
         return found
 
 
-def _nobody_to_ask(*_: object) -> None:
+def _nobody_to_ask(*_: object) -> NoReturn:
     raise AssertionError("every value is in the stream or in the store")
 
 

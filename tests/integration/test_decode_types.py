@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import datetime
+import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, cast
 
 import psycopg
@@ -16,6 +18,7 @@ from headwater.decode.copytext import join_cells, split_line
 from headwater.decode.pgoutput import Decoder
 from headwater.decode.settings import SESSION_SETTINGS, settings_options, statements_for
 from headwater.decode.values import row_converter
+from headwater.embedded.postgres import EmbeddedPostgres
 from headwater.oplog.change import (
     UNCHANGED,
     Begin,
@@ -34,8 +37,9 @@ from headwater.oplog.change import (
     Update,
 )
 from headwater_rules.plan import ConversionOptions, Value
-from tests.integration.type_cases import CASES, CUSTOM_TYPES
-from tests.support.fix_postgres import SourceDb
+from tests.integration.type_cases import CASES, CUSTOM_TYPES, Case
+from tests.support.fix_postgres import FAST, SourceDb
+from tests.support.postgres_versions import postgres_of
 
 ROWS = max(len(each.values) for each in CASES)
 
@@ -110,41 +114,167 @@ def whole(cells: Cells) -> tuple[str | None, ...]:
     return cast("tuple[str | None, ...]", cells)
 
 
-def fill(session: Connection) -> None:
+def cases_of(session: Connection) -> list[Case]:
+    """Those that the server knows: not every one is built with libxml."""
+    try:
+        run(session, "select '<a/>'::xml")
+    except psycopg.errors.FeatureNotSupported:
+        return [each for each in CASES if each.type != "xml"]
+    return CASES
+
+
+def fill(session: Connection) -> list[Case]:
     """A table `sample` with a column for each case and a row for each of their values; nulls where there are less."""
     run(session, CUSTOM_TYPES)
-    columns = ", ".join(f"c{number} {each.type}" for number, each in enumerate(CASES))
+    cases = cases_of(session)
+    columns = ", ".join(f"c{number} {each.type}" for number, each in enumerate(cases))
     run(session, f"create table sample (id int primary key, {columns})")
     follow(session)
-    places = ", ".join(["%s"] * (len(CASES) + 1))
+    places = ", ".join(["%s"] * (len(cases) + 1))
     for row in range(ROWS + 1):
-        literals = [each.values[row][0] if row < len(each.values) else None for each in CASES]
+        literals = [each.values[row][0] if row < len(each.values) else None for each in cases]
         session.execute(f"insert into sample values ({places})", [str(row), *literals])
+    return cases
 
 
-def expected_rows() -> list[list[Value]]:
+def expected_rows(cases: list[Case]) -> list[list[Value]]:
     return [
-        [row, *[each.values[row][1] if row < len(each.values) else None for each in CASES]] for row in range(ROWS + 1)
+        [row, *[each.values[row][1] if row < len(each.values) else None for each in cases]] for row in range(ROWS + 1)
     ]
 
 
 def test_every_type_reads_the_same_from_copy_and_from_the_stream(session: Connection) -> None:
-    fill(session)
+    cases = fill(session)
     lines = copy_lines(session, "sample")
     streamed = [whole(insert.new) for insert in inserted(stream(session))]
-    assert [split_line(line, len(CASES) + 1) for line in lines] == streamed
+    assert [split_line(line, len(cases) + 1) for line in lines] == streamed
     assert [join_cells(cells) for cells in streamed] == lines
 
 
 def test_every_type_becomes_its_value(session: Connection) -> None:
-    fill(session)
+    cases = fill(session)
     changes = inserted(stream(session))
     columns = changes[0].relation.columns
     convert = row_converter(columns, type_catalog(session, columns), ConversionOptions())
-    for change, expected in zip(changes, expected_rows(), strict=True):
+    for change, expected in zip(changes, expected_rows(cases), strict=True):
         values = convert(whole(change.new))
-        for each, value, wanted in zip(("id", *[each.type for each in CASES]), values, expected, strict=True):
+        for each, value, wanted in zip(("id", *[each.type for each in cases]), values, expected, strict=True):
             assert (each, type(value), value) == (each, type(wanted), wanted)
+
+
+NO_INPUT = {  # Postgres makes their values itself, and takes none
+    "gtsvector",
+    "pg_brin_bloom_summary",
+    "pg_brin_minmax_multi_summary",
+    "pg_dependencies",
+    "pg_mcv_list",
+    "pg_ndistinct",
+    "pg_node_tree",
+}
+
+
+def test_every_built_in_type_is_among_the_cases(session: Connection) -> None:
+    run(session, CUSTOM_TYPES)
+    built_in = session.execute(
+        """select t.oid::regtype::text from pg_type t
+           where t.typnamespace = 'pg_catalog'::regnamespace and t.typcategory <> 'A' and t.typrelid = 0
+             and t.typtype in ('b', 'e', 'd', 'c', 'r', 'm')"""
+    ).fetchall()
+    covered = {
+        name for each in CASES for (name,) in session.execute("select to_regtype(%s)::text", [bare_name(each.type)])
+    }
+    assert {name for (name,) in built_in} - covered == NO_INPUT
+    kinds = session.execute(
+        "select distinct typtype::text from pg_type where oid = any(%s::regtype[])", [sorted(covered)]
+    ).fetchall()
+    assert {kind for (kind,) in kinds} == {"b", "e", "d", "c", "r", "m"}
+
+
+def bare_name(type_name: str) -> str:
+    """Without its length."""
+    name, _, rest = type_name.partition("(")
+    return name + rest.partition(")")[2]
+
+
+def assert_read_alike(session: Connection, table: str) -> list[Insert]:
+    """What was streamed since `follow` is what COPY prints of the table."""
+    changes = inserted(stream(session))
+    assert [join_cells(whole(change.new)) for change in changes] == copy_lines(session, table)
+    return changes
+
+
+def test_an_array_of_every_type_reads_the_same_from_copy_and_from_the_stream(session: Connection) -> None:
+    run(session, CUSTOM_TYPES)
+    plain = [each for each in cases_of(session) if not each.type.endswith("[]")]
+    columns = ", ".join(f"c{number} {each.type}[]" for number, each in enumerate(plain))
+    run(session, f"create table arrays (id int primary key, {columns})")
+    follow(session)
+    values = [
+        sql.SQL("array[{}, null]::{}[]").format(
+            sql.SQL(", ").join(sql.Literal(literal) for literal, _ in each.values), sql.SQL(each.type)
+        )
+        for each in plain
+    ]
+    session.execute(sql.SQL("insert into arrays values (1, {})").format(sql.SQL(", ").join(values)))
+    run(session, "insert into arrays (id) values (2)")
+    (change, _) = assert_read_alike(session, "arrays")
+    types = type_catalog(session, change.relation.columns)
+    converted = row_converter(change.relation.columns, types, ConversionOptions())(whole(change.new))
+    for each, value in zip(plain, converted[1:], strict=True):
+        assert len(json.loads(str(value))) == len(each.values) + 1, each.type
+
+
+def test_values_that_only_postgres_makes_read_the_same(session: Connection) -> None:
+    run(session, "create table measured as select i as a, i % 10 as b from generate_series(1, 1000) i")
+    run(
+        session, "create statistics both_columns (ndistinct, dependencies, mcv) on a, b from measured; analyze measured"
+    )
+    run(
+        session,
+        "create table inner_values (id int primary key, tree pg_node_tree, counted pg_ndistinct,"
+        " depends pg_dependencies, common pg_mcv_list, described pg_class)",
+    )
+    follow(session)
+    run(
+        session,
+        "insert into inner_values select 1, (select adbin from pg_attrdef limit 1), stxdndistinct, stxddependencies,"
+        " stxdmcv, (select c from pg_class c where relname = 'pg_class') from pg_statistic_ext_data",
+    )
+    (change,) = assert_read_alike(session, "inner_values")
+    assert None not in (change.new[2], change.new[3], change.new[4], change.new[5])
+
+
+EXTENSIONS = {
+    "hstore": (14, [("hstore", r'"a"=>"1", "b \"c"=>NULL')]),
+    "citext": (14, [("citext", "Mixed Case")]),
+    "ltree": (14, [("ltree", "Top.Science.Physics"), ("lquery", "*.Phys*{1,2}"), ("ltxtquery", "a & b")]),
+    "vector": (18, [("vector(3)", "[1,2.5,-3]"), ("halfvec(2)", "[1,0.5]"), ("sparsevec(5)", "{1:1,3:2}/5")]),
+}
+
+
+@pytest.mark.parametrize("name", EXTENSIONS)
+def test_types_of_an_extension_read_the_same(name: str, tmp_path: Path) -> None:
+    major, cases = EXTENSIONS[name]
+    options = f"{settings_options()}"
+    with (
+        EmbeddedPostgres(tmp_path / "data", postgres_of(major), FAST) as server,
+        psycopg.connect(server.dsn(), autocommit=True, options=options, client_encoding="UTF8") as session,
+    ):
+        run(session, "set synchronous_commit = on")
+        run(session, f"create extension {name}")
+        columns = ", ".join(f"c{n} {kind}, a{n} {kind}[]" for n, (kind, _) in enumerate(cases))
+        run(session, f"create table extended (id int primary key, {columns})")
+        follow(session)
+        values = [
+            sql.SQL("{}, array[{}, null]::{}[]").format(literal, literal, sql.SQL(kind))
+            for kind, literal in ((kind, sql.Literal(text)) for kind, text in cases)
+        ]
+        session.execute(sql.SQL("insert into extended values (1, {})").format(sql.SQL(", ").join(values)))
+        (change,) = assert_read_alike(session, "extended")
+        types = type_catalog(session, change.relation.columns)
+        converted = row_converter(change.relation.columns, types, ConversionOptions())(whole(change.new))
+    assert converted[1::2] == [text for _, text in cases]
+    assert [json.loads(str(value)) for value in converted[2::2]] == [[text, None] for _, text in cases]
 
 
 def test_the_table_of_built_in_types_is_that_of_the_server(session: Connection) -> None:

@@ -38,13 +38,23 @@ class ReplicaIdentity(Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class Generated:
+    """How Postgres computes a stored generated column: an SQL expression over the columns that `inputs` names."""
+
+    expression: str
+    inputs: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Column:
-    """A column as the stream and COPY deliver it, in that order. `key` marks the replica identity's columns."""
+    """A column as the stream and COPY deliver it, in that order. `key` marks the replica identity's columns.
+    `generated` is set where COPY alone delivers it: the stream's rows have to be completed."""
 
     name: str
     type_oid: int
     type_modifier: int
     key: bool
+    generated: Generated | None = None
 
 
 @dataclass(frozen=True, slots=True)

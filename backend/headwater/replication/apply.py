@@ -28,6 +28,7 @@ from headwater.oplog.lsn import ZERO, Lsn, format_lsn
 from headwater.oplog.row_id import IdentityKind
 from headwater.replication.adapt import REKEYED, empty
 from headwater.replication.errors import ProtocolError, SchemaChangedError
+from headwater.replication.filling import Filler
 from headwater.replication.fold import Fold
 from headwater.replication.live import FullCells, LiveContext, LiveTable
 from headwater.replication.reshape import Reshape, reshape
@@ -68,6 +69,7 @@ class Applier:
         self._shapes: dict[int, Reshape | None] = {}  # by oid, where the store is at another
         self._know(stored)
         self._fetcher = fetcher
+        self._filler = Filler(fetcher.generated, self._fetch)
         self._schema = schema
         self.position = position
         self.in_transaction = False
@@ -100,10 +102,12 @@ class Applier:
         streamed = self._streamed.get(table.relation.oid)
         if table.id in self._waiting:
             self._shapes[table.relation.oid] = None
-        elif streamed is None or streamed == table.relation:
-            self._shapes.pop(table.relation.oid, None)
-        else:
+        elif streamed is not None and streamed != table.streamed:
             self._shapes[table.relation.oid] = reshape(streamed, table.relation)
+        elif table.widen is not None:
+            self._shapes[table.relation.oid] = table.widen
+        else:
+            self._shapes.pop(table.relation.oid, None)
 
     def consume(self, messages: Sequence[Message]) -> None:
         """Take a batch in. Raises SchemaChangedError when a table is not what it was."""
@@ -170,7 +174,7 @@ class Applier:
         table = self._tables.get(relation.oid)
         if table is None and not self._context.reads(relation):
             return
-        if table is not None and table.relation == relation:
+        if table is not None and table.streamed == relation:
             self._fit(table)
             self._schema.hint()  # a column that was dropped and made again looks the same here
             return
@@ -192,15 +196,16 @@ class Applier:
         source can take in."""
         if change.relation.oid not in self._shapes:
             return change
-        for log in self._logs:
-            log.spoil(self.final_lsn, change.relation.oid)
         found = self._shapes[change.relation.oid]
+        if found is None or not found.whole:
+            for log in self._logs:
+                log.spoil(self.final_lsn, change.relation.oid)
         return None if found is None else found.change(change)
 
     def _apply_pending(self) -> None:
         if not self._pending:
             return
-        fold = Fold(self._open(), self._fetch, self._written)
+        fold = Fold(self._open(), self._fetch, self.fill, self._written)
         fold.apply(self._pending)
         self.rows += len(self._pending)
         self._in_flush += len(self._pending)
@@ -237,6 +242,10 @@ class Applier:
                 table.relation.oid,
             )
         return cells
+
+    def fill(self, table: LiveTable, rows: Sequence[FullCells]) -> list[FullCells | None]:
+        """Rows with the values of their generated columns; None for one that is gone from the source."""
+        return self._filler.fill(table, rows)
 
     def _open(self) -> Flush:
         if self._flush is None:
@@ -331,7 +340,7 @@ class Applier:
     def merge(self, table: LiveTable, states: Mapping[str, FullCells | None], *, anew: bool = False) -> int:
         """Make rows of a table what `states` says, in a flush of its own; see `Fold.write`. Returns the number of
         ops."""
-        fold = Fold(self._open(), self._fetch, self._written)
+        fold = Fold(self._open(), self._fetch, self.fill, self._written)
         ops = fold.write(table, states, anew=anew)
         self._report(fold)
         self.flush(self._reached)

@@ -27,14 +27,11 @@ from headwater.oplog.row_id import IdentityKind, copy_id, copy_number, random_id
 from headwater.oplog.transform import BucketName, DraftOp
 from headwater.replication.contents import content_of
 from headwater.replication.errors import RowIncompleteError
+from headwater.replication.filling import Fetch, Fill, filled
 from headwater.replication.live import FullCells, LiveTable
 from headwater.storage.contract import Flush
 from headwater.storage.parts import CurrentRow
 from headwater_rules.results import RowResult
-
-Fetch = Callable[[LiveTable, Sequence[Cell]], FullCells | None]
-"""Reads a row by its key from the source; the flush then waits for the stream to pass what it saw."""
-
 
 _UNKNOWN: FullCells = ("too large to be kept",)
 """The cells of a row of which the store has only a stub."""
@@ -53,9 +50,10 @@ class _Row:
 class Fold:
     """One chunk of changes on their way into a flush."""
 
-    def __init__(self, flush: Flush, fetch: Fetch, written: Mapping[int, set[str]]) -> None:
+    def __init__(self, flush: Flush, fetch: Fetch, fill: Fill, written: Mapping[int, set[str]]) -> None:
         self._flush = flush
         self._fetch = fetch
+        self._fill = fill
         self._written = written  # by table id, where to note the rows that this fold writes
         self.evaluation_errors: list[str] = []
         self.refused: list[str] = []  # rows and ops that are too large, in words
@@ -79,7 +77,10 @@ class Fold:
             case IdentityKind.FULL:
                 return self._fold_multiset(table, changes)
             case IdentityKind.NOTHING:
-                return {random_id(): _Row(None, self._inserted(table, c)) for c in changes if isinstance(c, Insert)}
+                inserted = [self._inserted(table, change) for change in changes if isinstance(change, Insert)]
+                if table.computed:
+                    inserted = filled(self._fill, table, inserted)
+                return {random_id(): _Row(None, cells) for cells in inserted}
 
     def write(self, table: LiveTable, states: Mapping[str, FullCells | None], *, anew: bool = False) -> int:
         """Make rows what `states` says: their cells by row id, None for one that is not there. With `anew`, rows are
@@ -115,7 +116,26 @@ class Fold:
             if old_id != new_id:
                 rows[old_id].cells = None
             rows[new_id].cells = cells
+        if table.computed:
+            self._fill_in(table, rows)
         return rows
+
+    def _fill_in(self, table: LiveTable, rows: Mapping[str, _Row]) -> None:
+        """Have generated columns computed, where what they are computed from is not what it was: Postgres keeps the
+        values of the others, too."""
+        lacking: list[_Row] = []
+        for row in rows.values():
+            cells = row.cells
+            if cells is None or cells is _UNKNOWN:
+                continue
+            before = row.before
+            known = _UNKNOWN if before is None or before.layout != table.layout else _cells(table, before)
+            if known is _UNKNOWN or any(cells[place] != known[place] for place in table.inputs):
+                lacking.append(row)
+            else:
+                row.cells = tuple(known[i] if i in table.computed else cell for i, cell in enumerate(cells))
+        for row, found in zip(lacking, filled(self._fill, table, [row.cells for row in lacking]), strict=True):
+            row.cells = found
 
     def _load(self, table: LiveTable, row_ids: Iterable[str]) -> dict[str, _Row]:
         wanted = list(row_ids)
@@ -151,11 +171,18 @@ class Fold:
     # tables whose rows are known by their content
 
     def _fold_multiset(self, table: LiveTable, changes: Sequence[RowChange]) -> dict[str, _Row]:
-        steps: list[tuple[str | None, FullCells | None, str | None]] = []  # content gone; cells and content come
-        for change in changes:
-            gone = None if type(change) is Insert else content_of(cast("Update | Delete", change).old)
-            cells = None if type(change) is Delete else self._inserted(table, cast("Insert | Update", change))
-            steps.append((gone, cells, None if cells is None else content_of(cells)))
+        olds = [None if type(change) is Insert else cast("Update | Delete", change).old for change in changes]
+        news = [
+            None if type(change) is Delete else self._inserted(table, cast("Insert | Update", change))
+            for change in changes
+        ]
+        if table.computed:
+            both = filled(self._fill, table, [*olds, *news])
+            olds, news = list(both[: len(olds)]), both[len(olds) :]
+        steps = [  # content gone; cells and content come
+            (None if old is None else content_of(old), new, None if new is None else content_of(new))
+            for old, new in zip(olds, news, strict=True)
+        ]
         contents = dict.fromkeys(content for gone, _, come in steps for content in (gone, come) if content is not None)
         copies = {content: self._flush.copies(table.id, content) for content in contents}
         rows = self._load(table, [row_id for ids in copies.values() for row_id in ids])

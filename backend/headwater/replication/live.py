@@ -9,6 +9,7 @@ from headwater.bulk.binding import BoundTable, bind_layouts, current_cells, stan
 from headwater.decode.catalog import TypeCatalog
 from headwater.oplog.change import Relation
 from headwater.oplog.row_id import RowIdentity
+from headwater.replication.reshape import Reshape, as_streamed, reshape
 from headwater.storage.contract import StoredTable
 from headwater.storage.parts import CurrentRow
 from headwater_rules.plan import SyncPlan
@@ -25,6 +26,10 @@ class LiveTable:
     identity: RowIdentity
     bound: BoundTable
     earlier: tuple[BoundTable | None, ...]  # the same of each layout before the last
+    streamed: Relation  # as the stream describes it
+    widen: Reshape | None  # what makes room in its changes for `computed`, None where there is nothing to compute
+    computed: tuple[int, ...]  # generated columns that the stream does not bring
+    inputs: tuple[int, ...]  # what these are computed from
 
     @property
     def relation(self) -> Relation:
@@ -67,7 +72,20 @@ class LiveContext:
         *earlier, bound = bind_layouts(self.plans, self.tag, layouts, self.types, table_id, self.salt)
         if bound is None:
             return None
-        return LiveTable(table_id, layouts, RowIdentity.of(layouts[-1]), bound, tuple(earlier))
+        relation = layouts[-1]
+        streamed = as_streamed(relation)
+        needed = {name for column in relation.columns if column.generated for name in column.generated.inputs}
+        return LiveTable(
+            table_id,
+            layouts,
+            RowIdentity.of(relation),
+            bound,
+            tuple(earlier),
+            streamed,
+            None if streamed is relation else reshape(streamed, relation),
+            tuple(place for place, column in enumerate(relation.columns) if column.generated),
+            tuple(place for place, column in enumerate(relation.columns) if column.name in needed),
+        )
 
     def reads(self, relation: Relation) -> bool:
         """Whether any plan in use reads the table."""

@@ -17,6 +17,7 @@ from headwater.oplog.limits import is_stub, stored_line
 from headwater.oplog.row_id import IdentityKind, copy_id, random_id
 from headwater.oplog.transform import decode_members, expected_members
 from headwater.replication.apply import Applier
+from headwater.replication.filling import filled
 from headwater.replication.live import FullCells, LiveTable
 from headwater.replication.touches import TableTouches
 
@@ -53,6 +54,9 @@ def _keyed(applier: Applier, table: LiveTable, touches: TableTouches, difference
         columns, inherited = patches[row_id]
         streamed = table.cells(row)
         states[row_id] = tuple(inherited[i] if i in columns else cell for i, cell in enumerate(streamed))
+    if table.computed:
+        patched = [row_id for row_id in patches if row_id in states]
+        states |= zip(patched, filled(applier.fill, table, [states[row_id] for row_id in patched]), strict=True)
     return states
 
 

@@ -116,7 +116,7 @@ class Probing:
 
     def _record(self, live: LiveTable) -> None:
         self._forget()
-        self._log = TouchLog(frozenset({live.relation.oid}))
+        self._log = TouchLog(frozenset({live.relation.oid}), self._site.applier.fill)
         self._log.begin_at(ZERO)
         self._site.applier.record(self._log)
 

@@ -1,7 +1,7 @@
 """Changes of another shape of a table, brought to the layout in which its rows are kept.
 
 After a table was altered, the stream still brings changes from before. What they lack is filled in by the comparison
-with the source that follows.
+with the source that follows. Generated columns that the stream never brings are made room for, and filled in at once.
 """
 
 from __future__ import annotations
@@ -14,34 +14,47 @@ from headwater.oplog.row_id import IdentityKind, RowIdentity
 
 @dataclass(frozen=True, slots=True)
 class Reshape:
-    """From the columns of one relation to those of another: `places` says where each of the latter is found."""
+    """From the columns of one relation to those of another: `places` says where each of the latter is found, and
+    `absent` what a changed row has where it is nowhere. `whole` tells that only room is made for generated columns."""
 
     relation: Relation
     places: tuple[int | None, ...]
+    absent: tuple[Cell, ...]
+    whole: bool
 
     def change(self, change: RowChange) -> RowChange:
         """The same change over the other columns. A value that is not there is null in a new row, and left as it is
         in a changed one."""
         match change:
             case Insert(new=new):
-                return Insert(self.relation, self._cells(new, None))
+                return Insert(self.relation, self._row(new))
             case Update(old=old, new=new):
-                before = None if old is None else self._cells(old, None)
-                return replace(change, relation=self.relation, old=before, new=self._cells(new, UNCHANGED))
+                before = None if old is None else self._row(old)
+                found = zip(self.places, self.absent, strict=True)
+                cells = tuple(absent if place is None else new[place] for place, absent in found)
+                return replace(change, relation=self.relation, old=before, new=cells)
             case Delete(old=old):
-                return replace(change, relation=self.relation, old=self._cells(old, None))
+                return replace(change, relation=self.relation, old=self._row(old))
 
-    def _cells(self, cells: Cells, absent: Cell) -> Cells:
-        return tuple(absent if place is None else cells[place] for place in self.places)
+    def _row(self, cells: Cells) -> Cells:
+        return tuple(None if place is None else cells[place] for place in self.places)
 
 
 def reshape(streamed: Relation, kept: Relation) -> Reshape | None:
     """What brings changes of `streamed` to `kept`; None where its rows can't be told apart by what it has."""
     at = {(column.name, column.type_oid): place for place, column in enumerate(streamed.columns)}
     places = tuple(at.get((column.name, column.type_oid)) for column in kept.columns)
+    absent = tuple(UNCHANGED if column.generated is None else None for column in kept.columns)
+    found = Reshape(kept, places, absent, streamed == as_streamed(kept))
     identity = RowIdentity.of(kept)
     if identity.kind is IdentityKind.KEY:
-        found = all(places[i] is not None for i in identity.columns)
-        return Reshape(kept, places) if found else None
-    same = identity.kind is RowIdentity.of(streamed).kind and None not in places
-    return Reshape(kept, places) if same and len(places) == len(streamed.columns) else None
+        return found if all(places[i] is not None for i in identity.columns) else None
+    needed = [place for place, value in zip(places, absent, strict=True) if place is not None or value is UNCHANGED]
+    same = identity.kind is RowIdentity.of(streamed).kind and None not in needed
+    return found if same and len(needed) == len(streamed.columns) else None
+
+
+def as_streamed(relation: Relation) -> Relation:
+    """The relation as the stream describes it: without the generated columns that it does not bring."""
+    columns = tuple(column for column in relation.columns if column.generated is None)
+    return relation if len(columns) == len(relation.columns) else replace(relation, columns=columns)

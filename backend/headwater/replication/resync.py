@@ -86,7 +86,7 @@ class Resync:
         stored = site.stored()
         self._oids = frozenset(stored) if order.oids is None else order.oids & frozenset(stored)
         self._truncated = frozenset[int]()
-        self._log = TouchLog(self._oids)
+        self._log = TouchLog(self._oids, site.applier.fill)
         site.applier.record(self._log)
         self._opening = Background(self._open, "snapshot")
 

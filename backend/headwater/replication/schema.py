@@ -15,7 +15,7 @@ import psycopg
 
 from headwater.errors import HeadwaterError
 from headwater.replication.errors import SchemaChangedError
-from headwater.source.catalog import PublicationUnusable, PublishedTable, published_tables
+from headwater.source.catalog import PublicationUnusable, PublishedTable, published_tables, unsent_key_error
 from headwater.source.connect import SourceSettings, connect, connection_error
 from headwater.storage.contract import StoredTable
 from headwater_rules.plan import SyncPlan
@@ -34,13 +34,17 @@ _REST_SECONDS = 0.2
 
 
 def wanted_tables(conn: psycopg.Connection, source: SourceSettings, plans: Sequence[SyncPlan]) -> list[PublishedTable]:
-    """The published tables that any of the plans reads."""
+    """The published tables that any of the plans reads. Raises KeyNotSentError."""
     patterns = [pattern for plan in plans for pattern in plan.tables()]
-    return [
+    wanted = [
         table
         for table in published_tables(conn, source.publications)
         if any(p.matches(source.tag, table.relation.schema, table.relation.name) for p in patterns)
     ]
+    for table in wanted:
+        if table.unsent_key:
+            raise unsent_key_error(table)
+    return wanted
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from headwater.oplog.change import UNCHANGED, Cells, Delete, Insert, RowChange, 
 from headwater.oplog.lsn import Lsn
 from headwater.oplog.row_id import IdentityKind
 from headwater.replication.contents import content_of
+from headwater.replication.filling import Fill, filled
 from headwater.replication.live import LiveTable
 
 
@@ -38,6 +39,7 @@ class TableTouches:
     rows: dict[str, Inherited] = field(default_factory=dict)
     delta: Counter[str] = field(default_factory=Counter)
     truncated: bool = False
+    _uncounted: list[tuple[LiveTable, RowChange]] = field(default_factory=list)  # generated columns are not computed
 
     def heirs(self) -> dict[str, tuple[str, frozenset[int]]]:
         """By the row whose values they still have: touched rows, and the columns that they have from it."""
@@ -50,11 +52,15 @@ class TableTouches:
     def _truncate(self) -> None:
         self.rows.clear()
         self.delta.clear()
+        self._uncounted.clear()
         self.truncated = True
 
     def _note(self, table: LiveTable, change: RowChange) -> None:
         if table.identity.kind is not IdentityKind.KEY:
-            self._count(change)
+            if table.computed:
+                self._uncounted.append((table, change))
+            else:
+                self._count(*_went_and_came(change))
             return
         key = table.identity.key
         match change:
@@ -80,13 +86,35 @@ class TableTouches:
             self.rows[old_id] = _STREAMED
         self.rows[new_id] = inherited
 
-    def _count(self, change: RowChange) -> None:
-        if not isinstance(change, Insert):
-            self.delta[content_of(change.old)] -= 1
-        if not isinstance(change, Delete):
-            new = _completed(change.new, () if isinstance(change, Insert) else change.old or ())
-            if UNCHANGED not in new:  # else the fold asks for the table to be read again
-                self.delta[content_of(new)] += 1
+    def _count(self, went: Cells | None, came: Cells | None) -> None:
+        if went is not None:
+            self.delta[content_of(went)] -= 1
+        if came is not None and UNCHANGED not in came:  # else the fold asks for the table to be read again
+            self.delta[content_of(came)] += 1
+
+    def _count_filled(self, fill: Fill) -> None:
+        while self._uncounted:
+            table = self._uncounted[0][0]
+            some, self._uncounted = self._uncounted[:_FILLED_AT_ONCE], self._uncounted[_FILLED_AT_ONCE:]
+            pairs = [_went_and_came(change) for _, change in some]
+            went = filled(fill, table, [pair[0] for pair in pairs])
+            came = filled(fill, table, [None if pair[1] is None or UNCHANGED in pair[1] else pair[1] for pair in pairs])
+            for gone, come in zip(went, came, strict=True):
+                self._count(gone, come)
+
+
+_FILLED_AT_ONCE = 5_000
+
+
+def _went_and_came(change: RowChange) -> tuple[Cells | None, Cells | None]:
+    """The row before a change and after it, where nothing but its content identifies it."""
+    match change:
+        case Insert(new=new):
+            return None, new
+        case Update(old=old, new=new):
+            return old or (), _completed(new, old or ())
+        case Delete(old=old):
+            return old, None
 
 
 def _left_out(cells: Cells) -> frozenset[int]:
@@ -107,8 +135,9 @@ class TouchLog:
     are kept as they are.
     """
 
-    def __init__(self, oids: frozenset[int]) -> None:
+    def __init__(self, oids: frozenset[int], fill: Fill) -> None:
         self._oids = oids
+        self._fill = fill
         self._start: Lsn | None = None
         self._early: list[_Event] = []
         self._reshaped: Lsn | None = None
@@ -143,7 +172,9 @@ class TouchLog:
 
     def of(self, oid: int) -> TableTouches:
         """What was touched in a table."""
-        return self._tables[oid]
+        touches = self._tables[oid]
+        touches._count_filled(self._fill)
+        return touches
 
     def _take(self, event: _Event) -> None:
         commit, table, change = event

@@ -17,7 +17,7 @@ from psycopg.rows import class_row
 
 from headwater.decode.catalog import TYPE_QUERY, TypeCatalog
 from headwater.errors import HeadwaterError, Kind
-from headwater.oplog.change import Column, Relation, ReplicaIdentity
+from headwater.oplog.change import Column, Generated, Relation, ReplicaIdentity
 from headwater.source.traits import Standing, standing, type_definitions
 
 
@@ -40,10 +40,12 @@ class Leaf:
 class PublishedTable:
     """A table as the publications give it to us.
 
-    `relation` equals the stream's Relation message. `row_filter` is an SQL condition over the table's columns in
-    parentheses, None for all rows. `shape` covers everything but where the rows lie (`relfilenode`), and that too
-    where the stream says nothing of a TRUNCATE; `fingerprint` covers both. `publications` are those that publish it,
-    `unseen` the kinds of change that none of them does.
+    `relation` equals the stream's Relation message but for stored generated columns, which it has even where the
+    stream does not. `row_filter` is an SQL condition over the table's columns in parentheses, None for all rows.
+    `shape` covers everything but where the rows lie (`relfilenode`), and that too where the stream says nothing of a
+    TRUNCATE; `fingerprint` covers both. `publications` are those that publish it, `unseen` the kinds of change that
+    none of them does. `left_out` names generated columns that nobody here can compute, since what they are computed
+    from is not published; `unsent_key` those that identify a row, and are not streamed.
     """
 
     relation: Relation
@@ -53,6 +55,8 @@ class PublishedTable:
     fingerprint: str
     publications: tuple[str, ...] = ()
     unseen: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
+    unsent_key: tuple[str, ...] = ()
 
     @property
     def qualified_name(self) -> str:
@@ -68,6 +72,22 @@ class PublicationUnusable(HeadwaterError):
 
     kind: ClassVar[Kind] = Kind.STOP
     code: ClassVar[str] = "PSYNC_S1141"
+
+
+class KeyNotSentError(HeadwaterError):
+    """Rows of a table are told apart by what the stream does not say."""
+
+    kind: ClassVar[Kind] = Kind.STOP
+    code: ClassVar[str] = "HW_2026"
+
+
+def unsent_key_error(table: PublishedTable) -> KeyNotSentError:
+    """For a table with an `unsent_key`."""
+    return KeyNotSentError(
+        f"generated columns identify a row, and Postgres does not stream them: {', '.join(table.unsent_key)}",
+        table.qualified_name,
+        f"run ALTER TABLE {table.qualified_name} REPLICA IDENTITY FULL, or USING INDEX one of ordinary columns",
+    )
 
 
 class Publication(NamedTuple):
@@ -166,6 +186,8 @@ class _Attribute:
     type_modifier: int
     generated: str
     changed_by: str
+    expression: str | None
+    inputs: list[int]
 
 
 def _memberships(conn: psycopg.Connection, publications: Sequence[str]) -> dict[int, list[_Membership]]:
@@ -211,10 +233,20 @@ def _columns(conn: psycopg.Connection, oids: list[int]) -> Mapping[int, list[_At
     # xmin changes when a type changes in place (ALTER … USING), which leaves name and type as they were
     with conn.cursor(row_factory=class_row(_Attribute)) as cursor:
         cursor.execute(
-            """select attrelid::int8 as table, attnum::int4 as number, attname as name, atttypid::int8 as type_oid,
-                      atttypmod as type_modifier, attgenerated::text as generated, xmin::text as changed_by
-               from pg_attribute where attrelid = any(%s::oid[]) and attnum > 0 and not attisdropped
-               order by attrelid, attnum""",
+            """select a.attrelid::int8 as table, a.attnum::int4 as number, a.attname as name,
+                      a.atttypid::int8 as type_oid, a.atttypmod as type_modifier, a.attgenerated::text as generated,
+                      a.xmin::text as changed_by, pg_get_expr(d.adbin, d.adrelid) as expression,
+                      case when d.oid is null then '{}'::int4[] else array(
+                          select refobjsubid from pg_depend
+                          where refclassid = 'pg_class'::regclass and refobjid = a.attrelid
+                            and refobjsubid not in (0, a.attnum)
+                            and (classid = 'pg_attrdef'::regclass and objid = d.oid  -- the second form until 14
+                                 or classid = 'pg_class'::regclass and objid = a.attrelid and objsubid = a.attnum)
+                          order by refobjsubid) end as inputs
+               from pg_attribute a
+                 left join pg_attrdef d on d.adrelid = a.attrelid and d.adnum = a.attnum and a.attgenerated = 's'
+               where a.attrelid = any(%s::oid[]) and a.attnum > 0 and not a.attisdropped
+               order by a.attrelid, a.attnum""",
             [oids],
         )
         columns: dict[int, list[_Attribute]] = defaultdict(list)
@@ -267,21 +299,26 @@ def _published(
             f"{table.schema}.{table.name}",
             "give it the same column list in each, or follow one publication only",
         )
-    relation = Relation(table.oid, table.schema, table.name, ReplicaIdentity(table.identity), _shown(table, chosen))
+    kept = _kept(chosen, attributes)
+    shown = _shown(table, kept, chosen)
+    relation = Relation(table.oid, table.schema, table.name, ReplicaIdentity(table.identity), shown)
     row_filter = _combined_filter(members)
     seen = {operation for name in selections for operation in publications[name].operations}
     unseen = tuple(operation for operation in _OPERATIONS if operation not in seen)
     rows_lie = [(leaf.oid, leaf.relfilenode) for leaf in leaves]
     shape = _digest(
         relation,
-        sorted((a.name, a.generated, a.changed_by, types.get(a.type_oid)) for a in chosen),
+        sorted((a.name, a.generated, a.changed_by, types.get(a.type_oid)) for a in kept),
         row_filter,
         sorted(publications[name].made for name in selections),
         stands.entries,
         [(leaf.oid, leaf.schema, leaf.name, leaf.attached) for leaf in leaves],
         rows_lie if table.kind == "p" or "truncate" in unseen else (),
     )
-    return PublishedTable(relation, leaves, row_filter, shape, _digest(shape, rows_lie), tuple(selections), unseen)
+    left_out = tuple(a.name for a in attributes if a.generated == "s" and a not in kept)
+    unsent = tuple(a.name for a in attributes if a.generated and a.number in table.key and a not in chosen)
+    where = _digest(shape, rows_lie)
+    return PublishedTable(relation, leaves, row_filter, shape, where, tuple(selections), unseen, left_out, unsent)
 
 
 def _selected(member: _Membership, attributes: list[_Attribute], publication: Publication) -> list[_Attribute]:
@@ -293,9 +330,21 @@ def _selected(member: _Membership, attributes: list[_Attribute], publication: Pu
     return [a for a in attributes if not a.generated or (publication.generated and a.generated == "s")]
 
 
-def _shown(table: _Table, attributes: list[_Attribute]) -> tuple[Column, ...]:
+def _kept(streamed: list[_Attribute], attributes: list[_Attribute]) -> list[_Attribute]:
+    """What the stream carries, and the stored generated columns that can be computed from it."""
+    there = {a.number for a in streamed}
+    return [a for a in attributes if a.number in there or (a.generated == "s" and there.issuperset(a.inputs))]
+
+
+def _shown(table: _Table, kept: list[_Attribute], streamed: list[_Attribute]) -> tuple[Column, ...]:
     full = table.identity == ReplicaIdentity.FULL.value
-    return tuple(Column(a.name, a.type_oid, a.type_modifier, full or a.number in table.key) for a in attributes)
+    names = {a.number: a.name for a in kept}
+    shown = []
+    for a in kept:
+        unsent = a.expression is not None and a not in streamed
+        generated = Generated(a.expression or "", tuple(names[number] for number in a.inputs)) if unsent else None
+        shown.append(Column(a.name, a.type_oid, a.type_modifier, full or a.number in table.key, generated))
+    return tuple(shown)
 
 
 def _combined_filter(members: list[_Membership]) -> str | None:

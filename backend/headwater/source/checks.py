@@ -11,7 +11,7 @@ from psycopg import sql
 
 from headwater.errors import HeadwaterError, Kind
 from headwater.oplog.change import ReplicaIdentity
-from headwater.source.catalog import PublishedTable, load_publications, published_tables
+from headwater.source.catalog import PublishedTable, load_publications, published_tables, unsent_key_error
 from headwater.source.connect import SourceSettings
 from headwater.source.slot import slot_name, slot_status
 from headwater_rules.plan import TablePattern
@@ -154,7 +154,29 @@ def table_findings(conn: psycopg.Connection, tables: Sequence[PublishedTable]) -
             what = f"row-level security hides rows of {table.qualified_name} from us"
             findings[table.relation.oid, "rows"] = Finding("PSYNC_S1145", what, _role(conn, "BYPASSRLS"))
     keyless = [keyless_finding(conn, table) for table in tables if _lost_identity(table)]
-    return [*findings.values(), *unseen_findings(conn, tables), *keyless]
+    generated = [found for table in tables for found in generated_findings(conn, table)]
+    return [*findings.values(), *unseen_findings(conn, tables), *keyless, *generated]
+
+
+def generated_findings(conn: psycopg.Connection, table: PublishedTable) -> list[Finding]:
+    """What is wrong with generated columns: one that identifies rows, or that nobody here can compute."""
+    findings = []
+    if table.unsent_key:
+        error = unsent_key_error(table)
+        findings.append(Finding(error.code, f"{error.where}: {error.what}", error.fix))
+    elif (
+        table.relation.identity is ReplicaIdentity.FULL
+        and conn.info.server_version >= 18_00_00
+        and (table.left_out or any(column.generated for column in table.relation.columns))
+    ):
+        what = f"{table.qualified_name} identifies rows by all columns, and not all generated ones are published"
+        fix = "run ALTER PUBLICATION … SET (publish_generated_columns = stored): Postgres refuses updates meanwhile"
+        findings.append(Finding("HW_2028", what, fix, fatal=False))
+    if table.left_out:
+        names = ", ".join(table.left_out)
+        what = f"{table.qualified_name} lacks {names}: not all that they are computed from is published"
+        findings.append(Finding("HW_2027", what, "publish those columns, too, or do not select these", fatal=False))
+    return findings
 
 
 def keyless_finding(conn: psycopg.Connection, table: PublishedTable) -> Finding:

@@ -11,14 +11,17 @@ from headwater.decode.copytext import split_line
 from headwater.oplog.change import Cell, Relation
 from headwater.oplog.lsn import Lsn, parse_lsn
 from headwater.source.connect import SourceSettings, connect, connection_error
+from headwater.source.generated import GeneratedValues
 from headwater.source.head import ping_statement
 
 
 class RowFetcher:
-    """Fetches rows by key over one connection, made when first needed."""
+    """Fetches rows by key over one connection, made when first needed. `generated` computes what rows lack of theirs,
+    over another: neither waits for the other's statement."""
 
     def __init__(self, settings: SourceSettings) -> None:
         self._settings = settings
+        self.generated = GeneratedValues(settings)
         self._conn: psycopg.Connection | None = None
 
     def fetch(self, relation: Relation, cells: Sequence[Cell]) -> tuple[tuple[str | None, ...] | None, Lsn]:
@@ -30,7 +33,7 @@ class RowFetcher:
         try:
             return self._fetch(self._connection(), relation, cells)
         except psycopg.Error as error:
-            self.close()
+            self._disconnect()
             raise connection_error(self._settings, error) from error
 
     def sees_every_commit(self) -> bool:
@@ -72,6 +75,10 @@ class RowFetcher:
         return self._conn
 
     def close(self) -> None:
+        self.generated.close()
+        self._disconnect()
+
+    def _disconnect(self) -> None:
         if self._conn is not None:
             self._conn.close()
             self._conn = None

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import orjson
 
-from headwater.oplog.change import Column, Relation, ReplicaIdentity
+from headwater.oplog.change import Column, Generated, Relation, ReplicaIdentity
 
 CHUNK_OPS = 1000
 CHUNK_BYTES = 1 << 20
@@ -96,7 +96,7 @@ def encode_layouts(layouts: Sequence[Relation]) -> str:
                 r.schema,
                 r.name,
                 r.identity.value,
-                [[c.name, c.type_oid, c.type_modifier, c.key] for c in r.columns],
+                [_encoded(column) for column in r.columns],
             ]
             for r in layouts
         ]
@@ -106,6 +106,18 @@ def encode_layouts(layouts: Sequence[Relation]) -> str:
 def decode_layouts(text: str) -> tuple[Relation, ...]:
     """The inverse of `encode_layouts`."""
     return tuple(
-        Relation(oid, schema, name, ReplicaIdentity(identity), tuple(Column(*column) for column in columns))
+        Relation(oid, schema, name, ReplicaIdentity(identity), tuple(_decoded(*column) for column in columns))
         for oid, schema, name, identity, columns in orjson.loads(text)
     )
+
+
+def _encoded(column: Column) -> list[object]:
+    plain = [column.name, column.type_oid, column.type_modifier, column.key]
+    return plain if column.generated is None else [*plain, column.generated.expression, column.generated.inputs]
+
+
+def _decoded(
+    name: str, type_oid: int, type_modifier: int, key: bool, expression: str | None = None, inputs: Sequence[str] = ()
+) -> Column:
+    generated = None if expression is None else Generated(expression, tuple(inputs))
+    return Column(name, type_oid, type_modifier, key, generated)

@@ -61,7 +61,8 @@ class PendingLookups:
             self._db.execute(
                 f"insert into lookups (table_id, row_id, key, output) select * from {_EACH}", columns(new, 4)
             )
-        self.touched.update(row[2] for row in gone + new)
+        if len(self.touched) <= NAMEABLE:  # of more, none is named
+            self.touched.update(row[2] for row in gone + new)
 
     def _standing(self, places: Sequence[tuple[int, str]]) -> dict[tuple[int, str], set[LookupEntry]]:
         by_table: defaultdict[int, list[str]] = defaultdict(list)

@@ -124,7 +124,8 @@ class SqliteFlush:
             "insert into lookups (key, table_id, row_id, output) values (?, ?, ?, ?)",
             [(entry.key, table, row_id, entry.output) for entry in new],
         )
-        self._touched_lookups.update(entry.key for entry in gone + new)
+        if len(self._touched_lookups) <= NAMEABLE:  # of more, none is named
+            self._touched_lookups.update(entry.key for entry in gone + new)
 
     # ops
 
@@ -187,9 +188,8 @@ class SqliteFlush:
                 )
                 self._sums[key] = BucketSum(last_op=self._next_op)
                 self._next_op += 1
-        self._touched_lookups.update(
-            str(row[0]) for row in self._db.execute("select distinct key from lookups where table_id = ?", (table,))
-        )
+        query = "select distinct key from lookups where table_id = ? limit ?"
+        self._touched_lookups.update(str(row[0]) for row in self._db.execute(query, (table, NAMEABLE + 1)))
         return tables.renew_generation(self._db, table)
 
     @_explaining

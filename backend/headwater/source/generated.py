@@ -1,0 +1,153 @@
+"""Values of stored generated columns that the stream does not bring, computed by Postgres itself.
+
+The expression is evaluated over the streamed values, many rows at a time, so it costs a statement a batch and reads no
+row: what a row is by now does not matter. https://www.postgresql.org/docs/current/ddl-generated-columns.html
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import psycopg
+from psycopg import sql
+
+from headwater.errors import HeadwaterError, Kind
+from headwater.oplog.change import Relation
+from headwater.source.connect import SourceSettings, connect, connection_error
+
+Row = tuple[str | None, ...]
+
+_BATCH_BYTES = 8 << 20
+
+
+class NotComputedError(HeadwaterError):
+    """Postgres does not evaluate the expression of a generated column for us."""
+
+    kind: ClassVar[Kind] = Kind.RETRY
+    code: ClassVar[str] = "HW_2601"
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """The statement for one relation. `places` says, for each column that the table has now, where its value is found
+    among a row's cells; None where the expressions do not need it."""
+
+    relation: Relation
+    statement: bytes
+    places: tuple[int | None, ...]
+
+
+class GeneratedValues:
+    """Computes over one connection, made when first needed."""
+
+    def __init__(self, settings: SourceSettings) -> None:
+        self._settings = settings
+        self._conn: psycopg.Connection | None = None
+        self._plans: dict[int, _Plan] = {}
+
+    def compute(self, relation: Relation, rows: Sequence[Row]) -> list[Row]:
+        """The values of the relation's generated columns for each of `rows`, whose cells are in its order.
+
+        Raises NotComputedError when Postgres refuses, and what `connection_error` makes of a lost connection.
+        """
+        try:
+            return self._compute(relation, rows)
+        except NotComputedError:
+            self._plans.pop(relation.oid, None)  # the table may have got or lost columns since
+        return self._compute(relation, rows)
+
+    def _compute(self, relation: Relation, rows: Sequence[Row]) -> list[Row]:
+        conn = self._connection()
+        try:
+            plan = self._plan(conn, relation)
+            return [row for batch in _batches(plan, rows) for row in _evaluated(conn, plan, batch)]
+        except psycopg.OperationalError as error:
+            self.close()
+            raise connection_error(self._settings, error) from error
+        except psycopg.Error as error:
+            # The message of other errors can hold a value
+            refused = isinstance(error, psycopg.errors.InsufficientPrivilege)
+            why = str(error).split("\n")[0] if refused else f"SQLSTATE {error.sqlstate}"
+            raise NotComputedError(
+                f"a generated column can't be computed: {why}",
+                f"{relation.schema}.{relation.name}",
+                f"let role {self._settings.user} execute the functions of its expression",
+            ) from error
+
+    def _plan(self, conn: psycopg.Connection, relation: Relation) -> _Plan:
+        plan = self._plans.get(relation.oid)
+        if plan is None or plan.relation != relation:
+            plan = self._plans[relation.oid] = _planned(conn, relation)
+        return plan
+
+    def _connection(self) -> psycopg.Connection:
+        if self._conn is None:
+            self._conn = connect(self._settings, application_name="headwater generated columns")
+        return self._conn
+
+    def close(self) -> None:
+        self._plans.clear()
+        if self._conn is not None:
+            self._conn.close()
+            self._conn = None
+
+
+def _planned(conn: psycopg.Connection, relation: Relation) -> _Plan:
+    """Rows go over as the table's own row type: its columns have the names, types and collations that the expressions
+    were written for."""
+    needed = {name for column in relation.columns if column.generated for name in column.generated.inputs}
+    at = {column.name: place for place, column in enumerate(relation.columns) if column.name in needed}
+    rows = conn.execute(
+        """select c.oid::regclass::text, array(
+               select a.attname::text from pg_attribute a
+               where a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped order by a.attnum)
+           from pg_class c where c.oid = %s""",
+        [relation.oid],
+    ).fetchall()
+    if not rows or not at.keys() <= set(rows[0][1]):
+        raise NotComputedError(
+            "a generated column can't be computed: its table has other columns by now",
+            f"{relation.schema}.{relation.name}",
+            "the table is looked at again",
+        )
+    ((table, names),) = rows
+    expressions = ", ".join(f"({column.generated.expression})" for column in relation.columns if column.generated)
+    statement = f"select {expressions} from unnest($1::{table}[]) as {sql.Identifier('the row').as_string(conn)}"
+    return _Plan(relation, statement.encode(), tuple(at.get(name) for name in names))
+
+
+def _batches(plan: _Plan, rows: Sequence[Row]) -> Iterator[list[str]]:
+    """The rows as elements of an array literal, not too many bytes at once."""
+    batch, length = list[str](), 0
+    for row in rows:
+        cells = ["" if place is None else _quoted(row[place]) for place in plan.places]
+        element = _quoted(f"({','.join(cells)})")
+        batch.append(element)
+        length += len(element)
+        if length >= _BATCH_BYTES:
+            yield batch
+            batch, length = [], 0
+    if batch:
+        yield batch
+
+
+def _quoted(cell: str | None) -> str:
+    """As an element of a row's or an array's text; null in a row is nothing at all."""
+    return "" if cell is None else '"' + cell.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def _evaluated(conn: psycopg.Connection, plan: _Plan, batch: Sequence[str]) -> list[Row]:
+    with psycopg.RawCursor(conn) as cursor:
+        cursor.execute(plan.statement, [f"{{{','.join(batch)}}}"])
+        result = cursor.pgresult
+        if result is None:
+            return []
+        # As Postgres prints them, which is what COPY and the stream would bring
+        return [
+            tuple(None if value is None else value.decode() for value in cells)
+            for cells in (
+                [result.get_value(row, column) for column in range(result.nfields)] for row in range(result.ntuples)
+            )
+        ]

@@ -1,0 +1,344 @@
+"""However a table tells its rows apart, devices end with what SQL says, large values that the stream leaves out too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import psycopg
+import pytest
+
+from tests.support.fix_headwater import Deployment, wait_until
+from tests.support.row_truth import Rows, device_rows, truth
+
+if TYPE_CHECKING:
+    from tests.support.fix_postgres import SourceDb
+
+pytestmark = pytest.mark.spark
+
+Deploy = Callable[..., Deployment]
+
+ANONYMOUS = "part, owner, body, n"
+CONFIG = """
+config: {edition: 3}
+streams:
+  notes: {auto_subscribe: true, query: "SELECT COLUMNS FROM notes"}
+  parents: {auto_subscribe: true, query: "SELECT * FROM parents"}
+  children: {auto_subscribe: true, query: "SELECT * FROM children"}
+"""
+BIG = "repeat('toast', 4000)"
+
+
+@dataclass(frozen=True)
+class Identity:
+    """A table's keys, what identifies its rows, whether Postgres allows updates, and rows that are equal."""
+
+    keys: str
+    identity: str
+    changes: bool = True
+    equal_rows: bool = False
+
+    @property
+    def columns(self) -> str:
+        """What the rules select: equal ids would be one row on a device."""
+        return ANONYMOUS if self.equal_rows else "*"
+
+
+PRIMARY = "alter table notes add primary key (id);"
+UNIQUE = "create unique index notes_key on notes (part, id);"
+IDENTITIES = {
+    "default with a primary key": Identity(PRIMARY, "default"),
+    "default with a key of two columns": Identity("alter table notes add primary key (part, id);", "default"),
+    "default with a unique index only": Identity(UNIQUE, "default", changes=False),
+    "default with nothing": Identity("", "default", changes=False, equal_rows=True),
+    "index beside a primary key": Identity(PRIMARY + UNIQUE, "using index notes_key"),
+    "index that is the primary key": Identity(PRIMARY, "using index notes_pkey"),
+    "index only": Identity(UNIQUE, "using index notes_key"),
+    "full with a primary key": Identity(PRIMARY, "full"),
+    "full with a unique index": Identity(UNIQUE, "full"),
+    "full with nothing": Identity("", "full", equal_rows=True),
+    "nothing with a primary key": Identity(PRIMARY, "nothing", changes=False),
+    "nothing with a unique index": Identity(UNIQUE, "nothing", changes=False),
+    "nothing at all": Identity("", "nothing", changes=False, equal_rows=True),
+}
+
+INSERTS = f"""
+insert into notes values ('new', 1, 'a', 'small', 1), ('large', 1, 'a', {BIG}, 1);
+begin; insert into notes values ('same go', 1, 'a', {BIG}, 2); insert into notes values ('null', 1, null, null, null);
+commit
+"""
+CHANGES = [
+    "update notes set n = n + 1",
+    "update notes set owner = 'b' where id in ('large', '1')",
+    "update notes set id = 'moved ' || id where id in ('large', '2')",
+    "update notes set id = 'moved again', n = 7 where id = 'moved large'; update notes set part = 2 where id = '3'",
+    (
+        f"begin; update notes set id = 'x' where id = '4'; insert into notes values ('4', 1, 'a', {BIG}, 44);"
+        " update notes set n = 45 where id in ('4', 'x'); commit"
+    ),
+    (
+        "begin; update notes set id = 'tmp' where id = 'x'; update notes set id = 'x' where id = '4';"
+        " update notes set id = '4' where id = 'tmp'; commit"
+    ),
+    "update notes set body = body || 'longer', n = 0 where n = 45; update notes set n = 46 where n = 0",
+    (
+        f"begin; delete from notes where id = '5'; insert into notes values ('5', 1, 'c', {BIG}, 5);"
+        " update notes set n = 55 where id = '5'; delete from notes where id = '6'; commit"
+    ),
+    "update notes set body = null where id = '1'; delete from notes where id in ('null', 'new')",
+]
+EQUAL_ROWS = f"insert into notes select 'same', 1, 'a', {BIG}, 1 from generate_series(1, 4)"
+CHANGES_OF_EQUAL_ROWS = [
+    "delete from notes where ctid = (select min(ctid) from notes where id = 'same')",
+    "update notes set n = 2 where ctid = (select min(ctid) from notes where id = 'same')",
+    "update notes set n = 1 where id = 'same'",
+    "begin; update notes set n = 3 where id = 'same'; update notes set n = 1 where id = 'same'; commit",
+]
+
+
+def create(source: SourceDb, case: Identity) -> None:
+    source.execute("create table notes (id text not null, part int not null, owner text, body text, n int)")
+    source.execute(f"alter table notes alter column body set storage external; {case.keys}")
+    source.execute(f"alter table notes replica identity {case.identity}")
+    source.execute(f"insert into notes select i::text, 1, 'a', {BIG} || i, i from generate_series(1, 8) i")
+    source.execute("create table parents (id serial primary key, name text)")
+    source.execute("create table children (id serial primary key, parent int references parents)")
+    source.execute("insert into parents (name) values ('one'), ('two'); insert into children (parent) values (1), (2)")
+
+
+def whole_truth(source: SourceDb, columns: str = "*") -> Rows:
+    return truth(source, "notes", columns) + truth(source, "parents") + truth(source, "children")
+
+
+@pytest.mark.parametrize("name", IDENTITIES)
+def test_every_change_arrives_whatever_identifies_a_row(deploy: Deploy, source_db: SourceDb, name: str) -> None:
+    case = IDENTITIES[name]
+    create(source_db, case)
+    deployment = deploy(CONFIG.replace("COLUMNS", case.columns)).start()
+
+    def check(after: str) -> None:
+        assert device_rows(deployment) == whole_truth(source_db, case.columns), after
+
+    check("the snapshot")
+    source_db.execute(INSERTS)
+    check(INSERTS)
+    if case.equal_rows:
+        source_db.execute(EQUAL_ROWS)
+        check(EQUAL_ROWS)
+    for change in [*CHANGES, *(CHANGES_OF_EQUAL_ROWS if case.equal_rows else [])]:
+        if case.changes:
+            source_db.execute(change)
+            check(change)
+        elif not change.startswith("begin"):
+            with pytest.raises(psycopg.errors.ObjectNotInPrerequisiteState, match="does not have a replica identity"):
+                source_db.execute(change)
+    source_db.execute("truncate parents, notes restart identity cascade")
+    assert device_rows(deployment) == {}
+    source_db.execute(
+        "begin; insert into parents (name) values ('anew'); truncate only children; insert into children (parent)"
+        f" values (1); insert into notes values ('1', 1, 'a', {BIG}, 1); truncate notes;"
+        f" insert into notes values ('1', 1, 'b', {BIG}, 2); commit"
+    )
+    check("a truncate amid a transaction")
+    audit = deployment.ask("audit")
+    assert (audit["state"], audit["differences"]) == ("done", {})
+    deployment.close()
+    assert deployment.problems() == []
+
+
+@pytest.mark.parametrize(
+    "index",
+    [
+        "create index bad on notes (id)",
+        "create unique index bad on notes (n)",
+        "create unique index bad on notes (id) where n > 0",
+        "create unique index bad on notes (lower(id))",
+        "alter table notes add constraint bad unique (id) deferrable",
+    ],
+)
+def test_postgres_refuses_an_index_that_cannot_identify(source_db: SourceDb, index: str) -> None:
+    create(source_db, IDENTITIES["default with a primary key"])
+    source_db.execute(index)
+    with pytest.raises((psycopg.errors.WrongObjectType, psycopg.errors.FeatureNotSupported)):
+        source_db.execute("alter table notes replica identity using index bad")
+
+
+WITH_INDEX = IDENTITIES["index beside a primary key"]
+WITH_KEY = IDENTITIES["default with a primary key"]
+
+
+@dataclass(frozen=True)
+class Live:
+    """A change of what identifies the rows of a table that is followed, and whether Postgres allows updates then."""
+
+    case: Identity
+    sql: str
+    changes: bool = True
+
+
+LIVE = {
+    "primary key through another index": Live(
+        WITH_KEY,
+        "create unique index fresh on notes (id);"
+        " alter table notes drop constraint notes_pkey, add constraint fresh primary key using index fresh",
+    ),
+    "primary key over more columns": Live(
+        WITH_KEY, "alter table notes drop constraint notes_pkey, add primary key (id, part)"
+    ),
+    "primary key over other columns": Live(
+        WITH_KEY,
+        "alter table notes add column nr int generated by default as identity;"
+        " alter table notes drop constraint notes_pkey, add primary key (nr)",
+    ),
+    "primary key dropped": Live(WITH_KEY, "alter table notes drop constraint notes_pkey", changes=False),
+    "primary key dropped and made again": Live(
+        WITH_KEY, "alter table notes drop constraint notes_pkey; alter table notes add primary key (id)"
+    ),
+    "primary key made deferrable": Live(
+        WITH_KEY, "alter table notes drop constraint notes_pkey, add primary key (id) deferrable", changes=False
+    ),
+    "identity index replaced": Live(
+        WITH_INDEX,
+        "create unique index fresh on notes (id, part); alter table notes replica identity using index fresh;"
+        " drop index notes_key",
+    ),
+    "identity index replaced by one of other columns": Live(
+        WITH_INDEX,
+        "alter table notes add column nr int generated always as identity; create unique index fresh on notes (nr);"
+        " alter table notes replica identity using index fresh; drop index notes_key",
+    ),
+    "identity index dropped": Live(WITH_INDEX, "drop index notes_key", changes=False),
+    "identity index dropped, and the primary key taken": Live(
+        WITH_INDEX, "drop index notes_key; alter table notes replica identity default"
+    ),
+    "default to full": Live(WITH_KEY, "alter table notes replica identity full"),
+    "default to nothing": Live(WITH_KEY, "alter table notes replica identity nothing", changes=False),
+    "full to default": Live(IDENTITIES["full with a primary key"], "alter table notes replica identity default"),
+    "nothing to full": Live(IDENTITIES["nothing with a primary key"], "alter table notes replica identity full"),
+    "all of them": Live(
+        WITH_INDEX,
+        "alter table notes replica identity full; update notes set n = n + 1;"
+        " alter table notes replica identity using index notes_key; update notes set n = n + 1, id = 'z' || id;"
+        " alter table notes replica identity nothing; insert into notes values ('n', 1, 'a', 'x', 1);"
+        " alter table notes replica identity default; update notes set id = 'y' || id",
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    "stopped", [pytest.param(False, id="followed"), pytest.param(True, id="stopped", marks=pytest.mark.long)]
+)
+@pytest.mark.parametrize("name", LIVE)
+def test_a_table_may_tell_its_rows_apart_in_another_way(
+    deploy: Deploy, source_db: SourceDb, name: str, stopped: bool
+) -> None:
+    live = LIVE[name]
+    create(source_db, live.case)
+    deployment = deploy(CONFIG.replace("COLUMNS", "*")).start()
+    if stopped:
+        deployment.stop()
+    source_db.execute("insert into notes values ('before', 1, 'a', 'x', 1)")
+    if live.case.changes:
+        source_db.execute("update notes set n = 10 where id in ('1', 'before'); delete from notes where id = '2'")
+    source_db.execute(live.sql)
+    source_db.execute(f"insert into notes (id, part, owner, body, n) values ('after', 1, 'a', {BIG}, 1)")
+    if live.changes:
+        source_db.execute("update notes set n = 11 where n > 4; update notes set id = 'moved ' || id where n = 3")
+        source_db.execute("delete from notes where n = 10 or id = '4'")
+    if stopped:
+        deployment.start()
+    wait_until(lambda: device_rows(deployment) == whole_truth(source_db), f"the truth after: {live.sql}")
+    source_db.execute(f"insert into notes (id, part, owner, body, n) values ('later', 1, 'a', {BIG}, 1)")
+    if live.changes:
+        source_db.execute("update notes set owner = 'c'; delete from notes where n = 11 and id < '7'")
+    wait_until(lambda: device_rows(deployment) == whole_truth(source_db), f"the later truth after: {live.sql}")
+    assert [record.kind for record in deployment.bulk_records()].count("snapshot") == 1
+    deployment.close()
+    assert deployment.problems() == []
+
+
+PARTITIONS = """
+create table event (id text not null, part int not null, body text, n int PRIMARY) partition by list (part);
+create table event_a partition of event for values in (1);
+create table event_b partition of event for values in (2) partition by range (n);
+create table event_b1 partition of event_b for values from (0) to (10);
+create table event_b2 partition of event_b for values from (10) to (100);
+alter table event_a alter column body set storage external;
+alter table event_b1 alter column body set storage external;
+"""
+LEAVES = ("event_a", "event_b1", "event_b2")
+TRUNCATE_ONE = "truncate event_b; insert into event values ('5', 2, 'y', 5), ('6', 2, 'y', 50)"
+MOVES = [
+    "update event set part = 2 where id = '1'",
+    "update event set n = n + 9 where part = 2; update event set body = 'x' where id = '2'",
+    "update event set part = 1, id = 'moved' where id = '1'",
+    "begin; update event set part = 3 - part; update event set part = 3 - part; commit",
+    "delete from event where id = '3'",
+    "begin; update event set part = 3 - part where id = '4'; update event set n = 5 where id = '4'; commit",
+    TRUNCATE_ONE,
+    "truncate event; insert into event values ('7', 1, 'y', 5), ('8', 2, 'y', 50)",
+]
+
+
+@pytest.mark.parametrize("identity", ["default", "full"])
+@pytest.mark.parametrize("via_root", [True, False], ids=["as one table", "as many"])
+def test_rows_move_between_partitions(deploy: Deploy, source_db: SourceDb, identity: str, via_root: bool) -> None:
+    source_db.execute(PARTITIONS.replace("PRIMARY", ", primary key (id, part, n)" if identity == "default" else ""))
+    for table in LEAVES:
+        source_db.execute(f"alter table {table} replica identity {identity}")
+    source_db.execute(f"alter table event replica identity {identity}")
+    source_db.execute(f"insert into event select i::text, 1 + i % 2, {BIG}, i from generate_series(1, 6) i")
+    source_db.execute(f"create publication headwater for table event with (publish_via_partition_root = {via_root})")
+    tables = ("event",) if via_root else LEAVES
+    lines = [f'  {table}: {{auto_subscribe: true, query: "SELECT * FROM {table}"}}' for table in tables]
+    deployment = deploy("\n".join(["config: {edition: 3}", "streams:", *lines])).start()
+
+    def right() -> bool:
+        expected = sum((truth(source_db, table) for table in tables), Rows())
+        return device_rows(deployment) == expected
+
+    assert right()
+    for change in MOVES:
+        if via_root and change == TRUNCATE_ONE:
+            continue  # which the stream does not tell
+        source_db.execute(change)
+        wait_until(right, f"the truth after: {change}", seconds=20)
+    deployment.close()
+    assert deployment.problems() == []
+
+
+@pytest.mark.parametrize("identity", ["default", "using index notes_key", "full"])
+def test_a_row_may_enter_and_leave_a_filter_with_values_that_are_not_streamed(
+    deploy: Deploy, source_db: SourceDb, identity: str
+) -> None:
+    source_db.needs(15, "row filters of publications")
+    create(source_db, Identity("alter table notes add primary key (id, part);" + UNIQUE, identity))
+    source_db.execute("create publication headwater for table notes where (part > 1), parents, children")
+    deployment = deploy(CONFIG.replace("COLUMNS", "*")).start()
+
+    def check(after: str) -> None:
+        expected = truth(source_db, "notes", condition="part > 1") + truth(source_db, "parents")
+        assert device_rows(deployment) == expected + truth(source_db, "children"), after
+
+    check("the snapshot")
+    for change in (
+        "update notes set part = 2 where id in ('1', '2')",
+        "update notes set n = 10 where id in ('1', '3')",
+        "update notes set part = 3 where id = '1'; update notes set part = 1 where id = '2'",
+        "update notes set part = 2, id = 'moved' where id = '2'; update notes set part = 2 where id = '3'",
+        (
+            "begin; update notes set part = 5 where id = '4'; update notes set n = 4 where id = '4';"
+            " update notes set id = 'x' where id = '4'; commit"
+        ),
+        (
+            "begin; update notes set part = 5 where id = '5'; update notes set n = 4 where id = '5';"
+            " delete from notes where id = '5'; update notes set part = 1 where id = 'x'; commit"
+        ),
+        "begin; update notes set part = 5 where id = '6'; update notes set part = 1 where id = '6'; commit",
+        "begin; update notes set part = 6 where id = 'x'; update notes set part = 7 where id = 'x'; commit",
+    ):
+        source_db.execute(change)
+        check(change)
+    deployment.close()
+    assert deployment.problems() == []

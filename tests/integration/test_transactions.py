@@ -1,0 +1,221 @@
+"""Transactions of every form: devices end with what was committed, and never see a part of one."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+import pytest
+
+from headwater.embedded.postgres import EmbeddedPostgres
+from headwater.pipeline.jobs import SparkBulk
+from headwater.storage.address import SqliteAddress
+from headwater.storage.stats import store_stats
+from tests.support.fix_headwater import Deployment, wait_until
+from tests.support.memory import forget_peak, peak
+from tests.support.row_truth import device_rows, truth
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.support.fix_postgres import SourceDb
+
+pytestmark = pytest.mark.spark
+
+Deploy = Callable[..., Deployment]
+Connection = psycopg.Connection[tuple[Any, ...]]
+Writers = Callable[[], Connection]
+
+CONFIG = """
+config: {edition: 3}
+streams:
+  notes: {auto_subscribe: true, query: "SELECT * FROM notes"}
+"""
+BIG = "repeat('toast', 4000)"
+
+
+def create(source: SourceDb, identity: str = "default") -> None:
+    source.execute("create table notes (id text primary key, body text, n int)")
+    source.execute(f"alter table notes alter column body set storage external, replica identity {identity}")
+    source.execute(f"insert into notes select i::text, {BIG}, i from generate_series(1, 9) i")
+
+
+@pytest.fixture
+def writers(source_db: SourceDb) -> Iterator[Writers]:
+    """More sessions, whose transactions last until they commit."""
+    with ExitStack() as stack:
+        yield lambda: stack.enter_context(psycopg.connect(source_db.dsn))
+
+
+@pytest.mark.parametrize("identity", ["default", "full"])
+def test_what_a_savepoint_takes_back_never_was(deploy: Deploy, source_db: SourceDb, identity: str) -> None:
+    create(source_db, identity)
+    deployment = deploy(CONFIG).start()
+    source_db.execute(
+        "begin; insert into notes values ('kept', 'x', 0); savepoint a; update notes set n = n + 1;"
+        " delete from notes where id = '1'; savepoint b; truncate notes; rollback to a;"
+        " update notes set n = -1 where id = '2'; savepoint c; update notes set id = 'moved' where id = '3';"
+        " release c; rollback to a; update notes set id = 'later' where id = '4'; commit"
+    )
+    assert device_rows(deployment) == truth(source_db, "notes")
+    first, more = (
+        "".join(f"savepoint s{i}; insert into notes values ('{row}{i}', 'x', {i}); " for i in range(100))
+        for row in ("first", "more")
+    )  # more than Postgres keeps at hand of one transaction
+    source_db.execute(f"begin; {first} rollback to s50; {more} update notes set n = n + 1; rollback to s70; commit")
+    source_db.execute(
+        "do $$ begin for i in 1..200 loop begin"
+        "   update notes set n = 1000 + i where id = '5'; insert into notes values ('sub' || i, 'x', i);"
+        "   if i % 2 = 0 then raise division_by_zero; end if;"
+        " exception when division_by_zero then null; end; end loop; end $$"
+    )
+    source_db.execute("begin; savepoint a; delete from notes; savepoint b; truncate notes; rollback")
+    assert device_rows(deployment) == truth(source_db, "notes")
+
+
+def test_an_alter_that_is_taken_back_changes_nothing(deploy: Deploy, source_db: SourceDb) -> None:
+    create(source_db)
+    deployment = deploy(CONFIG).start()
+    source_db.execute(
+        "begin; update notes set n = 1; savepoint a; alter table notes add column extra text default 'x';"
+        " update notes set extra = 'y', n = 2 where id < '5'; rollback to a;"
+        " update notes set n = 3 where id = '6'; commit"
+    )
+    assert device_rows(deployment) == truth(source_db, "notes")
+
+
+@pytest.mark.parametrize("identity", ["default", "full"])
+def test_transactions_that_overlap_arrive_in_the_order_of_their_commits(
+    deploy: Deploy, source_db: SourceDb, writers: Writers, identity: str
+) -> None:
+    create(source_db, identity)
+    deployment = deploy(CONFIG).start()
+    early, middle, late = writers(), writers(), writers()
+    early.execute("update notes set n = 100 where id = '1'")
+    middle.execute("update notes set n = 200 where id = '2'; insert into notes values ('m', 'x', 1)")
+    late.execute("insert into notes values ('l', 'x', 1)")
+    source_db.execute("update notes set n = 300 where id = '3'")
+    assert device_rows(deployment) == truth(source_db, "notes")
+    late.execute("update notes set id = 'l2' where id = 'l'")
+    late.commit()
+    assert device_rows(deployment) == truth(source_db, "notes")
+    late.execute("delete from notes where id = 'l2'")
+    early.execute("update notes set n = 301 where id = '3'")
+    deployment.stop()
+    late.commit()
+    deployment.start()  # what began before the restart and ends after it comes whole
+    assert device_rows(deployment) == truth(source_db, "notes")
+    middle.commit()
+    early.execute("update notes set id = 'moved', n = 0 where id = '2'")
+    assert device_rows(deployment) == truth(source_db, "notes")
+    early.commit()
+    assert device_rows(deployment) == truth(source_db, "notes")
+    deployment.close()
+    assert deployment.problems() == []
+
+
+def test_changes_from_another_origin_arrive(deploy: Deploy, source_db: SourceDb, writers: Writers) -> None:
+    create(source_db)
+    deployment = deploy(CONFIG).start()
+    applying, name = writers(), f"elsewhere_{source_db.name}"
+    applying.autocommit = True
+    applying.execute("select pg_replication_origin_create(%s)", [name])
+    try:
+        applying.execute("select pg_replication_origin_session_setup(%s)", [name])
+        with applying.transaction():
+            applying.execute("select pg_replication_origin_xact_setup('0/ABC', now())")
+            applying.execute("update notes set n = 50; insert into notes values ('from elsewhere', 'x', 1)")
+        source_db.execute("update notes set n = 51 where id = '2'")
+        with applying.transaction():  # positions of another cluster may run backwards
+            applying.execute("select pg_replication_origin_xact_setup('0/ABB', '2001-01-01')")
+            applying.execute("delete from notes where id = '3'")
+        assert device_rows(deployment) == truth(source_db, "notes")
+    finally:
+        applying.execute("select pg_replication_origin_session_reset()")
+        applying.execute("select pg_replication_origin_drop(%s)", [name])
+
+
+@pytest.fixture
+def preparing(postgres_with: Callable[..., EmbeddedPostgres]) -> Iterator[SourceDb]:
+    """A database on a server that takes prepared transactions."""
+    from tests.support.fix_postgres import SourceDb
+
+    server = postgres_with(max_prepared_transactions="10")
+    with psycopg.connect(server.dsn(), autocommit=True) as admin:
+        admin.execute("create database preparing")
+    database = SourceDb(server, "preparing")
+    try:
+        yield database
+    finally:
+        database.drop()
+
+
+def test_a_prepared_transaction_arrives_when_it_is_committed(
+    preparing: SourceDb, spark_bulk: SparkBulk, tmp_path: Path
+) -> None:
+    create(preparing)
+    deployment = Deployment(preparing, tmp_path / "store", CONFIG, spark_bulk).start()
+    try:
+        preparing.execute(
+            "begin; update notes set n = 1 where id = '1'; savepoint a; delete from notes where id = '2';"
+            " rollback to a; insert into notes values ('first', 'x', 1); prepare transaction 'first'"
+        )
+        preparing.execute(f"begin; insert into notes values ('second', {BIG}, 2); prepare transaction 'second'")
+        preparing.execute("begin; update notes set id = 'moved' where id = '4'; prepare transaction 'third'")
+        preparing.execute("update notes set n = 50 where id = '5'")
+        assert device_rows(deployment) == truth(preparing, "notes")
+        preparing.execute("rollback prepared 'second'")
+        preparing.execute("commit prepared 'third'")
+        assert device_rows(deployment) == truth(preparing, "notes")
+        deployment.stop()
+        preparing.execute("insert into notes values ('meanwhile', 'x', 1)")
+        deployment.start()
+        assert device_rows(deployment) == truth(preparing, "notes")
+        preparing.execute("commit prepared 'first'")
+        assert device_rows(deployment) == truth(preparing, "notes")
+        deployment.close()
+        assert deployment.problems() == []
+    finally:
+        deployment.close()
+
+
+LONG = [pytest.mark.long, pytest.mark.timeout(1500)]
+LARGE = {
+    "insert": "insert into notes select 'new ' || i, repeat('x', {width}), i from generate_series(1, {rows}) i",
+    "every kind": (
+        "begin; insert into notes select 'new ' || i, repeat('x', {width}), i from generate_series(1, {rows} / 2) i;"
+        " update notes set n = n + 1; delete from notes where n % 2 = 0; commit"
+    ),
+}
+ALLOWED = 220 << 20
+"""Bytes, of which 128 MB are the store's page cache. The text of the rows alone is as much."""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads the memory of a process as Linux tells it")
+@pytest.mark.parametrize(
+    ("kind", "rows", "width"),
+    [
+        ("insert", 25_000, 3_000),
+        pytest.param("insert", 1_000_000, 300, marks=LONG),
+        pytest.param("every kind", 1_000_000, 300, marks=LONG),
+    ],
+)
+def test_a_large_transaction_takes_bounded_memory(
+    deploy: Deploy, source_db: SourceDb, kind: str, rows: int, width: int
+) -> None:
+    create(source_db)
+    deployment = deploy(CONFIG).start()
+    ops = deployment.op_count()
+    before = forget_peak()
+    source_db.execute(LARGE[kind].format(rows=rows, width=width))
+    wait_until(lambda: deployment.op_count_now() > ops, "the transaction to arrive", 1200)
+    deployment.caught_up()
+    grown = peak() - before
+    assert grown < ALLOWED, f"{grown >> 20} MB"
+    (stored,) = store_stats(SqliteAddress(str(deployment.directory))).tables
+    assert [(stored.rows,)] == source_db.fetch("select count(*) from notes")
+    deployment.close()
+    assert deployment.problems() == []
