@@ -48,12 +48,12 @@ DEADLINE = 120.0
 _numbers = itertools.count(1)
 
 
-def wait_until(condition: Callable[[], bool], what: str, seconds: float = DEADLINE) -> None:
+def wait_until(condition: Callable[[], bool], what: str, seconds: float = DEADLINE, pause: float = 0.01) -> None:
     """Wait for a state of the world that no event announces."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, f"timed out waiting for {what}"
-        time.sleep(0.01)
+        time.sleep(pause)
 
 
 @dataclass
@@ -130,6 +130,11 @@ class Deployment:
             self._failure = error
         finally:
             store.close()
+
+    @property
+    def running(self) -> bool:
+        """Whether the replicator was started and not stopped."""
+        return self._thread is not None
 
     def raise_failure(self) -> None:
         if self._failure is not None:
