@@ -6,16 +6,19 @@ from __future__ import annotations
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.storm.changes import Changes
+from tests.storm.kills import Kills
 from tests.storm.ledger import Ledger, differences
 from tests.storm.tables import KINDS, LEDGER, USERS, shown_to
 from tests.storm.watcher import Device, Watcher
 from tests.storm.world import World
 from tests.storm.writers import Writer
+from tests.support.fix_headwater import wait_until
 from tests.support.store_checker import problems
 
 PACE = 0.015
@@ -54,6 +57,9 @@ class Plan:
     apart: float = 0.0
 
 
+ROUGH = Plan(writers=3, transactions=80, changes=3, kills=2, apart=0.25)
+
+
 class Life:
     """Everything that follows from one seed, but for what threads and machines make of it. The log tells that."""
 
@@ -65,12 +71,15 @@ class Life:
         self._started = time.monotonic()
         self._round = 0
         self.tally = Tally()
+        self._changes = Changes(world.source.dsn, random.Random(f"{seed} changes"), self.log)
+        self._kills = Kills(world, random.Random(f"{seed} kills"), plan.apart, self.log)
 
     def log(self, text: str) -> None:
         self._log_file.write(f"{time.monotonic() - self._started:8.3f} {text}\n")
         self._log_file.flush()
 
     def close(self) -> None:
+        self.tally.done = self._changes.done + self._kills.done
         self._log_file.close()
 
     def begin(self) -> None:
@@ -89,6 +98,7 @@ class Life:
             writers = self._writers(ledger)
             for writer in writers:
                 writer.start()
+            self._meanwhile(writers, ledger)
             for writer in writers:
                 writer.join(_WRITER_SECONDS)
                 if writer.failure is not None:
@@ -96,10 +106,23 @@ class Life:
                 assert not writer.is_alive(), f"{writer.name} hangs"
             self.log("quiet")
             self._world.settle()
+            self.log("settled")
         self._judge(ledger)
         self._agree()
-        self.tally += Tally(1, sum(writer.committed for writer in writers), len(ledger.sights))
+        self.tally += Tally(1, sum(writer.committed for writer in writers), len(ledger.sights), Counter())
+        self.tally.done = self._changes.done + self._kills.done
         self._world.source.execute(f"delete from {LEDGER}")
+
+    def _meanwhile(self, writers: list[Writer], ledger: Ledger) -> None:
+        """Changes and kills, spread over what the writers do."""
+        chance = random.Random(f"{self._seed} {self._round}")
+        actions = [self._changes.make] * self._plan.changes + [self._kills.one] * self._plan.kills
+        chance.shuffle(actions)
+        total = self._plan.writers * self._plan.transactions
+        moments = sorted(chance.randrange(total) for _ in actions)
+        for moment, act in zip(moments, actions, strict=True):
+            wait_until(lambda m=moment: sum(w.tried for w in writers) >= m, "the writers", _WRITER_SECONDS)  # type: ignore[misc]
+            act(ledger)
 
     def _writers(self, ledger: Ledger) -> list[Writer]:
         published = self._world.published()

@@ -78,7 +78,8 @@ KINDS = {
         Kind(
             "indexed",
             f"(id text not null, {_COMMON})",
-            "create unique index TABLE_by_id on TABLE (id); alter table TABLE replica identity using index TABLE_by_id;",
+            "create unique index TABLE_by_id on TABLE (id);"
+            " alter table TABLE replica identity using index TABLE_by_id;",
         ),
         Kind("whole", f"(id text, {_COMMON})", "alter table TABLE replica identity full;", key="", unique=False),
         Kind(

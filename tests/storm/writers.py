@@ -239,6 +239,8 @@ def _values(kind: Kind, chance: random.Random) -> dict[str, object]:
             values["id"] = chance.choice(ROOMS)
         case "guests":
             values["room"] = chance.choice(ROOMS)
+        case _:
+            pass
     values |= {"owner": chance.choice(USERS), "n": chance.randrange(100), "body": _word(chance)}
     if chance.random() < 0.4:
         values["big"] = _large(chance)
