@@ -6,6 +6,7 @@ A seed that failed is lived again with `--seed N --minutes 0`. Its folder is kep
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
 import sys
 import tempfile
@@ -37,6 +38,9 @@ def main() -> int:
     options = parser.parse_args()
     plan = Plan(options.writers, options.transactions, options.changes, options.kills, options.apart)
     folder = options.folder or Path(tempfile.mkdtemp(prefix="storm-"))
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "errors.txt").open("ab") as errors:  # what is meant to break breaks with much noise
+        os.dup2(errors.fileno(), sys.stderr.fileno())
     started, total, failed, seed = time.monotonic(), Tally(), dict[int, str](), options.seed
     spark = Spark(SparkSettings(conf={"spark.driver.memory": "700m"}))
     bulk = SparkBulk(spark)
@@ -87,8 +91,7 @@ def summary(first: int, last: int, minutes: float, total: Tally, failed: dict[in
     lines = [
         f"## {datetime.now(UTC):%Y-%m-%d}, seeds {first} to {last}, {minutes:.0f} minutes",
         "",
-        f"* {total.rounds} rounds ended equal; {total.transactions:,} transactions committed; {total.sights:,}"
-        " checkpoints judged",
+        f"* {total.rounds} rounds ended equal, {total.sights:,} checkpoints and {total.transactions:,} transactions",
         f"* done: {changes}",
         f"* seeds that failed: {', '.join(map(str, failed)) or 'none'}",
         *(f"  * {seed}: {error}" for seed, error in failed.items()),
