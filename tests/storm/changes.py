@@ -142,9 +142,8 @@ def _publish_again(table: Table) -> str:
 
 def _on_leaf(statement: str) -> Change:
     def change(chance: random.Random, table: Table) -> str:
-        return (
-            statement.format(leaf=f"leaves_{chance.choice(REGIONS)}", number=table.number) if table.partitioned else ""
-        )
+        region = chance.choice(REGIONS)
+        return statement.format(leaf=f"leaves_{region}", region=region) if table.partitioned else ""
 
     return change
 

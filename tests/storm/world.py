@@ -21,7 +21,7 @@ from tests.support.fix_postgres import SourceDb
 from tests.support.fix_processes import Running, wait_gone
 from tests.support.fix_service import config_of, free_port
 
-SETTLE_SECONDS = 240.0
+SETTLE_SECONDS = 600.0  # a Spark that was killed has to start again, perhaps several times
 
 
 @dataclass
