@@ -23,8 +23,7 @@ from headwater.oplog.change import Column, Relation, ReplicaIdentity
 @dataclass(frozen=True, slots=True)
 class Leaf:
     """A table that holds rows: the published table itself, or one partition of it. `pages` counts its present 8 kB
-    blocks, `estimated_rows` is the planner's guess (0 when it never looked). `attached` is another text after each
-    ATTACH."""
+    blocks, `estimated_rows` is the planner's guess (0 when it never looked)."""
 
     oid: int
     schema: str
@@ -32,7 +31,6 @@ class Leaf:
     relfilenode: int
     pages: int
     estimated_rows: int
-    attached: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,12 +128,10 @@ def _published_tables(conn: psycopg.Connection, publications: Sequence[str]) -> 
 
 @dataclass(frozen=True, slots=True)
 class _Membership:
-    """One table in one publication. `columns` None stands for all that are published by default. `since` is another
-    text each time the table is added: what happened to it before was not streamed."""
+    """One table in one publication. `columns` None stands for all that are published by default."""
 
     oid: int
     publication: str
-    since: str
     columns: list[int] | None
     row_filter: str | None
 
@@ -170,7 +166,7 @@ def _memberships(conn: psycopg.Connection, publications: Sequence[str]) -> dict[
     )
     with conn.cursor(row_factory=class_row(_Membership)) as cursor:
         cursor.execute(
-            f"""select published.relid as oid, p.pubname as publication, {_since(conn)} as since, {details}
+            f"""select published.relid as oid, p.pubname as publication, {details}
                 from pg_publication p, lateral pg_get_publication_tables(p.pubname) published
                 where p.pubname = any(%s) order by p.pubname""",
             [list(publications)],
@@ -179,19 +175,6 @@ def _memberships(conn: psycopg.Connection, publications: Sequence[str]) -> dict[
         for row in cursor:
             members[row.oid].append(row)
         return members
-
-
-def _since(conn: psycopg.Connection) -> str:
-    """A table taken out of a publication and added again looks as before, but for the rows that say so. A partition
-    can be there for the sake of a table above it."""
-    upwards = "select published.relid union select relid from pg_partition_ancestors(published.relid)"
-    entries = f"select oid from pg_publication_rel where prpubid = p.oid and prrelid in ({upwards})"
-    if conn.info.server_version >= 15_00_00:
-        schemas = f"select relnamespace from pg_class where oid in ({upwards})"
-        entries += (
-            f" union all select oid from pg_publication_namespace where pnpubid = p.oid and pnnspid in ({schemas})"
-        )
-    return f"concat_ws(' ', p.oid, (select string_agg(oid::text, ' ' order by oid) from ({entries}) entries))"
 
 
 def _tables(conn: psycopg.Connection, oids: list[int]) -> list[_Table]:
@@ -234,9 +217,7 @@ def _leaves(conn: psycopg.Connection, oids: list[int]) -> dict[int, tuple[Leaf, 
         """select root.oid::int8, leaf.oid::int8, n.nspname, leaf.relname,
                   leaf.relfilenode::int8,
                   (coalesce(pg_relation_size(leaf.oid), 0) / current_setting('block_size')::int8)::int8,
-                  greatest(leaf.reltuples, 0)::int8,
-                  coalesce((select string_agg(i.xmin::text, ' ' order by i.inhrelid) from pg_inherits i
-                            where i.inhrelid in (select relid from pg_partition_ancestors(leaf.oid))), '')
+                  greatest(leaf.reltuples, 0)::int8
            from unnest(%s::oid[]) as root(oid)
              join pg_class top on top.oid = root.oid
              cross join lateral (select root.oid as relid where top.relkind <> 'p'
@@ -279,8 +260,7 @@ def _published(
         sorted((a.name, a.generated, a.changed_by) for a in chosen),
         row_filter,
         operations,
-        [(leaf.oid, leaf.schema, leaf.name, leaf.attached) for leaf in leaves],
-        sorted(member.since for member in members),
+        [(leaf.oid, leaf.schema, leaf.name) for leaf in leaves],
     )
     fingerprint = _digest(shape, [(leaf.oid, leaf.relfilenode) for leaf in leaves])
     return PublishedTable(relation, leaves, row_filter, shape, fingerprint)
