@@ -34,6 +34,7 @@ class Kills:
             "walsender ended": (2, self._end_walsenders),
             "all sessions of the replicator ended": (2, self._end_sessions),
             "Spark's workers killed": (2, self._kill_workers),
+            "Spark killed": (1 if apart else 0, self._kill_jvm),
             "slot dropped": (1, self._drop_slot),
         }
 
@@ -67,18 +68,28 @@ class Kills:
         )
 
     def _kill_workers(self, _: Ledger) -> None:
+        self._kill_named("python")
+
+    def _kill_jvm(self, _: Ledger) -> None:
+        self._kill_named("java")
+
+    def _kill_named(self, name: str) -> None:
         for process in self._spark():
             try:
-                if "python" in process.name():
+                if name in process.name():
                     process.kill()
             except psutil.NoSuchProcess:
                 continue
 
     def _spark(self) -> list[psutil.Process]:
+        """Spark's JVM and all below it, of the replicator that runs now."""
         if self._world.host is not None:
-            return [p for p in self._world.host.family() if p.is_running()]
-        gateway = getattr(SparkContext._gateway, "proc", None)
-        return psutil.Process(gateway.pid).children(recursive=True) if gateway is not None else []
+            return list(self._world.host.family())
+        started = getattr(SparkContext._gateway, "proc", None)
+        if started is None or started.poll() is not None:
+            return []
+        jvm = psutil.Process(started.pid)
+        return [jvm, *jvm.children(recursive=True)]
 
     def _drop_slot(self, ledger: Ledger) -> None:
         ledger.exclude(EVERYTHING)

@@ -41,7 +41,8 @@ class World:
         with psycopg.connect(self.server.dsn(), autocommit=True) as admin:
             admin.execute(f"create database {self.database}".encode())
         self.source = SourceDb(self.server, self.database)
-        self.deployment = Deployment(self.source, self.folder / "store", CONFIG, self.bulk)
+        store = self.folder / "store"
+        self.deployment = Deployment(self.source, store, CONFIG, self.bulk, patience=SETTLE_SECONDS)
 
     def lay_out(self) -> None:
         """Make the tables, and publish them."""

@@ -69,6 +69,7 @@ class Deployment:
     sampling: SamplingSettings = field(default_factory=lambda: SamplingSettings(enabled=False))
     storage: PostgresAddress | None = None
     poll_seconds: float = 0.2
+    patience: float = DEADLINE  # in seconds, with the start and the end of the replicator
     _stop: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread | None = None
     _failure: BaseException | None = None
@@ -107,7 +108,11 @@ class Deployment:
             self.source.execute("create publication headwater for all tables")
         self._thread = threading.Thread(target=self._run, args=(following,), daemon=True)
         self._thread.start()
-        wait_until(lambda: following.is_set() or self._failure is not None, "the replicator to follow the stream")
+        wait_until(
+            lambda: following.is_set() or self._failure is not None,
+            "the replicator to follow the stream",
+            self.patience,
+        )
         self.raise_failure()
         return self
 
@@ -143,7 +148,7 @@ class Deployment:
     def stop(self) -> None:
         self._stop.set()
         if self._thread is not None:
-            self._thread.join(DEADLINE)
+            self._thread.join(self.patience)
             assert not self._thread.is_alive()
             self._thread = None
 
