@@ -1,7 +1,7 @@
 # `make help` lists what there is. ARGS is passed on: make test ARGS='-k toast -x'. Tests run in several processes,
 # since they often wait: WORKERS=0 runs them in one.
 .DEFAULT_GOAL := help
-.PHONY: help install install-tests install-all demo test test-all bench lint format lock clean
+.PHONY: help install install-tests install-all demo test test-all bench storm lint format lock clean
 
 BIN := .venv/bin
 ARGS ?=
@@ -38,6 +38,9 @@ test-all: install-all ## all tests, then some once more: with the store in Postg
 
 bench: install-tests ## speed, CPU and memory, beside yardsticks of this machine
 	$(BIN)/python -m tests.bench $(ARGS)
+
+storm: install-tests ## random changes and kills for an hour; ARGS='--minutes 5 --seed 7'
+	$(BIN)/python -m tests.storm $(ARGS)
 
 lint: install ## style, types and the import contract
 	$(BIN)/ruff check .

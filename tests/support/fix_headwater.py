@@ -49,12 +49,12 @@ DEADLINE = 120.0
 _numbers = itertools.count(1)
 
 
-def wait_until(condition: Callable[[], bool], what: str, seconds: float = DEADLINE) -> None:
+def wait_until(condition: Callable[[], bool], what: str, seconds: float = DEADLINE, pause: float = 0.01) -> None:
     """Wait for a state of the world that no event announces."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, f"timed out waiting for {what}"
-        time.sleep(0.01)
+        time.sleep(pause)
 
 
 @dataclass
@@ -75,6 +75,7 @@ class Deployment:
     publications: tuple[str, ...] = ("headwater",)
     watch_seconds: float = 0.2
     heartbeat_seconds: int = 60
+    patience: float = DEADLINE  # in seconds, with the start and the end of the replicator
     _stop: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread | None = None
     _failure: BaseException | None = None
@@ -119,7 +120,11 @@ class Deployment:
         self._thread.start()
         if not publish:
             return self
-        wait_until(lambda: following.is_set() or self._failure is not None, "the replicator to follow the stream")
+        wait_until(
+            lambda: following.is_set() or self._failure is not None,
+            "the replicator to follow the stream",
+            self.patience,
+        )
         self.raise_failure()
         return self
 
@@ -145,6 +150,11 @@ class Deployment:
         finally:
             store.close()
 
+    @property
+    def running(self) -> bool:
+        """Whether the replicator was started and not stopped."""
+        return self._thread is not None
+
     def raise_failure(self) -> None:
         if self._failure is not None:
             raise self._failure
@@ -152,7 +162,7 @@ class Deployment:
     def stop(self) -> None:
         self._stop.set()
         if self._thread is not None:
-            self._thread.join(DEADLINE)
+            self._thread.join(self.patience)
             assert not self._thread.is_alive()
             self._thread = None
 

@@ -71,8 +71,13 @@ class Spark:
             return
 
     def session(self) -> SparkSession:
-        """The session. Raises SparkError, or what `java_home` raises, when there is none to be had."""
+        """The session; a new one if the JVM of the last has ended. Raises SparkError, or what `java_home` raises, when
+        there is none to be had."""
         with self._lock:
+            if self._session is not None and _ended():
+                _log.warning("Spark's JVM has ended; it is started again")
+                self._session = None
+                _forget()
             if self._session is None:
                 self._session = self._start()
             return self._session
@@ -80,8 +85,8 @@ class Spark:
     def cancel(self) -> None:
         """Give up whatever Spark is doing, from another thread: the JVM that this process started is ended, because a
         call into it that hangs (its start, a planning step) can't be ended by itself. Whoever waits gets an error."""
-        process = getattr(SparkContext._gateway, "proc", None)
-        if isinstance(process, subprocess.Popen):
+        process = _jvm()
+        if process is not None:
             # Spark's own thread would print a trace for the connection that breaks with the JVM
             for server in (AccumulatorTCPServer, AccumulatorUnixServer):
                 setattr(server, "handle_error", lambda *_: None)  # noqa: B010 - mypy refuses the assignment
@@ -117,3 +122,27 @@ class Spark:
                 f"master {self._settings.master}",
                 "check spark.master and spark.conf, and that Java 17 to 25 runs here",
             ) from error
+
+
+def _jvm() -> subprocess.Popen[bytes] | None:
+    """The JVM, if this process started one."""
+    process = getattr(SparkContext._gateway, "proc", None)
+    return process if isinstance(process, subprocess.Popen) else None
+
+
+def _ended() -> bool:
+    process = _jvm()
+    return process is not None and process.poll() is not None
+
+
+def _forget() -> None:
+    """Let go of what belonged to a JVM that has ended. Spark's own `stop` would first ask it, and keep its address."""
+    process = _jvm()
+    if process is not None and process.stdin is not None:
+        process.stdin.close()
+    context = SparkContext._active_spark_context
+    if context is not None:
+        context._accumulatorServer.shutdown()
+        context._jsc = None
+    SparkContext._active_spark_context = SparkContext._gateway = SparkContext._jvm = None
+    SparkSession._instantiatedSession = SparkSession._activeSession = None

@@ -6,6 +6,7 @@ settings of `headwater.decode.settings` from its start-up packet on. Poolers in 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -107,8 +108,8 @@ def connection_error(settings: SourceSettings, error: Exception) -> HeadwaterErr
     """What a failure to connect means: psycopg's error, or libpq's message wrapped in any exception, as one of ours."""
     # Postgres sends no SQLSTATE through libpq while connecting, so its (untranslated) words have to do.
     text = " ".join(str(error).split()).removeprefix("connection failed: ")
-    for words, what, fix in _REFUSALS:
-        if words in text:
+    for pattern, what, fix in _REFUSALS:
+        if re.search(pattern, text):
             remedy = fix.format(user=settings.user, database=settings.database)
             return SourceRefused(f"the source database {what}", settings.address, remedy)
     return SourceUnreachable(
@@ -189,12 +190,12 @@ _REFUSALS = (
         "ALTER ROLE {user} LOGIN",
     ),
     (
-        'role "',
+        'role ".*" does not exist',
         "has no such role",
         "CREATE ROLE {user} LOGIN REPLICATION PASSWORD '…', or set username in replication.connections",
     ),
     (
-        'database "',
+        'database ".*" does not exist',
         "does not have the database",
         "set database in replication.connections (now: {database})",
     ),

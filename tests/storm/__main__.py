@@ -1,0 +1,103 @@
+"""`python -m tests.storm [--minutes 60] [--seed N]`: life after life, each from a seed of its own, and a summary.
+
+A seed that failed is lived again with `--seed N --minutes 0`. Its folder is kept, with a log of all that was done.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import sys
+import tempfile
+import time
+import traceback
+from datetime import UTC, datetime
+from pathlib import Path
+
+from headwater.embedded.postgres import EmbeddedPostgres
+from headwater.pipeline.jobs import SparkBulk
+from headwater.pipeline.session import Spark
+from headwater.pipeline.settings import SparkSettings
+from tests.storm.life import ROUGH, Life, Plan, Tally
+from tests.storm.world import World
+from tests.support.fix_postgres import FAST
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.storm", description=__doc__)
+    parser.add_argument("--minutes", type=float, default=60.0, help="begin no life after this time (default: 60)")
+    parser.add_argument("--seed", type=int, default=1, help="of the first life; each after it has the next")
+    parser.add_argument("--rounds", type=int, default=6, help="of each life (default: 6)")
+    parser.add_argument("--writers", type=int, default=ROUGH.writers)
+    parser.add_argument("--transactions", type=int, default=ROUGH.transactions, help="of each writer in a round")
+    parser.add_argument("--changes", type=int, default=ROUGH.changes, help="of tables, in a round")
+    parser.add_argument("--kills", type=int, default=ROUGH.kills, help="in a round")
+    parser.add_argument("--apart", type=float, default=ROUGH.apart, help="share of starts as a process of its own")
+    parser.add_argument("--folder", type=Path, help="for logs and stores (default: a temporary one)")
+    options = parser.parse_args()
+    plan = Plan(options.writers, options.transactions, options.changes, options.kills, options.apart)
+    folder = options.folder or Path(tempfile.mkdtemp(prefix="storm-"))
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "errors.txt").open("ab") as errors:  # what is meant to break breaks with much noise
+        os.dup2(errors.fileno(), sys.stderr.fileno())
+    started, total, failed, seed = time.monotonic(), Tally(), dict[int, str](), options.seed
+    spark = Spark(SparkSettings(conf={"spark.driver.memory": "700m"}))
+    bulk = SparkBulk(spark)
+    while True:
+        tally, error = live(folder / f"seed-{seed}", bulk, seed, plan, options.rounds)
+        total += tally
+        if error:
+            failed[seed] = error
+        print(f"seed {seed}: {tally.rounds} rounds, {'FAILED: ' + error if error else 'equal'}", flush=True)
+        seed += 1
+        if time.monotonic() - started > options.minutes * 60:
+            break
+    print(summary(options.seed, seed - 1, (time.monotonic() - started) / 60, total, failed))
+    print(f"logs: {folder}" if failed else "")
+    if not failed and options.folder is None:
+        shutil.rmtree(folder, ignore_errors=True)
+    spark.stop()
+    return 1 if failed else 0
+
+
+def live(folder: Path, bulk: SparkBulk, seed: int, plan: Plan, rounds: int) -> tuple[Tally, str]:
+    """One life: what happened in it, and what was wrong, if anything was."""
+    folder.mkdir(parents=True)
+    with EmbeddedPostgres(folder / "postgres", settings=FAST) as server:
+        world = World(server, folder, bulk, f"storm_{seed}")
+        life = Life(world, seed, plan, folder / "log.txt")
+        error = ""
+        try:
+            life.begin()
+            for _ in range(rounds):
+                life.round()
+        except Exception as failure:  # noqa: BLE001 - the next seed is tried all the same
+            error = str(failure).splitlines()[0] if str(failure) else type(failure).__name__
+            life.log(traceback.format_exc())
+        life.close()
+        try:
+            world.close()
+        except Exception:  # noqa: BLE001 - it may be what failed
+            (folder / "close.txt").write_text(traceback.format_exc(), encoding="utf-8")
+    if not error:
+        shutil.rmtree(folder, ignore_errors=True)
+    return life.tally, error
+
+
+def summary(first: int, last: int, minutes: float, total: Tally, failed: dict[int, str]) -> str:
+    """The run as a section of `runs.md`."""
+    changes = ", ".join(f"{name} {count}" for name, count in sorted(total.done.items()))
+    lines = [
+        f"## {datetime.now(UTC):%Y-%m-%d}, seeds {first} to {last}, {minutes:.0f} minutes",
+        "",
+        f"* {total.rounds} rounds ended equal, {total.sights:,} checkpoints and {total.transactions:,} transactions",
+        f"* done: {changes}",
+        f"* seeds that failed: {', '.join(map(str, failed)) or 'none'}",
+        *(f"  * {seed}: {error}" for seed, error in failed.items()),
+    ]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,113 @@
+"""A device that follows the store and looks at every checkpoint it can."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import Counter
+from functools import lru_cache
+
+from headwater.oplog.op import OpId
+from headwater.storage.contract import StoreReader
+from headwater_rules.compile import compile_config
+from headwater_rules.requests import resolve
+from headwater_rules.results import SyncRequest
+from tests.storm.ledger import Ledger
+from tests.storm.tables import CONFIG, LEDGER, USERS, Shown, canonical
+from tests.support.model_device import ModelBucket, parse_ops
+
+_LOOK_SECONDS = 0.01
+
+
+class Device:
+    """The devices of all users in one, so that they look at the same checkpoints. It stays connected: it keeps what
+    it has and takes what is new."""
+
+    def __init__(self, reader: StoreReader) -> None:
+        self._reader = reader
+        self._plan = compile_config(CONFIG).plan
+        self._buckets: dict[str, ModelBucket] = {}
+        self.checkpoint = 0
+
+    def complete(self) -> dict[str, Shown] | None:
+        """Bring it to the newest checkpoint: by user what it shows then. None when there is no checkpoint, or it was
+        overtaken meanwhile."""
+        resolved: dict[str, list[str]] = {}
+        with self._reader.snapshot() as snapshot:
+            if snapshot is None:
+                return None
+            for user in USERS:
+                resolution = resolve(self._plan, SyncRequest({"sub": user}), snapshot.lookups)
+                resolved[user] = [bucket.name for bucket in resolution.buckets]
+            names = sorted({name for every in resolved.values() for name in every})
+            totals = snapshot.totals(names)
+            upto = snapshot.checkpoint.op_id
+        assert upto >= self.checkpoint, f"checkpoints do not go back: {self.checkpoint}, then {upto}"
+        self._buckets = {name: self._buckets.get(name, ModelBucket()) for name in names}
+        for name, bucket in self._buckets.items():
+            if not self._read(name, bucket, upto):
+                return None
+            assert bucket.checksum == totals[name].checksum, f"the checksum of {name} is right at {upto}"
+        self.checkpoint = upto
+        return {user: _shown([self._buckets[name] for name in every]) for user, every in resolved.items()}
+
+    def _read(self, name: str, bucket: ModelBucket, upto: OpId) -> bool:
+        after = OpId(bucket.position)
+        while True:
+            chunk = self._reader.chunk(name, after, upto)
+            for op in parse_ops(chunk.ops):
+                bucket.apply(op)
+            after = chunk.next_after
+            if chunk.overtaken:
+                return False
+            if not chunk.more:
+                bucket.position = max(bucket.position, upto)
+                return True
+
+
+def _shown(buckets: list[ModelBucket]) -> Shown:
+    shown: Shown = Counter()
+    for bucket in buckets:
+        for (table, _, _), (_, data, _) in bucket.rows.items():
+            shown[table, _text(data)] += 1
+    return shown
+
+
+@lru_cache(maxsize=20_000)
+def _text(data: str) -> str:
+    return canonical(json.loads(data))
+
+
+def names_in(shown: Shown) -> frozenset[str]:
+    """The transactions whose names a device has."""
+    return frozenset(json.loads(text)["id"] for table, text in shown if table == LEDGER)
+
+
+class Watcher(threading.Thread):
+    """Notes every checkpoint in the ledger of the round."""
+
+    def __init__(self, device: Device, ledger: Ledger) -> None:
+        super().__init__(name="watcher", daemon=True)
+        self._device = device
+        self._ledger = ledger
+        self._ended = threading.Event()
+        self.failure: BaseException | None = None
+
+    def end(self) -> None:
+        self._ended.set()
+        self.join(60)
+
+    def run(self) -> None:
+        try:
+            while not self._ended.wait(_LOOK_SECONDS):
+                self._look()
+        except BaseException as error:  # noqa: BLE001 - told by whoever started the thread
+            self.failure = error
+
+    def _look(self) -> None:
+        before = self._device.checkpoint
+        shown = self._device.complete()
+        if shown is None or self._device.checkpoint == before:
+            return
+        # asked after the checkpoint was taken: what is excluded only then was still right in it
+        self._ledger.see(self._device.checkpoint, shown, names_in(shown[USERS[0]]), self._ledger.excluded)

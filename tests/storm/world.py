@@ -1,0 +1,175 @@
+"""What a storm rages over: a source with its server, a store, and a replicator that can be ended in any way."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psycopg
+
+from headwater.embedded.postgres import EmbeddedPostgres, StopMode
+from headwater.oplog.lsn import parse_lsn
+from headwater.pipeline.jobs import SparkBulk
+from headwater.source.catalog import published_tables
+from tests.storm.tables import CONFIG, KINDS, LEDGER, Row, Rows
+from tests.storm.writers import Published, connect_patiently
+from tests.support.command import command, environment
+from tests.support.fix_headwater import Deployment, wait_until
+from tests.support.fix_postgres import SourceDb
+from tests.support.fix_processes import Running, wait_gone
+from tests.support.fix_service import config_of, free_port
+
+SETTLE_SECONDS = 600.0  # a Spark that was killed has to start again, perhaps several times
+
+
+@dataclass
+class World:
+    """`host` is the replicator's process; without one it runs in this process, on a Spark that is warm."""
+
+    server: EmbeddedPostgres
+    folder: Path
+    bulk: SparkBulk
+    database: str
+    source: SourceDb = field(init=False)
+    deployment: Deployment = field(init=False)
+    host: Running | None = None
+    _hosts: int = 0
+
+    def __post_init__(self) -> None:
+        with psycopg.connect(self.server.dsn(), autocommit=True) as admin:
+            admin.execute(f"create database {self.database}".encode())
+        self.source = SourceDb(self.server, self.database)
+        store = self.folder / "store"
+        self.deployment = Deployment(self.source, store, CONFIG, self.bulk, patience=SETTLE_SECONDS)
+
+    def lay_out(self) -> None:
+        """Make the tables, and publish them."""
+        self.source.execute(f"create table {LEDGER} (id text primary key); create sequence clock")
+        for kind in KINDS.values():
+            self.source.execute(kind.create())
+        self.source.execute(
+            f"create publication headwater for table {', '.join([LEDGER, *KINDS])}"
+            " with (publish_via_partition_root = true)"
+        )
+
+    def reconnect(self) -> None:
+        """A connection to the source that works, after the one there was may have been broken."""
+        self.source.connection.close()
+        self.source.connection = connect_patiently(self.source.dsn)
+        self.source.connection.autocommit = True
+
+    # the replicator
+
+    @property
+    def running(self) -> bool:
+        return self.host is not None or self.deployment.running
+
+    def start(self, *, apart: bool = False) -> None:
+        """Start the replicator, here or in a process of its own."""
+        if not apart:
+            self.deployment.start()
+            return
+        self._hosts += 1
+        log = self.folder / f"replicator-{self._hosts}.log"
+        path = self.folder / f"replicator-{self._hosts}.json"
+        path.write_text(json.dumps(config_of(self.deployment, free_port())), encoding="utf-8")
+        with log.open("wb") as out:
+            process = subprocess.Popen(
+                command("replicate", "--config", path),
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                env=environment(),
+            )
+        self.host = Running(process, log, self.folder / "failpoints")
+
+    def stop(self) -> None:
+        """End the replicator in order."""
+        if self.host is not None:
+            self.host.ask_to_end()
+            self.host.wait()
+            self.host = None
+        self.deployment.stop()
+
+    def kill(self) -> None:
+        """End it as by `kill -9`; only a process of its own can be."""
+        if self.host is None:
+            self.stop()
+            return
+        family = self.host.family()
+        self.host.kill()
+        wait_gone(family)
+        self.host = None
+
+    def check_alive(self) -> None:
+        """Raises what ended the replicator."""
+        self.deployment.raise_failure()
+        assert self.host is None or self.host.alive, f"the replicator ended:\n{self.host.output}"
+
+    def close(self) -> None:
+        self.stop()
+        self.deployment.close()
+        if self.server.pid is not None:
+            self.reconnect()
+            self.source.drop()
+
+    # the source
+
+    def crash(self, mode: StopMode | None) -> None:
+        """End the server in some way, None as by a power cut, and start it again."""
+        if mode is None:
+            self.server.kill()
+            self.server.start()
+        else:
+            self.server.restart(mode)
+        self.reconnect()
+
+    def published(self) -> dict[str, Published]:
+        """What of each table that is there devices can see."""
+        found: dict[str, Published] = {}
+        detailed = self.source.connection.info.server_version >= 15_00_00
+        details = "attnames::text[], coalesce(rowfilter, 'true')" if detailed else "null::text[], 'true'"
+        for name in KINDS:
+            rows = self.source.fetch(
+                f"select {details} from pg_publication_tables"
+                " where pubname = 'headwater' and schemaname = 'public' and tablename = %s",
+                name,
+            )
+            for columns, row_filter in rows:
+                found[name] = Published(tuple(columns or ["*"]), row_filter)
+        return found
+
+    def truth(self) -> dict[str, dict[str, Rows]]:
+        """What is published now."""
+        state: dict[str, dict[str, Rows]] = {}
+        for name, published in self.published().items():
+            rows = state.setdefault(name, {})
+            selected = f"select {', '.join(published.columns)} from {name} where {published.row_filter}"
+            for row_id, fields in self.source.fetch(f"select x.id, row_to_json(x) from ({selected}) x"):
+                rows[row_id] = (*rows.get(row_id, ()), Row.of(fields))
+        return state
+
+    # quiet
+
+    def settle(self) -> None:
+        """With all writers silent: wait until the store has everything, and compares nothing any more."""
+        wait_until(self._settled, "the store to settle", SETTLE_SECONDS, pause=0.1)
+
+    def _settled(self) -> bool:
+        self.check_alive()
+        position = parse_lsn(self.source.fetch("select pg_current_wal_insert_lsn()::text")[0][0])
+        self.source.execute("select pg_logical_emit_message(false, 'headwater', 'ping')")
+        wait_until(lambda: self._reached(position), "the store to reach the source", SETTLE_SECONDS, pause=0.05)
+        published = published_tables(self.source.connection, ["headwater"])
+        named = {"public." + name for name in (*KINDS, LEDGER)}
+        shapes = {t.relation.oid: t.shape for t in published if t.qualified_name in named}
+        with self.deployment.store() as store:
+            stored = store.tables("default")
+        return {t.relation.oid: t.fingerprint for t in stored} == shapes and not any(t.resync for t in stored)
+
+    def _reached(self, position: int) -> bool:
+        self.check_alive()
+        checkpoint = self.deployment.reader.checkpoint()
+        return checkpoint is not None and checkpoint[0].lsns["default"] >= position

@@ -1,0 +1,352 @@
+"""Writers that commit random transactions beside each other and note what each did."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+from psycopg import errors
+
+from tests.storm.ledger import EVERYTHING, Effect, Ledger, Transaction
+from tests.storm.tables import KINDS, LEDGER, REGIONS, ROOMS, USERS, Kind, Row
+
+IDS = 40
+_LONGEST = 8
+_RECONNECT_SECONDS = 120.0
+
+Log = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """What of a table is published: its columns, and the condition that rows have to meet."""
+
+    columns: tuple[str, ...]
+    row_filter: str
+
+
+class RolledBack(Exception):
+    """The writer thought better of it."""
+
+
+class Writer(threading.Thread):
+    """Does `count` transactions. `published` tells of each table what devices can see of it in this round."""
+
+    def __init__(
+        self,
+        name: str,
+        seed: str,
+        dsn: str,
+        count: int,
+        ledger: Ledger,
+        published: Mapping[str, Published],
+        log: Log,
+        pace: float,
+    ) -> None:
+        super().__init__(name=name, daemon=True)
+        self._chance = random.Random(seed)
+        self._dsn = dsn
+        self._count = count
+        self._ledger = ledger
+        self._published = published
+        self._log = log
+        self._pace = pace
+        self._patience = threading.Event()
+        self._conn: psycopg.Connection[Any] | None = None
+        self.tried = 0
+        self.committed = 0
+        self.failure: BaseException | None = None
+
+    def run(self) -> None:
+        try:
+            for number in range(self._count):
+                self._transaction(f"{self.name}-{number}")
+                self.tried += 1
+                self._patience.wait(self._chance.expovariate(1 / self._pace))
+        except BaseException as error:  # noqa: BLE001 - told by whoever started the thread
+            self.failure = error
+        finally:
+            self.tried = self._count
+            if self._conn is not None:
+                self._conn.close()
+
+    def _connection(self) -> psycopg.Connection[Any]:
+        if self._conn is None or self._conn.closed or self._conn.broken:
+            self._conn = connect_patiently(self._dsn)
+            self._conn.execute("set lock_timeout = '20s'; set application_name = 'storm writer'")
+            self._conn.commit()
+        return self._conn
+
+    def _transaction(self, name: str) -> None:
+        transaction = Transaction(name)
+        steps = [self._chance.randrange(2**62) for _ in range(self._chance.randint(1, _LONGEST))]
+        give_up = self._chance.random() < 0.08
+        conn = self._connection()
+        try:
+            self._statements(conn, transaction, steps)
+            if give_up:
+                raise RolledBack
+            conn.execute(f"insert into {LEDGER} values (%s)", [name])
+        except (psycopg.Error, RolledBack) as error:
+            self._log(f"{name} rolled back: {type(error).__name__} {_first_line(error)}")
+            if not conn.broken:
+                conn.rollback()
+            return
+        self._commit(conn, transaction)
+
+    def _commit(self, conn: psycopg.Connection[Any], transaction: Transaction) -> None:
+        self._ledger.begin_commit(transaction)
+        try:
+            conn.commit()
+            committed = True
+        except psycopg.Error as error:
+            self._log(f"{transaction.name} commit failed: {type(error).__name__} {_first_line(error)}")
+            committed = self._was_committed(transaction.name)
+        self._ledger.end_commit(transaction, committed=committed)
+        self.committed += committed
+        self._log(f"{transaction.name} {'committed' if committed else 'lost'}")
+
+    def _was_committed(self, name: str) -> bool:
+        conn = self._connection()
+        found = conn.execute(f"select from {LEDGER} where id = %s", [name]).fetchall()
+        conn.rollback()
+        return bool(found)
+
+    def _statements(self, conn: psycopg.Connection[Any], transaction: Transaction, steps: Sequence[int]) -> None:
+        chance = random.Random(steps[0])
+        while steps:
+            taken = chance.randint(1, 3) if chance.random() < 0.3 else 0
+            if not taken:
+                transaction.effects += self._statement(conn, transaction.name, random.Random(steps[0]))
+                steps = steps[1:]
+                continue
+            some, steps = steps[:taken], steps[taken:]
+            transaction.effects += self._within_savepoint(conn, transaction.name, some, keep=chance.random() < 0.6)
+
+    def _within_savepoint(
+        self, conn: psycopg.Connection[Any], name: str, steps: Sequence[int], *, keep: bool
+    ) -> list[Effect]:
+        effects: list[Effect] = []
+        conn.execute("savepoint s")
+        try:
+            for step in steps:
+                effects += self._statement(conn, name, random.Random(step))
+            if keep:
+                conn.execute("release savepoint s")
+                return effects
+        except (errors.IntegrityError, errors.ObjectNotInPrerequisiteState, errors.InvalidColumnReference) as error:
+            self._log(f"{name} statement failed: {type(error).__name__}")
+        conn.execute("rollback to savepoint s")
+        self._log(f"{name} rolled back to the savepoint")
+        return []
+
+    # one statement
+
+    def _statement(self, conn: psycopg.Connection[Any], name: str, chance: random.Random) -> list[Effect]:
+        kind = KINDS[chance.choice(sorted(self._published))]
+        action = _pick(chance, kind)
+        if action == "truncate":
+            self._log(f"{name} truncate {kind.name}")
+            conn.execute(f"truncate {kind.name}")
+            return [Effect(_draw(conn), kind.name, "", None)]
+        touched, text = _ACTIONS[action](conn, kind, chance)
+        self._log(f"{name} {text} -> {touched}")
+        return self._effects(conn, kind, touched)
+
+    def _effects(self, conn: psycopg.Connection[Any], kind: Kind, ids: list[str]) -> list[Effect]:
+        excluded = self._ledger.excluded
+        if not ids or kind.name in excluded or EVERYTHING in excluded or kind.name not in self._published:
+            return []
+        published = self._published[kind.name]
+        rows: dict[str, list[Row]] = {row_id: [] for row_id in ids}
+        columns = ", ".join(published.columns)
+        found = conn.execute(
+            f"select x.id, row_to_json(x) from (select {columns} from {kind.name}"
+            f" where id = any(%s) and {published.row_filter}) x",
+            [ids],
+        ).fetchall()
+        for row_id, fields in found:
+            rows[row_id].append(Row.of(fields))
+        order = _draw(conn)
+        return [Effect(order, kind.name, row_id, tuple(every)) for row_id, every in rows.items()]
+
+
+def connect_patiently(dsn: str) -> psycopg.Connection[Any]:
+    """A connection, even if the server is just starting again."""
+    pause, waited = threading.Event(), 0.0
+    while True:
+        try:
+            return psycopg.connect(dsn)
+        except psycopg.OperationalError:
+            if waited > _RECONNECT_SECONDS:
+                raise
+            pause.wait(0.1)
+            waited += 0.1
+
+
+def _draw(conn: psycopg.Connection[Any]) -> int:
+    row = conn.execute("select nextval('clock')").fetchone()
+    assert row is not None
+    return int(row[0])
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).partition("\n")[0]
+
+
+_WEIGHTS = {
+    "insert": 40,
+    "upsert": 10,
+    "update": 40,
+    "enlarge": 12,
+    "rekey": 10,
+    "update_many": 6,
+    "delete": 20,
+    "twin": 6,
+    "truncate": 1,
+}
+
+
+def _pick(chance: random.Random, kind: Kind) -> str:
+    weights = dict(_WEIGHTS)
+    if not kind.key:
+        del weights["upsert"]
+    if kind.fixed:
+        weights = {"insert": 30, "twin": 3, "truncate": 1, "update": 1}  # the last one fails
+    elif kind.unique:
+        del weights["twin"]
+    return chance.choices(list(weights), list(weights.values()))[0]
+
+
+Touched = tuple[list[str], str]
+Conn = psycopg.Connection[Any]
+
+
+def _values(kind: Kind, chance: random.Random) -> dict[str, object]:
+    number = chance.randrange(IDS if not kind.fixed else 10**6)
+    values: dict[str, object] = {"id": f"{number:02}"}
+    match kind.name:
+        case "paired":
+            values = {"a": number // 8, "b": f"b{number % 8}", "id": f"{number // 8}/{number % 8}"}
+        case "leaves":
+            values["region"] = chance.choice(REGIONS)
+        case "rooms":
+            values["id"] = chance.choice(ROOMS)
+        case "guests":
+            values["room"] = chance.choice(ROOMS)
+        case _:
+            pass
+    values |= {"owner": chance.choice(USERS), "n": chance.randrange(100), "body": _word(chance)}
+    if chance.random() < 0.4:
+        values["big"] = _large(chance)
+    return values
+
+
+def _word(chance: random.Random) -> str | None:
+    return chance.choice([None, "", "å\t\\n\"'", f"w{chance.randrange(1000)}", f"w{chance.randrange(1000)}"])
+
+
+def _large(chance: random.Random) -> str:
+    seed = chance.randrange(10**6)
+    return hashlib.md5(str(seed).encode()).hexdigest() * chance.choice([10, 90, 200])
+
+
+def _lock(conn: Conn, kind: Kind, *ids: object) -> None:
+    """Rows that may share an id are told of together, so nobody else may change one of them meanwhile."""
+    if not kind.unique:
+        for row_id in sorted(map(str, ids)):
+            conn.execute("select pg_advisory_xact_lock(hashtext(%s))", [f"{kind.name} {row_id}"])
+
+
+def _insert(conn: Conn, kind: Kind, chance: random.Random, after: str = "") -> Touched:
+    values = _values(kind, chance)
+    _lock(conn, kind, values["id"])
+    marks = ", ".join(["%s"] * len(values))
+    found = conn.execute(
+        f"insert into {kind.name} ({', '.join(values)}) values ({marks}) {after} returning id", list(values.values())
+    ).fetchall()
+    return [row[0] for row in found], f"insert {kind.name} {values['id']} {after}"
+
+
+def _upsert(conn: Conn, kind: Kind, chance: random.Random) -> Touched:
+    what = chance.choice(["nothing", "update set n = excluded.n, body = excluded.body"])
+    return _insert(conn, kind, chance, f"on conflict ({kind.key}) do {what}")
+
+
+def _change(conn: Conn, kind: Kind, chance: random.Random, **changes: object) -> Touched:
+    row_id = _values(kind, chance)["id"]
+    _lock(conn, kind, row_id)
+    pairs = ", ".join(f"{column} = %s" for column in changes)
+    found = conn.execute(
+        f"update {kind.name} set {pairs} where id = %s returning id", [*changes.values(), row_id]
+    ).fetchall()
+    return sorted({row[0] for row in found}), f"update {kind.name} {row_id} {','.join(changes)}"
+
+
+def _update(conn: Conn, kind: Kind, chance: random.Random) -> Touched:
+    values = _values(kind, chance)
+    columns = chance.sample(["owner", "n", "body"], chance.randint(1, 2))
+    return _change(conn, kind, chance, **{column: values[column] for column in columns})
+
+
+def _enlarge(conn: Conn, kind: Kind, chance: random.Random) -> Touched:
+    return _change(conn, kind, chance, big=chance.choice([_large(chance), _large(chance), None]))
+
+
+def _rekey(conn: Conn, kind: Kind, chance: random.Random) -> Touched:
+    old, new = _values(kind, chance), _values(kind, chance)
+    _lock(conn, kind, old["id"], new["id"])
+    columns = [column for column in new if column in {"id", "a", "b", "region", "room"}]
+    pairs = ", ".join(f"{column} = %s" for column in columns)
+    values = [new[column] for column in columns]
+    found = conn.execute(f"update {kind.name} set {pairs} where id = %s returning id", [*values, old["id"]]).fetchall()
+    touched = sorted({str(old["id"]), str(new["id"])}) if found else []
+    return touched, f"rekey {kind.name} {old['id']} to {values}"
+
+
+def _update_many(conn: Conn, kind: Kind, chance: random.Random) -> Touched:
+    if not kind.unique:
+        conn.execute(f"lock table {kind.name} in share row exclusive mode")
+    rest = chance.randrange(7)
+    found = conn.execute(f"update {kind.name} set n = n + 7 where n %% 7 = %s returning id", [rest]).fetchall()
+    return sorted({row[0] for row in found}), f"update {kind.name} where n % 7 = {rest}"
+
+
+def _delete(conn: Conn, kind: Kind, chance: random.Random) -> Touched:
+    row_id = _values(kind, chance)["id"]
+    _lock(conn, kind, row_id)
+    found = conn.execute(f"delete from {kind.name} where id = %s returning id", [row_id]).fetchall()
+    return sorted({row[0] for row in found}), f"delete {kind.name} {row_id}"
+
+
+def _twin(conn: Conn, kind: Kind, chance: random.Random) -> Touched:
+    """A row that is there already once more, or one of several such less."""
+    row_id = _values(kind, chance)["id"]
+    if kind.name == "leaves":
+        return _delete(conn, kind, chance)
+    _lock(conn, kind, row_id)
+    if kind.fixed or chance.random() < 0.6:
+        statement = f"insert into {kind.name} select * from {kind.name} where id = %s limit 1 returning id"
+    else:
+        statement = (
+            f"delete from {kind.name} where ctid = (select ctid from {kind.name} where id = %s limit 1) returning id"
+        )
+    found = conn.execute(statement, [row_id]).fetchall()
+    return sorted({row[0] for row in found}), f"twin {kind.name} {row_id}"
+
+
+_ACTIONS: Mapping[str, Callable[[Conn, Kind, random.Random], Touched]] = {
+    "insert": _insert,
+    "upsert": _upsert,
+    "update": _update,
+    "enlarge": _enlarge,
+    "rekey": _rekey,
+    "update_many": _update_many,
+    "delete": _delete,
+    "twin": _twin,
+}
