@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 import platform
 
-from tests.bench import connect, download, latency, live, reprocess, snapshot, storage
+from tests.bench import connect, decode, download, latency, live, reprocess, resync, snapshot, storage
 from tests.bench.world import cores
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.bench", description="Figures beside yardsticks of one run.")
-    every = ("snapshot", "reprocess", "live", "latency", "download", "connect", "storage")
+    every = ("snapshot", "reprocess", "resync", "decode", "live", "latency", "download", "connect", "storage")
     parser.add_argument("names", nargs="*", metavar="name", help=f"which: {', '.join(every)} (default: all)")
     parser.add_argument("--scale", type=float, default=1.0, help="share of the full size (default: 1.0)")
     arguments = parser.parse_args()
@@ -23,6 +23,10 @@ def main() -> None:
                 snapshot.run(int(1_000_000 * scale))
             case "reprocess":
                 reprocess.run(int(1_000_000 * scale))
+            case "resync":
+                resync.run(int(1_000_000 * scale))
+            case "decode":
+                decode.run(int(200_000 * scale))
             case "storage":
                 storage.run(int(500_000 * scale))
             case "live":

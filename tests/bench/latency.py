@@ -30,16 +30,16 @@ def run(samples: int) -> None:
 
 def _measure(place: World, samples: int) -> list[float]:
     stream = place.stream("u1")
-    _read_until(stream, b"checkpoint_complete")
+    read_until(stream, b"checkpoint_complete")
     taken = []
     with psycopg.connect(place.postgres.dsn("bench"), autocommit=True) as conn:
         for number in range(samples):
             mark = f"mark-{number}-{os.getpid()}"
             conn.execute("insert into items (owner, title, n) values ('u1', %s, 0)", [mark])
             committed = time.perf_counter()
-            _read_until(stream, mark.encode())
+            read_until(stream, mark.encode())
             taken.append(time.perf_counter() - committed)
-            _read_until(stream, b"checkpoint_complete")
+            read_until(stream, b"checkpoint_complete")
             time.sleep(0.01)
     stream.close()
     return taken
@@ -48,7 +48,7 @@ def _measure(place: World, samples: int) -> list[float]:
 _rest: dict[socket.socket, bytes] = {}
 
 
-def _read_until(stream: socket.socket, mark: bytes) -> None:
+def read_until(stream: socket.socket, mark: bytes) -> None:
     buffer = _rest.pop(stream, b"")
     while mark not in buffer:
         data_ = stream.recv(1 << 16)

@@ -175,9 +175,12 @@ class World:
             raise SystemExit(f"headwater did not get there:\n{log}")
 
     def bulk_record(self) -> BulkRecord:
+        return self.bulk_records()[-1]
+
+    def bulk_records(self) -> list[BulkRecord]:
         store = SqliteStore(self.directory / "store")
         try:
-            return store.bulk_records()[-1]
+            return store.bulk_records()
         finally:
             store.close()
 
