@@ -141,7 +141,7 @@ def test_a_publication_that_is_missing_for_a_while_is_waited_for(
     if stopped:
         deployment.start(publish=False)
     wait_until(lambda: "[PSYNC_S1141]" in caplog.text, "it to be told what is missing")
-    assert f'publication "headwater" does not exist ({source_db.name}); run `headwater source prepare`' in caplog.text
+    assert 'publication "headwater" does not exist' in caplog.text
     deployment.raise_failure()
     source_db.execute("insert into notes values ('z', 'a', 'unseen', 1)")
     source_db.execute(BOTH)

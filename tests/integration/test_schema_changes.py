@@ -220,6 +220,29 @@ def test_what_the_rules_make_of_rows_can_outlive_a_change(deploy: Deploy, source
     assert deployment.op_count() == before + 1
 
 
+MEMBERS = """
+config: {edition: 3}
+streams:
+  notes:
+    auto_subscribe: true
+    with: {mine: SELECT team FROM members WHERE user_id = auth.user_id() AND active = 'yes'}
+    query: SELECT id, body FROM notes WHERE team IN mine
+"""
+
+
+def test_who_gets_rows_follows_a_column_that_only_the_parameters_read(deploy: Deploy, source_db: SourceDb) -> None:
+    source_db.execute("create table notes (id text primary key, body text, team text)")
+    source_db.execute("create table members (id text primary key, user_id text, team text, active text)")
+    source_db.execute("insert into notes values ('1', 'x', 't')")
+    source_db.execute("insert into members values ('m', 'a', 't', 'yes'), ('n', 'b', 't', 'no')")
+    deployment = deploy(MEMBERS).start()
+    assert set(deployment.rows("a")) == {("notes", "1")}
+    source_db.execute("alter table members drop column active")
+    wait_until(lambda: not deployment.rows("a"), "who is a member no more to get nothing")
+    source_db.execute("alter table members add column active text not null default 'yes'")
+    wait_until(lambda: len(deployment.rows("a")) == len(deployment.rows("b")) == 1, "all members to get the row")
+
+
 BOTH_NAMES = (
     CONFIG
     + """

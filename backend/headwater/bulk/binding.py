@@ -110,6 +110,20 @@ def stands_right(layouts: Sequence[Relation], bounds: Sequence[BoundTable | None
     return _expected(bounds[row.layout], split_line(row.line, len(own.columns)), row.row_id) == stands
 
 
+def lookups_stand_right(layouts: Sequence[Relation], bounds: Sequence[BoundTable | None], row: CurrentRow) -> bool:
+    """Whether a row that was written in an earlier layout has the lookups that the last one gives it. Raises
+    DecodeError when the row can't be read."""
+    now, own = bounds[-1], bounds[row.layout]
+    if row.layout == len(layouts) - 1 or not any(bound is not None and bound.has_lookups for bound in (now, own)):
+        return True
+    cells = split_line(row.line, len(layouts[row.layout].columns))
+    return _lookups(own, cells, row.row_id) == _lookups(now, current_cells(layouts, row), row.row_id)
+
+
+def _lookups(bound: BoundTable | None, cells: Cells, row_id: str) -> set[LookupEntry]:
+    return set() if bound is None else set(bound.transform.evaluate(cells, row_id).lookups)
+
+
 def _expected(bound: BoundTable | None, cells: Cells, row_id: str) -> set[Member]:
     return set() if bound is None else expected_members(bound.transform.evaluate(cells, row_id).puts)
 

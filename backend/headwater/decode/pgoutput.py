@@ -65,17 +65,23 @@ class Decoder:
         """One message per payload, in order; a payload is what follows the XLogData header.
 
         Changes of a table carry the same Relation object until its shape changes, so `is` tells whether it did.
-        Raises DecodeError at the first payload that is not a complete message of protocol 1. What was before it may
-        be decoded again, one payload at a time.
+        Raises DecodeError at the first payload that is not a complete message of protocol 1. Nothing of the batch is
+        remembered then, so what was before it may be decoded again, one payload at a time.
         """
         handlers = self._handlers
+        known = dict(self._relations), dict(self._readers)
         messages: list[Message] = []
         append = messages.append
         for payload in payloads:
             try:
                 append(handlers[payload[0]](payload))
             except _MALFORMED:
-                raise wire.explain(payload, self._relations) from None
+                error = wire.explain(payload, self._relations)
+                self._relations.clear()
+                self._readers.clear()
+                self._relations |= known[0]
+                self._readers |= known[1]
+                raise error from None
         return messages
 
     def _relation(self, payload: bytes) -> Relation:

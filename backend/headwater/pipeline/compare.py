@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from headwater.bulk.binding import BoundTable, bind_layouts, current_cells, stands_right
+from headwater.bulk.binding import BoundTable, bind_layouts, current_cells, lookups_stand_right, stands_right
 from headwater.bulk.jobs import CompareJob
 from headwater.decode.copytext import join_cells, split_line
 from headwater.decode.errors import DecodeError
@@ -116,7 +116,7 @@ def _present_line(layouts: Sequence[Relation], row: CurrentRow) -> str:
 
 def _stands_right(bounds: Sequence[BoundTable | None], layouts: Sequence[Relation], row: CurrentRow) -> bool:
     try:
-        return stands_right(layouts, bounds, row)
+        return stands_right(layouts, bounds, row) and lookups_stand_right(layouts, bounds, row)
     except DecodeError:
         return False
 

@@ -96,6 +96,8 @@ class _Keys:
             content = read_stub(row.line).content if is_stub(row.line) else content_id(_line(row, cells))
             self._copies[content] += 1
             return copy_id(content, self._copies[content])
+        if self._identity.kind is IdentityKind.NOTHING:
+            return row.row_id
         if cells is None or any(cells[position] is None for position in self._identity.columns):
             return f"{_UNKNOWN}{row.row_id}" if row.members else None
         return self._identity.key(cells)

@@ -85,6 +85,7 @@ class Applier:
         self._committed_us = 0
         self._hold = ZERO  # the flush may not commit before the stream has passed this
         self._pending: list[tuple[LiveTable, RowChange]] = []
+        self._xids: list[int] = []  # transactions of which changes are pending, and the last one
         self._reported: set[str] = set()
         self.final_lsn = ZERO  # where the commit record of the transaction begins that is being read
         self._logs: list[TouchLog] = []
@@ -135,6 +136,7 @@ class Applier:
         match message:
             case Begin():
                 self.in_transaction = True
+                self._xids.append(message.xid)
                 self.final_lsn = message.final_lsn
                 self.skipping = message.final_lsn < self.position or message.final_lsn in self._left_out
             case Commit():
@@ -210,6 +212,7 @@ class Applier:
         self.rows += len(self._pending)
         self._in_flush += len(self._pending)
         self._pending.clear()
+        del self._xids[:-1]
         self._report(fold)
 
     def _truncate(self, message: Truncate) -> None:
@@ -233,14 +236,16 @@ class Applier:
 
     def _fetch(self, table: LiveTable, key: Sequence[Cell]) -> FullCells | None:
         cells, seen = self._fetcher.fetch(table.relation, key)
+        if cells is None and table.id not in self._compared:  # gone, or not to be seen yet
+            if not self._fetcher.wait_until_visible(self._xids):
+                raise SchemaChangedError(
+                    "a row can't be seen in the source before its commit was acknowledged",
+                    f"{table.relation.schema}.{table.relation.name}",
+                    "the table is compared with the source",
+                    table.relation.oid,
+                )
+            cells, seen = self._fetcher.fetch(table.relation, key)
         self._hold = Lsn(max(self._hold, seen))
-        if cells is None and table.id not in self._compared and not self._fetcher.sees_every_commit():
-            raise SchemaChangedError(
-                "a row can't be seen in the source before its commit was acknowledged",
-                f"{table.relation.schema}.{table.relation.name}",
-                "the table is compared with the source",
-                table.relation.oid,
-            )
         return cells
 
     def fill(self, table: LiveTable, rows: Sequence[FullCells]) -> list[FullCells | None]:
@@ -291,6 +296,7 @@ class Applier:
         if self._flush is not None:
             self._flush.rollback()
             self._flush = None
+            self._hold = ZERO
 
     @property
     def tag(self) -> str:
@@ -333,8 +339,10 @@ class Applier:
 
     def stored_rows(self, table: LiveTable, row_ids: Sequence[str]) -> dict[str, CurrentRow]:
         """Those rows of a table that are there."""
+        alone = self._flush is None
         found = self._open().current(table.id, row_ids)
-        self.abandon()
+        if alone:
+            self.abandon()
         return found
 
     def merge(self, table: LiveTable, states: Mapping[str, FullCells | None], *, anew: bool = False) -> int:
@@ -348,6 +356,7 @@ class Applier:
 
     def copies(self, table: LiveTable, contents: Mapping[str, str]) -> dict[str, list[str]]:
         """Row ids by content, of a table whose rows nothing identifies. `contents` gives the line of each."""
+        alone = self._flush is None
         flush = self._open()
         if table.identity.kind is IdentityKind.FULL:
             found = {content: flush.copies(table.id, content) for content in contents}
@@ -355,7 +364,8 @@ class Applier:
             lines = {content: stored_line(line) for content, line in contents.items()}
             by_line = flush.rows_with_lines(table.id, list(lines.values()))
             found = {content: by_line[line] for content, line in lines.items()}
-        self.abandon()
+        if alone:
+            self.abandon()
         return found
 
     def _report(self, fold: Fold) -> None:

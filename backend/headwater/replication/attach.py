@@ -14,10 +14,12 @@ import psycopg
 from headwater.oplog.lsn import format_lsn
 from headwater.replication.adapt import LOST
 from headwater.replication.errors import SourceReplacedError
+from headwater.replication.poison import PoisonBook
 from headwater.replication.schema import wanted_tables
 from headwater.source.catalog import published_tables
 from headwater.source.connect import SourceSettings, SourceUnreachable, connect
 from headwater.source.slot import (
+    SlotError,
     SlotLostError,
     SlotStatus,
     SnapshotKeeper,
@@ -30,7 +32,8 @@ from headwater.source.slot import (
     system_identity,
     timeline_ends,
 )
-from headwater.storage.contract import Lease, SourceState, StoredTable, StoreWriter
+from headwater.storage.contract import Lease, SourceState, StoredTable
+from headwater.storage.open import Store
 from headwater_rules.plan import SyncPlan
 
 _log = logging.getLogger(__name__)
@@ -39,7 +42,7 @@ _log = logging.getLogger(__name__)
 class Attachment:
     """How a store hangs on its source."""
 
-    def __init__(self, source: SourceSettings, store: StoreWriter) -> None:
+    def __init__(self, source: SourceSettings, store: Store) -> None:
         self._source = source
         self._store = store
 
@@ -62,8 +65,8 @@ class Attachment:
                 self._attach_anew(conn, lease, state, identity, plans)
                 return
             if identity.timeline != state.timeline:
-                self._store.move_source(lease, replace(state, timeline=identity.timeline))
                 self._store.cap_writes(state.tag, end_of_log(conn))
+                self._store.move_source(lease, replace(state, timeline=identity.timeline))
                 _log.info("the source failed over to timeline %d; slot %s goes on", identity.timeline, state.slot)
             end_reader(conn, state.slot)
 
@@ -84,7 +87,11 @@ class Attachment:
         """Whether what was read up to `state.lsn` is part of the present timeline's past."""
         if now.timeline == state.timeline:
             return True
-        ended = timeline_ends(self._source, now.timeline).get(state.timeline)
+        try:
+            ended = timeline_ends(self._source, now.timeline).get(state.timeline)
+        except SlotError as error:  # it may have removed the record
+            _log.info("%s", error)
+            return False
         return ended is not None and state.lsn <= ended
 
     def _check_ahead(self, slot: SlotStatus, state: SourceState) -> None:
@@ -104,8 +111,11 @@ class Attachment:
     ) -> None:
         published_tables(conn, self._source.publications)  # a slot from before a publication could not be read either
         name = slot_name(self._source)
-        end_reader(conn, name)  # ours: the lease says that nobody else follows this source
-        drop_slot(conn, name)
+        # Should we be killed on the way, the new slot would look like one that is ahead of a restored store
+        self._store.move_source(lease, replace(state, slot=""))
+        for old in {name, state.slot}:
+            end_reader(conn, old)  # ours: the lease says that nobody else follows this source
+            drop_slot(conn, old)
         with SnapshotKeeper(self._source, name) as keeper:
             position = keeper.consistent_point
         stored = self._store.tables(self._source.tag)
@@ -114,6 +124,7 @@ class Attachment:
         self._store.mark_resync(lease, [table.id for table in stored if not table.resync], "the slot was lost")
         if (now.system_id, now.timeline) != (state.system_id, state.timeline) or position < state.lsn:
             self._store.cap_writes(state.tag, end_of_log(conn))
+            PoisonBook(self._source, self._store).forget(lease)  # positions of another history
         self._store.move_source(lease, SourceState(state.tag, position, name, now.system_id, now.timeline))
         _log.info("slot %s starts at %s; all tables are compared with the source", name, format_lsn(position))
 

@@ -17,7 +17,7 @@ from headwater.replication.schema import wanted_tables
 from headwater.replication.versions import RETIRED_AT_ONCE
 from headwater.source.catalog import PublishedTable, load_types
 from headwater.source.connect import SourceSettings, connect
-from headwater.source.slot import SnapshotKeeper, drop_slot, end_reader, slot_name, system_identity
+from headwater.source.slot import SnapshotKeeper, drop_slot, end_of_log, end_reader, slot_name, system_identity
 from headwater.storage.contract import Lease, SourceState
 from headwater.storage.open import Store
 from headwater.storage.parts import BulkRecord, StagedTable
@@ -67,6 +67,8 @@ class Bootstrap:
             started=started,
             finished=time.time(),
         )
+        with connect(self.source) as conn:  # which may be at an earlier point than what was read before
+            self.store.cap_writes(self.source.tag, end_of_log(conn))
         state = SourceState(self.source.tag, keeper.consistent_point, name, identity.system_id, identity.timeline)
         self.store.publish(lease, state, tables, self.version, sides(self.plan), record)
         _log.info("snapshot published: %d rows, %d ops", record.rows, record.ops)

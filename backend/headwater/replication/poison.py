@@ -19,6 +19,7 @@ from headwater.oplog.lsn import Lsn, format_lsn, parse_lsn
 from headwater.replication.apply import Applier
 from headwater.replication.errors import PoisonError
 from headwater.source.connect import SourceSettings
+from headwater.source.generated import NotComputableError
 from headwater.storage.contract import Lease
 from headwater.storage.open import Store
 from headwater.storage.requests import RequestState
@@ -61,7 +62,7 @@ class Intake:
     def _naming(self) -> Iterator[None]:
         try:
             yield
-        except DecodeError as error:
+        except (DecodeError, NotComputableError) as error:
             raise self._poison(str(error)) from error
         except (HeadwaterError, psycopg.Error):
             raise
@@ -133,9 +134,9 @@ class PoisonBook:
         skip = self._source.poison_changes == "skip" and lately < _BY_ITSELF
         if error.lsn in self.skipped():
             return True  # somebody said so since the stream began
-        self._write(lease, [p for p in known if p.lsn != lsn] + [Poison(lsn, now, error.why, skip)])
         if skip:
-            self._compare_all(lease, lsn)
+            self._compare_all(lease, lsn)  # first: with the skip alone on record, a crash would lose what it did
+        self._write(lease, [p for p in known if p.lsn != lsn] + [Poison(lsn, now, error.why, skip)])
         return skip
 
     def take_requests(self, lease: Lease) -> None:
@@ -151,10 +152,14 @@ class PoisonBook:
                 answer = orjson.dumps({"error": error}).decode()
                 self._store.update_request(lease, request.id, RequestState.FAILED, result=answer)
                 continue
-            self._write(lease, [Poison(p.lsn, p.at, p.why, p.skipped or p.lsn == wanted) for p in known])
             self._compare_all(lease, wanted)
+            self._write(lease, [Poison(p.lsn, p.at, p.why, p.skipped or p.lsn == wanted) for p in known])
             answer = orjson.dumps({"lsn": wanted}).decode()
             self._store.update_request(lease, request.id, RequestState.DONE, result=answer)
+
+    def forget(self, lease: Lease) -> None:
+        """The source's history is another: its positions mean other transactions."""
+        self._write(lease, ())
 
     def _write(self, lease: Lease, poisons: Sequence[Poison]) -> None:
         self._store.note(lease, self._key, orjson.dumps([asdict(poison) for poison in poisons[-_KEPT:]]).decode())

@@ -13,7 +13,7 @@ from headwater.bulk.binding import distinct
 from headwater.bulk.jobs import BulkProgress
 from headwater.errors import HeadwaterError, Kind
 from headwater.oplog.lsn import format_lsn
-from headwater.replication.adapt import REDEFINED, REKEYED, adapt, table_changes
+from headwater.replication.adapt import LOST, REDEFINED, REKEYED, adapt, table_changes
 from headwater.replication.apply import Applier
 from headwater.replication.attach import Attachment
 from headwater.replication.bootstrap import Bootstrap
@@ -132,7 +132,11 @@ class Replicator:
         recovery.must_read = recovery.slot_lost = False
         if recovery.different is not None:
             stored = self.store.tables(self.source.tag)
-            marked = [t.id for t in stored if t.relation.oid == recovery.different and t.resync != REKEYED]
+            marked = [
+                table.id
+                for table in stored
+                if table.relation.oid == recovery.different and table.resync not in {REKEYED, LOST}
+            ]
             self.store.mark_resync(lease, marked, REDEFINED)
             recovery.different = None
         PoisonBook(self.source, self.store).take_requests(lease)
@@ -167,8 +171,8 @@ class Replicator:
             return True
         return False
 
-    def _adapt(self, lease: Lease, state: SourceState, plans: Sequence[SyncPlan]) -> list[PublishedTable]:
-        """Make the store's tables what the catalog says, which is returned."""
+    def _adapt(self, lease: Lease, state: SourceState, plans: Sequence[SyncPlan]) -> None:
+        """Make the store's tables what the catalog says."""
         stored = self.store.tables(self.source.tag)
         with connect(self.source) as conn:
             wanted = wanted_tables(conn, self.source, plans)
@@ -177,7 +181,10 @@ class Replicator:
         changes = table_changes(stored, wanted)
         if changes:
             adapt(self.store, lease, state, self._context(plans, stored), changes)
-        return wanted
+
+    def _published(self) -> list[PublishedTable]:
+        with connect(self.source) as conn:
+            return wanted_tables(conn, self.source, in_use(self.store, self.keep_stopped).plans)
 
     def _context(self, plans: Sequence[SyncPlan], stored: Sequence[StoredTable]) -> LiveContext:
         types = types_of(self.source, stored)
@@ -193,8 +200,8 @@ class Replicator:
         plans = used.plans
         if used.obsolete:  # before tables go that only they read
             self.store.retire(lease, used.obsolete, RETIRED_AT_ONCE)
-        published = self._adapt(lease, state, plans)
-        unseen = UnseenAudit(self.store, lease, self.source.tag, published, self.audit_seconds)
+        self._adapt(lease, state, plans)
+        unseen = UnseenAudit(self.store, lease, self.source.tag, self._published, self.audit_seconds)
         stored = self.store.tables(self.source.tag)
         context = self._context(plans, stored)
         with (

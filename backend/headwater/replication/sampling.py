@@ -113,6 +113,7 @@ class Sampling:
         self._suspects: frozenset[int] = frozenset()
         self._wanted = _Wanted()
         self._mended: dict[Hashable, int] = {}
+        self._noted: set[Hashable] = set()  # in this cycle
 
     @property
     def pause(self) -> float:
@@ -185,6 +186,7 @@ class Sampling:
 
     def _run(self, plans: tuple[SyncPlan, ...]) -> Iterator[int]:
         """Yields how much was looked at, slice by slice."""
+        self._noted.clear()
         reader = self._reader = self._open.enter_context(open_verify(self._site.store.address))
         sums = Sums(self._suspects, reader.retired())
         generations = reader.tables()
@@ -249,10 +251,12 @@ class Sampling:
                 yield len(batch)
 
     def _tables(self, plans: Sequence[SyncPlan]) -> list[tuple[LiveTable, PublishedTable]]:
-        """The tables that are followed, as they are published."""
+        """The tables that are followed, as they are published: those that ought to be as the source has them."""
         with connect(self._site.source) as conn:
             published = wanted_tables(conn, self._site.source, plans)
-        pairs = [(self._site.applier.table(table.relation.oid), table) for table in published]
+        compared = {oid for oid, table in self._site.stored().items() if table.resync}
+        sure = [table for table in published if not table.unseen and table.relation.oid not in compared]
+        pairs = [(self._site.applier.table(table.relation.oid), table) for table in sure]
         return [(live, table) for live, table in pairs if live is not None and live.relation == table.relation]
 
     # what is broken
@@ -290,6 +294,9 @@ class Sampling:
 
     def _may_mend(self, what: Hashable) -> bool:
         """What is broken again and again has a cause that mending does not reach."""
+        if what in self._noted:
+            return self._settings.repair and self._mended[what] <= _MENDED_AT_MOST
+        self._noted.add(what)
         self._mended[what] = self._mended.get(what, 0) + 1
         if self._mended[what] == _MENDED_AT_MOST + 1:
             _log.error("[HW_5305] it was mended %d times and broke again: look at disk and memory", _MENDED_AT_MOST)

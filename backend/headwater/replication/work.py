@@ -57,6 +57,13 @@ class _Asked:
         self.request = request
         self.told = ""
 
+    @property
+    def key(self) -> tuple[str, int]:
+        """What tells it from other work when attempts are counted."""
+        if self.version is not None:
+            return "version", self.version.id
+        return ("request", self.request.id) if self.request is not None else (type(self.job).__name__, 0)
+
 
 class Work:
     """Decides what to do next. `step` is called whenever no flush is open."""
@@ -255,6 +262,7 @@ class Work:
 
     def _finish(self, asked: _Asked) -> None:
         asked.job.close()
+        self._failures.pop(asked.key, None)
         self._current = None
         self._ended = True
         if isinstance(asked.job, Resync):
@@ -274,9 +282,8 @@ class Work:
         self._site.store.update_request(self._site.lease, request.id, state, result=text)
 
     def _try_again(self, asked: _Asked, error: HeadwaterError) -> None:
-        what = ("version", asked.version.id) if asked.version else ("request", asked.request.id if asked.request else 0)
-        self._failures[what] = self._failures.get(what, 0) + 1
-        if self._failures[what] >= _ATTEMPTS:
+        self._failures[asked.key] = self._failures.get(asked.key, 0) + 1
+        if self._failures[asked.key] >= _ATTEMPTS:
             self._give_up(asked, str(error))
             return
         _log.warning("%s; trying again in %.0f s", error, _RETRY_SECONDS)

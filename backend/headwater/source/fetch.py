@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
 import psycopg
@@ -13,6 +14,9 @@ from headwater.oplog.lsn import Lsn, parse_lsn
 from headwater.source.connect import SourceSettings, connect, connection_error
 from headwater.source.generated import GeneratedValues
 from headwater.source.head import ping_statement
+
+_VISIBLE_SECONDS = 1.0
+_VISIBLE_PAUSE = 0.005
 
 
 class RowFetcher:
@@ -36,15 +40,31 @@ class RowFetcher:
             self._disconnect()
             raise connection_error(self._settings, error) from error
 
-    def sees_every_commit(self) -> bool:
-        """Whether what the stream brought was there to be fetched. A commit that waits for a synchronous standby is
-        in the stream before others can see it; the standby it waits for may even be this stream."""
+    def wait_until_visible(self, xids: Sequence[int]) -> bool:
+        """Wait until others see what these transactions did; False when that takes longer than _VISIBLE_SECONDS.
+
+        A commit is in the stream a moment before others can see it. One that waits for a synchronous standby is so
+        until then; the standby it waits for may even be this stream.
+        """
+        deadline = time.monotonic() + _VISIBLE_SECONDS
+        while self._unseen(xids):
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(_VISIBLE_PAUSE)
+        return True
+
+    def _unseen(self, xids: Sequence[int]) -> bool:
+        # A transaction holds the lock on its own id until everybody sees it
+        query = (
+            "select exists (select from pg_locks where locktype = 'transactionid' and granted"
+            " and transactionid = any(%s::text[]::xid[]))"
+        )
         try:
-            rows = self._connection().execute("select current_setting('synchronous_standby_names')").fetchall()
+            rows = self._connection().execute(query, [list(map(str, xids))]).fetchall()
         except psycopg.Error as error:
-            self.close()
+            self._disconnect()
             raise connection_error(self._settings, error) from error
-        return rows == [("",)]
+        return rows == [(True,)]
 
     def _fetch(
         self, conn: psycopg.Connection, relation: Relation, cells: Sequence[Cell]

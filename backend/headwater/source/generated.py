@@ -29,6 +29,13 @@ class NotComputedError(HeadwaterError):
     code: ClassVar[str] = "HW_2601"
 
 
+class NotComputableError(NotComputedError):
+    """The expression fails on the values of a row, which were written when the table was another."""
+
+    kind: ClassVar[Kind] = Kind.STOP
+    code: ClassVar[str] = "HW_2602"
+
+
 @dataclass(frozen=True, slots=True)
 class _Plan:
     """The statement for one relation. `places` says, for each column that the table has now, where its value is found
@@ -70,10 +77,10 @@ class GeneratedValues:
             # The message of other errors can hold a value
             refused = isinstance(error, psycopg.errors.InsufficientPrivilege)
             why = str(error).split("\n")[0] if refused else f"SQLSTATE {error.sqlstate}"
-            raise NotComputedError(
+            raise (NotComputedError if refused else NotComputableError)(
                 f"a generated column can't be computed: {why}",
                 f"{relation.schema}.{relation.name}",
-                f"let role {self._settings.user} execute the functions of its expression",
+                f"let role {self._settings.user} execute the functions of its expression" if refused else "",
             ) from error
 
     def _plan(self, conn: psycopg.Connection, relation: Relation) -> _Plan:
