@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.support.changed_source import Change, play
+from tests.support.turns import FOLLOWED_OR_STOPPED, in_turn
 
 if TYPE_CHECKING:
     from tests.support.fix_headwater import Deployment
@@ -82,9 +83,8 @@ CHANGES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("stopped", [False, True], ids=["followed", "stopped"])
 @pytest.mark.parametrize("via_root", [True, False], ids=["by root", "by leaf"])
-@pytest.mark.parametrize("name", CHANGES)
+@pytest.mark.parametrize(("name", "stopped"), in_turn(CHANGES, FOLLOWED_OR_STOPPED))
 def test_a_change_of_partitions_costs_what_differs(
     deploy: Deploy, source_db: SourceDb, name: str, via_root: bool, stopped: bool
 ) -> None:
@@ -114,8 +114,7 @@ SWITCHES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("stopped", [False, True], ids=["followed", "stopped"])
-@pytest.mark.parametrize("name", SWITCHES)
+@pytest.mark.parametrize(("name", "stopped"), in_turn(SWITCHES, FOLLOWED_OR_STOPPED))
 def test_partitions_move_under_their_root_and_out_again(
     deploy: Deploy, source_db: SourceDb, name: str, stopped: bool
 ) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from tests.support.changed_source import Change, Device, play, published_rows, settled
 from tests.support.fix_headwater import Deployment, wait_until
+from tests.support.turns import FOLLOWED_OR_STOPPED, in_turn
 
 if TYPE_CHECKING:
     from tests.support.fix_postgres import SourceDb
@@ -111,8 +112,7 @@ CHANGES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("stopped", [False, True], ids=["followed", "stopped"])
-@pytest.mark.parametrize("name", CHANGES)
+@pytest.mark.parametrize(("name", "stopped"), in_turn(CHANGES, FOLLOWED_OR_STOPPED))
 def test_a_change_of_a_publication_costs_what_differs(
     deploy: Deploy, source_db: SourceDb, name: str, stopped: bool
 ) -> None:

@@ -13,6 +13,7 @@ from headwater.source.catalog import published_tables
 from headwater.source.triggers import install
 from tests.support.changed_source import Device, without_nulls
 from tests.support.fix_headwater import Deployment, wait_until
+from tests.support.turns import in_turn
 
 if TYPE_CHECKING:
     from tests.support.fix_postgres import SourceDb
@@ -34,6 +35,8 @@ streams:
 """
 
 ROWS = 60
+
+FOUND = {way: way for way in ("by looking", "at the start", "by triggers")}
 
 
 def prepare(source: SourceDb) -> None:
@@ -121,8 +124,7 @@ CHANGES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("found", ["by looking", "by triggers", "at the start"])
-@pytest.mark.parametrize("name", CHANGES)
+@pytest.mark.parametrize(("name", "found"), in_turn(CHANGES, FOUND))
 def test_a_change_of_a_table_costs_what_differs(deploy: Deploy, source_db: SourceDb, name: str, found: str) -> None:
     change, stopped = CHANGES[name], found == "at the start"
     if name in {"column list", "row filter"}:

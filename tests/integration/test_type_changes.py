@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.support.changed_source import Change, play
+from tests.support.turns import FOLLOWED_OR_STOPPED, in_turn
 
 if TYPE_CHECKING:
     from tests.support.fix_headwater import Deployment
@@ -87,8 +88,7 @@ CHANGES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("stopped", [False, True], ids=["followed", "stopped"])
-@pytest.mark.parametrize("name", CHANGES)
+@pytest.mark.parametrize(("name", "stopped"), in_turn(CHANGES, FOLLOWED_OR_STOPPED))
 def test_a_change_of_a_type_costs_what_reads_differently(
     deploy: Deploy, source_db: SourceDb, name: str, stopped: bool
 ) -> None:

@@ -14,6 +14,7 @@ from headwater.config import ServiceConfig
 from headwater.errors import HeadwaterError
 from headwater.oplog.lsn import format_lsn
 from headwater.replication.health import Health
+from headwater.replication.poison import Poison, PoisonBook
 from headwater.replication.schema import POLL_SECONDS
 from headwater.source.checks import Finding, source_findings
 from headwater.source.connect import connect
@@ -46,6 +47,7 @@ class _Kept:
     state: SourceState | None
     tables: tuple[StoredTable, ...]
     jobs: tuple[BulkRecord, ...]
+    poisons: tuple[Poison, ...]
 
 
 def show_status(config: ServiceConfig, *, as_json: bool = False) -> None:
@@ -82,6 +84,7 @@ def _read(config: ServiceConfig) -> _Kept | None:
             store.source_state(tag),
             tuple(store.tables(tag)),
             tuple(store.bulk_records()[-3:]),
+            tuple(PoisonBook(config.source(), store).read()),
         )
     finally:
         reader.close()
@@ -103,6 +106,7 @@ def _as_dict(config: ServiceConfig, source: _Source, kept: _Kept | None) -> dict
         "replicator": kept and kept.health and kept.health.as_dict(),
         "store": str(config.storage),
         "store_position": state and format_lsn(state.lsn),
+        "transactions_not_taken_in": [asdict(poison) for poison in (kept.poisons if kept else ())],
         "tables": [
             {
                 "table": f"{table.relation.schema}.{table.relation.name}",
@@ -164,6 +168,9 @@ def _print_store(config: ServiceConfig, kept: _Kept | None) -> None:
         relation = table.relation
         resync = f"  being compared with the source: {table.resync}" if table.resync else ""
         click.echo(f"  {relation.schema}.{relation.name}  replica identity {relation.identity.name.lower()}{resync}")
+    for poison in kept.poisons[-3:]:
+        done = "left out" if poison.skipped else "keeps the stream"
+        click.echo(f"  transaction {poison.lsn} {done} since {_time(poison.at)}: {poison.why}")
     for job in kept.jobs:
         click.echo(f"  {job.kind}: {job.rows:,} rows, {job.tasks} Spark tasks, {job.finished - job.started:.1f} s")
 
