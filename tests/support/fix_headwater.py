@@ -75,6 +75,10 @@ class Deployment:
     publications: tuple[str, ...] = ("headwater",)
     watch_seconds: float = 0.2
     heartbeat_seconds: int = 60
+    user: str = "postgres"
+    password: str = ""
+    port: int = 0  # where the source is reached, if not at its own
+    silence_seconds: float = 60.0
     patience: float = DEADLINE  # in seconds, with the start and the end of the replicator
     _stop: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread | None = None
@@ -85,14 +89,16 @@ class Deployment:
     def settings(self) -> SourceSettings:
         return SourceSettings(
             host="127.0.0.1",
-            port=self.source.server.port,
+            port=self.port or self.source.server.port,
             database=self.source.name,
-            user="postgres",
+            user=self.user,
+            password=self.password,
             sslmode="disable",
             slot_prefix=f"hw_{self.source.name}_",
             poison_changes=self.poison_changes,
             publications=self.publications,
             heartbeat_seconds=self.heartbeat_seconds,
+            silence_seconds=self.silence_seconds,
         )
 
     @property

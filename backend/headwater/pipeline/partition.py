@@ -90,7 +90,7 @@ def _copy(conn: psycopg.Connection, partition: Partition) -> Iterator[list[str]]
     pgconn = conn.pgconn
     result = pgconn.exec_(query.encode())
     if result.status != pq.ExecStatus.COPY_OUT:
-        raise PartitionError(_first_line(result.error_message), partition.table.published.qualified_name)
+        raise _unread(result.error_message, partition)
     # libpq hands over one line a call; psycopg's own Copy object would cost as much again for each
     get, lines, length = pgconn.get_copy_data, list[str](), 0
     while True:
@@ -104,9 +104,14 @@ def _copy(conn: psycopg.Connection, partition: Partition) -> Iterator[list[str]]
             lines, length = [], 0
     result = pgconn.get_result() or result
     if size == -2 or result.status != pq.ExecStatus.COMMAND_OK:
-        raise PartitionError(_first_line(pgconn.error_message), partition.table.published.qualified_name)
+        raise _unread(pgconn.error_message, partition)
     pgconn.get_result()
     yield lines
+
+
+def _unread(message: bytes, partition: Partition) -> PartitionError:
+    fix = "`headwater source status` names rights that are missing; it is tried again"
+    return PartitionError(_first_line(message), partition.table.published.qualified_name, fix)
 
 
 def copy_query(partition: Partition) -> sql.Composed:

@@ -75,6 +75,8 @@ class Watch:
 
     def failed(self, error: HeadwaterError) -> None:
         """It is tried again, after a while."""
+        with self._lock:
+            self._health = replace(self._health, slot=None, lag_seconds=None)  # as far as anybody knows now
         self._become(State.RETRYING, error)
 
     def _become(self, state: State, error: BaseException | None = None) -> None:
@@ -106,6 +108,7 @@ class Watch:
             self._disconnect()
 
     def _turn(self, store: Store) -> None:
+        self._keep(store)  # what happened is not to wait for a source that may give no answer
         try:
             stored = store.tables(self._lease.name)
             compared = tuple(

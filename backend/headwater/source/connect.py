@@ -10,14 +10,19 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 import psycopg
+from psycopg import pq
+from psycopg.abc import PQGen
 from psycopg.conninfo import make_conninfo
+from psycopg.rows import TupleRow
 
 from headwater.decode.settings import settings_options, statements_for
 from headwater.errors import HeadwaterError, Kind
 from headwater.tls import pem_file, system_authorities
+
+Waited = TypeVar("Waited")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +48,7 @@ class SourceSettings:
     slot_prefix: str = "headwater_"
     heartbeat_seconds: int = 60
     poison_changes: str = "skip"  # or "stop": what is done about a transaction that can't be taken in
+    silence_seconds: float = 60.0  # a server that says nothing for so long, though asked, is taken for lost
 
     @property
     def address(self) -> str:
@@ -83,6 +89,7 @@ def conninfo(settings: SourceSettings, *, replication: bool = False, application
         "keepalives_idle": 40,
         "keepalives_interval": 10,
         "keepalives_count": 3,
+        "tcp_user_timeout": 60_000,  # no keepalives are sent while what was sent before waits to be acknowledged
         **_certificates(settings),
     }
     if settings.password:
@@ -92,12 +99,30 @@ def conninfo(settings: SourceSettings, *, replication: bool = False, application
     return make_conninfo("", **options)
 
 
-def connect(settings: SourceSettings, *, application_name: str = "headwater") -> psycopg.Connection:
-    """An ordinary connection in autocommit mode. Raises SourceUnreachable (try again) or SourceRefused (do not)."""
+class _Connection(psycopg.Connection[TupleRow]):
+    """Gives up on a server that neither answers nor goes away, like one behind a network that swallows everything."""
+
+    patience: float | None = None
+
+    def wait(self, gen: PQGen[Waited], interval: float = 0.1, timeout: float | None = None) -> Waited:
+        try:
+            return super().wait(gen, interval, timeout or self.patience)
+        except psycopg.OperationalError:
+            if self.pgconn.transaction_status == pq.TransactionStatus.ACTIVE:
+                self.pgconn.finish()  # nobody is to wait for the rest of the answer
+            raise
+
+
+def connect(
+    settings: SourceSettings, *, application_name: str = "headwater", patient: bool = False
+) -> psycopg.Connection:
+    """An ordinary connection in autocommit mode, `patient` for statements that may wait for locks of others. Raises
+    SourceUnreachable (try again) or SourceRefused (do not)."""
     try:
-        conn = psycopg.connect(conninfo(settings, application_name=application_name), autocommit=True)
+        conn = _Connection.connect(conninfo(settings, application_name=application_name), autocommit=True)
     except psycopg.Error as error:
         raise connection_error(settings, error) from error
+    conn.patience = None if patient else settings.silence_seconds
     conn.prepare_threshold = None  # catalog queries are few, and a pooler would lose the prepared ones
     for statement in statements_for(conn.info.server_version):
         conn.execute(statement)
@@ -105,13 +130,23 @@ def connect(settings: SourceSettings, *, application_name: str = "headwater") ->
 
 
 def connection_error(settings: SourceSettings, error: Exception) -> HeadwaterError:
-    """What a failure to connect means: psycopg's error, or libpq's message wrapped in any exception, as one of ours."""
+    """What a failure to connect, or one on a connection, means: psycopg's error, or libpq's message wrapped in any
+    exception, as one of ours."""
     # Postgres sends no SQLSTATE through libpq while connecting, so its (untranslated) words have to do.
     text = " ".join(str(error).split()).removeprefix("connection failed: ")
+    state = getattr(error, "sqlstate", None)
     for pattern, what, fix in _REFUSALS:
         if re.search(pattern, text):
             remedy = fix.format(user=settings.user, database=settings.database)
             return SourceRefused(f"the source database {what}", settings.address, remedy)
+    for pattern, what, fix in _FAILURES:
+        if re.search(pattern, text):
+            return SourceUnreachable(f"the source database {what}: {text}", settings.address, fix)
+    if state is not None and not state.startswith(_GONE):
+        first = (error.diag.message_primary if isinstance(error, psycopg.Error) else None) or text
+        return SourceUnreachable(
+            f"the source database answers with an error: {first}", settings.address, "see the source's log"
+        )
     return SourceUnreachable(
         f"the source database cannot be reached: {text}",
         settings.address,
@@ -185,6 +220,16 @@ _REFUSALS = (
         "GRANT CONNECT ON DATABASE {database} TO {user}",
     ),
     (
+        "permission denied for",
+        "does not let this role read what it has to",
+        "GRANT to {user} what `headwater source status` names",
+    ),
+    (
+        "would be affected by row-level security",
+        "hides rows from this role by row-level security",
+        "ALTER ROLE {user} BYPASSRLS",
+    ),
+    (
         "is not permitted to log in",
         "does not let this role log in",
         "ALTER ROLE {user} LOGIN",
@@ -200,6 +245,31 @@ _REFUSALS = (
         "set database in replication.connections (now: {database})",
     ),
 )
+
+_FAILURES = (
+    (
+        "No space left on device",
+        "has no room left on its disk",
+        "free space on the source's disk",
+    ),
+    (
+        "too many clients already|connection slots are reserved|too many connections for",
+        "has no connection to spare",
+        "end idle connections, or raise max_connections",
+    ),
+    (
+        "database system is (starting|shutting|not yet|not accepting|in recovery)",
+        "is starting or shutting down",
+        "wait for it, or see its log",
+    ),
+    (
+        "recovery is in progress|during recovery|in a read-only transaction",
+        "is a standby",
+        "promote it, or set hostname in replication.connections to the primary",
+    ),
+)
+_GONE = ("08", "57P")
+"""SQLSTATEs of a connection that the server ended."""
 
 
 def _certificates(settings: SourceSettings) -> dict[str, str]:

@@ -73,7 +73,7 @@ def prepare(
     Raises SourceNotReady when settings, rights or slots do not allow replication, NotAllowed with the SQL for somebody
     with more rights, and SourceUnreachable or SourceRefused.
     """
-    with connect(settings) as ours, connect(admin or settings) as conn:
+    with connect(settings) as ours, connect(admin or settings, patient=True) as conn:
         raise_if_fatal(server_findings(ours, settings), settings)
         work = _Work(conn, settings)
         work.publish(None if tables is None else _matching(conn, settings, tables), append_only=append_only)

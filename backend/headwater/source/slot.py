@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import select
+import time
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -158,12 +160,28 @@ class SnapshotKeeper:
 
 def replication_connection(settings: SourceSettings, application_name: str) -> pq.abc.PGconn:
     """A walsender connection, blocking. The caller finishes it."""
-    conn = pq.PGconn.connect(conninfo(settings, replication=True, application_name=application_name).encode())
-    if conn.status != pq.ConnStatus.OK:
-        message = conn.error_message.decode(errors="replace")
+    conn = pq.PGconn.connect_start(conninfo(settings, replication=True, application_name=application_name).encode())
+    # Not PGconn.connect, which has every other thread wait for a server that does not answer
+    if not _polled(conn, settings.connect_timeout):
+        message = "connection timeout expired"
+        if conn.status == pq.ConnStatus.BAD:
+            message = conn.error_message.decode(errors="replace").strip()
         conn.finish()
-        raise connection_error(settings, SlotError(message))
+        raise connection_error(settings, psycopg.OperationalError(message))
     return conn
+
+
+def _polled(conn: pq.abc.PGconn, seconds: int) -> bool:
+    """Whether it was connected within that time."""
+    deadline = time.monotonic() + max(2, seconds)
+    while conn.status != pq.ConnStatus.BAD and time.monotonic() < deadline:
+        state = conn.connect_poll()
+        if state in {pq.PollingStatus.OK, pq.PollingStatus.FAILED}:
+            return state == pq.PollingStatus.OK
+        sockets, left = [conn.socket], deadline - time.monotonic()
+        reading = state == pq.PollingStatus.READING
+        select.select(sockets if reading else [], [] if reading else sockets, [], max(left, 0.0))
+    return False
 
 
 def _creation_error(result: pq.abc.PGresult, name: str, settings: SourceSettings) -> HeadwaterError:

@@ -53,7 +53,9 @@ class ReplicationStream:
         self._position = start
         self._flushed = start
         self._asked = False
-        self._reported_at = time.monotonic()
+        self._reported_at = self._heard_at = time.monotonic()
+        self._silence = settings.silence_seconds
+        self._waiting_since: float | None = None
         try:
             self._start(slot, start, publications)
         except BaseException:
@@ -77,7 +79,8 @@ class ReplicationStream:
     def receive(self, wait: float, *, more_expected: bool) -> Received:
         """What has arrived: up to about BATCH messages, waiting at most `wait` seconds for the first.
 
-        `more_expected` says that a transaction is half here: it pays to let packets gather.
+        `more_expected` says that a transaction is half here: it pays to let packets gather. Raises StreamError, also
+        when the server has nothing to say for too long though it was asked.
         """
         payloads: list[bytes] = []
         self._drain(payloads)
@@ -87,6 +90,8 @@ class ReplicationStream:
             if self._readable(wait):
                 self._consume()
                 self._drain(payloads)
+            else:
+                self._mind_silence()
         while len(payloads) < BATCH and self._readable(0):
             self._consume()
             self._drain(payloads)
@@ -95,21 +100,32 @@ class ReplicationStream:
     def report(self, flushed: Lsn, *, force: bool = False) -> None:
         """Tell the server how far our store has everything, if it asks, something is new, or ten seconds passed."""
         now = time.monotonic()
-        if not (force or self._asked or flushed > self._flushed or now - self._reported_at > 10):
+        ask = self._waiting_since is None and now - self._heard_at > self._silence / 2
+        if not (force or ask or self._asked or flushed > self._flushed or now - self._reported_at > 10):
             return
         self._flushed = max(self._flushed, flushed)
         written = max(self._position, self._flushed)
         micros = int((time.time() - _POSTGRES_EPOCH) * 1_000_000)
-        self._conn.put_copy_data(_STATUS.pack(b"r", written, self._flushed, self._flushed, micros, 0))
+        self._conn.put_copy_data(_STATUS.pack(b"r", written, self._flushed, self._flushed, micros, ask))
         while self._conn.flush() == 1:
             select.select([], [self._conn.socket], [], 1.0)
         self._asked = False
         self._reported_at = now
+        if ask:
+            self._waiting_since = now
+
+    def _mind_silence(self) -> None:
+        """To be called when there is nothing to read: had the server answered, it would be here, however long we were
+        busy with something else."""
+        if self._waiting_since is not None and time.monotonic() - self._waiting_since > self._silence / 2:
+            what = f"the source said nothing for {self._silence:.0f} s, though it was asked"
+            raise StreamError(what, self._where, "check the network to it; it is tried again")
 
     def _readable(self, wait: float) -> bool:
         return bool(select.select([self._conn.socket], [], [], wait)[0])
 
     def _consume(self) -> None:
+        self._heard_at, self._waiting_since = time.monotonic(), None
         try:
             self._conn.consume_input()
         except Exception as error:

@@ -106,7 +106,7 @@ def _may_fire(conn: psycopg.Connection) -> bool:
 def install(settings: SourceSettings, admin: SourceSettings | None = None) -> Installed:
     """Make the triggers unless they are there, as `admin`, or else as the role of `settings`. Where the role may not,
     a note says so: nothing depends on them. Raises SourceUnreachable or SourceRefused."""
-    with connect(admin or settings) as conn:
+    with connect(admin or settings, patient=True) as conn:
         if triggers_on(conn):
             return Installed()
         return _run(conn, _INSTALL, _REFUSED_TO_INSTALL)
@@ -114,7 +114,7 @@ def install(settings: SourceSettings, admin: SourceSettings | None = None) -> In
 
 def remove(settings: SourceSettings, admin: SourceSettings | None = None) -> Installed:
     """Take the triggers and all that belongs to them away. Raises SourceUnreachable or SourceRefused."""
-    with connect(admin or settings) as conn:
+    with connect(admin or settings, patient=True) as conn:
         there = conn.execute(
             "select exists (select from pg_event_trigger where evtname = any(%s))"
             " or exists (select from pg_namespace where nspname = %s)",

@@ -1,0 +1,95 @@
+"""The network between a replicator and its source, which a test cuts, or has swallow everything."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from types import TracebackType
+from typing import Self
+
+
+class Network:
+    """Carries TCP connections from `port` to the port of a server, until told otherwise. A context manager."""
+
+    def __init__(self, to: int) -> None:
+        self._to = to
+        self._listener = _listen(0)
+        self.port: int = self._listener.getsockname()[1]
+        self._flows = threading.Event()
+        self._flows.set()
+        self._lock = threading.Lock()
+        self._ends: list[socket.socket] = []
+
+    def __enter__(self) -> Self:
+        self._accept()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._flows.set()
+        self.cut()
+
+    def cut(self) -> None:
+        """End what is connected, and refuse new connections."""
+        _end(self._listener)
+        self.drop()
+
+    def drop(self) -> None:
+        """End what is connected."""
+        with self._lock:
+            ends, self._ends = self._ends, []
+        for end in ends:
+            _end(end)
+
+    def swallow(self) -> None:
+        """Carry nothing any more, and tell nobody: connections stay, and new ones are made."""
+        self._flows.clear()
+
+    def mend(self) -> None:
+        """Carry everything again; what was connected meanwhile is ended."""
+        self.drop()
+        self._flows.set()
+        if self._listener.fileno() < 0:
+            self._listener = _listen(self.port)
+            self._accept()
+
+    def _accept(self) -> None:
+        threading.Thread(target=self._serve, args=(self._listener,), daemon=True).start()
+
+    def _serve(self, listener: socket.socket) -> None:
+        while True:
+            try:
+                near, _ = listener.accept()
+            except OSError:
+                return
+            try:
+                far = socket.create_connection(("127.0.0.1", self._to))
+            except OSError:  # the server is not there
+                near.close()
+                continue
+            with self._lock:
+                self._ends += [near, far]
+            for here, there in ((near, far), (far, near)):
+                threading.Thread(target=self._carry, args=(here, there), daemon=True).start()
+
+    def _carry(self, here: socket.socket, there: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := here.recv(65536):
+                self._flows.wait()
+                there.sendall(data)
+        _end(here)
+        _end(there)
+
+
+def _listen(port: int) -> socket.socket:
+    listener = socket.socket()
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.bind(("127.0.0.1", port))
+    listener.listen(64)
+    return listener
+
+
+def _end(end: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        end.shutdown(socket.SHUT_RDWR)  # wakes whoever waits for it
+    end.close()
