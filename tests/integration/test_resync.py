@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import apsw
 import psycopg
 import pytest
 
+from tests.support.changed_source import unheard
 from tests.support.fix_headwater import Deployment, wait_until
 
 if TYPE_CHECKING:
@@ -31,14 +31,6 @@ streams:
     auto_subscribe: true
     query: SELECT * FROM notes
 """
-
-
-@contextmanager
-def unheard(source: SourceDb) -> Iterator[None]:
-    """What is written meanwhile never reaches the stream."""
-    source.execute("alter publication headwater set (publish = '')")
-    yield
-    source.execute("alter publication headwater set (publish = 'insert, update, delete, truncate')")
 
 
 def tables(source: SourceDb, identity: str = "default", rows: int = 300) -> None:
@@ -74,7 +66,7 @@ def test_a_resync_sends_what_differs_and_other_tables_flow_meanwhile(deploy: Dep
     source_db.execute("create publication headwater for table items, notes")
     deployment = deploy(CONFIG).start()
     ops = deployment.op_count()
-    with unheard(source_db):
+    with unheard(deployment):
         source_db.execute("update items set body = 'changed' where id % 100 = 0")
     seen: list[int] = []
     done = threading.Event()
@@ -114,7 +106,7 @@ def test_rows_lost_changed_and_left_over_are_mended(
 ) -> None:
     tables(source_db, identity)
     deployment = deploy(CONFIG, on_postgres=on_postgres).start()
-    with unheard(source_db):
+    with unheard(deployment):
         source_db.execute("delete from items where id % 10 = 1")
         source_db.execute("update items set body = 'other', owner = 'u0' where id % 10 = 2")
         source_db.execute("insert into items select i, 'u1', 'new', 'big' from generate_series(1000, 1020) i")
@@ -137,10 +129,9 @@ def test_rows_without_identity_are_compared_by_how_many_there_are(deploy: Deploy
     source_db.execute("create table notes (id int primary key, text text)")
     source_db.execute("create publication headwater for table items, notes with (publish = 'insert, truncate')")
     deployment = deploy(CONFIG).start()
-    with unheard(source_db):
+    with unheard(deployment):
         source_db.execute("insert into items select 7, 'u1', 'b' from generate_series(1, 5)")
         source_db.execute("insert into items values (99, 'u1', 'once')")
-    source_db.execute("alter publication headwater set (publish = 'insert, truncate')")
     source_db.execute("insert into items values (7, 'u1', 'b')")
     assert deployment.ask("resync")["differences"] == {"public.items": 6}
     numbers = [row["n"] for row in deployment.rows("u1").values() if "owner" in row]
@@ -212,7 +203,7 @@ def test_random_changes_during_a_resync_lead_to_what_the_source_has(
 
     with psycopg.connect(source_db.dsn, autocommit=True) as conn:
         for number in range(3):
-            with unheard(source_db):
+            with unheard(deployment):
                 for _ in range(120):
                     change(conn)
             done = threading.Event()

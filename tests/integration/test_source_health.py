@@ -121,7 +121,7 @@ def test_a_slot_of_somebody_else_that_nobody_reads_is_named(postgres_with: Calla
         (
             "alter publication headwater set (publish = 'insert, delete')",
             "PSYNC_S1142",
-            "does not publish update, truncate",
+            "update, truncate of public.notes is not published",
             "SET (publish = 'insert, update, delete, truncate')",
         ),
         ("drop publication headwater", "PSYNC_S1141", 'publication "headwater" does not exist', "source prepare"),

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+import pytest
+
 from headwater.replication.schema import wanted_tables
+from headwater.source.stream import Received, ReplicationStream
 from headwater_rules.compile import compile_config
 from tests.support.fix_headwater import Deployment, read_bucket, wait_until
 from tests.support.model_device import ModelBucket, contents
@@ -118,3 +123,25 @@ def play(deployment: Deployment, change: Change, shown: Mapping[str, str], *, st
     deployment.close()
     assert deployment.problems() == []
     return ops
+
+
+@contextmanager
+def unheard(deployment: Deployment) -> Iterator[None]:
+    """Changes that are made meanwhile are lost on their way. Postgres loses none, and whoever keeps some from the
+    stream is noticed, so this has to be a stream that is false."""
+    receive = ReplicationStream.receive
+    begun, over = threading.Event(), False
+
+    def forgetful(stream: ReplicationStream, wait: float, *, more_expected: bool) -> Received:
+        begun.set()
+        received = receive(stream, wait, more_expected=more_expected)
+        if over:  # since it began to wait
+            return received
+        return replace(received, payloads=[p for p in received.payloads if p[:1] not in {b"I", b"U", b"D", b"T"}])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ReplicationStream, "receive", forgetful)
+        wait_until(begun.is_set, "what it waits for already to come")
+        yield
+        deployment.caught_up()
+        over = True

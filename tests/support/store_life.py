@@ -15,6 +15,7 @@ from contextlib import closing
 
 from headwater.oplog.lsn import Lsn
 from headwater.oplog.op import OpId, bucket_key
+from headwater.oplog.row_id import subkey_origin
 from headwater.oplog.transform import BucketName, RowKeys, decode_members, encode_members, row_ops
 from headwater.storage.address import PostgresAddress, SqliteAddress, StoreAddress
 from headwater.storage.common import process_owner
@@ -54,6 +55,7 @@ FAVOURITES = {
     "retire.before_commit": "retire",
     "compact.before_commit": "compact",
     "compact.after_commit": "compact",
+    "replace.before_commit": "rekey",
 }
 """By failpoint, what to do often so as to come by it soon."""
 
@@ -88,8 +90,9 @@ class Life:
 
     def live(self, favourite: str) -> None:
         """Go on for a while, whatever that is."""
-        steps = [self.flush, self.flush, self.work, self.work, self.deploy, self.retire, self.compact, self.snapshot]
-        weights = [30, 30, 20, 20, 3, 10, 10, 2]
+        stream, config, upkeep = [self.flush, self.work], [self.deploy, self.retire], [self.compact]
+        steps = [*stream, *config, *upkeep, self.snapshot, self.rekey]
+        weights = [60, 40, 3, 10, 10, 2, 2]
         for _ in range(_STEPS):
             if self._chance.random() < 0.4:
                 getattr(self, favourite)()
@@ -117,13 +120,14 @@ class Life:
         before = flush.current(self._table, [row_id]).get(row_id)
         previous = decode_members(before.members, row_id) if before is not None else []
         given = [] if text is None else puts(followed, row_id, text)
-        ops, members = row_ops(previous, given, self._keys(row_id))
+        subkey = before and before.subkey
+        ops, members = row_ops(previous, given, self._keys(row_id, subkey))
         if text is None:
             flush.delete_rows(self._table, [row_id])
             flush.replace_lookups(self._table, row_id, [])
         else:
             line = f"{row_id}\t{text}"
-            flush.put_rows(self._table, [CurrentRow(row_id, 0, line, encode_members(members, row_id), None)])
+            flush.put_rows(self._table, [CurrentRow(row_id, 0, line, encode_members(members, row_id), subkey)])
             flush.replace_lookups(self._table, row_id, entries(followed, row_id, text))
         flush.append(ops, _names(given))
         self._written.add(row_id)
@@ -133,8 +137,8 @@ class Life:
         deploying = sides_of(self._deploying.yaml) if self._deploying is not None else {}
         return sorted({*self._store.complete_sides(), *deploying, *sides_of(self._active())})
 
-    def _keys(self, row_id: str) -> RowKeys:
-        return RowKeys(self._table, row_id, self._store.subkey_salt())
+    def _keys(self, row_id: str, subkey: str | None = None) -> RowKeys:
+        return RowKeys(self._table, row_id, self._store.subkey_salt(), subkey)
 
     def _reached(self, number: int) -> None:
         self._number = number
@@ -170,6 +174,27 @@ class Life:
                 row = CurrentRow(row_id, 0, f"{row_id}\t{text}", encode_members(members, row_id), None)
                 part.write([row], [(row_id, entry) for entry in entries(named, row_id, text)], ops, _names(given))
             return part.finish()
+
+    # another generation of the table
+
+    def rekey(self) -> None:
+        """Put the rows into a new generation, as they are, unless a version is on its way."""
+        if self._deploying is not None:
+            return
+        (staged,) = self._store.stage_tables(self._lease, SOURCE, [(RELATION, "print")])
+        followed = self._followed()
+        for number, (first, end) in enumerate(self._store.place_ranges(self._table, 25)):
+            with open_part(self._address, staged.id, number, str(self._chance.random())) as part:
+                for batch in read_rows(self._address, self._table, first, end):
+                    rows = [self._moved(placed.row) for placed in batch]
+                    found = [(row.row_id, e) for row in rows for e in entries(followed, *row.line.split("\t"))]
+                    part.write(rows, found, (), {})
+                self._store.stage(self._lease, [part.finish()])
+        assert self._store.replace_table(self._lease, self._table, staged, "")
+        self._table = staged.id
+
+    def _moved(self, row: CurrentRow) -> CurrentRow:
+        return row._replace(subkey=row.subkey or subkey_origin(self._table, row.row_id))
 
     # versions
 
@@ -227,8 +252,8 @@ class Life:
         given = [p for p in puts(missing, row_id, text) if (bucket_key(p.bucket), p.table, p.id) not in there]
         found = [(row_id, entry) for entry in entries(missing, row_id, text)]
         if given or found:
-            ops, members = row_ops((), given, self._keys(row_id))
-            added = CurrentRow(row_id, 0, "", encode_members(members, row_id), None)
+            ops, members = row_ops((), given, self._keys(row_id, row.subkey))
+            added = CurrentRow(row_id, 0, "", encode_members(members, row_id), row.subkey)
             part.write([added], found, ops, _names(given))
 
     def _take_page(self, pages: Iterator[tuple[StagedPart, int]]) -> None:
