@@ -302,6 +302,7 @@ def test_command_endpoint_and_metrics_tell_the_same(
     deployment.start()
     wait_until(lambda: [f.code for f in standing(deployment).findings] == ["HW_2017"], "the warning")
     wait_until(lambda: standing(deployment).triggers and standing(deployment).state is State.STREAMING, "all well")
+    wait_until(lambda: (slot := standing(deployment).slot) is not None and slot.active, "a look at the slot since")
     port, metrics_port = free_port(), free_port()
     config = {
         **config_of(deployment, port),
