@@ -29,11 +29,11 @@ test: install-tests ## all tests but those that take minutes
 
 test-all: install-all ## all tests, then some once more: with the store in Postgres, and on each Postgres from 14 to 18
 	$(PYTEST) $(ARGS)
-	HEADWATER_TEST_STORAGE=postgres $(PYTEST) -m 'not long' tests/integration/test_replication.py \
-		tests/integration/test_versions.py tests/integration/test_resync.py tests/integration/test_schema_changes.py $(ARGS)
+	HEADWATER_TEST_STORAGE=postgres $(PYTEST) $(addprefix tests/integration/test_,$(addsuffix .py,\
+		replication versions resync schema_changes publications partitions table_moves type_changes poison)) $(ARGS)
 	@set -e; for major in $(POSTGRES); do \
 		echo "== Postgres $$major"; \
-		HEADWATER_TEST_POSTGRES=$$major $(PYTEST) -m 'not long' tests/integration tests/contract $(ARGS); \
+		HEADWATER_TEST_POSTGRES=$$major $(PYTEST) tests/integration tests/contract $(ARGS); \
 	done
 
 bench: install-tests ## speed, CPU and memory, beside yardsticks of this machine

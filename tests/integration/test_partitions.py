@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.support.changed_source import Change, play
-from tests.support.turns import FOLLOWED_OR_STOPPED, in_turn
+from tests.support.turns import BY_LOOKING, in_turn
 
 if TYPE_CHECKING:
     from tests.support.fix_headwater import Deployment
@@ -84,9 +84,9 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("via_root", [True, False], ids=["by root", "by leaf"])
-@pytest.mark.parametrize(("name", "stopped"), in_turn(CHANGES, FOLLOWED_OR_STOPPED))
+@pytest.mark.parametrize(("name", "found"), in_turn(CHANGES))
 def test_a_change_of_partitions_costs_what_differs(
-    deploy: Deploy, source_db: SourceDb, name: str, via_root: bool, stopped: bool
+    deploy: Deploy, source_db: SourceDb, name: str, via_root: bool, found: str
 ) -> None:
     sql, by_root, by_leaf = CHANGES[name]
     prepare(source_db)
@@ -94,7 +94,7 @@ def test_a_change_of_partitions_costs_what_differs(
         f"create publication headwater for table events, others with (publish_via_partition_root = {via_root})"
     )
     change = Change(sql, by_root if via_root else by_leaf)
-    assert play(deploy(CONFIG).start(), change, SHOWN, stopped=stopped, after=AFTER) == change.ops
+    assert play(deploy(CONFIG), change, SHOWN, found=found, after=AFTER) == change.ops
 
 
 SWITCHES = {
@@ -114,16 +114,16 @@ SWITCHES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "stopped"), in_turn(SWITCHES, FOLLOWED_OR_STOPPED))
+@pytest.mark.parametrize(("name", "found"), in_turn(SWITCHES))
 def test_partitions_move_under_their_root_and_out_again(
-    deploy: Deploy, source_db: SourceDb, name: str, stopped: bool
+    deploy: Deploy, source_db: SourceDb, name: str, found: str
 ) -> None:
     change = SWITCHES[name]
     prepare(source_db)
     source_db.execute(change.before)
     deployment = deploy(CONFIG)
     deployment.publications = change.publications
-    assert play(deployment.start(), change, SHOWN, stopped=stopped, after=AFTER) == change.ops
+    assert play(deployment, change, SHOWN, found=found, after=AFTER) == change.ops
 
 
 @pytest.mark.parametrize("via_root", [True, False], ids=["by root", "by leaf"])
@@ -135,4 +135,4 @@ def test_a_partition_is_detached_while_others_write(deploy: Deploy, source_db: S
     )
     change = Change("alter table events detach partition events_1 concurrently", LEAF)
     after = "update events set body = 'after' where day = 13"
-    assert play(deploy(CONFIG).start(), change, SHOWN, stopped=False, after=after) == change.ops
+    assert play(deploy(CONFIG), change, SHOWN, found=BY_LOOKING, after=after) == change.ops

@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.changed_source import Change, Device, play, published_rows, settled
 from tests.support.fix_headwater import Deployment, wait_until
-from tests.support.turns import FOLLOWED_OR_STOPPED, in_turn
+from tests.support.turns import in_turn
 
 if TYPE_CHECKING:
     from tests.support.fix_postgres import SourceDb
@@ -112,9 +112,9 @@ CHANGES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "stopped"), in_turn(CHANGES, FOLLOWED_OR_STOPPED))
+@pytest.mark.parametrize(("name", "found"), in_turn(CHANGES))
 def test_a_change_of_a_publication_costs_what_differs(
-    deploy: Deploy, source_db: SourceDb, name: str, stopped: bool
+    deploy: Deploy, source_db: SourceDb, name: str, found: str
 ) -> None:
     change = CHANGES[name]
     source_db.needs(change.needs, name)
@@ -122,7 +122,7 @@ def test_a_change_of_a_publication_costs_what_differs(
     source_db.execute(change.before)
     deployment = deploy(CONFIG)
     deployment.publications = change.publications
-    assert play(deployment.start(), change, SHOWN, stopped=stopped, after=AFTER) == change.ops
+    assert play(deployment, change, SHOWN, found=found, after=AFTER) == change.ops
 
 
 @pytest.mark.parametrize("stopped", [False, True], ids=["followed", "stopped"])

@@ -13,7 +13,7 @@ from headwater.source.catalog import published_tables
 from headwater.source.triggers import install
 from tests.support.changed_source import Device, without_nulls
 from tests.support.fix_headwater import Deployment, wait_until
-from tests.support.turns import in_turn
+from tests.support.turns import AT_THE_START, BY_TRIGGERS, in_turn
 
 if TYPE_CHECKING:
     from tests.support.fix_postgres import SourceDb
@@ -35,8 +35,6 @@ streams:
 """
 
 ROWS = 60
-
-FOUND = {way: way for way in ("by looking", "at the start", "by triggers")}
 
 
 def prepare(source: SourceDb) -> None:
@@ -124,15 +122,15 @@ CHANGES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "found"), in_turn(CHANGES, FOUND))
+@pytest.mark.parametrize(("name", "found"), in_turn(CHANGES))
 def test_a_change_of_a_table_costs_what_differs(deploy: Deploy, source_db: SourceDb, name: str, found: str) -> None:
-    change, stopped = CHANGES[name], found == "at the start"
+    change, stopped = CHANGES[name], found == AT_THE_START
     if name in {"column list", "row filter"}:
         source_db.needs(15, "column lists and row filters")
     prepare(source_db)
     source_db.execute("create publication headwater for table notes, others")
     deployment = deploy(CONFIG)
-    if found == "by triggers":
+    if found == BY_TRIGGERS:
         assert install(deployment.settings).done
         deployment.poll_seconds = 3600
     deployment.start()

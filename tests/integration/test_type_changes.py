@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.support.changed_source import Change, play
-from tests.support.turns import FOLLOWED_OR_STOPPED, in_turn
+from tests.support.turns import in_turn
 
 if TYPE_CHECKING:
     from tests.support.fix_headwater import Deployment
@@ -88,9 +88,9 @@ CHANGES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "stopped"), in_turn(CHANGES, FOLLOWED_OR_STOPPED))
+@pytest.mark.parametrize(("name", "found"), in_turn(CHANGES))
 def test_a_change_of_a_type_costs_what_reads_differently(
-    deploy: Deploy, source_db: SourceDb, name: str, stopped: bool
+    deploy: Deploy, source_db: SourceDb, name: str, found: str
 ) -> None:
     change = CHANGES[name]
     source_db.execute("create table notes (id text primary key, n int)")
@@ -98,4 +98,4 @@ def test_a_change_of_a_type_costs_what_reads_differently(
     source_db.execute("create table others (id text primary key, text text); insert into others values ('1', 'one')")
     source_db.execute(change.before)
     source_db.execute("create publication headwater for table notes, others")
-    assert play(deploy(CONFIG).start(), change, SHOWN, stopped=stopped, after=AFTER) == change.ops
+    assert play(deploy(CONFIG), change, SHOWN, found=found, after=AFTER) == change.ops

@@ -13,9 +13,11 @@ import pytest
 
 from headwater.replication.schema import wanted_tables
 from headwater.source.stream import Received, ReplicationStream
+from headwater.source.triggers import install
 from headwater_rules.compile import compile_config
 from tests.support.fix_headwater import Deployment, read_bucket, wait_until
 from tests.support.model_device import ModelBucket, contents
+from tests.support.turns import AT_THE_START, BY_TRIGGERS
 
 if TYPE_CHECKING:
     from tests.support.fix_postgres import SourceDb
@@ -95,10 +97,15 @@ class Change:
     publications: tuple[str, ...] = ("headwater",)
 
 
-def play(deployment: Deployment, change: Change, shown: Mapping[str, str], *, stopped: bool, after: str) -> int:
-    """Have a device connected over the change, and hold it to the truth. A commit to the table `others` comes through
-    too, and in the end what `after` writes. Returns how many ops the change was."""
-    source = deployment.source
+def play(deployment: Deployment, change: Change, shown: Mapping[str, str], *, found: str, after: str) -> int:
+    """Start a deployment, have a device connected over the change, which is found in one of the ways `FOUND`, and hold
+    it to the truth. A commit to the table `others` comes through too, and in the end what `after` writes. Returns how
+    many ops the change was."""
+    source, stopped = deployment.source, found == AT_THE_START
+    if found == BY_TRIGGERS:
+        assert install(deployment.settings).done
+        deployment.poll_seconds = 3600
+    deployment.start()
     device = Device(deployment)
 
     def truth() -> Rows:

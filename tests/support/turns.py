@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pytest
 
+BY_LOOKING, BY_TRIGGERS, AT_THE_START = FOUND = ("by looking", "by triggers", "at the start")
+"""How a change of the source is found: by a look at the catalog now and then, by event triggers alone, or by the next
+replicator, for it was made while none ran."""
 
-def in_turn(cases: Iterable[str], ways: Mapping[str, object]) -> list[Any]:
-    """Parameters (case, way) for each pair, named after both; `ways` gives the value of each by its name."""
+
+def in_turn(cases: Iterable[str], ways: Sequence[str] = FOUND) -> list[Any]:
+    """Parameters (case, way) for each pair, named after both."""
     parameters = []
     for number, case in enumerate(cases):
-        for place, (name, way) in enumerate(ways.items()):
+        for place, way in enumerate(ways):
             marks = () if number % len(ways) == place else (pytest.mark.long,)
-            parameters.append(pytest.param(case, way, id=f"{case}-{name}", marks=marks))
+            parameters.append(pytest.param(case, way, id=f"{case}-{way}", marks=marks))
     return parameters
-
-
-FOLLOWED_OR_STOPPED = {"followed": False, "stopped": True}
-"""Whether a replicator is stopped while something happens."""
