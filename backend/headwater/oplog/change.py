@@ -59,13 +59,15 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Relation:
-    """One shape of one source table: what a pgoutput Relation message says, or the catalog in the same form."""
+    """One shape of one source table: what a pgoutput Relation message says, or the catalog in the same form. `by_leaf`
+    says that the identity is that of the partitions, which the message does not tell."""
 
     oid: int
     schema: str
     name: str
     identity: ReplicaIdentity
     columns: tuple[Column, ...]
+    by_leaf: bool = False
 
 
 @dataclass(frozen=True, slots=True)

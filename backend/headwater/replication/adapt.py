@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from headwater.oplog.change import Relation
+from headwater.oplog.change import Column, Relation
 from headwater.oplog.row_id import IdentityKind, RowIdentity
 from headwater.oplog.transform import RowKeys, decode_members, row_ops
 from headwater.replication.live import LiveContext, LiveTable
@@ -82,9 +82,21 @@ def ids_after(table: StoredTable, after: Relation) -> Ids:
     if new.kind is IdentityKind.FULL:
         return Ids.KEPT if old.kind is new.kind and _columns(before) == _columns(after) else Ids.DERIVED
     key = [after.columns[position] for position in new.columns]
-    if old.kind is new.kind and [before.columns[i].name for i in old.columns] == [column.name for column in key]:
+    known = [before.columns[position] for position in old.columns]
+    if old.kind is new.kind and [column.name for column in known] == [column.name for column in key]:
         return Ids.KEPT
-    return Ids.DERIVED if {(c.name, c.type_oid) for c in key} <= set(_columns(before)) else Ids.LOST
+    if {(column.name, column.type_oid) for column in key} <= set(_columns(before)):
+        return Ids.DERIVED
+    return Ids.KEPT if old.kind is new.kind and _renamed(known, key, after) else Ids.LOST
+
+
+def _renamed(known: Sequence[Column], key: Sequence[Column], after: Relation) -> bool:
+    """Whether columns of a key go by other names now, for all that can be seen. Should they be others after all, the
+    comparison with the source finds all their rows different."""
+    gone = {column.name for column in known} - {column.name for column in after.columns}
+    return [c.type_oid for c in known] == [c.type_oid for c in key] and all(
+        old.name == new.name or old.name in gone for old, new in zip(known, key, strict=True)
+    )
 
 
 def _columns(relation: Relation) -> list[tuple[str, int]]:

@@ -31,7 +31,7 @@ from headwater.replication.errors import ProtocolError, SchemaChangedError
 from headwater.replication.filling import Filler
 from headwater.replication.fold import Fold
 from headwater.replication.live import FullCells, LiveContext, LiveTable
-from headwater.replication.reshape import Reshape, reshape
+from headwater.replication.reshape import Reshape, as_kept, reshape
 from headwater.replication.schema import SchemaWatch
 from headwater.replication.touches import TouchLog
 from headwater.source.fetch import RowFetcher
@@ -100,10 +100,11 @@ class Applier:
 
     def _fit(self, table: LiveTable) -> None:
         """Find out how the stream's changes of a table become such of the stored one."""
-        streamed = self._streamed.get(table.relation.oid)
+        told = self._streamed.get(table.relation.oid)
+        streamed = table.streamed if told is None else as_kept(told, table.relation)
         if table.id in self._waiting:
             self._shapes[table.relation.oid] = None
-        elif streamed is not None and streamed != table.streamed:
+        elif streamed != table.streamed:
             self._shapes[table.relation.oid] = reshape(streamed, table.relation)
         elif table.widen is not None:
             self._shapes[table.relation.oid] = table.widen
@@ -176,7 +177,7 @@ class Applier:
         table = self._tables.get(relation.oid)
         if table is None and not self._context.reads(relation):
             return
-        if table is not None and table.streamed == relation:
+        if table is not None and table.streamed == as_kept(relation, table.relation):
             self._fit(table)
             self._schema.hint()  # a column that was dropped and made again looks the same here
             return

@@ -27,7 +27,7 @@ class LiveTable:
     bound: BoundTable
     earlier: tuple[BoundTable | None, ...]  # the same of each layout before the last
     streamed: Relation  # as the stream describes it
-    widen: Reshape | None  # what makes room in its changes for `computed`, None where there is nothing to compute
+    widen: Reshape | None  # what makes room in its changes for `computed`; None where they are as they have to be
     computed: tuple[int, ...]  # generated columns that the stream does not bring
     inputs: tuple[int, ...]  # what these are computed from
 
@@ -82,7 +82,7 @@ class LiveContext:
             bound,
             tuple(earlier),
             streamed,
-            None if streamed is relation else reshape(streamed, relation),
+            None if streamed is relation and not relation.by_leaf else reshape(streamed, relation),
             tuple(place for place, column in enumerate(relation.columns) if column.generated),
             tuple(place for place, column in enumerate(relation.columns) if column.name in needed),
         )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, NamedTuple
 
 import psycopg
@@ -18,6 +18,7 @@ from psycopg.rows import class_row
 from headwater.decode.catalog import TYPE_QUERY, TypeCatalog
 from headwater.errors import HeadwaterError, Kind
 from headwater.oplog.change import Column, Generated, Relation, ReplicaIdentity
+from headwater.source.identity import NO_IDENTITY, USABLE, Identity, leaf_identities, told_apart
 from headwater.source.traits import Standing, standing, type_definitions
 
 
@@ -41,11 +42,13 @@ class PublishedTable:
     """A table as the publications give it to us.
 
     `relation` equals the stream's Relation message but for stored generated columns, which it has even where the
-    stream does not. `row_filter` is an SQL condition over the table's columns in parentheses, None for all rows.
-    `shape` covers everything but where the rows lie (`relfilenode`), and that too where the stream says nothing of a
-    TRUNCATE; `fingerprint` covers both. `publications` are those that publish it, `unseen` the kinds of change that
-    none of them does. `left_out` names generated columns that nobody here can compute, since what they are computed
-    from is not published; `unsent_key` those that identify a row, and are not streamed.
+    stream does not, and for an identity that the partitions decide. `row_filter` is an SQL condition over the table's
+    columns in parentheses, None for all rows. `shape` covers everything but where the rows lie (`relfilenode`), and
+    that too where the stream says nothing of a TRUNCATE; `fingerprint` covers both. `publications` are those that
+    publish it, `unseen` the kinds of change that can pass them by; updates and deletes are among these where `mixed`
+    says that the partitions tell rows apart in ways that have nothing in common. `left_out` names generated columns
+    that nobody here can compute, since what they are computed from is not published; `unsent_key` those that identify
+    a row, and are not streamed.
     """
 
     relation: Relation
@@ -57,6 +60,7 @@ class PublishedTable:
     unseen: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
     unsent_key: tuple[str, ...] = ()
+    mixed: bool = False
 
     @property
     def qualified_name(self) -> str:
@@ -147,10 +151,16 @@ def _published_tables(conn: psycopg.Connection, publications: Sequence[str]) -> 
     oids = [oid for oid in members if not members.keys() & stands[oid].ancestors]  # else the root stands for it
     columns = _columns(conn, oids)
     leaves = _leaves(conn, oids)
+    identities = leaf_identities(conn, oids)
     types = type_definitions(conn, {column.type_oid for found in columns.values() for column in found})
     tables = [
         _published(
-            info, members[info.oid], columns[info.oid], leaves.get(info.oid, ()), known, (stands[info.oid], types)
+            _identified(info, columns[info.oid], identities.get(info.oid, ())),
+            members[info.oid],
+            columns[info.oid],
+            leaves.get(info.oid, ()),
+            known,
+            (stands[info.oid], types),
         )
         for info in _tables(conn, oids)
     ]
@@ -175,6 +185,9 @@ class _Table:
     identity: str
     kind: str
     key: list[int]
+    primary: list[int]
+    by_leaf: bool = False
+    mixed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,19 +227,34 @@ def _tables(conn: psycopg.Connection, oids: list[int]) -> list[_Table]:
     # An index that Postgres itself would not accept as identity leaves the table without one.
     with conn.cursor(row_factory=class_row(_Table)) as cursor:
         cursor.execute(
-            """select c.oid::int8 as oid, n.nspname as schema, c.relname as name, c.relreplident::text as identity,
+            f"""select c.oid::int8 as oid, n.nspname as schema, c.relname as name, c.relreplident::text as identity,
                       c.relkind::text as kind,
                       coalesce((select (i.indkey::int2[])[0:i.indnkeyatts - 1]::int4[] from pg_index i
-                                where i.indrelid = c.oid and i.indisvalid and i.indisunique and i.indimmediate
-                                  and i.indpred is null
+                                where i.indrelid = c.oid and {USABLE}
                                   and case c.relreplident when 'd' then i.indisprimary
                                                           when 'i' then i.indisreplident else false end),
-                               '{}') as key
+                               '{{}}') as key,
+                      coalesce((select (i.indkey::int2[])[0:i.indnkeyatts - 1]::int4[] from pg_index i
+                                where i.indrelid = c.oid and {USABLE} and i.indisprimary), '{{}}') as primary
                from pg_class c join pg_namespace n on n.oid = c.relnamespace
                where c.oid = any(%s::oid[])""",
             [oids],
         )
         return cursor.fetchall()
+
+
+def _identified(table: _Table, attributes: list[_Attribute], leaves: Sequence[Identity]) -> _Table:
+    """A table with the identity that its partitions give its rows."""
+    if not leaves:
+        return table
+    names = {a.number: a.name for a in attributes}
+    own = Identity(ReplicaIdentity(table.identity), frozenset(names[number] for number in table.key))
+    found = told_apart(own, frozenset(names[number] for number in table.primary), leaves)
+    if found == own:
+        return table
+    identity = found or NO_IDENTITY
+    key = [number for number, name in names.items() if name in identity.key]
+    return replace(table, identity=identity.kind.value, key=key, by_leaf=True, mixed=found is None)
 
 
 def _columns(conn: psycopg.Connection, oids: list[int]) -> Mapping[int, list[_Attribute]]:
@@ -301,10 +329,9 @@ def _published(
         )
     kept = _kept(chosen, attributes)
     shown = _shown(table, kept, chosen)
-    relation = Relation(table.oid, table.schema, table.name, ReplicaIdentity(table.identity), shown)
+    relation = Relation(table.oid, table.schema, table.name, ReplicaIdentity(table.identity), shown, table.by_leaf)
     row_filter = _combined_filter(members)
-    seen = {operation for name in selections for operation in publications[name].operations}
-    unseen = tuple(operation for operation in _OPERATIONS if operation not in seen)
+    unseen = _unseen(table, members, publications)
     rows_lie = [(leaf.oid, leaf.relfilenode) for leaf in leaves]
     shape = _digest(
         relation,
@@ -318,7 +345,20 @@ def _published(
     left_out = tuple(a.name for a in attributes if a.generated == "s" and a not in kept)
     unsent = tuple(a.name for a in attributes if a.generated and a.number in table.key and a not in chosen)
     where = _digest(shape, rows_lie)
-    return PublishedTable(relation, leaves, row_filter, shape, where, tuple(selections), unseen, left_out, unsent)
+    names = tuple(selections)
+    return PublishedTable(relation, leaves, row_filter, shape, where, names, unseen, left_out, unsent, table.mixed)
+
+
+def _unseen(table: _Table, members: Sequence[_Membership], publications: Mapping[str, Publication]) -> tuple[str, ...]:
+    """Kinds of change that the stream does not have for all rows. Publications add up for each kind by itself: a row
+    that only one lets pass which has no updates is not seen again."""
+    unseen = []
+    for operation in _OPERATIONS:
+        telling = [m for m in members if operation in publications[m.publication].operations]
+        partly = operation != "truncate" and telling and _combined_filter(telling) != _combined_filter(members)
+        if not telling or partly or (table.mixed and operation in {"update", "delete"}):
+            unseen.append(operation)
+    return tuple(unseen)
 
 
 def _selected(member: _Membership, attributes: list[_Attribute], publication: Publication) -> list[_Attribute]:
@@ -347,7 +387,7 @@ def _shown(table: _Table, kept: list[_Attribute], streamed: list[_Attribute]) ->
     return tuple(shown)
 
 
-def _combined_filter(members: list[_Membership]) -> str | None:
+def _combined_filter(members: Sequence[_Membership]) -> str | None:
     """Publications add up: a row passes if one lets it pass."""
     filters = [member.row_filter for member in members]
     if None in filters:

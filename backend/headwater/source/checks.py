@@ -116,10 +116,12 @@ def publication_findings(conn: psycopg.Connection, settings: SourceSettings) -> 
 
 def unseen_findings(conn: psycopg.Connection, tables: Sequence[PublishedTable]) -> list[Finding]:
     """The warnings for tables some of whose changes no publication publishes."""
+    known = load_publications(conn, sorted({name for table in tables for name in table.publications}))
     alike: dict[tuple[str, tuple[str, ...]], list[str]] = {}
     for table in tables:
-        if table.unseen:
-            alike.setdefault((table.publications[0], table.unseen), []).append(table.qualified_name)
+        if table.unseen and not table.mixed:
+            lacking = [n for n in table.publications if n in known and not {*table.unseen} <= {*known[n].operations}]
+            alike.setdefault(((lacking or table.publications)[0], table.unseen), []).append(table.qualified_name)
     alter = sql.SQL("run ALTER PUBLICATION {} SET (publish = 'insert, update, delete, truncate')")
     return [
         Finding(
@@ -130,7 +132,7 @@ def unseen_findings(conn: psycopg.Connection, tables: Sequence[PublishedTable]) 
             fatal=False,
         )
         for (publication, unseen), names in alike.items()
-    ]
+    ] + [mixed_finding(conn, table) for table in tables if table.mixed]
 
 
 def table_findings(conn: psycopg.Connection, tables: Sequence[PublishedTable]) -> list[Finding]:
@@ -156,6 +158,17 @@ def table_findings(conn: psycopg.Connection, tables: Sequence[PublishedTable]) -
     keyless = [keyless_finding(conn, table) for table in tables if _lost_identity(table)]
     generated = [found for table in tables for found in generated_findings(conn, table)]
     return [*findings.values(), *unseen_findings(conn, tables), *keyless, *generated]
+
+
+def mixed_finding(conn: psycopg.Connection, table: PublishedTable) -> Finding:
+    """The warning for a partitioned table whose partitions have replica identities with nothing in common."""
+    return Finding(
+        "HW_2029",
+        f"the partitions of {table.qualified_name} tell rows apart in different ways: devices see updates and deletes"
+        " late, when the table is compared with the source",
+        "run ALTER TABLE … REPLICA IDENTITY FULL on each, new ones too, or have them share a key with the table",
+        fatal=False,
+    )
 
 
 def generated_findings(conn: psycopg.Connection, table: PublishedTable) -> list[Finding]:
@@ -186,6 +199,13 @@ def keyless_finding(conn: psycopg.Connection, table: PublishedTable) -> Finding:
     if table.relation.identity is ReplicaIdentity.INDEX:
         what = f"the index that was to identify the rows of {table.qualified_name} is gone, {refused}"
         return Finding("HW_2024", what, f"run {alter}DEFAULT if it has a primary key, else {alter}FULL", fatal=False)
+    if table.relation.by_leaf:
+        what = f"the partitions of {table.qualified_name} have nothing that identifies their rows, {refused}"
+        return Finding("HW_2017", what, "set the replica identity of each: it does not follow the table's", fatal=False)
+    deferrable = "select from pg_index where indrelid = %s and indisprimary and not indimmediate"
+    if conn.execute(deferrable, [table.relation.oid]).fetchone() is not None:
+        what = f"the primary key of {table.qualified_name} is deferrable and can't identify rows, {refused}"
+        return Finding("HW_2017", what, f"make it NOT DEFERRABLE, or run {alter}FULL", fatal=False)
     what = f"{table.qualified_name} has no primary key, {refused}"
     return Finding("HW_2017", what, f"add a primary key, or run {alter}FULL", fatal=False)
 
@@ -202,9 +222,12 @@ def _wanted(table: PublishedTable, tag: str, patterns: Sequence[TablePattern] | 
 
 
 def _lost_identity(table: PublishedTable) -> bool:
-    """No identity, and nobody asked for none."""
+    """No identity, though nobody asked for none and Postgres is to publish updates or deletes."""
     relation = table.relation
-    return relation.identity is not ReplicaIdentity.NOTHING and not any(column.key for column in relation.columns)
+    if table.mixed or {"update", "delete"} <= {*table.unseen}:
+        return False
+    asked = relation.identity is ReplicaIdentity.NOTHING and not relation.by_leaf
+    return not asked and not any(column.key for column in relation.columns)
 
 
 # A managed Postgres hands the right out through a role of its own, not through the attribute.

@@ -97,6 +97,7 @@ def encode_layouts(layouts: Sequence[Relation]) -> str:
                 r.name,
                 r.identity.value,
                 [_encoded(column) for column in r.columns],
+                *([True] if r.by_leaf else []),
             ]
             for r in layouts
         ]
@@ -106,8 +107,8 @@ def encode_layouts(layouts: Sequence[Relation]) -> str:
 def decode_layouts(text: str) -> tuple[Relation, ...]:
     """The inverse of `encode_layouts`."""
     return tuple(
-        Relation(oid, schema, name, ReplicaIdentity(identity), tuple(_decoded(*column) for column in columns))
-        for oid, schema, name, identity, columns in orjson.loads(text)
+        Relation(oid, schema, name, ReplicaIdentity(identity), tuple(_decoded(*column) for column in columns), *by_leaf)
+        for oid, schema, name, identity, columns, *by_leaf in orjson.loads(text)
     )
 
 
