@@ -6,6 +6,7 @@ import hashlib
 import random
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,10 +77,11 @@ class Writer(threading.Thread):
                 self._conn.close()
 
     def _connection(self) -> psycopg.Connection[Any]:
-        if self._conn is None or self._conn.closed or self._conn.broken:
+        while self._conn is None or self._conn.closed or self._conn.broken:
             self._conn = connect_patiently(self._dsn)
-            self._conn.execute("set lock_timeout = '20s'; set application_name = 'storm writer'")
-            self._conn.commit()
+            with suppress(psycopg.OperationalError):  # the server can go again at once
+                self._conn.execute("set lock_timeout = '20s'; set application_name = 'storm writer'")
+                self._conn.commit()
         return self._conn
 
     def _transaction(self, name: str) -> None:
@@ -94,7 +96,7 @@ class Writer(threading.Thread):
             conn.execute(f"insert into {LEDGER} values (%s)", [name])
         except (psycopg.Error, RolledBack) as error:
             self._log(f"{name} rolled back: {type(error).__name__} {_first_line(error)}")
-            if not conn.broken:
+            with suppress(psycopg.OperationalError):  # the server is gone, and the transaction with it
                 conn.rollback()
             return
         self._commit(conn, transaction)
@@ -112,10 +114,12 @@ class Writer(threading.Thread):
         self._log(f"{transaction.name} {'committed' if committed else 'lost'}")
 
     def _was_committed(self, name: str) -> bool:
-        conn = self._connection()
-        found = conn.execute(f"select from {LEDGER} where id = %s", [name]).fetchall()
-        conn.rollback()
-        return bool(found)
+        while True:
+            conn = self._connection()
+            with suppress(psycopg.OperationalError):  # whoever comes next knows
+                found = conn.execute(f"select from {LEDGER} where id = %s", [name]).fetchall()
+                conn.rollback()
+                return bool(found)
 
     def _statements(self, conn: psycopg.Connection[Any], transaction: Transaction, steps: Sequence[int]) -> None:
         chance = random.Random(steps[0])
