@@ -227,3 +227,24 @@ def test_types_are_loaded_with_what_they_are_made_of(source_db: SourceDb) -> Non
     found = types.get(oid)
     assert found is not None
     assert types.get(found.element) is not None
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "unseen"),
+    [
+        ("where (n < 5) with (publish = 'insert')", "where (n > 5)", ("update", "delete")),
+        ("with (publish = 'insert, delete')", "where (n > 5) with (publish = 'update')", ("update", "truncate")),
+        ("with (publish = 'insert')", "with (publish = 'update, delete, truncate')", ()),
+        ("where (n < 5)", "where (n > 5)", ()),
+        ("where (n < 5)", "", ()),
+        ("where (n < 5) with (publish = 'insert')", "", ()),
+    ],
+)
+def test_changes_that_only_another_publication_would_publish_are_unseen(
+    source_db: SourceDb, first: str, second: str, unseen: tuple[str, ...]
+) -> None:
+    source_db.needs(15, "row filters")
+    source_db.execute("create table notes (id int, n int, primary key (id, n))")
+    source_db.execute(f"create publication headwater for table notes {first}")
+    source_db.execute(f"create publication more for table notes {second}")
+    assert from_catalog(source_db, "headwater", "more")["notes"].unseen == unseen

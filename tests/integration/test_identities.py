@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING
 import psycopg
 import pytest
 
+from headwater.source.catalog import published_tables
+from headwater.source.checks import table_findings
+from tests.support.changed_source import settled
 from tests.support.fix_headwater import Deployment, wait_until
 from tests.support.row_truth import Rows, device_rows, truth
 
@@ -162,6 +165,64 @@ def test_postgres_refuses_an_index_that_cannot_identify(source_db: SourceDb, ind
     source_db.execute(index)
     with pytest.raises((psycopg.errors.WrongObjectType, psycopg.errors.FeatureNotSupported)):
         source_db.execute("alter table notes replica identity using index bad")
+
+
+REASONS = {
+    "alter table notes drop constraint notes_pkey": ("HW_2017", "public.notes has no primary key", "FULL"),
+    "alter table notes drop constraint notes_pkey, add primary key (id) deferrable": (
+        "HW_2017",
+        "the primary key of public.notes is deferrable and can't identify rows",
+        "NOT DEFERRABLE",
+    ),
+    "create unique index key on notes (part, id); alter table notes replica identity using index key; drop index key": (
+        "HW_2024",
+        "the index that was to identify the rows of public.notes is gone",
+        "DEFAULT",
+    ),
+}
+
+
+@pytest.mark.parametrize("sql", REASONS)
+def test_the_reason_is_told_why_nothing_identifies_rows(source_db: SourceDb, sql: str) -> None:
+    create(source_db, IDENTITIES["default with a primary key"])
+    source_db.execute("create publication headwater for table notes")
+    source_db.execute(sql)
+    tables = [t for t in published_tables(source_db.connection, ["headwater"]) if t.relation.name == "notes"]
+    (finding,) = table_findings(source_db.connection, tables)
+    code, what, fix = REASONS[sql]
+    assert finding.code == code
+    assert what in finding.what
+    assert "Postgres refuses its updates and deletes" in finding.what
+    assert fix in finding.fix
+    source_db.execute("alter publication headwater set (publish = 'insert, truncate')")
+    tables = [t for t in published_tables(source_db.connection, ["headwater"]) if t.relation.name == "notes"]
+    assert [found.code for found in table_findings(source_db.connection, tables)] == ["PSYNC_S1142"]
+
+
+RENAMED = """
+config: {edition: 3}
+streams:
+  notes: {auto_subscribe: true, query: "SELECT ifnull(ref, id) AS id, body FROM notes"}
+"""
+
+
+def test_a_key_column_that_is_renamed_costs_nothing_where_the_rules_keep_its_name(
+    deploy: Deploy, source_db: SourceDb
+) -> None:
+    create(source_db, IDENTITIES["default with a primary key"])
+    deployment = deploy(RENAMED).start()
+    rows = deployment.rows("a")
+    before = deployment.op_count()
+    source_db.execute("alter table notes rename id to ref")
+    wait_until(lambda: settled(deployment), "the table to be compared")
+    assert deployment.op_count() == before
+    assert deployment.rows("a") == rows
+    source_db.execute("update notes set body = 'after' where ref = '1'; delete from notes where ref = '2'")
+    deployment.caught_up()
+    assert deployment.op_count() == before + 2
+    assert deployment.rows("a")["notes", "1"]["body"] == "after"
+    deployment.close()
+    assert deployment.problems() == []
 
 
 WITH_INDEX = IDENTITIES["index beside a primary key"]
