@@ -26,7 +26,7 @@ streams:
 """
 
 CHANGES = {
-    "nothing differs": "alter table items alter column n type bigint",
+    "all rows are stored anew, none is sent": "alter table items alter column n type bigint",
     "1 row in 100 differs": "alter table items alter column title type text"
     " using case when id % 100 = 0 then title || '!' else title end",
     "other ids": "alter table items replica identity full",
