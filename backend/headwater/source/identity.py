@@ -62,7 +62,7 @@ def told_apart(own: Identity, primary: frozenset[str], leaves: Iterable[Identity
         return own
     if identities == {NO_IDENTITY}:  # no updates or deletes come
         return NO_IDENTITY if own.key or own.kind is ReplicaIdentity.FULL else own
-    if identities == whole and not own.key:
+    if identities <= whole | {NO_IDENTITY} and not own.key:
         return Identity(ReplicaIdentity.FULL, frozenset())
     if key and all(leaf in whole or leaf == NO_IDENTITY or key <= leaf.key for leaf in identities):
         return own if own.key else Identity(ReplicaIdentity.DEFAULT, key)
