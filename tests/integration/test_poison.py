@@ -5,17 +5,25 @@ No server sends such a transaction, so the tests make our own code fail on a mar
 
 from __future__ import annotations
 
+import json
+import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from headwater.decode.errors import DecodeError
 from headwater.decode.pgoutput import Decoder
 from headwater.oplog.change import Message
+from headwater.oplog.lsn import Lsn, format_lsn
+from headwater.replication.errors import PoisonError
 from headwater.replication.fold import Fold
-from headwater.replication.poison import PoisonBook
+from headwater.replication.poison import Poison, PoisonBook
+from tests.support.command import Outcome, headwater
 from tests.support.fix_headwater import Deployment, wait_until
+from tests.support.fix_service import config_of
 
 if TYPE_CHECKING:
     from tests.support.fix_postgres import SourceDb
@@ -88,19 +96,30 @@ def test_a_transaction_that_fails_is_left_out_and_what_it_did_is_compared(deploy
     assert deployment.problems() == []
 
 
+def named(deployment: Deployment) -> Poison:
+    """The one transaction that is on record, once it is."""
+    with deployment.store() as store:
+        book = PoisonBook(deployment.settings, store)
+
+        def told() -> bool:
+            deployment.raise_failure()
+            return len(book.read()) == 1
+
+        wait_until(told, "the transaction to be named")
+        (poison,) = book.read()
+        return poison
+
+
 @pytest.mark.usefixtures("faulty")
-def test_where_it_is_to_stop_a_command_goes_on(deploy: Deploy, source_db: SourceDb) -> None:
+def test_where_it_is_to_stop_a_request_goes_on(deploy: Deploy, source_db: SourceDb) -> None:
     source_db.execute("create table notes (id text primary key, body text)")
     deployment = deploy(CONFIG)
     deployment.poison_changes = "stop"
     deployment.start()
     source_db.execute(f"insert into notes values ('1', '{MARK}')")
     source_db.execute("insert into notes values ('2', 'after')")
-    with deployment.store() as store:
-        book = PoisonBook(deployment.settings, store)
-        wait_until(lambda: len(book.read()) == 1, "the transaction to be named")
-        (poison,) = book.read()
-        assert not poison.skipped
+    poison = named(deployment)
+    assert not poison.skipped
     wrong = deployment.ask("skip", lsn="0/1")
     assert wrong["state"] == "failed"
     assert poison.lsn in wrong["error"]
@@ -108,3 +127,107 @@ def test_where_it_is_to_stop_a_command_goes_on(deploy: Deploy, source_db: Source
     wait_until(lambda: deployment.rows("a") == truth(source_db), "all rows")
     idle = deployment.ask("skip", lsn=poison.lsn)
     assert idle["state"] == "failed"
+
+
+@dataclass(frozen=True)
+class Operator:
+    """Somebody with the command and the config of a deployment."""
+
+    config: Path
+
+    @classmethod
+    def of(cls, deployment: Deployment, folder: Path) -> Operator:
+        operator = cls(folder / "headwater.json")
+        operator.config.write_text(json.dumps(config_of(deployment, 0)), encoding="utf-8")
+        return operator
+
+    def skip(self, lsn: str) -> Outcome:
+        return headwater("source", "skip", "--lsn", lsn, "-c", self.config)
+
+    def status(self) -> str:
+        """For people."""
+        outcome = headwater("source", "status", "-c", self.config)
+        assert outcome.code == 0, outcome.err
+        return outcome.out
+
+    def not_taken_in(self) -> list[dict[str, Any]]:
+        """For scripts."""
+        outcome = headwater("source", "status", "--json", "-c", self.config)
+        assert outcome.code == 0, outcome.err
+        found: list[dict[str, Any]] = json.loads(outcome.out)["transactions_not_taken_in"]
+        return found
+
+
+def test_the_command_names_the_transaction_and_leaves_it_out(
+    deploy: Deploy, source_db: SourceDb, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fail_to_apply(monkeypatch)
+    source_db.execute("create table notes (id text primary key, body text)")
+    deployment = deploy(CONFIG, on_postgres=False)
+    deployment.poison_changes = "stop"
+    deployment.start()
+    operator = Operator.of(deployment, tmp_path)
+    assert operator.not_taken_in() == []
+    source_db.execute(f"insert into notes values ('1', '{MARK}')")
+    source_db.execute("insert into notes values ('2', 'after')")
+    lsn = named(deployment).lsn
+
+    wait_until(lambda: f"headwater source skip --lsn {lsn}" in operator.status(), "the remedy", pause=0.5)
+    told = operator.status()
+    assert f"transaction {lsn} keeps the stream since " in told
+    assert "ZeroDivisionError in apply_or_fail, line " in told
+    assert "state     retrying since" in told
+    assert f"cause     [HW_5005] the transaction at {lsn} can't be taken in: " in told
+    assert MARK not in told, "no value of a row is told"
+    ((at, skipped),) = [(each["lsn"], each["skipped"]) for each in operator.not_taken_in()]
+    assert (at, skipped) == (lsn, False)
+
+    for wrong, code in (("0/1", "HW_8201"), ("elsewhere", "HW_8202")):
+        refused = operator.skip(wrong)
+        assert (refused.code, refused.out) == (1, "")
+        assert f"[{code}]" in refused.err
+    assert f"no transaction at 0/1 keeps the stream; there is: {lsn}" in operator.skip("0/1").err
+    assert not named(deployment).skipped
+
+    done = operator.skip(lsn)
+    assert done.code == 0, done.err
+    assert done.out == f"the transaction at {lsn} is left out; all tables are compared with the source\n"
+    wait_until(lambda: deployment.rows("a") == truth(source_db), "all rows")
+    assert f"transaction {lsn} left out since " in operator.status()
+    assert [(each["lsn"], each["skipped"]) for each in operator.not_taken_in()] == [(lsn, True)]
+    again = operator.skip(lsn)
+    assert again.code == 1
+    assert f"no transaction at {lsn} keeps the stream; there is: none" in again.err
+
+
+def test_after_ten_within_an_hour_the_next_one_stops(
+    deploy: Deploy, source_db: SourceDb, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fail_to_apply(monkeypatch)
+    source_db.execute("create table notes (id text primary key, body text)")
+    deployment = deploy(CONFIG).start()
+    deployment.stop()
+    with deployment.store() as store:
+        lease, book = store.acquire("default", "test", 60), PoisonBook(deployment.settings, store)
+
+        def leaves_out(number: int) -> bool:
+            return book.note(lease, PoisonError("why", "default", Lsn(number), Lsn(number)))
+
+        long_ago = [Poison(format_lsn(Lsn(n)), time.time() - 3601, "why", skipped=True) for n in range(1, 31)]
+        store.note(lease, "poison default", json.dumps([asdict(poison) for poison in long_ago]))
+        assert all(leaves_out(number) for number in range(101, 111)), "those of long ago do not count"
+        assert leaves_out(110), "one that is left out already stays so"
+        assert not leaves_out(111)
+        book.forget(lease)
+        assert all(leaves_out(number) for number in range(201, 211))
+        store.release(lease)
+    deployment.start()
+    source_db.execute(f"insert into notes values ('1', '{MARK}')")
+    with deployment.store() as store:
+        book = PoisonBook(deployment.settings, store)
+        wait_until(lambda: len(book.read()) == 11, "the transaction to be named")
+        *_, poison = book.read()
+    assert not poison.skipped
+    source_db.execute("insert into notes values ('2', 'after')")
+    assert deployment.ask("skip", lsn=poison.lsn)["state"] == "done"
+    wait_until(lambda: deployment.rows("a") == truth(source_db), "all rows")
