@@ -11,6 +11,7 @@ import psycopg
 import pytest
 
 from headwater.embedded.postgres import EmbeddedPostgres
+from tests.support.changed_source import Device
 from tests.support.fix_headwater import Deployment, wait_until
 from tests.support.fix_postgres import SourceDb
 from tests.support.standby import copy_of, end_of, promote, standby_of, wait_for
@@ -51,15 +52,18 @@ def primary(postgres_with: Callable[..., EmbeddedPostgres]) -> EmbeddedPostgres:
 
 @pytest.fixture
 def follow(tmp_path: Path, spark_bulk: SparkBulk) -> Iterator[Callable[[EmbeddedPostgres], Deployment]]:
-    """`follow(server)`: a replicator from that server into the test's one store."""
+    """`follow(server)`: the test's one deployment, from now on from that server. Devices stay connected to it."""
     deployments: list[Deployment] = []
 
     def start(server: EmbeddedPostgres) -> Deployment:
+        source = SourceDb(server, "postgres")
         for before in deployments:
-            before.close()
+            before.stop()
             before.source.connection.close()
-        deployments.append(Deployment(SourceDb(server, "postgres"), tmp_path / "store", CONFIG, spark_bulk))
-        return deployments[-1].start()
+            before.source = source
+        if not deployments:
+            deployments.append(Deployment(source, tmp_path / "store", CONFIG, spark_bulk))
+        return deployments[0].start()
 
     yield start
     for deployment in deployments:
@@ -79,6 +83,28 @@ def settled(deployment: Deployment) -> bool:
 def truth(deployment: Deployment) -> dict[tuple[str, str], dict[str, object]]:
     rows = deployment.source.fetch("select id, body from notes")
     return {("notes", key): {"id": key, "body": body} for key, body in rows}
+
+
+class Connected:
+    """A device over all that happens, and one that is new each time. `right` says that both show the truth."""
+
+    def __init__(self, deployment: Deployment) -> None:
+        self._deployment = deployment
+        self._device = Device(deployment)
+        assert self.right()
+        self._buckets = deployment.buckets("a").keys()
+
+    def right(self) -> bool:
+        return self._device.rows() == self._deployment.rows("a") == truth(self._deployment)
+
+    def never_started_over(self, ops: int, before: int) -> bool:
+        """It is in the same buckets, was sent no more than so many ops, and nothing was read anew."""
+        deployment = self._deployment
+        return (
+            deployment.buckets("a").keys() == self._buckets
+            and deployment.op_count() - before == ops
+            and kinds(deployment).count("snapshot") == 1
+        )
 
 
 def kinds(deployment: Deployment) -> list[str]:
@@ -106,6 +132,7 @@ def test_a_standby_that_lacked_commits_takes_over(
     standby = standby_of(primary, tmp_path / "standby")
     servers.callback(standby.stop)
     deployment = follow(primary)
+    device = Connected(deployment)
     deployment.source.execute("update notes set body = 'kept' where id = '1'")
     wait_for(standby, end_of(primary))
     standby.stop()
@@ -113,16 +140,16 @@ def test_a_standby_that_lacked_commits_takes_over(
         "update notes set body = 'lost' where id in ('2', '3'); insert into notes values ('9x', 'lost')"
     )
     before = deployment.op_count()
+    assert device.right()
     write = waiting_write(deployment)
     deployment.stop()
     primary.stop()
     standby.start()
     promote(standby)
-    deployment = follow(standby)
+    follow(standby)
     deployment.source.execute("update notes set body = 'new' where id = '4'")
-    wait_until(lambda: deployment.rows("a") == truth(deployment) and settled(deployment), "the standby's rows")
-    assert deployment.op_count() - before == 4
-    assert kinds(deployment).count("snapshot") == 1
+    wait_until(lambda: device.right() and settled(deployment), "the standby's rows")
+    assert device.never_started_over(4, before)
     wait_until(lambda: visible(deployment, write), "the write to be acknowledged")
     deployment.close()
     assert deployment.problems() == []
@@ -139,8 +166,9 @@ def test_a_synchronised_slot_goes_on_without_a_comparison(
     standby = standby_of(primary, tmp_path / "standby", **synchronised)
     servers.callback(standby.stop)
     deployment = follow(primary)
+    device = Connected(deployment)
     deployment.source.execute("update notes set body = 'kept' where id = '1'")
-    deployment.caught_up()
+    ops = deployment.op_count()
 
     def synced() -> bool:
         deployment.caught_up()  # a slot is copied once the primary's has moved
@@ -156,31 +184,33 @@ def test_a_synchronised_slot_goes_on_without_a_comparison(
     before = kinds(deployment)
     primary.stop()
     promote(standby)
-    deployment = follow(standby)
+    follow(standby)
     deployment.source.execute("update notes set body = 'new' where id = '3'")
-    assert deployment.rows("a") == truth(deployment)
+    assert device.right()
+    assert device.never_started_over(2, ops)
     assert kinds(deployment) == before
 
 
 def test_a_source_that_went_back_in_time(primary: EmbeddedPostgres, follow: Follow, tmp_path: Path) -> None:
     deployment = follow(primary)
+    device = Connected(deployment)
     deployment.source.execute("update notes set body = 'before' where id = '1'")
     deployment.caught_up()
     deployment.stop()
     deployment.source.connection.close()
     backup = copy_of(primary, tmp_path / "backup")
-    deployment = follow(primary)
+    follow(primary)
     deployment.source.execute("update notes set body = 'after' where id in ('2', '3')")
     before = deployment.op_count()
+    assert device.right()
     write = waiting_write(deployment)
     deployment.stop()
     deployment.source.connection.close()
     primary.stop()
     with EmbeddedPostgres(backup, primary.binaries, primary.settings) as restored:
-        deployment = follow(restored)
-        wait_until(lambda: deployment.rows("a") == truth(deployment) and settled(deployment), "the rows of then")
-        assert deployment.op_count() - before == 2
-        assert kinds(deployment).count("snapshot") == 1
+        follow(restored)
+        wait_until(lambda: device.right() and settled(deployment), "the rows of then")
+        assert device.never_started_over(2, before)
         wait_until(lambda: visible(deployment, write), "the write to be acknowledged")
         deployment.close()
 
@@ -189,16 +219,16 @@ def test_another_cluster_with_the_same_tables(
     primary: EmbeddedPostgres, follow: Follow, postgres_with: Callable[..., EmbeddedPostgres]
 ) -> None:
     deployment = follow(primary)
-    before = deployment.op_count()
+    device, before = Connected(deployment), deployment.op_count()
     other = postgres_with()
     with psycopg.connect(other.dsn(), autocommit=True) as conn:
         conn.execute("create table first (id int); create table notes (id text primary key, body text)")
         conn.execute(f"insert into notes select i::text, 'x' || i from generate_series(1, {ROWS}) i")
         conn.execute("update notes set body = 'other' where id = '5'; delete from notes where id = '6'")
         conn.execute("create publication headwater for all tables")
-    deployment = follow(other)
-    wait_until(lambda: deployment.rows("a") == truth(deployment) and settled(deployment), "the other cluster's rows")
-    assert deployment.op_count() - before == 2
+    follow(other)
+    wait_until(lambda: device.right() and settled(deployment), "the other cluster's rows")
+    assert device.never_started_over(2, before)
     deployment.source.execute("update notes set body = 'live' where id = '7'")
-    assert deployment.rows("a") == truth(deployment)
-    assert kinds(deployment).count("snapshot") == 1
+    assert device.right()
+    assert device.never_started_over(3, before)
