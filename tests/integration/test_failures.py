@@ -3,188 +3,21 @@ where they were, without a restart and without reading the source again."""
 
 from __future__ import annotations
 
-import contextlib
-import subprocess
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import psycopg
 import pytest
 
 from headwater.embedded.postgres import EmbeddedPostgres, PostgresBinaries, StopMode
-from headwater.pipeline.jobs import SparkBulk
-from headwater.replication.health import State, Trouble
 from headwater.storage.versions import Origin, VersionState
-from tests.support.changed_source import Device, Rows, published_rows, settled
-from tests.support.fix_headwater import Deployment, wait_until
-from tests.support.fix_postgres import FAST, SourceDb
-from tests.support.network import Network
+from tests.integration.world import CONFIG, ROWS, SHOWN, NewWorld, SmallDisk, World
+from tests.support.changed_source import Device
+from tests.support.fix_headwater import wait_until
+from tests.support.fix_postgres import FAST
+from tests.support.lost_slots import outrun, unread
 
 pytestmark = pytest.mark.spark
-
-CONFIG = """
-config: {edition: 3}
-streams:
-  all:
-    auto_subscribe: true
-    queries:
-      - SELECT * FROM notes
-      - SELECT * FROM others
-"""
-SHOWN = {"public.notes": "true", "public.others": "true"}
-ROWS = 200
-
-SOURCE = f"""
-create table notes (id text primary key, body text);
-create table others (id text primary key, body text);
-insert into notes select i::text, 'x' || i from generate_series(1, {ROWS}) i;
-insert into others values ('1', 'one');
-create role follower login replication password 'right';
-grant select on all tables in schema public to follower;
-create publication headwater for all tables;
-"""
-
-
-@dataclass
-class World:
-    """A source on a server of its own, followed over a network by a role of few rights, and a device."""
-
-    server: EmbeddedPostgres
-    source: SourceDb
-    network: Network
-    deployment: Deployment
-    device: Device
-    shown: Mapping[str, str] = field(default_factory=lambda: SHOWN)
-
-    def sql(self, text: str) -> None:
-        """As a superuser, whatever became of earlier connections."""
-        self.source.connection.close()
-        self.source.connection = psycopg.connect(self.source.dsn, autocommit=True)
-        self.source.execute(text)
-
-    def disconnect(self) -> None:
-        """End what the role has open: rights and passwords are looked at when somebody comes."""
-        self.sql("select pg_terminate_backend(pid, 5000) from pg_stat_activity where usename = 'follower'")
-
-    def truth(self) -> Rows:
-        return published_rows(self.source, self.shown)
-
-    def kinds(self) -> list[str]:
-        return [record.kind for record in self.deployment.bulk_records()]
-
-    def cause(self) -> Trouble | None:
-        """Why rows do not flow, as the store has it."""
-        self.deployment.raise_failure()
-        health = self.deployment.health()
-        assert health is not None
-        assert (health.cause is None) or health.state is State.RETRYING
-        return health.cause
-
-    def streams(self) -> bool:
-        self.deployment.raise_failure()
-        health = self.deployment.health()
-        return health is not None and health.state is State.STREAMING
-
-    def names(self, code: str, what: str) -> bool:
-        cause = self.cause()
-        return cause is not None and cause.code == code and what in cause.what
-
-    def finds(self, code: str) -> bool:
-        """Whether the source's health is said to lack this."""
-        self.deployment.raise_failure()
-        health = self.deployment.health()
-        return health is not None and code in {finding.code for finding in health.findings}
-
-    def compared(self) -> set[str]:
-        """Tables that are compared with the source."""
-        health = self.deployment.health()
-        return set() if health is None else {each.table for each in health.compared}
-
-    def goes_on(self) -> None:
-        """Wait until the device has everything, and hold the replicator to have gone on from where it was."""
-        self.sql("insert into others values ('after', 'all')")
-        wait_until(lambda: self.device.rows() == self.truth(), "the device to show the truth")
-        wait_until(lambda: settled(self.deployment) and self.streams(), "the stream to be quiet")
-        assert self.device.rows() == self.truth()
-        assert self.kinds().count("snapshot") == 1
-
-
-@dataclass
-class SmallDisk:
-    """A file system of its own, of a given size."""
-
-    path: Path
-
-    def fill(self) -> None:
-        """Leave no room on it."""
-        with contextlib.suppress(OSError), (self.path / "filler").open("wb", buffering=0) as filler:
-            while True:
-                filler.write(bytes(4096))
-
-    def make_room(self) -> None:
-        (self.path / "filler").unlink()
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Callable[[int], SmallDisk]]:
-    """`small_disk(megabytes)`. Skips the test where nobody may mount one."""
-    with ExitStack() as stack:
-
-        def make(megabytes: int) -> SmallDisk:
-            path = tmp_path / "small"
-            path.mkdir()
-            command = ["mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "tmpfs", str(path)]
-            try:
-                subprocess.run(command, check=True, capture_output=True)
-            except (OSError, subprocess.CalledProcessError):
-                pytest.skip("needs the right to mount a file system, to have one that is full")
-            stack.callback(subprocess.run, ["umount", "-l", str(path)], check=True)
-            return SmallDisk(path)
-
-        yield make
-
-
-@pytest.fixture
-def world_of(
-    small_disk: Callable[[int], SmallDisk],  # which goes after what is on it
-    postgres_with: Callable[..., EmbeddedPostgres],
-    spark_bulk: SparkBulk,
-    tmp_path: Path,
-) -> Iterator[Callable[..., World]]:
-    """`world_of(setting="value")` makes a source, unless it is given one, and starts following it."""
-    with ExitStack() as stack:
-
-        def make(
-            server: EmbeddedPostgres | None = None, directory: Path = tmp_path / "store", **settings: str
-        ) -> World:
-            server = server or postgres_with(**settings)
-            source = SourceDb(server, "postgres")
-            stack.callback(lambda: source.connection.close())  # noqa: PLW0108 - the last one of several
-            source.execute(SOURCE)
-            network = stack.enter_context(Network(server.port))
-            deployment = Deployment(
-                source,
-                directory,
-                CONFIG,
-                spark_bulk,
-                user="follower",
-                password="right",
-                port=network.port,
-                silence_seconds=4.0,
-            )
-            stack.callback(deployment.close)
-            deployment.start()
-            world = World(server, source, network, deployment, Device(deployment))
-            deployment.caught_up()
-            assert world.device.rows() == world.truth()
-            return world
-
-        yield make
-
-
-World_ = Callable[..., World]
 
 
 @dataclass(frozen=True)
@@ -281,7 +114,7 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
-def test_a_fault_is_named_while_it_lasts_and_forgotten_when_it_is_mended(world_of: World_, fault: Fault) -> None:
+def test_a_fault_is_named_while_it_lasts_and_forgotten_when_it_is_mended(world_of: NewWorld, fault: Fault) -> None:
     world = world_of()
     world.sql("update notes set body = 'before' where id = '1'")
     fault.begin(world)
@@ -298,7 +131,7 @@ def test_a_fault_is_named_while_it_lasts_and_forgotten_when_it_is_mended(world_o
     assert world.deployment.problems() == []
 
 
-def test_a_reader_of_the_slot_that_is_ended_comes_again(world_of: World_) -> None:
+def test_a_reader_of_the_slot_that_is_ended_comes_again(world_of: NewWorld) -> None:
     world = world_of()
     for body in ("first", "second"):
         world.sql("select pg_terminate_backend(active_pid, 5000) from pg_replication_slots where active")
@@ -313,14 +146,11 @@ def lose_slot(world: World) -> None:
 
 
 def outrun_slot(world: World) -> None:
-    for _ in range(8):
-        world.sql("select pg_logical_emit_message(false, 'x', 'x'), pg_switch_wal()")
-    world.sql("checkpoint")
-    assert world.source.fetch("select wal_status from pg_replication_slots") == [("lost",)]
+    outrun(world.source)
 
 
 @pytest.mark.parametrize("lose", [lose_slot, outrun_slot])
-def test_a_lost_slot_costs_what_differs(world_of: World_, lose: Callable[[World], None]) -> None:
+def test_a_lost_slot_costs_what_differs(world_of: NewWorld, lose: Callable[[World], None]) -> None:
     world = world_of(max_slot_wal_keep_size="64MB")
     before = world.deployment.op_count()
     world.network.cut()
@@ -332,6 +162,22 @@ def test_a_lost_slot_costs_what_differs(world_of: World_, lose: Callable[[World]
     world.goes_on()
     assert world.deployment.op_count() - before == 4
     assert world.kinds() == ["snapshot", "re-sync"]
+    world.deployment.close()
+    assert world.deployment.problems() == []
+
+
+def test_a_slot_that_is_lost_while_it_is_read_costs_what_differs(world_of: NewWorld) -> None:
+    world = world_of(max_slot_wal_keep_size="64MB")
+    before = world.deployment.op_count()
+    with unread():
+        world.sql("update notes set body = 'later' where id in ('2', '3'); delete from notes where id = '4'")
+        assert world.source.fetch("select active from pg_replication_slots") == [(True,)]
+        outrun(world.source)
+        world.sql("update notes set body = 'last' where id = '5'")
+    world.goes_on()
+    assert world.deployment.op_count() - before == 5
+    assert world.kinds() == ["snapshot", "re-sync"]
+    assert world.source.fetch("select wal_status, active from pg_replication_slots") == [("reserved", True)]
     world.deployment.close()
     assert world.deployment.problems() == []
 
@@ -378,7 +224,7 @@ HIDDEN = {
 
 @pytest.mark.parametrize("hidden", HIDDEN.values(), ids=HIDDEN)
 def test_rows_that_cannot_be_read_are_named_and_nothing_is_taken_from_devices(
-    world_of: World_, hidden: Hidden, caplog: pytest.LogCaptureFixture
+    world_of: NewWorld, hidden: Hidden, caplog: pytest.LogCaptureFixture
 ) -> None:
     world = world_of()
     world.sql(hidden.begin)
@@ -408,7 +254,7 @@ def test_rows_that_cannot_be_read_are_named_and_nothing_is_taken_from_devices(
 
 
 def test_a_full_disk_of_the_store_is_told_and_waited_for(
-    world_of: World_, small_disk: Callable[[int], SmallDisk], caplog: pytest.LogCaptureFixture
+    world_of: NewWorld, small_disk: Callable[[int], SmallDisk], caplog: pytest.LogCaptureFixture
 ) -> None:
     disk = small_disk(30)
     world = world_of(directory=disk.path / "store")
@@ -435,7 +281,7 @@ def fill_log(world: World) -> None:
 
 
 def test_a_full_disk_of_the_source_loses_nothing(
-    world_of: World_, small_disk: Callable[[int], SmallDisk], postgres_binaries: PostgresBinaries
+    world_of: NewWorld, small_disk: Callable[[int], SmallDisk], postgres_binaries: PostgresBinaries
 ) -> None:
     disk = small_disk(200)
     sizes = {**FAST, "min_wal_size": "32MB", "max_wal_size": "48MB"}
@@ -455,7 +301,7 @@ def test_a_full_disk_of_the_source_loses_nothing(
         assert world.deployment.problems() == []
 
 
-def test_a_config_that_is_deployed_while_tables_are_compared(world_of: World_) -> None:
+def test_a_config_that_is_deployed_while_tables_are_compared(world_of: NewWorld) -> None:
     world = world_of()
     with psycopg.connect(world.source.dsn) as writer:
         writer.execute("insert into others values ('open', 'x')")  # for which the comparison's snapshot waits

@@ -73,6 +73,7 @@ class Deployment:
     poison_changes: str = "skip"
     audit_seconds: float = 900.0
     publications: tuple[str, ...] = ("headwater",)
+    slot_prefix: str = ""  # by the name of the database
     watch_seconds: float = 0.2
     heartbeat_seconds: int = 60
     user: str = "postgres"
@@ -94,7 +95,7 @@ class Deployment:
             user=self.user,
             password=self.password,
             sslmode="disable",
-            slot_prefix=f"hw_{self.source.name}_",
+            slot_prefix=self.slot_prefix or f"hw_{self.source.name}_",
             poison_changes=self.poison_changes,
             publications=self.publications,
             heartbeat_seconds=self.heartbeat_seconds,
@@ -118,7 +119,7 @@ class Deployment:
     def start(self, *, publish: bool = True) -> Deployment:
         """Start the replicator and wait until it follows the stream, which it can't without `publish`, if that is
         still to be done."""
-        self._stop = threading.Event()
+        self._stop, self._failure = threading.Event(), None
         following = threading.Event()
         if publish and not load_publications(self.source.connection, ["headwater"]):
             self.source.execute("create publication headwater for all tables")

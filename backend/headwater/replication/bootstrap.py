@@ -17,7 +17,15 @@ from headwater.replication.schema import wanted_tables
 from headwater.replication.versions import RETIRED_AT_ONCE
 from headwater.source.catalog import PublishedTable, load_types
 from headwater.source.connect import SourceSettings, connect
-from headwater.source.slot import SnapshotKeeper, drop_slot, end_of_log, end_reader, slot_name, system_identity
+from headwater.source.slot import (
+    SnapshotKeeper,
+    drop_slot,
+    drop_unread_slot,
+    end_of_log,
+    end_reader,
+    slot_name,
+    system_identity,
+)
 from headwater.storage.contract import Lease, SourceState
 from headwater.storage.open import Store
 from headwater.storage.parts import BulkRecord, StagedTable
@@ -45,8 +53,10 @@ class Bootstrap:
             pass  # a bucket that is on its way out may come again
         name = slot_name(self.source)
         with connect(self.source) as conn:
-            if self.store.source_state(self.source.tag) is not None:
+            before = self.store.source_state(self.source.tag)
+            if before is not None:
                 end_reader(conn, name)  # ours: the lease says that nobody else follows this source
+                drop_unread_slot(conn, before.slot)  # of another name when that is configured otherwise by now
             drop_slot(conn, name)
             identity = system_identity(conn)
             started = time.time()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import select
 import time
@@ -121,6 +122,15 @@ def drop_slot(conn: psycopg.Connection, name: str) -> None:
             conn.info.dbname,
             "stop the other headwater, or give this one another slot_name_prefix",
         ) from error
+
+
+def drop_unread_slot(conn: psycopg.Connection, name: str) -> None:
+    """Drop the slot if it exists and nobody reads it."""
+    with contextlib.suppress(psycopg.errors.ObjectInUse):  # somebody came just now
+        conn.execute(
+            "select pg_drop_replication_slot(slot_name) from pg_replication_slots where slot_name = %s and not active",
+            [name],
+        )
 
 
 class SnapshotKeeper:

@@ -1,0 +1,74 @@
+"""Fixtures of several of these files."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from headwater.embedded.postgres import EmbeddedPostgres
+from headwater.pipeline.jobs import SparkBulk
+from tests.integration.world import CONFIG, SOURCE, NewWorld, SmallDisk, World
+from tests.support.changed_source import Device
+from tests.support.fix_headwater import Deployment
+from tests.support.fix_postgres import SourceDb
+from tests.support.network import Network
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Callable[[int], SmallDisk]]:
+    """`small_disk(megabytes)`. Skips the test where nobody may mount one."""
+    with ExitStack() as stack:
+
+        def make(megabytes: int) -> SmallDisk:
+            path = tmp_path / "small"
+            path.mkdir()
+            command = ["mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "tmpfs", str(path)]
+            try:
+                subprocess.run(command, check=True, capture_output=True)
+            except (OSError, subprocess.CalledProcessError):
+                pytest.skip("needs the right to mount a file system, to have one that is full")
+            stack.callback(subprocess.run, ["umount", "-l", str(path)], check=True)
+            return SmallDisk(path)
+
+        yield make
+
+
+@pytest.fixture
+def world_of(
+    small_disk: Callable[[int], SmallDisk],  # which goes after what is on it
+    postgres_with: Callable[..., EmbeddedPostgres],
+    spark_bulk: SparkBulk,
+    tmp_path: Path,
+) -> Iterator[NewWorld]:
+    with ExitStack() as stack:
+
+        def make(
+            server: EmbeddedPostgres | None = None, directory: Path = tmp_path / "store", **settings: str
+        ) -> World:
+            server = server or postgres_with(**settings)
+            source = SourceDb(server, "postgres")
+            stack.callback(lambda: source.connection.close())  # noqa: PLW0108 - the last one of several
+            source.execute(SOURCE)
+            network = stack.enter_context(Network(server.port))
+            deployment = Deployment(
+                source,
+                directory,
+                CONFIG,
+                spark_bulk,
+                user="follower",
+                password="right",
+                port=network.port,
+                silence_seconds=4.0,
+            )
+            stack.callback(deployment.close)
+            deployment.start()
+            world = World(server, source, network, deployment, Device(deployment))
+            deployment.caught_up()
+            assert world.device.rows() == world.truth()
+            return world
+
+        yield make

@@ -1,0 +1,135 @@
+"""Settings of a connection that are others after a restart: devices go on, and get what differs."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from headwater.replication.health import State
+from headwater.source.connect import SourceRefused
+from tests.integration.world import NewWorld, World
+from tests.support.changed_source import Device, published_rows, settled
+from tests.support.fix_headwater import Deployment, wait_until
+from tests.support.fix_postgres import SourceDb
+
+pytestmark = pytest.mark.spark
+
+Deploy = Callable[..., Deployment]
+
+CONFIG = """
+config: {edition: 3}
+streams:
+  all:
+    auto_subscribe: true
+    queries:
+      - SELECT * FROM notes
+      - SELECT * FROM others
+"""
+SHOWN = {"public.notes": "true", "public.others": "true"}
+ROWS = 50
+
+
+def kinds(deployment: Deployment) -> list[str]:
+    return [record.kind for record in deployment.bulk_records()]
+
+
+@pytest.mark.parametrize("made", ["while it runs", "while it is stopped"])
+def test_one_more_publication_brings_its_tables_and_one_less_takes_them(
+    deploy: Deploy, source_db: SourceDb, made: str
+) -> None:
+    source_db.execute("create table notes (id text primary key, body text)")
+    source_db.execute("create table others (id text primary key, body text)")
+    source_db.execute(f"insert into others select i::text, 'x' || i from generate_series(1, {ROWS}) i")
+    source_db.execute(
+        "insert into notes values ('1', 'one'), ('2', 'two'); create publication headwater for table notes"
+    )
+    deployment = deploy(CONFIG).start()
+    device = Device(deployment)
+
+    def right() -> bool:
+        return device.rows() == published_rows(source_db, SHOWN, deployment.publications)
+
+    assert right()
+    before = deployment.op_count()
+    more = "create publication more for table others; update notes set body = 'later' where id = '1'"
+    if made == "while it runs":
+        source_db.execute(more)
+        deployment.caught_up()
+    deployment.stop()
+    if made == "while it is stopped":
+        source_db.execute(more)
+    deployment.publications = ("headwater", "more")
+    deployment.start()
+    wait_until(right, "the rows of the other publication")
+    wait_until(lambda: settled(deployment), "the comparison to end")
+    assert deployment.op_count() - before == ROWS + 2, "a new bucket begins with an op of its own"
+    source_db.execute("update others set body = 'live' where id = '7'; delete from others where id = '8'")
+    deployment.caught_up()
+    assert right()
+
+    before = deployment.op_count()
+    deployment.stop()
+    deployment.publications = ("headwater",)
+    deployment.start()
+    wait_until(right, "the rows to go")
+    wait_until(lambda: settled(deployment), "all to be done")
+    assert deployment.op_count() - before == 1, "the bucket is the table's alone, and is cleared"
+    source_db.execute("update notes set body = 'last' where id = '2'; update others set body = 'unseen'")
+    deployment.caught_up()
+    assert right()
+    assert kinds(deployment).count("snapshot") == 1
+    deployment.close()
+    assert deployment.problems() == []
+
+
+def test_another_password_in_the_config(world_of: NewWorld) -> None:
+    world = world_of()
+    before = world.deployment.op_count()
+    hba = world.server.data_dir / "pg_hba.conf"
+    hba.write_text("host all follower 127.0.0.1/32 scram-sha-256\n" + hba.read_text(), encoding="utf-8")
+    world.sql("select pg_reload_conf(); alter role follower password 'rotated'")
+    world.disconnect()
+    wait_until(lambda: world.names("HW_2002", "rejects user name or password"), "the cause to be named")
+    world.deployment.stop()
+    world.sql("update notes set body = 'later' where id = '2'")
+
+    world.deployment.password = "mistyped"
+    with pytest.raises(SourceRefused):
+        world.deployment.start()
+    world.deployment.stop()
+    stopped = world.deployment.health()
+    assert stopped is not None
+    assert stopped.state is State.STOPPED
+    assert stopped.cause is not None
+    assert "set username and password in replication.connections" in stopped.cause.fix
+
+    world.deployment.password = "rotated"
+    world.deployment.start()
+    world.goes_on()
+    assert world.deployment.op_count() - before == 2
+    assert world.kinds() == ["snapshot"]
+
+
+def slots(world: World) -> list[tuple[str, bool]]:
+    return [(name, active) for name, active in world.source.fetch("select slot_name, active from pg_replication_slots")]
+
+
+def test_a_restored_store_with_another_prefix_leaves_no_slot_behind(world_of: NewWorld, tmp_path: Path) -> None:
+    world = world_of()
+    deployment = world.deployment
+    deployment.close()
+    shutil.copytree(deployment.directory, tmp_path / "backup")
+    deployment.start()
+    world.sql("update notes set body = 'later' where id = '2'")
+    deployment.caught_up()
+    deployment.close()
+    shutil.rmtree(deployment.directory)
+    shutil.copytree(tmp_path / "backup", deployment.directory)
+    deployment.slot_prefix = "renamed_"
+    deployment.start()
+    assert Device(deployment).rows() == world.truth()
+    assert world.kinds() == ["snapshot", "snapshot"], "it is behind what it acknowledged"
+    assert slots(world) == [("renamed_default", True)]
