@@ -32,6 +32,7 @@ streams:
 
 # A control character is one byte in a row, and seven in the row's JSON as a text within an op
 LARGE_ROW = f"repeat('x', {ROW_LIMIT})"
+JUST_BELOW = f"repeat('x', {ROW_LIMIT - 1000})"
 LARGE_OP = f"repeat(E'\\x01', {OP_LIMIT // 7 + 1})"
 
 
@@ -82,6 +83,38 @@ def test_snapshot_and_stream_leave_out_the_same(
     assert shown(deployment) == {"small"}
     assert left_out(deployment) == by_snapshot
     assert audit(deployment)["differences"] == {}
+    deployment.close()
+    assert problems(deployment.directory) == []
+
+
+def test_a_row_just_below_the_limits_arrives_whole(deploy: Deploy, source_db: SourceDb) -> None:
+    create(source_db)
+    insert(source_db, "snapshot", JUST_BELOW)
+    deployment = deploy(CONFIG).start()
+    insert(source_db, "stream", JUST_BELOW)
+
+    def whole(note: str | None) -> bool:
+        bodies = source_db.fetch("select id, body from items")
+        want = {("items", key): {"id": key, "owner": "o", "reader": "u", "body": body} for key, body in bodies}
+        added = {} if note is None else {"note": note}
+        shown = {key: {k: v for k, v in row.items() if v is not None} for key, row in deployment.rows("u").items()}
+        return shown == {key: row | added for key, row in want.items()}
+
+    assert whole(None)
+    assert left_out(deployment) == {}
+    before = deployment.op_count()
+    # The stream does not bring the large value again
+    source_db.execute("update items set note = 'n' where id = 'snapshot'")
+    assert deployment.op_count() - before == 1
+    source_db.execute("update items set note = 'n' where id = 'stream'")
+    assert deployment.op_count() - before == 2
+    assert whole("n")
+    source_db.execute("update items set note = repeat('n', 2000) where id = 'stream'")
+    assert shown(deployment) == {"snapshot"}
+    assert left_out(deployment).keys() == {"stream"}
+    source_db.execute("update items set note = 'n' where id = 'stream'")
+    assert whole("n"), "also the large value, which the store had no copy of"
+    assert left_out(deployment) == {}
     deployment.close()
     assert problems(deployment.directory) == []
 

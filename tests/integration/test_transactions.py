@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -11,11 +12,13 @@ import psycopg
 import pytest
 
 from headwater.embedded.postgres import EmbeddedPostgres
+from headwater.oplog.op import OpId
 from headwater.pipeline.jobs import SparkBulk
 from headwater.storage.address import SqliteAddress
 from headwater.storage.stats import store_stats
 from tests.support.fix_headwater import Deployment, wait_until
 from tests.support.memory import forget_peak, peak
+from tests.support.model_device import parse_ops
 from tests.support.row_truth import device_rows, truth
 
 if TYPE_CHECKING:
@@ -184,14 +187,33 @@ def test_a_prepared_transaction_arrives_when_it_is_committed(
 
 LONG = [pytest.mark.long, pytest.mark.timeout(1500)]
 LARGE = {
-    "insert": "insert into notes select 'new ' || i, repeat('x', {width}), i from generate_series(1, {rows}) i",
+    "insert": "insert into notes select 'new ' || i, i || repeat('x', {width}), i from generate_series(1, {rows}) i",
     "every kind": (
-        "begin; insert into notes select 'new ' || i, repeat('x', {width}), i from generate_series(1, {rows} / 2) i;"
+        "begin; insert into notes select 'new ' || i, i || repeat('x', {width}), i"
+        " from generate_series(1, {rows} / 2) i;"
         " update notes set n = n + 1; delete from notes where n % 2 = 0; commit"
     ),
 }
 ALLOWED = 220 << 20
 """Bytes, of which 128 MB are the store's page cache. The text of the rows alone is as much."""
+
+
+def sums(deployment: Deployment, bucket: str) -> tuple[int, int, int, int]:
+    """Of what a new device has of a bucket: rows, the sum of `n`, different bodies and their length. It keeps no row as
+    a whole, for there are many."""
+    rows: dict[str, tuple[int, int, int]] = {}
+    at, end, more = OpId(0), OpId(deployment.caught_up()), True
+    while more:
+        chunk = deployment.reader.chunk(bucket, at, end)
+        for op in parse_ops(chunk.ops):
+            if op["op"] == "PUT":
+                row = json.loads(str(op["data"]))
+                rows[str(op["object_id"])] = (row["n"], hash(row["body"]), len(row["body"]))
+            elif op["op"] == "REMOVE":
+                rows.pop(str(op["object_id"]), None)
+        at, more = chunk.next_after, chunk.more
+    bodies = {body for _, body, _ in rows.values()}
+    return len(rows), sum(n for n, _, _ in rows.values()), len(bodies), sum(size for _, _, size in rows.values())
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads the memory of a process as Linux tells it")
@@ -209,6 +231,7 @@ def test_a_large_transaction_takes_bounded_memory(
     create(source_db)
     deployment = deploy(CONFIG).start()
     ops = deployment.op_count()
+    (bucket,) = deployment.buckets("a")
     before = forget_peak()
     source_db.execute(LARGE[kind].format(rows=rows, width=width))
     wait_until(lambda: deployment.op_count_now() > ops, "the transaction to arrive", 1200)
@@ -216,6 +239,8 @@ def test_a_large_transaction_takes_bounded_memory(
     grown = peak() - before
     assert grown < ALLOWED, f"{grown >> 20} MB"
     (stored,) = store_stats(SqliteAddress(str(deployment.directory))).tables
-    assert [(stored.rows,)] == source_db.fetch("select count(*) from notes")
+    there = source_db.fetch("select count(*), sum(n), count(distinct body), sum(length(body)) from notes")
+    assert [sums(deployment, bucket)] == there
+    assert stored.rows == there[0][0]
     deployment.close()
     assert deployment.problems() == []
