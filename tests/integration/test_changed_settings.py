@@ -10,7 +10,7 @@ import pytest
 
 from headwater.replication.health import State
 from headwater.source.connect import SourceRefused
-from tests.integration.world import NewWorld, World
+from tests.integration.world import CONFIG, SHOWN, NewWorld, World
 from tests.support.changed_source import Device, published_rows, settled
 from tests.support.fix_headwater import Deployment, wait_until
 from tests.support.fix_postgres import SourceDb
@@ -19,16 +19,6 @@ pytestmark = pytest.mark.spark
 
 Deploy = Callable[..., Deployment]
 
-CONFIG = """
-config: {edition: 3}
-streams:
-  all:
-    auto_subscribe: true
-    queries:
-      - SELECT * FROM notes
-      - SELECT * FROM others
-"""
-SHOWN = {"public.notes": "true", "public.others": "true"}
 ROWS = 50
 
 

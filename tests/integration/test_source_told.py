@@ -46,11 +46,42 @@ def answers(port: int) -> bool:
         return False
 
 
-def figures(port: int) -> dict[str, float]:
+def figures(text: str) -> dict[str, float]:
     """Metrics of the one source, by name; those that have more labels are left out."""
-    text = fetch(f"http://127.0.0.1:{port}/metrics")[1]
     samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
     return {sample.name: sample.value for sample in samples if sample.labels == {"source": "default"}}
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """What the endpoint and its metrics say of the source."""
+
+    port: int
+    metrics_port: int
+
+    def config(self, deployment: Deployment) -> dict[str, object]:
+        return {
+            **config_of(deployment, self.port),
+            "api": {"tokens": ["secret"]},
+            "telemetry": {"prometheus_port": self.metrics_port},
+            "host": "127.0.0.1",
+        }
+
+    def metrics(self) -> str:
+        return fetch(f"http://127.0.0.1:{self.metrics_port}/metrics")[1]
+
+    def source(self) -> dict[str, Any]:
+        url = f"http://127.0.0.1:{self.port}/api/admin/v1/status"
+        (source,) = json.loads(fetch(url, Authorization="Token secret")[1])["data"]["sources"]
+        found: dict[str, Any] = source
+        return found
+
+    def at_once(self) -> tuple[dict[str, Any], dict[str, float]]:
+        """Both, of the same moment."""
+        while True:
+            source, told = self.source(), figures(self.metrics())
+            if source["at"] == told["headwater_source_noted_timestamp_seconds"]:
+                return source, told
 
 
 def status_of(folder: Path, config: dict[str, object]) -> dict[str, Any]:
@@ -72,17 +103,12 @@ def test_command_endpoint_and_metrics_tell_the_same(
     wait_until(lambda: [f.code for f in standing(deployment).findings] == ["HW_2017"], "the warning")
     wait_until(lambda: standing(deployment).triggers and standing(deployment).state is State.STREAMING, "all well")
     wait_until(lambda: (slot := standing(deployment).slot) is not None and slot.active, "a look at the slot since")
-    port, metrics_port = free_port(), free_port()
-    config = {
-        **config_of(deployment, port),
-        "api": {"tokens": ["secret"]},
-        "telemetry": {"prometheus_port": metrics_port},
-        "host": "127.0.0.1",
-    }
+    endpoint = Endpoint(free_port(), free_port())
+    config = endpoint.config(deployment)
     launch("api", config)
 
-    wait_until(lambda: answers(port), "the endpoint")
-    url = f"http://127.0.0.1:{port}/api/admin/v1/status"
+    wait_until(lambda: answers(endpoint.port), "the endpoint")
+    url = f"http://127.0.0.1:{endpoint.port}/api/admin/v1/status"
     for wrong in ({}, {"Authorization": "Token wrong"}, {"Authorization": "Basic secret"}):
         code, body = fetch(url, **wrong)
         assert code == 401
@@ -93,7 +119,7 @@ def test_command_endpoint_and_metrics_tell_the_same(
     assert (source["source"], source["state"], source["cause"]) == ("default", "streaming", None)
     assert source["findings"][0]["code"] == "HW_2017"
     assert source["slot"]["active"]
-    metrics = fetch(f"http://127.0.0.1:{metrics_port}/metrics")[1]
+    metrics = endpoint.metrics()
     assert 'headwater_source_state{source="default",state="streaming"} 1.0' in metrics
     assert 'headwater_source_findings{code="HW_2017",fatal="false",source="default"} 1.0' in metrics
     assert 'powersync_replication_lag_seconds{source="default"}' in metrics
@@ -110,7 +136,7 @@ def test_command_endpoint_and_metrics_tell_the_same(
     assert "state     streaming since" in text
     deployment.stop()
     wait_until(lambda: '"state":"stopped"' in fetch(url, Authorization="Token secret")[1], "the end to be told")
-    metrics = fetch(f"http://127.0.0.1:{metrics_port}/metrics")[1]
+    metrics = endpoint.metrics()
     assert 'headwater_source_state{source="default",state="stopped"} 1.0' in metrics
     text = json.dumps(config).replace(f'"port": {source_db.server.port}', f'"port": {free_port()}')
     (tmp_path / "lost.json").write_text(text, encoding="utf-8")
@@ -121,41 +147,53 @@ def test_command_endpoint_and_metrics_tell_the_same(
     assert "[HW_2001]" in outcome.err
 
 
-@dataclass(frozen=True)
-class Endpoint:
-    """What the endpoint and its metrics say of the source."""
+def slot_is_told(endpoint: Endpoint) -> None:
+    seen, told = endpoint.at_once()
+    for name in ("behind", "held", "left"):
+        assert told[f"headwater_slot_{name}_bytes"] == seen["slot"][name]
+    assert told["headwater_slot_xmin_age"] == seen["slot"]["xmin_age"]
+    assert seen["slot"]["left"] > 0
+    assert seen["slot"]["held"] > 0
+    assert told["headwater_source_errors_in_a_row"] == told["headwater_source_tables_in_resync"] == 0
 
-    port: int
-    metrics_port: int
 
-    def source(self) -> dict[str, Any]:
-        url = f"http://127.0.0.1:{self.port}/api/admin/v1/status"
-        (source,) = json.loads(fetch(url, Authorization="Token secret")[1])["data"]["sources"]
-        found: dict[str, Any] = source
-        return found
+def absence_is_told(endpoint: Endpoint, config: Path) -> None:
+    """Of a source that does not answer."""
+    seen, told = endpoint.at_once()
+    cause = seen["cause"]
+    assert (seen["state"], cause["code"]) == ("retrying", "HW_2001")
+    assert "the source database cannot be reached" in cause["what"]
+    assert "check that Postgres runs there" in cause["fix"]
+    assert told["headwater_source_errors_in_a_row"] == cause["attempts"] > 1
+    assert not [name for name in told if name.startswith("headwater_slot_")], "nobody knows now"
 
-    def at_once(self) -> tuple[dict[str, Any], dict[str, float]]:
-        """Both, of the same moment."""
-        while True:
-            source, told = self.source(), figures(self.metrics_port)
-            if source["at"] == told["headwater_source_noted_timestamp_seconds"]:
-                return source, told
+    outcome = headwater("source", "status", "-c", config)
+    assert outcome.code == 75
+    reached, state, said, attempt, *_ = outcome.out.splitlines()
+    assert reached.endswith("does not answer")
+    assert state.startswith("state     retrying since ")
+    assert said.startswith("cause     [HW_2001] the source database cannot be reached")
+    assert "check that Postgres runs there" in said
+    assert re.match(r" +attempt \d+ failed ", attempt)
+
+    outcome = headwater("source", "status", "--json", "-c", config)
+    assert outcome.code == 75
+    by_script = json.loads(outcome.out)
+    assert not by_script["reachable"]
+    for trouble in (by_script["error"], by_script["replicator"]["trouble"]):
+        assert (trouble["code"], trouble["fix"]) == ("HW_2001", cause["fix"])
 
 
 def test_cause_and_remedy_are_told_by_command_endpoint_and_metrics(
     postgres_with: Callable[..., EmbeddedPostgres], spark_bulk: SparkBulk, launch: Launch, tmp_path: Path
 ) -> None:
-    server = postgres_with(max_slot_wal_keep_size="128MB", autovacuum_freeze_max_age="300000")
+    server = postgres_with(max_slot_wal_keep_size="128MB")
     source = SourceDb(server, "postgres")
     source.execute("create table notes (id text primary key); create table other (id text primary key)")
     deployment = Deployment(source, tmp_path / "store", NOTES, spark_bulk).start()
     endpoint = Endpoint(free_port(), free_port())
-    config = {
-        **config_of(deployment, endpoint.port),
-        "api": {"tokens": ["secret"]},
-        "telemetry": {"prometheus_port": endpoint.metrics_port},
-        "host": "127.0.0.1",
-    }
+    config = endpoint.config(deployment)
+    (tmp_path / "status.json").write_text(json.dumps(config), encoding="utf-8")
     try:
         launch("api", config)
         wait_until(lambda: answers(endpoint.port), "the endpoint")
@@ -164,45 +202,16 @@ def test_cause_and_remedy_are_told_by_command_endpoint_and_metrics(
             writer.execute("insert into other values ('open')")  # for which the comparison's snapshot waits
             source.execute("alter table notes add column filled text default 'x'")
             wait_until(lambda: standing(deployment).state is State.RESYNCING, "the comparison")
-            _, told = endpoint.at_once()
-            assert told["headwater_source_tables_in_resync"] == 1
+            assert endpoint.at_once()[1]["headwater_source_tables_in_resync"] == 1
         wait_until(lambda: standing(deployment).state is State.STREAMING, "the comparison to end")
-        wait_until(lambda: endpoint.source()["slot"] is not None, "a look at the slot since")
-        seen, told = endpoint.at_once()
-        for name in ("behind", "held", "left"):
-            assert told[f"headwater_slot_{name}_bytes"] == seen["slot"][name]
-        assert told["headwater_slot_xmin_age"] == seen["slot"]["xmin_age"]
-        assert seen["slot"]["left"] > 0
-        assert seen["slot"]["held"] > 0
-        assert told["headwater_source_errors_in_a_row"] == told["headwater_source_tables_in_resync"] == 0
+        wait_until(lambda: flows(deployment), "a look at the slot since")
+        slot_is_told(endpoint)
 
         source.connection.close()
         server.stop(StopMode.FAST)
         wait_until(lambda: attempts(deployment) > 1, "a second attempt")
-        seen, told = endpoint.at_once()
-        assert seen["state"] == "retrying"
-        cause = seen["cause"]
-        assert cause["code"] == "HW_2001"
-        assert "the source database cannot be reached" in cause["what"]
-        assert "check that Postgres runs there" in cause["fix"]
-        assert told["headwater_source_errors_in_a_row"] == cause["attempts"] > 1
-        assert not [name for name in told if name.startswith("headwater_slot_")], "nobody knows now"
-        (tmp_path / "status.json").write_text(json.dumps(config), encoding="utf-8")
-        outcome = headwater("source", "status", "-c", tmp_path / "status.json")
-        assert outcome.code == 75
-        lines = outcome.out.splitlines()
-        assert lines[0].endswith("does not answer")
-        assert lines[1].startswith("state     retrying since ")
-        assert lines[2].startswith("cause     [HW_2001] the source database cannot be reached")
-        assert "check that Postgres runs there" in lines[2]
-        assert re.match(r" +attempt \d+ failed ", lines[3])
-        outcome = headwater("source", "status", "--json", "-c", tmp_path / "status.json")
-        assert outcome.code == 75
-        by_script = json.loads(outcome.out)
-        assert not by_script["reachable"]
-        for said in (by_script["error"], by_script["replicator"]["trouble"]):
-            assert said["code"] == "HW_2001"
-            assert said["fix"] == cause["fix"]
+        absence_is_told(endpoint, tmp_path / "status.json")
+
         server.start()
         wait_until(lambda: standing(deployment).state is State.STREAMING, "rows to flow again")
         seen, told = endpoint.at_once()
