@@ -95,7 +95,8 @@ class Connected:
         self._buckets = deployment.buckets("a").keys()
 
     def right(self) -> bool:
-        return self._device.rows() == self._deployment.rows("a") == truth(self._deployment)
+        new = self._deployment.rows("a")  # after everything that was committed
+        return self._device.rows() == new == truth(self._deployment)
 
     def never_started_over(self, ops: int, before: int) -> bool:
         """It is in the same buckets, was sent no more than so many ops, and nothing was read anew."""
