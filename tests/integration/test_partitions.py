@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -61,40 +62,59 @@ def prepare(source: SourceDb) -> None:
     source.execute("insert into loose select 30 + i, 'loose ' || i, 'x' from generate_series(0, 4) i")
 
 
-# What each costs: published through the root, and as tables of their own, whose buckets also hold rows of others
+OUT_AND_IN = (
+    "alter table events detach partition events_1; update events_1 set body = 'unseen' where day < 3;"
+    " alter table events attach partition events_1 for values from (0) to (10)"
+)
+
+# What each costs published through the root, and as tables of their own, whose buckets also hold rows of others
 CHANGES = {
-    "attached": (("alter table loose rename to events_3; alter table events attach partition events_3"
-                 " for values from (30) to (35)"), 5, 5),
-    "detached": ("alter table events detach partition events_1", LEAF, LEAF),
-    "detached, changed and attached": (("alter table events detach partition events_1; update events_1"
-        " set body = 'unseen' where day < 3; alter table events attach partition events_1 for values from (0) to (10)"),
-        3, 3),
-    "made with rows": (("create table events_3 partition of events for values from (30) to (35);"
-                       " insert into events select 'n' || i, 30 + i, 'n' from generate_series(0, 2) i"), 3, 3),
-    "dropped": ("drop table events_1", LEAF, LEAF),
-    "several dropped": ("drop table events_2", 2 * LEAF, 2 * LEAF),
-    "emptied": ("truncate events_1", LEAF, LEAF),
-    "several emptied": ("truncate events_2", 2 * LEAF, 2 * LEAF),
-    "all emptied": ("truncate events", 1, ROWS),
-    "rewritten": ("vacuum full events_1", 0, 0),
-    "row moved": ("update events set day = 41, body = 'moved' where id = '1'", 2, 2),
-    "column added": ("alter table events add column n int default 7", ROWS, ROWS),
-    "column of another type": ("alter table events alter column body type text using body || '!'", ROWS, ROWS),
+    "attached": (Change("alter table loose rename to events_3; alter table events attach partition events_3"
+        " for values from (30) to (35)", 5), 5),
+    "attached, followed by itself before": (Change(
+        "alter table events attach partition events_3 for values from (30) to (35)", 5 + 5,
+        "alter table loose rename to events_3; alter publication headwater add table events_3"), 0),
+    "attached with partitions of its own": (Change("alter table events attach partition more"
+        " for values from (30) to (35)", 5, "create table more (like events) partition by range (day);"
+        "create table events_3a partition of more for values from (30) to (32);"
+        "create table events_3b partition of more for values from (32) to (35); insert into more select * from"
+        " (select id, day, body from loose) rows"), 5),
+    "detached": (Change("alter table events detach partition events_1", LEAF), LEAF),
+    "detached, changed and attached": (Change(OUT_AND_IN, 3), 3),
+    "detached, changed and attached one by one": (Change(OUT_AND_IN, 3, separately=True), 3),
+    "made with rows": (Change("create table events_3 partition of events for values from (30) to (35);"
+        " insert into events select 'n' || i, 30 + i, 'n' from generate_series(0, 2) i", 3), 3),
+    "made in another schema": (Change("create schema app; create table app.events_3 partition of events"
+        " for values from (30) to (35); insert into events select 'n' || i, 30 + i, 'n' from generate_series(0, 2) i",
+        3), 0),
+    "moved to another schema": (Change("create schema app; alter table events_1 set schema app", 0), LEAF),
+    "dropped": (Change("drop table events_1", LEAF), LEAF),
+    "several dropped": (Change("drop table events_2", 2 * LEAF), 2 * LEAF),
+    "emptied": (Change("truncate events_1", LEAF), LEAF),
+    "several emptied": (Change("truncate events_2", 2 * LEAF), 2 * LEAF),
+    "all emptied": (Change("truncate events", 1), ROWS),
+    "rewritten": (Change("vacuum full events_1", 0), 0),
+    "row moved": (Change("update events set day = 41, body = 'moved' where id = '1'", 2), 2),
+    "column added": (Change("alter table events add column n int default 7", ROWS), ROWS),
+    "column of another type": (Change("alter table events alter column body type text using body || '!'", ROWS), ROWS),
 }  # fmt: skip
+
+SILENT = ("emptied", "several emptied", "all emptied", "rewritten", "row moved")
 
 
 @pytest.mark.parametrize("via_root", [True, False], ids=["by root", "by leaf"])
-@pytest.mark.parametrize(("name", "found"), in_turn(CHANGES))
+@pytest.mark.parametrize(("name", "found"), in_turn(CHANGES, SILENT))
 def test_a_change_of_partitions_costs_what_differs(
     deploy: Deploy, source_db: SourceDb, name: str, via_root: bool, found: str
 ) -> None:
-    sql, by_root, by_leaf = CHANGES[name]
+    change, by_leaf = CHANGES[name]
     prepare(source_db)
     source_db.execute(
         f"create publication headwater for table events, others with (publish_via_partition_root = {via_root})"
     )
-    change = Change(sql, by_root if via_root else by_leaf)
-    assert play(deploy(CONFIG), change, SHOWN, found=found, after=AFTER) == change.ops
+    source_db.execute(change.before)
+    change = change if via_root else replace(change, ops=by_leaf)
+    play(deploy(CONFIG), change, SHOWN, found=found, after=AFTER)
 
 
 SWITCHES = {
@@ -123,7 +143,7 @@ def test_partitions_move_under_their_root_and_out_again(
     source_db.execute(change.before)
     deployment = deploy(CONFIG)
     deployment.publications = change.publications
-    assert play(deployment, change, SHOWN, found=found, after=AFTER) == change.ops
+    play(deployment, change, SHOWN, found=found, after=AFTER)
 
 
 @pytest.mark.parametrize("via_root", [True, False], ids=["by root", "by leaf"])
@@ -135,4 +155,4 @@ def test_a_partition_is_detached_while_others_write(deploy: Deploy, source_db: S
     )
     change = Change("alter table events detach partition events_1 concurrently", LEAF)
     after = "update events set body = 'after' where day = 13"
-    assert play(deploy(CONFIG), change, SHOWN, found=BY_LOOKING, after=after) == change.ops
+    play(deploy(CONFIG), change, SHOWN, found=BY_LOOKING, after=after)

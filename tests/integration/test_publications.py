@@ -106,9 +106,34 @@ CHANGES = {
         "create publication headwater for all tables"),
     "made again": Change("drop publication headwater; create publication headwater for table notes, others", 0, BOTH),
     "made again, rows written between": Change("drop publication headwater; update notes set body = 'unseen'"
-        " where n < 6; delete from notes where n = 6; create publication headwater for table notes, others", 6, BOTH),
+        " where n < 6; delete from notes where n = 6; create publication headwater for table notes, others", 6, BOTH,
+        new_slot=True),
     "renamed and back": Change("alter publication headwater rename to x; update notes set body = 'unseen' where n < 6;"
-        " alter publication x rename to headwater", 5, BOTH),
+        " alter publication x rename to headwater", 5, BOTH, new_slot=True),
+    "made again for all tables": Change("drop publication headwater; create publication headwater for all tables",
+        ITEMS + CLEAR, BOTH),
+    "made again for a schema": Change(f"drop publication headwater; {SCHEMA}", ITEMS + CLEAR + 1, BOTH, needs=15),
+    "made again one by one": Change("drop publication headwater; update notes set body = 'unseen' where n < 6;"
+        " create publication headwater for all tables", 5 + ITEMS + CLEAR, BOTH, separately=True, new_slot=True),
+    "table dropped and added again one by one": Change("alter publication headwater drop table notes;"
+        " update notes set body = 'unseen' where n < 6; alter publication headwater add table notes", 5, BOTH,
+        separately=True),
+    "table in the schema made": Change("create table app.items (id text primary key, n int); insert into app.items"
+        " select i::text, i from generate_series(1, 5) i", 5 + CLEAR, f"{SCHEMA}; drop table app.items", needs=15),
+    "another schema set": Change("alter publication headwater set table others, tables in schema other", 1,
+        f"{SCHEMA}; create schema other", needs=15),
+    "the schema set": Change("alter publication headwater set table others, tables in schema app", ITEMS + CLEAR,
+        "create schema other; create publication headwater for table others, tables in schema other", needs=15),
+    "schema renamed": Change("alter schema app rename to gone", 1, SCHEMA, needs=15, after=""),
+    "schema renamed, another in its place": Change("alter schema app rename to gone; create schema app; create table"
+        " app.items (id text primary key, n int); insert into app.items values ('1', 1), ('2', 20)", ITEMS - 1,
+        "create publication headwater for all tables"),
+    "schema renamed and back": Change("alter schema app rename to x; update x.items set n = 0 where n < 4;"
+        " alter schema x rename to app", 3, SCHEMA, needs=15),
+    "schema renamed and back one by one": Change("alter schema app rename to x; update x.items set n = 0 where n < 4;"
+        " alter schema x rename to app", 3, SCHEMA, needs=15, separately=True),
+    "table out of the schema and back one by one": Change("alter table app.items set schema public; update items"
+        " set n = 0 where n < 4; alter table items set schema app", 3, SCHEMA, needs=15, separately=True),
 }  # fmt: skip
 
 
@@ -122,7 +147,7 @@ def test_a_change_of_a_publication_costs_what_differs(
     source_db.execute(change.before)
     deployment = deploy(CONFIG)
     deployment.publications = change.publications
-    assert play(deployment, change, SHOWN, found=found, after=AFTER) == change.ops
+    play(deployment, change, SHOWN, found=found, after=AFTER)
 
 
 @pytest.mark.parametrize("stopped", [False, True], ids=["followed", "stopped"])
@@ -220,6 +245,46 @@ def test_what_is_not_published_comes_late(deploy: Deploy, source_db: SourceDb) -
     for number in range(2):
         source_db.execute(f"update notes set body = 'unseen {number}' where n < 6; delete from notes where n = 6")
         wait_until(lambda: device.rows() == published_rows(source_db, SHOWN), "a comparison to find it")
+
+
+MOVES = {
+    "from one filter to the other": ("kind = 'also'", 3, 2),  # where the kind is part of what tells rows apart
+    "out of both": ("kind = 'out'", 6, 1),
+    "into the one": ("kind = 'in'", 2, 1),
+    "into the other": ("kind = 'also'", 5, 1),
+    "outside of both": ("kind = 'away'", 8, 0),
+    "within the one": ("n = 0", 9, 1),
+    "within the other": ("n = 0", 4, 1),
+}
+
+
+@pytest.mark.parametrize("identity", ["full", "using index notes_id_kind"])
+def test_a_row_is_followed_through_the_filters_of_two_publications(
+    deploy: Deploy, source_db: SourceDb, identity: str
+) -> None:
+    source_db.needs(15, "row filters")
+    prepare(source_db)
+    source_db.execute(
+        "alter table notes add column kind text not null default 'in';"
+        "create unique index notes_id_kind on notes (id, kind);"
+        "update notes set kind = case n % 3 when 0 then 'in' when 1 then 'also' else 'out' end;"
+        f"alter table notes replica identity {identity};"
+        "create publication headwater for table others, notes where (kind = 'in');"
+        "create publication more for table notes where (kind = 'also')"
+    )
+    deployment = deploy(CONFIG)
+    deployment.publications = ("headwater", "more")
+    device = Device(deployment.start())
+    assert device.rows() == published_rows(source_db, SHOWN, deployment.publications)
+    for name, (set_to, number, ops) in MOVES.items():
+        before = deployment.op_count()
+        source_db.execute(f"update notes set {set_to} where id = '{number}'")
+        deployment.caught_up()
+        assert device.rows() == published_rows(source_db, SHOWN, deployment.publications), name
+        another = 1 if identity == "full" and name.startswith("within") else 0  # content is another row
+        assert deployment.op_count() - before == ops + another, name
+    deployment.close()
+    assert deployment.problems() == []
 
 
 BIG = "(select string_agg(md5(i::text), '') from generate_series(1, 400) i)"  # too large to stand in the row

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pytest
 
-from headwater.source.catalog import published_tables
-from headwater.source.triggers import install
-from tests.support.changed_source import Device, without_nulls
+from tests.support.changed_source import Change, Device, Rows, play, published_rows, settled
 from tests.support.fix_headwater import Deployment, wait_until
-from tests.support.turns import AT_THE_START, BY_TRIGGERS, in_turn
+from tests.support.turns import in_turn
 
 if TYPE_CHECKING:
     from tests.support.fix_postgres import SourceDb
@@ -21,7 +18,6 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.spark
 
 Deploy = Callable[..., Deployment]
-Rows = dict[tuple[str, str], dict[str, object]]
 
 CONFIG = """
 config: {edition: 3}
@@ -34,7 +30,14 @@ streams:
     query: SELECT * FROM others
 """
 
+SHOWN = {"public.notes": "owner = 'a'", "public.others": "true"}
+
 ROWS = 60
+
+AFTER = (
+    "update notes set body = 'after' where id = '1'; insert into notes (id, owner, body) values ('z', 'a', 'last');"
+    " delete from notes where id = '2'"
+)
 
 
 def prepare(source: SourceDb) -> None:
@@ -45,26 +48,17 @@ def prepare(source: SourceDb) -> None:
 
 
 def truth(source: SourceDb) -> Rows:
-    """What a device is to show, as far as it is published: what is null is not there."""
-    rows: Rows = {}
-    detailed = source.connection.info.server_version >= 15_00_00
-    details = "attnames, coalesce(rowfilter, 'true')" if detailed else "array['*'], 'true'"
-    for table, owned in (("notes", "owner = 'a'"), ("others", "true")):
-        query = f"select {details} from pg_publication_tables where tablename = %s"
-        for columns, row_filter in source.fetch(query, table):
-            selected = f"select {', '.join(columns)} from {table} where {owned} and {row_filter}"
-            for (row,) in source.fetch(f"select row_to_json(t) from ({selected}) t"):
-                rows[table, row["id"]] = without_nulls(row)
-    return rows
+    return published_rows(source, SHOWN)
 
 
-@dataclass(frozen=True)
-class Change:
-    """What somebody does to the source, and how many ops that is to cost."""
-
-    sql: str
-    ops: int
-
+FULL = "alter table notes replica identity full"
+INDEXED = (
+    "alter table notes alter owner set not null; create unique index by_owner on notes (owner, id);"
+    " alter table notes replica identity using index by_owner"
+)
+TWICE = "alter table notes add column v int generated always as (n * 2) stored"
+AWAY = "alter table notes rename to tmp; update tmp set body = 'unseen' where n < 4; alter table tmp rename to notes"
+NO_MORE = ""  # there is no table to write to
 
 CHANGES = {
     "column added": Change("alter table notes add column extra text", 0),
@@ -78,11 +72,8 @@ CHANGES = {
     "column rewritten in place": Change("alter table notes alter column n type int using n % 50", 11),
     "default changed": Change("alter table notes alter column body set default 'y'", 0),
     "rewritten": Change("cluster notes using notes_pkey", 0),
-    "identity full": Change("alter table notes replica identity full", 0),
-    "identity by an index": Change(
-        "alter table notes alter owner set not null; create unique index by_owner on notes (owner, id);"
-        " alter table notes replica identity using index by_owner", 0,
-    ),
+    "identity full": Change(FULL, 0),
+    "identity by an index": Change(INDEXED, 0),
     "identity by a column that is no id": Change(
         "alter table notes alter body set not null; create unique index by_body on notes (body);"
         " alter table notes replica identity using index by_body", 0,
@@ -97,9 +88,9 @@ CHANGES = {
         "alter table notes drop constraint notes_pkey; alter table notes add number serial primary key", ROWS + 1,
     ),
     "identity full and a column": Change(
-        "alter table notes replica identity full; alter table notes add column extra text", 0,
+        f"{FULL}; alter table notes add column extra text", 0,
     ),
-    "dropped": Change("drop table notes", 1),
+    "dropped": Change("drop table notes", 1, after=NO_MORE),
     "dropped and made again": Change(
         "begin; drop table notes; create table notes (id text primary key, owner text, body text);"
         " insert into notes values ('1', 'a', 'x1'), ('new', 'a', 'y');"
@@ -109,64 +100,49 @@ CHANGES = {
         "begin; alter table notes rename to old; create table notes (like old including all);"
         " insert into notes select * from old; drop table old; alter publication headwater add table notes; commit", 0,
     ),
-    "renamed out of reach": Change("alter table notes rename to archive", 1),
+    "renamed out of reach": Change("alter table notes rename to archive", 1, after=NO_MORE),
     "swapped": Change(
         "begin; create table other (like notes including all); insert into other values ('1', 'a', 'x1', 1);"
         " alter table notes rename to old; alter table other rename to notes;"
         " alter publication headwater add table notes; commit", ROWS - 1,
     ),
     "renamed and back": Change("alter table notes rename to tmp; alter table tmp rename to notes", 0),
-    "column list": Change("alter publication headwater set table notes (id, owner, body), others", ROWS),
-    "row filter": Change("alter publication headwater set table notes where (id > '3'), others", 23),
+    "column list": Change("alter publication headwater set table notes (id, owner, body), others", ROWS, needs=15),
+    "row filter": Change("alter publication headwater set table notes where (id > '3'), others", 23, needs=15),
     "not published": Change("alter publication headwater drop table notes", 1),
+    "generated column added": Change(TWICE, ROWS),
+    "generated column dropped": Change("alter table notes drop column v", ROWS, TWICE),
+    "generated expression dropped": Change("alter table notes alter column v drop expression", 0, TWICE,
+        after="update notes set v = -1 where id = '1'; update notes set n = -1 where id = '2'"),
+    "another generated expression": Change("alter table notes alter column v set expression as (n * 2 + n % 2)",
+        ROWS // 2, TWICE, needs=17),
+    "column added under identity full": Change("alter table notes add column extra text", 0,
+        FULL),
+    "column added under an index": Change("alter table notes add column extra text", 0, INDEXED),
+    "column with a constant under identity full": Change("alter table notes add column extra text default 'filled'",
+        2 * ROWS, FULL),  # without a key, another content is another row
+    "key rewritten": Change("alter table notes alter column id type varchar(9) using case when n > 5 then id"
+        " else 'k' || id end", 5 + 5),
+    "keys exchanged": Change("alter table notes alter column id type text using case n when 1 then '2' when 2 then '1'"
+        " else id end", 2),
+    "renamed and back, written between": Change(AWAY, 3),
+    "renamed and back one by one": Change(AWAY, 3, separately=True),
+    "dropped and made again one by one": Change("drop table notes; create table notes (id text primary key, owner text,"
+        " body text); insert into notes values ('1', 'a', 'x1'), ('new', 'a', 'y');"
+        " alter publication headwater add table notes", ROWS + 1, separately=True),
+    "column dropped and made again one by one": Change(
+        "alter table notes drop column n; alter table notes add column n int", ROWS, separately=True),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize(("name", "found"), in_turn(CHANGES))
 def test_a_change_of_a_table_costs_what_differs(deploy: Deploy, source_db: SourceDb, name: str, found: str) -> None:
-    change, stopped = CHANGES[name], found == AT_THE_START
-    if name in {"column list", "row filter"}:
-        source_db.needs(15, "column lists and row filters")
+    change = CHANGES[name]
+    source_db.needs(change.needs, name)
     prepare(source_db)
+    source_db.execute(change.before)
     source_db.execute("create publication headwater for table notes, others")
-    deployment = deploy(CONFIG)
-    if found == BY_TRIGGERS:
-        assert install(deployment.settings).done
-        deployment.poll_seconds = 3600
-    deployment.start()
-    device = Device(deployment)
-    assert device.rows() == truth(source_db)
-    before = deployment.op_count()
-    if stopped:
-        deployment.stop()
-    source_db.execute(change.sql)
-    if stopped:
-        deployment.start()
-    source_db.execute("insert into others values ('2', 'two')")
-    wait_until(lambda: device.rows() == truth(source_db), f"the device to show the truth after: {change.sql}")
-    wait_until(lambda: settled(deployment), "the comparison to end")
-    assert device.rows() == truth(source_db)
-    assert deployment.op_count() - before - 1 == change.ops
-    assert [record.kind for record in deployment.bulk_records()].count("snapshot") == 1
-    if source_db.fetch("select 1 from pg_publication_tables where tablename = 'notes'"):
-        source_db.execute(
-            "update notes set body = 'after' where id = '1';"
-            " insert into notes (id, owner, body) values ('z', 'a', 'last'); delete from notes where id = '2'"
-        )
-        assert deployment.caught_up()
-        assert device.rows() == truth(source_db)
-    deployment.close()
-    assert deployment.problems() == []
-
-
-def settled(deployment: Deployment) -> bool:
-    """The store knows the tables as they are, and none is being compared with the source."""
-    deployment.raise_failure()
-    published = published_tables(deployment.source.connection, ["headwater"])
-    shapes = {t.relation.oid: t.shape for t in published if t.relation.name in {"notes", "others"}}
-    with deployment.store() as store:
-        stored = store.tables("default")
-    return {t.relation.oid: t.fingerprint for t in stored} == shapes and not any(t.resync for t in stored)
+    play(deploy(CONFIG), change, SHOWN, found=found, after=AFTER)
 
 
 def test_changes_before_and_after_an_alter_arrive_in_one_go(deploy: Deploy, source_db: SourceDb) -> None:
@@ -203,9 +179,17 @@ streams:
 """
 
 
-@pytest.mark.parametrize("sql", ["alter table notes rename column n to number", "alter table notes drop column body"])
-def test_what_the_rules_make_of_rows_can_outlive_a_change(deploy: Deploy, source_db: SourceDb, sql: str) -> None:
+RENAMED, DROPPED = "alter table notes rename column n to number", "alter table notes drop column body"
+
+
+@pytest.mark.parametrize(
+    ("sql", "identity"), [(RENAMED, ""), (RENAMED, INDEXED), (DROPPED, ""), (DROPPED, INDEXED), (DROPPED, FULL)]
+)
+def test_what_the_rules_make_of_rows_can_outlive_a_change(
+    deploy: Deploy, source_db: SourceDb, sql: str, identity: str
+) -> None:
     prepare(source_db)
+    source_db.execute(identity)
     deployment = deploy(KEPT_NAME).start()
     before = deployment.op_count()
     rows = deployment.rows("a")
@@ -217,7 +201,8 @@ def test_what_the_rules_make_of_rows_can_outlive_a_change(deploy: Deploy, source
     column = "number" if "rename" in sql else "n"
     source_db.execute(f"update notes set {column} = 70 where id = '7'")
     assert deployment.rows("a")["notes", "7"] == {"id": "7", "points": 70}
-    assert deployment.op_count() == before + 1
+    another = 1 if identity == FULL else 0  # without a key, another content is another row
+    assert deployment.op_count() == before + 1 + another
 
 
 MEMBERS = """
@@ -268,6 +253,23 @@ def test_a_table_that_is_renamed_within_reach_moves(deploy: Deploy, source_db: S
     wait_until(lambda: {table for table, _ in deployment.rows("a")} == {"others"}, "the rows to go")
     deployment.close()
     assert deployment.problems() == []
+
+
+SWAP = "alter table notes rename to tmp; alter table archive rename to notes; alter table tmp rename to archive"
+OTHER_ROWS = "update archive set body = 'archived ' || n"
+SWAPS = {  # each row of both goes, and comes under the other name
+    "swapped": Change(SWAP, 2 * ROWS + 2 * ROWS, OTHER_ROWS),
+    "swapped one by one": Change(SWAP, 2 * ROWS + 2 * ROWS, OTHER_ROWS, separately=True),
+}
+
+
+@pytest.mark.parametrize(("name", "found"), in_turn(SWAPS))
+def test_tables_that_each_have_a_rule_are_swapped(deploy: Deploy, source_db: SourceDb, name: str, found: str) -> None:
+    prepare(source_db)
+    source_db.execute("create table archive (like notes including all); insert into archive select * from notes")
+    source_db.execute(f"{SWAPS[name].before}; create publication headwater for all tables")
+    shown = {**SHOWN, "public.archive": "owner = 'a'"}
+    play(deploy(BOTH_NAMES), SWAPS[name], shown, found=found, after=AFTER)
 
 
 @pytest.mark.parametrize("identity", ["default", "full"])

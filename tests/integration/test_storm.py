@@ -63,7 +63,7 @@ def test_parts_die_under_the_writers(storm: Storm) -> None:
 
 @pytest.mark.long
 @pytest.mark.timeout(2400)
-@pytest.mark.parametrize("seed", [100, 101, 300])
+@pytest.mark.parametrize("seed", [100, 101, 300, 310])
 def test_all_of_it_for_some_minutes(storm: Storm, seed: int) -> None:
     tally = storm(seed, ROUGH, rounds=4)
     assert tally.rounds == 4

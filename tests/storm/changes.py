@@ -10,7 +10,7 @@ from typing import Any
 
 import psycopg
 
-from tests.storm.ledger import Ledger
+from tests.storm.ledger import EVERYTHING, Ledger
 from tests.storm.tables import KINDS, REGIONS, Kind
 from tests.storm.writers import Log, connect_patiently
 
@@ -161,6 +161,35 @@ def _leaf_out_and_in(chance: random.Random, table: Table) -> str:
     )
 
 
+def _touch(table: Table) -> str:
+    return "" if table.kind.fixed else f"update {table.name} set n = n + 1 where n % 2 = 0;"
+
+
+def _published_anew(chance: random.Random, table: Table) -> str:
+    return f"""do $$ declare members text; begin
+        select string_agg(quote_ident(tablename), ', ') into members from pg_publication_tables
+          where pubname = 'headwater';
+        drop publication headwater; {chance.choice(["", _touch(table)])}
+        execute 'create publication headwater for table ' || members || ' with (publish_via_partition_root)'; end $$"""
+
+
+def _otherwise_for_a_while(setting: str, usual: str) -> Change:
+    def change(chance: random.Random, table: Table) -> str:
+        return f"alter publication headwater set ({setting}); {_touch(table)} alter publication headwater set ({usual})"
+
+    return change
+
+
+def _on_type(prefix: str, statement: str) -> Change:
+    """With a type of that name, of one of the table's columns."""
+
+    def change(chance: random.Random, table: Table) -> str:
+        types = sorted(kind for kind in table.columns.values() if kind.startswith(prefix))
+        return statement.format(type=chance.choice(types), number=table.number) if types else ""
+
+    return change
+
+
 CHANGES: dict[str, Change] = {
     "column added": _add("text"),
     "column added with a constant": _add("int default 7"),
@@ -199,7 +228,39 @@ CHANGES: dict[str, Change] = {
         "drop table {leaf}; create table {leaf} partition of leaves for values in ('{region}')"
     ),
     "emptied": _plainly("truncate {table}"),
+    "column of an enum added": _plainly(
+        "create type mood_{number} as enum ('ok', 'bad');"
+        " alter table {table} add column x{number} mood_{number} default 'ok'"
+    ),
+    "enum value renamed": _on_type(
+        "mood_",
+        "do $$ begin execute format('alter type {type} rename value %L to %L',"
+        " (select max(v::text) from unnest(enum_range(null::{type})) v), 'v{number}'); end $$",
+    ),
+    "enum value added": _on_type("mood_", "alter type {type} add value 'a{number}'"),
+    "column of a composite type added": _plainly(
+        "create type spot_{number} as (x int, y text);"
+        " alter table {table} add column x{number} spot_{number} default '(1,one)'"
+    ),
+    "attribute added": _on_type("spot_", "alter type {type} add attribute a{number} int"),
+    "attribute rewritten": _on_type(
+        "spot_", "alter type {type} drop attribute y; alter type {type} add attribute y text"
+    ),
+    "index made again": lambda _, t: (
+        "drop index indexed_by_id; create unique index indexed_by_id on indexed (id);"
+        " alter table indexed replica identity using index indexed_by_id"
+        if t.name == "indexed"
+        else ""
+    ),
+    "publication made again": _published_anew,
+    "operations not published for a while": _otherwise_for_a_while(
+        "publish = 'insert'", "publish = 'insert, update, delete, truncate'"
+    ),
+    "published by leaf for a while": _otherwise_for_a_while(
+        "publish_via_partition_root = false", "publish_via_partition_root = true"
+    ),
 }
+_OF_ALL = {"publication made again", "operations not published for a while", "published by leaf for a while"}
 
 
 class Changes:
@@ -222,7 +283,7 @@ class Changes:
                 name, statement, table = self._choose(conn)
                 if not statement:
                     continue
-                ledger.exclude(table)
+                ledger.exclude(EVERYTHING if name in _OF_ALL else table)
                 self._execute(conn, name, statement)
                 return
 
@@ -249,7 +310,8 @@ class Changes:
 
     def _table(self, conn: psycopg.Connection[Any], kind: Kind) -> Table:
         columns = conn.execute(
-            "select column_name, data_type from information_schema.columns"
+            "select column_name, case data_type when 'USER-DEFINED' then udt_name else data_type end"
+            " from information_schema.columns"
             " where table_schema = 'public' and table_name = %s",
             [kind.name],
         ).fetchall()

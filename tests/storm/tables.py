@@ -130,6 +130,8 @@ def canonical(fields: Mapping[str, object]) -> str:
 
 
 def _short(value: object) -> object:
+    if isinstance(value, dict | list):  # devices have it as JSON
+        return json.dumps(value, separators=(",", ":"))
     if isinstance(value, str) and len(value) > 60:
         return f"{len(value)} letters, {hashlib.sha256(value.encode()).hexdigest()[:12]}"
     return value

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+import psycopg
 import pytest
 
 from headwater.replication.schema import wanted_tables
@@ -37,10 +38,13 @@ def as_shown(row: dict[str, object]) -> dict[str, object]:
 
 def published_rows(source: SourceDb, shown: Mapping[str, str], publications: Sequence[str] = ("headwater",)) -> Rows:
     """What a device is to show, as far as it is published: what is null is not there. `shown` gives a condition on
-    the rows of the tables whose schema and name are like its keys."""
+    the rows of the tables whose schema and name are like its keys. Generated columns belong to a row though Postgres
+    may not publish them."""
     rows: Rows = {}
     detailed = source.connection.info.server_version >= 15_00_00
-    details = "attnames, coalesce(rowfilter, 'true')" if detailed else "array['*'], 'true'"
+    generated = """array(select attname from pg_attribute where attgenerated = 's' and attname <> all(attnames)
+                         and attrelid = format('%%I.%%I', schemaname, tablename)::regclass)"""
+    details = f"attnames || {generated}, coalesce(rowfilter, 'true')" if detailed else "array['*'], 'true'"
     query = f"""select quote_ident(schemaname) || '.' || quote_ident(tablename), tablename, {details}
                 from pg_publication_tables p where schemaname || '.' || tablename like %s and pubname = any(%s)
                   and not exists (select from pg_publication_tables root
@@ -85,23 +89,38 @@ def settled(deployment: Deployment) -> bool:
     return {t.relation.oid: t.fingerprint for t in stored} == shapes and not any(t.resync for t in stored)
 
 
+def compared(deployment: Deployment) -> bool:
+    """A table is being compared with the source, or soon is."""
+    deployment.raise_failure()
+    with deployment.store() as store:
+        return any(table.resync for table in store.tables("default"))
+
+
 @dataclass(frozen=True)
 class Change:
-    """What somebody does to the source in one transaction, and how many ops that is to cost. `before` is how the
-    source is made ready."""
+    """What somebody does to the source, and how many ops that is to cost. It is one transaction, or one for each
+    statement where it is done `separately`. `before` is how the source is made ready, `after` what is written in the
+    end, if not what is for all cases. `new_slot` says that the old one can't be read on: nothing flows meanwhile."""
 
     sql: str
     ops: int
     before: str = ""
     needs: int = 14
     publications: tuple[str, ...] = ("headwater",)
+    after: str | None = None
+    separately: bool = False
+    new_slot: bool = False
+
+    def make(self, source: SourceDb) -> None:
+        for statement in self.sql.split(";") if self.separately else [self.sql]:
+            source.execute(statement)
 
 
-def play(deployment: Deployment, change: Change, shown: Mapping[str, str], *, found: str, after: str) -> int:
+def play(deployment: Deployment, change: Change, shown: Mapping[str, str], *, found: str, after: str) -> None:
     """Start a deployment, have a device connected over the change, which is found in one of the ways `FOUND`, and hold
-    it to the truth. A commit to the table `others` comes through too, and in the end what `after` writes. Returns how
-    many ops the change was."""
-    source, stopped = deployment.source, found == AT_THE_START
+    it to the truth and the costs. While tables are compared, a commit to the table `others` reaches the device; so does
+    in the end what is written `after`."""
+    source = deployment.source
     if found == BY_TRIGGERS:
         assert install(deployment.settings).done
         deployment.poll_seconds = 3600
@@ -111,25 +130,62 @@ def play(deployment: Deployment, change: Change, shown: Mapping[str, str], *, fo
     def truth() -> Rows:
         return published_rows(source, shown, change.publications)
 
+    if found == BY_TRIGGERS:
+        _exhaust_other_hints(deployment)
     assert device.rows() == truth()
     before = deployment.op_count()
-    if stopped:
+    if found == AT_THE_START:
         deployment.stop()
-    source.execute(change.sql)
-    if stopped:
+    if found == AT_THE_START or change.new_slot:
+        change.make(source)
+    else:
+        _make_beside_others(deployment, change, device, truth)
+    if found == AT_THE_START:
         deployment.start()
-    source.execute("insert into others values ('2', 'two')")
     wait_until(lambda: device.rows() == truth(), f"the device to show the truth after: {change.sql}")
     wait_until(lambda: settled(deployment), "the comparison to end")
+    source.execute("insert into others values ('2', 'two') on conflict do nothing")
+    assert deployment.caught_up()
     assert device.rows() == truth()
     ops = deployment.op_count() - before - 1
+    if change.separately and found != AT_THE_START:  # a look between two of the transactions has more to tell
+        assert ops >= change.ops, ops
+    else:
+        assert ops == change.ops, ops
     assert [record.kind for record in deployment.bulk_records()].count("snapshot") == 1
-    source.execute(f"{after}; update others set text = 'last' where id = '2'")
+    source.execute(f"{after if change.after is None else change.after}; update others set text = 'last' where id = '2'")
     assert deployment.caught_up()
     assert device.rows() == truth()
     deployment.close()
     assert deployment.problems() == []
-    return ops
+
+
+def _exhaust_other_hints(deployment: Deployment) -> None:
+    """From here on, only an event trigger has the catalog looked at. The first row of a table that a stream brings
+    comes with the table's description, which is a hint too, and after each hint there is one more look."""
+    source = deployment.source
+    source.execute("insert into others values ('0', 'zero')")
+    assert deployment.caught_up()
+    looked = "select now() - query_start > '2s' from pg_stat_activity where application_name = %s and datname = %s"
+    wait_until(
+        lambda: source.fetch(looked, "headwater schema poll", source.name) == [(True,)], "the looks at hints to be over"
+    )
+
+
+def _make_beside_others(deployment: Deployment, change: Change, device: Device, truth: Callable[[], Rows]) -> None:
+    """Make the change. Where it has tables compared, a commit to another table comes through meanwhile."""
+    source = deployment.source
+    with psycopg.connect(source.dsn) as writer:
+        writer.execute("select pg_current_xact_id()")  # now the comparison's snapshot waits for it to end
+        change.make(source)
+        wait_until(
+            lambda: compared(deployment) or (settled(deployment) and device.rows() == truth()),
+            f"somebody to notice: {change.sql}",
+        )
+        if compared(deployment):
+            source.execute("insert into others values ('2', 'two')")
+            wait_until(lambda: ("others", "2") in device.rows(), "the commit to another table")
+            assert not settled(deployment)
 
 
 @contextmanager
