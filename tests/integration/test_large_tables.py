@@ -1,4 +1,4 @@
-"""What changes of tables with 100,000 rows cost devices."""
+"""What changes of large tables cost devices."""
 
 from __future__ import annotations
 
@@ -31,15 +31,21 @@ streams:
     query: SELECT * FROM others
 """
 
-ROWS = 100_000
 WATCHED = 50  # commits to the other table while a change is taken in
 
 
-def fill(source: SourceDb) -> None:
-    """A table of 100,000 rows in ten buckets, and a small one."""
+@pytest.fixture(params=[10_000, pytest.param(100_000, marks=pytest.mark.long)])
+def rows(request: pytest.FixtureRequest) -> int:
+    """How many rows the large table has."""
+    number: int = request.param
+    return number
+
+
+def fill(source: SourceDb, rows: int) -> None:
+    """A table of so many rows in ten buckets, and a small one."""
     source.execute("create table notes (id text primary key, bucket text, body text, code text not null)")
     source.execute(
-        f"insert into notes select i::text, 'b' || i % 10, 'body ' || i, 'c' || i from generate_series(1, {ROWS}) i"
+        f"insert into notes select i::text, 'b' || i % 10, 'body ' || i, 'c' || i from generate_series(1, {rows}) i"
     )
     source.execute("create unique index by_code on notes (code)")
     source.execute("create table others (id text primary key)")
@@ -47,19 +53,19 @@ def fill(source: SourceDb) -> None:
 
 
 @pytest.fixture
-def followed(deploy: Deploy, source_db: SourceDb) -> Deployment:
+def followed(deploy: Deploy, source_db: SourceDb, rows: int) -> Deployment:
     """Such a source, with a replicator."""
-    fill(source_db)
+    fill(source_db, rows)
     return deploy(CONFIG).start()
 
 
 @pytest.fixture
 def limited(
-    postgres_with: Callable[..., EmbeddedPostgres], spark_bulk: SparkBulk, tmp_path: Path
+    postgres_with: Callable[..., EmbeddedPostgres], spark_bulk: SparkBulk, tmp_path: Path, rows: int
 ) -> Iterator[Deployment]:
     """The same on a server that gives a slot up that holds much log."""
     source = SourceDb(postgres_with(max_slot_wal_keep_size="64MB", max_wal_size="2GB"), "postgres")
-    fill(source)
+    fill(source, rows)
     deployment = Deployment(source, tmp_path / "store", CONFIG, spark_bulk)
     try:
         yield deployment.start()
@@ -106,32 +112,32 @@ def put_since(deployment: Deployment, upto: int) -> list[str]:
 
 
 def test_a_column_with_a_constant_costs_its_rows_and_another_identity_nothing(
-    followed: Deployment, source_db: SourceDb
+    followed: Deployment, source_db: SourceDb, rows: int
 ) -> None:
     upto = followed.caught_up()
-    assert change(followed, "alter table notes add column extra text default 'filled'") == ROWS
-    assert len(put_since(followed, upto)) == ROWS
+    assert change(followed, "alter table notes add column extra text default 'filled'") == rows
+    assert len(put_since(followed, upto)) == rows
     for identity in ("full", "using index by_code", "default"):
         assert change(followed, f"alter table notes replica identity {identity}") == 0
     source_db.execute("update notes set body = 'after' where id = '7'; delete from notes where id = '8'")
-    rows = followed.rows("b7")
-    assert sum(table == "notes" for table, _ in rows) == ROWS // 10
-    assert rows["notes", "7"] == {"id": "7", "bucket": "b7", "body": "after", "code": "c7", "extra": "filled"}
+    shown = followed.rows("b7")
+    assert sum(table == "notes" for table, _ in shown) == rows // 10
+    assert shown["notes", "7"] == {"id": "7", "bucket": "b7", "body": "after", "code": "c7", "extra": "filled"}
     assert ("notes", "8") not in followed.rows("b8")
     followed.close()
     assert followed.problems() == []
 
 
-def test_of_a_lost_slot_devices_get_what_differs(limited: Deployment) -> None:
+def test_of_a_lost_slot_devices_get_what_differs(limited: Deployment, rows: int) -> None:
     before, upto = limited.op_count(), limited.caught_up()
     limited.stop()
     limited.source.execute("update notes set body = 'changed' where id::int % 100 = 0")
     outrun(limited.source)
     limited.start()
     wait_until(lambda: settled(limited), "the comparison to end")
-    assert limited.op_count() - before == ROWS // 100
-    assert sorted(put_since(limited, upto)) == sorted(str(number) for number in range(100, ROWS + 1, 100))
-    assert sum(row.get("body") == "changed" for row in limited.rows("b0").values()) == ROWS // 100
+    assert limited.op_count() - before == rows // 100
+    assert sorted(put_since(limited, upto)) == sorted(str(number) for number in range(100, rows + 1, 100))
+    assert sum(row.get("body") == "changed" for row in limited.rows("b0").values()) == rows // 100
     assert [record.kind for record in limited.bulk_records()].count("snapshot") == 1
     limited.close()
     assert limited.problems() == []
