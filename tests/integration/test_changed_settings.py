@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from headwater.oplog.lsn import ZERO
 from headwater.replication.health import State
 from headwater.source.connect import SourceRefused
+from headwater.source.stream import ReplicationStream
 from tests.integration.world import CONFIG, SHOWN, NewWorld, World
 from tests.support.changed_source import Device, published_rows, settled
 from tests.support.fix_headwater import Deployment, wait_until
@@ -123,3 +126,30 @@ def test_a_restored_store_with_another_prefix_leaves_no_slot_behind(world_of: Ne
     assert Device(deployment).rows() == world.truth()
     assert world.kinds() == ["snapshot", "snapshot"], "it is behind what it acknowledged"
     assert slots(world) == [("renamed_default", True)]
+
+
+def test_another_prefix_makes_a_slot_of_that_name_and_drops_the_one_before(world_of: NewWorld) -> None:
+    world = world_of()
+    deployment, before = world.deployment, world.deployment.op_count()
+    deployment.stop()
+    world.sql("update notes set body = 'later' where id = '2'")
+    deployment.slot_prefix = "renamed_"
+    deployment.start()
+    world.goes_on()
+    assert deployment.op_count() - before == 2
+    assert world.kinds() == ["snapshot", "re-sync"]
+    assert slots(world) == [("renamed_default", True)]
+    wait_until(lambda: (health := deployment.health()) is not None and health.slot is not None, "a look at the slot")
+
+
+def test_a_copy_of_a_store_with_another_prefix_leaves_the_slot_of_the_first_alone(world_of: NewWorld) -> None:
+    world = world_of()
+    deployment = world.deployment
+    deployment.stop()
+    first = replace(deployment.settings, silence_seconds=60)
+    ((name, _),) = slots(world)
+    with ReplicationStream(first, name, ZERO, first.publications):
+        deployment.slot_prefix = "renamed_"
+        deployment.start()
+        world.goes_on()
+        assert sorted(slots(world)) == [(name, True), ("renamed_default", True)]

@@ -25,6 +25,7 @@ from headwater.source.slot import (
     SnapshotKeeper,
     SystemIdentity,
     drop_slot,
+    drop_unread_slot,
     end_of_log,
     end_reader,
     slot_name,
@@ -79,6 +80,8 @@ class Attachment:
         if end_of_log(conn) < state.lsn or not self._shares_history(state, now):
             raise self._lost("the source does not have all that was read from it, as after a restore", state)
         self._check_ahead(slot, state)
+        if state.slot != slot_name(self._source):
+            raise self._lost("the slot is to have another name now", state)
 
     def _lost(self, what: str, state: SourceState) -> SlotLostError:
         return SlotLostError(what, f"{self._source.address}, slot {state.slot}", "all tables are compared with it")
@@ -111,11 +114,12 @@ class Attachment:
     ) -> None:
         published_tables(conn, self._source.publications)  # a slot from before a publication could not be read either
         name = slot_name(self._source)
+        if state.slot != name:  # of an earlier configuration, or of the service that this store is a copy of
+            drop_unread_slot(conn, state.slot)
         # Should we be killed on the way, the new slot would look like one that is ahead of a restored store
         self._store.move_source(lease, replace(state, slot=""))
-        for old in {name, state.slot}:
-            end_reader(conn, old)  # ours: the lease says that nobody else follows this source
-            drop_slot(conn, old)
+        end_reader(conn, name)  # ours: the lease says that nobody else follows this source
+        drop_slot(conn, name)
         with SnapshotKeeper(self._source, name) as keeper:
             position = keeper.consistent_point
         stored = self._store.tables(self._source.tag)
