@@ -56,14 +56,14 @@ CHANGES = {
     "renamed out of reach": (Change("alter table part_1 rename to tmp; update tmp set body = 'x'", ROWS), "part_2"),
     "renamed within reach": (Change("alter table part_1 rename to part_9", 2 * ROWS), "part_9"),
     "swapped": (Change("alter table part_1 rename to tmp; alter table part_2 rename to part_1;"
-        " alter table tmp rename to part_2", 4 * ROWS), "part_1"),
+        " alter table tmp rename to part_2", 2 * ROWS), "part_1"),
     "swapped with one out of reach": (Change("alter table part_1 rename to tmp; alter table loose rename to part_1;"
         " alter table tmp rename to loose", ROWS), "part_1"),
     "moved to another schema": (Change("alter table part_1 set schema archive", ROWS), "part_2"),
     "moved from another schema": (Change("alter table archive.part_5 set schema public", ROWS,
         "alter table loose rename to part_5; alter table part_5 set schema archive"), "part_5"),
     "swapped one by one": (Change("alter table part_1 rename to tmp; alter table part_2 rename to part_1;"
-        " alter table tmp rename to part_2", 4 * ROWS, separately=True), "part_1"),
+        " alter table tmp rename to part_2", 2 * ROWS, separately=True), "part_1"),
     "renamed out of reach and back one by one": (Change("alter table part_1 rename to tmp;"
         " update tmp set body = 'x' where n < 4; alter table tmp rename to part_1", 3, separately=True), "part_1"),
     "to another schema and back one by one": (Change("alter table part_1 set schema archive; update archive.part_1"

@@ -45,6 +45,16 @@ def current_cells(layouts: Sequence[Relation], row: CurrentRow) -> tuple[str | N
     return tuple(there.get((column.name, column.type_oid)) for column in layouts[-1].columns)
 
 
+def only_renamed(before: Relation, after: Relation) -> bool:
+    """Whether two layouts differ, for all that can be seen, in the names of columns alone: none is gone but those that
+    stand under a new name in the same place."""
+    old, new = ({column.name for column in layout.columns} for layout in (before, after))
+    return len(before.columns) == len(after.columns) and all(
+        was.type_oid == now.type_oid and (was.name == now.name or (was.name not in new and now.name not in old))
+        for was, now in zip(before.columns, after.columns, strict=True)
+    )
+
+
 def distinct(plans: Sequence[SyncPlan]) -> tuple[SyncPlan, ...]:
     """The plans without the row sides that an earlier one of them has already. Raises RuleErrors when two different
     row sides share a name."""

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from headwater.bulk.binding import BoundTable, bind, current_cells, distinct
+from headwater.bulk.binding import BoundTable, bind, current_cells, distinct, only_renamed
 from headwater.bulk.jobs import RekeyJob
 from headwater.decode.copytext import join_cells
 from headwater.decode.errors import DecodeError
@@ -87,13 +87,15 @@ class _Keys:
     """Gives rows their ids. `copies` counts the equal ones met so far."""
 
     def __init__(self, job: RekeyJob, copies: Counter[str]) -> None:
+        layouts = job.stored.layouts
         self._identity = RowIdentity.of(job.stored.relation)
+        self._renamed = {number for number, layout in enumerate(layouts) if only_renamed(layout, layouts[-1])}
         self._copies = copies
 
     def of(self, row: CurrentRow, cells: Cells | None) -> str | None:
         """None for a row that is nowhere and can't be told: it is as good as missing."""
         if self._identity.kind is IdentityKind.FULL:
-            content = read_stub(row.line).content if is_stub(row.line) else content_id(_line(row, cells))
+            content = read_stub(row.line).content if is_stub(row.line) else content_id(self._content(row, cells))
             self._copies[content] += 1
             return copy_id(content, self._copies[content])
         if self._identity.kind is IdentityKind.NOTHING:
@@ -101,6 +103,10 @@ class _Keys:
         if cells is None or any(cells[position] is None for position in self._identity.columns):
             return f"{_UNKNOWN}{row.row_id}" if row.members else None
         return self._identity.key(cells)
+
+    def _content(self, row: CurrentRow, cells: Cells | None) -> str:
+        # Should columns be others after all, the comparison that follows finds no row of the source by such an id
+        return row.line if cells is None or row.layout in self._renamed else join_cells(cells)
 
 
 def _cells(job: RekeyJob, row: CurrentRow) -> Cells | None:
@@ -110,10 +116,6 @@ def _cells(job: RekeyJob, row: CurrentRow) -> Cells | None:
         return current_cells(job.stored.layouts, row)
     except DecodeError:
         return None
-
-
-def _line(row: CurrentRow, cells: Cells | None) -> str:
-    return row.line if cells is None else join_cells(cells)
 
 
 def _rekeyed(job: RekeyJob, row: CurrentRow, row_id: str) -> CurrentRow:

@@ -47,14 +47,15 @@ class TableChanges:
 def table_changes(stored: Sequence[StoredTable], published: Sequence[PublishedTable]) -> TableChanges:
     """What came, went or changed its shape."""
     now = {table.relation.oid: table for table in published}
-    others = now.keys() - {table.relation.oid for table in stored}
-    named = {(now[oid].relation.schema, now[oid].relation.name): now[oid] for oid in others}
+    named = {(table.relation.schema, table.relation.name): table for table in published}
+    # One that was dropped and made again, or swapped with another, is compared with what was there by its name
+    by_name = {table.id: named.get((table.relation.schema, table.relation.name)) for table in stored}
+    taken = {found.relation.oid for found in by_name.values() if found is not None}
     gone: list[StoredTable] = []
     altered: list[tuple[StoredTable, PublishedTable]] = []
     kept: set[int] = set()
     for table in stored:
-        # One that was dropped and made again is compared with what was there before
-        found = now.get(table.relation.oid) or named.get((table.relation.schema, table.relation.name))
+        found = by_name[table.id] or (None if table.relation.oid in taken else now.get(table.relation.oid))
         if found is None or table.resync == LOST or ids_after(table, found.relation) is Ids.LOST:
             gone.append(table)
             continue
