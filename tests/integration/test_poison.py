@@ -158,6 +158,7 @@ class Operator:
         return found
 
 
+@pytest.mark.timeout(400)  # it starts many commands
 def test_the_command_names_the_transaction_and_leaves_it_out(
     deploy: Deploy, source_db: SourceDb, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
