@@ -10,7 +10,7 @@ import pytest
 from headwater.embedded.postgres import EmbeddedPostgres
 from headwater.oplog.op import OpId
 from headwater.pipeline.jobs import SparkBulk
-from headwater.source.catalog import published_tables
+from tests.support.changed_source import settled
 from tests.support.fix_headwater import Deployment, wait_until
 from tests.support.fix_postgres import SourceDb
 from tests.support.lost_slots import outrun
@@ -72,14 +72,6 @@ def limited(
     finally:
         deployment.close()
         source.connection.close()
-
-
-def settled(deployment: Deployment) -> bool:
-    deployment.raise_failure()
-    shapes = {t.relation.oid: t.shape for t in published_tables(deployment.source.connection, ["headwater"])}
-    with deployment.store() as store:
-        stored = store.tables("default")
-    return {t.relation.oid: t.fingerprint for t in stored} == shapes and not any(t.resync for t in stored)
 
 
 def change(deployment: Deployment, sql: str) -> int:

@@ -18,7 +18,7 @@ from psycopg.rows import class_row
 from headwater.decode.catalog import TYPE_QUERY, TypeCatalog
 from headwater.errors import HeadwaterError, Kind
 from headwater.oplog.change import Column, Generated, Relation, ReplicaIdentity
-from headwater.source.identity import NO_IDENTITY, USABLE, Identity, leaf_identities, told_apart
+from headwater.source.identity import NO_IDENTITY, USABLE, Identity, identifies, leaf_identities, told_apart
 from headwater.source.traits import Standing, standing, type_definitions
 
 
@@ -230,10 +230,7 @@ def _tables(conn: psycopg.Connection, oids: list[int]) -> list[_Table]:
             f"""select c.oid::int8 as oid, n.nspname as schema, c.relname as name, c.relreplident::text as identity,
                       c.relkind::text as kind,
                       coalesce((select (i.indkey::int2[])[0:i.indnkeyatts - 1]::int4[] from pg_index i
-                                where i.indrelid = c.oid and {USABLE}
-                                  and case c.relreplident when 'd' then i.indisprimary
-                                                          when 'i' then i.indisreplident else false end),
-                               '{{}}') as key,
+                                where {identifies("c")}), '{{}}') as key,
                       coalesce((select (i.indkey::int2[])[0:i.indnkeyatts - 1]::int4[] from pg_index i
                                 where i.indrelid = c.oid and {USABLE} and i.indisprimary), '{{}}') as primary
                from pg_class c join pg_namespace n on n.oid = c.relnamespace

@@ -116,12 +116,13 @@ def publication_findings(conn: psycopg.Connection, settings: SourceSettings) -> 
 
 def unseen_findings(conn: psycopg.Connection, tables: Sequence[PublishedTable]) -> list[Finding]:
     """The warnings for tables some of whose changes no publication publishes."""
-    known = load_publications(conn, sorted({name for table in tables for name in table.publications}))
+    partly = [table for table in tables if table.unseen and not table.mixed]
+    names = sorted({name for table in partly for name in table.publications})
+    known = load_publications(conn, names) if names else {}
     alike: dict[tuple[str, tuple[str, ...]], list[str]] = {}
-    for table in tables:
-        if table.unseen and not table.mixed:
-            lacking = [n for n in table.publications if n in known and not {*table.unseen} <= {*known[n].operations}]
-            alike.setdefault(((lacking or table.publications)[0], table.unseen), []).append(table.qualified_name)
+    for table in partly:
+        lacking = [n for n in table.publications if n in known and not {*table.unseen} <= {*known[n].operations}]
+        alike.setdefault(((lacking or table.publications)[0], table.unseen), []).append(table.qualified_name)
     alter = sql.SQL("run ALTER PUBLICATION {} SET (publish = 'insert, update, delete, truncate')")
     return [
         Finding(
@@ -132,7 +133,7 @@ def unseen_findings(conn: psycopg.Connection, tables: Sequence[PublishedTable]) 
             fatal=False,
         )
         for (publication, unseen), names in alike.items()
-    ] + [mixed_finding(conn, table) for table in tables if table.mixed]
+    ] + [mixed_finding(table) for table in tables if table.mixed]
 
 
 def table_findings(conn: psycopg.Connection, tables: Sequence[PublishedTable]) -> list[Finding]:
@@ -160,7 +161,7 @@ def table_findings(conn: psycopg.Connection, tables: Sequence[PublishedTable]) -
     return [*findings.values(), *unseen_findings(conn, tables), *keyless, *generated]
 
 
-def mixed_finding(conn: psycopg.Connection, table: PublishedTable) -> Finding:
+def mixed_finding(table: PublishedTable) -> Finding:
     """The warning for a partitioned table whose partitions have replica identities with nothing in common."""
     return Finding(
         "HW_2029",

@@ -18,6 +18,14 @@ USABLE = "i.indisvalid and i.indisunique and i.indimmediate and i.indpred is nul
 """What Postgres asks of an index `i` that is to identify rows, beside columns that are not null."""
 
 
+def identifies(table: str) -> str:
+    """SQL: whether rows of `table`, as pg_class has it, are told apart by the index `i`."""
+    return (
+        f"i.indrelid = {table}.oid and {USABLE} and case {table}.relreplident"
+        " when 'd' then i.indisprimary when 'i' then i.indisreplident else false end"
+    )
+
+
 class Identity(NamedTuple):
     """A replica identity, and the names of its columns; none unless an index gives them."""
 
@@ -31,9 +39,7 @@ _LEAVES = f"""
 select distinct root.oid::int8, leaf.relreplident::text, coalesce((
     select array(select a.attname::text from pg_attribute a
                  where a.attrelid = leaf.oid and a.attnum = any((i.indkey::int2[])[0:i.indnkeyatts - 1]) order by 1)
-    from pg_index i
-    where i.indrelid = leaf.oid and {USABLE}
-      and case leaf.relreplident when 'd' then i.indisprimary when 'i' then i.indisreplident else false end), '{{}}')
+    from pg_index i where {identifies("leaf")}), '{{}}')
 from unnest(%s::oid[]) as root(oid)
   join pg_class top on top.oid = root.oid and top.relkind = 'p'
   cross join lateral pg_partition_tree(root.oid) tree
