@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from operator import itemgetter
 
 from headwater_rules.engine import engine, renumber
-from headwater_rules.plan import Expr, RowFunction, TablePattern, Value
+from headwater_rules.plan import Expr, RowFunction, TablePattern, Value, element_column
 
-_EACH = re.compile("\x00each:([0-9]+)")
 Row = tuple[Value, ...]
 
 
@@ -95,7 +93,7 @@ class Bound:
 
     def position(self, expr: Expr) -> int:
         """Where the value of `expr` stands in a row to which this source's computed values are appended."""
-        if expr.sql == "?1" and not _EACH.fullmatch(expr.inputs[0]):
+        if expr.sql == "?1" and element_column(expr.inputs[0]) is None:
             return self._layout.position(expr.inputs[0], self._pattern)
         sql = self._sql(expr)
         if sql not in self._computed:
@@ -117,9 +115,9 @@ class Bound:
         return renumber(expr.sql, [self._target(name) for name in expr.inputs])
 
     def _target(self, name: str) -> str:
-        array = _EACH.fullmatch(name)
-        if array:
-            return f"e{array[1]}.value"
+        element = element_column(name)
+        if element is not None:
+            return element
         position = self._layout.position(name, self._pattern)
         return f"?{self._bindings.setdefault(position, len(self._bindings) + 1)}"
 

@@ -3,6 +3,9 @@ index."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import replace
+
 from headwater_rules.errors import Code, Place, RuleError
 from headwater_rules.naming import SHORT, bucket_digest, lookup_digest
 from headwater_rules.plan import (
@@ -11,6 +14,7 @@ from headwater_rules.plan import (
     LookupDefinition,
     LookupStage,
     RowSource,
+    Stage,
     Variant,
 )
 from headwater_rules.planner import LookupDraft, VariantDraft
@@ -32,10 +36,12 @@ class Catalog:
     def lookups(self) -> tuple[LookupDefinition, ...]:
         return tuple(lookup for _, lookup in self._lookups.values())
 
-    def variant(self, stream: str, draft: VariantDraft, place: Place) -> Variant:
+    def variant(self, stream: str, draft: VariantDraft, place: Place, priority: int | None = None) -> Variant:
         """The draft with positions of its definitions. Raises RuleError when two digests shorten to one name."""
-        stages = tuple(LookupStage(self._lookup(lookup, place), lookup.sources) for lookup in draft.lookups)
-        return Variant(self._bucket(stream, draft.row, place), draft.gates, stages, draft.params)
+        stages: list[Stage] = [] if draft.arrays is None else [draft.arrays]
+        stages += [LookupStage(self._lookup(lookup, place), lookup.sources) for lookup in draft.lookups]
+        bucket = self._bucket(stream, draft.row, place)
+        return Variant((bucket,), draft.gates, tuple(stages), draft.params, priority)
 
     def _bucket(self, stream: str, row: RowSource, place: Place) -> int:
         digest = bucket_digest(row, self._options)
@@ -51,6 +57,14 @@ class Catalog:
         position, known = self._lookups.setdefault(name, (len(self._lookups), LookupDefinition(name, digest, *parts)))
         _same(known.digest, digest, name, place)
         return position
+
+
+def united(variants: Iterable[Variant]) -> tuple[Variant, ...]:
+    """Variants to which the same request leads in the same way, made one."""
+    buckets: dict[Variant, dict[int, None]] = {}
+    for variant in variants:
+        buckets.setdefault(replace(variant, buckets=()), {}).update(dict.fromkeys(variant.buckets))
+    return tuple(replace(way, buckets=tuple(found)) for way, found in buckets.items())
 
 
 def _same(known: str, digest: str, name: str, place: Place) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from headwater_rules.catalog import Catalog
+from headwater_rules.catalog import Catalog, united
 from headwater_rules.conditions import terms
 from headwater_rules.config import StreamSource, read_config
 from headwater_rules.document import load
@@ -54,7 +54,7 @@ def compile_config(text: str, *, default_schema: str = "public") -> Compiled:
 
 
 def _stream(source: StreamSource, catalog: Catalog, schema: str, report: Report, *, strict: bool) -> Stream:
-    variants: dict[Variant, None] = {}
+    variants: list[Variant] = []
     used: set[str] = set()
     for query in source.queries:
         context = Context(source.ctes, schema, report, used=used)
@@ -62,21 +62,22 @@ def _stream(source: StreamSource, catalog: Catalog, schema: str, report: Report,
             drafts = _query(context, query, report)
             for draft in drafts:
                 _check_sql(draft, query.place())
-                variants.setdefault(catalog.variant(source.name, draft, query.place()))
+                variants.append(catalog.variant(source.name, draft, query.place()))
                 if not source.accepts_dangerous and _dangerous(draft):
                     report.add(_danger(query.place(), strict=strict))
         except RuleError as error:
             report.add(error)
         except RecursionError:
             report.add(RuleError(Code.TOO_MANY, "the query is nested too deeply", query.place(), "simplify it"))
-    if len(variants) > MAX_VARIANTS:
-        message = f"stream `{source.name}` needs {len(variants)} kinds of buckets, more than {MAX_VARIANTS}"
+    kinds = {bucket for variant in variants for bucket in variant.buckets}
+    if len(kinds) > MAX_VARIANTS:
+        message = f"stream `{source.name}` needs {len(kinds)} kinds of buckets, more than {MAX_VARIANTS}"
         report.add(RuleError(Code.TOO_MANY, message, source.place, "split the stream"))
     for name in sorted(set(source.own_ctes) - used):
         message = f"`{name}` is not used by any query of the stream"
         place = source.ctes[name].place()
         report.add(RuleError(Code.NO_EFFECT, message, place, "remove it", Severity.WARNING))
-    return Stream(source.name, source.auto_subscribe, source.priority, tuple(variants))
+    return Stream(source.name, source.auto_subscribe, source.priority, united(variants))
 
 
 def _query(context: Context, query: SqlText, report: Report) -> list[VariantDraft]:
@@ -114,6 +115,8 @@ def _warn_of_alias(context: Context, selection: Selection, target: Target, repor
 def _check_sql(draft: VariantDraft, place: Place) -> None:
     """Every piece of SQL must be one that SQLite prepares."""
     exprs = [*draft.gates, *_row_exprs(draft.row)]
+    if draft.arrays is not None:
+        exprs += [*draft.arrays.arrays, *draft.arrays.filters, *draft.arrays.outputs]
     for lookup in draft.lookups:
         exprs += [*lookup.filters, *lookup.each, *lookup.keys, *lookup.outputs]
         exprs += [source.expr for source in lookup.sources if isinstance(source, FromRequest)]
@@ -137,6 +140,8 @@ def _dangerous(draft: VariantDraft) -> bool:
     sources = [source for group in draft.params for source in group]
     sources += [source for lookup in draft.lookups for source in lookup.sources]
     exprs = [source.expr for source in sources if isinstance(source, FromRequest)] if sources else list(draft.gates)
+    if draft.arrays is not None:
+        exprs += [*draft.arrays.arrays, *draft.arrays.filters]
     inputs = {name for expr in exprs for name in expr.inputs}
     return bool(inputs) and not inputs & _AUTHENTICATED
 

@@ -23,6 +23,7 @@ _ROW_FUNCTIONS = {
     "schema": RowFunction.SCHEMA,
 }
 _SELECT_PARTS = frozenset({"expressions", "from_", "joins", "where", "distinct"})
+_ELEMENT = frozenset({"value", "key"})
 _INNER = frozenset({"", "INNER", "CROSS"})
 
 
@@ -66,8 +67,9 @@ class _Select:
                 hint = did_you_mean(name, relation)
                 raise self._fail(Code.UNKNOWN_NAME, f"the subquery has no column `{name}`", node, hint)
             return relation[name]
-        if isinstance(self._context.instances[relation], Each) and name != "value":
-            raise self._fail(Code.UNSUPPORTED, f"`json_each` has no column `{name}` here", node, "use its `value`")
+        if isinstance(self._context.instances[relation], Each) and name not in _ELEMENT:
+            hint = "there are `value` and `key`"
+            raise self._fail(Code.UNKNOWN_NAME, f"`json_each` has no column `{name}` here", node, hint)
         return Frag((Ref(relation, name),), Kind.ANY, place)
 
     def row_function(self, qualifier: str | None, name: str, node: exp.Expr) -> Frag:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 
 import orjson
 
-from headwater_rules.engine import engine
+from headwater_rules.engine import engine, renumber
 from headwater_rules.errors import EvaluationError
 from headwater_rules.naming import canonical
-from headwater_rules.plan import Expr, FromRequest, RequestInput, Value
+from headwater_rules.plan import Expr, FromRequest, RequestInput, RequestStage, Value, element_column
 
 Canonical = int | float | str
 
@@ -43,6 +44,14 @@ class Inputs:
             known = self._computed[source] = tuple(dict.fromkeys(part for part in parts if part is not None))
         return known
 
+    def rows(self, stage: RequestStage) -> list[tuple[Canonical, ...]]:
+        """The distinct rows of a stage, without those that hold a null or a blob. Raises EvaluationError."""
+        sql, names = _statement(stage)
+        found = engine().rows(sql, [self._input(name) for name in names])
+        wanted = len(stage.outputs)
+        rows = (tuple(part for value in row[:wanted] if (part := canonical(value)) is not None) for row in found)
+        return list(dict.fromkeys(row for row in rows if len(row) == wanted))
+
     def _scalar(self, expr: Expr) -> Value:
         if expr.sql == "?1":
             return self._input(expr.inputs[0])
@@ -71,6 +80,25 @@ class Inputs:
                 return None if self._connection is None else _json(self._connection)
             case RequestInput.SUBSCRIPTION:
                 return None if self._subscription is None else _json(self._subscription)
+
+
+@lru_cache(maxsize=1000)
+def _statement(stage: RequestStage) -> tuple[str, tuple[str, ...]]:
+    """The SELECT of a stage, and the inputs to bind."""
+    bindings: dict[str, int] = {}
+
+    def written(expr: Expr) -> str:
+        return renumber(
+            expr.sql,
+            [element_column(name) or f"?{bindings.setdefault(name, len(bindings) + 1)}" for name in expr.inputs],
+        )
+
+    outputs = ", ".join(written(expr) for expr in stage.outputs) or "1"
+    arrays = ", ".join(f"json_each({written(expr)}) AS e{number}" for number, expr in enumerate(stage.arrays))
+    sql = f"SELECT {outputs} FROM {arrays}"
+    if stage.filters:
+        sql += f" WHERE {' AND '.join(written(expr) for expr in stage.filters)}"
+    return sql, tuple(bindings)
 
 
 def _value(claim: object) -> Value:

@@ -8,6 +8,7 @@ who gets a bucket must not make devices download it again.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from enum import Enum
 
@@ -59,6 +60,20 @@ class RowFunction(Enum):
     SCHEMA = "\x00schema"
 
 
+_ELEMENT = re.compile("\x00(value|key):([0-9]+)")
+
+
+def element_input(column: str, array: int) -> str:
+    """The input that stands for `value` or `key` of the element at hand of expanded array number `array`."""
+    return f"\x00{column}:{array}"
+
+
+def element_column(name: str) -> str | None:
+    """The column of `json_each(…) AS e0`, `e1` … that such an input stands for; None for other inputs."""
+    found = _ELEMENT.fullmatch(name)
+    return f"e{found[2]}.{found[1]}" if found else None
+
+
 class RequestInput(Enum):
     """Inputs of a request expression. All but the first are JSON text, or null where the request has none."""
 
@@ -86,8 +101,8 @@ class RowSource:
     """Rows of one table that go into the buckets of one definition.
 
     `output_table` None means the name of the table the row came from. A row is in the bucket named by `params` when
-    every filter is true and no parameter is null or a blob. `each` are JSON arrays that are expanded; expression
-    inputs name element i as `\\x00each:i`.
+    every filter is true and no parameter is null or a blob. `each` are JSON arrays that are expanded; inputs name what
+    `element_input` says.
     """
 
     table: TablePattern
@@ -129,14 +144,14 @@ class FromRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class FromLookup:
+class FromStage:
     """Output number `output` of the row that stage number `stage` found."""
 
     stage: int
     output: int
 
 
-ParamSource = FromRequest | FromLookup
+ParamSource = FromRequest | FromStage
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,16 +164,33 @@ class LookupStage:
 
 
 @dataclass(frozen=True, slots=True)
-class Variant:
-    """One way to buckets: all `gates` true, then the stages in order, then one bucket per combination of `params`.
+class RequestStage:
+    """Rows that the request brings along: the elements of its arrays in every combination that passes the filters."""
 
-    Each parameter lists all sources that must agree on its value (one, as a rule).
+    arrays: tuple[Expr, ...]
+    filters: tuple[Expr, ...]
+    outputs: tuple[Expr, ...]
+
+
+Stage = LookupStage | RequestStage
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One way to buckets: all `gates` true, then the stages in order, then one bucket of each definition in `buckets`
+    per combination of `params`. Each parameter lists all sources that must agree on its value (one, as a rule).
+    `priority`, if given, counts instead of the stream's.
     """
 
-    bucket: int
+    buckets: tuple[int, ...]
     gates: tuple[Expr, ...]
-    stages: tuple[LookupStage, ...]
+    stages: tuple[Stage, ...]
     params: tuple[tuple[ParamSource, ...], ...]
+    priority: int | None = None
+
+    def lookups(self) -> tuple[int, ...]:
+        """The lookups that its stages read, in order."""
+        return tuple(stage.lookup for stage in self.stages if isinstance(stage, LookupStage))
 
 
 @dataclass(frozen=True, slots=True)

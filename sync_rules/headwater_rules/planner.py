@@ -6,14 +6,25 @@ tables before it provide, until only the synced table is left; what it is compar
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from headwater_rules.conditions import Atom, dependencies
 from headwater_rules.errors import Code, Place, RuleError
 from headwater_rules.fragment import REQUEST, Frag, Kind, Ref, build, to_expr
 from headwater_rules.naming import expr_order
-from headwater_rules.plan import Expr, FromLookup, FromRequest, Output, ParamSource, RowSource, Star, TablePattern
+from headwater_rules.plan import (
+    Expr,
+    FromRequest,
+    FromStage,
+    Output,
+    ParamSource,
+    RequestStage,
+    RowSource,
+    Star,
+    TablePattern,
+    element_input,
+)
 from headwater_rules.relations import Column, Context, Each, Everything, Selection, Table
 
 
@@ -31,10 +42,12 @@ class LookupDraft:
 
 @dataclass(frozen=True, slots=True)
 class VariantDraft:
-    """A variant whose bucket and lookups have no names yet; stage i looks in `lookups[i]`."""
+    """A variant whose bucket and lookups have no names yet. The first stage is `arrays`, if the request brings rows
+    along; then each of `lookups` is one."""
 
     row: RowSource
     gates: tuple[Expr, ...]
+    arrays: RequestStage | None
     lookups: tuple[LookupDraft, ...]
     params: tuple[tuple[ParamSource, ...], ...]
 
@@ -81,27 +94,28 @@ def plan_term(context: Context, target: Target, tables: frozenset[int], term: Se
     return _Term(context, target, joined).plan(term)
 
 
+_ELEMENTS = -2
+"""Rows made of the request's arrays, as a source beside the request and the tables."""
+
+
 @dataclass(slots=True)
 class _Link:
     """An equality between values of two different owners."""
 
-    left: Frag
-    right: Frag
-    left_owner: int
-    right_owner: int
+    sides: tuple[Frag, Frag]
+    owners: tuple[int, int]
 
     def side(self, owner: int) -> Frag | None:
-        if owner == self.left_owner:
-            return self.left
-        return self.right if owner == self.right_owner else None
+        return self.sides[self.owners.index(owner)] if owner in self.owners else None
 
     def other(self, owner: int) -> tuple[Frag, int]:
-        return (self.right, self.right_owner) if owner == self.left_owner else (self.left, self.left_owner)
+        position = 1 - self.owners.index(owner)
+        return self.sides[position], self.owners[position]
 
 
 @dataclass(slots=True)
 class _Parts:
-    """What one table contributes."""
+    """What one table, or the request's arrays together, contribute."""
 
     filters: list[Frag] = field(default_factory=list)
     arrays: list[int] = field(default_factory=list)
@@ -112,13 +126,14 @@ class _Term:
         self._context = context
         self._target = target
         self._parts: dict[int, _Parts] = {}
-        self._request_arrays: dict[int, bool] = {}  # and whether a link has used it
+        self._request_arrays: dict[int, int] = {}  # and how many links have used it
+        self._elements = _Parts()
         self._links: list[_Link] = []
         self._gates: list[Frag] = []
         for number in sorted(joined):
             owner = context.owner(number)
             if isinstance(context.instances[owner], Each):
-                self._request_arrays[owner] = False
+                self._request_arrays[owner] = 0
             else:
                 parts = self._parts.setdefault(owner, _Parts())
                 if owner != number:
@@ -128,19 +143,23 @@ class _Term:
     def plan(self, term: Sequence[Atom]) -> VariantDraft:
         for atom in term:
             self._classify(atom)
+        self._combine_arrays()
         stages = self._place_tables()
+        if self._elements.arrays:
+            stages.insert(0, _ELEMENTS)
         provided = {table: stage for stage, table in enumerate(stages)}
         outputs = self._outputs(stages)
-        lookups = tuple(self._lookup(table, provided, outputs) for table in stages)
+        lookups = tuple(self._lookup(table, provided, outputs) for table in stages if table != _ELEMENTS)
         row_params = self._keyed(self._target.table, provided, outputs)
-        for number, used in self._request_arrays.items():
-            if not used:
+        for number, uses in self._request_arrays.items():
+            if not uses:
                 array = self._array(number)
                 condition = build(Kind.CERTAIN, array.place, "EXISTS (SELECT 1 FROM json_each(", array, "))")
                 self._gates.append(condition)
         return VariantDraft(
             self._row_source(tuple(row_params)),
             tuple(self._sorted(self._gates)),
+            self._request_stage(outputs.get(_ELEMENTS, ())),
             lookups,
             tuple(tuple(sources) for sources in row_params.values()),
         )
@@ -149,30 +168,51 @@ class _Term:
 
     def _classify(self, atom: Atom) -> None:
         owners = dependencies(atom.frag, self._context.owner)
-        if not owners or owners == {REQUEST}:
+        if owners <= {REQUEST}:
             self._gates.append(atom.frag)
-            return
+        elif owners <= {REQUEST, *self._request_arrays}:
+            self._elements.filters.append(atom.frag)
+            self._need_elements(owners)
+        elif len(owners) == 1:
+            self._parts[next(iter(owners))].filters.append(atom.frag)
+        elif atom.link is None:
+            raise self._mixed(atom)
+        else:
+            left, right = (self._owner(side, atom) for side in atom.link)
+            if left == right:
+                raise self._mixed(atom)
+            self._links.append(_Link(atom.link, (left, right)))
+
+    def _owner(self, side: Frag, atom: Atom) -> int:
+        """What one side of a link belongs to. Raises RuleError for a mixture."""
+        owners = dependencies(side, self._context.owner)
         if len(owners) == 1:
-            self._filter(next(iter(owners)), atom)
-            return
-        if atom.link is None:
+            (owner,) = owners
+            if owner in self._request_arrays:
+                self._request_arrays[owner] += 1
+                if side.ref is None or side.ref.column != "value":
+                    self._need_elements(owners)
+            return owner
+        if not owners or not owners <= {REQUEST, *self._request_arrays}:
             raise self._mixed(atom)
-        sides = [dependencies(side, self._context.owner) for side in atom.link]
-        if any(len(side) != 1 for side in sides):
-            raise self._mixed(atom)
-        left_owner, right_owner = (next(iter(side)) for side in sides)
-        if {left_owner, right_owner} <= {REQUEST, *self._request_arrays}:
-            raise self._array_filter(atom)
-        self._links.append(_Link(*atom.link, left_owner, right_owner))
+        self._need_elements(owners)
+        return _ELEMENTS
 
-    def _filter(self, owner: int, atom: Atom) -> None:
-        if owner in self._request_arrays:
-            raise self._array_filter(atom)
-        self._parts[owner].filters.append(atom.frag)
+    def _need_elements(self, owners: Iterable[int]) -> None:
+        wanted = [owner for owner in owners if owner != REQUEST and owner not in self._elements.arrays]
+        self._elements.arrays = sorted([*self._elements.arrays, *wanted])
 
-    def _array_filter(self, atom: Atom) -> RuleError:
-        message = "a filter on the elements of an array of the request is not supported"
-        return RuleError(Code.UNSUPPORTED, message, atom.place, "compare them with a column of a table")
+    def _combine_arrays(self) -> None:
+        """An array whose elements are compared once, as they are, gives values; any other one gives rows."""
+        self._need_elements(number for number, uses in self._request_arrays.items() if uses > 1)
+        for number in self._elements.arrays:
+            del self._request_arrays[number]
+        for link in self._links:
+            left, right = link.owners
+            link.owners = (self._merged(left), self._merged(right))
+
+    def _merged(self, owner: int) -> int:
+        return _ELEMENTS if owner in self._elements.arrays else owner
 
     def _mixed(self, atom: Atom) -> RuleError:
         owners = dependencies(atom.frag, self._context.owner)
@@ -190,7 +230,7 @@ class _Term:
         """Tables beside the synced one, each after those that its key comes from. One that nothing leads to comes
         as a whole: it is looked up without a key."""
         waiting = [table for table in self._parts if table != self._target.table]
-        known = {REQUEST, *self._request_arrays}
+        known = {REQUEST, _ELEMENTS, *self._request_arrays}
         placed: list[int] = []
         while waiting:
             reachable = [table for table in waiting if self._connected(table, known)]
@@ -204,15 +244,15 @@ class _Term:
         return any(link.side(table) is not None and link.other(table)[1] in known for link in self._links)
 
     def _outputs(self, stages: Sequence[int]) -> dict[int, tuple[Expr, ...]]:
-        """Per looked-up table the values that later stages or the bucket parameters take from it."""
+        """Per stage the values that later stages or the bucket parameters take from it."""
         order = {table: number for number, table in enumerate((*stages, self._target.table))}
         needed: dict[int, set[Expr]] = {table: set() for table in stages}
         for link in self._links:
-            left, right = order.get(link.left_owner), order.get(link.right_owner)
+            left, right = (order.get(owner) for owner in link.owners)
             if left is None or right is None:
                 continue
-            giver, value = (link.left_owner, link.left) if left < right else (link.right_owner, link.right)
-            needed[giver].add(self._expr(value))
+            giver = 0 if left < right else 1
+            needed[link.owners[giver]].add(self._expr(link.sides[giver]))
         return {table: tuple(sorted(exprs, key=expr_order)) for table, exprs in needed.items()}
 
     def _lookup(self, table: int, provided: dict[int, int], outputs: dict[int, tuple[Expr, ...]]) -> LookupDraft:
@@ -223,11 +263,16 @@ class _Term:
         return LookupDraft(
             instance.pattern,
             tuple(self._sorted(self._parts[table].filters)),
-            self._arrays(table),
+            self._arrays(self._parts[table]),
             tuple(key for key, _ in pairs),
             outputs[table],
             tuple(source for _, source in pairs),
         )
+
+    def _request_stage(self, outputs: tuple[Expr, ...]) -> RequestStage | None:
+        if not self._elements.arrays:
+            return None
+        return RequestStage(self._arrays(self._elements), tuple(self._sorted(self._elements.filters)), outputs)
 
     def _keyed(
         self, table: int, provided: dict[int, int], outputs: dict[int, tuple[Expr, ...]]
@@ -251,14 +296,10 @@ class _Term:
         if owner == REQUEST:
             return FromRequest(self._expr(value))
         if owner in self._request_arrays:
-            if self._request_arrays[owner] or value.ref is None:
-                message = "the elements of an array of the request can be compared with one column only, as they are"
-                raise RuleError(Code.UNSUPPORTED, message, value.place)
-            self._request_arrays[owner] = True
             return FromRequest(self._expr(self._array(owner)), each=True)
         if owner not in provided:
             return None
-        return FromLookup(provided[owner], outputs[owner].index(self._expr(value)))
+        return FromStage(provided[owner], outputs[owner].index(self._expr(value)))
 
     # the row side
 
@@ -269,7 +310,7 @@ class _Term:
             table.pattern,
             self._target.output_table,
             tuple(self._sorted(self._parts[self._target.table].filters)),
-            self._arrays(self._target.table),
+            self._arrays(self._parts[self._target.table]),
             params,
             tuple(
                 Star() if isinstance(column, Everything) else Output(column.name, self._expr(column.value))
@@ -277,8 +318,8 @@ class _Term:
             ),
         )
 
-    def _arrays(self, table: int) -> tuple[Expr, ...]:
-        return tuple(self._expr(self._array(number)) for number in self._parts[table].arrays)
+    def _arrays(self, parts: _Parts) -> tuple[Expr, ...]:
+        return tuple(self._expr(self._array(number)) for number in parts.arrays)
 
     def _order_arrays(self) -> None:
         for parts in self._parts.values():
@@ -298,5 +339,5 @@ class _Term:
     def _input(self, ref: Ref) -> str:
         if ref.table == REQUEST or not isinstance(self._context.instances[ref.table], Each):
             return ref.column
-        owner = self._context.owner(ref.table)
-        return f"\x00each:{self._parts[owner].arrays.index(ref.table)}"
+        parts = self._parts.get(self._context.owner(ref.table), self._elements)
+        return element_input(ref.column, parts.arrays.index(ref.table))

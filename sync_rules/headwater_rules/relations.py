@@ -27,7 +27,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Each:
-    """The elements of a JSON array, as a table with the one column `value`."""
+    """The elements of a JSON array, as a table with the columns `value` and `key`."""
 
     array: Frag
     place: Place

@@ -14,12 +14,23 @@ import orjson
 from headwater_rules.errors import EvaluationError, RuleLimitError
 from headwater_rules.inputs import Canonical, Inputs
 from headwater_rules.naming import key_text
-from headwater_rules.plan import FromLookup, FromRequest, ParamSource, Stream, SyncPlan, Variant
+from headwater_rules.plan import (
+    FromRequest,
+    FromStage,
+    LookupStage,
+    ParamSource,
+    RequestStage,
+    Stage,
+    Stream,
+    SyncPlan,
+    Variant,
+)
 from headwater_rules.results import LookupReader, Resolution, ResolvedBucket, StreamStatus, SyncRequest
 
 Found = tuple[Canonical, ...]
 State = tuple[Found, ...]
 """Per stage that has run the outputs of the row it found, or nothing once nobody needs them."""
+Rows = Sequence[Found]
 
 
 def resolve(
@@ -49,12 +60,18 @@ def default_stream_names(plan: SyncPlan) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """One reason to resolve a stream: the implicit subscription, or one that the client named."""
+    """One reason to resolve a stream: the implicit subscription, or one that the client named. `priority` is what the
+    client asked for."""
 
     reason: dict[str, int]
     label: str | int
-    priority: int
+    priority: int | None
     inputs: Inputs
+
+    def priority_of(self, stream: Stream, variant: Variant) -> int:
+        if self.priority is not None:
+            return self.priority
+        return stream.priority if variant.priority is None else variant.priority
 
 
 @dataclass(slots=True)
@@ -71,11 +88,10 @@ def _entries(stream: Stream, request: SyncRequest, index: int) -> list[_Entry]:
     replaced = any(subscription.parameters is None for _, subscription in named)
     if stream.auto_subscribe and request.include_defaults and not replaced:
         inputs = Inputs(request.claims, request.parameters, None)
-        entries.append(_Entry({"default": index}, "default", stream.priority, inputs))
+        entries.append(_Entry({"default": index}, "default", None, inputs))
     for number, subscription in named:
         inputs = Inputs(request.claims, request.parameters, subscription.parameters)
-        override = subscription.override_priority
-        entries.append(_Entry({"sub": number}, number, stream.priority if override is None else override, inputs))
+        entries.append(_Entry({"sub": number}, number, subscription.override_priority, inputs))
     return entries
 
 
@@ -87,55 +103,66 @@ class _Resolver:
         self._read = read
         self._max_buckets = max_buckets
         self._max_results = max_results
+        self._families: set[tuple[tuple[int, ...], str]] = set()
 
     def add(self, stream: Stream, entry: _Entry) -> list[dict[str, object]]:
         """Resolve all variants of a stream for one subscription; what failed is returned in wire form."""
         messages: dict[str, None] = {}
         for variant in stream.variants:
             try:
-                for name in self._names(variant, entry.inputs):
-                    self._found(name, variant.bucket, entry)
+                for values in self._values(variant, entry.inputs):
+                    self._found(variant, values, entry.priority_of(stream, variant), entry.reason)
             except EvaluationError as error:
                 messages.setdefault(f"Error evaluating bucket ids: {error}")
         return [{"subscription": entry.label, "message": message} for message in messages]
 
-    def _found(self, name: str, definition: int, entry: _Entry) -> None:
-        bucket = self.buckets.get(name)
-        if bucket is None:
-            if len(self.buckets) >= self._max_buckets:
-                raise RuleLimitError("buckets", self._max_buckets)
-            bucket = self.buckets[name] = _Bucket(definition, entry.priority)
-        bucket.priority = min(bucket.priority, entry.priority)
-        if entry.reason not in bucket.reasons:
-            bucket.reasons.append(entry.reason)
+    def _found(self, variant: Variant, values: str, priority: int, reason: dict[str, int]) -> None:
+        """Add the bucket of each of the variant's definitions for these values. Together they count as one: how many
+        queries a stream has does not decide how many users it serves."""
+        self._families.add((variant.buckets, values))
+        if len(self._families) > self._max_buckets:
+            raise RuleLimitError("buckets", self._max_buckets)
+        for definition in variant.buckets:
+            name = self._plan.buckets[definition].name + values
+            bucket = self.buckets.setdefault(name, _Bucket(definition, priority))
+            bucket.priority = min(bucket.priority, priority)
+            if reason not in bucket.reasons:
+                bucket.reasons.append(reason)
 
-    def _names(self, variant: Variant, inputs: Inputs) -> Iterator[str]:
+    def _values(self, variant: Variant, inputs: Inputs) -> Iterator[str]:
+        """The part of the buckets' names that the request decides."""
         if not all(inputs.holds(gate) for gate in variant.gates):
             return
-        prefix = self._plan.buckets[variant.bucket].name
         for state in self._states(variant, inputs):
             choices = [_agreed([_values(source, state, inputs) for source in sources]) for sources in variant.params]
             for values in product(*choices):
-                name = key_text(prefix, values)
-                if name is not None:
-                    yield name
+                text = key_text("", values)
+                if text is not None:
+                    yield text
 
     def _states(self, variant: Variant, inputs: Inputs) -> Iterable[State]:
         states: Iterable[State] = [()]
         for number, stage in enumerate(variant.stages):
             needed = _needed_after(variant, number)
-            name = self._plan.lookups[stage.lookup].name
-            asked = [(state, key) for state in states for key in self._keys(name, stage.keys, state, inputs)]
-            self._ask(key for _, key in asked)
             joined: dict[State, None] = {}
-            for state, key in asked:
-                for found in self.answers[key]:
+            for state, rows in self._run(stage, states, inputs):
+                for found in rows:
                     row = (*state, found)
                     joined.setdefault(tuple(kept if i in needed else () for i, kept in enumerate(row)))
                     if len(joined) > self._max_results:
                         raise RuleLimitError("lookup rows", self._max_results)
             states = joined
         return states
+
+    def _run(self, stage: Stage, states: Iterable[State], inputs: Inputs) -> list[tuple[State, Rows]]:
+        """What the stage finds for each state, in several pieces if need be."""
+        if isinstance(stage, RequestStage):
+            rows = inputs.rows(stage)
+            return [(state, rows) for state in states]
+        name = self._plan.lookups[stage.lookup].name
+        asked = [(state, key) for state in states for key in self._keys(name, stage.keys, state, inputs)]
+        self._ask(key for _, key in asked)
+        return [(state, self.answers[key]) for state, key in asked]
 
     def _keys(self, name: str, sources: Sequence[ParamSource], state: State, inputs: Inputs) -> list[str]:
         keys: list[str] = []
@@ -162,16 +189,17 @@ class _Resolver:
 
 def _needed_after(variant: Variant, number: int) -> set[int]:
     """The stages whose outputs are still used once stage `number` has run."""
-    later = [source for stage in variant.stages[number + 1 :] for source in stage.keys]
+    stages = [stage for stage in variant.stages[number + 1 :] if isinstance(stage, LookupStage)]
+    later = [source for stage in stages for source in stage.keys]
     later += [source for sources in variant.params for source in sources]
-    return {source.stage for source in later if isinstance(source, FromLookup)}
+    return {source.stage for source in later if isinstance(source, FromStage)}
 
 
 def _values(source: ParamSource, state: State, inputs: Inputs) -> Found:
     match source:
         case FromRequest():
             return inputs.values(source)
-        case FromLookup(stage, output):
+        case FromStage(stage, output):
             return (state[stage][output],)
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from headwater_rules.errors import Code, RuleError, RuleErrors
-from headwater_rules.plan import Stream, SyncPlan, TablePattern, Variant
+from headwater_rules.plan import RequestStage, Stage, Stream, SyncPlan, TablePattern, Variant
 
 
 def sides(plan: SyncPlan) -> dict[str, str]:
@@ -144,7 +144,7 @@ class _Used:
 
 
 def _buckets(plan: SyncPlan) -> list[_Used]:
-    users = _users(plan, lambda variant: (variant.bucket,))
+    users = _users(plan, lambda variant: variant.buckets)
     return [
         _Used(bucket.name, tuple(dict.fromkeys(source.table for source in bucket.sources)), users.get(position, ()))
         for position, bucket in enumerate(plan.buckets)
@@ -152,7 +152,7 @@ def _buckets(plan: SyncPlan) -> list[_Used]:
 
 
 def _lookups(plan: SyncPlan) -> list[_Used]:
-    users = _users(plan, lambda variant: tuple(stage.lookup for stage in variant.stages))
+    users = _users(plan, Variant.lookups)
     return [
         _Used(lookup.name, (lookup.table,), users.get(position, ())) for position, lookup in enumerate(plan.lookups)
     ]
@@ -223,18 +223,22 @@ def _stream(old: SyncPlan, before: Stream, new: SyncPlan, after: Stream) -> Stre
     rows = _row_sides(old, before) != _row_sides(new, after)
     lookups = _lookup_sides(old, before) != _lookup_sides(new, after)
     request = _request_sides(old, before, rows, lookups) != _request_sides(new, after, rows, lookups)
-    priority = before.priority != after.priority
+    priority = _priorities(before) != _priorities(after)
     subscribed = before.auto_subscribe != after.auto_subscribe
     change = Change.CHANGED if rows or lookups or request or priority or subscribed else Change.UNCHANGED
     return StreamChange(after.name, change, rows, lookups, request, priority, subscribed)
 
 
+def _priorities(stream: Stream) -> set[int]:
+    return {stream.priority if variant.priority is None else variant.priority for variant in stream.variants}
+
+
 def _row_sides(plan: SyncPlan, stream: Stream) -> set[str]:
-    return {plan.buckets[variant.bucket].name for variant in stream.variants}
+    return {plan.buckets[bucket].name for variant in stream.variants for bucket in variant.buckets}
 
 
 def _lookup_sides(plan: SyncPlan, stream: Stream) -> set[str]:
-    return {plan.lookups[stage.lookup].name for variant in stream.variants for stage in variant.stages}
+    return {plan.lookups[lookup].name for variant in stream.variants for lookup in variant.lookups()}
 
 
 def _request_sides(plan: SyncPlan, stream: Stream, rows: bool, lookups: bool) -> set[object]:
@@ -242,10 +246,18 @@ def _request_sides(plan: SyncPlan, stream: Stream, rows: bool, lookups: bool) ->
     answer says whether anything else does."""
     return {
         (
-            None if rows else plan.buckets[variant.bucket].name,
+            None if rows else plan.buckets[bucket].name,
             variant.gates,
-            tuple((None if lookups else plan.lookups[stage.lookup].name, stage.keys) for stage in variant.stages),
+            tuple(_named(plan, stage, lookups) for stage in variant.stages),
             variant.params,
         )
         for variant in stream.variants
+        for bucket in variant.buckets
     }
+
+
+def _named(plan: SyncPlan, stage: Stage, differs: bool) -> object:
+    """A stage without positions in its plan."""
+    if isinstance(stage, RequestStage):
+        return stage
+    return (None if differs else plan.lookups[stage.lookup].name, stage.keys)

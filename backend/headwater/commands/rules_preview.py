@@ -18,7 +18,7 @@ from headwater.config import ServiceConfig
 from headwater.errors import HeadwaterError
 from headwater.storage.open import open_reader
 from headwater_rules.errors import RuleLimitError, did_you_mean
-from headwater_rules.plan import Expr, FromRequest, RequestInput, Stream, SyncPlan
+from headwater_rules.plan import Expr, FromRequest, RequestInput, RequestStage, Stream, SyncPlan
 from headwater_rules.requests import resolve
 from headwater_rules.results import Put, Resolution, ResolvedBucket, SyncRequest
 from headwater_rules.versions import only
@@ -151,8 +151,12 @@ def _unused(given: set[str], streams: Sequence[Stream], source: RequestInput) ->
 def _exprs(stream: Stream) -> Iterator[Expr]:
     for variant in stream.variants:
         yield from variant.gates
-        sources = [source for stage in variant.stages for source in stage.keys]
-        sources += [source for group in variant.params for source in group]
+        sources = [source for group in variant.params for source in group]
+        for stage in variant.stages:
+            if isinstance(stage, RequestStage):
+                yield from (*stage.arrays, *stage.filters, *stage.outputs)
+            else:
+                sources += stage.keys
         yield from (source.expr for source in sources if isinstance(source, FromRequest))
 
 

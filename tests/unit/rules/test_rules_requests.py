@@ -210,6 +210,50 @@ def test_rows_of_a_subquery_in_from_and_of_a_shared_query_are_joined_alike() -> 
         assert RuleStore(plan, tables).visible({"sub": "u1"}) == {("t", "in")}
 
 
+@pytest.mark.parametrize(
+    ("query", "seen"),
+    [
+        ("SELECT t.* FROM t, json_each(auth.parameter('p')) AS p WHERE t.k = p.value ->> 'id'", "ab"),
+        ("SELECT t.* FROM t, json_each(auth.parameter('p')) AS p "
+         "WHERE t.k = p.value ->> 'id' AND p.value ->> 'role' = 'admin'", "a"),
+        ("SELECT t.* FROM t, json_each(auth.parameter('p')) AS p "
+         "WHERE t.k = p.value ->> 'id' AND p.value ->> 'role' = auth.parameter('wanted')", "b"),
+        ("SELECT t.* FROM t, json_each(auth.parameter('p')) AS p "
+         "WHERE t.k = p.value ->> 'id' AND t.role = p.value ->> 'role'", "b"),
+        ("SELECT t.* FROM t, json_each(auth.parameter('roles')) AS r WHERE t.k = r.key AND t.role = r.value", "a"),
+        ("SELECT t.* FROM t, json_each(auth.parameter('p')) AS p, json_each(auth.parameter('roles')) AS r "
+         "WHERE t.k = p.value ->> 'id' AND p.value ->> 'role' = r.value AND r.key = 'b'", "a"),
+        ("SELECT t.* FROM t, json_each(auth.parameter('p')) AS p WHERE p.value ->> 'role' = 'admin'", "abc"),
+        ("SELECT t.* FROM t, json_each(auth.parameter('p')) AS p WHERE p.value ->> 'role' = 'nobody'", ""),
+        ("SELECT t.* FROM t, m, json_each(auth.parameter('p')) AS p "
+         "WHERE m.role = p.value ->> 'role' AND m.k = t.k AND t.k = p.value ->> 'id'", "b"),
+        ("SELECT t.* FROM t, json_each(auth.parameter('gone')) AS p WHERE t.k = p.value ->> 'id'", ""),
+    ],
+)  # fmt: skip
+def test_elements_of_an_array_of_the_request_are_rows_like_others(query: str, seen: str) -> None:
+    claims = {
+        "p": [{"id": "a", "role": "admin"}, {"id": "b", "role": "guest"}, {"role": "admin"}],
+        "roles": {"a": "owner", "b": "admin"},
+        "wanted": "guest",
+    }
+    tables: Rows = {
+        "t": [{"id": k, "k": k, "role": role} for k, role in (("a", "owner"), ("b", "guest"), ("c", "admin"))],
+        "m": [{"role": "guest", "k": "b"}, {"role": "guest", "k": "a"}, {"role": "admin", "k": "b"}],
+    }
+    store = RuleStore(plan_of(query), tables)
+
+    assert store.visible(claims) == {("t", key) for key in seen}
+    assert store.errors == []
+
+
+def test_the_queries_of_a_stream_count_as_one_bucket() -> None:
+    plan = plan_of("SELECT * FROM t WHERE o = auth.user_id()", "SELECT * FROM v WHERE p = auth.user_id()")
+
+    found = resolve(plan, SyncRequest({"sub": "u1"}), nothing, max_buckets=1)
+
+    assert [bucket.name.partition("[")[2] for bucket in found.buckets] == ['"u1"]', '"u1"]']
+
+
 def test_too_many_buckets_or_lookup_rows_end_the_request() -> None:
     lists = plan_of("SELECT * FROM t WHERE k IN auth.parameter('ids')")
     found = plan_of("SELECT * FROM t WHERE k IN (SELECT k FROM m WHERE u = auth.user_id())")
