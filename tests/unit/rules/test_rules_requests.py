@@ -214,19 +214,19 @@ def test_rows_of_a_subquery_in_from_and_of_a_shared_query_are_joined_alike() -> 
     ("query", "seen"),
     [
         ("SELECT t.* FROM t, json_each(auth.parameter('p')) AS p WHERE t.k = p.value ->> 'id'", "ab"),
-        ("SELECT t.* FROM t, json_each(auth.parameter('p')) AS p "
-         "WHERE t.k = p.value ->> 'id' AND p.value ->> 'role' = 'admin'", "a"),
-        ("SELECT t.* FROM t, json_each(auth.parameter('p')) AS p "
-         "WHERE t.k = p.value ->> 'id' AND p.value ->> 'role' = auth.parameter('wanted')", "b"),
-        ("SELECT t.* FROM t, json_each(auth.parameter('p')) AS p "
-         "WHERE t.k = p.value ->> 'id' AND t.role = p.value ->> 'role'", "b"),
+        (("SELECT t.* FROM t, json_each(auth.parameter('p')) AS p "
+         "WHERE t.k = p.value ->> 'id' AND p.value ->> 'role' = 'admin'"), "a"),
+        (("SELECT t.* FROM t, json_each(auth.parameter('p')) AS p "
+         "WHERE t.k = p.value ->> 'id' AND p.value ->> 'role' = auth.parameter('wanted')"), "b"),
+        (("SELECT t.* FROM t, json_each(auth.parameter('p')) AS p "
+         "WHERE t.k = p.value ->> 'id' AND t.role = p.value ->> 'role'"), "b"),
         ("SELECT t.* FROM t, json_each(auth.parameter('roles')) AS r WHERE t.k = r.key AND t.role = r.value", "a"),
-        ("SELECT t.* FROM t, json_each(auth.parameter('p')) AS p, json_each(auth.parameter('roles')) AS r "
-         "WHERE t.k = p.value ->> 'id' AND p.value ->> 'role' = r.value AND r.key = 'b'", "a"),
+        (("SELECT t.* FROM t, json_each(auth.parameter('p')) AS p, json_each(auth.parameter('roles')) AS r "
+         "WHERE t.k = p.value ->> 'id' AND p.value ->> 'role' = r.value AND r.key = 'b'"), "a"),
         ("SELECT t.* FROM t, json_each(auth.parameter('p')) AS p WHERE p.value ->> 'role' = 'admin'", "abc"),
         ("SELECT t.* FROM t, json_each(auth.parameter('p')) AS p WHERE p.value ->> 'role' = 'nobody'", ""),
-        ("SELECT t.* FROM t, m, json_each(auth.parameter('p')) AS p "
-         "WHERE m.role = p.value ->> 'role' AND m.k = t.k AND t.k = p.value ->> 'id'", "b"),
+        (("SELECT t.* FROM t, m, json_each(auth.parameter('p')) AS p "
+         "WHERE m.role = p.value ->> 'role' AND m.k = t.k AND t.k = p.value ->> 'id'"), "b"),
         ("SELECT t.* FROM t, json_each(auth.parameter('gone')) AS p WHERE t.k = p.value ->> 'id'", ""),
     ],
 )  # fmt: skip
