@@ -1,23 +1,23 @@
-"""What a sync config says besides SQL: options, streams and their settings."""
+"""What a sync config says besides SQL: options, streams, bucket definitions and their settings."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Mapping as MappingType
 from dataclasses import dataclass
+from typing import TypeVar
 
 from headwater_rules.document import Item, Mapping
-from headwater_rules.errors import Code, Place, Report, RuleError, Severity
-from headwater_rules.plan import ConversionOptions
+from headwater_rules.errors import Place, Report, RuleError
+from headwater_rules.options import Options, check_place, flag, read_options
 from headwater_rules.sqltext import SqlText
 
 _ROOT_KEYS = ("config", "streams", "with", "bucket_definitions", "event_definitions")
-_CONFIG_KEYS = (
-    "edition", "storage_version", "strict", "timestamp_max_precision", "timestamps_iso8601", "versioned_bucket_ids",
-    "fixed_json_extract", "custom_postgres_types", "unstable_sqlite_expression_engine",
-)  # fmt: skip
 _STREAM_KEYS = ("query", "queries", "with", "auto_subscribe", "priority", "accept_potentially_dangerous_queries")
-_PRECISIONS = {"seconds": 0, "milliseconds": 3, "microseconds": 6, "nanoseconds": 6}  # Postgres has microseconds
-_EDITION_HINT = "write `edition: 3` under `config`, and the queries as `streams`"
+_BUCKET_KEYS = ("parameters", "data", "priority", "accept_potentially_dangerous_queries")
+_DEFAULT_PRIORITY = 3
+_NOTHING = "the sync config defines no streams"
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,104 +35,89 @@ class StreamSource:
 
 
 @dataclass(frozen=True, slots=True)
-class Config:
-    """A sync config whose SQL is still text."""
+class BucketSource:
+    """One bucket definition as written. `own_priority` is where it sets its priority, if it does."""
 
-    options: ConversionOptions
-    strict: bool
+    name: str
+    place: Place
+    parameters: tuple[SqlText, ...]
+    data: tuple[SqlText, ...]
+    priority: int
+    own_priority: Place | None
+    accepts_dangerous: bool
+
+
+@dataclass(frozen=True, slots=True)
+class EventSource:
+    """One event definition as written."""
+
+    name: str
+    place: Place
+    payloads: tuple[SqlText, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """A sync config whose SQL is still text. `shared_ctes` are those for all streams."""
+
+    options: Options
     streams: tuple[StreamSource, ...]
+    buckets: tuple[BucketSource, ...]
+    events: tuple[EventSource, ...]
+    shared_ctes: MappingType[str, SqlText]
 
 
 def read_config(root: Item, report: Report) -> Config:
     """Everything but the SQL. Findings go to `report`; raises RuleError where reading on makes no sense."""
     document = root.mapping("the sync config")
     document.check(_ROOT_KEYS, report)
-    options, strict = _options(document, report)
-    for name in ("bucket_definitions", "event_definitions"):
-        if document.get(name) is not None:
-            message = f"`{name}` are not accepted: this version reads edition 3 streams"
-            report.add(document.key(name).fail(message, "write them as `streams`", Code.EDITION))
-    streams = document.get("streams")
-    if streams is None:
-        if document.get("bucket_definitions") is None:
-            raise root.fail("the sync config defines no streams", "add `streams:` with at least one stream")
-        return Config(options, strict, ())
+    options = read_options(document, report)
+    for name in document.names():
+        check_place(options.edition, document.key(name), name, report)
+    if document.get("streams") is None and document.get("bucket_definitions") is None:
+        raise root.fail(_NOTHING, "add `streams:` with at least one stream")
     shared = _ctes(document, report)
-    entries = streams.mapping("`streams`")
+    streams = _entries(document, "streams", report, lambda name, key, item: _stream(name, key, item, shared, report))
+    buckets = _entries(document, "bucket_definitions", report, lambda name, key, item: _bucket(name, key, item, report))
+    events = _entries(document, "event_definitions", report, lambda name, key, item: _event(name, key, item, report))
+    _refuse_clash(document, report)
+    if not (streams or buckets or report.errors):
+        item = document.get("streams") or root
+        raise item.fail(_NOTHING, "add at least one below `streams`")
+    return Config(options, streams, buckets, events, shared)
+
+
+def _entries(document: Mapping, name: str, report: Report, read: Callable[[str, Item, Item], T]) -> tuple[T, ...]:
+    """The definitions of one kind that could be read."""
+    item = document.get(name)
+    if item is None:
+        return ()
+    try:
+        entries = item.mapping(f"`{name}`")
+    except RuleError as error:
+        report.add(error)
+        return ()
     entries.check(None, report)
-    if not entries.items():
-        raise streams.fail("the sync config defines no streams", "add at least one below `streams`")
-    sources = [_stream(name, entries.key(name), item, shared, report) for name, item in entries.items()]
-    return Config(options, strict, tuple(source for source in sources if source is not None))
+    found: list[T] = []
+    for key, value in entries.items():
+        try:
+            found.append(read(key, entries.key(key), value))
+        except RuleError as error:
+            report.add(error)
+    return tuple(found)
 
 
-def _options(document: Mapping, report: Report) -> tuple[ConversionOptions, bool]:
-    item = document.get("config")
-    if item is None:
-        report.add(document.item.fail("the edition of the sync config is missing", _EDITION_HINT, Code.EDITION))
-        return ConversionOptions(), False
-    try:
-        config = item.mapping("`config`")
-    except RuleError as error:
-        report.add(error)
-        return ConversionOptions(), False
-    config.check(_CONFIG_KEYS, report)
-    _edition(config, report)
-    _ineffective(config, report)
-    iso = _flag(config, "timestamps_iso8601", report)
-    custom_types = _flag(config, "custom_postgres_types", report)
-    if not _flag(config, "fixed_json_extract", report):
-        hint = "remove the line: edition 3 reads JSON paths in the fixed way"
-        key = config.key("fixed_json_extract")
-        report.add(key.fail("`fixed_json_extract: false` is not supported", hint, Code.OPTION))
-    options = ConversionOptions(iso, custom_types, _digits(config, iso, report))
-    return options, _flag(config, "strict", report, default=False)
-
-
-def _flag(mapping: Mapping, name: str, report: Report, *, default: bool = True) -> bool:
-    return mapping.read(name, lambda item: item.boolean(f"`{name}`"), default, report)
-
-
-def _edition(config: Mapping, report: Report) -> None:
-    item = config.get("edition")
-    if item is None:
-        message = "the edition of the sync config is missing"
-        report.add(config.item.fail(message, _EDITION_HINT, Code.EDITION))
+def _refuse_clash(document: Mapping, report: Report) -> None:
+    """Streams and bucket definitions are subscribed to by the same names."""
+    streams, buckets = document.get("streams"), document.get("bucket_definitions")
+    if streams is None or buckets is None or report.errors:
         return
-    try:
-        edition = item.integer("`edition`", (1, 2, 3))
-    except RuleError as error:
-        report.add(error)
-        return
-    if edition != 3:
-        report.add(item.fail(f"edition {edition} is not accepted by this version", _EDITION_HINT, Code.EDITION))
-
-
-def _digits(config: Mapping, iso: bool, report: Report) -> int:
-    item = config.get("timestamp_max_precision")
-    if item is None:
-        return _PRECISIONS["microseconds"]
-    name = config.read("timestamp_max_precision", lambda each: each.string("`timestamp_max_precision`"), "", report)
-    if name not in _PRECISIONS:
-        if name:
-            message = f"unknown precision `{name}`"
-            report.add(item.fail(message, f"use one of {', '.join(_PRECISIONS)}", Code.OPTION))
-        return _PRECISIONS["microseconds"]
-    if not iso:
-        hint = "remove `timestamps_iso8601: false`"
-        report.add(item.fail("`timestamp_max_precision` needs ISO 8601 timestamps", hint, Code.OPTION))
-    return _PRECISIONS[name]
-
-
-def _ineffective(config: Mapping, report: Report) -> None:
-    """Options that choose between ways of the published service that are one here."""
-    config.read("storage_version", lambda each: each.integer("`storage_version`", (2, 3)), 2, report)
-    for name in ("versioned_bucket_ids", "unstable_sqlite_expression_engine"):
-        if not _flag(config, name, report):
-            warning = RuleError(
-                Code.NO_EFFECT, f"`{name}: false` has no effect", config.key(name).place, "remove it", Severity.WARNING
-            )
-            report.add(warning)
+    names = set(streams.mapping("`streams`").names())
+    definitions = buckets.mapping("`bucket_definitions`")
+    for name in definitions.names():
+        if name in names:
+            message = f"`{name}` is a stream and a bucket definition"
+            report.add(definitions.key(name).fail(message, "rename one of them"))
 
 
 def _ctes(owner: Mapping, report: Report) -> dict[str, SqlText]:
@@ -154,14 +139,10 @@ def _ctes(owner: Mapping, report: Report) -> dict[str, SqlText]:
     return found
 
 
-def _stream(name: str, key: Item, item: Item, shared: MappingType[str, SqlText], report: Report) -> StreamSource | None:
-    try:
-        stream = item.mapping(f"stream `{name}`")
-        stream.check(_STREAM_KEYS, report)
-        queries = _queries(name, key, stream, report)
-    except RuleError as error:
-        report.add(error)
-        return None
+def _stream(name: str, key: Item, item: Item, shared: MappingType[str, SqlText], report: Report) -> StreamSource:
+    stream = item.mapping(f"stream `{name}`")
+    stream.check(_STREAM_KEYS, report)
+    queries = _queries(name, key, stream, report)
     own = _ctes(stream, report)
     return StreamSource(
         name,
@@ -169,9 +150,9 @@ def _stream(name: str, key: Item, item: Item, shared: MappingType[str, SqlText],
         queries,
         {**shared, **own},
         tuple(own),
-        _flag(stream, "auto_subscribe", report, default=False),
-        stream.read("priority", lambda each: each.integer("`priority`", range(4)), 3, report),
-        _flag(stream, "accept_potentially_dangerous_queries", report, default=False),
+        flag(stream, "auto_subscribe", report),
+        _priority(stream, report),
+        flag(stream, "accept_potentially_dangerous_queries", report),
     )
 
 
@@ -180,9 +161,17 @@ def _queries(name: str, key: Item, stream: Mapping, report: Report) -> tuple[Sql
     if (one is None) == (several is None):
         what = "both `query` and `queries`" if one is not None else "neither `query` nor `queries`"
         raise key.fail(f"stream `{name}` has {what}", "give it exactly one of the two")
-    items = [one] if one is not None else several.sequence("`queries`") if several is not None else []
-    if not items:
-        raise key.fail(f"stream `{name}` has no query", "add a SELECT below `queries`")
+    if one is not None:
+        return _texts([one], report)
+    assert several is not None  # else both would be missing
+    return _texts(several.sequence("`queries`"), report) or _no_query(f"stream `{name}`", "queries", key)
+
+
+def _no_query(what: str, where: str, key: Item) -> tuple[SqlText, ...]:
+    raise key.fail(f"{what} has no query", f"add a SELECT below `{where}`")
+
+
+def _texts(items: list[Item], report: Report) -> tuple[SqlText, ...]:
     texts: list[SqlText] = []
     for item in items:
         try:
@@ -190,3 +179,42 @@ def _queries(name: str, key: Item, stream: Mapping, report: Report) -> tuple[Sql
         except RuleError as error:
             report.add(error)
     return tuple(texts)
+
+
+def _bucket(name: str, key: Item, item: Item, report: Report) -> BucketSource:
+    what = f"bucket definition `{name}`"
+    bucket = item.mapping(what)
+    bucket.check(_BUCKET_KEYS, report)
+    data = bucket.get("data")
+    if data is None:
+        raise key.fail(f"{what} has no `data`", "list its data queries under `data`")
+    items = data.sequence("`data`")
+    if not items:
+        _no_query(what, "data", key)
+    return BucketSource(
+        name,
+        key.place,
+        bucket.read("parameters", lambda each: _parameters(each, report), (), report),
+        _texts(items, report),
+        _priority(bucket, report),
+        bucket.key("priority").place if bucket.get("priority") is not None else None,
+        flag(bucket, "accept_potentially_dangerous_queries", report),
+    )
+
+
+def _parameters(item: Item, report: Report) -> tuple[SqlText, ...]:
+    return _texts(item.sequence("`parameters`") if item.is_sequence else [item], report)
+
+
+def _event(name: str, key: Item, item: Item, report: Report) -> EventSource:
+    what = f"event `{name}`"
+    event = item.mapping(what)
+    event.check(("payloads",), report)
+    payloads = event.get("payloads")
+    if payloads is None:
+        raise key.fail(f"{what} has no `payloads`", "list its queries under `payloads`")
+    return EventSource(name, key.place, _texts(payloads.sequence("`payloads`"), report))
+
+
+def _priority(mapping: Mapping, report: Report) -> int:
+    return mapping.read("priority", lambda each: each.integer("`priority`", range(4)), _DEFAULT_PRIORITY, report)

@@ -43,6 +43,10 @@ class Item:
             raise self.fail(f"{what} must be a list", "begin each entry with `- `")
         return [Item(self.text, node) for node in self.node.value]
 
+    @property
+    def is_sequence(self) -> bool:
+        return isinstance(self.node, SequenceNode)
+
     def string(self, what: str) -> str:
         if not isinstance(self.node, ScalarNode) or self.node.tag != _TAG + "str":
             raise self.fail(f"{what} must be a text")
@@ -107,6 +111,9 @@ class Mapping:
 
     def key(self, name: str) -> Item:
         return self._entries[name][0]
+
+    def names(self) -> list[str]:
+        return list(self._entries)
 
     def items(self) -> list[tuple[str, Item]]:
         return [(name, value) for name, (_, value) in self._entries.items()]

@@ -42,6 +42,8 @@ class Code(StrEnum):
     ALIAS_BEFORE_STAR = "HW_R203"
     JOINED_ALIAS = "HW_R204"
     NO_EFFECT = "HW_R205"
+    LOWERED = "HW_R206"
+    OLD_EDITION = "HW_R207"
 
 
 @dataclass(frozen=True, slots=True)

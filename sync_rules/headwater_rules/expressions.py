@@ -8,9 +8,15 @@ from typing import Protocol
 from sqlglot import exp
 
 from headwater_rules import functions
-from headwater_rules.errors import Code, RuleError
-from headwater_rules.fragment import REQUEST, Frag, Kind, Ref, build, equal, joined, negated, text, truth
-from headwater_rules.plan import RequestInput
+from headwater_rules.errors import Code, RuleError, did_you_mean
+from headwater_rules.fragment import Frag, Kind, build, equal, joined, negated, text, truth
+from headwater_rules.request_values import (
+    REQUEST_SCHEMAS,
+    is_request_table,
+    request_call,
+    request_column,
+)
+from headwater_rules.semantics import Semantics
 from headwater_rules.sqltext import SqlText
 
 _COMPARISONS: dict[type[exp.Expr], str] = {exp.LT: "<", exp.LTE: "<=", exp.GT: ">", exp.GTE: ">="}
@@ -61,8 +67,9 @@ class Names(Protocol):
 class Scalars:
     """Translates the expressions of one SQL text."""
 
-    def __init__(self, source: SqlText) -> None:
+    def __init__(self, source: SqlText, semantics: Semantics) -> None:
         self._source = source
+        self._semantics = semantics
         self._rules: dict[type[exp.Expr], Callable[..., Frag]] = {
             exp.Paren: lambda node, names: self.frag(node.this, names),
             exp.Literal: self._literal,
@@ -155,6 +162,8 @@ class Scalars:
             raise self.fail(
                 Code.UNSUPPORTED, "a column may not be qualified by a schema", node, "give the table an alias"
             )
+        if node.table and is_request_table(table := identifier(node.args["table"]), self._semantics):
+            return request_column(table, identifier(node.this), self._source.place_of(node))
         return names.column(node)
 
     def _call(self, node: exp.Anonymous, names: Names) -> Frag:
@@ -163,41 +172,33 @@ class Scalars:
         if name == "row_id" and not node.expressions:
             return names.row_function(None, name, node)
         arguments = [self.frag(argument, names) for argument in node.expressions if name in functions.KNOWN]
-        return functions.call(name, arguments, node.expressions, self._source.place_of(node))
+        place = self._source.place_of(node)
+        return functions.call(name, arguments, node.expressions, place, fixed=self._semantics.fixed_paths)
 
     def _qualified_call(self, node: exp.Dot, names: Names) -> Frag:
         schema, function = node.this, node.expression
         if not isinstance(schema, exp.Identifier) or not isinstance(function, exp.Anonymous):
             raise self.refused(node)
         qualifier, name = identifier(schema), str(function.this).lower()
-        if qualifier in functions.REQUEST_SCHEMAS and not schema.args.get("quoted"):
-            return self._request_value(qualifier, name, function, node)
+        if qualifier in REQUEST_SCHEMAS and not schema.args.get("quoted"):
+            self.only(function, frozenset({"this", "expressions"}))
+            return request_call(qualifier, function, self._semantics, self._source.place_of(node))
         if name in functions.ROW_FUNCTIONS:
             if function.expressions:
                 raise self.fail(Code.UNKNOWN_FUNCTION, f"`{name}` takes no arguments", node)
             return names.row_function(qualifier, name, node)
-        hint = "values of the request are called `auth.…`, `connection.…` and `subscription.…`"
+        hint = did_you_mean(qualifier, REQUEST_SCHEMAS)
         raise self.fail(Code.UNKNOWN_FUNCTION, f"unknown function `{qualifier}.{name}`", node, hint)
-
-    def _request_value(self, schema: str, name: str, function: exp.Anonymous, node: exp.Dot) -> Frag:
-        arguments = function.expressions
-        if schema == "auth" and name == "user_id" and not arguments:
-            return Frag((Ref(REQUEST, RequestInput.USER_ID.value),), Kind.ANY, self._source.place_of(node))
-        whole = Frag((Ref(REQUEST, functions.REQUEST_SCHEMAS[schema]),), Kind.TEXT, self._source.place_of(node))
-        if name == "parameters" and not arguments:
-            return whole
-        if name == "parameter" and len(arguments) == 1:
-            return functions.json_access(whole, arguments[0], "->>", whole.place)
-        known = "`auth.user_id()`, " if schema == "auth" else ""
-        hint = f"there are {known}`{schema}.parameters()` and `{schema}.parameter('name')`"
-        raise self.fail(Code.UNKNOWN_FUNCTION, f"unknown use of `{schema}.{name}`", node, hint)
 
     def _equal(self, node: exp.Binary, names: Names) -> Frag:
         left, right = self.frag(node.this, names), self.frag(node.expression, names)
         return equal(left, right, self._source.place_of(node))
 
     def _not_equal(self, node: exp.NEQ, names: Names) -> Frag:
-        return negated(self._equal(node, names))
+        if self._semantics.null_differs:
+            return negated(self._equal(node, names))
+        left, right = self.frag(node.this, names), self.frag(node.expression, names)
+        return self._build(node, Kind.LOGICAL, "(", left, " <> ", right, ")")
 
     def _compare(self, node: exp.Binary, names: Names) -> Frag:
         left, right = self.frag(node.this, names), self.frag(node.expression, names)
@@ -228,9 +229,8 @@ class Scalars:
         return self._build(node, Kind.CERTAIN, "(", self.frag(node.this, names), f" {sign} {against})")
 
     def _access(self, node: exp.Binary, names: Names, operator: str) -> Frag:
-        return functions.json_access(
-            self.frag(node.this, names), node.expression, operator, self._source.place_of(node)
-        )
+        value, place = self.frag(node.this, names), self._source.place_of(node)
+        return functions.json_access(value, node.expression, operator, place, fixed=self._semantics.fixed_paths)
 
     def _in(self, node: exp.In, names: Names) -> Frag:
         left = self.frag(node.this, names)

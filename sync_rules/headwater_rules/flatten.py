@@ -14,6 +14,7 @@ from headwater_rules.expressions import Scalars, identifier, in_list
 from headwater_rules.fragment import Frag, Kind, Ref, equal, negated, truth
 from headwater_rules.plan import RowFunction
 from headwater_rules.relations import Column, Context, Each, Everything, Relation, Scope, Selection, Table
+from headwater_rules.semantics import Requests
 from headwater_rules.sqltext import SqlText, parse_select
 
 _ROW_FUNCTIONS = {
@@ -23,14 +24,31 @@ _ROW_FUNCTIONS = {
     "schema": RowFunction.SCHEMA,
 }
 _SELECT_PARTS = frozenset({"expressions", "from_", "joins", "where", "distinct"})
+_SUFFIX = "_table_suffix"
 _ELEMENT = frozenset({"value", "key"})
 _INNER = frozenset({"", "INNER", "CROSS"})
 
 
-def flatten(context: Context, text: SqlText) -> Selection:
-    """The flattened form of the one SELECT in `text`. Raises RuleError where it can't be understood far enough to
-    look for further errors; what can be passed over goes to the report."""
-    return _Select(context, text, None).run(parse_select(text))
+def flatten(context: Context, text: SqlText, outer: Scope | None = None) -> Selection:
+    """The flattened form of the one SELECT in `text`, which may use the names of `outer` too. Raises RuleError where
+    it can't be understood far enough to look for further errors; what can be passed over goes to the report."""
+    return flatten_select(context, text, parse_select(text), outer)
+
+
+def flatten_select(context: Context, text: SqlText, node: exp.Select, outer: Scope | None = None) -> Selection:
+    """`flatten` for a SELECT of `text` that is parsed already."""
+    return _Select(context, text, outer).run(node)
+
+
+def named_columns(selection: Selection) -> dict[str, Frag]:
+    """The columns of a subquery, by name. Raises RuleError for `*`, which nobody can look into."""
+    columns: dict[str, Frag] = {}
+    for column in selection.columns:
+        if isinstance(column, Everything):
+            message = "`*` is not supported in a subquery or a `with` query"
+            raise RuleError(Code.UNSUPPORTED, message, column.place, "name the columns")
+        columns[column.name] = column.value
+    return columns
 
 
 class _Select:
@@ -39,7 +57,7 @@ class _Select:
     def __init__(self, context: Context, text: SqlText, outer: Scope | None) -> None:
         self._context = context
         self._text = text
-        self._scalars = Scalars(text)
+        self._scalars = Scalars(text, context.semantics)
         self._scope = Scope(outer)
         self._tables: set[int] = set()
         self._conditions: list[Condition] = []
@@ -48,9 +66,11 @@ class _Select:
         self._scalars.only(node, _SELECT_PARTS)
         if node.args.get("distinct"):
             self._scalars.only(node.args["distinct"], frozenset())  # no device has a row twice, but ON would choose
-        if not node.args.get("from_"):
+        self._warn_of_case(node)
+        if node.args.get("from_"):
+            self._from(node.args["from_"].this)
+        elif self._context.semantics.requests is not Requests.PARAMETERS:
             raise self._fail(Code.UNSUPPORTED, "a query needs a FROM", node, "select from the table to sync")
-        self._from(node.args["from_"].this)
         for join in node.args.get("joins") or []:
             self._join(join)
         columns = self._columns(node)
@@ -70,7 +90,14 @@ class _Select:
         if isinstance(self._context.instances[relation], Each) and name not in _ELEMENT:
             hint = "there are `value` and `key`"
             raise self._fail(Code.UNKNOWN_NAME, f"`json_each` has no column `{name}` here", node, hint)
+        if name == _SUFFIX and self._has_suffix(relation):
+            name = RowFunction.TABLE_SUFFIX.value
         return Frag((Ref(relation, name),), Kind.ANY, place)
+
+    def _has_suffix(self, relation: int) -> bool:
+        """Editions before `table_suffix()` have a column instead."""
+        table = self._context.instances[relation]
+        return self._context.semantics.edition < 3 and isinstance(table, Table) and table.pattern.name.endswith("%")
 
     def row_function(self, qualifier: str | None, name: str, node: exp.Expr) -> Frag:
         """See `Names`."""
@@ -89,6 +116,14 @@ class _Select:
 
     def _warn(self, code: Code, message: str, place: Place, suggestion: str) -> None:
         self._context.report.add(RuleError(code, message, place, suggestion, Severity.WARNING))
+
+    def _warn_of_case(self, node: exp.Select) -> None:
+        for found in node.find_all(exp.Identifier):
+            name = str(found.name)
+            if not found.args.get("quoted") and name != name.lower() and found.parent_select is node:
+                message = f"`{name}` is written without quotes and so means `{name.lower()}`"
+                hint = f'write "{name}" in quotes to keep the case'
+                self._warn(Code.LOWERED, message, self._text.place_of(found), hint)
 
     def _only_relation(self, node: exp.Expr) -> Relation:
         relations = self._scope.relations
@@ -156,12 +191,7 @@ class _Select:
         self._name(name or function, number, node)
 
     def _derive(self, node: exp.Expr, name: str, selection: Selection) -> None:
-        columns: dict[str, Frag] = {}
-        for column in selection.columns:
-            if isinstance(column, Everything):
-                message = "`*` is not supported in a subquery or a `with` query"
-                raise RuleError(Code.UNSUPPORTED, message, column.place, "name the columns")
-            columns[column.name] = column.value
+        columns = named_columns(selection)
         self._tables |= selection.tables
         self._conditions.append(selection.condition)
         self._name(name, columns, node)

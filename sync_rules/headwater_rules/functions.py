@@ -54,14 +54,14 @@ _INSTEAD = {
     "nullif": "write `CASE WHEN a = b THEN NULL ELSE a END`",
 }
 
-REQUEST_SCHEMAS = {"auth": "claims", "connection": "connection", "subscription": "subscription"}
 ROW_FUNCTIONS = frozenset({"row_id", "table_name", "table_suffix", "schema"})
 KNOWN = frozenset({*_PLAIN, *_SPECIAL})
 
 
-def call(name: str, arguments: Sequence[Frag], nodes: Sequence[exp.Expr], place: Place) -> Frag:
+def call(name: str, arguments: Sequence[Frag], nodes: Sequence[exp.Expr], place: Place, *, fixed: bool = True) -> Frag:
     """The call of a function on translated arguments; `nodes` are the same as written, for those that must be
-    literals. Raises RuleError for an unknown function or a wrong number of arguments."""
+    literals, and `fixed` is that of `json_access`. Raises RuleError for an unknown function or a wrong number of
+    arguments."""
     plain = _PLAIN.get(name)
     least, most = (plain.least, plain.most) if plain else _SPECIAL.get(name, (-1, -1))
     if least < 0:
@@ -75,7 +75,7 @@ def call(name: str, arguments: Sequence[Frag], nodes: Sequence[exp.Expr], place:
         case "iif":
             return _written("iif", [truth(arguments[0]), *arguments[1:]], Kind.ANY, place)
         case "json_extract":
-            return json_access(arguments[0], _rooted(nodes[1], place), "->>", place)
+            return json_access(arguments[0], _rooted(nodes[1], place), "->>", place, fixed=fixed)
         case "json_array_length":
             inner = (
                 arguments[0] if len(nodes) == 1 else json_access(arguments[0], _rooted(nodes[1], place), "->", place)
@@ -85,15 +85,16 @@ def call(name: str, arguments: Sequence[Frag], nodes: Sequence[exp.Expr], place:
             return _moment(name, arguments[0], nodes[1:], place)
 
 
-def json_access(value: Frag, path: exp.Expr, operator: str, place: Place) -> Frag:
-    """`value -> path` or `value ->> path`. Raises RuleError when the path is no literal."""
+def json_access(value: Frag, path: exp.Expr, operator: str, place: Place, *, fixed: bool = True) -> Frag:
+    """`value -> path` or `value ->> path`. Unless `fixed`, a path without `$` is split at dots too, and what stands
+    for a JSON null is the text `null` from `->>` and null from `->`. Raises RuleError when the path is no literal."""
     if value.kind in {Kind.CERTAIN, Kind.LOGICAL}:
         raise RuleError(
             Code.UNSUPPORTED, f"`{operator}` is applied to a condition", place, "put brackets around the JSON access"
         )
     kind = Kind.TEXT if operator == "->" else Kind.ANY
-    paths = _sqlite_paths(_segments(path, place), place)
-    readings = [build(kind, place, "(", value, f" {operator} {quoted(each)})") for each in paths]
+    paths = _sqlite_paths(_segments(path, place, fixed), place)
+    readings = [_reading(value, operator, quoted(each), kind, place, fixed) for each in paths]
     if len(readings) == 1:
         return readings[0]
     if sum(len(reading.parts) for reading in readings) > _MAX_PARTS:
@@ -113,12 +114,21 @@ def _written(name: str, arguments: Sequence[Frag], kind: Kind, place: Place) -> 
     return build(kind, place, *pieces, ")")
 
 
-def _segments(path: exp.Expr, place: Place) -> list[str]:
+def _reading(value: Frag, operator: str, path: str, kind: Kind, place: Place, fixed: bool) -> Frag:
+    found = build(kind, place, "(", value, f" {operator} {path})")
+    if fixed:
+        return found
+    if operator == "->":
+        return build(kind, place, "nullif(", found, ", 'null')")
+    return build(kind, place, "(CASE json_type(", value, f", {path}) WHEN 'null' THEN 'null' ELSE ", found, " END)")
+
+
+def _segments(path: exp.Expr, place: Place, fixed: bool) -> list[str]:
     if not isinstance(path, exp.Literal):
         raise RuleError(Code.UNSUPPORTED, "the path of a JSON access must be a literal", place, "write it in quotes")
     text = str(path.this)
     if not (path.is_string and text.startswith("$")):
-        return [text]
+        return [text] if fixed or not path.is_string else text.split(".")
     head, *segments = text.split(".")
     if head != "$" or any("[" in segment for segment in segments):
         raise RuleError(

@@ -115,4 +115,6 @@ def _exprs(exprs: Iterable[Expr]) -> list[list[object]]:
 
 
 def _item(item: Output | Star) -> list[object]:
-    return ["*"] if isinstance(item, Star) else [item.name, item.expr.sql, list(item.expr.inputs)]
+    if isinstance(item, Star):
+        return ["*"] if item.everything else ["*", "visible"]
+    return [item.name, item.expr.sql, list(item.expr.inputs)]

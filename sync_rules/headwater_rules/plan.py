@@ -93,7 +93,10 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class Star:
-    """`*`: every column of the row."""
+    """`*`: every column of the row, in the place of those of the same name. Without `everything` those that begin
+    with `_` are left out, and a column selected before stays unless it is null."""
+
+    everything: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -312,11 +312,13 @@ class _Term:
             tuple(self._sorted(self._parts[self._target.table].filters)),
             self._arrays(self._parts[self._target.table]),
             params,
-            tuple(
-                Star() if isinstance(column, Everything) else Output(column.name, self._expr(column.value))
-                for column in self._target.columns
-            ),
+            tuple(self._projected(column) for column in self._target.columns),
         )
+
+    def _projected(self, column: Column | Everything) -> Output | Star:
+        if isinstance(column, Everything):
+            return Star(self._context.semantics.star_is_all)
+        return Output(column.name, self._expr(column.value))
 
     def _arrays(self, parts: _Parts) -> tuple[Expr, ...]:
         return tuple(self._expr(self._array(number)) for number in parts.arrays)

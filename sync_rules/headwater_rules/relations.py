@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from sqlglot import exp
 
@@ -12,6 +12,7 @@ from headwater_rules.errors import Code, Place, Report, RuleError
 from headwater_rules.expressions import identifier
 from headwater_rules.fragment import REQUEST, Frag
 from headwater_rules.plan import TablePattern
+from headwater_rules.semantics import Requests, Semantics
 from headwater_rules.sqltext import SqlText
 
 
@@ -75,6 +76,7 @@ class Context:
     """What the SELECTs of one query share. `ctes` are the SQL texts that a name in FROM may stand for, and `used`
     collects those that did. Findings go to `report`; after a fatal one the result must not be used."""
 
+    semantics: Semantics
     ctes: Mapping[str, SqlText]
     default_schema: str
     report: Report
@@ -83,7 +85,11 @@ class Context:
 
     def without_ctes(self) -> Context:
         """For the inside of a CTE: CTEs do not see each other."""
-        return Context({}, self.default_schema, self.report, self.instances, self.used)
+        return replace(self, ctes={})
+
+    def naming(self, requests: Requests) -> Context:
+        """The same with other names for values of the request."""
+        return replace(self, semantics=self.semantics.naming(requests))
 
     def owner(self, number: int) -> int:
         """The table that an instance's values belong to: an array of a row belongs to the row's table, one of the

@@ -6,7 +6,7 @@ SQLite, as one prepared statement per source.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 
@@ -16,10 +16,13 @@ from headwater_rules.binding import Bound, Layout, Row, Statement
 from headwater_rules.engine import as_text
 from headwater_rules.errors import EvaluationError
 from headwater_rules.naming import key_text
-from headwater_rules.plan import LookupDefinition, Output, RowSource, SyncPlan, Value
+from headwater_rules.plan import LookupDefinition, Output, RowSource, Star, SyncPlan, Value
 from headwater_rules.results import LookupEntry, Put, RowResult
 
 _new = tuple.__new__
+
+Choice = tuple[int, ...]
+"""Positions in a row; the first value that is not null counts."""
 
 
 class TableProgram:
@@ -132,14 +135,13 @@ def _look_up(lookup: _Lookup, row: Row, entries: list[LookupEntry]) -> None:
 
 
 class _Writer:
-    """Writes the data and the id of a row from the positions of its selected values."""
+    """Writes the data and the id of a row from the places of its selected values."""
 
     __slots__ = ("_has_blobs", "_id", "_select")
 
-    def __init__(self, names: tuple[str, ...], positions: tuple[int, ...]) -> None:
-        self._select = _selector(names, positions)
-        chosen = [position for name, position in zip(names, positions, strict=True) if name == "id"]
-        self._id = chosen[-1] if chosen else None
+    def __init__(self, columns: Mapping[str, Choice]) -> None:
+        self._select = _selector(columns)
+        self._id = columns.get("id", ())
         self._has_blobs = False
 
     def data(self, row: Row) -> str:
@@ -153,13 +155,14 @@ class _Writer:
         return _without_blobs(values)
 
     def id(self, row: Row, row_id: str) -> str:
-        if self._id is None:
-            return row_id
-        value = row[self._id]
-        if type(value) is str:
-            return value
-        text = None if isinstance(value, bytes) else as_text(value)
-        return row_id if text is None else text
+        for position in self._id:
+            value = row[position]
+            if type(value) is str:
+                return value
+            text = None if isinstance(value, bytes) else as_text(value)
+            if text is not None:
+                return text
+        return row_id
 
 
 def _without_blobs(values: dict[str, Value]) -> str:
@@ -169,13 +172,34 @@ def _without_blobs(values: dict[str, Value]) -> str:
         raise EvaluationError("a value has no JSON form") from None
 
 
-def _selector(names: tuple[str, ...], positions: tuple[int, ...]) -> Callable[[Row], dict[str, Value]]:
-    """A function from a row to its selected values by name, the last of equal names. Generated, because a dict
-    display takes a third of the time of `dict(zip(…))`; only quoted names and numbers go into the code."""
-    chosen = dict(zip(names, positions, strict=True))
-    body = ", ".join(f"{name!r}: row[{position}]" for name, position in chosen.items())
+def _selector(columns: Mapping[str, Choice]) -> Callable[[Row], dict[str, Value]]:
+    """A function from a row to its selected values by name. Generated, because a dict display takes a third of the
+    time of `dict(zip(…))`; only quoted names and numbers go into the code."""
+    body = ", ".join(f"{name!r}: {_chosen(choice)}" for name, choice in columns.items())
     selector: Callable[[Row], dict[str, Value]] = eval(f"lambda row: {{{body}}}", {"__builtins__": {}})  # noqa: S307
     return selector
+
+
+def _chosen(choice: Choice) -> str:
+    first, *others = choice
+    return f"row[{first}]" + (f" if row[{first}] is not None else {_chosen(tuple(others))}" if others else "")
+
+
+def _columns(layout: Layout, bound: Bound, projection: Sequence[Output | Star]) -> dict[str, Choice]:
+    """Where the value of each selected column stands. Equal names keep the place of the first and the value of the
+    last, as a rule."""
+    columns: dict[str, Choice] = {}
+    for item in projection:
+        if isinstance(item, Output):
+            columns[item.name] = (bound.position(item.expr),)
+            continue
+        layout.need_all()
+        for position, name in enumerate(layout.columns):
+            if item.everything:
+                columns[name] = (position,)
+            elif not name.startswith("_"):
+                columns[name] = (*columns.get(name, ()), position)
+    return columns
 
 
 def _bind_entry(
@@ -183,19 +207,9 @@ def _bind_entry(
 ) -> _Entry:
     bound = Bound(layout, source.table, source.filters, source.each)
     params = tuple(bound.position(expr) for expr in source.params)
-    names: list[str] = []
-    positions: list[int] = []
-    for item in source.projection:
-        if isinstance(item, Output):
-            names.append(item.name)
-            positions.append(bound.position(item.expr))
-        else:
-            names += layout.columns
-            positions += range(len(layout.columns))
-            layout.need_all()
-    shape = (tuple(names), tuple(positions))
+    columns = _columns(layout, bound, source.projection)
     table = layout.table if source.output_table is None else source.output_table
-    writer = writers.setdefault(shape, _Writer(*shape))
+    writer = writers.setdefault(tuple(columns.items()), _Writer(columns))
     return _Entry(definition, name, table, _key(name, params), bound.statement(), bool(source.each), writer)
 
 

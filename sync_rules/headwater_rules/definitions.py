@@ -1,0 +1,161 @@
+"""Bucket definitions: parameter queries, which give a request its buckets, and data queries, which fill them.
+
+A data query together with a parameter query is a stream: the parameters are a table called `bucket` that is joined
+to the data by the conditions on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from sqlglot import exp
+
+from headwater_rules.catalog import united
+from headwater_rules.conditions import All
+from headwater_rules.config import BucketSource, EventSource
+from headwater_rules.drafts import Job, check_danger, check_number, draft_query
+from headwater_rules.errors import Code, RuleError, Severity, did_you_mean
+from headwater_rules.expressions import identifier
+from headwater_rules.flatten import flatten, flatten_select, named_columns
+from headwater_rules.fragment import Frag
+from headwater_rules.plan import Stream, Variant
+from headwater_rules.planner import VariantDraft, find_target
+from headwater_rules.relations import Column, Context, Scope, Selection
+from headwater_rules.semantics import Requests
+from headwater_rules.sqltext import SqlText, parse_select
+
+_BUCKET = "bucket"
+_PRIORITY = "_priority"
+
+
+@dataclass(frozen=True, slots=True)
+class _Parameters:
+    """A parameter query: a fresh copy of its flattened form is made for each data query."""
+
+    text: SqlText | None
+    names: frozenset[str]
+    priority: int | None
+
+
+def compile_definition(job: Job, source: BucketSource) -> Stream:
+    """The bucket definition as a stream that everybody is subscribed to. Its parts go to the catalog, findings to the
+    report."""
+    variants: list[Variant] = []
+    parameters = _parameters(job, source)
+    for query in source.data:
+        try:
+            node = parse_select(query)
+            _check_cover(query, node, parameters)
+            for each in parameters:
+                for draft in _drafts(job, each, query, node):
+                    variants.append(job.catalog.variant(source.name, draft, query.place(), each.priority))
+                    if not source.accepts_dangerous:
+                        check_danger(job, draft, each.text.place() if each.text else query.place())
+        except RuleError as error:
+            job.report.add(error)
+        except RecursionError:
+            message = "the query is nested too deeply"
+            job.report.add(RuleError(Code.TOO_MANY, message, query.place(), "simplify it"))
+    check_number(variants, f"bucket definition `{source.name}`", source.place, job.report)
+    return Stream(source.name, auto_subscribe=True, priority=source.priority, variants=united(variants))
+
+
+def check_event(job: Job, source: EventSource) -> None:
+    """Report what is wrong with the payload queries of an event, and that nothing reads them here."""
+    for query in source.payloads:
+        try:
+            context = _context(job).naming(Requests.NONE)
+            before = len(job.report.errors)
+            selection = flatten(context, query)
+            if len(job.report.errors) == before:
+                find_target(context, selection, query.place())
+        except RuleError as error:
+            job.report.add(error)
+    message = f"event `{source.name}` is checked, but nothing here listens to events"
+    hint = "remove it, or follow the op log (`headwater_oplog`) for changes"
+    job.report.add(RuleError(Code.NO_EFFECT, message, source.place, hint, Severity.WARNING))
+
+
+def _context(job: Job) -> Context:
+    return Context(job.semantics(Requests.PARAMETERS), {}, job.default_schema, job.report)
+
+
+# parameter queries
+
+
+def _parameters(job: Job, source: BucketSource) -> list[_Parameters]:
+    """All that can be understood; without any, the definition has one bucket for everybody."""
+    if not source.parameters:
+        return [_Parameters(None, frozenset(), None)]
+    found: list[_Parameters] = []
+    for text in source.parameters:
+        before = len(job.report.errors)
+        try:
+            selection, priority = _without_priority(flatten(_context(job), text), text, source)
+            names = frozenset(named_columns(selection))
+        except RuleError as error:
+            job.report.add(error)
+            continue
+        if len(job.report.errors) > before:
+            continue
+        if found and names != found[0].names:
+            message = f"this query gives {_listed(names)}, the first one {_listed(found[0].names)}"
+            hint = "all parameter queries of a definition must select the same names"
+            job.report.add(RuleError(Code.STRUCTURE, message, text.place(), hint))
+            continue
+        found.append(_Parameters(text, names, priority))
+    return found
+
+
+def _without_priority(selection: Selection, text: SqlText, source: BucketSource) -> tuple[Selection, int | None]:
+    """The column `_priority` is no parameter, but says how urgent the buckets of this query are."""
+    chosen = [item for item in selection.columns if isinstance(item, Column) and item.name == _PRIORITY]
+    if not chosen:
+        return selection, None
+    value, place = chosen[-1].value.parts[0], chosen[-1].value.place
+    if len(chosen) > 1 or value not in {"0", "1", "2", "3"}:
+        message = f"`{_PRIORITY}` must be one of 0, 1, 2, 3"
+        raise RuleError(Code.STRUCTURE, message, place, f"write `1 AS {_PRIORITY}`")
+    if source.own_priority is not None:
+        message = f"`{source.name}` sets its priority twice"
+        raise RuleError(Code.STRUCTURE, message, place, f"remove `priority:` or the column `{_PRIORITY}`")
+    others = tuple(item for item in selection.columns if item is not chosen[0])
+    return replace(selection, columns=others), int(str(value))
+
+
+# data queries
+
+
+def _drafts(job: Job, parameters: _Parameters, query: SqlText, node: exp.Select) -> list[VariantDraft]:
+    context = _context(job)
+    before = len(job.report.errors)
+    given = Selection((), All(()), frozenset())
+    if parameters.text is not None:
+        given = flatten(context, parameters.text)
+    columns: dict[str, Frag] = {column.name: column.value for column in given.columns if isinstance(column, Column)}
+    scope = Scope(None, {_BUCKET: columns})
+    selection = flatten_select(context.naming(Requests.NONE), query, node, scope)
+    if len(job.report.errors) > before:
+        return []
+    return draft_query(context, selection, given.condition, given.tables, query.place())
+
+
+def _check_cover(query: SqlText, node: exp.Select, parameters: Iterable[_Parameters]) -> None:
+    """A parameter without a condition would put a row into the buckets of every value, which have no end."""
+    used = [(identifier(found.this), found) for found in node.find_all(exp.Column) if found.table == _BUCKET]
+    for each in parameters:
+        for name, found in used:
+            if name not in each.names:
+                hint = did_you_mean(name, each.names) or f"the parameters are {_listed(each.names)}"
+                message = f"the parameter queries give no `{name}`"
+                raise RuleError(Code.UNKNOWN_NAME, message, query.place_of(found), hint)
+        missing = each.names - {name for name, _ in used}
+        if missing:
+            message = f"this data query does not use {_listed(missing)}"
+            hint = f"add a condition such as `… = bucket.{min(missing)}`: every parameter has to be compared"
+            raise RuleError(Code.STRUCTURE, message, query.place(), hint)
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(f"`bucket.{name}`" for name in sorted(names)) or "no parameters"

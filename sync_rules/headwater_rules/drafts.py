@@ -1,0 +1,123 @@
+"""A flattened query to its drafts, with the checks that every kind of query shares."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from headwater_rules.catalog import Catalog
+from headwater_rules.conditions import All, Condition, terms
+from headwater_rules.engine import engine
+from headwater_rules.errors import Code, EvaluationError, Place, Report, RuleError, Severity
+from headwater_rules.options import Options
+from headwater_rules.plan import Expr, FromRequest, RequestInput, RowSource, Star, Variant
+from headwater_rules.planner import Target, VariantDraft, find_target, plan_term
+from headwater_rules.relations import Column, Context, Everything, Selection, Table
+from headwater_rules.semantics import Requests, Semantics
+
+MAX_VARIANTS = 100
+_AUTHENTICATED = frozenset({RequestInput.USER_ID.value, RequestInput.CLAIMS.value})
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What the definitions of one config are compiled with and into."""
+
+    options: Options
+    catalog: Catalog
+    default_schema: str
+    report: Report
+
+    def semantics(self, requests: Requests) -> Semantics:
+        """The edition's reading of SQL."""
+        return Semantics(self.options.edition, self.options.fixed_paths, requests)
+
+
+def draft_query(
+    context: Context, selection: Selection, beside: Condition, tables: frozenset[int], place: Place
+) -> list[VariantDraft]:
+    """One draft per alternative of a query's condition, together with `beside` over `tables` that the query does not
+    name itself. Raises RuleError for what cannot be synced."""
+    target = find_target(context, selection, place)
+    _warn_of_columns(target, context)
+    _warn_of_alias(context, selection, target)
+    condition = All((selection.condition, beside))
+    drafts = [
+        plan_term(context, target, selection.tables | tables, term) for term in terms(condition, context.owner, place)
+    ]
+    for draft in drafts:
+        _check_sql(draft, place)
+    return drafts
+
+
+def check_danger(job: Job, draft: VariantDraft, place: Place) -> None:
+    """Report a draft for which what the client may choose decides alone."""
+    if not _dangerous(draft):
+        return
+    warning = RuleError(
+        Code.DANGEROUS,
+        "clients can send any value for the parameters of this query, and so read every row",
+        place,
+        "compare with a value of the token too, or set `accept_potentially_dangerous_queries: true`",
+        Severity.WARNING,
+    )
+    job.report.add(warning.as_fatal() if job.options.strict else warning)
+
+
+def check_number(variants: list[Variant], what: str, place: Place, report: Report) -> None:
+    """Report a stream that needs too many kinds of buckets."""
+    kinds = {bucket for variant in variants for bucket in variant.buckets}
+    if len(kinds) > MAX_VARIANTS:
+        message = f"{what} needs {len(kinds)} kinds of buckets, more than {MAX_VARIANTS}"
+        report.add(RuleError(Code.TOO_MANY, message, place, "split it"))
+
+
+def _warn_of_columns(target: Target, context: Context) -> None:
+    named = False
+    for column in target.columns:
+        if isinstance(column, Everything) and named and context.semantics.star_is_all:
+            message = "`*` after other columns replaces those of the same name"
+            warning = RuleError(Code.ALIAS_BEFORE_STAR, message, column.place, "put `*` first", Severity.WARNING)
+            context.report.add(warning)
+        named = named or isinstance(column, Column)
+
+
+def _warn_of_alias(context: Context, selection: Selection, target: Target) -> None:
+    table = context.instances[target.table]
+    if isinstance(table, Table) and table.alias and not table.alias_quoted and len(selection.tables) > 1:
+        message = f"the synced table will be called `{table.alias}` on the device, by its alias"
+        hint = f'quote the alias ("{table.alias}") if that is meant, or use the full name'
+        context.report.add(RuleError(Code.JOINED_ALIAS, message, table.place, hint, Severity.WARNING))
+
+
+def _check_sql(draft: VariantDraft, place: Place) -> None:
+    """Every piece of SQL must be one that SQLite prepares."""
+    exprs = [*draft.gates, *_row_exprs(draft.row)]
+    if draft.arrays is not None:
+        exprs += [*draft.arrays.arrays, *draft.arrays.filters, *draft.arrays.outputs]
+    for lookup in draft.lookups:
+        exprs += [*lookup.filters, *lookup.each, *lookup.keys, *lookup.outputs]
+        exprs += [source.expr for source in lookup.sources if isinstance(source, FromRequest)]
+    exprs += [source.expr for sources in draft.params for source in sources if isinstance(source, FromRequest)]
+    for expr in dict.fromkeys(exprs):
+        try:
+            engine().check(f"SELECT {expr.sql}")
+        except EvaluationError as error:
+            message = f"SQLite does not accept an expression of this query: {error}"
+            raise RuleError(Code.INTERNAL, message, place, "write the expression in a simpler way") from None
+
+
+def _row_exprs(row: RowSource) -> list[Expr]:
+    outputs = [item.expr for item in row.projection if not isinstance(item, Star)]
+    return [*row.filters, *row.each, *row.params, *outputs]
+
+
+def _dangerous(draft: VariantDraft) -> bool:
+    """Whether nothing that the token vouches for is in the values that lead to buckets or, where there are none, in
+    the gates."""
+    sources = [source for group in draft.params for source in group]
+    sources += [source for lookup in draft.lookups for source in lookup.sources]
+    exprs = [source.expr for source in sources if isinstance(source, FromRequest)] if sources else list(draft.gates)
+    if draft.arrays is not None:
+        exprs += [*draft.arrays.arrays, *draft.arrays.filters]
+    inputs = {name for expr in exprs for name in expr.inputs if not name.startswith("\x00")}
+    return bool(inputs) and not inputs & _AUTHENTICATED

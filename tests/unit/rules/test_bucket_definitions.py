@@ -1,0 +1,357 @@
+"""Bucket definitions of editions 1 and 2, and what these editions read in another way than edition 3."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import orjson
+import pytest
+
+from headwater_rules.compile import Compiled, compile_config
+from headwater_rules.errors import Code, RuleErrors
+from headwater_rules.plan import ConversionOptions
+from headwater_rules.requests import resolve
+from headwater_rules.results import Subscription, SyncRequest
+from tests.unit.rules.rules_store import Rows, RuleStore
+
+LISTS: Rows = {
+    "lists": [
+        {"id": "l1", "owner_id": "u1", "archived": 0, "shared_with": '["u2","u3"]'},
+        {"id": "l2", "owner_id": "u2", "archived": 0, "shared_with": None},
+        {"id": "l3", "owner_id": "u1", "archived": 1, "shared_with": "[]"},
+    ],
+    "todos": [
+        {"id": "t1", "list_id": "l1", "done": 0},
+        {"id": "t2", "list_id": "l2", "done": None},
+        {"id": "t3", "list_id": "l3", "done": 1},
+    ],
+}
+
+
+def compiled(*, parameters: Sequence[str] = (), data: Sequence[str], head: str = "", tail: str = "") -> Compiled:
+    lines = [head, "bucket_definitions:", "  b:"]
+    for name, queries in (("parameters", parameters), ("data", data)):
+        if queries:
+            lines += [f"    {name}:", *(f"      - {orjson.dumps(query).decode()}" for query in queries)]
+    return compile_config("\n".join([*lines, tail]))
+
+
+def ids(found: set[tuple[str, str]]) -> str:
+    return " ".join(sorted(row_id for _, row_id in found))
+
+
+def data_of(query: str, row: Mapping[str, int | float | str | bytes | None], head: str = "") -> dict[str, object]:
+    store = RuleStore(compiled(data=[query], head=head).plan, {"t": [row]})
+    assert store.errors == []
+    found: dict[str, object] = orjson.loads(store.puts[0].data)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("parameters", "data", "claims", "seen"),
+    [
+        pytest.param([], ["SELECT * FROM lists"], {"sub": "u9"}, "l1 l2 l3", id="everybody"),
+        pytest.param(
+            ["SELECT request.user_id() AS user_id"],
+            ["SELECT * FROM lists WHERE owner_id = bucket.user_id AND NOT archived"],
+            {"sub": "u1"}, "l1", id="by a value of the token",
+        ),
+        pytest.param(
+            ["SELECT token_parameters.user_id AS user_id, token_parameters.org AS org"],
+            ["SELECT * FROM lists WHERE owner_id = bucket.user_id AND 'o1' = bucket.org"],
+            {"sub": "u1", "parameters": {"org": "o1"}}, "l1 l3", id="by the older names",
+        ),
+        pytest.param(
+            ["SELECT request.user_id() AS user_id WHERE request.jwt() ->> 'role' = 'admin'"],
+            ["SELECT * FROM lists WHERE owner_id = bucket.user_id"],
+            {"sub": "u1", "role": "guest"}, "", id="unless the request lacks something",
+        ),
+        pytest.param(
+            ["SELECT id AS list_id FROM lists WHERE owner_id = request.user_id()"],
+            ["SELECT * FROM lists WHERE id = bucket.list_id", "SELECT * FROM todos WHERE list_id = bucket.list_id"],
+            {"sub": "u1"}, "l1 l3 t1 t3", id="by rows of a table",
+        ),
+        pytest.param(
+            ["SELECT id AS list_id FROM lists WHERE owner_id = token_parameters.user_id AND archived = false"],
+            ["SELECT * FROM todos WHERE list_id = bucket.list_id"],
+            {"sub": "u1"}, "t1", id="by rows that pass a filter",
+        ),
+        pytest.param(
+            ["SELECT id AS list_id FROM lists WHERE request.user_id() IN lists.shared_with"],
+            ["SELECT * FROM todos WHERE list_id = bucket.list_id"],
+            {"sub": "u3"}, "t1", id="by an array of the row",
+        ),
+        pytest.param(
+            ["SELECT id AS list_id FROM lists WHERE owner_id IN request.jwt() -> 'teams'"],
+            ["SELECT * FROM todos WHERE list_id = bucket.list_id"],
+            {"sub": "u", "teams": ["u2", "u1"]}, "t1 t2 t3", id="by an array of the token",
+        ),
+        pytest.param(
+            ["SELECT value AS list_id FROM json_each(request.jwt() -> 'lists')"],
+            ["SELECT * FROM todos WHERE list_id = bucket.list_id"],
+            {"lists": ["l1", "l3", "l9"]}, "t1 t3", id="by elements of the token",
+        ),
+        pytest.param(
+            [("SELECT j.value ->> 'id' AS list_id FROM json_each(request.jwt() -> 'p') AS j "
+             "WHERE j.value ->> 'role' = 'admin'")],
+            ["SELECT * FROM todos WHERE list_id = bucket.list_id"],
+            {"p": [{"id": "l1", "role": "guest"}, {"id": "l2", "role": "admin"}]}, "t2", id="by some elements",
+        ),
+        pytest.param(
+            ["SELECT id AS list_id FROM lists WHERE owner_id = request.user_id()",
+             "SELECT id AS list_id FROM lists WHERE request.user_id() IN shared_with"],
+            ["SELECT * FROM todos WHERE list_id = bucket.list_id"],
+            {"sub": "u2"}, "t1 t2", id="in one way or another",
+        ),
+        pytest.param(
+            ["SELECT request.user_id() AS u"],
+            ["SELECT * FROM lists WHERE bucket.u IN shared_with"],
+            {"sub": "u2"}, "l1", id="by an array of the data",
+        ),
+        pytest.param(
+            ["SELECT request.user_id() AS u, id AS list_id FROM lists WHERE NOT archived"],
+            ["SELECT todos.* FROM todos WHERE list_id = bucket.list_id AND bucket.u = 'u1'"],
+            {"sub": "u1"}, "t1 t2", id="with values of row and request together",
+        ),
+        pytest.param(
+            ["SELECT request.user_id() AS u FROM lists WHERE owner_id = request.user_id() AND archived"],
+            ["SELECT id FROM todos WHERE 'u1' = bucket.u"],
+            {"sub": "u2"}, "", id="only if there is a row",
+        ),
+        pytest.param(
+            ["SELECT request.user_id() AS u"],
+            ["SELECT id FROM lists WHERE owner_id = bucket.u OR id = bucket.u"],
+            {"sub": "l2"}, "l2", id="with alternatives over one parameter",
+        ),
+    ],
+)  # fmt: skip
+def test_parameters_lead_a_user_to_the_data(
+    parameters: list[str], data: list[str], claims: dict[str, object], seen: str
+) -> None:
+    store = RuleStore(compiled(parameters=parameters, data=data).plan, LISTS)
+
+    assert ids(store.visible(claims)) == seen
+    assert store.errors == []
+
+
+def test_parameters_that_the_client_chooses_lead_to_data_too_but_warn() -> None:
+    found = compiled(
+        parameters=["SELECT request.parameters() ->> 'list' AS list_id", "SELECT user_parameters.other AS list_id"],
+        data=["SELECT * FROM todos WHERE list_id = bucket.list_id"],
+    )
+    store = RuleStore(found.plan, LISTS)
+    request = SyncRequest({"sub": "u1"}, {"list": "l1", "other": "l2"})
+    names = {bucket.name for bucket in resolve(found.plan, request, store.read).buckets}
+
+    assert {put.id for put in store.puts if put.bucket in names} == {"t1", "t2"}
+    assert [warning.code for warning in found.warnings] == [Code.DANGEROUS, Code.DANGEROUS]
+
+
+def test_a_definition_is_a_default_stream_and_all_its_queries_one_bucket() -> None:
+    plan = compiled(
+        parameters=["SELECT request.user_id() AS u"],
+        data=["SELECT * FROM lists WHERE owner_id = bucket.u", "SELECT * FROM todos WHERE list_id = bucket.u"],
+    ).plan
+    store = RuleStore(plan, LISTS)
+
+    found = resolve(plan, SyncRequest({"sub": "u1"}), store.read, max_buckets=1)
+    declined = resolve(plan, SyncRequest({"sub": "u1"}, include_defaults=False), store.read)
+    unknown = store.resolve({"sub": "u1"}, Subscription("other"))
+
+    assert [(bucket.priority, bucket.reasons) for bucket in found.buckets] == [(3, ({"default": 0},))] * 2
+    assert [(stream.name, stream.is_default) for stream in found.streams] == [("b", True)]
+    assert (declined.buckets, unknown.buckets) == ((), found.buckets)
+
+
+def test_a_data_query_keeps_its_buckets_when_another_one_is_edited() -> None:
+    parameters = ["SELECT request.user_id() AS u"]
+    lists, todos = "SELECT * FROM lists WHERE owner_id = bucket.u", "SELECT * FROM todos WHERE list_id = bucket.u"
+
+    before = compiled(parameters=parameters, data=[lists, todos]).plan
+    after = compiled(parameters=["SELECT request.jwt() ->> 'x' AS u"], data=[lists, f"{todos} AND done = 1"]).plan
+
+    assert before.buckets[0].name == after.buckets[0].name
+    assert before.buckets[1].name != after.buckets[1].name
+
+
+def test_a_parameter_query_can_say_how_urgent_its_buckets_are() -> None:
+    plan = compiled(
+        parameters=["SELECT id AS l, 1 AS _priority FROM lists WHERE owner_id = request.user_id()",
+                    "SELECT id AS l FROM lists WHERE request.user_id() IN shared_with"],
+        data=["SELECT * FROM todos WHERE list_id = bucket.l"],
+    ).plan  # fmt: skip
+
+    found = RuleStore(plan, LISTS).resolve({"sub": "u2"})
+
+    assert {bucket.name.partition("[")[2]: bucket.priority for bucket in found.buckets} == {'"l2"]': 1, '"l1"]': 3}
+
+
+@pytest.mark.parametrize(
+    ("parameters", "data", "tail", "message", "marked"),
+    [
+        ("SELECT request.user_id() AS u", "SELECT * FROM t", "", "does not use `bucket.u`", "SELECT * FROM t"),
+        ("SELECT request.user_id() AS u", "SELECT * FROM t WHERE a = bucket.v AND b = bucket.u", "",
+         "the parameter queries give no `v`", "bucket.v"),
+        ("SELECT * FROM lists", "SELECT * FROM t WHERE a = bucket.u", "", "`*` is not supported", "*"),
+        ("SELECT request.user_id() AS u", "SELECT * FROM t WHERE a = request.user_id() AND b = bucket.u", "",
+         "select it in a query under `parameters`", "request.user_id()"),
+        ("SELECT auth.user_id() AS u", "SELECT * FROM t WHERE b = bucket.u", "",
+         "values of the request are called `request.user_id()`", "auth.user_id()"),
+        ("SELECT request.user() AS u", "SELECT * FROM t WHERE b = bucket.u", "",
+         "unknown use of `request.user`", "request.user()"),
+        ("SELECT request.user_id() AS u, 5 AS _priority", "SELECT * FROM t WHERE b = bucket.u", "",
+         "`_priority` must be one of 0, 1, 2, 3", "5"),
+        ("SELECT request.user_id() AS u, 1 AS _priority", "SELECT * FROM t WHERE b = bucket.u", "    priority: 2\n",
+         "sets its priority twice", "1"),
+        ("SELECT request.user_id() AS u", "SELECT * FROM t WHERE b > bucket.u", "", "in another way than by `=`",
+         "b > bucket.u"),
+        ("SELECT request.user_id() AS u", "SELECT * FROM t WHERE b = bucket.u LIMIT 5", "", "`LIMIT` is not", "5"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_in_a_definition_is_shown_where_it_stands(
+    parameters: str, data: str, tail: str, message: str, marked: str
+) -> None:
+    with pytest.raises(RuleErrors) as caught:
+        compiled(parameters=[parameters], data=[data], tail=tail)
+
+    (error,) = caught.value.errors
+    assert message in str(error)
+    assert error.place is not None
+    assert error.place.text == marked
+
+
+def test_parameter_queries_must_agree_on_their_names() -> None:
+    with pytest.raises(RuleErrors, match=r"this query gives `bucket\.b`, the first one `bucket\.a`"):
+        compiled(
+            parameters=["SELECT request.user_id() AS a", "SELECT request.user_id() AS b"],
+            data=["SELECT * FROM t WHERE x = bucket.a"],
+        )
+
+
+def test_null_passes_unequal_from_edition_3_on() -> None:
+    query = "SELECT id FROM todos WHERE done != 1"
+    streams = "streams: {s: {auto_subscribe: true, query: " + query + "}}"
+
+    assert ids(RuleStore(compiled(data=[query]).plan, LISTS).visible({})) == "t1"
+    second = compile_config(f"config: {{edition: 2}}\n{streams}")
+    assert ids(RuleStore(second.plan, LISTS).visible({})) == "t1"
+    assert [warning.code for warning in second.warnings] == [Code.OLD_EDITION]
+    third = compile_config(f"config: {{edition: 3}}\n{streams}")
+    assert ids(RuleStore(third.plan, LISTS).visible({})) == "t1 t2"
+
+
+@pytest.mark.parametrize(
+    ("query", "row", "data"),
+    [
+        ("SELECT * FROM t", {"id": "1", "_hidden": 1, "b": 2}, {"id": "1", "b": 2}),
+        ("SELECT _hidden, * FROM t", {"id": "1", "_hidden": 1}, {"_hidden": 1, "id": "1"}),
+        ("SELECT b AS id, * FROM t", {"id": "1", "b": 2}, {"id": 2, "b": 2}),
+        ("SELECT b AS id, * FROM t", {"id": "1", "b": None}, {"id": "1", "b": None}),
+        ("SELECT upper(id) AS id, * FROM t", {"id": "a", "b": 1}, {"id": "A", "b": 1}),
+        ("SELECT *, b AS id FROM t", {"id": "1", "b": None}, {"id": None, "b": None}),
+    ],
+)
+def test_star_in_older_editions(query: str, row: Mapping[str, int | str | None], data: dict[str, object]) -> None:
+    assert data_of(query, row) == data
+
+
+def test_the_id_of_a_row_is_what_its_data_says() -> None:
+    plan = compiled(data=["SELECT b AS id, * FROM t"]).plan
+    store = RuleStore(plan, {"t": [{"id": "1", "b": 2}, {"id": "3", "b": None}]})
+
+    assert [put.id for put in store.puts] == ["2", "3"]
+
+
+def test_rows_of_wildcard_tables_have_their_suffix_in_a_column() -> None:
+    plan = compiled(
+        parameters=["SELECT request.jwt() ->> 'year' AS year"],
+        data=['SELECT id, _table_suffix AS year FROM "events_%" WHERE _table_suffix = bucket.year'],
+    ).plan
+    store = RuleStore(plan, {"events_2025": [{"id": "a"}], "events_2026": [{"id": "b"}], "other": [{"id": "c"}]})
+
+    assert store.visible({"year": "2026"}) == {("events_2026", "b")}
+    assert store.puts[0].data == '{"id":"a","year":"2025"}'
+
+
+@pytest.mark.parametrize(
+    ("expression", "edition_1", "fixed"),
+    [
+        ("d ->> 'a.b'", 1, "dotted"),
+        ("d -> 'a' ->> 'b'", 1, 1),
+        ("d ->> '$.a.b'", 1, 1),
+        ("d ->> 'n'", "null", None),
+        ("json_extract(d, '$.n')", "null", None),
+        ("d -> 'n'", None, "null"),
+        ("d ->> 'missing'", None, None),
+        ("d -> 'missing'", None, None),
+        ("d -> 's'", '"null"', '"null"'),
+        ("d ->> 's'", "null", "null"),
+    ],
+)
+def test_json_paths_before_they_were_fixed(expression: str, edition_1: object, fixed: object) -> None:
+    row = {"id": "1", "d": '{"a":{"b":1},"a.b":"dotted","n":null,"s":"null"}'}
+    query = f"SELECT id, {expression} AS v FROM t"
+
+    assert data_of(query, row)["v"] == edition_1
+    assert data_of(query, row, "config: {fixed_json_extract: true}")["v"] == fixed
+    assert data_of(query, row, "config: {edition: 2}")["v"] == fixed
+    assert data_of(query, row, "config: {edition: 2, fixed_json_extract: false}")["v"] == edition_1
+
+
+@pytest.mark.parametrize(
+    ("config", "options"),
+    [
+        ("", ConversionOptions(timestamps_iso8601=False, custom_postgres_types=False)),
+        ("config: {edition: 1}", ConversionOptions(timestamps_iso8601=False, custom_postgres_types=False)),
+        ("config: {timestamps_iso8601: true, timestamp_max_precision: milliseconds}",
+         ConversionOptions(timestamps_iso8601=True, custom_postgres_types=False, timestamp_digits=3)),
+        ("config: {edition: 2}", ConversionOptions()),
+        ("config: {edition: 2, custom_postgres_types: false}", ConversionOptions(custom_postgres_types=False)),
+    ],
+)  # fmt: skip
+def test_the_edition_decides_how_values_are_converted_unless_told(config: str, options: ConversionOptions) -> None:
+    assert compiled(data=["SELECT * FROM t"], head=config).plan.options == options
+
+
+def test_streams_and_bucket_definitions_stand_side_by_side_in_edition_2() -> None:
+    plan = compile_config(
+        "config: {edition: 2}\n"
+        "bucket_definitions: {all: {data: [SELECT id FROM lists]}}\n"
+        "streams:\n  mine:\n    query: SELECT id FROM todos WHERE list_id = subscription.parameter('list') "
+        "AND list_id IN (SELECT id FROM lists WHERE owner_id = auth.user_id())\n"
+    ).plan
+    store = RuleStore(plan, LISTS)
+
+    assert ids(store.visible({"sub": "u1"})) == "l1 l2 l3"
+    assert ids(store.visible({"sub": "u1"}, Subscription("mine", {"list": "l1"}))) == "l1 l2 l3 t1"
+    assert ids(store.visible({"sub": "u1"}, Subscription("mine", {"list": "l2"}))) == "l1 l2 l3"
+
+
+def test_a_subscription_without_parameters_is_an_empty_object_in_edition_2() -> None:
+    query = "SELECT id FROM lists WHERE subscription.parameters() = '{}'"
+    streams = f'streams: {{s: {{accept_potentially_dangerous_queries: true, query: "{query}"}}}}'
+
+    second = compile_config(f"config: {{edition: 2}}\n{streams}").plan
+    third = compile_config(f"config: {{edition: 3}}\n{streams}").plan
+
+    assert RuleStore(second, LISTS).visible({}, Subscription("s"))
+    assert not RuleStore(third, LISTS).visible({}, Subscription("s"))
+
+
+def test_events_are_checked_and_said_to_have_no_effect() -> None:
+    event = "event_definitions:\n  e:\n    payloads:\n      - SELECT id, {} FROM todos\n"
+
+    found = compiled(data=["SELECT * FROM t"], tail=event.format("done"))
+    with pytest.raises(RuleErrors, match="unknown function `bad`"):
+        compiled(data=["SELECT * FROM t"], tail=event.format("bad(done) AS x"))
+
+    assert [warning.code for warning in found.warnings] == [Code.NO_EFFECT]
+    assert {pattern.name for pattern in found.plan.tables()} == {"t"}
+
+
+def test_a_name_that_loses_its_case_is_a_warning() -> None:
+    found = compiled(data=['SELECT id, createdAt, "updatedAt" FROM Todos'])
+
+    assert [(warning.code, warning.place and warning.place.text) for warning in found.warnings] == [
+        (Code.LOWERED, "createdAt"), (Code.LOWERED, "Todos"),
+    ]  # fmt: skip
