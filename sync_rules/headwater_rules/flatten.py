@@ -81,7 +81,7 @@ class _Select:
     def column(self, node: exp.Column) -> Frag:
         """See `Names`."""
         name, place = identifier(node.this), self._text.place_of(node)
-        relation = self._relation(identifier(node.args["table"]), node) if node.table else self._only_relation(node)
+        relation = self._relation(identifier(node.args["table"]), node) if node.table else self._holder(name, node)
         if isinstance(relation, dict):
             if name not in relation:
                 hint = did_you_mean(name, relation)
@@ -124,6 +124,22 @@ class _Select:
                 message = f"`{name}` is written without quotes and so means `{name.lower()}`"
                 hint = f'write "{name}" in quotes to keep the case'
                 self._warn(Code.LOWERED, message, self._text.place_of(found), hint)
+
+    def _holder(self, name: str, node: exp.Expr) -> Relation:
+        """What has the unqualified column `name`. The columns of a subquery and of `json_each` are known; anything
+        else can only be one of the table's, if there is one table."""
+        named = [relation for relation in self._scope.relations.values() if self._has(relation, name)]
+        if len(named) == 1 and len(self._scope.relations) > 1:
+            return named[0]
+        return self._only_relation(node)
+
+    def _has(self, relation: Relation, name: str) -> bool:
+        if isinstance(relation, dict):
+            return name in relation
+        return self._is_table(relation) or name in _ELEMENT
+
+    def _is_table(self, relation: Relation) -> bool:
+        return isinstance(relation, int) and isinstance(self._context.instances[relation], Table)
 
     def _only_relation(self, node: exp.Expr) -> Relation:
         relations = self._scope.relations
@@ -231,7 +247,8 @@ class _Select:
             return [Column(identifier(item.args["alias"]), self._scalars.frag(item.this, self))]
         if isinstance(item, exp.Star):
             self._scalars.only(item, frozenset())
-            return self._star(self._only_relation(item), item)
+            tables = [each for each in self._scope.relations.values() if self._is_table(each)]
+            return self._star(tables[0] if len(tables) == 1 else self._only_relation(item), item)
         if isinstance(item, exp.Column) and isinstance(item.this, exp.Star):
             self._scalars.only(item.this, frozenset())
             return self._star(self._relation(identifier(item.args["table"]), item), item)

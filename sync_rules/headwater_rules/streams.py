@@ -8,21 +8,26 @@ from headwater_rules.config import StreamSource
 from headwater_rules.drafts import Job, check_danger, check_number, draft_query
 from headwater_rules.errors import Code, RuleError, Severity
 from headwater_rules.flatten import flatten
-from headwater_rules.plan import Stream, Variant
+from headwater_rules.inputs import Inputs
+from headwater_rules.plan import FromRequest, RequestInput, Stream, Variant
 from headwater_rules.planner import VariantDraft
 from headwater_rules.relations import Context
 from headwater_rules.semantics import Requests
 from headwater_rules.sqltext import SqlText
 
+_CHOSEN = (RequestInput.SUBSCRIPTION.value,)
+
 
 def compile_stream(job: Job, source: StreamSource, used: set[str]) -> Stream:
     """The stream, whose definitions go to the catalog and whose findings to the report. The names of the `with`
     queries that it needs are added to `used`."""
+    drafts: list[VariantDraft] = []
     variants: list[Variant] = []
     names: set[str] = set()
     for query in source.queries:
         try:
             for draft in _drafts(job, source, query, names):
+                drafts.append(draft)
                 variants.append(job.catalog.variant(source.name, draft, query.place()))
                 if not source.accepts_dangerous:
                     check_danger(job, draft, query.place())
@@ -31,11 +36,25 @@ def compile_stream(job: Job, source: StreamSource, used: set[str]) -> Stream:
         except RecursionError:
             message = "the query is nested too deeply"
             job.report.add(RuleError(Code.TOO_MANY, message, query.place(), "simplify it"))
+    if source.auto_subscribe and drafts and all(_needs_subscription(draft) for draft in drafts):
+        message = (
+            f"`{source.name}` is subscribed to by itself, but then gives nothing: it needs a subscription's values"
+        )
+        hint = "remove `auto_subscribe`, or add a query without `subscription.…`"
+        job.report.add(RuleError(Code.NO_EFFECT, message, source.place, hint, Severity.WARNING))
     check_number(variants, f"stream `{source.name}`", source.place, job.report)
     for name in sorted(set(source.own_ctes) - names):
         warn_of_unused(job, name, source.ctes[name], "any query of the stream")
     used |= names - set(source.own_ctes)
     return Stream(source.name, source.auto_subscribe, source.priority, united(variants))
+
+
+def _needs_subscription(draft: VariantDraft) -> bool:
+    """Whether null in the place of a subscription's parameters leads to no bucket."""
+    sources = [source for group in draft.params for source in group]
+    sources += [source for lookup in draft.lookups for source in lookup.sources]
+    chosen = [source for source in sources if isinstance(source, FromRequest) and source.expr.inputs == _CHOSEN]
+    return not all(Inputs({}, None, None).values(source) for source in chosen)
 
 
 def warn_of_unused(job: Job, name: str, query: SqlText, where: str) -> None:

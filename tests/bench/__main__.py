@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 import platform
 
-from tests.bench import connect, decode, download, latency, live, reprocess, resync, snapshot, storage
+from tests.bench import connect, decode, download, latency, live, reprocess, resync, rules, snapshot, storage
 from tests.bench.world import cores
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.bench", description="Figures beside yardsticks of one run.")
-    every = ("snapshot", "reprocess", "resync", "decode", "live", "latency", "download", "connect", "storage")
+    every = ("snapshot", "reprocess", "resync", "rules", "decode", "live", "latency", "download", "connect", "storage")
     parser.add_argument("names", nargs="*", metavar="name", help=f"which: {', '.join(every)} (default: all)")
     parser.add_argument("--scale", type=float, default=1.0, help="share of the full size (default: 1.0)")
     arguments = parser.parse_args()
@@ -25,6 +25,8 @@ def main() -> None:
                 reprocess.run(int(1_000_000 * scale))
             case "resync":
                 resync.run(int(1_000_000 * scale))
+            case "rules":
+                rules.run(int(100_000 * scale))
             case "decode":
                 decode.run(int(200_000 * scale))
             case "storage":

@@ -177,11 +177,39 @@ def test_a_query_that_trusts_the_client_is_a_warning_or_in_strict_mode_an_error(
         ("    query: SELECT a AS id, * FROM t\n", Code.ALIAS_BEFORE_STAR),
         ("    query: SELECT c.* FROM comments c JOIN i ON c.i = i.id WHERE i.o = auth.user_id()\n", Code.JOINED_ALIAS),
         ("    query: SELECT t.table_suffix() AS x, id FROM t\n", Code.NO_EFFECT),
+        ("    query: SELECT createdAt FROM t\n", Code.LOWERED),
         ("    query: SELECT * FROM t\n    with: {unused: SELECT id FROM x}\n", Code.NO_EFFECT),
+        (
+            (
+                "    auto_subscribe: true\n    query: SELECT * FROM t WHERE a = subscription.parameter('x') "
+                "AND o = auth.user_id()\n"
+            ),
+            Code.NO_EFFECT,
+        ),
     ],
 )
 def test_what_is_allowed_but_hardly_meant_is_a_warning(stream: str, code: Code) -> None:
     assert [warning.code for warning in compiled(stream).warnings] == [code]
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "SELECT * FROM t WHERE a = ifnull(subscription.parameter('x'), 'all') AND o = auth.user_id()",
+        "SELECT * FROM t WHERE (a = subscription.parameter('x') OR b) AND o = auth.user_id()",
+    ],
+)
+def test_a_stream_that_gives_something_by_itself_is_no_warning(query: str) -> None:
+    assert compiled(f"    auto_subscribe: true\n    query: {query}\n").warnings == ()
+
+
+def test_a_query_for_all_streams_that_none_uses_is_a_warning() -> None:
+    streams = "streams: {s: {query: SELECT * FROM t WHERE a IN used}}"
+    shared = "with: {used: SELECT id FROM u WHERE o = auth.user_id(), unused: SELECT id FROM v}"
+
+    found = compile_config(f"config: {{edition: 3}}\n{shared}\n{streams}\n")
+
+    assert [warning.message for warning in found.warnings] == ["`unused` is not used by any stream"]
 
 
 def test_settings_of_a_stream_reach_the_plan() -> None:

@@ -254,6 +254,24 @@ def test_the_queries_of_a_stream_count_as_one_bucket() -> None:
     assert [bucket.name.partition("[")[2] for bucket in found.buckets] == ['"u1"]', '"u1"]']
 
 
+@pytest.mark.parametrize(
+    "query",
+    [
+        "SELECT * FROM t JOIN json_each(auth.parameter('ks')) AS e ON t.k = e.value",
+        "SELECT id, k FROM t, json_each(auth.parameter('ks')) AS e WHERE k = e.value",
+        "SELECT * FROM t, (SELECT k AS mine FROM m WHERE u = auth.user_id()) AS d WHERE k = d.mine",
+        "SELECT * FROM t, json_each(t.users) AS e WHERE e.value = auth.user_id()",
+    ],
+)
+def test_columns_need_no_table_where_only_one_has_them(query: str) -> None:
+    tables: Rows = {
+        "t": [{"id": "in", "k": 1, "users": '["u1"]'}, {"id": "out", "k": 2, "users": "[]"}],
+        "m": [{"u": "u1", "k": 1}],
+    }
+
+    assert RuleStore(plan_of(query), tables).visible({"sub": "u1", "ks": [1]}) == {("t", "in")}
+
+
 def test_too_many_buckets_or_lookup_rows_end_the_request() -> None:
     lists = plan_of("SELECT * FROM t WHERE k IN auth.parameter('ids')")
     found = plan_of("SELECT * FROM t WHERE k IN (SELECT k FROM m WHERE u = auth.user_id())")

@@ -1,0 +1,87 @@
+"""The rules alone, on one core: rows evaluated beside what it takes to write them as JSON, and compiling a large config
+beside parsing its SQL."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import orjson
+import sqlglot
+
+from headwater_rules.compile import compile_config
+from headwater_rules.plan import Value
+from headwater_rules.rows import bind_table
+from tests.bench import report
+
+BEST_OF = 5
+COLUMNS = ("id", "list_id", "owner_id", "title", "done", "priority", "tags", "created_at")
+
+_PLAIN = "SELECT * FROM todos WHERE owner_id = auth.user_id() AND NOT done"
+_JOIN = "SELECT todos.* FROM todos JOIN lists ON todos.list_id = lists.id WHERE lists.owner_id = auth.user_id()"
+_OR = (
+    "SELECT * FROM todos WHERE owner_id = auth.user_id() OR list_id IN (SELECT id FROM lists WHERE owner = "
+    "auth.user_id()) OR auth.user_id() IN tags OR priority = auth.parameter('level') OR created_at = "
+    "auth.parameter('day')"
+)
+_DEFINITION = """
+bucket_definitions:
+  by_list:
+    parameters: SELECT id AS list_id FROM lists WHERE owner_id = request.user_id()
+    data:
+      - SELECT * FROM todos WHERE list_id = bucket.list_id
+      - SELECT id, title FROM todos WHERE list_id = bucket.list_id AND NOT done
+      - SELECT * FROM todos AS urgent WHERE list_id = bucket.list_id AND priority = 1
+"""
+SHAPES = {
+    "plain filter": _PLAIN, "join": _JOIN, "OR of five ways": _OR, "definition of three queries": _DEFINITION,
+}  # fmt: skip
+
+
+def run(rows: int) -> None:
+    """Rows of one table through each shape of rules, then the time to compile 200 streams."""
+    values = [_row(number) for number in range(rows)]
+    report.heading(f"evaluate {rows:,} rows of {len(COLUMNS)} columns, one core")
+    written = rows / _best(lambda: [orjson.dumps(dict(zip(COLUMNS, row, strict=True))) for row in values])
+    for name, shape in SHAPES.items():
+        _evaluate(name, shape, values, written)
+    _compile(200)
+
+
+def _evaluate(name: str, shape: str, values: list[tuple[Value, ...]], written: float) -> None:
+    program = bind_table(compile_config(_config(shape)).plan, "default", "public", "todos", COLUMNS)
+    assert program is not None
+    entries = sum(len(program.evaluate(row, "").puts) for row in values)
+    seconds = _best(lambda: [program.evaluate(row, "id") for row in values])
+    report.line(f"{name}, {entries / len(values):.1f} puts a row", len(values) / seconds, "rows/s", "JSON", written)
+
+
+def _compile(streams: int) -> None:
+    report.heading(f"compile a config of {streams} streams")
+    queries = [_JOIN.replace("todos", f"todos_{number}") for number in range(streams)]
+    lines = [f"  s{number}: {{query: {query}}}" for number, query in enumerate(queries)]
+    text = "\n".join(["config: {edition: 3}", "streams:", *lines]) + "\n"
+    parsed = _best(lambda: [sqlglot.parse_one(query, dialect="postgres") for query in queries])
+    report.line("compiled", _best(lambda: compile_config(text)), "s", "its SQL parsed", parsed)
+
+
+def _config(shape: str) -> str:
+    if shape.startswith("SELECT"):
+        return f'config: {{edition: 3}}\nstreams: {{s: {{query: "{shape}"}}}}\n'
+    return shape
+
+
+def _row(number: int) -> tuple[Value, ...]:
+    return (
+        f"todo-{number}", f"list-{number % 100}", f"user-{number % 50}", f"Water the plants {number}", number % 2,
+        number % 5, f'["user-{number % 7}","user-{number % 11}"]', "2026-01-02T03:04:05.000000Z",
+    )  # fmt: skip
+
+
+def _best(work: Callable[[], object]) -> float:
+    taken = []
+    for _ in range(BEST_OF):
+        started = time.process_time()
+        work()
+        taken.append(time.process_time() - started)
+    return min(taken)
