@@ -7,9 +7,12 @@ terminal can underline it and an editor can mark it.
 from __future__ import annotations
 
 import difflib
+import re
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from enum import Enum, StrEnum
+from functools import lru_cache
 from typing import ClassVar
 
 _SHOWN = 140  # characters of a source line beside its error
@@ -62,12 +65,18 @@ def place_in(document: str, start: int, end: int) -> Place:
     """The place of `document[start:end]`; offsets outside the document are moved to its end."""
     start = min(max(start, 0), len(document))
     end = min(max(end, start), len(document))
-    line_start = document.rfind("\n", 0, start) + 1
+    starts = _line_starts(document)
+    line = bisect_right(starts, start)
+    line_start = starts[line - 1]
     line_end = document.find("\n", start)
     source_line = document[line_start : len(document) if line_end < 0 else line_end].rstrip("\r")
-    return Place(
-        start, end, document.count("\n", 0, start) + 1, start - line_start + 1, document[start:end], source_line
-    )
+    return Place(start, end, line, start - line_start + 1, document[start:end], source_line)
+
+
+@lru_cache(maxsize=4)
+def _line_starts(document: str) -> list[int]:
+    """Where each line begins. Every name of a config asks for its line."""
+    return [0, *(found.end() for found in re.finditer("\n", document))]
 
 
 class RuleError(Exception):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
@@ -93,9 +94,12 @@ class SqlText:
         return self._offsets[min(max(position, 0), len(self._offsets) - 1)]
 
     @cached_property
-    def _offsets(self) -> list[int]:
+    def _offsets(self) -> Sequence[int]:
         """Offset in the document of each character of the value. Folding and indentation only ever touch white
         space, so the other characters are met in the same order."""
+        verbatim = self.document.find(self.sql, self.start, self.end)
+        if verbatim >= 0:
+            return range(verbatim, verbatim + len(self.sql))
         raw = self.start
         if self.style in {"|", ">"}:
             raw = self.document.find("\n", raw) + 1
