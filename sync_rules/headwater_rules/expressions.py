@@ -40,7 +40,9 @@ _REFUSED: dict[type[exp.Expr], tuple[str, str]] = {
     exp.NullSafeNEQ: ("`IS DISTINCT FROM` is not supported", "write `a != b`, which null passes"),
     exp.Subquery: ("a subquery is not supported here", "write `x IN (SELECT …)` as a condition of the WHERE"),
     exp.Select: ("a subquery is not supported here", "write `x IN (SELECT …)` as a condition of the WHERE"),
-    exp.Exists: ("`EXISTS` is not supported", "write `auth.user_id() IN (SELECT …)`"),
+    exp.Exists: ("`EXISTS` is not supported here", "write it as a condition of the WHERE"),
+    exp.Any: ("`ANY` is not supported here", "write `x IN array`, or `x IN (SELECT …)`"),
+    exp.All: ("`ALL` is not supported", "write `x NOT IN array`, or several conditions"),
     exp.Window: ("window functions are not supported", "compute the value in Postgres"),
 }
 _WORDS = {"order": "ORDER BY", "group": "GROUP BY", "locks": "FOR UPDATE", "on": "DISTINCT ON", "sample": "TABLESAMPLE"}

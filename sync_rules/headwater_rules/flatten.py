@@ -11,7 +11,7 @@ from sqlglot import exp
 from headwater_rules.conditions import All, Atom, Condition, Either
 from headwater_rules.errors import Code, Place, RuleError, Severity, did_you_mean
 from headwater_rules.expressions import Scalars, identifier, in_list
-from headwater_rules.fragment import Frag, Kind, Ref, equal, negated, truth
+from headwater_rules.fragment import Frag, Kind, Ref, build, equal, negated, truth
 from headwater_rules.plan import RowFunction
 from headwater_rules.relations import Column, Context, Each, Everything, Relation, Scope, Selection, Table
 from headwater_rules.semantics import Requests
@@ -284,6 +284,8 @@ class _Select:
                 return self._in_expression(node, node.args["field"], negate=negate)
             case exp.In() if not negate:
                 return self._in_values(node)
+            case exp.Exists() if isinstance(node.this, exp.Select):
+                return self._exists(node, node.this, negate=negate)
             case exp.ArrayOverlaps():
                 return self._overlap(node, negate=negate)
             case exp.EQ() if not negate:
@@ -306,7 +308,29 @@ class _Select:
         inner = query.this if isinstance(query, exp.Subquery) else query
         if not isinstance(inner, exp.Select):
             raise self._fail(Code.UNSUPPORTED, "expected a SELECT statement", node, "use several queries")
-        return self._member(self._scalars.frag(node.this, self), self._inner(inner), node)
+        selection = self._inner(inner)
+        if not isinstance(node.this, exp.Tuple):
+            return self._member(self._scalars.frag(node.this, self), selection, node)
+        values, columns = node.this.expressions, list(named_columns(selection).values())
+        if len(values) != len(columns):
+            message = f"{len(values)} values are compared with {len(columns)} columns"
+            raise self._fail(Code.UNSUPPORTED, message, node)
+        place = self._text.place_of(node)
+        links = (
+            _link(self._scalars.frag(value, self), column, place, selection.tables)
+            for value, column in zip(values, columns, strict=True)
+        )
+        return All((*links, selection.condition))
+
+    def _exists(self, node: exp.Exists, inner: exp.Select, *, negate: bool) -> Condition:
+        """What the subquery selects is of no interest; its tables have to have rows."""
+        if negate:
+            raise self._no_negation(node, "NOT EXISTS (SELECT …)")
+        bare = inner.copy()
+        bare.set("expressions", [])
+        selection = self._inner(bare)
+        found = Atom(build(Kind.CERTAIN, self._text.place_of(node), "1"), tables=selection.tables)
+        return All((found, selection.condition))
 
     def _in_expression(self, node: exp.In, array: exp.Expr, *, negate: bool) -> Condition:
         left = self._scalars.frag(node.this, self)

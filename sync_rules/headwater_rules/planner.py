@@ -169,7 +169,8 @@ class _Term:
     def _classify(self, atom: Atom) -> None:
         owners = dependencies(atom.frag, self._context.owner)
         if owners <= {REQUEST}:
-            self._gates.append(atom.frag)
+            if atom.frag.parts != ("1",):
+                self._gates.append(atom.frag)
         elif owners <= {REQUEST, *self._request_arrays}:
             self._elements.filters.append(atom.frag)
             self._need_elements(owners)

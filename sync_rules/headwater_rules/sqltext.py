@@ -150,7 +150,20 @@ def parse_select(text: SqlText) -> exp.Select:
             text.place_of(statement),
             "combine several SELECT statements by listing them under `queries`",
         )
+    for node in list(statement.find_all(exp.EQ)):
+        _read_any(node)
     return statement
+
+
+def _read_any(node: exp.EQ) -> None:
+    """`x = ANY (array)`, as Postgres writes it, is `x IN array` in the rule language."""
+    for value, other in ((node.this, node.expression), (node.expression, node.this)):
+        if isinstance(other, exp.Any):
+            node.replace(exp.In(this=value, query=other.this))
+            return
+        if isinstance(other, exp.Anonymous) and str(other.this).lower() in {"any", "some"} and other.expressions:
+            node.replace(exp.In(this=value, field=other.expressions[0]))
+            return
 
 
 def _syntax_error(text: SqlText, error: ParseError) -> RuleError:

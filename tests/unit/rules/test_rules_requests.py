@@ -272,6 +272,34 @@ def test_columns_need_no_table_where_only_one_has_them(query: str) -> None:
     assert RuleStore(plan_of(query), tables).visible({"sub": "u1", "ks": [1]}) == {("t", "in")}
 
 
+@pytest.mark.parametrize(
+    ("query", "seen"),
+    [
+        ("SELECT * FROM t WHERE EXISTS (SELECT 1 FROM m WHERE m.k = t.k AND m.u = auth.user_id())", "a"),
+        ("SELECT * FROM t WHERE EXISTS (SELECT * FROM m WHERE m.u = auth.user_id() AND m.k = 1)", "abc"),
+        ("SELECT * FROM t WHERE EXISTS (SELECT 1 FROM m WHERE m.u = auth.user_id() AND m.k = 2)", ""),
+        ("SELECT * FROM t WHERE id = 'b' OR EXISTS (SELECT 1 FROM m WHERE m.k = t.k AND u = auth.user_id())", "ab"),
+        ("SELECT * FROM t WHERE auth.user_id() = ANY(users)", "ac"),
+        ("SELECT * FROM t WHERE ANY(auth.parameter('ks')) = k", "bc"),
+        ("SELECT * FROM t WHERE k = ANY (SELECT k FROM m WHERE u = auth.user_id())", "a"),
+        ("SELECT * FROM t WHERE NOT (k = ANY(ARRAY[1, 2]))", "c"),
+        ("SELECT * FROM t WHERE (k, kind) IN (SELECT k, kind FROM m)", "ac"),
+        ("SELECT * FROM t WHERE (k, kind) IN (SELECT k, kind FROM m WHERE u = auth.user_id())", "a"),
+    ],
+)
+def test_ways_of_postgres_to_say_it(query: str, seen: str) -> None:
+    tables: Rows = {
+        "t": [
+            {"id": "a", "k": 1, "kind": "x", "users": '["u1"]'},
+            {"id": "b", "k": 2, "kind": "y", "users": None},
+            {"id": "c", "k": 3, "kind": "x", "users": '["u2","u1"]'},
+        ],
+        "m": [{"u": "u1", "k": 1, "kind": "x"}, {"u": "u2", "k": 3, "kind": "x"}, {"u": "u2", "k": 2, "kind": "x"}],
+    }
+
+    assert RuleStore(plan_of(query), tables).visible({"sub": "u1", "ks": [2, 3]}) == {("t", key) for key in seen}
+
+
 def test_too_many_buckets_or_lookup_rows_end_the_request() -> None:
     lists = plan_of("SELECT * FROM t WHERE k IN auth.parameter('ids')")
     found = plan_of("SELECT * FROM t WHERE k IN (SELECT k FROM m WHERE u = auth.user_id())")
