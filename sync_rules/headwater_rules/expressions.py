@@ -8,6 +8,7 @@ from typing import Protocol
 from sqlglot import exp
 
 from headwater_rules import functions
+from headwater_rules.engine import MAX_PATTERN
 from headwater_rules.errors import Code, RuleError, did_you_mean
 from headwater_rules.fragment import Frag, Kind, build, equal, joined, negated, text, truth
 from headwater_rules.request_values import (
@@ -26,18 +27,41 @@ _ARITHMETIC: dict[type[exp.Expr], str] = {
 }  # fmt: skip
 _CASTS: dict[exp.DType, tuple[str, Kind]] = {
     exp.DType.TEXT: ("TEXT", Kind.TEXT),
+    exp.DType.VARCHAR: ("TEXT", Kind.TEXT),
     exp.DType.INT: ("INTEGER", Kind.INTEGER),
+    exp.DType.BIGINT: ("INTEGER", Kind.INTEGER),
     exp.DType.DECIMAL: ("NUMERIC", Kind.NUMBER),
     exp.DType.FLOAT: ("REAL", Kind.NUMBER),
+    exp.DType.DOUBLE: ("REAL", Kind.NUMBER),
     exp.DType.VARBINARY: ("BLOB", Kind.ANY),
     exp.DType.BLOB: ("BLOB", Kind.ANY),
 }
+_CAST_HINTS = {
+    exp.DType.BOOLEAN: "booleans are 1 and 0: write `iif(x, 1, 0)`",
+    exp.DType.UUID: "a uuid is a text here, `uuid_blob(x)` gives its bytes",
+    exp.DType.JSON: "a JSON value is a text here, `json(x)` checks and shortens it",
+    exp.DType.JSONB: "a JSON value is a text here, `json(x)` checks and shortens it",
+    exp.DType.DATE: "write `date(x)`",
+    exp.DType.TIME: "write `time(x)`",
+    exp.DType.TIMESTAMP: "write `datetime(x)`",
+    exp.DType.TIMESTAMPTZ: "write `datetime(x)`",
+}
 _REFUSED: dict[type[exp.Expr], tuple[str, str]] = {
-    exp.Like: ("`LIKE` is not supported", "compare `substring(x, 1, n)`, or use `instr`"),
-    exp.ILike: ("`ILIKE` is not supported", "compare `lower(substring(x, 1, n))`, or use `instr`"),
-    exp.RegexpLike: ("regular expressions are not supported", "use `instr` or `substring`"),
-    exp.NullSafeEQ: ("`IS NOT DISTINCT FROM` is not supported", "write `a = b OR (a IS NULL AND b IS NULL)`"),
-    exp.NullSafeNEQ: ("`IS DISTINCT FROM` is not supported", "write `a != b`, which null passes"),
+    exp.ILike: ("`ILIKE` is not supported", "`LIKE` ignores the case of A to Z, `lower(x) LIKE …` that of all letters"),
+    exp.RegexpLike: ("regular expressions are not supported", "use `LIKE`, `instr` or `substring`"),
+    exp.RegexpILike: ("regular expressions are not supported", "use `LIKE`, `instr` or `substring`"),
+    exp.SimilarTo: ("`SIMILAR TO` is not supported", "use `LIKE`, `instr` or `substring`"),
+    exp.Any: ("`ANY` is not supported here", "write `x IN array`"),
+    exp.All: ("`ALL` is not supported here", "compare the elements one by one"),
+    exp.Pow: ("`^` is not supported: its last digits depend on the machine", "multiply"),
+    exp.BitwiseXor: ("`#` is not supported", "write `(a | b) - (a & b)`"),
+    exp.Array: ("an array is not supported here", "write `x IN ARRAY[…]` or `json_array(…)`"),
+    exp.Bracket: ("`[…]` is not supported", "write `x ->> '$.0'` for the first element of a JSON array"),
+    exp.ArrayContainsAll: ("`@>` and `<@` are not supported", "write `x IN array` or `a && b`"),
+    exp.Collate: ("`COLLATE` is not supported", "texts are ordered by UTF-16 unit"),
+    exp.AtTimeZone: ("`AT TIME ZONE` is not supported", "write `datetime(x, '+02:00')`"),
+    exp.Interval: ("`INTERVAL` is not supported", "write `datetime(x, '+1 day')`"),
+    exp.HexString: ("hexadecimal literals are not supported", "write the number in decimal digits"),
     exp.Subquery: ("a subquery is not supported here", "write `x IN (SELECT …)` as a condition of the WHERE"),
     exp.Select: ("a subquery is not supported here", "write `x IN (SELECT …)` as a condition of the WHERE"),
     exp.Exists: ("`EXISTS` is not supported here", "write it as a condition of the WHERE"),
@@ -54,6 +78,7 @@ _HINTS = {
 }
 _MOMENTS = frozenset({"current_date", "current_time", "current_timestamp", "localtime", "localtimestamp"})
 _LARGEST = 2**63 - 1
+_MOST_DIGITS = 19  # of a 64-bit integer
 
 
 class Names(Protocol):
@@ -87,6 +112,11 @@ class Scalars:
             exp.And: lambda node, names: self._logic(node, names, " AND "),
             exp.Or: lambda node, names: self._logic(node, names, " OR "),
             exp.Is: self._is,
+            exp.NullSafeEQ: lambda node, names: self._distinct(node, names, "IS"),
+            exp.NullSafeNEQ: lambda node, names: self._distinct(node, names, "IS NOT"),
+            exp.Like: self._like,
+            exp.Escape: self._escaped_like,
+            exp.BitwiseNot: lambda node, names: self._build(node, Kind.NUMBER, "(~ ", self.frag(node.this, names), ")"),
             exp.DPipe: self._concat,
             exp.JSONExtract: lambda node, names: self._access(node, names, "->"),
             exp.JSONExtractScalar: lambda node, names: self._access(node, names, "->>"),
@@ -102,6 +132,7 @@ class Scalars:
             exp.DPipe: frozenset({"this", "expression", "safe"}),
             exp.Cast: frozenset({"this", "to"}),
             exp.Literal: frozenset({"this", "is_string"}),
+            exp.Like: frozenset({"this", "expression", "negate"}),
         }
 
     def frag(self, node: exp.Expr, names: Names) -> Frag:
@@ -145,7 +176,7 @@ class Scalars:
             if "\0" in value:
                 raise self.fail(Code.UNSUPPORTED, "a text may not contain the NUL character", node)
             return self._build(node, Kind.TEXT, functions.quoted(value))
-        if value.isdecimal() and int(value) <= _LARGEST:
+        if value.isdecimal() and len(value) <= _MOST_DIGITS and int(value) <= _LARGEST:
             return self._build(node, Kind.INTEGER, str(int(value)))
         try:
             return self._build(node, Kind.NUMBER, repr(float(value)).replace("inf", "9e999"))
@@ -153,6 +184,8 @@ class Scalars:
             raise self.refused(node) from None
 
     def _minus(self, node: exp.Neg, names: Names) -> Frag:
+        if isinstance(node.this, exp.Literal) and not node.this.is_string and node.this.name == str(_LARGEST + 1):
+            return self._build(node, Kind.INTEGER, f"(-{_LARGEST + 1})")  # its digits alone would be a real
         return self._build(node, Kind.NUMBER, "(- ", self.frag(node.this, names), ")")
 
     def _column(self, node: exp.Column, names: Names) -> Frag:
@@ -230,6 +263,26 @@ class Scalars:
         sign = "IS NOT" if node.args.get("negate") else "IS"
         return self._build(node, Kind.CERTAIN, "(", self.frag(node.this, names), f" {sign} {against})")
 
+    def _distinct(self, node: exp.Binary, names: Names, sign: str) -> Frag:
+        left, right = self.frag(node.this, names), self.frag(node.expression, names)
+        return self._build(node, Kind.CERTAIN, "(", left, f" {sign} ", right, ")")
+
+    def _like(self, node: exp.Like, names: Names, escape: str = "") -> Frag:
+        pattern = node.expression
+        if isinstance(pattern, exp.Literal) and len(str(pattern.this).encode()) > MAX_PATTERN:
+            raise self.fail(Code.TOO_MANY, f"the pattern of `LIKE` is longer than {MAX_PATTERN} bytes", node)
+        left, right = text(self.frag(node.this, names)), text(self.frag(pattern, names))
+        matches = self._build(node, Kind.LOGICAL, "(", left, " LIKE ", right, escape, ")")
+        return negated(matches) if node.args.get("negate") else matches
+
+    def _escaped_like(self, node: exp.Escape, names: Names) -> Frag:
+        character = node.expression
+        if not isinstance(node.this, exp.Like):
+            raise self.refused(node.this)
+        if not (isinstance(character, exp.Literal) and len(str(character.this)) == 1):
+            raise self.fail(Code.UNSUPPORTED, "`ESCAPE` takes one character", node, "write `LIKE 'a!%' ESCAPE '!'`")
+        return self._like(node.this, names, f" ESCAPE {functions.quoted(str(character.this))}")
+
     def _access(self, node: exp.Binary, names: Names, operator: str) -> Frag:
         value, place = self.frag(node.this, names), self._source.place_of(node)
         return functions.json_access(value, node.expression, operator, place, fixed=self._semantics.fixed_paths)
@@ -284,13 +337,14 @@ class Scalars:
     def _cast(self, node: exp.Cast, names: Names) -> Frag:
         target = _CASTS.get(node.to.this)
         if target is None or node.to.expressions:
-            raise self.fail(
-                Code.UNSUPPORTED, "unsupported type in a cast", node, "use text, integer, numeric, real or blob"
-            )
+            hint = _CAST_HINTS.get(node.to.this, "use text, integer, numeric, real or blob")
+            raise self.fail(Code.UNSUPPORTED, "unsupported type in a cast", node, hint)
         name, kind = target
         value = self.frag(node.this, names)
         if name == "TEXT":
             return text(value)
+        if name == "BLOB":
+            return self._build(node, Kind.ANY, "hw_blob(", value, ")")
         if name == "INTEGER" and value.kind not in {Kind.CERTAIN, Kind.LOGICAL, Kind.INTEGER, Kind.TEXT}:
             value = self._build(node, Kind.ANY, "hw_floor(", value, ")")
         # the plus takes the affinity away that a cast would lend to a comparison

@@ -9,49 +9,74 @@ from itertools import product
 
 from sqlglot import exp
 
-from headwater_rules.errors import Code, Place, RuleError, did_you_mean
-from headwater_rules.fragment import Frag, Kind, build, truth
+from headwater_rules import moments
+from headwater_rules.errors import Code, Place, RuleError
+from headwater_rules.fragment import Frag, Kind, build, text, truth
+from headwater_rules.hints import single_extreme, unknown_function
 
 _MAX_INDEX_SEGMENTS = 3
+_MAX_INDEX_DIGITS = 9
 _MAX_PARTS = 200
+_MANY = 100
+_NUMERIC = {Kind.CERTAIN, Kind.LOGICAL, Kind.INTEGER, Kind.NUMBER}
 
 
 @dataclass(frozen=True, slots=True)
 class _Function:
+    """`texts` says that the arguments are taken in their text form, so that reals print as `||` prints them."""
+
     sql: str
     least: int
     most: int
     kind: Kind
+    texts: bool = False
 
 
 _PLAIN = {
     "upper": _Function("upper", 1, 1, Kind.TEXT),
     "lower": _Function("lower", 1, 1, Kind.TEXT),
-    "substring": _Function("substr", 2, 3, Kind.ANY),
-    "hex": _Function("hex", 1, 1, Kind.TEXT),
+    "trim": _Function("trim", 1, 2, Kind.TEXT, texts=True),
+    "ltrim": _Function("ltrim", 1, 2, Kind.TEXT, texts=True),
+    "rtrim": _Function("rtrim", 1, 2, Kind.TEXT, texts=True),
+    "replace": _Function("replace", 3, 3, Kind.TEXT, texts=True),
+    "concat": _Function("concat", 1, _MANY, Kind.TEXT, texts=True),
+    "concat_ws": _Function("concat_ws", 2, _MANY, Kind.TEXT, texts=True),
+    "hex": _Function("hw_hex", 1, 1, Kind.TEXT),
     "base64": _Function("base64", 1, 1, Kind.TEXT),
-    "length": _Function("length", 1, 1, Kind.INTEGER),
+    "length": _Function("hw_length", 1, 1, Kind.INTEGER),
+    "instr": _Function("hw_instr", 2, 2, Kind.INTEGER),
     "typeof": _Function("typeof", 1, 1, Kind.TEXT),
     "uuid_blob": _Function("uuid_blob", 1, 1, Kind.ANY),
     "ifnull": _Function("ifnull", 2, 2, Kind.ANY),
-    "coalesce": _Function("coalesce", 2, 100, Kind.ANY),
-    "instr": _Function("instr", 2, 2, Kind.INTEGER),
+    "coalesce": _Function("coalesce", 2, _MANY, Kind.ANY),
+    "nullif": _Function("nullif", 2, 2, Kind.ANY),
+    "abs": _Function("abs", 1, 1, Kind.NUMBER),
+    "round": _Function("round", 1, 2, Kind.NUMBER),
+    "sign": _Function("sign", 1, 1, Kind.NUMBER),
+    "floor": _Function("floor", 1, 1, Kind.NUMBER),
+    "ceil": _Function("ceil", 1, 1, Kind.NUMBER),
+    "ceiling": _Function("ceil", 1, 1, Kind.NUMBER),
+    "trunc": _Function("trunc", 1, 1, Kind.NUMBER),
+    "json": _Function("json", 1, 1, Kind.TEXT),
+    "json_array": _Function("json_array", 0, _MANY, Kind.TEXT),
     "json_keys": _Function("json_keys", 1, 1, Kind.TEXT),
     "json_valid": _Function("json_valid", 1, 1, Kind.LOGICAL),
+    "st_asgeojson": _Function("st_asgeojson", 1, 1, Kind.TEXT),
+    "st_astext": _Function("st_astext", 1, 1, Kind.TEXT),
+    "st_x": _Function("st_x", 1, 1, Kind.NUMBER),
+    "st_y": _Function("st_y", 1, 1, Kind.NUMBER),
 }
-_SPECIAL = {"iif": (3, 3), "json_extract": (2, 2), "json_array_length": (1, 2), "unixepoch": (1, 3), "datetime": (1, 3)}
-_MODIFIERS = frozenset({"unixepoch", "subsec", "subsecond"})
-_NONDETERMINISTIC = frozenset(
-    {
-        "now", "random", "randomblob", "gen_random_uuid", "uuid_generate_v4", "clock_timestamp", "current_timestamp",
-        "current_date", "current_time", "localtime", "localtimestamp",
-    }
-)  # fmt: skip
-_INSTEAD = {
-    "any": "write `x IN array`",
-    "substr": "write `substring`",
-    "count": "aggregate in Postgres, or on the device",
-    "nullif": "write `CASE WHEN a = b THEN NULL ELSE a END`",
+_SPECIAL = {
+    "iif": (3, 3),
+    "min": (2, _MANY),
+    "max": (2, _MANY),
+    "substring": (2, 3),
+    "substr": (2, 3),
+    "json_extract": (2, 2),
+    "json_array_length": (1, 2),
+    "json_type": (1, 2),
+    "json_object": (0, _MANY),
+    **dict.fromkeys(moments.FUNCTIONS, (0, moments.MOST_ARGUMENTS)),
 }
 
 ROW_FUNCTIONS = frozenset({"row_id", "table_name", "table_suffix", "schema"})
@@ -65,24 +90,62 @@ def call(name: str, arguments: Sequence[Frag], nodes: Sequence[exp.Expr], place:
     plain = _PLAIN.get(name)
     least, most = (plain.least, plain.most) if plain else _SPECIAL.get(name, (-1, -1))
     if least < 0:
-        raise _unknown(name, place)
+        raise unknown_function(name, KNOWN, place)
+    if name in {"min", "max"} and len(arguments) == 1:
+        raise single_extreme(name, place)
     if not least <= len(arguments) <= most:
         wanted = str(least) if least == most else f"{least} to {most}"
-        raise RuleError(Code.UNKNOWN_FUNCTION, f"`{name}` takes {wanted} arguments, not {len(arguments)}", place)
+        plural = "" if wanted == "1" else "s"
+        raise RuleError(Code.UNKNOWN_FUNCTION, f"`{name}` takes {wanted} argument{plural}, not {len(arguments)}", place)
     if plain:
-        return _written(plain.sql, arguments, plain.kind, place)
+        taken = [text(argument) for argument in arguments] if plain.texts else arguments
+        return _written(plain.sql, taken, plain.kind, place)
+    if name in moments.FUNCTIONS:
+        return moments.call(name, arguments, nodes, place)
     match name:
         case "iif":
             return _written("iif", [truth(arguments[0]), *arguments[1:]], Kind.ANY, place)
+        case "min" | "max":
+            return _extreme(name, arguments, place)
+        case "substring" | "substr":
+            return _substring(arguments, nodes, place)
+        case "json_object":
+            return _object(arguments, place)
         case "json_extract":
             return json_access(arguments[0], _rooted(nodes[1], place), "->>", place, fixed=fixed)
-        case "json_array_length":
+        case _:
             inner = (
                 arguments[0] if len(nodes) == 1 else json_access(arguments[0], _rooted(nodes[1], place), "->", place)
             )
-            return _written("json_array_length", [inner], Kind.INTEGER, place)
-        case _:
-            return _moment(name, arguments[0], nodes[1:], place)
+            return _written(name, [inner], Kind.INTEGER if name == "json_array_length" else Kind.TEXT, place)
+
+
+def _extreme(name: str, arguments: Sequence[Frag], place: Place) -> Frag:
+    if all(argument.kind in _NUMERIC for argument in arguments):
+        return _written(name, arguments, Kind.NUMBER, place)
+    first = build(arguments[0].kind, place, arguments[0], " COLLATE utf16")  # texts have the order of `<`
+    return _written(name, [first, *arguments[1:]], Kind.ANY, place)
+
+
+def _substring(arguments: Sequence[Frag], nodes: Sequence[exp.Expr], place: Place) -> Frag:
+    if isinstance(nodes[1], exp.Literal) and nodes[1].is_string:
+        raise RuleError(
+            Code.UNSUPPORTED, "the start of `substring` is a number", place, "regular expressions are not supported"
+        )
+    numbers = [build(Kind.INTEGER, place, "CAST(", argument, " AS INTEGER)") for argument in arguments[1:]]
+    return _written("hw_substring", [arguments[0], *numbers], Kind.ANY, place)
+
+
+def _object(arguments: Sequence[Frag], place: Place) -> Frag:
+    if len(arguments) % 2:
+        raise RuleError(
+            Code.UNKNOWN_FUNCTION,
+            "`json_object` takes keys and values in pairs",
+            place,
+            "write `json_object('key', x)`",
+        )
+    pairs = [argument if number % 2 else text(argument) for number, argument in enumerate(arguments)]
+    return _written("json_object", pairs, Kind.TEXT, place)
 
 
 def json_access(value: Frag, path: exp.Expr, operator: str, place: Place, *, fixed: bool = True) -> Frag:
@@ -102,9 +165,9 @@ def json_access(value: Frag, path: exp.Expr, operator: str, place: Place, *, fix
     return _written("coalesce", readings, kind, place)
 
 
-def quoted(text: str) -> str:
+def quoted(value: str) -> str:
     """A SQLite text literal."""
-    return "'" + text.replace("'", "''") + "'"
+    return "'" + value.replace("'", "''") + "'"
 
 
 def _written(name: str, arguments: Sequence[Frag], kind: Kind, place: Place) -> Frag:
@@ -126,10 +189,10 @@ def _reading(value: Frag, operator: str, path: str, kind: Kind, place: Place, fi
 def _segments(path: exp.Expr, place: Place, fixed: bool) -> list[str]:
     if not isinstance(path, exp.Literal):
         raise RuleError(Code.UNSUPPORTED, "the path of a JSON access must be a literal", place, "write it in quotes")
-    text = str(path.this)
-    if not (path.is_string and text.startswith("$")):
-        return [text] if fixed or not path.is_string else text.split(".")
-    head, *segments = text.split(".")
+    written = str(path.this)
+    if not (path.is_string and written.startswith("$")):
+        return [written] if fixed or not path.is_string else written.split(".")
+    head, *segments = written.split(".")
     if head != "$" or any("[" in segment for segment in segments):
         raise RuleError(
             Code.UNSUPPORTED, "`[…]` is not supported in a JSON path", place, "write `$.a.0` for the first element of a"
@@ -145,42 +208,17 @@ def _rooted(path: exp.Expr, place: Place) -> exp.Expr:
 
 def _sqlite_paths(segments: Sequence[str], place: Place) -> list[str]:
     """SQLite tells array elements from keys, the language does not: every reading of a number is tried."""
-    if sum(segment.isdecimal() for segment in segments) > _MAX_INDEX_SEGMENTS:
+    if sum(map(_is_index, segments)) > _MAX_INDEX_SEGMENTS:
         raise RuleError(Code.TOO_MANY, f"more than {_MAX_INDEX_SEGMENTS} array elements in one JSON path", place)
-    readings = [
-        [f"[{int(segment)}]", _key(segment)] if segment.isdecimal() else [_key(segment)] for segment in segments
-    ]
+    readings = [[f"[{segment}]", _key(segment)] if _is_index(segment) else [_key(segment)] for segment in segments]
     return ["$" + "".join(reading) for reading in product(*readings)]
+
+
+def _is_index(segment: str) -> bool:
+    """The canonical form only, as in JavaScript: `00` and other scripts' digits are keys."""
+    digits = segment.isascii() and segment.isdecimal() and len(segment) <= _MAX_INDEX_DIGITS
+    return digits and (segment == "0" or segment[0] != "0")
 
 
 def _key(segment: str) -> str:
     return "." + json.dumps(segment, ensure_ascii=False)
-
-
-def _moment(name: str, value: Frag, modifiers: Sequence[exp.Expr], place: Place) -> Frag:
-    written = []
-    for modifier in modifiers:
-        text = str(modifier.this).lower() if isinstance(modifier, exp.Literal) and modifier.is_string else ""
-        if text not in _MODIFIERS:
-            raise RuleError(
-                Code.UNSUPPORTED, f"unsupported modifier of `{name}`", place, "use 'unixepoch', 'subsec' or 'subsecond'"
-            )
-        written.append(f", {quoted(text)}")
-    # SQLite takes these three words, as a value, for the present moment
-    guarded: Frag = value
-    for word in ("now", "subsec", "subsecond"):
-        guarded = build(Kind.ANY, place, "nullif(", guarded, f" COLLATE NOCASE, '{word}')")
-    kind = Kind.NUMBER if name == "unixepoch" else Kind.TEXT
-    return build(kind, place, f"{name}(", guarded, *written, ")")
-
-
-def _unknown(name: str, place: Place) -> RuleError:
-    if name in _NONDETERMINISTIC:
-        return RuleError(
-            Code.UNKNOWN_FUNCTION,
-            f"`{name}` is not allowed: a rule must give the same answer whenever it is evaluated",
-            place,
-            "keep the value in a column of the row",
-        )
-    hint = _INSTEAD.get(name) or did_you_mean(name, KNOWN) or f"the functions are {', '.join(sorted(KNOWN))}"
-    return RuleError(Code.UNKNOWN_FUNCTION, f"unknown function `{name}`", place, hint)

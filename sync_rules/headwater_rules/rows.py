@@ -13,11 +13,11 @@ from operator import itemgetter
 import orjson
 
 from headwater_rules.binding import Bound, Layout, Row, Statement
-from headwater_rules.engine import as_text
 from headwater_rules.errors import EvaluationError
 from headwater_rules.naming import key_text
 from headwater_rules.plan import LookupDefinition, Output, RowSource, Star, SyncPlan, Value
 from headwater_rules.results import LookupEntry, Put, RowResult
+from headwater_rules.valuetext import as_text
 
 _new = tuple.__new__
 

@@ -29,14 +29,38 @@ def _parse_in(parser: PostgresParser, this: exp.Expr | None) -> exp.Expr | None:
     return parser.expression(exp.In(this=this, field=parser._parse_bitwise()))
 
 
+def _parse_keyword_call(parser: PostgresParser) -> exp.Expr:
+    """`substring(x FROM 2 FOR 3)` becomes `substring(x, 2, 3)`, a call without keywords as every other function's."""
+    token = parser._tokens[parser._index - 2]
+    arguments = parser._parse_csv(parser._parse_disjunction)
+    if parser._match(TokenType.FROM):
+        arguments.append(_operand(parser))
+    if parser._match(TokenType.FOR):
+        if len(arguments) == 1:
+            arguments.append(exp.Literal.number(1))
+        arguments.append(_operand(parser))
+    return parser.expression(exp.Anonymous(this=token.text, expressions=arguments)).update_positions(token)
+
+
+def _operand(parser: PostgresParser) -> exp.Expr:
+    found = parser._parse_bitwise()
+    if found is None:
+        parser.raise_error("Expected an expression")
+    return found or exp.Null()
+
+
 class RuleDialect(Postgres):
     """Postgres' grammar with every function left as it is written: the language has its own list of them."""
 
     class Parser(PostgresParser):
         FUNCTIONS: ClassVar = {}
         NO_PAREN_FUNCTIONS: ClassVar = {}
-        FUNCTION_PARSERS = {"CAST": PostgresParser.FUNCTION_PARSERS["CAST"]}
+        FUNCTION_PARSERS = {
+            "CAST": PostgresParser.FUNCTION_PARSERS["CAST"],
+            **dict.fromkeys(("SUBSTRING", "EXTRACT"), _parse_keyword_call),
+        }
         NO_PAREN_FUNCTION_PARSERS = {"CASE": PostgresParser.NO_PAREN_FUNCTION_PARSERS["CASE"]}
+        LAMBDAS: ClassVar = {}  # `f(x -> 'k')` is an access to JSON
         RANGE_PARSERS = {**PostgresParser.RANGE_PARSERS, TokenType.IN: _parse_in}
         JSON_OPERATORS = {
             TokenType.ARROW: lambda self, this, path: self.expression(exp.JSONExtract(this=this, expression=path)),
