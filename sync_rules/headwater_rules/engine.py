@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import re
 import threading
+import time
 from collections.abc import Sequence
 from typing import Final
 
@@ -15,8 +16,11 @@ from headwater_rules import natives
 from headwater_rules.errors import EvaluationError
 from headwater_rules.plan import Value
 
-_STEPS_PER_TICK: Final = 100_000
-_MAX_TICKS: Final = 100  # ten million virtual machine steps, about a second, for one row or request expression
+_STEPS_PER_TICK: Final = 1000
+_MAX_TICKS: Final = 10_000  # ten million virtual machine steps, about a second, for one row or request expression
+_MAX_SECONDS: Final = 60.0
+"""The limit of steps is the same on every machine, so it alone decides in practice. This one stops steps that each
+work on megabytes."""
 _MAX_BYTES: Final = 64 * 1024 * 1024
 
 MAX_PATTERN: Final = 250
@@ -34,9 +38,11 @@ _ALLOWED_FUNCTIONS: Final = natives.FUNCTIONS.keys() | {
 class Engine:
     """Runs prepared expressions. Belongs to one thread; get it from `engine()`."""
 
-    __slots__ = ("_connection", "_cursor", "_ticks")
+    __slots__ = ("_connection", "_cursor", "_deadline", "_max_seconds", "_ticks")
 
-    def __init__(self) -> None:
+    def __init__(self, *, max_seconds: float = _MAX_SECONDS) -> None:
+        self._max_seconds = max_seconds
+        self._deadline = 0.0
         self._ticks = 0
         connection = apsw.Connection(":memory:", statementcachesize=2000)
         connection.limit(apsw.SQLITE_LIMIT_LENGTH, _MAX_BYTES)
@@ -70,7 +76,10 @@ class Engine:
 
     def _tick(self) -> bool:
         self._ticks += 1
-        return self._ticks > _MAX_TICKS
+        now = time.monotonic()
+        if self._ticks == 1:
+            self._deadline = now + self._max_seconds
+        return self._ticks > _MAX_TICKS or now > self._deadline
 
 
 _local = threading.local()

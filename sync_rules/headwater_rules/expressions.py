@@ -202,7 +202,7 @@ class Scalars:
         return names.column(node)
 
     def _call(self, node: exp.Anonymous, names: Names) -> Frag:
-        name = str(node.this).lower()
+        name = node.name.lower()
         self.only(node, frozenset({"this", "expressions"}))
         if name == "row_id" and not node.expressions:
             return names.row_function(None, name, node)
@@ -214,7 +214,7 @@ class Scalars:
         schema, function = node.this, node.expression
         if not isinstance(schema, exp.Identifier) or not isinstance(function, exp.Anonymous):
             raise self.refused(node)
-        qualifier, name = identifier(schema), str(function.this).lower()
+        qualifier, name = identifier(schema), function.name.lower()
         if qualifier in REQUEST_SCHEMAS and not schema.args.get("quoted"):
             self.only(function, frozenset({"this", "expressions"}))
             return request_call(qualifier, function, self._semantics, self._source.place_of(node))

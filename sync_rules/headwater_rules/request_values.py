@@ -36,7 +36,7 @@ def is_request_table(name: str, semantics: Semantics) -> bool:
 
 def request_call(schema: str, call: exp.Anonymous, semantics: Semantics, place: Place) -> Frag:
     """The value of `schema.function(…)`. Raises RuleError when there is none of that name in this place."""
-    name, arguments = str(call.this).lower(), call.expressions
+    name, arguments = call.name.lower(), call.expressions
     source = _SCHEMAS[semantics.requests].get(schema)
     if source is None:
         message = f"`{schema}.{name}` is not available in this query"
