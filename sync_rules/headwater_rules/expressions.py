@@ -317,7 +317,7 @@ class Scalars:
     def _between(self, node: exp.Between, names: Names) -> Frag:
         self.only(node, frozenset({"this", "low", "high"}))
         value, low, high = (self.frag(node.args[name], names) for name in ("this", "low", "high"))
-        collation = _collation(value, low) and _collation(value, high)
+        collation = _collation(value, low) or _collation(value, high)
         return self._build(node, Kind.LOGICAL, "(", value, collation, " BETWEEN ", low, " AND ", high, ")")
 
     def _case(self, node: exp.Case, names: Names) -> Frag:

@@ -5,11 +5,15 @@ Where this differs from the documented behaviour on purpose, the comment beside 
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import apsw
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headwater_rules.functions import KNOWN
 from headwater_rules.plan import Value
 from tests.unit.rules.rules_values import failure_of, refusal_of, same, value_of
 
@@ -340,3 +344,12 @@ def test_a_wrong_call_is_refused_with_what_to_write_instead(expression: str, mes
     assert hint in error.suggestion
     assert error.place is not None
     assert error.place.text == expression
+
+
+def test_the_documentation_has_every_function_and_no_other() -> None:
+    text = (Path(__file__).parents[3] / "docs" / "sync-rules.md").read_text()
+    table = text.partition("## Functions")[2].partition("**Geometries**")[0]
+    calls = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
+    named = {name for cell in calls for name in re.findall(r"`([a-z0-9_]+)[(`]", cell)}
+
+    assert named == KNOWN

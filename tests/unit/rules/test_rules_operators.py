@@ -10,7 +10,7 @@ from itertools import product
 import pytest
 
 from headwater_rules.plan import Value
-from tests.unit.rules.rules_values import evaluate, failure_of, refusal_of, same, value_of, values_of
+from tests.unit.rules.rules_values import failure_of, refusal_of, same, value_of, values_of
 
 LARGEST, SMALLEST = 2**63 - 1, -(2**63)
 INFINITY = float("inf")
@@ -63,6 +63,15 @@ def test_values_of_all_kinds_have_one_order() -> None:
         assert found == [int(each) for each in expected], (a, b)
 
 
+@pytest.mark.parametrize("literal", ["\U0001f600", "a\U0001f600", "\ufffd", "\ud7ff", "z"])
+def test_a_literal_stands_in_the_same_order(literal: str) -> None:
+    for value in ("\U0001f600", "a\ufffd", "\ufffd", "\ud7ff", "z"):
+        less = literal.encode("utf-16-be") < value.encode("utf-16-be")
+        assert value_of(f"'{literal}' < a", value) == less
+        assert value_of(f"a > '{literal}'", value) == less
+        assert value_of(f"a BETWEEN '{literal}' AND '\ufffd\ufffd'", value) == (less or value == literal)
+
+
 @pytest.mark.parametrize("sign", ["=", "<", "<=", ">", ">="])
 @pytest.mark.parametrize("a", [None, 0, 1.5, "a", b"a"])
 def test_a_comparison_with_null_is_null(sign: str, a: Value) -> None:
@@ -79,7 +88,6 @@ TRUTH: list[tuple[Value, int]] = [
 
 @pytest.mark.parametrize(("a", "truth"), TRUTH)
 def test_what_is_true(a: Value, truth: int) -> None:
-    assert bool(evaluate("CASE WHEN a THEN 1 END", a).puts)
     assert value_of("CASE WHEN a THEN 1 ELSE 0 END", a) == truth
     assert value_of("iif(a, 1, 0)", a) == truth
     assert value_of("iif(ifnull(a, NULL), 1, 0)", a) == truth  # of a computed value as of a column
@@ -288,7 +296,7 @@ def test_a_cast_lends_no_affinity_to_a_comparison() -> None:
 
 JSON = (
     '{"k":null,"t":true,"f":false,"i":9007199254740993,"r":1.50,'
-    '"s":"é\\n","a":[10,[20],{"x":1}],"o":{"0":"zero"},"a.b":5,"":6,"q\\"\\\\":7,"\\u00fc":8}'
+    '"s":"é\\n","a":[10,[20],{"x":1}],"o":{"0":"zero"},"a.b":5,"":6,"q\\"\\\\":7,"\\u00fc":8,"it\'s ?1":9}'
 )
 
 
@@ -318,6 +326,7 @@ JSON = (
         ("$.a." + "1" * 5000, None, None),
         ("$.i.x", None, None),
         ("$.", "6", 6),
+        ("it''s ?1", "9", 9),
     ],
     ids=lambda value: str(value)[:12],
 )
