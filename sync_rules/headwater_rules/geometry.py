@@ -128,8 +128,6 @@ class _Reader:
         count = self._count(byte_order)
         if kind == _LINE:
             return _Geometry(kind, has_z, has_m, self._points(byte_order, size, count))
-        if count > len(self._data) - self._at:
-            raise ValueError
         if kind == _POLYGON:
             rings = tuple(self._points(byte_order, size, self._count(byte_order)) for _ in range(count))
             return _Geometry(kind, has_z, has_m, rings=rings)

@@ -96,8 +96,6 @@ def _span(size: int, start: int, count: int | None) -> slice:
     first = start - 1 if start > 0 else size + start if start < 0 else -1
     if count is None:
         return slice(min(max(first, 0), size), size)
-    if start == 0 and count < 0:
-        first = 0  # SQLite does not see the place before the first unit from this side
     low, high = (first, first + count) if count >= 0 else (first + count, first)
     return slice(min(max(low, 0), size), min(max(high, 0), size))
 
