@@ -167,6 +167,18 @@ def status(configs: ConfigSource, as_json: bool) -> None:
     show_status(load(configs, warn=not as_json), as_json=as_json)
 
 
+@source.command("schema", epilog=examples("headwater source schema -o schema.json",
+                                           "headwater source schema -c headwater.yaml > schema.json"))  # fmt: skip
+@config_options
+@click.option("-o", "--output", type=click.Path(path_type=Path), metavar="FILE", help="Write it there.")
+def schema_(configs: ConfigSource, output: Path | None) -> None:
+    """Write the source's tables and column types as JSON, for `headwater rules … --schema-file` where there is no
+    database, as in CI."""
+    from headwater.commands.rules_source import show_schema
+
+    show_schema(load(configs, warn=False), output)
+
+
 @source.command("resync", epilog=examples("headwater source resync todos", "headwater source resync public.a app.b"))
 @click.argument("tables", nargs=-1, required=True, metavar="TABLE…")
 @config_options

@@ -142,7 +142,11 @@ def _ctes(owner: Mapping, report: Report) -> dict[str, SqlText]:
 def _stream(name: str, key: Item, item: Item, shared: MappingType[str, SqlText], report: Report) -> StreamSource:
     stream = item.mapping(f"stream `{name}`")
     stream.check(_STREAM_KEYS, report)
-    queries = _queries(name, key, stream, report)
+    queries: tuple[SqlText, ...] = ()
+    try:
+        queries = _queries(name, key, stream, report)
+    except RuleError as error:
+        report.add(error)
     own = _ctes(stream, report)
     return StreamSource(
         name,

@@ -20,7 +20,7 @@ from headwater_rules.expressions import identifier
 from headwater_rules.flatten import flatten, flatten_select, named_columns
 from headwater_rules.fragment import Frag
 from headwater_rules.plan import Stream, Variant
-from headwater_rules.planner import VariantDraft, find_target
+from headwater_rules.planner import VariantDraft, find_mixed, find_target
 from headwater_rules.relations import Column, Context, Scope, Selection
 from headwater_rules.semantics import Requests
 from headwater_rules.sqltext import SqlText, parse_select
@@ -78,7 +78,7 @@ def check_event(job: Job, source: EventSource) -> None:
 
 
 def _context(job: Job) -> Context:
-    return Context(job.semantics(Requests.PARAMETERS), {}, job.default_schema, job.report)
+    return Context(job.semantics(Requests.PARAMETERS), {}, job.default_schema, job.report, checks=job.checks)
 
 
 # parameter queries
@@ -137,6 +137,7 @@ def _drafts(job: Job, parameters: _Parameters, query: SqlText, node: exp.Select)
     scope = Scope(None, {_BUCKET: columns})
     selection = flatten_select(context.naming(Requests.NONE), query, node, scope)
     if len(job.report.errors) > before:
+        find_mixed(context, selection.condition)
         return []
     return draft_query(context, selection, given.condition, given.tables, query.place())
 

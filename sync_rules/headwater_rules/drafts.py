@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from headwater_rules.catalog import Catalog
+from headwater_rules.checks import SourceChecks
 from headwater_rules.conditions import All, Condition, terms
 from headwater_rules.engine import engine
 from headwater_rules.errors import Code, EvaluationError, Place, Report, RuleError, Severity
@@ -13,6 +14,7 @@ from headwater_rules.plan import Expr, FromRequest, RequestInput, RowSource, Sta
 from headwater_rules.planner import Target, VariantDraft, find_target, plan_term
 from headwater_rules.relations import Column, Context, Everything, Selection, Table
 from headwater_rules.semantics import Requests, Semantics
+from headwater_rules.watch import Watch
 
 MAX_VARIANTS = 100
 _AUTHENTICATED = frozenset({RequestInput.USER_ID.value, RequestInput.CLAIMS.value})
@@ -26,6 +28,7 @@ class Job:
     catalog: Catalog
     default_schema: str
     report: Report
+    checks: SourceChecks | None = None
 
     def semantics(self, requests: Requests) -> Semantics:
         """The edition's reading of SQL."""
@@ -38,12 +41,18 @@ def draft_query(
     """One draft per alternative of a query's condition, together with `beside` over `tables` that the query does not
     name itself. Raises RuleError for what cannot be synced."""
     target = find_target(context, selection, place)
+    table = context.instances[target.table]
+    assert isinstance(table, Table)
+    Watch(context.checks, context.instances, context.report).selected(table, target.columns, place)
     _warn_of_columns(target, context)
     _warn_of_alias(context, selection, target)
     condition = All((selection.condition, beside))
-    drafts = [
-        plan_term(context, target, selection.tables | tables, term) for term in terms(condition, context.owner, place)
-    ]
+    drafts: list[VariantDraft] = []
+    for term in terms(condition, context.owner, place):
+        try:
+            drafts.append(plan_term(context, target, selection.tables | tables, term))
+        except RuleError as error:
+            context.report.add(error)
     for draft in drafts:
         _check_sql(draft, place)
     return drafts

@@ -47,6 +47,12 @@ class Code(StrEnum):
     NO_EFFECT = "HW_R205"
     LOWERED = "HW_R206"
     OLD_EDITION = "HW_R207"
+    NO_TABLE = "HW_R301"
+    NO_COLUMN = "HW_R302"
+    NO_ID = "HW_R303"
+    NEVER_EQUAL = "HW_R304"
+    NOT_JSON = "HW_R305"
+    BLOB = "HW_R306"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +65,16 @@ class Place:
     column: int
     text: str
     source_line: str
+
+    @property
+    def end_line(self) -> int:
+        return self.line + self.text.count("\n")
+
+    @property
+    def end_column(self) -> int:
+        """The column behind the last character."""
+        last = self.text.rpartition("\n")[2]
+        return len(last) + (1 if "\n" in self.text else self.column)
 
 
 def place_in(document: str, start: int, end: int) -> Place:
@@ -108,7 +124,7 @@ class RuleError(Exception):
             "severity": self.severity.value,
             "message": self.message,
             "suggestion": self.suggestion or None,
-            "place": asdict(self.place) if self.place else None,
+            "place": _place_dict(self.place) if self.place else None,
         }
 
     def __str__(self) -> str:
@@ -134,6 +150,10 @@ class RuleError(Exception):
         if self.suggestion:
             lines.append(f"  help: {self.suggestion}")
         return "\n".join(lines)
+
+
+def _place_dict(place: Place) -> dict[str, object]:
+    return {**asdict(place), "end_line": place.end_line, "end_column": place.end_column}
 
 
 def _cropped(line: str, column: int) -> tuple[str, int]:

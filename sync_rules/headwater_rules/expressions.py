@@ -9,7 +9,7 @@ from sqlglot import exp
 
 from headwater_rules import functions
 from headwater_rules.engine import MAX_PATTERN
-from headwater_rules.errors import Code, RuleError, did_you_mean
+from headwater_rules.errors import Code, Place, RuleError, did_you_mean
 from headwater_rules.fragment import Frag, Kind, build, equal, joined, negated, text, truth
 from headwater_rules.request_values import (
     REQUEST_SCHEMAS,
@@ -91,12 +91,43 @@ class Names(Protocol):
         """The value of `alias.table_suffix()` and its like."""
 
 
-class Scalars:
-    """Translates the expressions of one SQL text."""
+class Watcher(Protocol):
+    """Who is told what is noticed of expressions."""
 
-    def __init__(self, source: SqlText, semantics: Semantics) -> None:
+    def failed(self, error: RuleError) -> Frag:
+        """Take note of an error; what is returned stands for the value."""
+
+    def compared(self, left: Frag, right: Frag, place: Place, *, equality: bool = True) -> None:
+        """Two values are compared."""
+
+    def element_compared(self, left: Frag, array: Frag, place: Place) -> None:
+        """A value is searched in an array."""
+
+    def json(self, value: Frag, place: Place, what: str) -> None:
+        """`what` reads a value as JSON."""
+
+
+class _Unwatched:
+    def failed(self, error: RuleError) -> Frag:
+        raise error
+
+    def compared(self, left: Frag, right: Frag, place: Place, *, equality: bool = True) -> None:
+        pass
+
+    def element_compared(self, left: Frag, array: Frag, place: Place) -> None:
+        pass
+
+    def json(self, value: Frag, place: Place, what: str) -> None:
+        pass
+
+
+class Scalars:
+    """Translates the expressions of one SQL text. Without a `watch` the first error is raised."""
+
+    def __init__(self, source: SqlText, semantics: Semantics, watch: Watcher | None = None) -> None:
         self._source = source
         self._semantics = semantics
+        self._watch = watch or _Unwatched()
         self._rules: dict[type[exp.Expr], Callable[..., Frag]] = {
             exp.Paren: lambda node, names: self.frag(node.this, names),
             exp.Literal: self._literal,
@@ -136,7 +167,13 @@ class Scalars:
         }
 
     def frag(self, node: exp.Expr, names: Names) -> Frag:
-        """The value of `node`. Raises RuleError for what the language does not have."""
+        """The value of `node`. What the language does not have goes to the watch."""
+        try:
+            return self._translate(node, names)
+        except RuleError as error:
+            return self._watch.failed(error)
+
+    def _translate(self, node: exp.Expr, names: Names) -> Frag:
         rule = self._rules.get(type(node))
         if rule is None:
             raise self.refused(node)
@@ -154,7 +191,8 @@ class Scalars:
                 where = part if isinstance(part, exp.Expr) else node
                 word = name.rstrip("_")
                 hint = _HINTS.get(word, "")
-                raise self.fail(Code.UNSUPPORTED, f"`{_WORDS.get(word, word.upper())}` is not supported", where, hint)
+                message = f"`{_WORDS.get(word, word.upper())}` is not supported"
+                self._watch.failed(self.fail(Code.UNSUPPORTED, message, where, hint))
 
     def refused(self, node: exp.Expr) -> RuleError:
         for kind, (message, suggestion) in _REFUSED.items():
@@ -208,6 +246,8 @@ class Scalars:
             return names.row_function(None, name, node)
         arguments = [self.frag(argument, names) for argument in node.expressions if name in functions.KNOWN]
         place = self._source.place_of(node)
+        if name in functions.JSON_READERS and arguments:
+            self._watch.json(arguments[0], place, f"`{name}`")
         return functions.call(name, arguments, node.expressions, place, fixed=self._semantics.fixed_paths)
 
     def _qualified_call(self, node: exp.Dot, names: Names) -> Frag:
@@ -227,17 +267,20 @@ class Scalars:
 
     def _equal(self, node: exp.Binary, names: Names) -> Frag:
         left, right = self.frag(node.this, names), self.frag(node.expression, names)
+        self._watch.compared(left, right, self._source.place_of(node))
         return equal(left, right, self._source.place_of(node))
 
     def _not_equal(self, node: exp.NEQ, names: Names) -> Frag:
         if self._semantics.null_differs:
             return negated(self._equal(node, names))
         left, right = self.frag(node.this, names), self.frag(node.expression, names)
+        self._watch.compared(left, right, self._source.place_of(node))
         return self._build(node, Kind.LOGICAL, "(", left, " <> ", right, ")")
 
     def _compare(self, node: exp.Binary, names: Names) -> Frag:
         left, right = self.frag(node.this, names), self.frag(node.expression, names)
         sign = _COMPARISONS[type(node)]
+        self._watch.compared(left, right, self._source.place_of(node), equality=False)
         return self._build(node, Kind.LOGICAL, "(", left, _collation(left, right), f" {sign} ", right, ")")
 
     def _arithmetic(self, node: exp.Binary, names: Names) -> Frag:
@@ -285,6 +328,7 @@ class Scalars:
 
     def _access(self, node: exp.Binary, names: Names, operator: str) -> Frag:
         value, place = self.frag(node.this, names), self._source.place_of(node)
+        self._watch.json(value, place, f"`{operator}`")
         return functions.json_access(value, node.expression, operator, place, fixed=self._semantics.fixed_paths)
 
     def _in(self, node: exp.In, names: Names) -> Frag:
@@ -294,9 +338,15 @@ class Scalars:
             array = node.args.get("field")
             if array is None:
                 raise self.refused(node.args.get("query") or node)
-            return self.in_array(left, self.frag(array, names))
+            elements = self.frag(array, names)
+            self._watch.json(elements, elements.place, "`IN`")
+            self._watch.element_compared(left, elements, self._source.place_of(node))
+            return self.in_array(left, elements)
         self.refuse_ambiguous(node)
-        items = joined(Kind.ANY, left.place, [self.frag(item, names) for item in literals], ", ")
+        listed = [self.frag(item, names) for item in literals]
+        for item in listed:
+            self._watch.compared(left, item, item.place)
+        items = joined(Kind.ANY, left.place, listed, ", ")
         return self._build(node, Kind.LOGICAL, "(", left, " IN ", items, ")")
 
     def in_array(self, left: Frag, array: Frag) -> Frag:
@@ -317,6 +367,8 @@ class Scalars:
     def _between(self, node: exp.Between, names: Names) -> Frag:
         self.only(node, frozenset({"this", "low", "high"}))
         value, low, high = (self.frag(node.args[name], names) for name in ("this", "low", "high"))
+        for bound in (low, high):
+            self._watch.compared(value, bound, self._source.place_of(node), equality=False)
         collation = _collation(value, low) or _collation(value, high)
         return self._build(node, Kind.LOGICAL, "(", value, collation, " BETWEEN ", low, " AND ", high, ")")
 

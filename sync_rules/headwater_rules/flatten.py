@@ -16,6 +16,7 @@ from headwater_rules.plan import RowFunction
 from headwater_rules.relations import Column, Context, Each, Everything, Relation, Scope, Selection, Table
 from headwater_rules.semantics import Requests
 from headwater_rules.sqltext import SqlText, parse_select
+from headwater_rules.watch import Watch
 
 _ROW_FUNCTIONS = {
     "row_id": RowFunction.ROW_ID,
@@ -26,6 +27,7 @@ _ROW_FUNCTIONS = {
 _SELECT_PARTS = frozenset({"expressions", "from_", "joins", "where", "distinct"})
 _SUFFIX = "_table_suffix"
 _ELEMENT = frozenset({"value", "key"})
+_JOIN_PARTS = frozenset({"this", "on", "kind", "side", "method", "using"})  # what is wrong of these is said better
 _INNER = frozenset({"", "INNER", "CROSS"})
 
 
@@ -57,7 +59,8 @@ class _Select:
     def __init__(self, context: Context, text: SqlText, outer: Scope | None) -> None:
         self._context = context
         self._text = text
-        self._scalars = Scalars(text, context.semantics)
+        self._watch = Watch(context.checks, context.instances, context.report)
+        self._scalars = Scalars(text, context.semantics, self._watch)
         self._scope = Scope(outer)
         self._tables: set[int] = set()
         self._conditions: list[Condition] = []
@@ -87,11 +90,14 @@ class _Select:
                 hint = did_you_mean(name, relation)
                 raise self._fail(Code.UNKNOWN_NAME, f"the subquery has no column `{name}`", node, hint)
             return relation[name]
-        if isinstance(self._context.instances[relation], Each) and name not in _ELEMENT:
+        instance = self._context.instances[relation]
+        if isinstance(instance, Each) and name not in _ELEMENT:
             hint = "there are `value` and `key`"
             raise self._fail(Code.UNKNOWN_NAME, f"`json_each` has no column `{name}` here", node, hint)
         if name == _SUFFIX and self._has_suffix(relation):
             name = RowFunction.TABLE_SUFFIX.value
+        elif isinstance(instance, Table):
+            self._watch.column(instance, name, node.this, self._text.place_of(node.this))
         return Frag((Ref(relation, name),), Kind.ANY, place)
 
     def _has_suffix(self, relation: int) -> bool:
@@ -165,10 +171,11 @@ class _Select:
     def _join(self, join: exp.Join) -> None:
         if join.args.get("side") or join.args.get("method") or (join.args.get("kind") or "") not in _INNER:
             hint = "list the tables in FROM and compare in WHERE"
-            raise self._fail(Code.UNSUPPORTED, "only inner joins are supported", join, hint)
+            self._watch.failed(self._fail(Code.UNSUPPORTED, "only inner joins are supported", join, hint))
         if join.args.get("using"):
-            raise self._fail(Code.UNSUPPORTED, "`USING` is not supported", join, "write `ON a.x = b.x`")
-        self._scalars.only(join, frozenset({"this", "on", "kind"}))
+            hint = "write `ON a.x = b.x`"
+            self._watch.failed(self._fail(Code.UNSUPPORTED, "`USING` is not supported", join, hint))
+        self._scalars.only(join, _JOIN_PARTS)
         self._from(join.this)
         if join.args.get("on"):
             self._conditions.append(self._guarded(join.args["on"], negate=False))
@@ -194,6 +201,7 @@ class _Select:
             self._derive(node, name or cte, self._expand(cte))
         else:
             table = self._context.table(node, self._text.place_of(node))
+            self._watch.table(table, node.this, self._text.place_of(node.this))
             self._name(table.alias or table.pattern.name, self._context.add(table), node)
         for join in node.args.get("joins") or []:
             self._join(join)
@@ -203,7 +211,7 @@ class _Select:
         if function != "json_each" or len(call.expressions) != 1:
             hint = "there is `json_each(array) AS name`"
             raise self._fail(Code.UNKNOWN_FUNCTION, f"`{function}` cannot stand in FROM", node, hint)
-        number = self._context.add_each(self._scalars.frag(call.expressions[0], self))
+        number, _ = self._element(self._scalars.frag(call.expressions[0], self))
         self._name(name or function, number, node)
 
     def _derive(self, node: exp.Expr, name: str, selection: Selection) -> None:
@@ -290,7 +298,7 @@ class _Select:
                 return self._overlap(node, negate=negate)
             case exp.EQ() if not negate:
                 left, right = (self._scalars.frag(side, self) for side in (node.this, node.expression))
-                return _link(left, right, self._text.place_of(node))
+                return self._link(left, right, node)
         value = self._scalars.frag(node, self)
         return Atom(negated(value) if negate else truth(value))
 
@@ -341,21 +349,23 @@ class _Select:
         elements = self._scalars.frag(array, self)
         together = {self._context.owner(source) for source in left.sources | elements.sources}
         if negate or len(together) <= 1:
+            self._watch.json(elements, elements.place, "`IN`")
+            self._watch.element_compared(left, elements, self._text.place_of(node))
             found = self._scalars.in_array(left, elements)
             return Atom(negated(found) if negate else truth(found))
         number, element = self._element(elements)
-        return _link(left, element, self._text.place_of(node), frozenset({number}))
+        return self._link(left, element, node, frozenset({number}))
 
     def _in_values(self, node: exp.In) -> Condition:
         """A list; where its items come from elsewhere than the left side, one equality for each."""
         whole = truth(self._scalars.frag(node, self))
         if len({self._context.owner(source) for source in whole.sources}) <= 1:
             return Atom(whole)
-        left, place = self._scalars.frag(node.this, self), self._text.place_of(node)
-        return Either(tuple(_link(left, self._scalars.frag(item, self), place) for item in in_list(node) or ()))
+        left = self._scalars.frag(node.this, self)
+        return Either(tuple(self._link(left, self._scalars.frag(item, self), node) for item in in_list(node) or ()))
 
     def _member(self, left: Frag, selection: Selection, node: exp.Expr) -> Condition:
-        link = _link(left, self._single(selection, node), self._text.place_of(node), selection.tables)
+        link = self._link(left, self._single(selection, node), node, selection.tables)
         return All((link, selection.condition))
 
     def _single(self, selection: Selection, node: exp.Expr) -> Frag:
@@ -365,6 +375,7 @@ class _Select:
         return columns[0].value
 
     def _element(self, array: Frag) -> tuple[int, Frag]:
+        self._watch.json(array, array.place, "an expanded array")
         number = self._context.add_each(array)
         return number, Frag((Ref(number, "value"),), Kind.ANY, array.place)
 
@@ -385,12 +396,13 @@ class _Select:
                 number, element = self._element(self._scalars.frag(side, self))
                 tables.add(number)
                 sides.append(element)
-        return All((_link(sides[0], sides[1], self._text.place_of(node), frozenset(tables)), *conditions))
+        return All((self._link(sides[0], sides[1], node, frozenset(tables)), *conditions))
+
+    def _link(self, left: Frag, right: Frag, node: exp.Expr, tables: frozenset[int] = frozenset()) -> Atom:
+        place = self._text.place_of(node)
+        self._watch.compared(left, right, place)
+        return Atom(truth(equal(left, right, place)), (left, right), tables)
 
     def _no_negation(self, node: exp.Expr, what: str) -> RuleError:
         hint = "access can follow from a row that is there, not from one that is missing"
         return self._fail(Code.UNSUPPORTED, f"`{what}` is not supported", node, hint)
-
-
-def _link(left: Frag, right: Frag, place: Place, tables: frozenset[int] = frozenset()) -> Atom:
-    return Atom(truth(equal(left, right, place)), (left, right), tables)

@@ -19,6 +19,7 @@ _MAX_INDEX_DIGITS = 9
 _MAX_PARTS = 200
 _MANY = 100
 _NUMERIC = {Kind.CERTAIN, Kind.LOGICAL, Kind.INTEGER, Kind.NUMBER}
+_MAX_WRITTEN = 20_000  # characters
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +81,7 @@ _SPECIAL = {
 }
 
 ROW_FUNCTIONS = frozenset({"row_id", "table_name", "table_suffix", "schema"})
+JSON_READERS = frozenset({"json_extract", "json_array_length", "json_keys"})
 KNOWN = frozenset({*_PLAIN, *_SPECIAL})
 
 
@@ -160,7 +162,8 @@ def json_access(value: Frag, path: exp.Expr, operator: str, place: Place, *, fix
     readings = [_reading(value, operator, quoted(each), kind, place, fixed) for each in paths]
     if len(readings) == 1:
         return readings[0]
-    if sum(len(reading.parts) for reading in readings) > _MAX_PARTS:
+    written = sum(len(part) for reading in readings for part in reading.parts if isinstance(part, str))
+    if sum(len(reading.parts) for reading in readings) > _MAX_PARTS or written > _MAX_WRITTEN:
         raise RuleError(Code.TOO_MANY, "too many array elements in nested JSON accesses", place, "use one path `$.a.0`")
     return _written("coalesce", readings, kind, place)
 

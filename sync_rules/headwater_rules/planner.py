@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from headwater_rules.conditions import Atom, dependencies
+from headwater_rules.conditions import Atom, Condition, dependencies
 from headwater_rules.errors import Code, Place, RuleError
 from headwater_rules.fragment import REQUEST, Frag, Kind, Ref, build, to_expr
 from headwater_rules.naming import expr_order
@@ -94,6 +94,36 @@ def plan_term(context: Context, target: Target, tables: frozenset[int], term: Se
     return _Term(context, target, joined).plan(term)
 
 
+def find_mixed(context: Context, condition: Condition) -> None:
+    """Report the conditions that could not be split in a query that is refused for something else already."""
+    if not isinstance(condition, Atom):
+        for item in condition.items:
+            find_mixed(context, item)
+        return
+    sides = condition.link or (condition.frag,)
+    if any(len(_sources(context, side)) > 1 for side in sides):
+        context.report.add(_mixed(context, condition))
+
+
+def _sources(context: Context, frag: Frag) -> set[int]:
+    """Whom a value comes from: the request, with its arrays, or tables."""
+    owners = dependencies(frag, context.owner)
+    return {owner if isinstance(context.instances[owner], Table) else REQUEST for owner in owners - {REQUEST}} | (
+        owners & {REQUEST}
+    )
+
+
+def _mixed(context: Context, atom: Atom) -> RuleError:
+    owners = dependencies(atom.frag, context.owner)
+    what = "the request with a table" if REQUEST in owners and len(owners) == 2 else "several tables"
+    return RuleError(
+        Code.MIXED_FILTER,
+        f"this condition combines {what} in another way than by `=`",
+        atom.place,
+        "connect them by `a = b` or `a IN (…)`, with the values of one side only on each side of it",
+    )
+
+
 _ELEMENTS = -2
 """Rows made of the request's arrays, as a source beside the request and the tables."""
 
@@ -141,8 +171,7 @@ class _Term:
         self._order_arrays()
 
     def plan(self, term: Sequence[Atom]) -> VariantDraft:
-        for atom in term:
-            self._classify(atom)
+        self._sort_out(term)
         self._combine_arrays()
         stages = self._place_tables()
         if self._elements.arrays:
@@ -166,6 +195,17 @@ class _Term:
 
     # sorting atoms out
 
+    def _sort_out(self, term: Sequence[Atom]) -> None:
+        failed: RuleError | None = None
+        for atom in term:
+            try:
+                self._classify(atom)
+            except RuleError as error:
+                self._context.report.add(error)
+                failed = error
+        if failed is not None:
+            raise failed
+
     def _classify(self, atom: Atom) -> None:
         owners = dependencies(atom.frag, self._context.owner)
         if owners <= {REQUEST}:
@@ -177,11 +217,11 @@ class _Term:
         elif len(owners) == 1:
             self._parts[next(iter(owners))].filters.append(atom.frag)
         elif atom.link is None:
-            raise self._mixed(atom)
+            raise _mixed(self._context, atom)
         else:
             left, right = (self._owner(side, atom) for side in atom.link)
             if left == right:
-                raise self._mixed(atom)
+                raise _mixed(self._context, atom)
             self._links.append(_Link(atom.link, (left, right)))
 
     def _owner(self, side: Frag, atom: Atom) -> int:
@@ -195,7 +235,7 @@ class _Term:
                     self._need_elements(owners)
             return owner
         if not owners or not owners <= {REQUEST, *self._request_arrays}:
-            raise self._mixed(atom)
+            raise _mixed(self._context, atom)
         self._need_elements(owners)
         return _ELEMENTS
 
@@ -214,16 +254,6 @@ class _Term:
 
     def _merged(self, owner: int) -> int:
         return _ELEMENTS if owner in self._elements.arrays else owner
-
-    def _mixed(self, atom: Atom) -> RuleError:
-        owners = dependencies(atom.frag, self._context.owner)
-        what = "the request with a table" if REQUEST in owners and len(owners) == 2 else "several tables"
-        return RuleError(
-            Code.MIXED_FILTER,
-            f"this condition combines {what} in another way than by `=`",
-            atom.place,
-            "connect them by `a = b` or `a IN (…)`, with the values of one side only on each side of it",
-        )
 
     # the order of lookups
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from sqlglot import exp
 
+from headwater_rules.checks import SourceChecks
 from headwater_rules.conditions import Condition
 from headwater_rules.errors import Code, Place, Report, RuleError
 from headwater_rules.expressions import identifier
@@ -49,6 +50,10 @@ class Column:
     name: str
     value: Frag
 
+    @property
+    def place(self) -> Place:
+        return self.value.place
+
 
 @dataclass(frozen=True, slots=True)
 class Selection:
@@ -74,7 +79,8 @@ class Scope:
 @dataclass(frozen=True, slots=True)
 class Context:
     """What the SELECTs of one query share. `ctes` are the SQL texts that a name in FROM may stand for, and `used`
-    collects those that did. Findings go to `report`; after a fatal one the result must not be used."""
+    collects those that did. Findings go to `report`; after a fatal one the result must not be used. `checks` compares
+    with the source, where its schema is known."""
 
     semantics: Semantics
     ctes: Mapping[str, SqlText]
@@ -82,6 +88,7 @@ class Context:
     report: Report
     instances: list[Table | Each] = field(default_factory=list)
     used: set[str] = field(default_factory=set)
+    checks: SourceChecks | None = None
 
     def without_ctes(self) -> Context:
         """For the inside of a CTE: CTEs do not see each other."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from headwater_rules.catalog import united
 from headwater_rules.conditions import All
 from headwater_rules.config import StreamSource
@@ -10,7 +12,7 @@ from headwater_rules.errors import Code, RuleError, Severity
 from headwater_rules.flatten import flatten
 from headwater_rules.inputs import Inputs
 from headwater_rules.plan import FromRequest, RequestInput, Stream, Variant
-from headwater_rules.planner import VariantDraft
+from headwater_rules.planner import VariantDraft, find_mixed
 from headwater_rules.relations import Context
 from headwater_rules.semantics import Requests
 from headwater_rules.sqltext import SqlText
@@ -58,15 +60,25 @@ def _needs_subscription(draft: VariantDraft) -> bool:
 
 
 def warn_of_unused(job: Job, name: str, query: SqlText, where: str) -> None:
-    """Report a `with` query that nothing reads."""
+    """Report a `with` query that nothing reads, and what is wrong with it."""
+    try:
+        flatten(_context(job, {}, set()), query)
+    except RuleError as error:
+        job.report.add(error)
     message = f"`{name}` is not used by {where}"
     job.report.add(RuleError(Code.NO_EFFECT, message, query.place(), "remove it", Severity.WARNING))
 
 
+def _context(job: Job, ctes: Mapping[str, SqlText], used: set[str]) -> Context:
+    semantics = job.semantics(Requests.STREAM)
+    return Context(semantics, ctes, job.default_schema, job.report, used=used, checks=job.checks)
+
+
 def _drafts(job: Job, source: StreamSource, query: SqlText, used: set[str]) -> list[VariantDraft]:
-    context = Context(job.semantics(Requests.STREAM), source.ctes, job.default_schema, job.report, used=used)
+    context = _context(job, source.ctes, used)
     before = len(job.report.errors)
     selection = flatten(context, query)
     if len(job.report.errors) > before:
+        find_mixed(context, selection.condition)
         return []
     return draft_query(context, selection, All(()), frozenset(), query.place())

@@ -1,7 +1,8 @@
-"""`headwater rules check`, and what all of `headwater rules …` share: reading a sync config and writing JSON."""
+"""What all of `headwater rules …` share: reading a sync config and writing JSON."""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import IO, Any
 
@@ -28,14 +29,20 @@ class WrongRules(click.ClickException):
 
 
 def read_rules(file: Path) -> str:
-    """The text of a sync config. Raises ConfigError."""
+    """The text of a sync config; `-` is standard input. Raises ConfigError."""
+    return read_text(file, "the sync config")
+
+
+def read_text(file: Path, what: str) -> str:
+    """The text of a file that messages call `what`; `-` is standard input. Raises ConfigError."""
     try:
-        return file.read_text(encoding="utf-8")
+        data = sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
+        return data.decode("utf-8")
     except OSError as error:
-        issue = ConfigIssue(f"the sync config can't be read: {error.strerror}", fix="check the path")
+        issue = ConfigIssue(f"{what} can't be read: {error.strerror}", fix="check the path")
         raise ConfigError(str(file), [issue]) from error
     except UnicodeDecodeError as error:
-        issue = ConfigIssue("the sync config is not UTF-8 text", fix="save it as UTF-8")
+        issue = ConfigIssue(f"{what} is not UTF-8 text", fix="save it as UTF-8")
         raise ConfigError(str(file), [issue]) from error
 
 
@@ -45,21 +52,6 @@ def compile_rules(text: str, origin: str, *, as_json: bool = False) -> Compiled:
         return compile_config(text)
     except RuleErrors as error:
         raise WrongRules(origin, error, as_json=as_json) from None
-
-
-def check_file(file: Path, *, as_json: bool) -> None:
-    """Show every finding. Raises WrongRules when the config can't be deployed."""
-    compiled = compile_rules(read_rules(file), str(file), as_json=as_json)
-    if as_json:
-        warnings = [warning.to_dict() for warning in compiled.warnings]
-        click.echo(to_json({"code": None, "errors": [], "warnings": warnings}))
-        return
-    for warning in compiled.warnings:
-        click.echo(warning.render(), err=True)
-    plan = compiled.plan
-    click.echo(
-        f"{file}: ok, {len(plan.streams)} streams, {len(plan.buckets)} bucket definitions, {len(plan.lookups)} lookups"
-    )
 
 
 def to_json(value: object) -> str:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import os
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import click
@@ -12,6 +15,7 @@ from headwater.commands.options import config_options, examples, load
 from headwater.config import ConfigSource
 from headwater.config.origin import is_configured
 from headwater_rules.results import Subscription, SyncRequest
+from headwater_rules.schema import SourceSchema
 
 
 @click.group()
@@ -19,14 +23,54 @@ def rules() -> None:
     """Work on sync configs."""
 
 
-@rules.command(epilog=examples("headwater rules check sync.yaml", "headwater rules check sync.yaml --json"))
-@click.argument("file", type=click.Path(path_type=Path))
-@click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
-def check(file: Path, as_json: bool) -> None:
-    """Compile a sync config and show everything that is wrong with it."""
-    from headwater.commands.rules import check_file
+def schema_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Adds where the source's schema comes from; the command gets a SourceSchema, or None without any."""
 
-    check_file(file, as_json=as_json)
+    @config_options
+    @click.option("--schema", "live", is_flag=True, help="Compare with the tables that the source has now.")
+    @click.option("--schema-file", "file_of_schema", type=click.Path(path_type=Path), metavar="FILE",
+                  help="Compare with those in FILE, which `headwater source schema` wrote.")  # fmt: skip
+    @functools.wraps(command)
+    def wrapped(
+        *args: object, configs: ConfigSource, live: bool, file_of_schema: Path | None, **options: object
+    ) -> None:
+        from headwater.commands.rules_source import live_schema, stored_schema
+
+        if live and file_of_schema is not None:
+            raise click.UsageError("give either --schema or --schema-file")
+        schema = None
+        if live:
+            schema = live_schema(load(configs, warn=False))
+        elif file_of_schema is not None:
+            schema = stored_schema(file_of_schema)
+        command(*args, schema=schema, **options)
+
+    return wrapped
+
+
+@rules.command(
+    epilog=examples(
+        "headwater rules check sync.yaml",
+        "headwater rules check sync.yaml --schema -c headwater.yaml",
+        "headwater rules check rules/*.yaml --schema-file schema.json --format github --warnings-as-errors",
+        "git show main:sync.yaml | headwater rules check - --json",
+    )
+)
+@click.argument("files", type=click.Path(path_type=Path), nargs=-1, required=True, metavar="FILE…")
+@schema_options
+@click.option("--json", "form", flag_value="json", help="The same as --format json.")
+@click.option("--format", "form", type=click.Choice(["text", "json", "github"]), default="text", show_default=True,
+              help="For people, for editors, or for the annotations of a GitHub workflow.")  # fmt: skip
+@click.option("--warnings-as-errors", is_flag=True, help="Have warnings end the command with exit code 1, too.")
+def check(files: tuple[Path, ...], schema: SourceSchema | None, form: str, warnings_as_errors: bool) -> None:
+    """Compile sync configs and show everything that is wrong with them; - is standard input.
+
+    With a schema, tables and columns that the source does not have are found too, and comparisons that can never
+    hold. The exit code is 1 when a config can't be deployed. See docs/rule-tools.md.
+    """
+    from headwater.commands.rules_check import check_files
+
+    sys.exit(check_files(files, schema, form=form, warnings_as_errors=warnings_as_errors))
 
 
 _json = click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")

@@ -1,0 +1,91 @@
+"""`headwater rules check`: every finding in one or several sync configs, for people, editors and CI."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import click
+
+from headwater.commands.rules import read_rules, to_json
+from headwater_rules.compile import compile_config
+from headwater_rules.errors import Place, RuleError, RuleErrors, Severity
+from headwater_rules.plan import SyncPlan
+from headwater_rules.schema import SourceSchema
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """One file and what was found in it; `plan` is None when it can't be deployed."""
+
+    file: str
+    plan: SyncPlan | None
+    findings: tuple[RuleError, ...]
+
+    def having(self, severity: Severity) -> list[RuleError]:
+        return [finding for finding in self.findings if finding.severity is severity]
+
+
+def check_files(
+    files: Sequence[Path], schema: SourceSchema | None, *, form: str, warnings_as_errors: bool = False
+) -> int:
+    """Show what is found in the files, in the form text, json or github. Returns the exit code."""
+    checked = [_check(file, schema) for file in files]
+    if warnings_as_errors:
+        checked = [replace(each, findings=tuple(map(RuleError.as_fatal, each.findings))) for each in checked]
+    match form:
+        case "json":
+            click.echo(to_json(_as_dict(checked)))
+        case "github":
+            for each in checked:
+                for finding in each.findings:
+                    click.echo(_annotation(each.file, finding))
+        case _:
+            _show(checked)
+    return 1 if any(each.having(Severity.FATAL) for each in checked) else 0
+
+
+def _check(file: Path, schema: SourceSchema | None) -> Checked:
+    text = read_rules(file)
+    name = "stdin" if str(file) == "-" else str(file)
+    try:
+        compiled = compile_config(text, schema=schema)
+    except RuleErrors as errors:
+        return Checked(name, None, (*errors.errors, *errors.warnings))
+    return Checked(name, compiled.plan, compiled.warnings)
+
+
+def _show(checked: Iterable[Checked]) -> None:
+    for each in checked:
+        if each.findings:
+            rendered = "\n\n".join(finding.render() for finding in each.findings)
+            click.echo(f"{each.file}:\n{rendered}", err=True)
+        if each.plan is not None and not each.having(Severity.FATAL):
+            plan = each.plan
+            counts = f"{len(plan.streams)} streams, {len(plan.buckets)} bucket definitions, {len(plan.lookups)} lookups"
+            click.echo(f"{each.file}: ok, {counts}")
+
+
+def _as_dict(checked: Sequence[Checked]) -> dict[str, object]:
+    found = {
+        severity: [{"file": each.file, **finding.to_dict()} for each in checked for finding in each.having(severity)]
+        for severity in Severity
+    }
+    code = RuleErrors.code if found[Severity.FATAL] else None
+    return {"code": code, "errors": found[Severity.FATAL], "warnings": found[Severity.WARNING]}
+
+
+def _annotation(file: str, finding: RuleError) -> str:
+    """A workflow command of GitHub: it shows the finding at its line of a pull request."""
+    kind = "error" if finding.severity is Severity.FATAL else "warning"
+    place = finding.place or Place(0, 0, 1, 1, "", "")
+    where = f"line={place.line},col={place.column},endLine={place.end_line},endColumn={place.end_column}"
+    text = f"{finding.message}; {finding.suggestion}" if finding.suggestion else finding.message
+    return f"::{kind} file={_escaped(file, ',:')},{where},title={finding.code.value}::{_escaped(text)}"
+
+
+def _escaped(text: str, also: str = "") -> str:
+    for character in "%\r\n" + also:
+        text = text.replace(character, f"%{ord(character):02X}")
+    return text

@@ -1,0 +1,42 @@
+"""The source's schema for commands that compare rules with it: read from the source, or from a file of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from headwater.commands.rules import read_text
+from headwater.config import ServiceConfig
+from headwater.config.errors import ConfigError, ConfigIssue
+from headwater.source.schema import read_schema
+from headwater_rules.schema import SchemaFormatError, SourceSchema
+
+
+def live_schema(config: ServiceConfig) -> SourceSchema:
+    """The tables of all configured sources. Raises what connecting raises."""
+    config.source()
+    return SourceSchema(tuple(table for source in config.sources for table in read_schema(source).tables))
+
+
+def stored_schema(file: Path) -> SourceSchema:
+    """The schema in a file. Raises ConfigError."""
+    try:
+        return SourceSchema.from_json(read_text(file, "the source schema"))
+    except SchemaFormatError as error:
+        issue = ConfigIssue(f"not a source schema: {error}", fix="write it with `headwater source schema`")
+        raise ConfigError(str(file), [issue]) from None
+
+
+def show_schema(config: ServiceConfig, output: Path | None) -> None:
+    """Write the source's schema where `--schema-file` reads it."""
+    schema = live_schema(config)
+    if output is None:
+        click.echo(schema.to_json(), nl=False)
+        return
+    try:
+        output.write_text(schema.to_json(), encoding="utf-8")
+    except OSError as error:
+        issue = ConfigIssue(f"the file can't be written: {error.strerror}", fix="check the path")
+        raise ConfigError(str(output), [issue]) from error
+    click.echo(f"{output}: {len(schema.tables)} tables")

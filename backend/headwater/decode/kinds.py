@@ -1,0 +1,44 @@
+"""What the values of a type are once converted, without a value at hand. Follows `values`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from headwater.decode.builtin import Oid
+from headwater.decode.catalog import BUILTIN_TYPES, TypeCatalog, TypeKind
+from headwater_rules.schema import ValueKind
+
+_SCALARS: dict[int, ValueKind] = {
+    **dict.fromkeys((Oid.BOOL, Oid.INT2, Oid.INT4, Oid.INT8, Oid.OID), ValueKind.INTEGER),
+    **dict.fromkeys((Oid.FLOAT4, Oid.FLOAT8), ValueKind.REAL),
+    **dict.fromkeys((Oid.JSON, Oid.JSONB), ValueKind.JSON),
+    Oid.BYTEA: ValueKind.BLOB,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TypeValues:
+    """`kind` of the values, that of the `elements` of an array, and whether both hold only with the option
+    `custom_postgres_types`: without it such values are text."""
+
+    kind: ValueKind
+    elements: ValueKind | None = None
+    by_option: bool = False
+
+
+def values_of(oid: int, types: TypeCatalog) -> TypeValues:
+    """What the values of a type are."""
+    descriptor = types.get(oid)
+    if descriptor is None:
+        return TypeValues(ValueKind.TEXT)
+    match descriptor.kind:
+        case TypeKind.DOMAIN:
+            base = values_of(descriptor.element, types)
+            return TypeValues(base.kind, base.elements, by_option=base.kind is not ValueKind.TEXT)
+        case TypeKind.ARRAY:
+            elements = values_of(descriptor.element, types).kind
+            return TypeValues(ValueKind.JSON, elements, by_option=descriptor.element not in BUILTIN_TYPES)
+        case TypeKind.COMPOSITE | TypeKind.RANGE | TypeKind.MULTIRANGE:
+            return TypeValues(ValueKind.JSON, by_option=True)
+        case _:
+            return TypeValues(_SCALARS.get(oid, ValueKind.TEXT))

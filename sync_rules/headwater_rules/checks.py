@@ -1,0 +1,128 @@
+"""What a config names, compared with the tables and columns that the source has.
+
+A table may be made later, so what is not there is a warning; `strict: true` has it reject the config.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from headwater_rules.errors import Code, Place, Report, RuleError, Severity, did_you_mean
+from headwater_rules.plan import TablePattern
+from headwater_rules.schema import SourceColumn, SourceSchema, SourceTable, ValueKind
+
+_NAMED = 8  # tables or columns that a hint lists
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A name as the SQL has it: what stands there, and whether in double quotes."""
+
+    text: str
+    quoted: bool
+    place: Place
+
+    @property
+    def folded(self) -> bool:
+        """Whether it means another name than it shows."""
+        return not self.quoted and self.text != self.text.lower()
+
+
+class SourceChecks:
+    """Compares with one source schema."""
+
+    def __init__(self, schema: SourceSchema, *, custom_types: bool) -> None:
+        self._schema = schema
+        self._custom_types = custom_types
+        self._found: list[tuple[RuleError, bool]] = []
+
+    def find(self, code: Code, message: str, place: Place, suggestion: str, *, grave: bool = True) -> None:
+        """Keep a finding; `grave` ones reject a strict config."""
+        self._found.append((RuleError(code, message, place, suggestion, Severity.WARNING), grave))
+
+    def tell(self, report: Report, *, strict: bool) -> None:
+        """Report all findings: last, since an error keeps what it is in from being looked at further."""
+        for warning, grave in self._found:
+            report.add(warning.as_fatal() if strict and grave else warning)
+
+    def table(self, pattern: TablePattern, name: Written) -> None:
+        """Check that a table is there, or for a wildcard at least one."""
+        if self._schema.matching(pattern):
+            return
+        shown = f"`{pattern.name}` in schema `{pattern.schema}`"
+        if not pattern.exact:
+            self.find(Code.NO_TABLE, f"no table is called like {shown}", name.place, self._table_hint(pattern))
+            return
+        others = [each for each in self._schema.tables if each.tag == pattern.tag and each.schema == pattern.schema]
+        hint = _case_hint(name, [each.name for each in others]) or self._table_hint(pattern)
+        self.find(Code.NO_TABLE, f"no table {shown}", name.place, hint)
+
+    def column(self, pattern: TablePattern, column: str, name: Written) -> None:
+        """Check that a column is there; of a table that is not, nothing is said."""
+        tables = self._schema.matching(pattern)
+        if not tables or self._columns(tables, column) or (column == "_table_suffix" and not pattern.exact):
+            return
+        known = list(dict.fromkeys(each.name for table in tables for each in table.columns))
+        hint = _case_hint(name, known) or _near(column, known) or f"its columns are {_listed(known)}"
+        self.find(Code.NO_COLUMN, f"no column `{column}` in `{pattern.name}`", name.place, hint)
+
+    def column_kind(self, pattern: TablePattern, column: str) -> tuple[ValueKind, SourceColumn] | None:
+        """What a column's values are; None when that is not known, or differs among the tables of a wildcard."""
+        found = self._columns(self._schema.matching(pattern), column)
+        kinds = {each.value_kind(custom_types=self._custom_types) for each in found}
+        return (kinds.pop(), found[0]) if len(kinds) == 1 else None
+
+    def blobs(self, pattern: TablePattern) -> list[str]:
+        """Columns whose values no device gets."""
+        tables = self._schema.matching(pattern)
+        names = [column.name for table in tables for column in table.columns if column.kind is ValueKind.BLOB]
+        return list(dict.fromkeys(names))
+
+    def lacks_id(self, pattern: TablePattern) -> bool:
+        """Whether some table that is meant has no column `id`."""
+        return any(table.column("id") is None for table in self._schema.matching(pattern))
+
+    def knows(self, pattern: TablePattern) -> bool:
+        return bool(self._schema.matching(pattern))
+
+    def _columns(self, tables: Iterable[SourceTable], name: str) -> list[SourceColumn]:
+        found = (table.column(name) for table in tables)
+        return [column for column in found if column is not None]
+
+    def _table_hint(self, pattern: TablePattern) -> str:
+        tables = [table for table in self._schema.tables if table.tag == pattern.tag]
+        elsewhere = [table for table in tables if table.name == pattern.name]
+        if elsewhere:
+            return f"there is `{_quoted(elsewhere[0].schema)}.{_quoted(elsewhere[0].name)}`"
+        here = [table.name for table in tables if table.schema == pattern.schema]
+        return _near(pattern.name, here) or (f"its tables are {_listed(here)}" if here else "the schema has no table")
+
+
+def _case_hint(name: Written, known: Sequence[str]) -> str:
+    """For a name that differs from a known one by case only."""
+    same = [each for each in known if each.lower() == name.text.lower()]
+    if not same:
+        return ""
+    if name.folded:
+        means = f"`{name.text}` is written without quotes and so means `{name.text.lower()}`"
+        return f'{means}; write `"{same[0]}"`'
+    return f"did you mean `{_quoted(same[0])}`?"
+
+
+def _near(name: str, known: Iterable[str]) -> str:
+    by_lower = {each.lower(): each for each in known}
+    hint = did_you_mean(name, by_lower)
+    for lower, each in by_lower.items():
+        if lower != each and f"`{lower}`" in hint:
+            return f'did you mean `"{each}"`?'
+    return hint
+
+
+def _listed(names: Sequence[str]) -> str:
+    shown = ", ".join(f"`{_quoted(name)}`" for name in names[:_NAMED])
+    return f"{shown}, …" if len(names) > _NAMED else shown
+
+
+def _quoted(name: str) -> str:
+    return name if name == name.lower() else f'"{name}"'

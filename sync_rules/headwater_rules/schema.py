@@ -1,0 +1,173 @@
+"""The source's tables as data: what a sync config can be compared with when no database is at hand."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from headwater_rules.plan import TablePattern
+
+_FORMAT = 1
+
+
+class ValueKind(StrEnum):
+    """What a column's value is for the rules. JSON is text too."""
+
+    INTEGER = "integer"
+    REAL = "real"
+    TEXT = "text"
+    JSON = "json"
+    BLOB = "blob"
+
+
+@dataclass(frozen=True, slots=True)
+class SourceColumn:
+    """A column: its type in Postgres' words and what its values are. `elements` says that of an array's elements.
+    With `by_option` the values are plain text where the config turns `custom_postgres_types` off."""
+
+    name: str
+    type: str
+    kind: ValueKind
+    elements: ValueKind | None = None
+    by_option: bool = False
+
+    def value_kind(self, *, custom_types: bool = True) -> ValueKind:
+        """What its values are under a config's options."""
+        return ValueKind.TEXT if self.by_option and not custom_types else self.kind
+
+
+@dataclass(frozen=True, slots=True)
+class SourceTable:
+    """A table and its columns, in the table's order."""
+
+    tag: str
+    schema: str
+    name: str
+    columns: tuple[SourceColumn, ...]
+
+    def column(self, name: str) -> SourceColumn | None:
+        return next((column for column in self.columns if column.name == name), None)
+
+
+class SchemaFormatError(Exception):
+    """A text that is no source schema. The message says where and what."""
+
+
+@dataclass(frozen=True, slots=True)
+class SourceSchema:
+    """All tables of the sources."""
+
+    tables: tuple[SourceTable, ...]
+
+    def matching(self, pattern: TablePattern) -> tuple[SourceTable, ...]:
+        """The tables that a rule's name for tables means."""
+        return tuple(table for table in self.tables if pattern.matches(table.tag, table.schema, table.name))
+
+    def to_json(self) -> str:
+        """One line for each column, so that changes are readable in a version control."""
+        return json.dumps({"format": _FORMAT, "tables": [_table_out(table) for table in self.tables]}, indent=2) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> SourceSchema:
+        """What `to_json` wrote, or somebody by hand: a column may be its type alone. Raises SchemaFormatError."""
+        try:
+            read = json.loads(text)
+        except ValueError as error:
+            raise SchemaFormatError(f"not JSON: {error}") from None
+        root = _object(read, "the source schema")
+        if root.get("format") != _FORMAT:
+            raise SchemaFormatError(f"`format` must be {_FORMAT}")
+        tables = root.get("tables")
+        if not isinstance(tables, list):
+            raise SchemaFormatError("`tables` must be a list")
+        return cls(tuple(_table_in(table, number) for number, table in enumerate(tables)))
+
+
+_KINDS = {
+    **dict.fromkeys(
+        ("boolean", "bool", "smallint", "int2", "integer", "int", "int4", "bigint", "int8", "oid"), ValueKind.INTEGER
+    ),
+    **dict.fromkeys(("real", "float4", "double precision", "float8"), ValueKind.REAL),
+    **dict.fromkeys(("json", "jsonb"), ValueKind.JSON),
+    "bytea": ValueKind.BLOB,
+}
+_RANGE = re.compile(r"(int4|int8|num|ts|tstz|date)(multi)?range")
+_MODIFIER = re.compile(r"\s*\([^)]*\)")
+
+
+def column_of(name: str, type_name: str) -> SourceColumn:
+    """A column of a built-in type; of a type that is none, text."""
+    plain = _MODIFIER.sub("", type_name).strip().lower()
+    if plain.endswith("[]"):
+        elements = column_of(name, plain.rstrip("[]")).kind
+        return SourceColumn(name, type_name, ValueKind.JSON, elements)
+    if _RANGE.fullmatch(plain):
+        return SourceColumn(name, type_name, ValueKind.JSON, by_option=True)
+    return SourceColumn(name, type_name, _KINDS.get(plain, ValueKind.TEXT))
+
+
+def _table_out(table: SourceTable) -> dict[str, object]:
+    columns = {column.name: _column_out(column) for column in table.columns}
+    return {"tag": table.tag, "schema": table.schema, "name": table.name, "columns": columns}
+
+
+def _column_out(column: SourceColumn) -> object:
+    if column == column_of(column.name, column.type):
+        return column.type
+    written: dict[str, object] = {"type": column.type, "kind": column.kind.value}
+    if column.elements is not None:
+        written["elements"] = column.elements.value
+    if column.by_option:
+        written["by_option"] = True
+    return written
+
+
+def _table_in(value: object, number: int) -> SourceTable:
+    where = f"table {number + 1}"
+    table = _object(value, where)
+    name = _text(table, "name", where)
+    where = f"table `{name}`"
+    columns = _object(table.get("columns"), f"`columns` of {where}")
+    tag, schema = (_text(table, key, where, default) for key, default in (("tag", "default"), ("schema", "public")))
+    return SourceTable(tag, schema, name, tuple(_columns_in(columns, where)))
+
+
+def _columns_in(columns: Mapping[str, object], table: str) -> Iterable[SourceColumn]:
+    for name, value in columns.items():
+        where = f"column `{name}` of {table}"
+        if isinstance(value, str):
+            yield column_of(name, value)
+            continue
+        column = _object(value, where)
+        known = column_of(name, _text(column, "type", where))
+        kind, elements = _kind(column, "kind", where), _kind(column, "elements", where)
+        by_option = column.get("by_option") is True
+        yield SourceColumn(name, known.type, kind or known.kind, elements or known.elements, by_option)
+
+
+def _object(value: object, what: str) -> Mapping[str, object]:
+    if not isinstance(value, dict):
+        raise SchemaFormatError(f"{what} must be an object")
+    return value
+
+
+def _text(value: Mapping[str, object], key: str, where: str, default: str | None = None) -> str:
+    found = value.get(key, default)
+    if not isinstance(found, str) or not found:
+        raise SchemaFormatError(f"`{key}` of {where} must be a text")
+    return found
+
+
+def _kind(value: Mapping[str, object], key: str, where: str) -> ValueKind | None:
+    found = value.get(key)
+    if found is None:
+        return None
+    try:
+        return ValueKind(str(found))
+    except ValueError:
+        raise SchemaFormatError(
+            f"`{key}` of {where} must be one of {', '.join(kind.value for kind in ValueKind)}"
+        ) from None

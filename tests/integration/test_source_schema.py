@@ -1,0 +1,118 @@
+"""The source's schema as rules see it, read from a real Postgres."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from headwater.source.connect import SourceSettings
+from headwater.source.schema import read_schema
+from headwater_rules.schema import SourceSchema, ValueKind
+from tests.integration.type_cases import CASES, CUSTOM_TYPES
+from tests.support.command import Outcome
+from tests.support.fix_postgres import SourceDb
+
+Run = Callable[..., Outcome]
+_PYTHON = {
+    ValueKind.INTEGER: int,
+    ValueKind.REAL: float,
+    ValueKind.TEXT: str,
+    ValueKind.JSON: str,
+    ValueKind.BLOB: bytes,
+}
+
+
+def settings(source_db: SourceDb) -> SourceSettings:
+    return SourceSettings(
+        host="127.0.0.1", port=source_db.server.port, database=source_db.name, user="postgres", sslmode="disable"
+    )
+
+
+def test_every_type_is_known_by_what_its_values_become(source_db: SourceDb) -> None:
+    source_db.execute(CUSTOM_TYPES)
+    cases = CASES
+    try:
+        source_db.execute("select '<a/>'::xml")
+    except psycopg.errors.FeatureNotSupported:  # not every server is built with libxml
+        cases = [each for each in CASES if each.type != "xml"]
+    columns = ", ".join(f"c{number} {each.type}" for number, each in enumerate(cases))
+    source_db.execute(f"create table samples ({columns})")
+    (table,) = read_schema(settings(source_db)).tables
+    for column, each in zip(table.columns, cases, strict=True):
+        for _, value in each.values:
+            if value is None or (column.kind is ValueKind.REAL and value in {"NaN", "-Infinity"}):
+                continue
+            assert type(value) is _PYTHON[column.kind], each.type
+            if column.kind is ValueKind.JSON and value != "empty":
+                parsed = json.loads(str(value))
+                if column.elements in {ValueKind.INTEGER, ValueKind.REAL} and not str(value).startswith("[["):
+                    assert all(isinstance(item, int | float | None | str) for item in parsed)
+    assert SourceSchema.from_json(SourceSchema((table,)).to_json()).tables == (table,)
+
+
+def test_tables_of_every_schema_are_there_and_nothing_else(source_db: SourceDb) -> None:
+    source_db.execute(
+        """create schema app; create type mood as enum ('glad'); create domain age as int;
+        create table app."Plans" (id int primary key, "At" timestamptz(3), gone int, moods mood[], age age);
+        alter table app."Plans" drop column gone;
+        create table parts (id int, kind text) partition by list (kind);
+        create table parts_a partition of parts for values in ('a');
+        create table empty ();
+        create view seen as select 1 as x; create unlogged table quick (id int); create temp table own (id int)"""
+    )
+    schema = read_schema(settings(source_db))
+    assert [(table.tag, table.schema, table.name) for table in schema.tables] == [
+        ("default", "app", "Plans"),
+        ("default", "public", "empty"),
+        ("default", "public", "parts"),
+        ("default", "public", "parts_a"),
+    ]
+    plans = schema.tables[0]
+    assert [(column.name, column.type) for column in plans.columns] == [
+        ("id", "integer"),
+        ("At", "timestamp(3) with time zone"),
+        ("moods", "mood[]"),
+        ("age", "age"),
+    ]
+    moods, age = plans.columns[2:]
+    assert (moods.kind, moods.elements, moods.by_option) == (ValueKind.JSON, ValueKind.TEXT, True)
+    assert (age.kind, age.value_kind(custom_types=False)) == (ValueKind.INTEGER, ValueKind.TEXT)
+
+
+@pytest.fixture
+def config(source_db: SourceDb, tmp_path: Path) -> None:
+    source_db.execute("create table lists (id uuid primary key, owner_id int, name text)")
+    uri = f"postgresql://postgres@127.0.0.1:{source_db.server.port}/{source_db.name}"
+    (tmp_path / "headwater.yaml").write_text(
+        f"replication: {{connections: [{{uri: '{uri}', sslmode: disable}}]}}\nstorage: {{type: sqlite, path: data}}\n"
+    )
+    (tmp_path / "sync.yaml").write_text(
+        "config: {edition: 3}\nstreams:\n  lists: {query: SELECT nme FROM lists WHERE owner_id = auth.user_id()}\n"
+    )
+
+
+@pytest.mark.usefixtures("config")
+def test_the_source_and_a_file_of_its_schema_tell_the_same(headwater_here: Run, tmp_path: Path) -> None:
+    live = headwater_here("rules", "check", "sync.yaml", "--schema", "--json")
+    assert live.code == 0, live
+    assert [each["code"] for each in json.loads(live.out)["warnings"]] == ["HW_R302", "HW_R303", "HW_R304"]
+    written = headwater_here("source", "schema", "-o", "schema.json")
+    assert (written.code, written.out) == (0, "schema.json: 1 tables\n")
+    assert headwater_here("source", "schema").out == (tmp_path / "schema.json").read_text()
+    (tmp_path / "headwater.yaml").unlink()
+    stored = headwater_here("rules", "check", "sync.yaml", "--schema-file", "schema.json", "--json")
+    assert stored == live
+
+
+@pytest.mark.usefixtures("config")
+def test_a_source_that_is_away_is_named(headwater_here: Run, tmp_path: Path) -> None:
+    config = "replication: {connections: [{uri: 'postgresql://postgres@127.0.0.1:1024/x', sslmode: disable}]}\n"
+    (tmp_path / "headwater.yaml").write_text(config + "storage: {type: sqlite, path: data}\n")
+    outcome = headwater_here("rules", "check", "sync.yaml", "--schema")
+    assert outcome.code != 0
+    assert "cannot be reached" in outcome.err
+    assert "127.0.0.1:1024" in outcome.err

@@ -1,0 +1,118 @@
+"""`headwater rules check`: all findings of several files, in the forms that people, editors and CI read."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.support.command import Outcome
+
+Run = Callable[..., Outcome]
+
+GOOD = "config: {edition: 3}\nstreams:\n  s:\n    query: SELECT * FROM t WHERE owner = auth.user_id()\n"
+WRONG = GOOD.replace("owner =", "own(er) =")
+WARNED = GOOD.replace("auth.user_id()", "subscription.parameter('x')")
+SCHEMA = '{"format": 1, "tables": [{"name": "t", "columns": {"id": "uuid", "ownr": "text"}}]}'
+
+
+def test_several_files_are_checked_at_once(headwater_here: Run, tmp_path: Path) -> None:
+    for name, text in (("a.yaml", WRONG), ("b.yaml", GOOD), ("c.yaml", WARNED)):
+        (tmp_path / name).write_text(text)
+    outcome = headwater_here("rules", "check", "a.yaml", "b.yaml", "c.yaml")
+    assert outcome.code == 1
+    assert outcome.out == (
+        "b.yaml: ok, 1 streams, 1 bucket definitions, 0 lookups\n"
+        "c.yaml: ok, 1 streams, 1 bucket definitions, 0 lookups\n"
+    )
+    assert "a.yaml:\nerror [HW_R104]: unknown function `own`" in outcome.err
+    assert "c.yaml:\nwarning [HW_R201]" in outcome.err
+
+
+def test_warnings_fail_only_when_asked_to(headwater_here: Run, tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text(WARNED)
+    assert headwater_here("rules", "check", "c.yaml").code == 0
+    outcome = headwater_here("rules", "check", "c.yaml", "--warnings-as-errors")
+    assert (outcome.code, outcome.out) == (1, "")
+    assert "error [HW_R201]" in outcome.err
+
+
+def test_editors_get_places_from_start_to_end(headwater_here: Run, tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text(WRONG)
+    outcome = headwater_here("rules", "check", "a.yaml", "--json")
+    found = json.loads(outcome.out)
+    assert (outcome.code, found["code"], found["warnings"]) == (1, "PSYNC_R0001", [])
+    (error,) = found["errors"]
+    assert {name: error[name] for name in ("file", "code", "severity", "message")} == {
+        "file": "a.yaml",
+        "code": "HW_R104",
+        "severity": "fatal",
+        "message": "unknown function `own`",
+    }
+    place = error["place"]
+    assert WRONG[place["start"] : place["end"]] == place["text"] == "own(er)"
+    assert (place["line"], place["column"], place["end_line"], place["end_column"]) == (4, 34, 4, 41)
+
+
+def test_a_place_over_several_lines_ends_on_the_last(headwater_here: Run, tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text(
+        GOOD.replace("SELECT * FROM t WHERE owner =", "|\n      SELECT * FROM t WHERE own(\n        er) =")
+    )
+    (error,) = json.loads(headwater_here("rules", "check", "a.yaml", "--json").out)["errors"]
+    place = error["place"]
+    assert place["text"] == "own(\n        er)"
+    assert (place["line"], place["column"], place["end_line"], place["end_column"]) == (5, 29, 6, 12)
+
+
+def test_a_workflow_gets_annotations(headwater_here: Run, tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text(WRONG)
+    (tmp_path / "c.yaml").write_text(WARNED)
+    outcome = headwater_here("rules", "check", "a.yaml", "c.yaml", "--format", "github")
+    error, warning = outcome.out.splitlines()
+    assert outcome.code == 1
+    assert error.startswith(
+        "::error file=a.yaml,line=4,col=34,endLine=4,endColumn=41,title=HW_R104::unknown function `own`; "
+    )
+    assert warning.startswith("::warning file=c.yaml,line=4,col=12,")
+
+
+def test_a_config_can_come_through_a_pipe(headwater_here: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    for text, code in ((GOOD, 0), (WRONG, 1)):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
+        outcome = headwater_here("rules", "check", "-")
+        assert outcome.code == code
+        assert "stdin:" in outcome.out + outcome.err
+
+
+def test_a_schema_file_stands_for_the_source(headwater_here: Run, tmp_path: Path) -> None:
+    (tmp_path / "b.yaml").write_text(GOOD)
+    (tmp_path / "schema.json").write_text(SCHEMA)
+    outcome = headwater_here("rules", "check", "b.yaml", "--schema-file", "schema.json")
+    assert outcome.code == 0
+    assert "warning [HW_R302]: no column `owner` in `t`" in outcome.err
+    assert "help: did you mean `ownr`?" in outcome.err
+    (tmp_path / "b.yaml").write_text(GOOD.replace("edition: 3", "edition: 3, strict: true"))
+    assert headwater_here("rules", "check", "b.yaml", "--schema-file", "schema.json").code == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("b.yaml", "--schema-file", "no.json"), "the source schema can't be read"),
+        (("b.yaml", "--schema-file", "b.yaml"), "not a source schema: not JSON"),
+        (("b.yaml", "--schema"), "there is no service config"),
+        (("b.yaml", "--schema", "--schema-file", "x"), "either --schema or --schema-file"),
+        ((), "Missing argument 'FILE"),
+    ],
+)
+def test_what_is_asked_for_wrongly_is_said(
+    headwater_here: Run, tmp_path: Path, arguments: tuple[str, ...], message: str
+) -> None:
+    (tmp_path / "b.yaml").write_text(GOOD)
+    outcome = headwater_here("rules", "check", *arguments)
+    assert outcome.code != 0
+    assert message in outcome.err
