@@ -14,6 +14,7 @@ from headwater.commands.arguments import json_object, subscription
 from headwater.commands.options import config_options, examples, load
 from headwater.config import ConfigSource
 from headwater.config.origin import is_configured
+from headwater_rules.client_languages import Language
 from headwater_rules.results import Subscription, SyncRequest
 from headwater_rules.schema import SourceSchema
 
@@ -71,6 +72,25 @@ def check(files: tuple[Path, ...], schema: SourceSchema | None, form: str, warni
     from headwater.commands.rules_check import check_files
 
     sys.exit(check_files(files, schema, form=form, warnings_as_errors=warnings_as_errors))
+
+
+@rules.command("schema", epilog=examples(
+    "headwater rules schema sync.yaml --language ts --schema > AppSchema.ts",
+    "headwater rules schema sync.yaml --language sql --schema-file schema.json",
+))  # fmt: skip
+@click.argument("file", type=click.Path(path_type=Path))
+@schema_options
+@click.option("--language", "-l", required=True, type=click.Choice([each.value for each in Language]),
+              help="Of the client SDK; sql is for reading.")  # fmt: skip
+def schema_(file: Path, schema: SourceSchema | None, language: str) -> None:
+    """Print the schema that an app declares for what a sync config gives it.
+
+    Column types come from the source (--schema) or from a file of its schema. Without either, columns of * that the
+    config does not name are missing, and what is not certain is text.
+    """
+    from headwater.commands.rules_client import show_client_schema
+
+    show_client_schema(file, schema, Language(language))
 
 
 _json = click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")

@@ -1,0 +1,18 @@
+"""`headwater rules schema`: what an app declares for the rows that a sync config gives it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from headwater.commands.rules import compile_rules, read_rules
+from headwater_rules.client_languages import Language, written
+from headwater_rules.client_schema import client_schema
+from headwater_rules.schema import SourceSchema
+
+
+def show_client_schema(file: Path, schema: SourceSchema | None, language: Language) -> None:
+    """Print the schema in a language. Raises WrongRules."""
+    plan = compile_rules(read_rules(file), str(file)).plan
+    click.echo(written(client_schema(plan, schema), language), nl=False)

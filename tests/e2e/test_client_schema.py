@@ -1,0 +1,57 @@
+"""The TypeScript that `headwater rules schema` prints, taken by the stock SDK."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from headwater.embedded.node import find_node
+from tests.support.command import Outcome
+from tests.support.node_process import FOLDER, npm_ci
+
+EXAMPLES = Path(__file__).parents[2] / "sync_rules" / "examples"
+SCHEMA = """\
+{"format": 1, "tables": [
+  {"name": "lists", "columns": {"id": "uuid", "owner_id": "uuid", "name": "text", "rank": "real"}},
+  {"name": "list_members", "columns": {"list_id": "uuid", "__proto__": "integer", "new": "integer", "a-b": "text"}},
+  {"name": "todos", "columns": {"id": "uuid", "list_id": "uuid", "done": "boolean", "12": "text", "größe": "text"}}
+]}"""
+CHECK = """\
+import { AppSchema } from './AppSchema.ts';
+AppSchema.validate();
+console.log(JSON.stringify(AppSchema.toJSON()));
+"""
+
+
+@pytest.mark.e2e
+def test_the_stock_sdk_takes_a_generated_schema(headwater_here: Callable[..., Outcome], tmp_path: Path) -> None:
+    npm_ci(FOLDER)
+    (tmp_path / "schema.json").write_text(SCHEMA)
+    generated = headwater_here(
+        "rules", "schema", str(EXAMPLES / "todo_lists.yaml"), "-l", "ts", "--schema-file", "schema.json"
+    )
+    assert generated.code == 0, generated
+    (tmp_path / "AppSchema.ts").write_text(generated.out)
+    (tmp_path / "check.mjs").write_text(CHECK)
+    (tmp_path / "node_modules").symlink_to(FOLDER / "node_modules")
+    command = [str(find_node().node), "check.mjs"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    tables = {table["name"]: table for table in json.loads(done.stdout)["tables"]}
+    assert list(tables) == ["lists", "list_members", "todos", "attachments"]
+    assert {column["name"]: column["type"] for column in tables["list_members"]["columns"]} == {
+        "list_id": "TEXT",
+        "__proto__": "INTEGER",
+        "new": "INTEGER",
+        "a-b": "TEXT",
+    }
+    assert {column["name"]: column["type"] for column in tables["todos"]["columns"]} == {
+        "list_id": "TEXT",
+        "done": "INTEGER",
+        "12": "TEXT",
+        "größe": "TEXT",
+    }
