@@ -94,6 +94,23 @@ def schema_(file: Path, schema: SourceSchema | None, language: str) -> None:
 
 
 _json = click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
+
+
+@rules.command("explain", epilog=examples("headwater rules explain sync.yaml",
+                                           "headwater rules explain sync.yaml --json"))  # fmt: skip
+@click.argument("file", type=click.Path(path_type=Path))
+@_json
+def explain_(file: Path, as_json: bool) -> None:
+    """Say in words what a sync config does.
+
+    For each stream: who gets it, what it reads of the request, how that leads to buckets, and what limits a device can
+    run into. For each table: what a change of which column does.
+    """
+    from headwater.commands.rules_explain import show_explanation
+
+    show_explanation(file, as_json=as_json)
+
+
 _wait = click.option("--wait/--no-wait", default=True, help="Wait until devices are served by it (the default).")
 
 
