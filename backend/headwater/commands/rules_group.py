@@ -111,6 +111,17 @@ def explain_(file: Path, as_json: bool) -> None:
     show_explanation(file, as_json=as_json)
 
 
+@rules.command("json-schema", epilog=examples("headwater rules json-schema > sync-config.schema.json"))
+def json_schema_() -> None:
+    """Print the JSON Schema of sync configs, by which editors complete and check the YAML.
+
+    Begin the file with: # yaml-language-server: $schema=sync-config.schema.json
+    """
+    from importlib.resources import files
+
+    click.echo(files("headwater_rules").joinpath("sync-config.schema.json").read_text(encoding="utf-8"), nl=False)
+
+
 _wait = click.option("--wait/--no-wait", default=True, help="Wait until devices are served by it (the default).")
 
 

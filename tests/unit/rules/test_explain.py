@@ -124,7 +124,7 @@ def test_a_change_of_a_column_is_told_with_the_streams_that_it_touches() -> None
         for table in told(
             "SELECT id, title FROM todos WHERE NOT done AND list_id IN (SELECT list_id FROM members"
             " WHERE active AND user_id = auth.user_id())",
-            more="  admins:\n    query: SELECT id FROM members WHERE auth.user_id() IN (SELECT user_id FROM app.boss)\n",
+            more="  admins:\n    query: SELECT id FROM members WHERE auth.user_id() IN (SELECT who FROM app.boss)\n",
         ).tables
     }
     assert set(tables) == {"todos", "members", "app.boss"}
@@ -132,7 +132,7 @@ def test_a_change_of_a_column_is_told_with_the_streams_that_it_touches() -> None
     assert (tables["todos"].rights, tables["todos"].sent) == ((), ("s",))
     assert dict(tables["members"].rights) == {"active": ("s",), "user_id": ("s",), "list_id": ("s",)}
     assert (tables["members"].moves, tables["members"].sent) == ((), ("admins",))
-    assert (tables["app.boss"].rights, tables["app.boss"].sent) == ((("user_id", ("admins",)),), ())
+    assert (tables["app.boss"].rights, tables["app.boss"].sent) == ((("who", ("admins",)),), ())
 
 
 TEXT = """\
