@@ -25,7 +25,7 @@ def _fits(root: Mapping[str, Any], schema: Any, value: Any) -> bool:
     return all(_RULES[keyword](fits, schema, wanted, value) for keyword, wanted in schema.items())
 
 
-def _size(kind: type) -> _Rule:
+def _size(kind: type[str] | type[list[Any]] | type[dict[str, Any]]) -> _Rule:
     return lambda fits, schema, least, value: not isinstance(value, kind) or len(value) >= least
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from ruamel.yaml import YAML
@@ -57,7 +58,7 @@ VALID = [
     in_stream("query: SELECT id FROM t, auto_subscribe: true, priority: 0, accept_potentially_dangerous_queries: true"),
     in_stream("query: SELECT id FROM t WHERE x IN c, with: {c: SELECT y FROM u}"),
     THREE + "with: {c: SELECT y FROM u}\nstreams: {s: {query: SELECT id FROM t WHERE x IN c}}\n",
-    "bucket_definitions: {b: {parameters: SELECT request.user_id() AS u, data: [SELECT * FROM t WHERE o = bucket.u]}}\n",
+    "bucket_definitions: {b: {parameters: SELECT request.user_id() u, data: [SELECT * FROM t WHERE o = bucket.u]}}\n",
     ("bucket_definitions:\n  b:\n    priority: 2\n    accept_potentially_dangerous_queries: false\n"
     "    parameters: [SELECT request.user_id() AS u]\n    data: [SELECT id FROM t WHERE o = bucket.u]\n"),
     with_config("strict: true, timestamps_iso8601: true, custom_postgres_types: false, storage_version: 2"),
@@ -152,6 +153,23 @@ def test_every_key_is_described_for_who_completes_it() -> None:
         for name, each in schema["properties"].items():
             described = each if "description" in each else SCHEMA["$defs"][each["$ref"].rpartition("/")[2]]
             assert len(described["description"]) > 10, name
+
+
+@pytest.mark.parametrize(
+    ("text", "closed"),
+    [
+        (THREE + STREAM + "zzz: 1\n", SCHEMA),
+        (with_config("zzz: 1"), SCHEMA["$defs"]["config"]),
+        (in_stream("query: SELECT id FROM t, zzz: 1"), SCHEMA["$defs"]["stream"]),
+        ("bucket_definitions: {b: {data: [SELECT id FROM t], zzz: 1}}", SCHEMA["$defs"]["bucket_definition"]),
+        (BUCKET + "event_definitions: {e: {payloads: [], zzz: 1}}", SCHEMA["$defs"]["event_definition"]),
+    ],
+)
+def test_the_schema_has_the_keys_that_the_compiler_knows(text: str, closed: dict[str, Any]) -> None:
+    with pytest.raises(RuleErrors) as caught:
+        compile_config(text)
+    (error,) = caught.value.errors
+    assert error.suggestion == f"the keys here are {', '.join(sorted(closed['properties']))}"
 
 
 def test_the_command_prints_the_schema(headwater_here: Callable[..., Outcome]) -> None:
