@@ -162,13 +162,15 @@ def _stream(name: str, key: Item, item: Item, shared: MappingType[str, SqlText],
 
 def _queries(name: str, key: Item, stream: Mapping, report: Report) -> tuple[SqlText, ...]:
     one, several = stream.get("query"), stream.get("queries")
-    if (one is None) == (several is None):
-        what = "both `query` and `queries`" if one is not None else "neither `query` nor `queries`"
-        raise key.fail(f"stream `{name}` has {what}", "give it exactly one of the two")
-    if one is not None:
+    hint = "give it exactly one of the two"
+    if several is None:
+        if one is None:
+            raise key.fail(f"stream `{name}` has neither `query` nor `queries`", hint)
         return _texts([one], report)
-    assert several is not None  # else both would be missing
-    return _texts(several.sequence("`queries`"), report) or _no_query(f"stream `{name}`", "queries", key)
+    if one is not None:
+        report.add(key.fail(f"stream `{name}` has both `query` and `queries`", hint))
+    items = [*([] if one is None else [one]), *several.sequence("`queries`")]
+    return _texts(items, report) or _no_query(f"stream `{name}`", "queries", key)
 
 
 def _no_query(what: str, where: str, key: Item) -> tuple[SqlText, ...]:

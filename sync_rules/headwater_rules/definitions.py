@@ -18,7 +18,7 @@ from headwater_rules.drafts import Job, check_danger, check_number, draft_query
 from headwater_rules.errors import Code, RuleError, Severity, did_you_mean
 from headwater_rules.expressions import identifier
 from headwater_rules.flatten import flatten, flatten_select, named_columns
-from headwater_rules.fragment import Frag
+from headwater_rules.fragment import Frag, Kind
 from headwater_rules.plan import Stream, Variant
 from headwater_rules.planner import VariantDraft, find_mixed, find_target
 from headwater_rules.relations import Column, Context, Scope, Selection
@@ -46,7 +46,9 @@ def compile_definition(job: Job, source: BucketSource) -> Stream:
     for query in source.data:
         try:
             node = parse_select(query)
-            _check_cover(query, node, parameters)
+            if not _is_covered(job, query, node, parameters):
+                _check_only(job, query, node)
+                continue
             for each in parameters:
                 for draft in _drafts(job, each, query, node):
                     variants.append(job.catalog.variant(source.name, draft, query.place(), each.priority))
@@ -140,6 +142,26 @@ def _drafts(job: Job, parameters: _Parameters, query: SqlText, node: exp.Select)
         find_mixed(context, selection.condition)
         return []
     return draft_query(context, selection, given.condition, given.tables, query.place())
+
+
+def _is_covered(job: Job, query: SqlText, node: exp.Select, parameters: list[_Parameters]) -> bool:
+    """Whether a data query can be joined to the parameter queries; what keeps it from that is reported."""
+    try:
+        _check_cover(query, node, parameters)
+    except RuleError as error:
+        job.report.add(error)
+        return False
+    return bool(parameters)  # without any, all were wrong
+
+
+def _check_only(job: Job, query: SqlText, node: exp.Select) -> None:
+    """Report what else is wrong with a data query, whatever its parameters are."""
+    used = {
+        identifier(found.this): Frag(("NULL",), Kind.ANY, query.place_of(found))
+        for found in node.find_all(exp.Column)
+        if found.table == _BUCKET
+    }
+    flatten_select(_context(job).naming(Requests.NONE), query, node, Scope(None, {_BUCKET: used}))
 
 
 def _check_cover(query: SqlText, node: exp.Select, parameters: Iterable[_Parameters]) -> None:

@@ -210,8 +210,11 @@ class _Select:
         function = str(call.this).lower()
         if function != "json_each" or len(call.expressions) != 1:
             hint = "there is `json_each(array) AS name`"
-            raise self._fail(Code.UNKNOWN_FUNCTION, f"`{function}` cannot stand in FROM", node, hint)
-        number, _ = self._element(self._scalars.frag(call.expressions[0], self))
+            error = self._fail(Code.UNKNOWN_FUNCTION, f"`{function}` cannot stand in FROM", node, hint)
+            array = self._watch.failed(error)
+        else:
+            array = self._scalars.frag(call.expressions[0], self)
+        number, _ = self._element(array)
         self._name(name or function, number, node)
 
     def _derive(self, node: exp.Expr, name: str, selection: Selection) -> None:
@@ -222,7 +225,9 @@ class _Select:
 
     def _name(self, name: str, relation: Relation, node: exp.Expr) -> None:
         if name in self._scope.relations:
-            raise self._fail(Code.UNKNOWN_NAME, f"two tables are called `{name}`", node, "give one of them an alias")
+            hint = "give one of them an alias"
+            self._watch.failed(self._fail(Code.UNKNOWN_NAME, f"two tables are called `{name}`", node, hint))
+            return
         self._scope.relations[name] = relation
         if isinstance(relation, int):
             self._tables.add(relation)
