@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from enum import StrEnum
 
 from headwater_rules.client_schema import ClientColumn, ClientSchema, ClientTable
@@ -21,100 +22,48 @@ class Language(StrEnum):
     SQL = "sql"
 
 
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """How a language declares a schema. NAME stands for a name as `quote` writes it, TYPE for a column's type. Notes of
+    a table stand before it as far in as its first line."""
+
+    head: str
+    table: str
+    column: str
+    table_end: str
+    tail: str
+    quote: Callable[[str], str]
+    mark: str = "//"
+
+
 def written(schema: ClientSchema, language: Language) -> str:
     """The schema in a language, ready to be compiled."""
-    return "\n".join(_WRITERS[language](schema)) + "\n"
+    lines = _sql(schema) if language is Language.SQL else _declared(schema, _FORMS[language])
+    return "\n".join(lines) + "\n"
 
 
-def _ts(schema: ClientSchema) -> Iterator[str]:
-    yield "import { column, Schema, Table } from '@powersync/common';"
-    yield ""
-    yield from _notes("// ", schema.notes)
-    yield "export const AppSchema = new Schema({"
+def _declared(schema: ClientSchema, form: _Form) -> Iterator[str]:
+    imports, _, start = form.head.rpartition("\n\n")
+    yield f"{imports}\n"
+    yield from (f"{form.mark} {note}" for note in schema.notes)
+    yield start
+    indent = form.table[: -len(form.table.lstrip())]
     for table in schema.tables:
-        yield from _notes("  // ", table.notes)
-        yield f"  {_key(table.name)}: new Table({{"
+        yield from (f"{indent}{form.mark} {note}" for note in table.notes)
+        yield form.table.replace("NAME", form.quote(table.name))
         for column in table.columns:
-            yield f"    {_key(column.name)}: column.{column.type.value},{_note('//', column)}"
-        yield "  }),"
-    yield "});"
-
-
-def _dart(schema: ClientSchema) -> Iterator[str]:
-    yield "import 'package:powersync/powersync.dart';"
-    yield ""
-    yield from _notes("// ", schema.notes)
-    yield "const schema = Schema(["
-    for table in schema.tables:
-        yield from _notes("  // ", table.notes)
-        yield f"  Table({_dart_text(table.name)}, ["
-        for column in table.columns:
-            yield f"    Column.{column.type.value}({_dart_text(column.name)}),{_note('//', column)}"
-        yield "  ]),"
-    yield "]);"
-
-
-def _kotlin(schema: ClientSchema) -> Iterator[str]:
-    yield "import com.powersync.db.schema.Column"
-    yield "import com.powersync.db.schema.Schema"
-    yield "import com.powersync.db.schema.Table"
-    yield ""
-    yield from _notes("// ", schema.notes)
-    yield "val AppSchema: Schema = Schema("
-    yield "    listOf("
-    for table in schema.tables:
-        yield from _notes("        // ", table.notes)
-        yield "        Table("
-        yield f"            name = {_kotlin_text(table.name)},"
-        yield "            columns = listOf("
-        for column in table.columns:
-            text = _kotlin_text(column.name)
-            yield f"                Column.{column.type.value}({text}),{_note('//', column)}"
-        yield "            ),"
-        yield "        ),"
-    yield "    ),"
-    yield ")"
-
-
-def _swift(schema: ClientSchema) -> Iterator[str]:
-    yield "import PowerSync"
-    yield ""
-    yield from _notes("// ", schema.notes)
-    yield "let AppSchema = Schema("
-    yield "    tables: ["
-    for table in schema.tables:
-        yield from _notes("        // ", table.notes)
-        yield "        Table("
-        yield f"            name: {_swift_text(table.name)},"
-        yield "            columns: ["
-        for column in table.columns:
-            yield f"                .{column.type.value}({_swift_text(column.name)}),{_note('//', column)}"
-        yield "            ]"
-        yield "        ),"
-    yield "    ]"
-    yield ")"
-
-
-def _python(schema: ClientSchema) -> Iterator[str]:
-    yield "# The type of each column of each table. Every table has a column id of type text besides."
-    yield from _notes("# ", schema.notes)
-    yield "TABLES: dict[str, dict[str, str]] = {"
-    for table in schema.tables:
-        yield from _notes("    # ", table.notes)
-        yield f"    {_text(table.name)}: {{"
-        for column in table.columns:
-            note = f"  # {column.note}" if column.note else ""
-            yield f'        {_text(column.name)}: "{column.type.value}",{note}'
-        yield "    },"
-    yield "}"
+            line = form.column.replace("TYPE", column.type.value).replace("NAME", form.quote(column.name))
+            yield f"{line}{_note(form.mark, column)}"
+        yield form.table_end
+    yield form.tail
 
 
 def _sql(schema: ClientSchema) -> Iterator[str]:
     yield "-- How the tables read on a device. The SDKs make them themselves."
-    yield from _notes("-- ", schema.notes)
+    yield from (f"-- {note}" for note in schema.notes)
     for table in schema.tables:
         yield ""
-        yield from _notes("-- ", table.notes)
+        yield from (f"-- {note}" for note in table.notes)
         yield f"CREATE TABLE {_identifier(table.name)} ("
         yield from _sql_columns(table)
         yield ");"
@@ -127,22 +76,9 @@ def _sql_columns(table: ClientTable) -> Iterator[str]:
         yield f"  {_identifier(column.name)} {column.type.value.upper()}{comma}{_note('--', column)}"
 
 
-_WRITERS: dict[Language, Callable[[ClientSchema], Iterator[str]]] = {
-    Language.TS: _ts,
-    Language.DART: _dart,
-    Language.KOTLIN: _kotlin,
-    Language.SWIFT: _swift,
-    Language.PYTHON: _python,
-    Language.SQL: _sql,
-}
-
-
-def _notes(start: str, notes: Iterable[str]) -> Iterator[str]:
-    return (f"{start}{note}" for note in notes)
-
-
 def _note(mark: str, column: ClientColumn) -> str:
-    return f" {mark} {column.note}" if column.note else ""
+    space = "  " if mark == "#" else " "  # as formatters of the languages want it
+    return f"{space}{mark} {column.note}" if column.note else ""
 
 
 def _key(name: str) -> str:
@@ -170,3 +106,50 @@ def _dart_text(name: str) -> str:
 
 def _identifier(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
+
+
+_FORMS = {
+    Language.TS: _Form(
+        "import { column, Schema, Table } from '@powersync/common';\n\nexport const AppSchema = new Schema({",
+        "  NAME: new Table({",
+        "    NAME: column.TYPE,",
+        "  }),",
+        "});",
+        _key,
+    ),
+    Language.DART: _Form(
+        "import 'package:powersync/powersync.dart';\n\nconst schema = Schema([",
+        "  Table(NAME, [",
+        "    Column.TYPE(NAME),",
+        "  ]),",
+        "]);",
+        _dart_text,
+    ),
+    Language.KOTLIN: _Form(
+        "import com.powersync.db.schema.Column\nimport com.powersync.db.schema.Schema\n"
+        "import com.powersync.db.schema.Table\n\nval AppSchema: Schema = Schema(\n    listOf(",
+        "        Table(\n            name = NAME,\n            columns = listOf(",
+        "                Column.TYPE(NAME),",
+        "            ),\n        ),",
+        "    ),\n)",
+        _kotlin_text,
+    ),
+    Language.SWIFT: _Form(
+        "import PowerSync\n\nlet AppSchema = Schema(\n    tables: [",
+        "        Table(\n            name: NAME,\n            columns: [",
+        "                .TYPE(NAME),",
+        "            ]\n        ),",
+        "    ]\n)",
+        _swift_text,
+    ),
+    Language.PYTHON: _Form(
+        "# The type of each column. Every table has a column id of type text besides.\n\n"
+        "TABLES: dict[str, dict[str, str]] = {",
+        "    NAME: {",
+        '        NAME: "TYPE",',
+        "    },",
+        "}",
+        _text,
+        "#",
+    ),
+}
