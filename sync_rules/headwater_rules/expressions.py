@@ -267,21 +267,24 @@ class Scalars:
 
     def _equal(self, node: exp.Binary, names: Names) -> Frag:
         left, right = self.frag(node.this, names), self.frag(node.expression, names)
-        self._watch.compared(left, right, self._source.place_of(node))
-        return equal(left, right, self._source.place_of(node))
+        place = self._source.place_of(node)
+        self._watch.compared(left, right, place)
+        return equal(left, right, place)
 
     def _not_equal(self, node: exp.NEQ, names: Names) -> Frag:
         if self._semantics.null_differs:
             return negated(self._equal(node, names))
         left, right = self.frag(node.this, names), self.frag(node.expression, names)
-        self._watch.compared(left, right, self._source.place_of(node))
-        return self._build(node, Kind.LOGICAL, "(", left, " <> ", right, ")")
+        unequal = self._build(node, Kind.LOGICAL, "(", left, " <> ", right, ")")
+        self._watch.compared(left, right, unequal.place)
+        return unequal
 
     def _compare(self, node: exp.Binary, names: Names) -> Frag:
         left, right = self.frag(node.this, names), self.frag(node.expression, names)
         sign = _COMPARISONS[type(node)]
-        self._watch.compared(left, right, self._source.place_of(node), equality=False)
-        return self._build(node, Kind.LOGICAL, "(", left, _collation(left, right), f" {sign} ", right, ")")
+        compared = self._build(node, Kind.LOGICAL, "(", left, _collation(left, right), f" {sign} ", right, ")")
+        self._watch.compared(left, right, compared.place, equality=False)
+        return compared
 
     def _arithmetic(self, node: exp.Binary, names: Names) -> Frag:
         left, right = self.frag(node.this, names), self.frag(node.expression, names)
@@ -367,10 +370,11 @@ class Scalars:
     def _between(self, node: exp.Between, names: Names) -> Frag:
         self.only(node, frozenset({"this", "low", "high"}))
         value, low, high = (self.frag(node.args[name], names) for name in ("this", "low", "high"))
-        for bound in (low, high):
-            self._watch.compared(value, bound, self._source.place_of(node), equality=False)
         collation = _collation(value, low) or _collation(value, high)
-        return self._build(node, Kind.LOGICAL, "(", value, collation, " BETWEEN ", low, " AND ", high, ")")
+        between = self._build(node, Kind.LOGICAL, "(", value, collation, " BETWEEN ", low, " AND ", high, ")")
+        for bound in (low, high):
+            self._watch.compared(value, bound, between.place, equality=False)
+        return between
 
     def _case(self, node: exp.Case, names: Names) -> Frag:
         subject = node.args.get("this")

@@ -97,7 +97,7 @@ class _Select:
         if name == _SUFFIX and self._has_suffix(relation):
             name = RowFunction.TABLE_SUFFIX.value
         elif isinstance(instance, Table):
-            self._watch.column(instance, name, node.this, self._text.place_of(node.this))
+            self._watch.column(instance, name, node.this, self._text)
         return Frag((Ref(relation, name),), Kind.ANY, place)
 
     def _has_suffix(self, relation: int) -> bool:
@@ -201,7 +201,7 @@ class _Select:
             self._derive(node, name or cte, self._expand(cte))
         else:
             table = self._context.table(node, self._text.place_of(node))
-            self._watch.table(table, node.this, self._text.place_of(node.this))
+            self._watch.table(table, node.this, self._text)
             self._name(table.alias or table.pattern.name, self._context.add(table), node)
         for join in node.args.get("joins") or []:
             self._join(join)

@@ -15,6 +15,7 @@ from headwater_rules.fragment import REQUEST, Frag, Kind
 from headwater_rules.plan import TablePattern
 from headwater_rules.relations import Column, Each, Everything, Table
 from headwater_rules.schema import SourceColumn, ValueKind
+from headwater_rules.sqltext import SqlText
 
 _NUMBERS = frozenset({Kind.CERTAIN, Kind.LOGICAL, Kind.INTEGER, Kind.NUMBER})
 _NEVER_JSON = ("uuid", "timestamp", "date", "time", "interval", "numeric", "inet", "cidr", "money")
@@ -35,18 +36,20 @@ class Watch:
         self._report.add(error)
         return Frag(("NULL",), Kind.ANY, error.place or Place(0, 0, 1, 1, "", ""))
 
-    def table(self, table: Table, node: exp.Identifier, place: Place) -> None:
+    def table(self, table: Table, node: exp.Identifier, text: SqlText) -> None:
         if self._checks is not None:
-            self._checks.table(table.pattern, _written(node, place))
+            self._checks.table(table.pattern, _written(node, text))
 
-    def column(self, table: Table, name: str, node: exp.Identifier, place: Place) -> None:
+    def column(self, table: Table, name: str, node: exp.Identifier, text: SqlText) -> None:
         if self._checks is not None:
-            self._checks.column(table.pattern, name, _written(node, place))
+            self._checks.column(table.pattern, name, _written(node, text))
 
     def compared(self, left: Frag, right: Frag, place: Place, *, equality: bool = True) -> None:
         """Notice a comparison of a number with text, or with a blob: the language converts neither."""
+        if self._checks is None:
+            return
         sides = self._side(left), self._side(right)
-        if self._checks is None or None in (sides[0].kind, sides[1].kind) or sides[0].kind == sides[1].kind:
+        if None in (sides[0].kind, sides[1].kind) or sides[0].kind == sides[1].kind:
             return
         what = "they are never equal" if equality else "all of one kind are greater than all of the other"
         message = f"{sides[0].told} and {sides[1].told}: {what}"
@@ -54,6 +57,8 @@ class Watch:
 
     def element_compared(self, left: Frag, array: Frag, place: Place) -> None:
         """Notice a search for a number among texts, or the other way round."""
+        if self._checks is None:
+            return
         self.compared(left, replace(array, parts=(*array.parts, _ELEMENT)), place)
 
     def json(self, value: Frag, place: Place, what: str) -> None:
@@ -120,7 +125,9 @@ class Watch:
             return _Side(text, "text")
         if ref is not None:
             instance = self._instances[ref.table]
-            return self._element(instance.array, text) if isinstance(instance, Each) else _Side(text, None)
+            if isinstance(instance, Each) and ref.column == "value":
+                return self._element(instance.array, text)
+            return _Side(text, None)
         kind = "number" if value.kind in _NUMBERS else "text" if value.kind is Kind.TEXT else None
         return _Side(text, kind, literal=value.simple)
 
@@ -181,8 +188,8 @@ def _of(kind: ValueKind) -> str:
             return "text"
 
 
-def _written(node: exp.Identifier, place: Place) -> Written:
-    return Written(str(node.name), bool(node.args.get("quoted")), place)
+def _written(node: exp.Identifier, text: SqlText) -> Written:
+    return Written(str(node.name), bool(node.args.get("quoted")), text.place_of(node))
 
 
 def _source(value: Frag) -> str:

@@ -133,6 +133,7 @@ def test_a_comparison_that_can_never_hold_is_noticed(condition: str, message: st
         'SELECT row_id() AS id, key FROM "log_%"',
         "SELECT * FROM app.plans WHERE during ->> 'lower' IS NULL",
         'SELECT id FROM "%".todos',
+        "SELECT todos.id FROM todos, json_each(todos.tags) AS e WHERE e.key = 1 AND e.value = auth.user_id()",
     ],
 )
 def test_what_fits_the_source_is_left_alone(query: str) -> None:
