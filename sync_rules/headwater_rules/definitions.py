@@ -17,7 +17,7 @@ from headwater_rules.config import BucketSource, EventSource
 from headwater_rules.drafts import Job, check_danger, check_number, draft_query
 from headwater_rules.errors import Code, RuleError, Severity, did_you_mean
 from headwater_rules.expressions import identifier
-from headwater_rules.flatten import flatten, flatten_select, named_columns
+from headwater_rules.flatten import flatten, flatten_select
 from headwater_rules.fragment import Frag, Kind
 from headwater_rules.plan import Stream, Variant
 from headwater_rules.planner import VariantDraft, find_mixed, find_target
@@ -95,7 +95,7 @@ def _parameters(job: Job, source: BucketSource) -> list[_Parameters]:
         before = len(job.report.errors)
         try:
             selection, priority = _without_priority(flatten(_context(job), text), text, source)
-            names = frozenset(named_columns(selection))
+            names = frozenset(selection.named())
         except RuleError as error:
             job.report.add(error)
             continue

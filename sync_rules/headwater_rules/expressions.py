@@ -100,7 +100,7 @@ class Watcher(Protocol):
     def compared(self, left: Frag, right: Frag, place: Place, *, equality: bool = True) -> None:
         """Two values are compared."""
 
-    def element_compared(self, left: Frag, array: Frag, place: Place) -> None:
+    def searched(self, left: Frag, array: Frag, place: Place) -> None:
         """A value is searched in an array."""
 
     def json(self, value: Frag, place: Place, what: str) -> None:
@@ -114,7 +114,7 @@ class _Unwatched:
     def compared(self, left: Frag, right: Frag, place: Place, *, equality: bool = True) -> None:
         pass
 
-    def element_compared(self, left: Frag, array: Frag, place: Place) -> None:
+    def searched(self, left: Frag, array: Frag, place: Place) -> None:
         pass
 
     def json(self, value: Frag, place: Place, what: str) -> None:
@@ -342,8 +342,7 @@ class Scalars:
             if array is None:
                 raise self.refused(node.args.get("query") or node)
             elements = self.frag(array, names)
-            self._watch.json(elements, elements.place, "`IN`")
-            self._watch.element_compared(left, elements, self._source.place_of(node))
+            self._watch.searched(left, elements, self._source.place_of(node))
             return self.in_array(left, elements)
         self.refuse_ambiguous(node)
         listed = [self.frag(item, names) for item in literals]

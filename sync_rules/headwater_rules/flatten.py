@@ -42,17 +42,6 @@ def flatten_select(context: Context, text: SqlText, node: exp.Select, outer: Sco
     return _Select(context, text, outer).run(node)
 
 
-def named_columns(selection: Selection) -> dict[str, Frag]:
-    """The columns of a subquery, by name. Raises RuleError for `*`, which nobody can look into."""
-    columns: dict[str, Frag] = {}
-    for column in selection.columns:
-        if isinstance(column, Everything):
-            message = "`*` is not supported in a subquery or a `with` query"
-            raise RuleError(Code.UNSUPPORTED, message, column.place, "name the columns")
-        columns[column.name] = column.value
-    return columns
-
-
 class _Select:
     """One SELECT on its way into the flat list."""
 
@@ -69,7 +58,7 @@ class _Select:
         self._scalars.only(node, _SELECT_PARTS)
         if node.args.get("distinct"):
             self._scalars.only(node.args["distinct"], frozenset())  # no device has a row twice, but ON would choose
-        self._warn_of_case(node)
+        self._watch.cases(node, self._text)
         if node.args.get("from_"):
             self._from(node.args["from_"].this)
         elif self._context.semantics.requests is not Requests.PARAMETERS:
@@ -122,14 +111,6 @@ class _Select:
 
     def _warn(self, code: Code, message: str, place: Place, suggestion: str) -> None:
         self._context.report.add(RuleError(code, message, place, suggestion, Severity.WARNING))
-
-    def _warn_of_case(self, node: exp.Select) -> None:
-        for found in node.find_all(exp.Identifier):
-            name = str(found.name)
-            if not found.args.get("quoted") and name != name.lower() and found.parent_select is node:
-                message = f"`{name}` is written without quotes and so means `{name.lower()}`"
-                hint = f'write "{name}" in quotes to keep the case'
-                self._warn(Code.LOWERED, message, self._text.place_of(found), hint)
 
     def _holder(self, name: str, node: exp.Expr) -> Relation:
         """What has the unqualified column `name`. The columns of a subquery and of `json_each` are known; anything
@@ -218,7 +199,7 @@ class _Select:
         self._name(name or function, number, node)
 
     def _derive(self, node: exp.Expr, name: str, selection: Selection) -> None:
-        columns = named_columns(selection)
+        columns = selection.named()
         self._tables |= selection.tables
         self._conditions.append(selection.condition)
         self._name(name, columns, node)
@@ -324,13 +305,12 @@ class _Select:
         selection = self._inner(inner)
         if not isinstance(node.this, exp.Tuple):
             return self._member(self._scalars.frag(node.this, self), selection, node)
-        values, columns = node.this.expressions, list(named_columns(selection).values())
+        values, columns = node.this.expressions, list(selection.named().values())
         if len(values) != len(columns):
             message = f"{len(values)} values are compared with {len(columns)} columns"
             raise self._fail(Code.UNSUPPORTED, message, node)
-        place = self._text.place_of(node)
         links = (
-            _link(self._scalars.frag(value, self), column, place, selection.tables)
+            self._link(self._scalars.frag(value, self), column, node, selection.tables)
             for value, column in zip(values, columns, strict=True)
         )
         return All((*links, selection.condition))
@@ -354,8 +334,7 @@ class _Select:
         elements = self._scalars.frag(array, self)
         together = {self._context.owner(source) for source in left.sources | elements.sources}
         if negate or len(together) <= 1:
-            self._watch.json(elements, elements.place, "`IN`")
-            self._watch.element_compared(left, elements, self._text.place_of(node))
+            self._watch.searched(left, elements, self._text.place_of(node))
             found = self._scalars.in_array(left, elements)
             return Atom(negated(found) if negate else truth(found))
         number, element = self._element(elements)

@@ -63,6 +63,16 @@ class Selection:
     condition: Condition
     tables: frozenset[int]
 
+    def named(self) -> dict[str, Frag]:
+        """The columns, of a subquery, by name. Raises RuleError for `*`, which nobody can look into."""
+        columns: dict[str, Frag] = {}
+        for column in self.columns:
+            if isinstance(column, Everything):
+                message = "`*` is not supported in a subquery or a `with` query"
+                raise RuleError(Code.UNSUPPORTED, message, column.place, "name the columns")
+            columns[column.name] = column.value
+        return columns
+
 
 Relation = int | dict[str, Frag]
 """What a name in FROM stands for: a table by its number, anything derived by its columns."""

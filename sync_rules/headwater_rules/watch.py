@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from sqlglot import exp
 
 from headwater_rules.checks import SourceChecks, Written
-from headwater_rules.errors import Code, Place, Report, RuleError
+from headwater_rules.errors import Code, Place, Report, RuleError, Severity
 from headwater_rules.fragment import REQUEST, Frag, Kind
 from headwater_rules.plan import TablePattern
 from headwater_rules.relations import Column, Each, Everything, Table
@@ -36,6 +36,16 @@ class Watch:
         self._report.add(error)
         return Frag(("NULL",), Kind.ANY, error.place or Place(0, 0, 1, 1, "", ""))
 
+    def cases(self, node: exp.Select, text: SqlText) -> None:
+        """Notice names in a SELECT that lose their capitals."""
+        for found in node.find_all(exp.Identifier):
+            name = str(found.name)
+            if not found.args.get("quoted") and name != name.lower() and found.parent_select is node:
+                message = f"`{name}` is written without quotes and so means `{name.lower()}`"
+                hint = f'write "{name}" in quotes to keep the case'
+                place = text.place_of(found)
+                self._report.add(RuleError(Code.LOWERED, message, place, hint, Severity.WARNING))
+
     def table(self, table: Table, node: exp.Identifier, text: SqlText) -> None:
         if self._checks is not None:
             self._checks.table(table.pattern, _written(node, text))
@@ -55,10 +65,11 @@ class Watch:
         message = f"{sides[0].told} and {sides[1].told}: {what}"
         self._checks.find(Code.NEVER_EQUAL, message, place, _cast_hint(sides[0], sides[1], place))
 
-    def element_compared(self, left: Frag, array: Frag, place: Place) -> None:
-        """Notice a search for a number among texts, or the other way round."""
+    def searched(self, left: Frag, array: Frag, place: Place) -> None:
+        """Notice a search for a number among texts, or the other way round, or in what is no array."""
         if self._checks is None:
             return
+        self.json(array, array.place, "`IN`")
         self.compared(left, replace(array, parts=(*array.parts, _ELEMENT)), place)
 
     def json(self, value: Frag, place: Place, what: str) -> None:
