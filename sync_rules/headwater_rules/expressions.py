@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
 
 from sqlglot import exp
 
 from headwater_rules import functions
 from headwater_rules.engine import MAX_PATTERN
-from headwater_rules.errors import Code, Place, RuleError, did_you_mean
+from headwater_rules.errors import Code, RuleError, did_you_mean
 from headwater_rules.fragment import Frag, Kind, build, equal, joined, negated, text, truth
 from headwater_rules.request_values import (
     REQUEST_SCHEMAS,
@@ -17,6 +16,7 @@ from headwater_rules.request_values import (
     request_call,
     request_column,
 )
+from headwater_rules.scope import Names, Watcher
 from headwater_rules.semantics import Semantics
 from headwater_rules.sqltext import SqlText
 
@@ -81,53 +81,13 @@ _LARGEST = 2**63 - 1
 _MOST_DIGITS = 19  # of a 64-bit integer
 
 
-class Names(Protocol):
-    """What identifiers mean where an expression stands."""
-
-    def column(self, node: exp.Column) -> Frag:
-        """The value of a column. Raises RuleError when there is none of that name, or several."""
-
-    def row_function(self, qualifier: str | None, name: str, node: exp.Expr) -> Frag:
-        """The value of `alias.table_suffix()` and its like."""
-
-
-class Watcher(Protocol):
-    """Who is told what is noticed of expressions."""
-
-    def failed(self, error: RuleError) -> Frag:
-        """Take note of an error; what is returned stands for the value."""
-
-    def compared(self, left: Frag, right: Frag, place: Place, *, equality: bool = True) -> None:
-        """Two values are compared."""
-
-    def searched(self, left: Frag, array: Frag, place: Place) -> None:
-        """A value is searched in an array."""
-
-    def json(self, value: Frag, place: Place, what: str) -> None:
-        """`what` reads a value as JSON."""
-
-
-class _Unwatched:
-    def failed(self, error: RuleError) -> Frag:
-        raise error
-
-    def compared(self, left: Frag, right: Frag, place: Place, *, equality: bool = True) -> None:
-        pass
-
-    def searched(self, left: Frag, array: Frag, place: Place) -> None:
-        pass
-
-    def json(self, value: Frag, place: Place, what: str) -> None:
-        pass
-
-
 class Scalars:
-    """Translates the expressions of one SQL text. Without a `watch` the first error is raised."""
+    """Translates the expressions of one SQL text."""
 
-    def __init__(self, source: SqlText, semantics: Semantics, watch: Watcher | None = None) -> None:
+    def __init__(self, source: SqlText, semantics: Semantics, watch: Watcher) -> None:
         self._source = source
         self._semantics = semantics
-        self._watch = watch or _Unwatched()
+        self._watch = watch
         self._rules: dict[type[exp.Expr], Callable[..., Frag]] = {
             exp.Paren: lambda node, names: self.frag(node.this, names),
             exp.Literal: self._literal,

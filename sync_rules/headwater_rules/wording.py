@@ -28,8 +28,8 @@ _OF_ROW = {
     RowFunction.TABLE_SUFFIX.value: "table_suffix()",
     RowFunction.SCHEMA.value: "schema()",
 }
-_MOMENTS = frozenset({"now", "subsec", "subsecond"})  # which no rule may ask for
-_INNER_FUNCTIONS = frozenset({"hw_truth", "hw_text", "hw_floor"})
+_INNER_FUNCTIONS = frozenset({"hw_truth", "hw_text", "hw_floor", "hw_moment"})
+_OWN = "hw_"  # begins the names of functions that read as SQLite's of the same name do not
 _LOOSE = (exp.Binary, exp.Not, exp.In, exp.Between)
 
 
@@ -85,7 +85,7 @@ def _step(node: exp.Expr) -> exp.Expr:
 def _without_guard(node: exp.Expr) -> exp.Expr | None:
     """`ifnull(x, 0)` of a condition: null is false there."""
     name = str(node.this).lower() if isinstance(node, exp.Anonymous) else ""
-    if name in _INNER_FUNCTIONS or (name == "nullif" and str(node.expressions[1].this) in _MOMENTS):
+    if name in _INNER_FUNCTIONS:
         return _inner(node.expressions[0])
     if name == "ifnull" and len(node.expressions) == 2 and node.expressions[1].sql() == "0":
         return _inner(node.expressions[0])
@@ -114,6 +114,19 @@ def _in_array(node: exp.Expr) -> exp.Expr | None:
     if found is None or not isinstance(found.this, exp.Anonymous):
         return None
     return exp.In(this=node.this, field=_inner(found.this.expressions[0]))
+
+
+def _own_name(node: exp.Expr) -> exp.Expr | None:
+    """`hw_substring` is `substring` in a rule."""
+    name = str(node.this) if isinstance(node, exp.Anonymous) else ""
+    if not name.startswith(_OWN) or name in _INNER_FUNCTIONS:
+        return None
+    return exp.Anonymous(this=name.removeprefix(_OWN), expressions=[_bare(item) for item in node.expressions])
+
+
+def _bare(node: exp.Expr) -> exp.Expr:
+    """A literal without a cast to the kind that it has."""
+    return node.this if isinstance(node, exp.Cast) and isinstance(node.this, exp.Literal) else node
 
 
 def _without_collation(node: exp.Expr) -> exp.Expr | None:
@@ -161,6 +174,7 @@ _RULES: tuple[Callable[[exp.Expr], exp.Expr | None], ...] = (
     _without_truth,
     _without_type,
     _without_collation,
+    _own_name,
     _in_array,
     _parameter,
     _without_brackets,
