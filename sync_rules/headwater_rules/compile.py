@@ -10,10 +10,12 @@ from headwater_rules.config import Config, read_config
 from headwater_rules.definitions import check_event, compile_definition
 from headwater_rules.document import load
 from headwater_rules.drafts import Job
-from headwater_rules.errors import Report, RuleError, RuleErrors
+from headwater_rules.errors import Code, Report, RuleError, RuleErrors
 from headwater_rules.plan import Stream, SyncPlan
 from headwater_rules.schema import SourceSchema
 from headwater_rules.streams import compile_stream, warn_of_unused
+
+MAX_QUERIES = 5_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +32,7 @@ def compile_config(text: str, *, default_schema: str = "public", schema: SourceS
     report = Report()
     try:
         config = read_config(load(text), report)
+        _bound(config)
     except RuleError as error:
         raise RuleErrors([*report.sorted_errors(), error], report.sorted_warnings()) from None
     custom_types = config.options.conversion.custom_postgres_types
@@ -42,6 +45,18 @@ def compile_config(text: str, *, default_schema: str = "public", schema: SourceS
         raise RuleErrors(report.sorted_errors(), report.sorted_warnings())
     plan = SyncPlan(job.catalog.buckets, job.catalog.lookups, streams, config.options.conversion)
     return Compiled(plan, tuple(report.sorted_warnings()))
+
+
+def _bound(config: Config) -> None:
+    """Aliases of YAML can repeat a query more often than anybody could write it."""
+    counted = [(source.place, len(source.queries)) for source in config.streams]
+    counted += [(source.place, len(source.data) * max(len(source.parameters), 1)) for source in config.buckets]
+    total = 0
+    for place, count in counted:
+        total += count
+        if total > MAX_QUERIES:
+            message = f"the sync config has more than {MAX_QUERIES} queries"
+            raise RuleError(Code.TOO_MANY, message, place, "split the config")
 
 
 def _streams(job: Job, config: Config) -> tuple[Stream, ...]:

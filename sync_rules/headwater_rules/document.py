@@ -133,7 +133,8 @@ class Mapping:
 def load(text: str) -> Item:
     """The root of the document. Raises RuleError for what is not one YAML document."""
     if len(text) > _MAX_TEXT:
-        raise RuleError(Code.YAML, f"the sync config is longer than {_MAX_TEXT} characters")
+        message = f"the sync config is longer than {_MAX_TEXT} characters"
+        raise RuleError(Code.YAML, message, place_in(text, _MAX_TEXT, _MAX_TEXT))
     try:
         node = YAML(typ="safe", pure=True).compose(text)
     except MarkedYAMLError as error:
@@ -145,7 +146,8 @@ def load(text: str) -> Item:
         message = "not valid YAML: a character that is not allowed"
         raise RuleError(Code.YAML, message, place_in(text, position, position + 1)) from None
     except (RecursionError, ValueError):
-        raise RuleError(Code.YAML, "not valid YAML: nested too deeply, or a malformed value") from None
+        message = "not valid YAML: nested too deeply, or a malformed value"
+        raise RuleError(Code.YAML, message, place_in(text, 0, 0)) from None
     if node is None:
         raise RuleError(Code.YAML, "the sync config is empty", place_in(text, 0, 0), "define at least one stream")
     return Item(text, node)

@@ -331,6 +331,10 @@ class _Select:
             if negate:
                 raise self._no_negation(node, "NOT IN")
             return self._member(left, self._expand(identifier(array.this)), node)
+        if isinstance(array, exp.Column) and not array.table and identifier(array.this) in self._context.hidden:
+            # as a column it would be null, and give nothing without a word
+            hint = "write the subquery in full"
+            raise self._fail(Code.UNSUPPORTED, "the queries under `with` cannot name each other", array, hint)
         elements = self._scalars.frag(array, self)
         together = {self._context.owner(source) for source in left.sources | elements.sources}
         if negate or len(together) <= 1:

@@ -6,15 +6,18 @@ what they depend on.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from headwater_rules.errors import Place
+from headwater_rules.errors import Code, Place, RuleError
 from headwater_rules.plan import Expr
 
 REQUEST = -1
 """The source of claims and parameters, beside the numbers of tables."""
+
+MAX_SIZE = 1_000_000
+_REF_SIZE = 4
 
 
 class Kind(Enum):
@@ -49,6 +52,11 @@ class Frag:
         return frozenset(part.table for part in self.parts if isinstance(part, Ref))
 
     @property
+    def size(self) -> int:
+        """About how many characters of SQL it is."""
+        return sum(len(part) if isinstance(part, str) else _REF_SIZE for part in self.parts)
+
+    @property
     def simple(self) -> bool:
         """A value that costs nothing to write twice."""
         return len(self.parts) == 1
@@ -61,7 +69,9 @@ class Frag:
 
 
 def build(kind: Kind, place: Place, *pieces: str | Frag) -> Frag:
-    """One fragment of several."""
+    """One fragment of several. Raises RuleError when it gets too large: a few subqueries that each double a column
+    would fill the memory."""
+    _bound(place, pieces)
     parts: list[str | Ref] = []
     for piece in pieces:
         for part in (piece,) if isinstance(piece, str) else piece.parts:
@@ -70,6 +80,13 @@ def build(kind: Kind, place: Place, *pieces: str | Frag) -> Frag:
             else:
                 parts.append(part)
     return Frag(tuple(parts), kind, place)
+
+
+def _bound(place: Place, pieces: Sequence[str | Frag]) -> None:
+    size = sum(len(piece) if isinstance(piece, str) else piece.size for piece in pieces)
+    if size > MAX_SIZE:
+        message = "an expression becomes too large when its subqueries are put into it"
+        raise RuleError(Code.TOO_MANY, message, place, "name a column once instead of several times")
 
 
 def joined(kind: Kind, place: Place, items: list[Frag], between: str) -> Frag:

@@ -16,6 +16,8 @@ from headwater_rules.plan import TablePattern
 from headwater_rules.semantics import Requests, Semantics
 from headwater_rules.sqltext import SqlText
 
+MAX_TABLES = 100  # planning takes time in the cube of their number
+
 
 @dataclass(frozen=True, slots=True)
 class Table:
@@ -88,9 +90,9 @@ class Scope:
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What the SELECTs of one query share. `ctes` are the SQL texts that a name in FROM may stand for, and `used`
-    collects those that did. Findings go to `report`; after a fatal one the result must not be used. `checks` compares
-    with the source, where its schema is known."""
+    """What the SELECTs of one query share. `ctes` are the SQL texts that a name in FROM may stand for, `used` collects
+    those that did, and `hidden` are names that would stand for one outside of a CTE. Findings go to `report`; after a
+    fatal one the result must not be used. `checks` compares with the source, where its schema is known."""
 
     semantics: Semantics
     ctes: Mapping[str, SqlText]
@@ -99,10 +101,11 @@ class Context:
     instances: list[Table | Each] = field(default_factory=list)
     used: set[str] = field(default_factory=set)
     checks: SourceChecks | None = None
+    hidden: frozenset[str] = frozenset()
 
     def without_ctes(self) -> Context:
         """For the inside of a CTE: CTEs do not see each other."""
-        return replace(self, ctes={})
+        return replace(self, ctes={}, hidden=frozenset(self.ctes))
 
     def naming(self, requests: Requests) -> Context:
         """The same with other names for values of the request."""
@@ -120,6 +123,10 @@ class Context:
         return number
 
     def add(self, instance: Table | Each) -> int:
+        """The number of a further table or array. Raises RuleError beyond MAX_TABLES."""
+        if len(self.instances) >= MAX_TABLES:
+            message = f"the query reads more than {MAX_TABLES} tables and arrays"
+            raise RuleError(Code.TOO_MANY, message, instance.place, "split the query")
         self.instances.append(instance)
         return len(self.instances) - 1
 

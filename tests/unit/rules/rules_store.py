@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 
 from headwater_rules.compile import compile_config
@@ -58,3 +59,12 @@ class RuleStore:
         """(table, id) of every row in a bucket of the user."""
         names = {bucket.name for bucket in self.resolve(claims, *subscriptions).buckets}
         return {(put.table, put.id) for put in self.puts if put.bucket in names}
+
+
+def truthy(*arguments: Value) -> int:
+    """What the language takes for true, said in another way than the planner says it."""
+    (value,) = arguments
+    if isinstance(value, str):
+        prefix = re.match(r"\s*[+-]?\d+", value)
+        return int(prefix is not None and int(prefix[0]) != 0)
+    return int(isinstance(value, int | float) and value != 0)

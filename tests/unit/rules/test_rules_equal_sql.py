@@ -4,7 +4,6 @@ what the long one gives."""
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import dataclass
 
 import apsw
@@ -12,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headwater_rules.plan import Value
-from tests.unit.rules.rules_store import RuleStore, bound, plan_of
+from tests.unit.rules.rules_store import RuleStore, bound, plan_of, truthy
 
 
 @dataclass(frozen=True)
@@ -117,7 +116,7 @@ def _plain_sqlite(
     condition: str, tables: dict[str, list[dict[str, Value]]], bindings: dict[str, Value]
 ) -> set[tuple[str, str]]:
     connection = apsw.Connection(":memory:")
-    connection.create_scalar_function("truthy", _truthy, 1)
+    connection.create_scalar_function("truthy", truthy, 1)
     for name, columns in {"t": "id, a, b, f, k, owner, tags", "m": "k, u, f", "n": "x, u"}.items():
         connection.execute(f"CREATE TABLE {name} ({columns})")
         names = columns.split(", ")
@@ -126,14 +125,6 @@ def _plain_sqlite(
             connection.execute(f"INSERT INTO {name} VALUES ({','.join('?' * len(names))})", values_)
     found = connection.execute(f"SELECT id FROM t WHERE {condition}", bindings)
     return {("t", row[0]) for row in found}
-
-
-def _truthy(*arguments: Value) -> int:
-    (value,) = arguments
-    if isinstance(value, str):
-        prefix = re.match(r"\s*[+-]?\d+", value)
-        return int(prefix is not None and int(prefix[0]) != 0)
-    return int(isinstance(value, int | float) and value != 0)
 
 
 anything = st.one_of(

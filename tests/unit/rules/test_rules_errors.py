@@ -182,6 +182,20 @@ def test_the_place_is_found_in_every_way_to_write_a_text(written: str) -> None:
     assert text.splitlines()[place.line - 1][place.column - 1 :].startswith("bad(x)")
 
 
+def test_a_with_query_that_names_another_is_refused_instead_of_giving_nothing() -> None:
+    found = errors_of(
+        "config: {edition: 3}\n"
+        "with:\n"
+        "  orgs: SELECT org FROM members WHERE user_id = auth.user_id()\n"
+        "  projects: SELECT id FROM projects WHERE org IN orgs\n"
+        "streams:\n"
+        "  s: {query: SELECT * FROM tasks WHERE project IN projects}\n"
+    )
+    assert found.errors[0].place is not None
+    assert (found.errors[0].place.line, found.errors[0].place.text) == (4, "orgs")
+    assert "cannot name each other" in str(found)
+
+
 def test_an_error_underlines_the_source_and_says_what_to_do() -> None:
     found = errors_of("config: {edition: 3}\nstreams:\n  s:\n    query: SELECT * FROM t WHERE lowr(a)\n")
 

@@ -1,0 +1,127 @@
+"""The rows of a rehearsed database, and the buckets and lookups that they give."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from headwater_rules.errors import did_you_mean
+from headwater_rules.plan import SyncPlan, Value
+from headwater_rules.results import Put, RowResult
+from headwater_rules.rows import TableProgram, bind_table
+
+
+@dataclass(frozen=True, slots=True)
+class SourceRow:
+    """One row as it stands in the source, and what it gives."""
+
+    schema: str
+    table: str
+    columns: Mapping[str, Value]
+    row_id: str
+    result: RowResult
+
+
+class World:
+    """Source rows. A change takes away what the row gave before and adds what it gives now, as in the store."""
+
+    def __init__(self, plan: SyncPlan, default_schema: str) -> None:
+        self.plan = plan
+        self._default_schema = default_schema
+        self._programs: dict[tuple[str, str, tuple[str, ...]], TableProgram] = {}
+        self._rows: dict[int, SourceRow] = {}
+        self._buckets: dict[str, dict[int, list[Put]]] = {}
+        self._lookups: dict[str, Counter[str]] = {}
+        self._made = 0
+
+    @property
+    def errors(self) -> list[str]:
+        """Expressions that fail on a row which is there now."""
+        return [f"{row.table} {row.row_id}: {error}" for row in self._rows.values() for error in row.result.errors]
+
+    def insert(self, table: str, columns: Mapping[str, Value]) -> None:
+        """Raises ValueError for a table that the rules do not read, and for an `id` that is there already."""
+        schema, name = self._name(table)
+        key = columns.get("id")
+        taken = key is not None and any(row.columns.get("id") == key for _, row in self._of(schema, name))
+        if taken:
+            raise ValueError(f"`{table}` has a row with the id {key!r} already")
+        self._made += 1
+        row_id = str(key) if key is not None else f"{name}-{self._made}"
+        self._put(self._made, self._evaluated(schema, name, columns, row_id))
+
+    def update(self, table: str, where: Mapping[str, Value], changes: Mapping[str, Value]) -> None:
+        """Raises ValueError when no row is like `where`."""
+        for number, row in self._like(table, where):
+            columns = {**row.columns, **changes}
+            key = columns.get("id")
+            row_id = str(key) if key is not None else row.row_id
+            self._take(number)
+            self._put(number, self._evaluated(row.schema, row.table, columns, row_id))
+
+    def delete(self, table: str, where: Mapping[str, Value]) -> None:
+        """Raises ValueError when no row is like `where`."""
+        for number, _ in self._like(table, where):
+            self._take(number)
+
+    def rows(self) -> Sequence[SourceRow]:
+        return [self._rows[number] for number in sorted(self._rows)]
+
+    def read(self, keys: Sequence[str]) -> dict[str, list[str]]:
+        """A `LookupReader`."""
+        return {key: list(self._lookups[key]) for key in keys if key in self._lookups}
+
+    def puts(self, bucket: str) -> Iterator[Put]:
+        for puts in self._buckets.get(bucket, {}).values():
+            yield from puts
+
+    def _name(self, table: str) -> tuple[str, str]:
+        schema, dot, name = table.rpartition(".")
+        schema = schema if dot else self._default_schema
+        patterns = self.plan.tables()
+        if not any(pattern.matches(pattern.tag, schema, name) for pattern in patterns):
+            hint = did_you_mean(name, [pattern.name for pattern in patterns])
+            raise ValueError(f"the sync config reads no table `{table}`" + (f"; {hint}" if hint else ""))
+        return schema, name
+
+    def _of(self, schema: str, table: str) -> Iterator[tuple[int, SourceRow]]:
+        return ((number, row) for number, row in self._rows.items() if (row.schema, row.table) == (schema, table))
+
+    def _like(self, table: str, where: Mapping[str, Value]) -> list[tuple[int, SourceRow]]:
+        found = [(number, row) for number, row in self._of(*self._name(table)) if like(row.columns, where)]
+        if not found:
+            raise ValueError(f"`{table}` has no row with {dict(where)}")
+        return found
+
+    def _evaluated(self, schema: str, table: str, columns: Mapping[str, Value], row_id: str) -> SourceRow:
+        names = tuple(columns)
+        program = self._programs.get((schema, table, names))
+        if program is None:
+            tags = (each.tag for each in self.plan.tables() if each.matches(each.tag, schema, table))
+            program = bind_table(self.plan, next(tags), schema, table, names)
+            assert program is not None  # the plan reads the table
+            self._programs[schema, table, names] = program
+        return SourceRow(schema, table, columns, row_id, program.evaluate(list(columns.values()), row_id))
+
+    def _put(self, number: int, row: SourceRow) -> None:
+        self._rows[number] = row
+        for put in row.result.puts:
+            self._buckets.setdefault(put.bucket, {}).setdefault(number, []).append(put)
+        for entry in row.result.lookups:
+            self._lookups.setdefault(entry.key, Counter())[entry.output] += 1
+
+    def _take(self, number: int) -> None:
+        row = self._rows.pop(number)
+        for put in row.result.puts:
+            self._buckets[put.bucket].pop(number, None)
+        for entry in row.result.lookups:
+            outputs = self._lookups[entry.key]
+            outputs[entry.output] -= 1
+            if not outputs[entry.output]:
+                del outputs[entry.output]
+
+
+def like(row: Mapping[str, Value], wanted: Mapping[str, Value]) -> bool:
+    """Whether the row has the wanted values; a column that it lacks is null."""
+    return all(row.get(name) == value for name, value in wanted.items())
