@@ -324,3 +324,32 @@ def test_rows_that_enter_and_leave_a_row_filter_keep_their_large_values(
     assert deployment.op_count() - before == 20 + stayed + 2
     deployment.close()
     assert deployment.problems() == []
+
+
+def test_a_rule_reaches_published_tables_only(source_db: SourceDb, deploy: Deploy) -> None:
+    prepare(source_db)
+    source_db.execute(BOTH)
+    rules = """
+config: {edition: 3}
+streams:
+  all:
+    auto_subscribe: true
+    queries:
+      - SELECT id FROM others
+      - SELECT id FROM app.items
+      - SELECT rolname AS id FROM pg_catalog.pg_authid
+      - SELECT table_name AS id FROM information_schema.tables
+      - SELECT id FROM "%"."%" AS everything
+  by_others:
+    auto_subscribe: true
+    query: SELECT id FROM others AS granted WHERE auth.user_id() IN (SELECT rolname FROM pg_catalog.pg_roles)
+"""
+    deployment = deploy(rules).start()
+    source_db.execute("update app.items set n = 0; insert into others values ('2', 'two')")
+    deployment.caught_up()
+
+    held: dict[str, set[str]] = {}
+    for table, row_id in deployment.rows("postgres"):
+        held.setdefault(table, set()).add(row_id)
+
+    assert held == {"others": {"1", "2"}, "everything": {str(number) for number in range(1, ROWS + 1)}}
