@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from headwater_rules.catalog import Catalog
@@ -17,6 +18,7 @@ from headwater_rules.semantics import Requests, Semantics
 from headwater_rules.watch import Watch
 
 MAX_VARIANTS = 100
+_TOO_DEEP = re.compile("expression tree is too large|parser stack overflow", re.IGNORECASE)
 _AUTHENTICATED = frozenset({RequestInput.USER_ID.value, RequestInput.CLAIMS.value})
 
 
@@ -111,8 +113,15 @@ def _check_sql(draft: VariantDraft, place: Place) -> None:
         try:
             engine().check(f"SELECT {expr.sql}")
         except EvaluationError as error:
-            message = f"SQLite does not accept an expression of this query: {error}"
-            raise RuleError(Code.INTERNAL, message, place, "write the expression in a simpler way") from None
+            raise _not_accepted(str(error), place) from None
+
+
+def _not_accepted(reason: str, place: Place) -> RuleError:
+    if _TOO_DEEP.search(reason):
+        message = "a condition or value of this query has more parts than SQLite takes, about 1,000"
+        return RuleError(Code.TOO_MANY, message, place, "split it, or compare with a list: `x IN (…)`")
+    message = f"SQLite does not accept an expression of this query: {reason}"
+    return RuleError(Code.INTERNAL, message, place, "write the expression in a simpler way")
 
 
 def _row_exprs(row: RowSource) -> list[Expr]:

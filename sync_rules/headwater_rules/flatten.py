@@ -90,9 +90,9 @@ class _Select:
         return Frag((Ref(relation, name),), Kind.ANY, place)
 
     def _has_suffix(self, relation: int) -> bool:
-        """Editions before `table_suffix()` have a column instead."""
+        """`table_suffix()` is a column too, by its older name."""
         table = self._context.instances[relation]
-        return self._context.semantics.edition < 3 and isinstance(table, Table) and table.pattern.name.endswith("%")
+        return isinstance(table, Table) and table.pattern.name.endswith("%")
 
     def row_function(self, qualifier: str | None, name: str, node: exp.Expr) -> Frag:
         """See `Names`."""
@@ -181,6 +181,7 @@ class _Select:
             cte = identifier(node.this)
             self._derive(node, name or cte, self._expand(cte))
         else:
+            self._context.refuse_hidden(node, self._text.place_of(node))
             table = self._context.table(node, self._text.place_of(node))
             self._watch.table(table, node.this, self._text)
             self._name(table.alias or table.pattern.name, self._context.add(table), node)
@@ -223,7 +224,7 @@ class _Select:
     def _expand(self, name: str) -> Selection:
         """A fresh copy of a CTE: each use is independent."""
         self._context.used.add(name)
-        return flatten(self._context.without_ctes(), self._context.ctes[name])
+        return flatten(self._context.inside(name), self._context.ctes[name])
 
     # the select list
 
@@ -331,10 +332,8 @@ class _Select:
             if negate:
                 raise self._no_negation(node, "NOT IN")
             return self._member(left, self._expand(identifier(array.this)), node)
-        if isinstance(array, exp.Column) and not array.table and identifier(array.this) in self._context.hidden:
-            # as a column it would be null, and give nothing without a word
-            hint = "write the subquery in full"
-            raise self._fail(Code.UNSUPPORTED, "the queries under `with` cannot name each other", array, hint)
+        if isinstance(array, exp.Column):
+            self._context.refuse_hidden(array, self._text.place_of(array))
         elements = self._scalars.frag(array, self)
         together = {self._context.owner(source) for source in left.sources | elements.sources}
         if negate or len(together) <= 1:

@@ -91,8 +91,9 @@ class Scope:
 @dataclass(frozen=True, slots=True)
 class Context:
     """What the SELECTs of one query share. `ctes` are the SQL texts that a name in FROM may stand for, `used` collects
-    those that did, and `hidden` are names that would stand for one outside of a CTE. Findings go to `report`; after a
-    fatal one the result must not be used. `checks` compares with the source, where its schema is known."""
+    those that did, and `hidden` are names that would stand for one outside of the CTE `within`. Findings go to
+    `report`; after a fatal one the result must not be used. `checks` compares with the source, where its schema is
+    known."""
 
     semantics: Semantics
     ctes: Mapping[str, SqlText]
@@ -102,10 +103,22 @@ class Context:
     used: set[str] = field(default_factory=set)
     checks: SourceChecks | None = None
     hidden: frozenset[str] = frozenset()
+    within: str = ""
 
-    def without_ctes(self) -> Context:
+    def inside(self, cte: str) -> Context:
         """For the inside of a CTE: CTEs do not see each other."""
-        return replace(self, ctes={}, hidden=frozenset(self.ctes))
+        return replace(self, ctes={}, hidden=frozenset(self.ctes), within=cte)
+
+    def refuse_hidden(self, node: exp.Table | exp.Column, place: Place) -> None:
+        """Raises RuleError where a CTE names another: as a column or a source table it would give nothing without a
+        word. A CTE may have the name of the table that it reads."""
+        name, table = identifier(node.this), isinstance(node, exp.Table)
+        if name not in self.hidden or node.args.get("db" if table else "table") or (table and name == self.within):
+            return
+        hint = "write the subquery in full"
+        if table:
+            hint += f", or `{self.default_schema}.{name}` if a table is meant"
+        raise RuleError(Code.UNSUPPORTED, "the queries under `with` cannot name each other", place, hint)
 
     def naming(self, requests: Requests) -> Context:
         """The same with other names for values of the request."""

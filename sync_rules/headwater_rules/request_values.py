@@ -25,6 +25,8 @@ _CALLED = {
     Requests.NONE: "select it in a query under `parameters`, and compare with `bucket.…` here",
 }
 
+_ELSEWHERE = {"jwt": "write `auth.parameters()`", **dict.fromkeys(("uid", "sub"), "write `auth.user_id()`")}
+
 REQUEST_SCHEMAS = frozenset(schema for schemas in _SCHEMAS.values() for schema in schemas)
 """What stands before the function in a value of the request, in some place of a config."""
 
@@ -49,6 +51,8 @@ def request_call(schema: str, call: exp.Anonymous, semantics: Semantics, place: 
         return _whole(source, semantics, place)
     if name == "parameter" and len(arguments) == 1:
         return json_access(_whole(source, semantics, place), arguments[0], "->>", place, fixed=semantics.fixed_paths)
+    if schema == "auth" and name in _ELSEWHERE:
+        raise RuleError(Code.UNKNOWN_FUNCTION, f"unknown use of `auth.{name}`", place, _ELSEWHERE[name])
     user = f"`{schema}.user_id()`, " if schema in {"auth", "request"} else ""
     token = "`request.jwt()`, " if schema == "request" else ""
     hint = f"there are {user}{token}`{schema}.parameters()` and `{schema}.parameter('name')`"

@@ -176,7 +176,20 @@ def parse_select(text: SqlText) -> exp.Select:
         )
     for node in list(statement.find_all(exp.EQ)):
         _read_any(node)
+    for searched in list(statement.find_all(exp.In)):
+        _read_brackets(searched)
     return statement
+
+
+def _read_brackets(node: exp.In) -> None:
+    """`x IN (a ->> 'b')` and `x IN (auth.parameter('b'))` search an array: a list of one such value helps nobody."""
+    if len(node.expressions) != 1:
+        return
+    value = node.expressions[0].unnest()
+    parameter = isinstance(value, exp.Dot) and value.expression.name.lower() == "parameter"
+    if parameter or isinstance(value, exp.JSONExtract | exp.JSONExtractScalar):
+        node.set("expressions", None)
+        node.set("field", value)
 
 
 def _read_any(node: exp.EQ) -> None:

@@ -273,6 +273,21 @@ def test_rows_of_wildcard_tables_have_their_suffix_in_a_column() -> None:
     assert store.puts[0].data == '{"id":"a","year":"2025"}'
 
 
+@pytest.mark.parametrize("edition", [2, 3])
+def test_streams_have_the_suffix_in_a_column_too(edition: int) -> None:
+    plan = compile_config(
+        f"config: {{edition: {edition}}}\n"
+        "streams:\n"
+        "  s:\n"
+        "    auto_subscribe: true\n"
+        "    query: SELECT id, _table_suffix AS year FROM \"events_%\" WHERE _table_suffix != '2024'\n"
+    ).plan
+    store = RuleStore(plan, {"events_2024": [{"id": "a"}], "events_2025": [{"id": "b"}]})
+
+    assert store.visible({}) == {("events_2025", "b")}
+    assert store.puts[0].data == '{"id":"b","year":"2025"}'
+
+
 @pytest.mark.parametrize(
     ("expression", "edition_1", "fixed"),
     [

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headwater_rules.compile import compile_config
-from headwater_rules.errors import RuleError, RuleErrors
+from headwater_rules.errors import Code, RuleError, RuleErrors
 
 START = "config: {edition: 3}\nstreams:\n  s: "
 
@@ -65,7 +65,11 @@ def error_in(query: str) -> RuleError:
         ("SELECT * FROM t WHERE NOT EXISTS (SELECT 1 FROM u)", "1 FROM u", "`NOT EXISTS (SELECT …)` is not supported"),
         ("SELECT EXISTS (SELECT 1 FROM u) AS e FROM t", "1 FROM u", "`EXISTS` is not supported here"),
         ("SELECT * FROM t WHERE (a, b) IN (SELECT c FROM u)", None, "2 values are compared"),
+        ("SELECT * FROM t WHERE a IN (upper(b))", "a IN (upper(b))", "ambiguous"),
         ("SELECT * FROM t WHERE auth.userid() = a", "auth.userid()", "unknown use of `auth.userid`"),
+        ("SELECT * FROM t WHERE a IN auth.jwt()", "auth.jwt()", "write `auth.parameters()`"),
+        ("SELECT * FROM t WHERE auth.uid() = a", "auth.uid()", "write `auth.user_id()`"),
+        ("SELECT * FROM t WHERE a = auth.sub()", "auth.sub()", "write `auth.user_id()`"),
         ("SELECT * FROM t WHERE request.user_id() = a", "request.user_id()", "is not available in this query"),
         ("SELECT * FROM t WHERE a ->> b = 1", "a ->> b", "must be a literal"),
         ("SELECT * FROM t WHERE a ->> '$.x[0]' = 1", "a ->> '$.x[0]'", "`[…]` is not supported"),
@@ -196,6 +200,33 @@ def test_a_with_query_that_names_another_is_refused_instead_of_giving_nothing() 
     assert "cannot name each other" in str(found)
 
 
+@pytest.mark.parametrize(
+    ("written", "said"),
+    [
+        ("SELECT id FROM orgs", "write the subquery in full, or `public.orgs` if a table is meant"),
+        ("SELECT p.id FROM projects p JOIN orgs ON orgs.id = p.org", "write the subquery in full"),
+        ("SELECT id FROM public.orgs", None),
+        ("SELECT id FROM projects", None),
+    ],
+)
+def test_a_with_query_reads_a_table_by_its_own_name_and_no_other_query(written: str, said: str | None) -> None:
+    text = (
+        "config: {edition: 3}\n"
+        "with:\n"
+        "  orgs: SELECT org FROM members WHERE user_id = auth.user_id()\n"
+        f"  projects: {written}\n"
+        "streams:\n"
+        "  s: {query: SELECT * FROM tasks WHERE project IN projects AND org IN orgs}\n"
+    )
+    if said is None:
+        assert compile_config(text).plan.streams
+        return
+    (error,) = errors_of(text).errors
+    assert error.place is not None
+    assert (error.code, error.place.line, error.place.text) == (Code.UNSUPPORTED, 4, "orgs")
+    assert said in error.suggestion
+
+
 def test_an_error_underlines_the_source_and_says_what_to_do() -> None:
     found = errors_of("config: {edition: 3}\nstreams:\n  s:\n    query: SELECT * FROM t WHERE lowr(a)\n")
 
@@ -234,6 +265,23 @@ def test_a_query_beyond_all_measure_is_refused(condition: str) -> None:
 
     assert error.place is not None
     assert len(error.render()) < 2000
+
+
+@pytest.mark.parametrize(
+    "condition",
+    [
+        " OR ".join(f"a = {i}" for i in range(1_100)),
+        " || ".join(["a"] * 1_500) + " = 'x'",
+        "NOT (" + " AND ".join(f"a <> {i}" for i in range(3_000)) + ")",
+        "CASE " + " ".join(f"WHEN a = {i} THEN {i}" for i in range(1_100)) + " END + " + " + ".join(["a"] * 990),
+    ],
+    ids=["or", "concat", "not", "sum"],
+)
+def test_an_expression_of_too_many_parts_is_refused_with_what_to_write_instead(condition: str) -> None:
+    error = error_in(f"SELECT * FROM t WHERE {condition}")
+
+    assert error.code is Code.TOO_MANY
+    assert error.suggestion
 
 
 pieces = st.sampled_from(
