@@ -74,6 +74,10 @@ class Statement:
         self._sql = sql
         self._pick: Callable[[Row], Row] = itemgetter(*positions) if len(positions) > 1 else _few(positions)
 
+    def check(self) -> None:
+        """Prepare without running. Raises EvaluationError."""
+        engine().check(self._sql)
+
     def rows(self, row: Row) -> list[Row]:
         """The computed values, once for each way in which the row passes. Raises EvaluationError."""
         return engine().rows(self._sql, self._pick(row))

@@ -5,20 +5,22 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from headwater_rules.binding import Bound, Layout
 from headwater_rules.catalog import Catalog
 from headwater_rules.checks import SourceChecks
 from headwater_rules.conditions import All, Condition, terms
 from headwater_rules.engine import engine
 from headwater_rules.errors import Code, EvaluationError, Place, Report, RuleError, Severity
+from headwater_rules.inputs import stage_statement
 from headwater_rules.options import Options
-from headwater_rules.plan import Expr, FromRequest, RequestInput, RowSource, Star, Variant
+from headwater_rules.plan import Expr, FromRequest, RequestInput, Star, TablePattern, Variant
 from headwater_rules.planner import Target, VariantDraft, find_target, plan_term
 from headwater_rules.relations import Column, Context, Everything, Selection, Table
 from headwater_rules.semantics import Requests, Semantics
 from headwater_rules.watch import Watch
 
 MAX_VARIANTS = 100
-_TOO_DEEP = re.compile("expression tree is too large|parser stack overflow", re.IGNORECASE)
+_BEYOND_LIMITS = re.compile("too large|too many|at most|stack overflow", re.IGNORECASE)
 _AUTHENTICATED = frozenset({RequestInput.USER_ID.value, RequestInput.CLAIMS.value})
 
 
@@ -101,32 +103,43 @@ def _warn_of_alias(context: Context, selection: Selection, target: Target) -> No
 
 
 def _check_sql(draft: VariantDraft, place: Place) -> None:
-    """Every piece of SQL must be one that SQLite prepares."""
-    exprs = [*draft.gates, *_row_exprs(draft.row)]
-    if draft.arrays is not None:
-        exprs += [*draft.arrays.arrays, *draft.arrays.filters, *draft.arrays.outputs]
+    """Every statement must be one that SQLite prepares: as a whole, for its limits are of the whole."""
+    exprs = [*draft.gates]
     for lookup in draft.lookups:
-        exprs += [*lookup.filters, *lookup.each, *lookup.keys, *lookup.outputs]
         exprs += [source.expr for source in lookup.sources if isinstance(source, FromRequest)]
     exprs += [source.expr for sources in draft.params for source in sources if isinstance(source, FromRequest)]
-    for expr in dict.fromkeys(exprs):
-        try:
+    try:
+        for expr in dict.fromkeys(exprs):
             engine().check(f"SELECT {expr.sql}")
-        except EvaluationError as error:
-            raise _not_accepted(str(error), place) from None
+        if draft.arrays is not None:
+            engine().check(stage_statement(draft.arrays)[0])
+        row = draft.row
+        outputs = [item.expr for item in row.projection if not isinstance(item, Star)]
+        _check_bound(row.table, row.filters, row.each, (*row.params, *outputs))
+        for lookup in draft.lookups:
+            _check_bound(lookup.table, lookup.filters, lookup.each, (*lookup.keys, *lookup.outputs))
+    except EvaluationError as error:
+        raise _not_accepted(str(error), place) from None
+
+
+def _check_bound(
+    table: TablePattern, filters: tuple[Expr, ...], arrays: tuple[Expr, ...], values: tuple[Expr, ...]
+) -> None:
+    names = dict.fromkeys(name for expr in (*filters, *arrays, *values) for name in expr.inputs)
+    bound = Bound(Layout(table.tag, table.schema, table.name, tuple(names)), table, filters, arrays)
+    for expr in values:
+        bound.position(expr)
+    statement = bound.statement()
+    if statement is not None:
+        statement.check()
 
 
 def _not_accepted(reason: str, place: Place) -> RuleError:
-    if _TOO_DEEP.search(reason):
-        message = "a condition or value of this query has more parts than SQLite takes, about 1,000"
+    if _BEYOND_LIMITS.search(reason):
+        message = f"this query has more parts than SQLite takes: {reason}"
         return RuleError(Code.TOO_MANY, message, place, "split it, or compare with a list: `x IN (…)`")
     message = f"SQLite does not accept an expression of this query: {reason}"
     return RuleError(Code.INTERNAL, message, place, "write the expression in a simpler way")
-
-
-def _row_exprs(row: RowSource) -> list[Expr]:
-    outputs = [item.expr for item in row.projection if not isinstance(item, Star)]
-    return [*row.filters, *row.each, *row.params, *outputs]
 
 
 def _dangerous(draft: VariantDraft) -> bool:

@@ -46,7 +46,7 @@ class Inputs:
 
     def rows(self, stage: RequestStage) -> list[tuple[Canonical, ...]]:
         """The distinct rows of a stage, without those that hold a null or a blob. Raises EvaluationError."""
-        sql, names = _statement(stage)
+        sql, names = stage_statement(stage)
         found = engine().rows(sql, [self._input(name) for name in names])
         wanted = len(stage.outputs)
         rows = (tuple(part for value in row[:wanted] if (part := canonical(value)) is not None) for row in found)
@@ -83,7 +83,7 @@ class Inputs:
 
 
 @lru_cache(maxsize=1000)
-def _statement(stage: RequestStage) -> tuple[str, tuple[str, ...]]:
+def stage_statement(stage: RequestStage) -> tuple[str, tuple[str, ...]]:
     """The SELECT of a stage, and the inputs to bind."""
     bindings: dict[str, int] = {}
 

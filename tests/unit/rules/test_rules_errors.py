@@ -274,8 +274,11 @@ def test_a_query_beyond_all_measure_is_refused(condition: str) -> None:
         " || ".join(["a"] * 1_500) + " = 'x'",
         "NOT (" + " AND ".join(f"a <> {i}" for i in range(3_000)) + ")",
         "CASE " + " ".join(f"WHEN a = {i} THEN {i}" for i in range(1_100)) + " END + " + " + ".join(["a"] * 990),
+        " AND ".join(f"a <> {i}" for i in range(1_100)),
+        "b AND u = auth.user_id() AND (" + " OR ".join(f"a = {i}" for i in range(998)) + ")",
+        " AND ".join(f"auth.user_id() IN a{i}" for i in range(70)),
     ],
-    ids=["or", "concat", "not", "sum"],
+    ids=["or", "concat", "not", "sum", "filters", "filter beside another", "arrays"],
 )
 def test_an_expression_of_too_many_parts_is_refused_with_what_to_write_instead(condition: str) -> None:
     error = error_in(f"SELECT * FROM t WHERE {condition}")
