@@ -47,6 +47,7 @@ class Code(StrEnum):
     NO_EFFECT = "HW_R205"
     LOWERED = "HW_R206"
     OLD_EDITION = "HW_R207"
+    NOT_THE_CTE = "HW_R208"
     NO_TABLE = "HW_R301"
     NO_COLUMN = "HW_R302"
     NO_ID = "HW_R303"

@@ -181,7 +181,7 @@ class _Select:
             cte = identifier(node.this)
             self._derive(node, name or cte, self._expand(cte))
         else:
-            self._context.refuse_hidden(node, self._text.place_of(node))
+            self._context.warn_of_hidden(node, self._text.place_of(node))
             table = self._context.table(node, self._text.place_of(node))
             self._watch.table(table, node.this, self._text)
             self._name(table.alias or table.pattern.name, self._context.add(table), node)

@@ -9,7 +9,7 @@ from sqlglot import exp
 
 from headwater_rules.checks import SourceChecks
 from headwater_rules.conditions import Condition
-from headwater_rules.errors import Code, Place, Report, RuleError
+from headwater_rules.errors import Code, Place, Report, RuleError, Severity
 from headwater_rules.expressions import identifier
 from headwater_rules.fragment import REQUEST, Frag
 from headwater_rules.plan import TablePattern
@@ -109,16 +109,20 @@ class Context:
         """For the inside of a CTE: CTEs do not see each other."""
         return replace(self, ctes={}, hidden=frozenset(self.ctes), within=cte)
 
-    def refuse_hidden(self, node: exp.Table | exp.Column, place: Place) -> None:
-        """Raises RuleError where a CTE names another: as a column or a source table it would give nothing without a
-        word. A CTE may have the name of the table that it reads."""
-        name, table = identifier(node.this), isinstance(node, exp.Table)
-        if name not in self.hidden or node.args.get("db" if table else "table") or (table and name == self.within):
+    def refuse_hidden(self, node: exp.Column, place: Place) -> None:
+        """Raises RuleError where a CTE names another as if it were a column: that would give nothing without a word."""
+        if identifier(node.this) in self.hidden and not node.args.get("table"):
+            message = "the queries under `with` cannot name each other"
+            raise RuleError(Code.UNSUPPORTED, message, place, "write the subquery in full")
+
+    def warn_of_hidden(self, node: exp.Table, place: Place) -> None:
+        """Report where a CTE reads a table that another one is called like. Its own name it may share."""
+        name = identifier(node.this)
+        if name not in self.hidden or node.args.get("db") or name == self.within:
             return
-        hint = "write the subquery in full"
-        if table:
-            hint += f", or `{self.default_schema}.{name}` if a table is meant"
-        raise RuleError(Code.UNSUPPORTED, "the queries under `with` cannot name each other", place, hint)
+        message = f"`{name}` means the table here: the queries under `with` cannot name each other"
+        hint = f"write `{self.default_schema}.{name}` if that is meant, else the subquery in full"
+        self.report.add(RuleError(Code.NOT_THE_CTE, message, place, hint, Severity.WARNING))
 
     def naming(self, requests: Requests) -> Context:
         """The same with other names for values of the request."""
