@@ -5,7 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
+import pytest
+
 from headwater_rules.compile import compile_config
+from headwater_rules.errors import RuleErrors
 from headwater_rules.plan import SyncPlan, Value
 from headwater_rules.requests import resolve
 from headwater_rules.results import Put, Resolution, Subscription, SyncRequest
@@ -21,6 +24,13 @@ def plan_of(*queries: str, stream: str = "s") -> SyncPlan:
     for query in queries:
         lines += ["      - |", *(f"        {line}" for line in query.splitlines())]
     return compile_config("\n".join(lines) + "\n").plan
+
+
+def errors_of(text: str) -> RuleErrors:
+    """What is wrong with a config that is refused."""
+    with pytest.raises(RuleErrors) as caught:
+        compile_config(text)
+    return caught.value
 
 
 def bound(plan: SyncPlan, table: str, columns: Sequence[str]) -> TableProgram:

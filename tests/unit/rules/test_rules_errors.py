@@ -11,14 +11,9 @@ from hypothesis import strategies as st
 
 from headwater_rules.compile import compile_config
 from headwater_rules.errors import Code, RuleError, RuleErrors
+from tests.unit.rules.rules_store import errors_of
 
 START = "config: {edition: 3}\nstreams:\n  s: "
-
-
-def errors_of(text: str) -> RuleErrors:
-    with pytest.raises(RuleErrors) as caught:
-        compile_config(text)
-    return caught.value
 
 
 def attempt(text: str) -> tuple[RuleError, ...]:
@@ -143,27 +138,6 @@ def test_a_config_of_the_wrong_form_is_refused_where_it_is_wrong(text: str, line
     assert message in str(found)
     assert found.errors[0].place is not None
     assert found.errors[0].place.line == line
-
-
-def test_all_errors_of_a_file_come_at_once_in_its_order() -> None:
-    found = errors_of(
-        "config: {edition: 3}\n"
-        "streams:\n"
-        "  a:\n"
-        "    query: SELECT foo(x), bar(y) FROM t WHERE a ILIKE 'x' AND b > auth.user_id() OR baz(c)\n"
-        "  b: {queri: SELECT * FROM t}\n"
-        "  c: {query: SELECT * FROM t ORDER BY 1}\n"
-    )
-    assert [(error.place and error.place.line, error.message) for error in found.errors] == [
-        (4, "unknown function `foo`"),
-        (4, "unknown function `bar`"),
-        (4, "`ILIKE` is not supported"),
-        (4, "this condition combines the request with a table in another way than by `=`"),
-        (4, "unknown function `baz`"),
-        (5, "stream `b` has neither `query` nor `queries`"),
-        (5, "unknown key `queri` in stream `b`"),
-        (6, "`ORDER BY` is not supported"),
-    ]
 
 
 @pytest.mark.parametrize(
@@ -364,90 +338,3 @@ def test_nonsense_is_refused_with_a_place_and_never_by_a_crash(words: list[str],
 def test_any_text_is_a_config_or_an_error(text: str) -> None:
     with pytest.raises(RuleErrors):
         compile_config(text)
-
-
-MANY = """\
-config:
-  edition: 3
-  timestamp_max_precision: days
-  strikt: true
-with:
-  spare: SELECT foo(x) AS y FROM lists
-streams:
-  a:
-    queries:
-      - SELECT foo(x), bar(y) + baz(z) AS q FROM todos WHERE upper(a, b) = lowr(c) AND b > auth.user_id() AND d ~ 'x'
-      - SELECT x.id, y FROM todos LEFT JOIN lists USING (id) ORDER BY 1 LIMIT 3
-      - SELECT * FRM t
-      - 5
-    priority: 9
-    auto_subscribe: maybe
-  b:
-    query: SELECT id FROM todos WHERE foo(id)
-    queries: [SELECT id FROM todos WHERE bar(id)]
-    with: {own: SELECT id FROM lists ORDER BY 1}
-  c: []
-  d:
-    query: SELECT id FROM json_eech(auth.parameter('x')) AS e, todos WHERE foo(e.value)
-  e:
-    query: SELECT id FROM todos, todos WHERE a IN (SELECT foo(id) FROM lists WHERE bar(id))
-"""
-
-
-def test_one_error_hides_no_other() -> None:
-    found = errors_of(MANY)
-    told = [(error.place.line, error.message) for error in found.errors if error.place]
-    assert told == [
-        (3, "unknown precision `days`"),
-        (4, "unknown key `strikt` in `config`"),
-        (6, "unknown function `foo`"),
-        (10, "unknown function `foo`"),
-        (10, "unknown function `bar`"),
-        (10, "unknown function `baz`"),
-        (10, "`upper` takes 1 argument, not 2"),
-        (10, "unknown function `lowr`"),
-        (10, "this condition combines the request with a table in another way than by `=`"),
-        (10, "regular expressions are not supported"),
-        (11, "no table `x` in scope"),
-        (11, "columns must be qualified where several tables are in scope"),
-        (11, "only inner joins are supported"),
-        (11, "`USING` is not supported"),
-        (11, "`ORDER BY` is not supported"),
-        (11, "`LIMIT` is not supported"),
-        (12, "the SQL cannot be parsed near `t`"),
-        (13, "a query must be a text"),
-        (14, "`priority` must be one of 0, 1, 2, 3"),
-        (15, "`auto_subscribe` must be true or false"),
-        (16, "stream `b` has both `query` and `queries`"),
-        (17, "unknown function `foo`"),
-        (18, "unknown function `bar`"),
-        (19, "`ORDER BY` is not supported"),
-        (20, "stream `c` must be a mapping"),
-        (22, "`json_eech` cannot stand in FROM"),
-        (22, "unknown function `foo`"),
-        (24, "two tables are called `todos`"),
-        (24, "unknown function `foo`"),
-        (24, "unknown function `bar`"),
-    ]
-
-
-def test_one_error_of_a_bucket_definition_hides_no_other() -> None:
-    found = errors_of(
-        "bucket_definitions:\n"
-        "  a:\n"
-        "    parameters: SELECT foo(id) AS x FROM lists\n"
-        "    data: [SELECT * FROM todos WHERE bar(y) = bucket.x]\n"
-        "  b:\n"
-        "    parameters: SELECT id AS x FROM lists WHERE owner = request.user_id()\n"
-        "    data:\n"
-        "      - SELECT * FROM todos WHERE bar(y)\n"
-        "      - SELECT * FROM todos WHERE baz(y) AND list_id = bucket.z\n"
-    )
-    assert [(error.place and error.place.line, error.message) for error in found.errors] == [
-        (3, "unknown function `foo`"),
-        (4, "unknown function `bar`"),
-        (8, "this data query does not use `bucket.x`"),
-        (8, "unknown function `bar`"),
-        (9, "unknown function `baz`"),
-        (9, "the parameter queries give no `z`"),
-    ]
