@@ -111,6 +111,7 @@ def test_it_comes_up_and_ctrl_c_leaves_nothing_behind(tmp_path: Path) -> None:
         assert "Traceback" not in run.text
 
 
+@pytest.mark.long
 @pytest.mark.spark
 def test_what_is_kept_is_there_the_next_time_without_another_snapshot(tmp_path: Path) -> None:
     kept = tmp_path / "kept"

@@ -117,8 +117,16 @@ def test_rows_that_nothing_identifies_have_them(deploy: Deploy, source_db: Sourc
     assert device_rows(deployment) == truth(source_db, "notes", SHOWN)
 
 
-@pytest.mark.parametrize("identity", ["default", "full"])
-@pytest.mark.parametrize("stopped", [False, True], ids=["followed", "stopped"])
+@pytest.mark.parametrize(
+    ("stopped", "identity"),
+    [
+        (False, "default"),
+        (True, "full"),
+        pytest.param(False, "full", marks=pytest.mark.long),
+        pytest.param(True, "default", marks=pytest.mark.long),
+    ],
+    ids=["followed-default", "stopped-full", "followed-full", "stopped-default"],
+)
 def test_a_column_that_is_added_changed_and_dropped(
     deploy: Deploy, source_db: SourceDb, identity: str, stopped: bool
 ) -> None:

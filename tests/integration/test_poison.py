@@ -158,7 +158,8 @@ class Operator:
         return found
 
 
-@pytest.mark.timeout(400)  # it starts many commands
+@pytest.mark.long  # it starts many commands
+@pytest.mark.timeout(400)
 def test_the_command_names_the_transaction_and_leaves_it_out(
     deploy: Deploy, source_db: SourceDb, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -201,6 +202,7 @@ def test_the_command_names_the_transaction_and_leaves_it_out(
     assert f"no transaction at {lsn} keeps the stream; there is: none" in again.err
 
 
+@pytest.mark.long
 def test_after_ten_within_an_hour_the_next_one_stops(
     deploy: Deploy, source_db: SourceDb, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -170,7 +170,7 @@ def test_an_unknown_table_is_named_with_those_there_are(deploy: Deploy, source_d
     assert "public.items" in result["error"]
 
 
-@pytest.mark.parametrize("identity", ["default", "full"])
+@pytest.mark.parametrize("identity", ["default", pytest.param("full", marks=pytest.mark.long)])
 def test_random_changes_during_a_resync_lead_to_what_the_source_has(
     deploy: Deploy, source_db: SourceDb, identity: str
 ) -> None:

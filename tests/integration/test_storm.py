@@ -50,7 +50,7 @@ def test_writers_at_once(storm: Storm) -> None:
     assert tally.sights > 10
 
 
-@pytest.mark.parametrize("seed", [102, 104])
+@pytest.mark.parametrize("seed", [102, pytest.param(104, marks=pytest.mark.long)])
 def test_tables_change_under_the_writers(storm: Storm, seed: int) -> None:
     tally = storm(seed, Plan(transactions=40, changes=3), rounds=2)
     assert tally.rounds == 2

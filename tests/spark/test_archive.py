@@ -349,6 +349,7 @@ storage: {{type: sqlite, path: {path}}}
 """
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_the_commands_move_a_store_and_name_the_next_step(written: WrittenStore, tmp_path: Path) -> None:
     written.close()

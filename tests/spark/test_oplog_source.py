@@ -185,6 +185,7 @@ def test_a_stream_gives_each_op_once_and_continues(session: SparkSession, stored
     assert replay(rows) == stored.standing() == Counter([(B, "5", "after")])
 
 
+@pytest.mark.long
 def test_a_stream_that_was_killed_between_batches_continues_without_loss_or_repeat(
     session: SparkSession, written: WrittenStore, tmp_path: Path
 ) -> None:
