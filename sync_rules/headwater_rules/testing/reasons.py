@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 
 import orjson
 
 from headwater_rules.binding import Bound, Layout
-from headwater_rules.engine import renumber
 from headwater_rules.errors import EvaluationError
 from headwater_rules.inputs import Inputs
 from headwater_rules.plan import (
@@ -16,41 +14,17 @@ from headwater_rules.plan import (
     FromRequest,
     LookupDefinition,
     LookupStage,
-    RequestInput,
-    RowFunction,
     RowSource,
     Stream,
     Value,
     Variant,
-    element_column,
 )
 from headwater_rules.requests import resolve
 from headwater_rules.results import Put, SyncRequest
 from headwater_rules.testing.world import SourceRow, World, like
+from headwater_rules.wording import request_words, row_words
 
 _MOST_ROWS = 3
-_OF_ROWS = {
-    RowFunction.ROW_ID.value: "row_id()",
-    RowFunction.TABLE_NAME.value: "table_name()",
-    RowFunction.TABLE_SUFFIX.value: "table_suffix()",
-    RowFunction.SCHEMA.value: "schema()",
-}
-_OF_REQUESTS = {
-    RequestInput.USER_ID.value: "auth.user_id()",
-    RequestInput.CLAIMS.value: "auth.parameters()",
-    RequestInput.CONNECTION.value: "connection.parameters()",
-    RequestInput.SUBSCRIPTION.value: "subscription.parameters()",
-}
-_NESTED = r"[^()]*"
-for _ in range(5):
-    _NESTED = rf"(?:[^()]|\({_NESTED}\))*"
-# How truth is written for SQLite, and what it was in the rules
-_WRAPPED = (
-    (re.compile(r"\(CASE typeof\(([^()]*)\) WHEN 'text' THEN CAST\(\1 AS INTEGER\) <> 0 WHEN 'blob' THEN 0"
-                r" ELSE ifnull\(\1, 0\) <> 0 END\)"), r"\1"),
-    (re.compile(rf"ifnull\((\({_NESTED}\)), 0\)"), r"\1"),
-    (re.compile(r"'\$\.\"([^\"'.]+)\"'"), r"'\1'"),
-)  # fmt: skip
 
 
 class Reasons:
@@ -106,12 +80,13 @@ class Reasons:
         puts = [put for put in row.result.puts if put.definition == position]
         if puts:
             return self._of_bucket(puts, position)
-        failing = [of_row(expr) for expr in source.filters if not _passes(row, source, (expr,))]
+        failing = [row_words(expr, source.each) for expr in source.filters if not _passes(row, source, (expr,))]
         if failing:
             return f"the row does not fulfil {' and '.join(failing)}"
         if source.filters and not _passes(row, source, source.filters):
             return "no element of the row's arrays fulfils all conditions"
-        return f"nothing to compare with: {', '.join(map(of_row, source.params))} is null or a blob in the row"
+        compared = ", ".join(row_words(expr, source.each) for expr in source.params)
+        return f"nothing to compare with: {compared} is null or a blob in the row"
 
     def _of_bucket(self, puts: Sequence[Put], position: int) -> str:
         needed = ", ".join(self._short(put.bucket, position) for put in puts)
@@ -134,12 +109,12 @@ class Reasons:
         """What in the request or the looked-up rows keeps a variant from giving any bucket."""
         for inputs in self._inputs(stream):
             try:
-                failing = [of_request(gate) for gate in variant.gates if not inputs.holds(gate)]
+                failing = [request_words(gate) for gate in variant.gates if not inputs.holds(gate)]
                 stages = [stage for stage in variant.stages if isinstance(stage, LookupStage)]
                 sources = [key for stage in stages for key in stage.keys]
                 sources += [source for group in variant.params for source in group]
                 absent = [
-                    of_request(source.expr)
+                    request_words(source.expr)
                     for source in sources
                     if isinstance(source, FromRequest) and not inputs.values(source)
                 ]
@@ -183,27 +158,11 @@ class Reasons:
         return self._stream_of(definition).name + name[len(self._plan.buckets[definition].name) :]
 
 
-def of_row(expr: Expr) -> str:
-    """An expression over a row, near to how the rules write it."""
-    names = [_OF_ROWS.get(name) or element_column(name) or name for name in expr.inputs]
-    return _plain(renumber(expr.sql, names))
-
-
-def of_request(expr: Expr) -> str:
-    """An expression over a request, near to how the rules write it."""
-    return _plain(renumber(expr.sql, [_OF_REQUESTS.get(name, name) for name in expr.inputs]))
-
-
-def _plain(sql: str) -> str:
-    for pattern, plain in _WRAPPED:
-        sql = pattern.sub(plain, sql)
-    return sql
-
-
 def _looked_up(lookup: LookupDefinition, key: str) -> str:
     values = orjson.loads(key[len(lookup.name) :])
-    pairs = [f"{of_row(expr)} = {value!r}" for expr, value in zip(lookup.keys, values, strict=True)]
-    return " and ".join([*pairs, *map(of_row, lookup.filters)]) or "anything"
+    keys = (row_words(expr, lookup.each) for expr in lookup.keys)
+    pairs = [f"{key} = {value!r}" for key, value in zip(keys, values, strict=True)]
+    return " and ".join([*pairs, *(row_words(expr, lookup.each) for expr in lookup.filters)]) or "anything"
 
 
 def _passes(row: SourceRow, source: RowSource, filters: tuple[Expr, ...]) -> bool:
