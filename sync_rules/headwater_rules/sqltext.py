@@ -198,7 +198,11 @@ def _read_any(node: exp.EQ) -> None:
         if isinstance(other, exp.Any):
             node.replace(exp.In(this=value, query=other.this))
             return
-        if isinstance(other, exp.Anonymous) and str(other.this).lower() in {"any", "some"} and other.expressions:
+        if (
+            isinstance(other, exp.Anonymous)
+            and str(other.this).lower() in {"any", "some"}
+            and len(other.expressions) == 1
+        ):
             node.replace(exp.In(this=value, field=other.expressions[0]))
             return
 
