@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from operator import itemgetter
 
-from headwater_rules.engine import engine, renumber
+from headwater_rules.engine import engine, renumber, select_sql
 from headwater_rules.plan import Expr, RowFunction, TablePattern, Value, element_column
 
 Row = tuple[Value, ...]
@@ -108,11 +108,7 @@ class Bound:
         """What has to be run for a row; None when every value is a plain column and every row passes."""
         if not (self._filters or self._arrays or self._computed):
             return None
-        sql = f"SELECT {', '.join(reversed(self._computed)) or '1'}"
-        if self._arrays:
-            sql += " FROM " + ", ".join(f"json_each({array}) AS e{i}" for i, array in enumerate(self._arrays))
-        if self._filters:
-            sql += f" WHERE {' AND '.join(self._filters)}"
+        sql = select_sql(self._computed[::-1], self._arrays, self._filters)
         return Statement(sql, tuple(self._bindings))
 
     def _sql(self, expr: Expr) -> str:

@@ -12,6 +12,7 @@ from headwater_rules.engine import engine
 from headwater_rules.errors import EvaluationError
 from headwater_rules.plan import Expr, Output, RowFunction, RowSource, Star, SyncPlan, TablePattern, Value
 from headwater_rules.schema import SourceSchema, SourceTable, ValueKind
+from headwater_rules.wording import columns_of
 
 _MAX_SAMPLES = 64
 _REFUSED = re.compile(r"[\"'%,.#\s\[\]]")  # what no client SDK takes in a name
@@ -162,8 +163,8 @@ def _named(plan: SyncPlan, pattern: TablePattern) -> list[str]:
             exprs += [*outputs, *source.filters, *source.each, *source.params]
     for lookup in plan.lookups:
         if lookup.table == pattern:
-            exprs += [*lookup.filters, *lookup.each, *lookup.keys, *lookup.outputs]
-    return list(dict.fromkeys(name for expr in exprs for name in expr.inputs if not name.startswith("\x00")))
+            exprs += lookup.exprs()
+    return columns_of(exprs)
 
 
 # types of expressions

@@ -100,10 +100,8 @@ def _entries(document: Mapping, name: str, report: Report, read: Callable[[str, 
     entries.check(None, report)
     found: list[T] = []
     for key, value in entries.items():
-        try:
+        with report.collecting():
             found.append(read(key, entries.key(key), value))
-        except RuleError as error:
-            report.add(error)
     return tuple(found)
 
 
@@ -132,10 +130,8 @@ def _ctes(owner: Mapping, report: Report) -> dict[str, SqlText]:
     entries.check(None, report)
     found: dict[str, SqlText] = {}
     for name, value in entries.items():
-        try:
+        with report.collecting():
             found[name] = value.sql(f"the query `{name}`")
-        except RuleError as error:
-            report.add(error)
     return found
 
 
@@ -143,10 +139,8 @@ def _stream(name: str, key: Item, item: Item, shared: MappingType[str, SqlText],
     stream = item.mapping(f"stream `{name}`")
     stream.check(_STREAM_KEYS, report)
     queries: tuple[SqlText, ...] = ()
-    try:
+    with report.collecting():
         queries = _queries(name, key, stream, report)
-    except RuleError as error:
-        report.add(error)
     own = _ctes(stream, report)
     return StreamSource(
         name,
@@ -169,21 +163,23 @@ def _queries(name: str, key: Item, stream: Mapping, report: Report) -> tuple[Sql
         return _texts([one], report)
     if one is not None:
         report.add(key.fail(f"stream `{name}` has both `query` and `queries`", hint))
-    items = [*([] if one is None else [one]), *several.sequence("`queries`")]
-    return _texts(items, report) or _no_query(f"stream `{name}`", "queries", key)
+    items = several.sequence("`queries`")
+    if one is not None:
+        return _texts([one, *items], report)
+    if not items:
+        raise _no_query(f"stream `{name}`", "queries", key)
+    return _texts(items, report)
 
 
-def _no_query(what: str, where: str, key: Item) -> tuple[SqlText, ...]:
-    raise key.fail(f"{what} has no query", f"add a SELECT below `{where}`")
+def _no_query(what: str, where: str, key: Item) -> RuleError:
+    return key.fail(f"{what} has no query", f"add a SELECT below `{where}`")
 
 
 def _texts(items: list[Item], report: Report) -> tuple[SqlText, ...]:
     texts: list[SqlText] = []
     for item in items:
-        try:
+        with report.collecting():
             texts.append(item.sql("a query"))
-        except RuleError as error:
-            report.add(error)
     return tuple(texts)
 
 
@@ -196,7 +192,7 @@ def _bucket(name: str, key: Item, item: Item, report: Report) -> BucketSource:
         raise key.fail(f"{what} has no `data`", "list its data queries under `data`")
     items = data.sequence("`data`")
     if not items:
-        _no_query(what, "data", key)
+        raise _no_query(what, "data", key)
     return BucketSource(
         name,
         key.place,

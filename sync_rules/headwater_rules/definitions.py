@@ -44,7 +44,7 @@ def compile_definition(job: Job, source: BucketSource) -> Stream:
     variants: list[Variant] = []
     parameters = _parameters(job, source)
     for query in source.data:
-        try:
+        with job.report.collecting(query.place()):
             node = parse_select(query)
             if not _is_covered(job, query, node, parameters):
                 _check_only(job, query, node)
@@ -54,11 +54,6 @@ def compile_definition(job: Job, source: BucketSource) -> Stream:
                     variants.append(job.catalog.variant(source.name, draft, query.place(), each.priority))
                     if not source.accepts_dangerous:
                         check_danger(job, draft, each.text.place() if each.text else query.place())
-        except RuleError as error:
-            job.report.add(error)
-        except RecursionError:
-            message = "the query is nested too deeply"
-            job.report.add(RuleError(Code.TOO_MANY, message, query.place(), "simplify it"))
     check_number(variants, f"bucket definition `{source.name}`", source.place, job.report)
     return Stream(source.name, auto_subscribe=True, priority=source.priority, variants=united(variants))
 
@@ -66,16 +61,14 @@ def compile_definition(job: Job, source: BucketSource) -> Stream:
 def check_event(job: Job, source: EventSource) -> None:
     """Report what is wrong with the payload queries of an event, and that nothing reads them here."""
     for query in source.payloads:
-        try:
+        with job.report.collecting(query.place()):
             context = _context(job).naming(Requests.NONE)
             before = len(job.report.errors)
             selection = flatten(context, query)
             if len(job.report.errors) == before:
                 find_target(context, selection, query.place())
-        except RuleError as error:
-            job.report.add(error)
     message = f"event `{source.name}` is checked, but nothing here listens to events"
-    hint = "remove it, or follow the op log (`headwater_oplog`) for changes"
+    hint = 'remove it, or read changes with Spark: `spark.readStream.format("headwater")`'
     job.report.add(RuleError(Code.NO_EFFECT, message, source.place, hint, Severity.WARNING))
 
 
@@ -93,12 +86,10 @@ def _parameters(job: Job, source: BucketSource) -> list[_Parameters]:
     found: list[_Parameters] = []
     for text in source.parameters:
         before = len(job.report.errors)
-        try:
-            selection, priority = _without_priority(flatten(_context(job), text), text, source)
+        names, priority = frozenset[str](), None
+        with job.report.collecting(text.place()):
+            selection, priority = _without_priority(flatten(_context(job), text), source)
             names = frozenset(selection.named())
-        except RuleError as error:
-            job.report.add(error)
-            continue
         if len(job.report.errors) > before:
             continue
         if found and names != found[0].names:
@@ -110,7 +101,7 @@ def _parameters(job: Job, source: BucketSource) -> list[_Parameters]:
     return found
 
 
-def _without_priority(selection: Selection, text: SqlText, source: BucketSource) -> tuple[Selection, int | None]:
+def _without_priority(selection: Selection, source: BucketSource) -> tuple[Selection, int | None]:
     """The column `_priority` is no parameter, but says how urgent the buckets of this query are."""
     chosen = [item for item in selection.columns if isinstance(item, Column) and item.name == _PRIORITY]
     if not chosen:
@@ -146,12 +137,10 @@ def _drafts(job: Job, parameters: _Parameters, query: SqlText, node: exp.Select)
 
 def _is_covered(job: Job, query: SqlText, node: exp.Select, parameters: list[_Parameters]) -> bool:
     """Whether a data query can be joined to the parameter queries; what keeps it from that is reported."""
-    try:
+    before = len(job.report.errors)
+    with job.report.collecting(query.place()):
         _check_cover(query, node, parameters)
-    except RuleError as error:
-        job.report.add(error)
-        return False
-    return bool(parameters)  # without any, all were wrong
+    return len(job.report.errors) == before and bool(parameters)  # without any, all were wrong
 
 
 def _check_only(job: Job, query: SqlText, node: exp.Select) -> None:

@@ -13,7 +13,7 @@ from headwater_rules.engine import engine
 from headwater_rules.errors import Code, EvaluationError, Place, Report, RuleError, Severity
 from headwater_rules.inputs import stage_statement
 from headwater_rules.options import Options
-from headwater_rules.plan import Expr, FromRequest, RequestInput, Star, TablePattern, Variant
+from headwater_rules.plan import Expr, RequestInput, Star, TablePattern, Variant
 from headwater_rules.planner import Target, VariantDraft, find_target, plan_term
 from headwater_rules.relations import Column, Context, Everything, Selection, Table
 from headwater_rules.semantics import Requests, Semantics
@@ -53,10 +53,8 @@ def draft_query(
     condition = All((selection.condition, beside))
     drafts: list[VariantDraft] = []
     for term in terms(condition, context.owner, place):
-        try:
+        with context.report.collecting(place):
             drafts.append(plan_term(context, target, selection.tables | tables, term))
-        except RuleError as error:
-            context.report.add(error)
     for draft in drafts:
         _check_sql(draft, place)
     return drafts
@@ -104,12 +102,8 @@ def _warn_of_alias(context: Context, selection: Selection, target: Target) -> No
 
 def _check_sql(draft: VariantDraft, place: Place) -> None:
     """Every statement must be one that SQLite prepares: as a whole, for its limits are of the whole."""
-    exprs = [*draft.gates]
-    for lookup in draft.lookups:
-        exprs += [source.expr for source in lookup.sources if isinstance(source, FromRequest)]
-    exprs += [source.expr for sources in draft.params for source in sources if isinstance(source, FromRequest)]
     try:
-        for expr in dict.fromkeys(exprs):
+        for expr in dict.fromkeys((*draft.gates, *(source.expr for source in draft.requested()))):
             engine().check(f"SELECT {expr.sql}")
         if draft.arrays is not None:
             engine().check(stage_statement(draft.arrays)[0])
@@ -145,9 +139,8 @@ def _not_accepted(reason: str, place: Place) -> RuleError:
 def _dangerous(draft: VariantDraft) -> bool:
     """Whether nothing that the token vouches for is in the values that lead to buckets or, where there are none, in
     the gates."""
-    sources = [source for group in draft.params for source in group]
-    sources += [source for lookup in draft.lookups for source in lookup.sources]
-    exprs = [source.expr for source in sources if isinstance(source, FromRequest)] if sources else list(draft.gates)
+    leads = any(draft.params) or any(lookup.sources for lookup in draft.lookups)
+    exprs = [source.expr for source in draft.requested()] if leads else list(draft.gates)
     if draft.arrays is not None:
         exprs += [*draft.arrays.arrays, *draft.arrays.filters]
     inputs = {name for expr in exprs for name in expr.inputs if not name.startswith("\x00")}

@@ -102,6 +102,14 @@ def renumber(sql: str, targets: Sequence[str]) -> str:
     return _PLACEHOLDER.sub(lambda match: targets[int(match[1]) - 1] if match[1] else match[0], sql)
 
 
+def select_sql(values: Sequence[str], arrays: Sequence[str], filters: Sequence[str]) -> str:
+    """The SELECT of values over the elements of JSON arrays, called e0, e1 …, in every combination that passes."""
+    sql = f"SELECT {', '.join(values) or '1'}"
+    if arrays:
+        sql += " FROM " + ", ".join(f"json_each({array}) AS e{number}" for number, array in enumerate(arrays))
+    return sql + (f" WHERE {' AND '.join(filters)}" if filters else "")
+
+
 def _parameters(sql: str) -> int:
     return max((int(match[1]) for match in _PLACEHOLDER.finditer(sql) if match[1]), default=0)
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 import difflib
 import re
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from enum import Enum, StrEnum
 from functools import lru_cache
@@ -229,6 +230,16 @@ class Report:
     def add(self, finding: RuleError) -> None:
         target = self.errors if finding.severity is Severity.FATAL else self.warnings
         target.append(finding)
+
+    @contextmanager
+    def collecting(self, place: Place | None = None) -> Iterator[None]:
+        """Take the error that ends the block, which may be a query at `place` that is nested too deeply."""
+        try:
+            yield
+        except RuleError as error:
+            self.add(error)
+        except RecursionError:
+            self.add(RuleError(Code.TOO_MANY, "the query is nested too deeply", place, "simplify it"))
 
     def sorted_errors(self) -> list[RuleError]:
         """In the order of the file, each once: one mistake in a shared expression is found by all who use it."""

@@ -11,7 +11,6 @@ from headwater_rules.plan import (
     Expr,
     FromRequest,
     FromStage,
-    LookupDefinition,
     LookupStage,
     Output,
     ParamSource,
@@ -220,7 +219,7 @@ def _table(plan: SyncPlan, pattern: TablePattern) -> TableWords:
                         moves.setdefault(column, {})[stream.name] = None
             for number in variant.lookups():
                 if plan.lookups[number].table == pattern:
-                    for column in columns_of(_lookup_exprs(plan.lookups[number])) or ["*"]:
+                    for column in columns_of(plan.lookups[number].exprs()) or ["*"]:
                         rights.setdefault(column, {})[stream.name] = None
     return TableWords(_name(pattern), _frozen(moves), _frozen(rights), tuple(sent))
 
@@ -228,10 +227,6 @@ def _table(plan: SyncPlan, pattern: TablePattern) -> TableWords:
 def _sources(plan: SyncPlan, variant: Variant) -> list[RowSource]:
     definitions: list[BucketDefinition] = [plan.buckets[number] for number in variant.buckets]
     return [source for each in definitions for source in each.sources]
-
-
-def _lookup_exprs(lookup: LookupDefinition) -> list[Expr]:
-    return [*lookup.filters, *lookup.each, *lookup.keys, *lookup.outputs]
 
 
 def _frozen(found: dict[str, dict[str, None]]) -> tuple[tuple[str, tuple[str, ...]], ...]:

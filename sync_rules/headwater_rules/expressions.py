@@ -51,8 +51,6 @@ _REFUSED: dict[type[exp.Expr], tuple[str, str]] = {
     exp.RegexpLike: ("regular expressions are not supported", "use `LIKE`, `instr` or `substring`"),
     exp.RegexpILike: ("regular expressions are not supported", "use `LIKE`, `instr` or `substring`"),
     exp.SimilarTo: ("`SIMILAR TO` is not supported", "use `LIKE`, `instr` or `substring`"),
-    exp.Any: ("`ANY` is not supported here", "write `x IN array`"),
-    exp.All: ("`ALL` is not supported here", "compare the elements one by one"),
     exp.Pow: ("`^` is not supported: its last digits depend on the machine", "multiply"),
     exp.BitwiseXor: ("`#` is not supported", "write `(a | b) - (a & b)`"),
     exp.Array: ("an array is not supported here", "write `x IN ARRAY[…]` or `json_array(…)`"),

@@ -7,7 +7,7 @@ from functools import lru_cache
 
 import orjson
 
-from headwater_rules.engine import engine, renumber
+from headwater_rules.engine import engine, renumber, select_sql
 from headwater_rules.errors import EvaluationError
 from headwater_rules.naming import canonical
 from headwater_rules.plan import Expr, FromRequest, RequestInput, RequestStage, Value, element_column
@@ -93,12 +93,8 @@ def stage_statement(stage: RequestStage) -> tuple[str, tuple[str, ...]]:
             [element_column(name) or f"?{bindings.setdefault(name, len(bindings) + 1)}" for name in expr.inputs],
         )
 
-    outputs = ", ".join(written(expr) for expr in stage.outputs) or "1"
-    arrays = ", ".join(f"json_each({written(expr)}) AS e{number}" for number, expr in enumerate(stage.arrays))
-    sql = f"SELECT {outputs} FROM {arrays}"
-    if stage.filters:
-        sql += f" WHERE {' AND '.join(written(expr) for expr in stage.filters)}"
-    return sql, tuple(bindings)
+    outputs, arrays, filters = ([*map(written, exprs)] for exprs in (stage.outputs, stage.arrays, stage.filters))
+    return select_sql(outputs, arrays, filters), tuple(bindings)
 
 
 def _value(claim: object) -> Value:

@@ -137,6 +137,10 @@ class LookupDefinition:
     keys: tuple[Expr, ...]
     outputs: tuple[Expr, ...]
 
+    def exprs(self) -> tuple[Expr, ...]:
+        """Everything that its entries follow from."""
+        return (*self.filters, *self.each, *self.keys, *self.outputs)
+
 
 @dataclass(frozen=True, slots=True)
 class FromRequest:

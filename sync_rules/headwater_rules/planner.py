@@ -51,6 +51,12 @@ class VariantDraft:
     lookups: tuple[LookupDraft, ...]
     params: tuple[tuple[ParamSource, ...], ...]
 
+    def requested(self) -> list[FromRequest]:
+        """The values of the request that lead to lookups and buckets."""
+        sources = [source for group in self.params for source in group]
+        sources += [source for lookup in self.lookups for source in lookup.sources]
+        return [source for source in sources if isinstance(source, FromRequest)]
+
 
 @dataclass(frozen=True, slots=True)
 class Target:

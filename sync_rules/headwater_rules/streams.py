@@ -11,7 +11,7 @@ from headwater_rules.drafts import Job, check_danger, check_number, draft_query
 from headwater_rules.errors import Code, RuleError, Severity
 from headwater_rules.flatten import flatten
 from headwater_rules.inputs import Inputs
-from headwater_rules.plan import FromRequest, RequestInput, Stream, Variant
+from headwater_rules.plan import RequestInput, Stream, Variant
 from headwater_rules.planner import VariantDraft, find_mixed
 from headwater_rules.relations import Context
 from headwater_rules.semantics import Requests
@@ -27,17 +27,12 @@ def compile_stream(job: Job, source: StreamSource, used: set[str]) -> Stream:
     variants: list[Variant] = []
     names: set[str] = set()
     for query in source.queries:
-        try:
+        with job.report.collecting(query.place()):
             for draft in _drafts(job, source, query, names):
                 drafts.append(draft)
                 variants.append(job.catalog.variant(source.name, draft, query.place()))
                 if not source.accepts_dangerous:
                     check_danger(job, draft, query.place())
-        except RuleError as error:
-            job.report.add(error)
-        except RecursionError:
-            message = "the query is nested too deeply"
-            job.report.add(RuleError(Code.TOO_MANY, message, query.place(), "simplify it"))
     if source.auto_subscribe and drafts and all(_needs_subscription(draft) for draft in drafts):
         message = (
             f"`{source.name}` is subscribed to by itself, but then gives nothing: it needs a subscription's values"
@@ -53,18 +48,14 @@ def compile_stream(job: Job, source: StreamSource, used: set[str]) -> Stream:
 
 def _needs_subscription(draft: VariantDraft) -> bool:
     """Whether null in the place of a subscription's parameters leads to no bucket."""
-    sources = [source for group in draft.params for source in group]
-    sources += [source for lookup in draft.lookups for source in lookup.sources]
-    chosen = [source for source in sources if isinstance(source, FromRequest) and source.expr.inputs == _CHOSEN]
+    chosen = [source for source in draft.requested() if source.expr.inputs == _CHOSEN]
     return not all(Inputs({}, None, None).values(source) for source in chosen)
 
 
 def warn_of_unused(job: Job, name: str, query: SqlText, where: str) -> None:
     """Report a `with` query that nothing reads, and what is wrong with it."""
-    try:
+    with job.report.collecting(query.place()):
         flatten(_context(job, {}, set()), query)
-    except RuleError as error:
-        job.report.add(error)
     message = f"`{name}` is not used by {where}"
     job.report.add(RuleError(Code.NO_EFFECT, message, query.place(), "remove it", Severity.WARNING))
 
