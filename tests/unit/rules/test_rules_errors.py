@@ -58,6 +58,7 @@ def error_in(query: str) -> RuleError:
         ("SELECT * FROM t WHERE a IN (SELECT b, c FROM u)", "a IN (SELECT b, c FROM u)", "exactly one named column"),
         ("SELECT * FROM t WHERE a IN (b)", "a IN (b)", "ambiguous"),
         ("SELECT * FROM t WHERE NOT EXISTS (SELECT 1 FROM u)", "1 FROM u", "`NOT EXISTS (SELECT …)` is not supported"),
+        ("SELECT * FROM t WHERE a = ANY(b, c)", "ANY(b, c)", "unknown function `any`"),
         ("SELECT EXISTS (SELECT 1 FROM u) AS e FROM t", "1 FROM u", "`EXISTS` is not supported here"),
         ("SELECT * FROM t WHERE (a, b) IN (SELECT c FROM u)", None, "2 values are compared"),
         ("SELECT * FROM t WHERE a IN (upper(b))", "a IN (upper(b))", "ambiguous"),
