@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from headwater.embedded.postgres import EmbeddedPostgres
-from headwater.pipeline.jobs import SparkBulk
+from headwater.pipeline.jobs import BulkJobs
 from tests.integration.world import CONFIG, SOURCE, NewWorld, SmallDisk, World
 from tests.support.changed_source import Device
 from tests.support.fix_headwater import Deployment
@@ -41,7 +41,7 @@ def small_disk(tmp_path: Path) -> Iterator[Callable[[int], SmallDisk]]:
 def world_of(
     small_disk: Callable[[int], SmallDisk],  # which goes after what is on it
     postgres_with: Callable[..., EmbeddedPostgres],
-    spark_bulk: SparkBulk,
+    bulk: BulkJobs,
     tmp_path: Path,
 ) -> Iterator[NewWorld]:
     with ExitStack() as stack:
@@ -58,7 +58,7 @@ def world_of(
                 source,
                 directory,
                 CONFIG,
-                spark_bulk,
+                bulk,
                 user="follower",
                 password="right",
                 port=network.port,

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import apsw
 import psycopg
-import pytest
 import zstandard
 
 from headwater.oplog.op import bucket_key
@@ -22,8 +21,6 @@ from tests.support.store_checker import Op, histories, problems
 
 if TYPE_CHECKING:
     from tests.support.fix_postgres import SourceDb
-
-pytestmark = pytest.mark.spark
 
 Deploy = Callable[..., Deployment]
 

@@ -18,8 +18,6 @@ from tests.support.changed_source import Device, published_rows, settled
 from tests.support.fix_headwater import Deployment, wait_until
 from tests.support.fix_postgres import SourceDb
 
-pytestmark = pytest.mark.spark
-
 Deploy = Callable[..., Deployment]
 
 ROWS = 50

@@ -12,7 +12,7 @@ from headwater.oplog.change import Insert, LogicalMessage
 from headwater.source.connect import connect
 from headwater.source.triggers import Installed, install, is_hint, remove, triggers_on
 from tests.integration.test_catalog import settings_for
-from tests.support.fix_headwater import Deployment, wait_until
+from tests.support.fix_headwater import TRIGGERED, Deployment, wait_until
 from tests.support.fix_postgres import SourceDb
 
 Deploy = Callable[..., Deployment]
@@ -229,11 +229,10 @@ streams:
 """
 
 
-@pytest.mark.spark
 def test_forged_messages_cost_a_look_and_do_nothing(deploy: Deploy, source_db: SourceDb) -> None:
     source_db.execute("create table notes (id text primary key); insert into notes values ('1')")
     deployment = deploy(NOTES)
-    deployment.poll_seconds = 3600
+    deployment.pace = TRIGGERED
     deployment.start()
     ops = deployment.op_count()
     for transactional in ("true", "false"):
@@ -249,12 +248,11 @@ def test_forged_messages_cost_a_look_and_do_nothing(deploy: Deploy, source_db: S
     assert [record.kind for record in deployment.bulk_records()] == ["snapshot"]
 
 
-@pytest.mark.spark
 def test_a_change_of_a_quiet_table_is_found_by_the_message_alone(deploy: Deploy, source_db: SourceDb) -> None:
     source_db.execute("create table notes (id text primary key); insert into notes values ('1')")
     install(settings_for(source_db))
     deployment = deploy(NOTES)
-    deployment.poll_seconds = 3600
+    deployment.pace = TRIGGERED
     deployment.start()
     assert deployment.rows("a").keys() == {("notes", "1")}
     source_db.execute("alter table notes rename to archive")

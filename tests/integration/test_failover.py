@@ -17,9 +17,7 @@ from tests.support.fix_postgres import SourceDb
 from tests.support.standby import copy_of, end_of, promote, standby_of, wait_for
 
 if TYPE_CHECKING:
-    from headwater.pipeline.jobs import SparkBulk
-
-pytestmark = pytest.mark.spark
+    from headwater.pipeline.jobs import BulkJobs
 
 CONFIG = """
 config: {edition: 3}
@@ -51,7 +49,7 @@ def primary(postgres_with: Callable[..., EmbeddedPostgres]) -> EmbeddedPostgres:
 
 
 @pytest.fixture
-def follow(tmp_path: Path, spark_bulk: SparkBulk) -> Iterator[Callable[[EmbeddedPostgres], Deployment]]:
+def follow(tmp_path: Path, bulk: BulkJobs) -> Iterator[Callable[[EmbeddedPostgres], Deployment]]:
     """`follow(server)`: the test's one deployment, from now on from that server. Devices stay connected to it."""
     deployments: list[Deployment] = []
 
@@ -62,7 +60,7 @@ def follow(tmp_path: Path, spark_bulk: SparkBulk) -> Iterator[Callable[[Embedded
             before.source.connection.close()
             before.source = source
         if not deployments:
-            deployments.append(Deployment(source, tmp_path / "store", CONFIG, spark_bulk))
+            deployments.append(Deployment(source, tmp_path / "store", CONFIG, bulk))
         return deployments[0].start()
 
     yield start

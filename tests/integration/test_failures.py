@@ -17,8 +17,6 @@ from tests.support.fix_headwater import wait_until
 from tests.support.fix_postgres import FAST
 from tests.support.lost_slots import outrun, unread
 
-pytestmark = pytest.mark.spark
-
 
 @dataclass(frozen=True)
 class Fault:

@@ -10,7 +10,7 @@ import pytest
 
 from headwater.embedded.postgres import EmbeddedPostgres
 from headwater.errors import HeadwaterError
-from headwater.pipeline.jobs import SparkBulk
+from headwater.pipeline.jobs import BulkJobs
 from headwater.source.catalog import published_tables
 from headwater.source.checks import table_findings
 from tests.support.fix_headwater import Deployment, wait_until
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.support.fix_postgres import SourceDb
-
-pytestmark = pytest.mark.spark
 
 Deploy = Callable[..., Deployment]
 
@@ -262,8 +260,8 @@ def newest(newest_server: EmbeddedPostgres) -> Iterator[SourceDb]:
 
 
 @pytest.fixture
-def newest_deploy(newest: SourceDb, spark_bulk: SparkBulk, tmp_path: Path) -> Iterator[Deploy]:
-    deployment = Deployment(newest, tmp_path / "store", CONFIG, spark_bulk)
+def newest_deploy(newest: SourceDb, bulk: BulkJobs, tmp_path: Path) -> Iterator[Deploy]:
+    deployment = Deployment(newest, tmp_path / "store", CONFIG, bulk)
     try:
         yield lambda _: deployment
     finally:

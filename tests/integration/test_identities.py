@@ -18,8 +18,6 @@ from tests.support.row_truth import Rows, device_rows, truth
 if TYPE_CHECKING:
     from tests.support.fix_postgres import SourceDb
 
-pytestmark = pytest.mark.spark
-
 Deploy = Callable[..., Deployment]
 
 ANONYMOUS = "part, owner, body, n"

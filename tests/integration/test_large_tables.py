@@ -9,7 +9,7 @@ import pytest
 
 from headwater.embedded.postgres import EmbeddedPostgres
 from headwater.oplog.op import OpId
-from headwater.pipeline.jobs import SparkBulk
+from headwater.pipeline.jobs import BulkJobs
 from tests.support.changed_source import settled
 from tests.support.fix_headwater import Deployment, wait_until
 from tests.support.fix_postgres import SourceDb
@@ -61,12 +61,12 @@ def followed(deploy: Deploy, source_db: SourceDb, rows: int) -> Deployment:
 
 @pytest.fixture
 def limited(
-    postgres_with: Callable[..., EmbeddedPostgres], spark_bulk: SparkBulk, tmp_path: Path, rows: int
+    postgres_with: Callable[..., EmbeddedPostgres], bulk: BulkJobs, tmp_path: Path, rows: int
 ) -> Iterator[Deployment]:
     """The same on a server that gives a slot up that holds much log."""
     source = SourceDb(postgres_with(max_slot_wal_keep_size="64MB", max_wal_size="2GB"), "postgres")
     fill(source, rows)
-    deployment = Deployment(source, tmp_path / "store", CONFIG, spark_bulk)
+    deployment = Deployment(source, tmp_path / "store", CONFIG, bulk)
     try:
         yield deployment.start()
     finally:

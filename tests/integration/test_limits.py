@@ -18,8 +18,6 @@ from tests.support.store_checker import problems
 if TYPE_CHECKING:
     from tests.support.fix_postgres import SourceDb
 
-pytestmark = pytest.mark.spark
-
 Deploy = Callable[..., Deployment]
 
 CONFIG = """

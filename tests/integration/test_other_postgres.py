@@ -8,13 +8,11 @@ from pathlib import Path
 import pytest
 
 from headwater.embedded.postgres import EmbeddedPostgres, PostgresBinaries
-from headwater.pipeline.jobs import SparkBulk
+from headwater.pipeline.jobs import BulkJobs
 from tests.support.changed_source import Device, Rows, settled, without_nulls
 from tests.support.fix_headwater import Deployment, wait_until
 from tests.support.fix_postgres import FAST, SourceDb
 from tests.support.postgres_versions import postgres_of
-
-pytestmark = pytest.mark.spark
 
 CONFIG = """
 config: {edition: 3}
@@ -72,12 +70,12 @@ def truth(source: SourceDb) -> Rows:
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("source", [14, 15, 16, 17, 18], indirect=True)
-def test_changes_of_rows_tables_and_publications(source: SourceDb, tmp_path: Path, spark_bulk: SparkBulk) -> None:
+def test_changes_of_rows_tables_and_publications(source: SourceDb, tmp_path: Path, bulk: BulkJobs) -> None:
     source.execute("create table notes (id text primary key, n int, body text)")
     source.execute(f"insert into notes select i::text, i, 'x' || i from generate_series(1, {ROWS}) i")
     source.execute("create table others (id text primary key); insert into others values ('first')")
     source.execute("create publication headwater for table notes, others")
-    deployment = Deployment(source, tmp_path / "store", CONFIG, spark_bulk).start()
+    deployment = Deployment(source, tmp_path / "store", CONFIG, bulk).start()
     try:
         device = Device(deployment)
         for number, (sql, ops) in enumerate(STEPS.items()):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,8 +15,6 @@ from tests.support.fix_headwater import Deployment, wait_until
 
 if TYPE_CHECKING:
     from tests.support.fix_postgres import SourceDb
-
-pytestmark = pytest.mark.spark
 
 Deploy = Callable[..., "Deployment"]
 
@@ -115,7 +114,7 @@ def test_partitions_with_nothing_in_common_are_told_of_and_compared(deploy: Depl
     assert (finding.code, finding.fatal) == ("HW_2029", False)
     assert "the partitions of public.events tell rows apart in different ways" in finding.what
     deployment = deploy(CONFIG)
-    deployment.audit_seconds = 0.5
+    deployment.pace = replace(deployment.pace, audit=0.5)
     device = Device(deployment.start())
     for sql in STEPS:
         source_db.execute(sql)

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from tests.support.fix_headwater import Deployment
     from tests.support.fix_postgres import SourceDb
 
-pytestmark = pytest.mark.spark
-
 Deploy = Callable[..., "Deployment"]
 
 CONFIG = """

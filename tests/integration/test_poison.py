@@ -28,8 +28,6 @@ from tests.support.fix_service import config_of
 if TYPE_CHECKING:
     from tests.support.fix_postgres import SourceDb
 
-pytestmark = pytest.mark.spark
-
 Deploy = Callable[..., Deployment]
 
 CONFIG = """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,8 +14,6 @@ from tests.support.turns import in_turn
 
 if TYPE_CHECKING:
     from tests.support.fix_postgres import SourceDb
-
-pytestmark = pytest.mark.spark
 
 Deploy = Callable[..., Deployment]
 
@@ -240,7 +239,7 @@ def test_what_is_not_published_comes_late(deploy: Deploy, source_db: SourceDb) -
     prepare(source_db)
     source_db.execute(BOTH + " with (publish = 'insert')")
     deployment = deploy(CONFIG)
-    deployment.audit_seconds = 0.5
+    deployment.pace = replace(deployment.pace, audit=0.5)
     device = Device(deployment.start())
     for number in range(2):
         source_db.execute(f"update notes set body = 'unseen {number}' where n < 6; delete from notes where n = 6")

@@ -9,8 +9,6 @@ import pytest
 from tests.support.fix_headwater import Deployment
 from tests.support.fix_postgres import SourceDb
 
-pytestmark = pytest.mark.spark
-
 Deploy = Callable[..., Deployment]
 
 ROWS, OWNERS = 100_000, 10

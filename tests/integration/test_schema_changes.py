@@ -16,8 +16,6 @@ from tests.support.turns import in_turn
 if TYPE_CHECKING:
     from tests.support.fix_postgres import SourceDb
 
-pytestmark = pytest.mark.spark
-
 Deploy = Callable[..., Deployment]
 
 CONFIG = """

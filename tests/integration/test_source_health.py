@@ -12,7 +12,7 @@ import pytest
 
 from headwater.embedded.postgres import EmbeddedPostgres, StopMode
 from headwater.oplog.lsn import Lsn, parse_lsn
-from headwater.pipeline.jobs import SparkBulk
+from headwater.pipeline.jobs import BulkJobs
 from headwater.replication.health import Health, State, from_json
 from headwater.source.checks import Finding
 from headwater.source.connect import SourceSettings, connect
@@ -164,7 +164,6 @@ def attempts(deployment: Deployment) -> int:
     return 0 if cause is None else cause.attempts
 
 
-@pytest.mark.spark
 def test_the_replicator_warns_once_and_says_when_it_is_over(
     deployment: Deployment, source_db: SourceDb, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -185,7 +184,6 @@ def test_the_replicator_warns_once_and_says_when_it_is_over(
     assert standing(deployment).cause is None
 
 
-@pytest.mark.spark
 def test_tables_that_are_compared_are_named_with_the_reason(deployment: Deployment, source_db: SourceDb) -> None:
     source_db.execute("create table other (id text primary key)")
     deployment.start()
@@ -201,14 +199,13 @@ def test_tables_that_are_compared_are_named_with_the_reason(deployment: Deployme
     assert standing(deployment).compared == ()
 
 
-@pytest.mark.spark
 def test_an_error_is_kept_with_its_cause_and_remedy_until_rows_flow_again(
-    postgres_with: Callable[..., EmbeddedPostgres], spark_bulk: SparkBulk, tmp_path: Path
+    postgres_with: Callable[..., EmbeddedPostgres], bulk: BulkJobs, tmp_path: Path
 ) -> None:
     server = postgres_with()
     source = SourceDb(server, "postgres")
     source.execute("create table notes (id text primary key)")
-    deployment = Deployment(source, tmp_path / "store", NOTES, spark_bulk).start()
+    deployment = Deployment(source, tmp_path / "store", NOTES, bulk).start()
     try:
         wait_until(lambda: flows(deployment), "the first look")
         source.connection.close()
@@ -230,7 +227,6 @@ def test_an_error_is_kept_with_its_cause_and_remedy_until_rows_flow_again(
         deployment.close()
 
 
-@pytest.mark.spark
 def test_an_idle_database_holds_no_log_of_a_busy_one(deployment: Deployment, source_db: SourceDb) -> None:
     deployment.start()
     with psycopg.connect(source_db.server.dsn(), autocommit=True) as busy:
@@ -248,7 +244,6 @@ def passed(source: SourceDb, position: Lsn, column: str) -> bool:
     return parse_lsn(source.fetch(slot)[0][0]) >= position
 
 
-@pytest.mark.spark
 def test_the_heartbeat_comes_as_often_as_it_is_configured(deployment: Deployment, source_db: SourceDb) -> None:
     source_db.execute("create publication headwater for all tables")
     source_db.execute("select pg_create_logical_replication_slot('peek', 'pgoutput')")

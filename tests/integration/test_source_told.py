@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
-import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from headwater.embedded.postgres import EmbeddedPostgres, StopMode
-from headwater.pipeline.jobs import SparkBulk
+from headwater.pipeline.jobs import BulkJobs
 from headwater.replication.health import State
 from headwater.source.triggers import install
 from tests.integration.test_source_health import NOTES, Deploy, attempts, flows, standing
@@ -25,8 +24,6 @@ from tests.support.fix_headwater import Deployment, wait_until
 from tests.support.fix_postgres import SourceDb
 from tests.support.fix_processes import Launch
 from tests.support.fix_service import config_of, free_port
-
-pytestmark = pytest.mark.spark
 
 
 def fetch(url: str, **headers: str) -> tuple[int, str]:
@@ -185,12 +182,12 @@ def absence_is_told(endpoint: Endpoint, config: Path) -> None:
 
 
 def test_cause_and_remedy_are_told_by_command_endpoint_and_metrics(
-    postgres_with: Callable[..., EmbeddedPostgres], spark_bulk: SparkBulk, launch: Launch, tmp_path: Path
+    postgres_with: Callable[..., EmbeddedPostgres], bulk: BulkJobs, launch: Launch, tmp_path: Path
 ) -> None:
     server = postgres_with(max_slot_wal_keep_size="128MB")
     source = SourceDb(server, "postgres")
     source.execute("create table notes (id text primary key); create table other (id text primary key)")
-    deployment = Deployment(source, tmp_path / "store", NOTES, spark_bulk).start()
+    deployment = Deployment(source, tmp_path / "store", NOTES, bulk).start()
     endpoint = Endpoint(free_port(), free_port())
     config = endpoint.config(deployment)
     (tmp_path / "status.json").write_text(json.dumps(config), encoding="utf-8")

@@ -24,8 +24,6 @@ from tests.support.store_checker import histories, problems
 if TYPE_CHECKING:
     from tests.support.fix_postgres import SourceDb
 
-pytestmark = pytest.mark.spark
-
 Deploy = Callable[..., Deployment]
 Run = Callable[..., Outcome]
 

@@ -9,21 +9,21 @@ from pathlib import Path
 import pytest
 
 from headwater.embedded.postgres import EmbeddedPostgres
-from headwater.pipeline.jobs import SparkBulk
+from headwater.pipeline.jobs import BulkJobs
 from tests.storm.life import ROUGH, Life, Plan, Tally
 from tests.storm.world import World
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]  # most of it is waiting for Spark
+pytestmark = pytest.mark.timeout(900)
 
 Storm = Callable[..., Tally]
 
 
 @pytest.fixture
-def storm(postgres_with: Callable[..., EmbeddedPostgres], spark_bulk: SparkBulk, tmp_path: Path) -> Storm:
+def storm(postgres_with: Callable[..., EmbeddedPostgres], bulk: BulkJobs, tmp_path: Path) -> Storm:
     """`storm(seed, plan, rounds)` lives one life on a server of its own. Its log is shown where it fails."""
 
     def rage(seed: int, plan: Plan, rounds: int) -> Tally:
-        world = World(postgres_with(), tmp_path, spark_bulk, f"storm_{seed}")
+        world = World(postgres_with(), tmp_path, bulk, f"storm_{seed}")
         with _life(world, seed, plan, tmp_path / "log.txt") as life:
             life.begin()
             for _ in range(rounds):
@@ -56,6 +56,7 @@ def test_tables_change_under_the_writers(storm: Storm, seed: int) -> None:
     assert tally.rounds == 2
 
 
+@pytest.mark.spark
 def test_parts_die_under_the_writers(storm: Storm) -> None:
     tally = storm(200, Plan(transactions=40, kills=3), rounds=2)
     assert tally.done.total() == 6

@@ -10,17 +10,15 @@ import psycopg
 import pytest
 
 from headwater.embedded.postgres import EmbeddedPostgres
-from headwater.pipeline.jobs import SparkBulk
+from headwater.pipeline.jobs import BulkJobs
 from headwater.source.connect import connect
 from headwater.source.health import look
 from headwater.source.slot import slot_name
 from headwater.source.triggers import install
 from headwater.storage.versions import VersionState
-from tests.support.fix_headwater import Deployment, wait_until
+from tests.support.fix_headwater import TRIGGERED, Deployment, wait_until
 from tests.support.fix_postgres import SourceDb
 from tests.support.model_device import contents
-
-pytestmark = pytest.mark.spark
 
 NOTES = """
 config: {edition: 3}
@@ -32,14 +30,12 @@ streams:
 
 
 @pytest.fixture
-def deployment(
-    postgres_with: Callable[..., EmbeddedPostgres], spark_bulk: SparkBulk, tmp_path: Path
-) -> Iterator[Deployment]:
+def deployment(postgres_with: Callable[..., EmbeddedPostgres], bulk: BulkJobs, tmp_path: Path) -> Iterator[Deployment]:
     """A source whose commits wait for Headwater, which has read it and stands still."""
     source = SourceDb(postgres_with(synchronous_commit="on"), "postgres")
     source.execute("create table notes (id text primary key, body text); insert into notes values ('first')")
     source.execute("alter table notes alter column body set storage external")
-    deployment = Deployment(source, tmp_path / "store", NOTES, spark_bulk)
+    deployment = Deployment(source, tmp_path / "store", NOTES, bulk)
     name = slot_name(deployment.settings)
     try:
         deployment.start().stop()
@@ -132,7 +128,7 @@ def test_tables_are_compared_while_commits_wait_for_us(deployment: Deployment, s
     source = deployment.source
     if triggers:
         install(deployment.settings)
-        deployment.poll_seconds = 3600
+        deployment.pace = TRIGGERED
     deployment.start()
     writing = threading.Event()
     writer = threading.Thread(target=write_until, args=(source, writing), daemon=True)

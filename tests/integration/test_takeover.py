@@ -17,7 +17,7 @@ import pytest
 
 from headwater.embedded.postgres import EmbeddedPostgres, StopMode
 from headwater.oplog.lsn import Lsn
-from headwater.pipeline.jobs import SparkBulk
+from headwater.pipeline.jobs import BulkJobs
 from headwater.replication.replicator import LEASE_SECONDS
 from headwater.storage.contract import LeaseHeldError, Progress
 from headwater.storage.sqlite import SqliteStore
@@ -182,13 +182,13 @@ def test_a_killed_walsender_is_replaced(deployment: Deployment, launch: Launch) 
 
 
 def test_a_crash_of_the_source_is_waited_out(
-    postgres_with: Callable[..., EmbeddedPostgres], spark_bulk: SparkBulk, launch: Launch, tmp_path: Path
+    postgres_with: Callable[..., EmbeddedPostgres], bulk: BulkJobs, launch: Launch, tmp_path: Path
 ) -> None:
     server = postgres_with(synchronous_commit="on", full_page_writes="on")
     with psycopg.connect(server.dsn(), autocommit=True) as admin:
         admin.execute("create database restarted")
     source = SourceDb(server, "restarted")
-    deployment = snapshot_of_empty_table(Deployment(source, tmp_path / "store", NOTES, spark_bulk))
+    deployment = snapshot_of_empty_table(Deployment(source, tmp_path / "store", NOTES, bulk))
     running = replicator(launch, deployment)
     running.wait_for("following the stream")
     write(source, range(100))

@@ -13,7 +13,7 @@ import pytest
 
 from headwater.embedded.postgres import EmbeddedPostgres
 from headwater.oplog.op import OpId
-from headwater.pipeline.jobs import SparkBulk
+from headwater.pipeline.jobs import BulkJobs
 from headwater.storage.address import SqliteAddress
 from headwater.storage.stats import store_stats
 from tests.support.fix_headwater import Deployment, wait_until
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.support.fix_postgres import SourceDb
-
-pytestmark = pytest.mark.spark
 
 Deploy = Callable[..., Deployment]
 Connection = psycopg.Connection[tuple[Any, ...]]
@@ -157,10 +155,10 @@ def preparing(postgres_with: Callable[..., EmbeddedPostgres]) -> Iterator[Source
 
 
 def test_a_prepared_transaction_arrives_when_it_is_committed(
-    preparing: SourceDb, spark_bulk: SparkBulk, tmp_path: Path
+    preparing: SourceDb, bulk: BulkJobs, tmp_path: Path
 ) -> None:
     create(preparing)
-    deployment = Deployment(preparing, tmp_path / "store", CONFIG, spark_bulk).start()
+    deployment = Deployment(preparing, tmp_path / "store", CONFIG, bulk).start()
     try:
         preparing.execute(
             "begin; update notes set n = 1 where id = '1'; savepoint a; delete from notes where id = '2';"

@@ -15,8 +15,6 @@ from tests.support.fix_headwater import Deployment, wait_until
 if TYPE_CHECKING:
     from tests.support.fix_postgres import SourceDb
 
-pytestmark = pytest.mark.spark
-
 Deploy = Callable[..., Deployment]
 
 LISTS = """

@@ -10,6 +10,7 @@ import pytest
 from headwater.commands.compacting import SparkCompaction
 from headwater.oplog.op import OpId
 from headwater.pipeline.session import Spark
+from headwater.pipeline.spark_engine import SparkEngine
 from headwater.storage.compaction import Thrift
 from headwater.storage.upkeep import open_upkeep
 from headwater.upkeep import Summary, UpkeepWork, shared
@@ -48,7 +49,7 @@ def test_buckets_are_compacted_by_tasks_and_devices_converge(
                 work, deployment.address, upkeep.buckets(OpId(0)), upkeep.checkpoint(), Thrift(), finish=True
             )
             total = Summary()
-            for summary in SparkCompaction(spark)(shares):
+            for summary in SparkCompaction(SparkEngine(spark))(shares):
                 total.merge(summary)
     finally:
         upkeep.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -12,9 +13,10 @@ import pytest
 
 from headwater.bulk.jobs import BulkProgress, SnapshotJob, SnapshotTable, TableChangedError
 from headwater.errors import Kind
-from headwater.pipeline.jobs import SparkBulk
+from headwater.pipeline.jobs import BulkJobs
 from headwater.pipeline.partition import CountedCopies, SnapshotTask
 from headwater.pipeline.plan import LARGEST_PAGES, partitions
+from headwater.pipeline.session import Spark, SparkJobError
 from headwater.replication.schema import wanted_tables
 from headwater.source.catalog import load_types
 from headwater.source.slot import SnapshotKeeper
@@ -25,6 +27,7 @@ from headwater_rules.compile import compile_config
 from tests.integration.type_cases import CASES, CUSTOM_TYPES
 from tests.support.fix_headwater import Deployment
 from tests.support.fix_postgres import SourceDb
+from tests.support.local_bulk import local_bulk
 
 pytestmark = pytest.mark.spark
 
@@ -40,13 +43,13 @@ streams:
 
 
 def test_every_part_of_a_snapshot_was_written_by_a_spark_task(
-    deploy: Deploy, source_db: SourceDb, monkeypatch: pytest.MonkeyPatch
+    deploy: Deploy, source_db: SourceDb, spark: Spark, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Parts bear the id of the task attempt that wrote them, which only Spark gives out, and Spark knows of the job."""
     source_db.execute("create table items (id text primary key, owner text)")
     source_db.execute("insert into items values ('1', 'a')")
     deployment = deploy(RULES)
-    tracker = deployment.bulk._spark.session().sparkContext.statusTracker()
+    tracker = spark.session().sparkContext.statusTracker()
     before = set(tracker.getJobIdsForGroup(None))
     parts: list[StagedPart] = []
     stage = SqliteStore.stage
@@ -124,7 +127,7 @@ def job(deploy: Deploy, source_db: SourceDb, tmp_path: Path) -> Iterator[Snapsho
 
 
 def test_rows_committed_after_the_snapshot_are_not_read(
-    job: SnapshotJob, source_db: SourceDb, spark_bulk: SparkBulk
+    job: SnapshotJob, source_db: SourceDb, spark_bulk: BulkJobs
 ) -> None:
     source_db.execute("insert into items select i, 'a', 'later' from generate_series(2001, 9000) i")
     reports: list[BulkProgress] = []
@@ -139,12 +142,22 @@ def test_rows_committed_after_the_snapshot_are_not_read(
     "change", ["truncate items", "alter table items alter owner type varchar(9)", "alter table items drop column body"]
 )
 def test_a_table_that_changed_since_is_refused_instead_of_read_as_empty(
-    job: SnapshotJob, source_db: SourceDb, spark_bulk: SparkBulk, change: str
+    job: SnapshotJob, source_db: SourceDb, spark_bulk: BulkJobs, change: str
 ) -> None:
     source_db.execute(change)
-    with pytest.raises(TableChangedError) as failure:
-        spark_bulk.snapshot(job, lambda _: None)
-    assert failure.value.kind is Kind.RESYNC
+    for bulk in (spark_bulk, local_bulk()):
+        with pytest.raises(TableChangedError) as failure:
+            bulk.snapshot(job, lambda _: None)
+        assert failure.value.kind is Kind.RESYNC
+
+
+def test_what_a_task_fails_of_is_tried_again(job: SnapshotJob, source_db: SourceDb, spark_bulk: BulkJobs) -> None:
+    unreachable = replace(job, source=replace(job.source, database=f"{source_db.name}_is_not_there"))
+    for bulk in (spark_bulk, local_bulk()):
+        with pytest.raises(SparkJobError) as failure:
+            bulk.snapshot(unreachable, lambda _: None)
+        assert failure.value.kind is Kind.RETRY
+        assert "_is_not_there" in str(failure.value)
 
 
 def test_a_failed_attempt_leaves_no_part(job: SnapshotJob, source_db: SourceDb) -> None:

@@ -16,9 +16,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from headwater.embedded.postgres import EmbeddedPostgres
-from headwater.pipeline.jobs import SparkBulk
+from headwater.pipeline.jobs import BulkJobs
 from headwater.pipeline.session import Spark
 from headwater.pipeline.settings import SparkSettings
+from headwater.pipeline.spark_engine import SparkEngine
 from tests.storm.life import ROUGH, Life, Plan, Tally
 from tests.storm.world import World
 from tests.support.fix_postgres import FAST
@@ -43,7 +44,7 @@ def main() -> int:
         os.dup2(errors.fileno(), sys.stderr.fileno())
     started, total, failed, seed = time.monotonic(), Tally(), dict[int, str](), options.seed
     spark = Spark(SparkSettings(conf={"spark.driver.memory": "700m"}))
-    bulk = SparkBulk(spark)
+    bulk = BulkJobs(SparkEngine(spark))
     while True:
         tally, error = live(folder / f"seed-{seed}", bulk, seed, plan, options.rounds)
         total += tally
@@ -61,7 +62,7 @@ def main() -> int:
     return 1 if failed else 0
 
 
-def live(folder: Path, bulk: SparkBulk, seed: int, plan: Plan, rounds: int) -> tuple[Tally, str]:
+def live(folder: Path, bulk: BulkJobs, seed: int, plan: Plan, rounds: int) -> tuple[Tally, str]:
     """One life: what happened in it, and what was wrong, if anything was."""
     folder.mkdir(parents=True)
     with EmbeddedPostgres(folder / "postgres", settings=FAST) as server:

@@ -11,7 +11,7 @@ import psycopg
 
 from headwater.embedded.postgres import EmbeddedPostgres, StopMode
 from headwater.oplog.lsn import parse_lsn
-from headwater.pipeline.jobs import SparkBulk
+from headwater.pipeline.jobs import BulkJobs
 from headwater.source.catalog import published_tables
 from tests.storm.tables import CONFIG, KINDS, LEDGER, Row, Rows
 from tests.storm.writers import Published, connect_patiently
@@ -30,7 +30,7 @@ class World:
 
     server: EmbeddedPostgres
     folder: Path
-    bulk: SparkBulk
+    bulk: BulkJobs
     database: str
     source: SourceDb = field(init=False)
     deployment: Deployment = field(init=False)

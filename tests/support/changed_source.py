@@ -16,7 +16,7 @@ from headwater.replication.schema import wanted_tables
 from headwater.source.stream import Received, ReplicationStream
 from headwater.source.triggers import install
 from headwater_rules.compile import compile_config
-from tests.support.fix_headwater import Deployment, read_bucket, wait_until
+from tests.support.fix_headwater import TRIGGERED, Deployment, read_bucket, wait_until
 from tests.support.model_device import ModelBucket, contents
 from tests.support.turns import AT_THE_START, BY_TRIGGERS
 
@@ -123,7 +123,7 @@ def play(deployment: Deployment, change: Change, shown: Mapping[str, str], *, fo
     source = deployment.source
     if found == BY_TRIGGERS:
         assert install(deployment.settings).done
-        deployment.poll_seconds = 3600
+        deployment.pace = TRIGGERED
     deployment.start()
     device = Device(deployment)
 
@@ -166,7 +166,7 @@ def _exhaust_other_hints(deployment: Deployment) -> None:
     source = deployment.source
     source.execute("insert into others values ('0', 'zero')")
     assert deployment.caught_up()
-    looked = "select now() - query_start > '2s' from pg_stat_activity where application_name = %s and datname = %s"
+    looked = "select now() - query_start > '0.6s' from pg_stat_activity where application_name = %s and datname = %s"
     wait_until(
         lambda: source.fetch(looked, "headwater schema poll", source.name) == [(True,)], "the looks at hints to be over"
     )

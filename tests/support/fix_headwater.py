@@ -1,4 +1,5 @@
-"""A replicator in the test's own process, with one warm Spark session for all tests."""
+"""A replicator in the test's own process. Its bulk work runs in that process too, or on one warm Spark for all tests
+that are marked so."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,10 +22,13 @@ from headwater.bulk.jobs import BulkProgress
 from headwater.embedded.postgres import EmbeddedPostgres
 from headwater.oplog.lsn import parse_lsn
 from headwater.oplog.op import OpId
-from headwater.pipeline.jobs import SparkBulk
+from headwater.pipeline.jobs import BulkJobs
 from headwater.pipeline.session import Spark
 from headwater.pipeline.settings import SparkSettings
+from headwater.pipeline.spark_engine import SparkEngine
+from headwater.replication.bulk import BulkWork
 from headwater.replication.health import Health, from_json, health_key
+from headwater.replication.pace import Pace
 from headwater.replication.replicator import Replicator
 from headwater.replication.sampling import SamplingSettings
 from headwater.source.catalog import load_publications
@@ -38,6 +42,7 @@ from headwater.storage.versions import ConfigVersion, Origin, VersionState
 from headwater_rules.compile import compile_config
 from headwater_rules.requests import resolve
 from headwater_rules.results import SyncRequest
+from tests.support.local_bulk import EVERYTHING_ON_SPARK, local_bulk
 from tests.support.model_device import ModelBucket, contents, parse_ops
 from tests.support.store_checker import problems
 
@@ -45,6 +50,9 @@ if TYPE_CHECKING:  # plugins must not import each other: pytest rewrites each as
     from tests.support.fix_postgres import SourceDb
 
 DEADLINE = 120.0
+HASTY = Pace(catalog=0.2, again=0.2, rest=0.02, health=0.2, work=0.1, retry=1.0)
+TRIGGERED = replace(HASTY, catalog=3600.0)
+"""Of a replicator that hears of changes of tables by event triggers alone."""
 
 _numbers = itertools.count(1)
 
@@ -64,17 +72,15 @@ class Deployment:
     source: SourceDb
     directory: Path  # of the embedded store
     yaml: str
-    bulk: SparkBulk
+    bulk: BulkWork
     snapshots: list[BulkProgress] = field(default_factory=list)
     keep_stopped: float = 600.0
     sampling: SamplingSettings = field(default_factory=lambda: SamplingSettings(enabled=False))
     storage: PostgresAddress | None = None
-    poll_seconds: float = 0.2
     poison_changes: str = "skip"
-    audit_seconds: float = 900.0
     publications: tuple[str, ...] = ("headwater",)
     slot_prefix: str = ""  # by the name of the database
-    watch_seconds: float = 0.2
+    pace: Pace = field(default_factory=lambda: HASTY)
     heartbeat_seconds: int = 60
     user: str = "postgres"
     password: str = ""
@@ -148,9 +154,7 @@ class Deployment:
                 following=following.set,
                 keep_stopped=self.keep_stopped,
                 sampling=self.sampling,
-                poll_seconds=self.poll_seconds,
-                audit_seconds=self.audit_seconds,
-                watch_seconds=self.watch_seconds,
+                pace=self.pace,
             ).run(self._stop)
         except BaseException as error:  # noqa: BLE001 - told to the test
             self._failure = error
@@ -310,9 +314,18 @@ def spark() -> Iterator[Spark]:
 
 
 @pytest.fixture(scope="session")
-def spark_bulk(spark: Spark) -> SparkBulk:
+def spark_bulk(spark: Spark) -> BulkJobs:
     """Bulk work on it."""
-    return SparkBulk(spark)
+    return BulkJobs(SparkEngine(spark))
+
+
+@pytest.fixture
+def bulk(request: pytest.FixtureRequest) -> BulkJobs:
+    """Bulk work for a deployment: on Spark where the test is marked so."""
+    if EVERYTHING_ON_SPARK or request.node.get_closest_marker("spark"):
+        warm: BulkJobs = request.getfixturevalue("spark_bulk")
+        return warm
+    return local_bulk()
 
 
 @pytest.fixture(scope="session")
@@ -334,7 +347,7 @@ def postgres_storage(storage_dsn: str) -> Iterator[PostgresAddress]:
 
 @pytest.fixture
 def deploy(
-    source_db: SourceDb, spark_bulk: SparkBulk, tmp_path: Path, request: pytest.FixtureRequest
+    source_db: SourceDb, bulk: BulkJobs, tmp_path: Path, request: pytest.FixtureRequest
 ) -> Iterator[Callable[..., Deployment]]:
     """`deploy(yaml)` describes a deployment over the test's database; `start()` it when the tables are there. Its
     store is embedded, or in Postgres when the test or HEADWATER_TEST_STORAGE says so."""
@@ -343,7 +356,7 @@ def deploy(
 
         def make(yaml: str, directory: Path | None = None, *, on_postgres: bool = everywhere) -> Deployment:
             storage = request.getfixturevalue("postgres_storage") if on_postgres else None
-            deployment = Deployment(source_db, directory or tmp_path / "store", yaml, spark_bulk, storage=storage)
+            deployment = Deployment(source_db, directory or tmp_path / "store", yaml, bulk, storage=storage)
             stack.callback(deployment.close)
             return deployment
 

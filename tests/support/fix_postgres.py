@@ -1,13 +1,15 @@
 """A real Postgres for the tests: one server for the session, a database of its own for each test.
 
-HEADWATER_TEST_POSTGRES names the major version to test against, which is fetched where it is missing; without it the
-machine's own is taken.
+A data directory is laid out once for all workers; each server begins with a copy of it. HEADWATER_TEST_POSTGRES names
+the major version to test against, which is fetched where it is missing; without it the machine's own is taken.
 """
 
 from __future__ import annotations
 
+import fcntl
 import itertools
 import os
+import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
@@ -95,12 +97,36 @@ def postgres_binaries() -> PostgresBinaries:
     return postgres_of(int(major)) if major else find_binaries()
 
 
+def new_server(
+    data_dir: Path, binaries: PostgresBinaries, laid_out: Path, settings: Mapping[str, str] | None = None
+) -> EmbeddedPostgres:
+    """A server that is not started yet, in a copy of the one data directory that all begin with. All these are the
+    same cluster to Postgres: where a test tells clusters apart, `initdb` has to run."""
+    with (laid_out / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        template = laid_out / f"data-{binaries.major}"
+        if not (template / "PG_VERSION").exists():
+            with EmbeddedPostgres(template, binaries, FAST):
+                pass
+    subprocess.run(["cp", "-a", template, data_dir], check=True)
+    return EmbeddedPostgres(data_dir, binaries, {**FAST, **(settings or {})})
+
+
+@pytest.fixture(scope="session")
+def laid_out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where data directories are laid out for all workers of a run."""
+    own = tmp_path_factory.getbasetemp()
+    folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "laid-out"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
 @pytest.fixture(scope="session")
 def postgres(
-    postgres_binaries: PostgresBinaries, tmp_path_factory: pytest.TempPathFactory
+    postgres_binaries: PostgresBinaries, laid_out: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[EmbeddedPostgres]:
     """The session's server: logical decoding on, durability off."""
-    with EmbeddedPostgres(tmp_path_factory.mktemp("postgres") / "data", postgres_binaries, FAST) as server:
+    with new_server(tmp_path_factory.mktemp("postgres") / "data", postgres_binaries, laid_out) as server:
         yield server
 
 
@@ -118,12 +144,14 @@ def source_db(postgres: EmbeddedPostgres) -> Iterator[SourceDb]:
 
 
 @pytest.fixture
-def postgres_with(postgres_binaries: PostgresBinaries, tmp_path: Path) -> Iterator[Callable[..., EmbeddedPostgres]]:
+def postgres_with(
+    postgres_binaries: PostgresBinaries, laid_out: Path, tmp_path: Path
+) -> Iterator[Callable[..., EmbeddedPostgres]]:
     """Starts a server of the test's own: `postgres_with(wal_level="replica")`. It stops with the test."""
     with ExitStack() as servers:
 
         def start(**settings: str) -> EmbeddedPostgres:
             data_dir = tmp_path / f"postgres-{next(_numbers)}"
-            return servers.enter_context(EmbeddedPostgres(data_dir, postgres_binaries, {**FAST, **settings}))
+            return servers.enter_context(new_server(data_dir, postgres_binaries, laid_out, settings))
 
         yield start

@@ -92,13 +92,14 @@ def _on_spark(
 ) -> Summary:
     from headwater.commands.compacting import SparkCompaction
     from headwater.pipeline.session import Spark
+    from headwater.pipeline.spark_engine import SparkEngine
 
     spark = Spark(config.spark)
     summary = Summary()
     try:
         shares = shared(work, config.storage, buckets, upkeep.checkpoint(), thrift, finish=True)
         click.echo(f"{len(buckets):,} buckets in {len(shares):,} Spark tasks", err=True)
-        for done in SparkCompaction(spark)(shares):
+        for done in SparkCompaction(SparkEngine(spark))(shares):
             summary.merge(done)
         work.prune()
     finally:

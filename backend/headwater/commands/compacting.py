@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from headwater.pipeline.jobs import spark_errors
-from headwater.pipeline.session import Spark
-from headwater.pipeline.tasks import run_tasks
+from headwater.pipeline.engine import Engine
 from headwater.upkeep import Share, Summary, compact_share
 
 
@@ -24,10 +22,9 @@ class ShareTask:
 class SparkCompaction:
     """See `upkeep.Elsewhere`. A share whose task fails is tried again by Spark: its steps are good by themselves."""
 
-    def __init__(self, spark: Spark) -> None:
-        self._spark = spark
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
 
     def __call__(self, shares: Sequence[Share]) -> list[Summary]:
-        session = self._spark.session()
-        with spark_errors("compaction"):
-            return run_tasks(session, None, [ShareTask(share) for share in shares], "compaction")
+        with self._engine.run(None, "compaction") as run:
+            return run.tasks([ShareTask(share) for share in shares])

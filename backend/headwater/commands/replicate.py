@@ -11,8 +11,9 @@ from headwater.commands.compacting import SparkCompaction
 from headwater.commands.progress import BulkProgressDisplay
 from headwater.commands.waiting import wait_for_source
 from headwater.config import ServiceConfig
-from headwater.pipeline.jobs import SparkBulk
+from headwater.pipeline.jobs import BulkJobs
 from headwater.pipeline.session import Spark
+from headwater.pipeline.spark_engine import SparkEngine
 from headwater.replication.replicator import Replicator
 from headwater.storage.common import process_owner
 from headwater.storage.open import open_store
@@ -42,16 +43,17 @@ def run(config: ServiceConfig, stop: threading.Event, *, source_timeout: float =
         return
     store = open_store(config.storage)
     spark = Spark(config.spark)
+    engine = SparkEngine(spark)
     done = threading.Event()
     threading.Thread(target=_cancel_when_stopped, args=(spark, stop, done), daemon=True).start()
-    upkeep = Upkeep(config.storage, process_owner(), elsewhere=SparkCompaction(spark))
+    upkeep = Upkeep(config.storage, process_owner(), elsewhere=SparkCompaction(engine))
     upkeep.start()
     try:
         Replicator(
             source=config.source(),
             store=store,
             yaml=yaml,
-            bulk=SparkBulk(spark),
+            bulk=BulkJobs(engine),
             owner=process_owner(),
             progress=BulkProgressDisplay(),
             following=lambda: None,

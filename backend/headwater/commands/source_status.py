@@ -14,8 +14,8 @@ from headwater.config import ServiceConfig
 from headwater.errors import HeadwaterError
 from headwater.oplog.lsn import format_lsn
 from headwater.replication.health import Health
+from headwater.replication.pace import Pace
 from headwater.replication.poison import Poison, PoisonBook
-from headwater.replication.schema import POLL_SECONDS
 from headwater.source.checks import Finding, source_findings
 from headwater.source.connect import connect
 from headwater.source.health import SlotHealth, slot_findings, slot_health
@@ -101,7 +101,7 @@ def _as_dict(config: ServiceConfig, source: _Source, kept: _Kept | None) -> dict
         "error": error and {"code": error.code, "what": error.what, "where": error.where, "fix": error.fix},
         "slot": source.slot and asdict(source.slot),
         "event_triggers": source.triggers,
-        "catalog_poll_seconds": POLL_SECONDS,
+        "catalog_poll_seconds": Pace().catalog,
         "findings": [asdict(finding) for finding in source.findings],
         "replicator": kept and kept.health and kept.health.as_dict(),
         "store": str(config.storage),
@@ -127,7 +127,7 @@ def _print(config: ServiceConfig, source: _Source, kept: _Kept | None) -> None:
         click.echo("slot      none yet: the replicator makes it")
     if source.error is None:
         at_once = "by event triggers, at once, and " if source.triggers else ""
-        click.echo(f"changes   of tables are found {at_once}by looking every {POLL_SECONDS:.0f} s")
+        click.echo(f"changes   of tables are found {at_once}by looking every {Pace().catalog:.0f} s")
     _print_store(config, kept)
     for finding in source.findings:
         click.echo(f"{'problem ' if finding.fatal else 'note    '}  {finding}")

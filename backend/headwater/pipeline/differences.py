@@ -1,15 +1,9 @@
-"""The comparison of a source and its store on Spark: digests of both sides first, then the rows behind those that
-differ.
-
-Most of the time nothing differs, and then a vector of digests per task is all that travels. Rows are fetched only
-from partitions of the hash space that differ, and meet in a DataFrame.
-"""
+"""Where the rows of a source and its store meet: a DataFrame of both sides, and from it those that are not alike."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
-import numpy as np
 import pyarrow as pa
 from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
@@ -17,60 +11,18 @@ from pyspark.sql import functions as f
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType
 
-from headwater.bulk.jobs import CompareJob, CompareOutcome, Difference
-from headwater.pipeline.compare import DigestTask, Rows, RowsTask, SourceRows, StoreRows, TableDigests
-from headwater.pipeline.partition import Partition
-from headwater.pipeline.tasks import JOB_OPTION, decode, encode, run_tasks
+from headwater.bulk.jobs import CompareJob, Difference
+from headwater.pipeline.compare import RowsTask, SourceRows
+from headwater.pipeline.engine import Found
+from headwater.pipeline.tasks import JOB_OPTION, decode, encode
 
 FORMAT = "headwater-rows"
-_FEWEST_PARTITIONS, _MOST_PARTITIONS = 1 << 10, 1 << 16
-_ROWS_A_PARTITION = 8
 _DIFFERENCES_A_BATCH = 100_000
 
-Found = Callable[[Sequence[Difference]], None]
 
-
-def find_differences(
-    session: SparkSession, job: CompareJob, source_parts: Sequence[Partition], found: Found
-) -> CompareOutcome:
-    """Hand every difference to `found`, in batches."""
-    tables = {table.stored.id: table for table in job.tables}
-    parts: list[Rows] = [SourceRows(tables[part.table.table_id].stored, part) for part in source_parts]
-    parts += [StoreRows(table.stored, *places) for table in job.tables for places in table.ranges]
-    sizes = {table.stored.id: _partitions(table.rows) for table in job.tables}
-    digests = run_tasks(session, job, [DigestTask(part, sizes[part.table.id]) for part in parts], "comparison")
-    differing = _differing(digests, sizes)
-    tasks = [
-        RowsTask(part, sizes[part.table.id], differing[part.table.id]) for part in parts if differing[part.table.id]
-    ]
-    if tasks:
-        _hand_over(_differences(_load(session, job, tasks)), found)
-    return CompareOutcome(
-        source_rows=sum(d.rows for d in digests if d.of_source),
-        store_rows=sum(d.rows for d in digests if not d.of_source),
-        partitions=sum(sizes.values()),
-        differing=sum(map(len, differing.values())),
-        application=session.sparkContext.applicationId or "",
-        tasks=len(parts) + len(tasks),
-    )
-
-
-def _partitions(rows: int) -> int:
-    """Enough that few rows share a partition, a power of two."""
-    wanted = max(_FEWEST_PARTITIONS, min(_MOST_PARTITIONS, rows // _ROWS_A_PARTITION))
-    return 1 << (wanted - 1).bit_length()
-
-
-def _differing(found: Sequence[TableDigests], sizes: dict[int, int]) -> dict[int, frozenset[int]]:
-    """By table, the partitions in which the two sides are not equal."""
-    sums = {table: np.zeros(size, dtype=np.uint64) for table, size in sizes.items()}
-    for part in found:
-        digests = np.frombuffer(part.digests, dtype=np.uint64)
-        if part.of_source:
-            sums[part.table] += digests
-        else:
-            sums[part.table] -= digests
-    return {table: frozenset(map(int, np.flatnonzero(total))) for table, total in sums.items()}
+def hand_over_differences(session: SparkSession, job: CompareJob, tasks: Sequence[RowsTask], found: Found) -> None:
+    """Read the rows of both sides, and hand every difference to `found`, in batches."""
+    _hand_over(_differences(_load(session, job, tasks)), found)
 
 
 def _load(session: SparkSession, job: CompareJob, tasks: Sequence[RowsTask]) -> DataFrame:

@@ -10,28 +10,18 @@ from __future__ import annotations
 import base64
 import pickle
 from collections.abc import Iterator, Sequence
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic
 
 from pyspark import TaskContext
 from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import BinaryType, LongType, StructField, StructType
 
+from headwater.pipeline.engine import Job, Result, Task
 from headwater.pipeline.session import SparkJobError
 
 FORMAT = "headwater-tasks"
 JOB_OPTION = "jobsecret"  # Spark keeps options with "secret" in their names out of its logs
-
-Job = TypeVar("Job")
-JobT_contra = TypeVar("JobT_contra", contravariant=True)
-Result = TypeVar("Result")
-ResultT_co = TypeVar("ResultT_co", covariant=True)
-
-
-class Task(Protocol[JobT_contra, ResultT_co]):
-    """A part of a job. Goes to an executor, and what `run` returns comes back, both as pickles: small, please."""
-
-    def run(self, job: JobT_contra, number: int, attempt: str) -> ResultT_co: ...
 
 
 def run_tasks(session: SparkSession, job: Job, tasks: Sequence[Task[Job, Result]], what: str) -> list[Result]:

@@ -11,10 +11,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from pyspark.sql import SparkSession
-
 from headwater.bulk.jobs import BrokenBucket, BrokenLookups, TableChangedError, VerifyJob, VerifyOutcome
-from headwater.pipeline.tasks import run_tasks
+from headwater.pipeline.engine import Run
 from headwater.pipeline.verify_tasks import HistoryFound, HistoryTask, LoneLookupsTask, MembersTask, RowsFound
 from headwater.storage.verify import MODULUS, NOT_THE_ROWS, NOT_THERE, changed_parts, open_verify
 
@@ -23,9 +21,9 @@ _PARTS = 1 << 12
 _ROUNDS = 3
 
 
-def verify_store(session: SparkSession, job: VerifyJob) -> VerifyOutcome:
+def verify_store(run: Run[VerifyJob], job: VerifyJob) -> VerifyOutcome:
     """Look at everything that the job names."""
-    return _Verification(session, job).run()
+    return _Verification(run, job).run()
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +35,8 @@ class _Look:
 
 
 class _Verification:
-    def __init__(self, session: SparkSession, job: VerifyJob) -> None:
-        self._session = session
+    def __init__(self, run: Run[VerifyJob], job: VerifyJob) -> None:
+        self._engine = run
         self._job = job
         self._broken: dict[int, BrokenBucket] = {}
         self._lookups: dict[tuple[int, str], None] = {}
@@ -63,7 +61,7 @@ class _Verification:
             lookups=tuple(BrokenLookups(*place) for place in self._lookups),
             ops=self._ops,
             rows=self._rows,
-            application=self._session.sparkContext.applicationId or "",
+            application=self._engine.application,
             tasks=self._tasks,
         )
 
@@ -130,4 +128,4 @@ class _Verification:
 
     def _run(self, tasks: Sequence[HistoryTask] | Sequence[MembersTask] | Sequence[LoneLookupsTask]) -> list:  # type: ignore[type-arg]
         self._tasks += len(tasks)
-        return run_tasks(self._session, self._job, tasks, "verification")
+        return self._engine.tasks(tasks)

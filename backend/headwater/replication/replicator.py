@@ -20,14 +20,15 @@ from headwater.replication.bootstrap import Bootstrap
 from headwater.replication.bulk import BulkWork
 from headwater.replication.errors import PoisonError, SchemaChangedError, SourceReplacedError
 from headwater.replication.live import LiveContext
+from headwater.replication.pace import Pace
 from headwater.replication.poison import Intake, PoisonBook
 from headwater.replication.recovery import Recovery
 from headwater.replication.sampling import SamplingSettings
-from headwater.replication.schema import POLL_SECONDS, SchemaWatch, wanted_tables
+from headwater.replication.schema import SchemaWatch, wanted_tables
 from headwater.replication.site import Site, types_of
-from headwater.replication.unseen import AUDIT_SECONDS, UnseenAudit
+from headwater.replication.unseen import UnseenAudit
 from headwater.replication.versions import RETIRED_AT_ONCE, deploy_file, forget_half_built, in_state, in_use, newest
-from headwater.replication.watch import WATCH_SECONDS, Watch
+from headwater.replication.watch import Watch
 from headwater.replication.work import Work
 from headwater.source.catalog import PublishedTable
 from headwater.source.checks import unseen_findings
@@ -61,9 +62,7 @@ class Replicator:
     config file, deployed at the start if it is new; without it, what commands deployed is served.
 
     `following` is called each time the live stream has started. Row sides of a version that was served are kept right
-    for `keep_stopped` seconds after it was stopped. The catalog is looked at every `poll_seconds`, the health of the
-    source every `watch_seconds`; tables whose changes are not all published are compared with the source every
-    `audit_seconds`.
+    for `keep_stopped` seconds after it was stopped.
     """
 
     source: SourceSettings
@@ -75,9 +74,7 @@ class Replicator:
     following: Callable[[], None]
     keep_stopped: float = KEEP_STOPPED_SECONDS
     sampling: SamplingSettings = field(default_factory=SamplingSettings)
-    poll_seconds: float = POLL_SECONDS
-    watch_seconds: float = WATCH_SECONDS
-    audit_seconds: float = AUDIT_SECONDS
+    pace: Pace = field(default_factory=Pace)
 
     def run(self, stop: threading.Event) -> None:
         """Returns when `stop` is set. Raises errors of ours that a person has to mend, and LeaseLostError."""
@@ -86,7 +83,7 @@ class Replicator:
             return
         with (
             _LeaseKeeper(self.store, lease, stop) as keeper,
-            Watch(self.source, self.store, lease, self.watch_seconds) as watch,
+            Watch(self.source, self.store, lease, self.pace.health) as watch,
         ):
             self._run_leased(lease, stop, watch)
             keeper.raise_if_lost()
@@ -201,12 +198,12 @@ class Replicator:
         if used.obsolete:  # before tables go that only they read
             self.store.retire(lease, used.obsolete, RETIRED_AT_ONCE)
         self._adapt(lease, state, plans)
-        unseen = UnseenAudit(self.store, lease, self.source.tag, self._published, self.audit_seconds)
+        unseen = UnseenAudit(self.store, lease, self.source.tag, self._published, self.pace.audit)
         stored = self.store.tables(self.source.tag)
         context = self._context(plans, stored)
         with (
             contextlib.closing(RowFetcher(self.source)) as fetcher,
-            contextlib.closing(SchemaWatch(self.source, plans, stored, self.poll_seconds)) as schema,
+            contextlib.closing(SchemaWatch(self.source, plans, stored, self.pace)) as schema,
         ):
             schema.check()
             left_out = PoisonBook(self.source, self.store).skipped()
@@ -214,7 +211,7 @@ class Replicator:
             site = Site(self.source, self.store, lease, self.bulk, applier, self.progress)
             with (
                 ReplicationStream(self.source, state.slot, state.lsn, self.source.publications) as stream,
-                contextlib.closing(Work(site, self.keep_stopped, self.sampling)) as work,
+                contextlib.closing(Work(site, self.keep_stopped, self.sampling, self.pace)) as work,
             ):
                 _log.info("following the stream from %s", format_lsn(state.lsn))
                 recovery.followed = True

@@ -15,6 +15,7 @@ import psycopg
 
 from headwater.errors import HeadwaterError
 from headwater.replication.errors import SchemaChangedError
+from headwater.replication.pace import Pace
 from headwater.source.catalog import PublicationUnusable, PublishedTable, published_tables, unsent_key_error
 from headwater.source.connect import SourceSettings, connect, connection_error
 from headwater.storage.contract import StoredTable
@@ -22,15 +23,7 @@ from headwater_rules.plan import SyncPlan
 
 _log = logging.getLogger(__name__)
 
-POLL_SECONDS = 5.0
-"""How often the catalog is looked at when nothing hints at a change."""
-
 _CLOSE_SECONDS = 3.0
-_AGAIN_SECONDS = 1.0
-"""After a look on a hint: a commit that waits for a synchronous standby is in the stream before others can see it."""
-
-_REST_SECONDS = 0.2
-"""Between two looks, for hints can come in any number: anybody who may log in to the source can write one."""
 
 
 def wanted_tables(conn: psycopg.Connection, source: SourceSettings, plans: Sequence[SyncPlan]) -> list[PublishedTable]:
@@ -65,14 +58,14 @@ class _Expected:
 
 
 class SchemaWatch:
-    """Compares stored tables with the catalog: when asked to, and every `seconds` from a thread of its own, since most
-    changes of a table show in the stream with its next row only."""
+    """Compares stored tables with the catalog: when asked to, and now and then from a thread of its own, since
+    most changes of a table show in the stream with its next row only."""
 
     def __init__(
-        self, source: SourceSettings, plans: Sequence[SyncPlan], stored: Sequence[StoredTable], seconds: float
+        self, source: SourceSettings, plans: Sequence[SyncPlan], stored: Sequence[StoredTable], pace: Pace
     ) -> None:
         self._source = source
-        self._seconds = seconds
+        self._pace = pace
         self._conn: psycopg.Connection | None = None
         self._found: tuple[_Expected, HeadwaterError] | None = None
         self._closing = threading.Event()
@@ -113,10 +106,10 @@ class SchemaWatch:
 
     def _poll(self) -> None:
         conn: psycopg.Connection | None = None
-        wait = self._seconds
-        while not self._closing.wait(_REST_SECONDS):
+        pace, wait = self._pace, self._pace.catalog
+        while not self._closing.wait(pace.rest):
             hinted = self._wake.wait(wait)
-            wait = min(self._seconds, _AGAIN_SECONDS) if hinted else self._seconds
+            wait = min(pace.catalog, pace.again) if hinted else pace.catalog
             self._wake.clear()
             if self._closing.is_set():
                 break

@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from headwater.source.catalog import PublishedTable
 from headwater.storage.contract import Lease, StoreWriter
 
-AUDIT_SECONDS = 900.0
 _FIRST_SECONDS = 60.0
 
 UNSEEN = "not all of its changes are published"

@@ -25,7 +25,6 @@ from headwater.storage.open import Store, open_store
 
 _log = logging.getLogger(__name__)
 
-WATCH_SECONDS = 10.0
 _STEADY_SECONDS = 60.0  # an error after that much streaming is the first of a new row
 _KEPT_SECONDS = 15.0  # what is kept is at most this much older, when nothing but numbers changed
 _REST_SECONDS = 0.1

@@ -13,6 +13,7 @@ from headwater.errors import HeadwaterError, Kind
 from headwater.replication.adapt import REDEFINED, REKEYED
 from headwater.replication.audit import Audit
 from headwater.replication.deploy import NEW_IN_VERSION, Deploy
+from headwater.replication.pace import Pace
 from headwater.replication.poison import SKIP, PoisonBook
 from headwater.replication.rekey import Rekey
 from headwater.replication.resync import Order, Resync
@@ -30,10 +31,8 @@ _log = logging.getLogger(__name__)
 RESYNC, AUDIT = "resync", "audit"
 """Kinds of requests. Payload: `{"tables": ["public.todos", …]}`, all when empty; an audit may say `"repair": true`."""
 
-_LOOK_SECONDS = 0.5
 _SHORTEST_PAUSE = 0.02
 _THOROUGH_SECONDS = 5.0
-_RETRY_SECONDS = 5.0
 _ATTEMPTS = 5
 _GIVEN_UP_SECONDS = 60.0
 
@@ -68,9 +67,10 @@ class _Asked:
 class Work:
     """Decides what to do next. `step` is called whenever no flush is open."""
 
-    def __init__(self, site: Site, keep_seconds: float, sampling: SamplingSettings) -> None:
+    def __init__(self, site: Site, keep_seconds: float, sampling: SamplingSettings, pace: Pace) -> None:
         self._site = site
         self._keep_seconds = keep_seconds
+        self._pace = pace
         self._current: _Asked | None = None
         self._looked = 0.0
         self._not_before = 0.0
@@ -91,7 +91,7 @@ class Work:
         """Seconds that the stream may be silent before `step` is to be called."""
         if self.busy:
             return _SHORTEST_PAUSE
-        return min(max(self._sampling.pause, _SHORTEST_PAUSE), _LOOK_SECONDS)
+        return min(max(self._sampling.pause, _SHORTEST_PAUSE), self._pace.work)
 
     def step(self) -> None:
         """A bit of whatever is to be done."""
@@ -99,7 +99,7 @@ class Work:
             self._continue(self._current)
         elif self._retiring:
             self._retire()
-        elif time.monotonic() >= max(self._looked + _LOOK_SECONDS, self._not_before):
+        elif time.monotonic() >= max(self._looked + self._pace.work, self._not_before):
             self._looked = time.monotonic()
             if self._has_news():
                 self._look()
@@ -243,7 +243,7 @@ class Work:
     def _tell(self, asked: _Asked) -> None:
         """Progress, for the command that waits for it."""
         said = asked.job.describe()
-        if said == asked.told or time.monotonic() < self._looked + _LOOK_SECONDS:
+        if said == asked.told or time.monotonic() < self._looked + self._pace.work:
             return
         self._looked = time.monotonic()
         asked.told = said
@@ -286,9 +286,9 @@ class Work:
         if self._failures[asked.key] >= _ATTEMPTS:
             self._give_up(asked, str(error))
             return
-        _log.warning("%s; trying again in %.0f s", error, _RETRY_SECONDS)
+        _log.warning("%s; trying again in %.0f s", error, self._pace.retry)
         self.close()
-        self._not_before = time.monotonic() + _RETRY_SECONDS
+        self._not_before = time.monotonic() + self._pace.retry
 
     def _give_up(self, asked: _Asked, why: str) -> None:
         _log.error("given up: %s", why)

@@ -1,0 +1,53 @@
+"""What runs the tasks of bulk jobs, as those who plan the jobs see it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Protocol, TypeVar
+
+from headwater.bulk.jobs import CompareJob, Difference
+from headwater.pipeline.compare import RowsTask
+
+Job = TypeVar("Job")
+JobT_co = TypeVar("JobT_co", covariant=True)
+JobT_contra = TypeVar("JobT_contra", contravariant=True)
+Result = TypeVar("Result")
+ResultT_co = TypeVar("ResultT_co", covariant=True)
+
+Found = Callable[[Sequence[Difference]], None]
+
+
+class Task(Protocol[JobT_contra, ResultT_co]):
+    """A part of a job. Goes to an executor, and what `run` returns comes back, both as pickles: small, please."""
+
+    def run(self, job: JobT_contra, number: int, attempt: str) -> ResultT_co: ...
+
+
+class Run(Protocol[JobT_co]):
+    """A job at work."""
+
+    @property
+    def application(self) -> str:
+        """What the engine calls itself in its own records."""
+
+    @property
+    def parallelism(self) -> int:
+        """How many tasks it works on at a time."""
+
+    def tasks(self, tasks: Sequence[Task[JobT_co, Result]]) -> list[Result]:
+        """Run tasks, each once or, after a failure, again; their results in the order of the tasks."""
+
+    def differences(self: Run[CompareJob], tasks: Sequence[RowsTask], found: Found) -> None:
+        """Read rows of both sides, and hand those that are not alike to `found`, in batches."""
+
+
+class Engine(Protocol):
+    """Whatever runs tasks."""
+
+    def warm_up(self) -> None:
+        """Begin to start. Returns at once."""
+
+    def run(self, job: Job, what: str) -> AbstractContextManager[Run[Job]]:
+        """Ready for the job's tasks; `what` names it for a person. What goes wrong inside is raised as an error of
+        ours: TableChangedError as it is, all else as one that may go better the next time."""

@@ -1,0 +1,178 @@
+"""Bulk work in one process is what Spark does: the same parts, differences and findings of the same jobs.
+
+Most tests of what bulk work is a part of rest on this.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import apsw
+import pytest
+
+import headwater.pipeline.plan
+from headwater.bulk.jobs import (
+    CompareJob,
+    CompareOutcome,
+    Difference,
+    RekeyJob,
+    ReprocessJob,
+    SnapshotJob,
+    VerifyJob,
+    VerifyOutcome,
+)
+from headwater.oplog.op import bucket_key
+from headwater.pipeline.jobs import BulkJobs
+from headwater.replication.bulk import BulkWork, Report
+from headwater.storage.parts import BulkOutcome, StagedPart
+from tests.support.changed_source import settled
+from tests.support.fix_headwater import Deployment, wait_until
+from tests.support.local_bulk import APPLICATION, local_bulk
+
+if TYPE_CHECKING:
+    from tests.support.fix_postgres import SourceDb
+
+pytestmark = pytest.mark.spark
+
+STREAMS = """
+config: {edition: 3}
+streams:
+  items:
+    auto_subscribe: true
+    query: SELECT * FROM items WHERE owner = auth.user_id()
+  copies:
+    auto_subscribe: true
+    query: SELECT copies.* FROM copies JOIN items ON copies.body = items.body WHERE items.owner = auth.user_id()
+"""
+ANOTHER = """
+  bodies:
+    auto_subscribe: true
+    query: SELECT id, body FROM items AS bodies WHERE owner = auth.user_id()
+"""
+
+
+@dataclass
+class Both:
+    """Every job is done twice, and has to come to the same. What Spark made is used."""
+
+    spark: BulkJobs
+    local: BulkJobs = field(default_factory=local_bulk)
+    done: Counter[str] = field(default_factory=Counter)
+    tasks: Counter[str] = field(default_factory=Counter)
+    differences: list[Difference] = field(default_factory=list)
+    verified: list[VerifyJob] = field(default_factory=list)
+
+    def warm_up(self) -> None:
+        self.spark.warm_up()
+
+    def snapshot(self, job: SnapshotJob, progress: Report) -> BulkOutcome:
+        return self._parts("snapshot", lambda bulk: bulk.snapshot(job, progress))
+
+    def reprocess(self, job: ReprocessJob, progress: Report) -> BulkOutcome:
+        return self._parts("reprocess", lambda bulk: bulk.reprocess(job, progress))
+
+    def rekey(self, job: RekeyJob, progress: Report) -> BulkOutcome:
+        return self._parts("rekey", lambda bulk: bulk.rekey(job, progress))
+
+    def compare(
+        self, job: CompareJob, progress: Report, found: Callable[[Sequence[Difference]], None]
+    ) -> CompareOutcome:
+        self.done["compare"] += 1
+        ours: list[Difference] = []
+        theirs: list[Difference] = []
+        local = self.local.compare(job, progress, ours.extend)
+        spark = self.spark.compare(job, progress, theirs.extend)
+        assert sorted(ours) == sorted(theirs)
+        assert spark.application != local.application
+        assert local == replace(spark, application=APPLICATION)
+        self.differences += theirs
+        found(theirs)
+        return spark
+
+    def verify(self, job: VerifyJob, progress: Report) -> VerifyOutcome:
+        self.done["verify"] += 1
+        self.verified.append(job)
+        local, spark = self.local.verify(job, progress), self.spark.verify(job, progress)
+        assert set(local.buckets) == set(spark.buckets)
+        assert set(local.lookups) == set(spark.lookups)
+        assert (local.ops, local.rows, local.tasks) == (spark.ops, spark.rows, spark.tasks)
+        return spark
+
+    def standing(self, job: VerifyJob, buckets: Collection[int], progress: Report) -> dict[int, list[str]]:
+        self.done["standing"] += 1
+        local, spark = self.local.standing(job, buckets, progress), self.spark.standing(job, buckets, progress)
+        assert local == spark
+        return spark
+
+    def _parts(self, kind: str, run: Callable[[BulkWork], BulkOutcome]) -> BulkOutcome:
+        self.done[kind] += 1
+        local, spark = run(self.local), run(self.spark)
+        assert [contents(part) for part in local.parts] == [contents(part) for part in spark.parts]
+        assert [described(part) for part in local.parts] == [described(part) for part in spark.parts]
+        assert local.tasks == spark.tasks == len(spark.parts)
+        for part in local.parts:
+            Path(part.path).unlink()
+        self.tasks[kind] = max(self.tasks[kind], spark.tasks)
+        return spark
+
+
+def described(part: StagedPart) -> StagedPart:
+    """Without what tells one attempt from another."""
+    return replace(part, path="", attempt="")
+
+
+def contents(part: StagedPart) -> dict[str, str]:
+    """A digest of each of its tables."""
+    db = apsw.Connection(part.path, flags=apsw.SQLITE_OPEN_READONLY)
+    try:
+        tables = ("rows", "lookups", "buckets", "segments")
+        found = {table: db.execute(f"select * from {table} order by 1, 2").fetchall() for table in tables}
+    finally:
+        db.close()
+    return {table: hashlib.sha256(repr(rows).encode()).hexdigest() for table, rows in found.items()}
+
+
+@pytest.fixture
+def both(spark_bulk: BulkJobs, monkeypatch: pytest.MonkeyPatch) -> Both:
+    """Of tables in many parts each, small as they are."""
+    monkeypatch.setattr(headwater.pipeline.plan, "SMALLEST_PAGES", 2)
+    return Both(spark_bulk)
+
+
+@pytest.fixture
+def deployment(deploy: Callable[..., Deployment], source_db: SourceDb, both: Both) -> Deployment:
+    source_db.execute("create table items (id int primary key, owner text, body text)")
+    source_db.execute("insert into items select i, 'u' || i % 5, 'body ' || i % 70 from generate_series(1, 3000) i")
+    source_db.execute("create table copies (body text, n int); alter table copies replica identity full")
+    source_db.execute("insert into copies select 'body ' || i % 70, i % 20 from generate_series(1, 3000) i")
+    deployment = deploy(STREAMS)
+    deployment.bulk = both
+    return deployment.start()
+
+
+def test_every_kind_of_job_comes_to_the_same(deployment: Deployment, source_db: SourceDb, both: Both) -> None:
+    assert both.tasks["snapshot"] >= 8, "copies stand in several parts"
+
+    source_db.execute("alter table items add column extra text default 'filled'")
+    source_db.execute("alter table copies add column extra int; update copies set extra = n where n = 3")
+    wait_until(lambda: settled(deployment) and len(both.differences) >= 3000, "the comparison")
+
+    source_db.execute("alter table items replica identity full")
+    wait_until(lambda: both.done["rekey"] > 0 and settled(deployment), "the re-key")
+
+    deployment.redeploy(STREAMS + ANOTHER)
+    audited = deployment.ask("audit")
+    assert audited["state"] == "done"
+    (job,) = both.verified[-1:]
+    keys = [bucket_key(name) for name in deployment.buckets("u1")]
+    found = both.standing(job, keys[:1], lambda _: None)
+    assert 0 < sum(map(len, found.values())) < 3000
+
+    assert {"snapshot", "compare", "rekey", "reprocess", "verify", "standing"} == both.done.keys()
+    deployment.close()
+    assert deployment.problems() == []

@@ -1,0 +1,97 @@
+"""Bulk work without Spark: the jobs and tasks of the pipeline, run one after the other in the caller's thread.
+
+For tests of what bulk work is a part of. That Spark does the same is what `tests/spark/test_parity.py` holds.
+HEADWATER_TEST_BULK=spark has all tests on Spark all the same.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import pickle
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Final, Generic, NamedTuple
+
+from headwater.bulk.jobs import CompareJob, Difference, TableChangedError
+from headwater.errors import HeadwaterError
+from headwater.pipeline.compare import RowsTask, SourceRows
+from headwater.pipeline.engine import Found, Job, Result, Task
+from headwater.pipeline.jobs import BulkJobs
+from headwater.pipeline.session import SparkJobError
+
+APPLICATION: Final = "local"
+EVERYTHING_ON_SPARK: Final = os.environ.get("HEADWATER_TEST_BULK") == "spark"
+
+_attempts = itertools.count()
+
+
+class LocalEngine:
+    """See `headwater.pipeline.engine.Engine`."""
+
+    def warm_up(self) -> None:
+        """There is nothing to start."""
+
+    @contextmanager
+    def run(self, job: Job, what: str) -> Iterator[LocalRun[Job]]:
+        try:
+            yield LocalRun(job)
+        except TableChangedError:
+            raise
+        except HeadwaterError as error:
+            raise SparkJobError(f"a task failed: {error}", what) from error
+        except OSError as error:
+            raise SparkJobError(f"the job failed: {type(error).__name__}", what, "it is tried again") from error
+
+
+class LocalRun(Generic[Job]):
+    """See `headwater.pipeline.engine.Run`."""
+
+    application = APPLICATION
+    parallelism = 2
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+
+    def tasks(self, tasks: Sequence[Task[Job, Result]]) -> list[Result]:
+        return [self._run(number, task) for number, task in enumerate(tasks)]
+
+    def _run(self, number: int, task: Task[Job, Result]) -> Result:
+        job, task = _sent((self._job, task))
+        return _sent(task.run(job, number, f"local{next(_attempts)}"))
+
+    def differences(self: LocalRun[CompareJob], tasks: Sequence[RowsTask], found: Found) -> None:
+        rows: dict[tuple[int, str], list[_Seen]] = {}
+        for sent in tasks:
+            job, task = _sent((self._job, sent))
+            of_source = isinstance(task.part, SourceRows)
+            for batch in task.rows(job):
+                for row in batch:
+                    rows.setdefault((task.part.table.id, row.key), []).append(_Seen(of_source, row.digest, row.line))
+        differing = [_difference(table, key, seen) for (table, key), seen in rows.items()]
+        found([difference for difference in differing if difference is not None])
+
+
+class _Seen(NamedTuple):
+    """A row of one side."""
+
+    of_source: bool
+    digest: int
+    line: str
+
+
+def _difference(table: int, key: str, rows: Sequence[_Seen]) -> Difference | None:
+    source, store = [r for r in rows if r.of_source], [r for r in rows if not r.of_source]
+    same = len(source) == len(store) and max(r.digest for r in source) == max(r.digest for r in store)
+    return None if same else Difference(table, key, max(r.line for r in source or store), len(source))
+
+
+def _sent(value: Result) -> Result:
+    """What arrives when something is sent between processes, as on Spark."""
+    arrived: Result = pickle.loads(pickle.dumps(value))
+    return arrived
+
+
+def local_bulk() -> BulkJobs:
+    """Bulk work in this process."""
+    return BulkJobs(LocalEngine())
