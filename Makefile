@@ -6,7 +6,7 @@
 BIN := .venv/bin
 ARGS ?=
 WORKERS ?= 3
-PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadgroup --durations 10
+PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadscope --durations 10
 POSTGRES := 14 15 16 17 18
 
 help: ## this list

@@ -17,7 +17,7 @@ from tests.support.fix_headwater import Deployment, wait_until
 from tests.support.fix_postgres import SourceDb
 from tests.support.fix_service import Service
 
-pytestmark = [pytest.mark.e2e, pytest.mark.spark]
+pytestmark = pytest.mark.e2e
 
 Deploy = Callable[..., Deployment]
 Serve = Callable[[Deployment], Service]

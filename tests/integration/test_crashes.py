@@ -189,7 +189,6 @@ def die_in_the_snapshot(launch: Launch, deployment: Deployment, point: str) -> N
     assert published == (point == "publish.after_commit")
 
 
-@pytest.mark.spark
 def test_death_while_a_snapshot_is_published(deploy: Deploy, launch: Launch, source_db: SourceDb) -> None:
     deployment = filled(deploy(NOTES))
     die_in_the_snapshot(launch, deployment, "publish.before_commit")
@@ -209,7 +208,6 @@ def test_files_of_a_dead_bulk_job_are_removed_by_the_next_replicator(deployment:
 
 
 @pytest.mark.long
-@pytest.mark.spark
 @pytest.mark.parametrize("point", BULK_POINTS)
 def test_death_in_a_snapshot_and_a_restart_of_everything(
     deploy: Deploy, launch: Launch, source_db: SourceDb, point: str

@@ -21,7 +21,7 @@ from headwater.oplog.lsn import Lsn, format_lsn
 from headwater.replication.errors import PoisonError
 from headwater.replication.fold import Fold
 from headwater.replication.poison import Poison, PoisonBook
-from tests.support.command import Outcome, headwater
+from tests.support.command import Outcome, headwater_here
 from tests.support.fix_headwater import Deployment, wait_until
 from tests.support.fix_service import config_of
 
@@ -140,17 +140,17 @@ class Operator:
         return operator
 
     def skip(self, lsn: str) -> Outcome:
-        return headwater("source", "skip", "--lsn", lsn, "-c", self.config)
+        return headwater_here("source", "skip", "--lsn", lsn, "-c", self.config)
 
     def status(self) -> str:
         """For people."""
-        outcome = headwater("source", "status", "-c", self.config)
+        outcome = headwater_here("source", "status", "-c", self.config)
         assert outcome.code == 0, outcome.err
         return outcome.out
 
     def not_taken_in(self) -> list[dict[str, Any]]:
         """For scripts."""
-        outcome = headwater("source", "status", "--json", "-c", self.config)
+        outcome = headwater_here("source", "status", "--json", "-c", self.config)
         assert outcome.code == 0, outcome.err
         found: list[dict[str, Any]] = json.loads(outcome.out)["transactions_not_taken_in"]
         return found

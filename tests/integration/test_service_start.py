@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from headwater.embedded.postgres import EmbeddedPostgres
-from tests.support.command import Outcome, headwater
+from tests.support.command import Outcome, headwater, headwater_here
 from tests.support.fix_postgres import SourceDb
 
 RULES = "config: {edition: 3}\nstreams: {notes: {auto_subscribe: true, query: 'SELECT * FROM notes'}}\n"
@@ -36,14 +36,14 @@ def test_a_source_without_logical_decoding(
     postgres_with: Callable[..., EmbeddedPostgres], tmp_path: Path, arguments: tuple[str, ...]
 ) -> None:
     write_config(tmp_path, postgres_with(wal_level="replica").port)
-    error = refusal(headwater(*arguments, cwd=tmp_path))
+    error = refusal(headwater_here(*arguments, cwd=tmp_path))
     assert "wal_level is replica, and logical decoding needs logical" in error
     assert "run ALTER SYSTEM SET wal_level = logical and restart Postgres" in error
 
 
 def test_a_source_without_the_publication(source_db: SourceDb, tmp_path: Path) -> None:
     write_config(tmp_path, source_db.server.port, source_db.name)
-    error = refusal(headwater("serve", cwd=tmp_path))
+    error = refusal(headwater_here("serve", cwd=tmp_path))
     assert '[PSYNC_S1141] publication "headwater" does not exist; run `headwater source prepare`' in error
 
 
@@ -54,7 +54,7 @@ def test_a_role_without_rights(source_db: SourceDb, tmp_path: Path, arguments: t
     source_db.execute("create publication headwater for table notes")
     write_config(tmp_path, source_db.server.port, source_db.name, role)
     try:
-        error = refusal(headwater(*arguments, cwd=tmp_path))
+        error = refusal(headwater_here(*arguments, cwd=tmp_path))
     finally:
         source_db.execute(f"drop role {role}")
     assert f'role "{role}" may not replicate; run ALTER ROLE "{role}" REPLICATION as a superuser' in error
@@ -68,19 +68,19 @@ def test_prepare_says_what_it_did_and_status_what_there_is(source_db: SourceDb, 
     assert 'ran: CREATE PUBLICATION "headwater" FOR TABLE ONLY "public"."notes"' in prepared.out
     assert "ready: 1 tables are published" in prepared.out
     assert "ran: CREATE EVENT TRIGGER headwater_ddl ON ddl_command_end" in prepared.out
-    assert "ran:" not in headwater("source", "prepare", cwd=tmp_path).out
-    status = headwater("source", "status", cwd=tmp_path)
+    assert "ran:" not in headwater_here("source", "prepare", cwd=tmp_path).out
+    status = headwater_here("source", "status", cwd=tmp_path)
     assert status.code == 0
     assert "none yet: the replicator makes it" in status.out
     assert "changes   of tables are found by event triggers, at once, and by looking every 5 s" in status.out
-    assert "ran: DROP EVENT TRIGGER" in headwater("source", "prepare", "--remove-triggers", cwd=tmp_path).out
-    assert "CREATE EVENT TRIGGER" not in headwater("source", "prepare", "--no-triggers", cwd=tmp_path).out
-    assert "changes   of tables are found by looking every 5 s" in headwater("source", "status", cwd=tmp_path).out
+    assert "ran: DROP EVENT TRIGGER" in headwater_here("source", "prepare", "--remove-triggers", cwd=tmp_path).out
+    assert "CREATE EVENT TRIGGER" not in headwater_here("source", "prepare", "--no-triggers", cwd=tmp_path).out
+    assert "changes   of tables are found by looking every 5 s" in headwater_here("source", "status", cwd=tmp_path).out
 
 
 def test_status_names_problems_without_failing_on_them(source_db: SourceDb, tmp_path: Path) -> None:
     write_config(tmp_path, source_db.server.port, source_db.name)
-    status = headwater("source", "status", cwd=tmp_path)
+    status = headwater_here("source", "status", cwd=tmp_path)
     assert 'problem   [PSYNC_S1141] publication "headwater" does not exist' in status.out
 
 
@@ -89,8 +89,8 @@ def test_prepare_as_somebody_with_more_rights(source_db: SourceDb, tmp_path: Pat
     source_db.execute(f"create role {role} login replication; create table notes (id int primary key)")
     write_config(tmp_path, source_db.server.port, source_db.name, role)
     try:
-        assert "or pass --admin-uri" in refusal(headwater("source", "prepare", cwd=tmp_path))
-        outcome = headwater("source", "prepare", "--admin-uri", "postgresql://postgres@", cwd=tmp_path)
+        assert "or pass --admin-uri" in refusal(headwater_here("source", "prepare", cwd=tmp_path))
+        outcome = headwater_here("source", "prepare", "--admin-uri", "postgresql://postgres@", cwd=tmp_path)
         assert outcome.code == 0, outcome.err
         assert f'ran: GRANT SELECT ON "public"."notes" TO "{role}"' in outcome.out
     finally:

@@ -19,7 +19,7 @@ from headwater.pipeline.jobs import BulkJobs
 from headwater.replication.health import State
 from headwater.source.triggers import install
 from tests.integration.test_source_health import NOTES, Deploy, attempts, flows, standing
-from tests.support.command import headwater
+from tests.support.command import headwater, headwater_here
 from tests.support.fix_headwater import Deployment, wait_until
 from tests.support.fix_postgres import SourceDb
 from tests.support.fix_processes import Launch
@@ -83,7 +83,7 @@ class Endpoint:
 
 def status_of(folder: Path, config: dict[str, object]) -> dict[str, Any]:
     (folder / "status.json").write_text(json.dumps(config), encoding="utf-8")
-    outcome = headwater("source", "status", "--json", "-c", folder / "status.json")
+    outcome = headwater_here("source", "status", "--json", "-c", folder / "status.json")
     assert outcome.code == 0, outcome.err
     told: dict[str, Any] = json.loads(outcome.out)
     return told
@@ -137,7 +137,7 @@ def test_command_endpoint_and_metrics_tell_the_same(
     assert 'headwater_source_state{source="default",state="stopped"} 1.0' in metrics
     text = json.dumps(config).replace(f'"port": {source_db.server.port}', f'"port": {free_port()}')
     (tmp_path / "lost.json").write_text(text, encoding="utf-8")
-    outcome = headwater("source", "status", "-c", tmp_path / "lost.json")
+    outcome = headwater_here("source", "status", "-c", tmp_path / "lost.json")
     assert outcome.code == 75
     assert "does not answer" in outcome.out
     assert "state     stopped since" in outcome.out
@@ -164,7 +164,7 @@ def absence_is_told(endpoint: Endpoint, config: Path) -> None:
     assert told["headwater_source_errors_in_a_row"] == cause["attempts"] > 1
     assert not [name for name in told if name.startswith("headwater_slot_")], "nobody knows now"
 
-    outcome = headwater("source", "status", "-c", config)
+    outcome = headwater_here("source", "status", "-c", config)
     assert outcome.code == 75
     reached, state, said, attempt, *_ = outcome.out.splitlines()
     assert reached.endswith("does not answer")
@@ -173,7 +173,7 @@ def absence_is_told(endpoint: Endpoint, config: Path) -> None:
     assert "check that Postgres runs there" in said
     assert re.match(r" +attempt \d+ failed ", attempt)
 
-    outcome = headwater("source", "status", "--json", "-c", config)
+    outcome = headwater_here("source", "status", "--json", "-c", config)
     assert outcome.code == 75
     by_script = json.loads(outcome.out)
     assert not by_script["reachable"]

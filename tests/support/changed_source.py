@@ -15,8 +15,7 @@ import pytest
 from headwater.replication.schema import wanted_tables
 from headwater.source.stream import Received, ReplicationStream
 from headwater.source.triggers import install
-from headwater_rules.compile import compile_config
-from tests.support.fix_headwater import TRIGGERED, Deployment, read_bucket, wait_until
+from tests.support.fix_headwater import TRIGGERED, Deployment, plan_of, read_bucket, wait_until
 from tests.support.model_device import ModelBucket, contents
 from tests.support.turns import AT_THE_START, BY_TRIGGERS
 
@@ -81,7 +80,7 @@ class Device:
 def settled(deployment: Deployment) -> bool:
     """The store knows the tables as they are, and none is being compared with the source."""
     deployment.raise_failure()
-    plan = compile_config(deployment.yaml).plan
+    plan = plan_of(deployment.yaml)
     published = wanted_tables(deployment.source.connection, deployment.settings, [plan])
     with deployment.store() as store:
         stored = store.tables("default")

@@ -1,8 +1,8 @@
-"""A replicator in the test's own process. Its bulk work runs in that process too, or on one warm Spark for all tests
-that are marked so."""
+"""A replicator in the test's own process. Its bulk work runs there too, or in tests/spark on one warm Spark."""
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import os
@@ -40,6 +40,7 @@ from headwater.storage.parts import BulkRecord
 from headwater.storage.requests import RequestState
 from headwater.storage.versions import ConfigVersion, Origin, VersionState
 from headwater_rules.compile import compile_config
+from headwater_rules.plan import SyncPlan
 from headwater_rules.requests import resolve
 from headwater_rules.results import SyncRequest
 from tests.support.local_bulk import EVERYTHING_ON_SPARK, local_bulk
@@ -58,11 +59,19 @@ _numbers = itertools.count(1)
 
 
 def wait_until(condition: Callable[[], bool], what: str, seconds: float = DEADLINE, pause: float = 0.01) -> None:
-    """Wait for a state of the world that no event announces."""
+    """Wait for a state of the world that no event announces. Looking costs what is waited for its processor, so the
+    longer it takes the more seldom it is looked at."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, f"timed out waiting for {what}"
         time.sleep(pause)
+        pause = min(pause * 1.5, 0.1)
+
+
+@functools.lru_cache(maxsize=64)
+def plan_of(yaml: str) -> SyncPlan:
+    """The plan of a sync config."""
+    return compile_config(yaml).plan
 
 
 @dataclass
@@ -200,7 +209,7 @@ class Deployment:
 
     def buckets(self, user: str, **claims: object) -> dict[str, ModelBucket]:
         """A new device's buckets at the newest checkpoint, checksums verified."""
-        plan = compile_config(self.yaml).plan
+        plan = plan_of(self.yaml)
         with self.reader.snapshot() as snapshot:
             assert snapshot is not None
             resolution = resolve(plan, SyncRequest({"sub": user, **claims}), snapshot.lookups)
@@ -321,8 +330,8 @@ def spark_bulk(spark: Spark) -> BulkJobs:
 
 @pytest.fixture
 def bulk(request: pytest.FixtureRequest) -> BulkJobs:
-    """Bulk work for a deployment: on Spark where the test is marked so."""
-    if EVERYTHING_ON_SPARK or request.node.get_closest_marker("spark"):
+    """Bulk work for a deployment."""
+    if EVERYTHING_ON_SPARK:
         warm: BulkJobs = request.getfixturevalue("spark_bulk")
         return warm
     return local_bulk()

@@ -6,7 +6,6 @@ the major version to test against, which is fetched where it is missing; without
 
 from __future__ import annotations
 
-import fcntl
 import itertools
 import os
 import subprocess
@@ -22,6 +21,7 @@ import pytest
 from psycopg import sql
 
 from headwater.embedded.postgres import EmbeddedPostgres, PostgresBinaries, find_binaries
+from tests.support.one_at_a_time import alone
 from tests.support.postgres_versions import postgres_of
 
 # Tests ask whether data survives a process, not whether it survives the machine.
@@ -102,8 +102,7 @@ def new_server(
 ) -> EmbeddedPostgres:
     """A server that is not started yet, in a copy of the one data directory that all begin with. All these are the
     same cluster to Postgres: where a test tells clusters apart, `initdb` has to run."""
-    with (laid_out / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with alone(laid_out / "lock"):
         template = laid_out / f"data-{binaries.major}"
         if not (template / "PG_VERSION").exists():
             with EmbeddedPostgres(template, binaries, FAST):
@@ -118,6 +117,7 @@ def laid_out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     own = tmp_path_factory.getbasetemp()
     folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "laid-out"
     folder.mkdir(exist_ok=True)
+    (folder / "lock").touch()
     return folder
 
 

