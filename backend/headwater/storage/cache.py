@@ -54,8 +54,8 @@ class _Key(NamedTuple):
     History is rewritten by compaction, and starts anew with a CLEAR; either moves a mark of the bucket. Marks are part
     of the key, and are read at every use in the same view of the store as the chunk would be: so what was kept before
     a compaction is never found after it, nor the other way round. `end` is the last op of a chunk that ends with its
-    checkpoint or bucket, and 0 for one that was cut because it was full: that one is the same under every later
-    checkpoint.
+    checkpoint or bucket, and None for one that was cut because it was full: that one is the same under every
+    later checkpoint.
     """
 
     form: Hashable
@@ -63,7 +63,7 @@ class _Key(NamedTuple):
     after: OpId
     clear_op: OpId
     compacted_op: OpId
-    end: OpId
+    end: OpId | None
 
 
 class CachedReader:
@@ -91,7 +91,7 @@ class CachedReader:
         if after >= marks.last_op:
             return Written(Chunk(b"", 0, after, more=False), None)
         history = (bucket, after, marks.clear_op, marks.compacted_op)
-        cut, ended = _Key(form, *history, OpId(0)), _Key(form, *history, min(upto, marks.last_op))
+        cut, ended = _Key(form, *history, None), _Key(form, *history, min(upto, marks.last_op))
         found = self._find(cut, ended, upto) or self._read_once(form, cut, ended, upto)
         return cast("Written[T]", found)  # a form's key leads to nothing but what that form wrote
 

@@ -249,6 +249,12 @@ def test_a_read_that_fails_is_the_failure_of_nobody_else() -> None:
     assert sorted(type(answer).__name__ for answer in answers) == ["Chunk", "Chunk", "StoreBusyError"]
 
 
+def test_a_checkpoint_before_the_first_op_is_not_taken_for_a_full_chunk(store: MemoryStore) -> None:
+    cached = CachedReader(store, ROOM)
+    assert read(cached, 0).ops == b""
+    assert read(cached, 1).size == 1
+
+
 class World:
     """A store, a cache over it, and every checkpoint there was."""
 
