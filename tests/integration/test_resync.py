@@ -11,7 +11,7 @@ import apsw
 import psycopg
 import pytest
 
-from tests.support.changed_source import unheard
+from tests.support.changed_source import settled, unheard
 from tests.support.fix_headwater import Deployment, wait_until
 
 if TYPE_CHECKING:
@@ -221,3 +221,24 @@ def test_random_changes_during_a_resync_lead_to_what_the_source_has(
             assert_true(deployment, source_db)
     deployment.close()
     assert deployment.problems() == []
+
+
+def test_a_comparison_that_was_cut_short_while_it_waited_is_no_hindrance(deploy: Deploy, source_db: SourceDb) -> None:
+    tables(source_db)
+    deployment = deploy(CONFIG).start()
+
+    def readers() -> set[int]:
+        query = "select pid from pg_stat_activity where application_name = 'headwater snapshot' and datname = %s"
+        return {pid for (pid,) in source_db.fetch(query, source_db.name)}
+
+    with psycopg.connect(source_db.dsn) as writer:
+        writer.execute("select pg_current_xact_id()")  # for whose end a comparison's snapshot waits
+        source_db.execute("alter table items add column extra text default 'x'")
+        wait_until(lambda: len(readers()) == 1, "a comparison to begin")
+        (first,) = readers()
+        deployment.stop()
+        deployment.start()
+        wait_until(lambda: len(readers() - {first}) == 1 and first not in readers(), "the next one to take its place")
+    wait_until(lambda: settled(deployment), "the comparison to end")
+    wait_until(lambda: not readers(), "nothing to be left of it")
+    assert_true(deployment, source_db)

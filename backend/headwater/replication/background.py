@@ -14,6 +14,8 @@ class Background(Generic[Result]):
 
     def __init__(self, work: Callable[[], Result], name: str) -> None:
         self._work = work
+        self._lock = threading.Lock()
+        self._dispose: Callable[[Result], object] | None = None
         self._result: list[Result] = []
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -30,8 +32,22 @@ class Background(Generic[Result]):
             raise self._error
         return self._result[0]
 
+    def discard(self, dispose: Callable[[Result], object]) -> None:
+        """Nobody needs the result any more: `dispose` takes it, now or as soon as there is one."""
+        with self._lock:
+            if not self._result:
+                self._dispose = dispose
+                return
+        dispose(self._result[0])
+
     def _run(self) -> None:
         try:
-            self._result.append(self._work())
+            result = self._work()
         except BaseException as error:  # noqa: BLE001 - raised again where the result is asked for
             self._error = error
+            return
+        with self._lock:
+            self._result.append(result)
+            dispose = self._dispose
+        if dispose is not None:
+            dispose(result)

@@ -26,7 +26,7 @@ from headwater.replication.touches import TouchLog
 from headwater.source.catalog import PublishedTable
 from headwater.source.connect import connect
 from headwater.source.head import ping_statement
-from headwater.source.slot import SnapshotKeeper, slot_name
+from headwater.source.slot import SnapshotKeeper, end_reader, slot_name
 from headwater.storage.contract import StoredTable
 from headwater.storage.parts import BulkRecord
 from headwater_rules.plan import SyncPlan
@@ -98,11 +98,16 @@ class Resync:
         return f"compared {done:,} of about {expected:,} rows, {sum(self.findings.differences.values()):,} differ"
 
     def _open(self) -> SnapshotKeeper:
-        keeper = SnapshotKeeper(self._site.source, f"{slot_name(self._site.source)[:50]}_resync", temporary=True)
+        name = f"{slot_name(self._site.source)[:50]}_resync"
         with connect(self._site.source) as conn:
-            conn.execute(
-                ping_statement(conn.info.server_version)
-            )  # so that an idle stream passes the snapshot's position
+            end_reader(conn, name)  # an earlier comparison's, which may still wait for writers
+        keeper = SnapshotKeeper(self._site.source, name, temporary=True)
+        try:
+            with connect(self._site.source) as conn:  # so that an idle stream passes the snapshot's position
+                conn.execute(ping_statement(conn.info.server_version))
+        except BaseException:
+            keeper.close()
+            raise
         return keeper
 
     def step(self) -> bool:
@@ -230,13 +235,7 @@ class Resync:
         """Give everything back, at the end or in the middle. The marks go when nothing is left to do."""
         self._closed = True
         self._site.applier.forget(self._log)
-        if self._keeper is None and self._opening.done:
-            try:
-                self._keeper = self._opening.result()
-            except Exception:  # noqa: BLE001 - whoever asked for the result has it already
-                return
-        if self._keeper is not None:
-            self._keeper.close()
+        self._opening.discard(SnapshotKeeper.close)
 
     def unmark(self) -> None:
         """The tables are as the source has them. Between flushes only."""
