@@ -1,13 +1,16 @@
 # `make help` lists what there is. ARGS is passed on: make test ARGS='-k toast -x'. Tests run in several processes,
 # since they often wait: WORKERS=0 runs them in one.
 .DEFAULT_GOAL := help
-.PHONY: help install install-tests install-all demo test test-all bench storm lint format lock clean
+unexport PYTHONDONTWRITEBYTECODE  # dozens of processes would compile the same modules again
+.PHONY: help install install-tests demo test test-all bench storm lint format lock clean $(addprefix all-,$(PARTS))
 
 BIN := .venv/bin
 ARGS ?=
-WORKERS ?= 3
+WORKERS ?= 4
 PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadscope --durations 10
 POSTGRES := 14 15 16 17 18
+PARTS := quick long spark storage $(addprefix postgres-,$(POSTGRES))
+PART ?= $(PARTS)
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -16,10 +19,7 @@ install: ## .venv with the headwater command, and the demo app; nothing is done 
 	@.ci/install
 
 install-tests:
-	@.ci/install tests
-
-install-all:
-	@.ci/install all $(POSTGRES)
+	@.ci/install tests $(POSTGRES)
 
 demo: install ## the whole service with sample data and a demo app, on this machine
 	@$(BIN)/headwater dev $(ARGS)
@@ -27,14 +27,25 @@ demo: install ## the whole service with sample data and a demo app, on this mach
 test: install-tests ## all tests but those that take minutes
 	$(PYTEST) -m 'not long' $(ARGS)
 
-test-all: install-all ## all tests, then some once more: with the store in Postgres, and on each Postgres from 14 to 18
-	$(PYTEST) $(ARGS)
+test-all: install-tests ## all tests in every way, in parts; one of them: make test-all PART=long, or spark, storage, postgres-14 …
+	@set -e; for part in $(PART); do $(MAKE) --no-print-directory "all-$$part"; done
+
+# Each part ends within two hours on two cores. What is marked long is in `long` and on Spark in `spark`.
+all-quick:
+	$(PYTEST) -m 'not long' $(ARGS)
+
+all-long:
+	$(PYTEST) -m long $(ARGS)
+
+all-spark:
+	HEADWATER_TEST_BULK=spark $(PYTEST) --numprocesses 3 tests/integration tests/e2e $(ARGS)
+
+all-storage:
 	HEADWATER_TEST_STORAGE=postgres $(PYTEST) $(addprefix tests/integration/test_,$(addsuffix .py,\
 		replication versions resync schema_changes publications partitions table_moves type_changes poison)) $(ARGS)
-	@set -e; for major in $(POSTGRES); do \
-		echo "== Postgres $$major"; \
-		HEADWATER_TEST_POSTGRES=$$major $(PYTEST) tests/integration tests/contract $(ARGS); \
-	done
+
+$(addprefix all-postgres-,$(POSTGRES)): all-postgres-%:
+	HEADWATER_TEST_POSTGRES=$* $(PYTEST) tests/integration tests/contract $(ARGS)
 
 bench: install-tests ## speed, CPU and memory, beside yardsticks of this machine
 	$(BIN)/python -m tests.bench $(ARGS)

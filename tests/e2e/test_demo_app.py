@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import re
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
-from pathlib import Path
 
+import httpx
+import psycopg
 import pytest
 
+from tests.support.dev_run import Run, running
 from tests.support.fix_browser import Browser
 
-START_DEADLINE = 300.0
-STOP_DEADLINE = 60.0
-
+ADDRESS = r"http://127\.0\.0\.1:\d+/demo/"
 LEFT = "[data-testid=panel-left]"
 RIGHT = "[data-testid=panel-right]"
 
@@ -27,41 +22,18 @@ def part(panel: str, name: str, more: str = "") -> str:
 
 
 @pytest.fixture(scope="module")
-def demo_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Where a `headwater dev` of its own serves the demo app."""
-    folder = tmp_path_factory.mktemp("demo")
-    output = folder / "output"
-    command = [str(Path(sys.executable).with_name("headwater")), "dev", "--port", "0"]
-    with output.open("wb") as file:
-        process = subprocess.Popen(command, cwd=folder, stdin=subprocess.DEVNULL, stdout=file, stderr=file)
-    try:
-        yield _announced_url(process, output)
-    finally:
-        process.send_signal(signal.SIGINT)
-        try:
-            process.wait(STOP_DEADLINE)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-            raise
-
-
-def _announced_url(process: subprocess.Popen[bytes], output: Path) -> str:
-    deadline = time.monotonic() + START_DEADLINE
-    while True:
-        ended = process.poll() is not None
-        printed = output.read_text(errors="replace")
-        if found := re.search(r"http://[\w.]+:\d+/demo/", printed):
-            return found[0]
-        assert not ended, f"headwater dev ended before the demo app answered:\n{printed[-3000:]}"
-        assert time.monotonic() < deadline, f"no demo app within {START_DEADLINE} s:\n{printed[-3000:]}"
-        time.sleep(0.1)
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+    """A `headwater dev` that serves the demo app. In the end Ctrl-C leaves nothing of it behind."""
+    with running(tmp_path_factory.mktemp("demo"), "--port", "0") as run:
+        run.wait_for(ADDRESS)
+        yield run
+        run.leaves_nothing()
 
 
 @pytest.fixture
-def page(browser: Browser, demo_url: str) -> Browser:
+def page(browser: Browser, demo: Run) -> Browser:
     """The demo app with both devices synced for the first time."""
-    browser.goto(demo_url)
+    browser.goto(demo.wait_for(ADDRESS))
     for panel in (LEFT, RIGHT):
         wait_synced(browser, panel)
     return browser
@@ -74,6 +46,15 @@ def wait_synced(page: Browser, panel: str) -> None:
 def add_todo(page: Browser, panel: str, title: str) -> None:
     page.type(part(panel, "new-todo"), title)
     page.press("Enter")
+
+
+def test_it_says_where_it_is_and_has_people_and_a_source_of_its_own(demo: Run) -> None:
+    address = demo.wait_for(ADDRESS)
+    users = httpx.get(f"{address}users").json()
+    assert [user["name"] for user in users[:2]] == ["Ada", "Ben"]
+    assert httpx.get(address.removesuffix("demo/") + "probes/readiness").status_code == 200
+    with psycopg.connect(demo.wait_for(r"postgresql://\S+")) as conn:
+        assert conn.execute("select active from pg_replication_slots").fetchall() == [(True,)]
 
 
 def test_what_one_person_adds_and_ticks_the_other_sees(page: Browser) -> None:

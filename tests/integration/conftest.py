@@ -40,20 +40,21 @@ def small_disk(tmp_path: Path) -> Iterator[Callable[[int], SmallDisk]]:
 @pytest.fixture
 def world_of(
     small_disk: Callable[[int], SmallDisk],  # which goes after what is on it
-    postgres_with: Callable[..., EmbeddedPostgres],
     bulk: BulkJobs,
     tmp_path: Path,
+    request: pytest.FixtureRequest,
 ) -> Iterator[NewWorld]:
     with ExitStack() as stack:
 
-        def make(
-            server: EmbeddedPostgres | None = None, directory: Path = tmp_path / "store", **settings: str
-        ) -> World:
-            server = server or postgres_with(**settings)
-            source = SourceDb(server, "postgres")
-            stack.callback(lambda: source.connection.close())  # noqa: PLW0108 - the last one of several
+        def make(server: EmbeddedPostgres | None = None, directory: Path = tmp_path / "store") -> World:
+            if server is None:
+                source: SourceDb = request.getfixturevalue("source_db")
+                stack.callback(lambda: source.execute("drop owned by follower; drop role follower"))
+            else:
+                source = SourceDb(server, "postgres")
+                stack.callback(lambda: source.connection.close())  # noqa: PLW0108 - the last one of several
             source.execute(SOURCE)
-            network = stack.enter_context(Network(server.port))
+            network = stack.enter_context(Network(source.server.port))
             deployment = Deployment(
                 source,
                 directory,
@@ -66,7 +67,7 @@ def world_of(
             )
             stack.callback(deployment.close)
             deployment.start()
-            world = World(server, source, network, deployment, Device(deployment))
+            world = World(source.server, source, network, deployment, Device(deployment))
             deployment.caught_up()
             assert world.device.rows() == world.truth()
             return world

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from headwater.embedded.postgres import EmbeddedPostgres
 from headwater.oplog.lsn import ZERO
 from headwater.replication.health import State
 from headwater.source.connect import SourceRefused
@@ -76,8 +77,8 @@ def test_one_more_publication_brings_its_tables_and_one_less_takes_them(
     assert deployment.problems() == []
 
 
-def test_another_password_in_the_config(world_of: NewWorld) -> None:
-    world = world_of()
+def test_another_password_in_the_config(world_of: NewWorld, postgres_with: Callable[..., EmbeddedPostgres]) -> None:
+    world = world_of(postgres_with())
     before = world.deployment.op_count()
     hba = world.server.data_dir / "pg_hba.conf"
     hba.write_text("host all follower 127.0.0.1/32 scram-sha-256\n" + hba.read_text(), encoding="utf-8")

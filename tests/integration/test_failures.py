@@ -17,16 +17,20 @@ from tests.support.fix_headwater import wait_until
 from tests.support.fix_postgres import FAST
 from tests.support.lost_slots import outrun, unread
 
+NewServer = Callable[..., EmbeddedPostgres]
+
 
 @dataclass(frozen=True)
 class Fault:
-    """Something that keeps rows from flowing, and the code, the text and the remedy by which it is named."""
+    """Something that keeps rows from flowing, and the code, the text and the remedy by which it is named. What befalls
+    a whole server gets one of its own."""
 
     begin: Callable[[World], None]
     mend: Callable[[World], None]
     code: str
     what: str
     fix: str
+    server: bool = False
 
 
 def refuse_login(world: World) -> None:
@@ -58,6 +62,7 @@ FAULTS = {
         "HW_2001",
         "cannot be reached",
         "check that Postgres runs there",
+        server=True,
     ),
     "killed": Fault(
         lambda world: world.server.kill(),
@@ -65,6 +70,7 @@ FAULTS = {
         "HW_2001",
         "cannot be reached",
         "check that Postgres runs there",
+        server=True,
     ),
     "standby": Fault(
         become_standby,
@@ -72,6 +78,7 @@ FAULTS = {
         "HW_2001",
         "is a standby",
         "primary",
+        server=True,
     ),
     "network cut": Fault(
         lambda world: world.network.cut(),
@@ -107,13 +114,16 @@ FAULTS = {
         "HW_2002",
         "rejects user name or password",
         "set username and password in replication.connections",
+        server=True,
     ),
 }
 
 
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
-def test_a_fault_is_named_while_it_lasts_and_forgotten_when_it_is_mended(world_of: NewWorld, fault: Fault) -> None:
-    world = world_of()
+def test_a_fault_is_named_while_it_lasts_and_forgotten_when_it_is_mended(
+    world_of: NewWorld, postgres_with: NewServer, fault: Fault
+) -> None:
+    world = world_of(postgres_with() if fault.server else None)
     world.sql("update notes set body = 'before' where id = '1'")
     fault.begin(world)
     wait_until(lambda: world.names(fault.code, fault.what), "the cause to be named")
@@ -148,8 +158,10 @@ def outrun_slot(world: World) -> None:
 
 
 @pytest.mark.parametrize("lose", [lose_slot, outrun_slot])
-def test_a_lost_slot_costs_what_differs(world_of: NewWorld, lose: Callable[[World], None]) -> None:
-    world = world_of(max_slot_wal_keep_size="64MB")
+def test_a_lost_slot_costs_what_differs(
+    world_of: NewWorld, postgres_with: NewServer, lose: Callable[[World], None]
+) -> None:
+    world = world_of(postgres_with(max_slot_wal_keep_size="64MB"))
     before = world.deployment.op_count()
     world.network.cut()
     wait_until(lambda: world.names("HW_2001", "cannot be reached"), "the cause to be named")
@@ -164,8 +176,8 @@ def test_a_lost_slot_costs_what_differs(world_of: NewWorld, lose: Callable[[Worl
     assert world.deployment.problems() == []
 
 
-def test_a_slot_that_is_lost_while_it_is_read_costs_what_differs(world_of: NewWorld) -> None:
-    world = world_of(max_slot_wal_keep_size="64MB")
+def test_a_slot_that_is_lost_while_it_is_read_costs_what_differs(world_of: NewWorld, postgres_with: NewServer) -> None:
+    world = world_of(postgres_with(max_slot_wal_keep_size="64MB"))
     before = world.deployment.op_count()
     with unread():
         world.sql("update notes set body = 'later' where id in ('2', '3'); delete from notes where id = '4'")

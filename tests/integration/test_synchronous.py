@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from pathlib import Path
+from dataclasses import replace
 
 import psycopg
 import pytest
 
-from headwater.embedded.postgres import EmbeddedPostgres
-from headwater.pipeline.jobs import BulkJobs
 from headwater.source.connect import connect
 from headwater.source.health import look
 from headwater.source.slot import slot_name
@@ -30,12 +28,12 @@ streams:
 
 
 @pytest.fixture
-def deployment(postgres_with: Callable[..., EmbeddedPostgres], bulk: BulkJobs, tmp_path: Path) -> Iterator[Deployment]:
+def deployment(source_db: SourceDb, deploy: Callable[..., Deployment]) -> Iterator[Deployment]:
     """A source whose commits wait for Headwater, which has read it and stands still."""
-    source = SourceDb(postgres_with(synchronous_commit="on"), "postgres")
+    source = source_db
     source.execute("create table notes (id text primary key, body text); insert into notes values ('first')")
     source.execute("alter table notes alter column body set storage external")
-    deployment = Deployment(source, tmp_path / "store", NOTES, bulk)
+    deployment = deploy(NOTES)
     name = slot_name(deployment.settings)
     try:
         deployment.start().stop()
@@ -46,7 +44,6 @@ def deployment(postgres_with: Callable[..., EmbeddedPostgres], bulk: BulkJobs, t
     finally:
         let_go(source)
         deployment.close()
-        source.connection.close()
 
 
 def let_go(source: SourceDb) -> None:
@@ -128,7 +125,7 @@ def test_tables_are_compared_while_commits_wait_for_us(deployment: Deployment, s
     source = deployment.source
     if triggers:
         install(deployment.settings)
-        deployment.pace = TRIGGERED
+        deployment.pace = replace(TRIGGERED, again=1.0)  # commits are seen only once the store has them
     deployment.start()
     writing = threading.Event()
     writer = threading.Thread(target=write_until, args=(source, writing), daemon=True)

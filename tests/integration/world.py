@@ -41,7 +41,7 @@ create publication headwater for all tables;
 
 @dataclass
 class World:
-    """A source on a server of its own, followed over a network by a role of few rights, and a device."""
+    """A source, followed over a network by a role of few rights, and a device."""
 
     server: EmbeddedPostgres
     source: SourceDb
@@ -120,4 +120,4 @@ class SmallDisk:
 
 
 NewWorld = Callable[..., World]
-"""`world_of(setting="value")` makes a source, unless it is given one, and starts following it."""
+"""`world_of(server)` makes a source there, or on the session's server, and starts following it."""
