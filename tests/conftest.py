@@ -1,4 +1,4 @@
-"""Lists the fixtures: every `tests/support/fix_*.py` is a plugin. Sets how hypothesis works."""
+"""Lists the fixtures: every `tests/support/fix_*.py` is a plugin. Sets how hypothesis works, and where files go."""
 
 from __future__ import annotations
 
@@ -9,6 +9,13 @@ from hypothesis import HealthCheck, settings
 
 # Dozens of short-lived JVMs spend most of their time on optimising code that is hardly run
 os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+
+# Nothing that tests write is to outlive the machine, and memory is a quarter quicker than a disk, where there is plenty
+_MEMORY, _PLENTY = Path("/dev/shm"), 4 << 30
+if _MEMORY.is_dir():
+    _there = os.statvfs(_MEMORY)
+    if _there.f_bavail * _there.f_frsize >= _PLENTY and not _there.f_flag & os.ST_NOEXEC:
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(_MEMORY))
 
 # How fast examples come says something of the machine and what else it does, nothing of the code
 settings.register_profile("headwater", deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -40,15 +40,15 @@ def small_disk(tmp_path: Path) -> Iterator[Callable[[int], SmallDisk]]:
 @pytest.fixture
 def world_of(
     small_disk: Callable[[int], SmallDisk],  # which goes after what is on it
+    source_db: SourceDb,
     bulk: BulkJobs,
     tmp_path: Path,
-    request: pytest.FixtureRequest,
 ) -> Iterator[NewWorld]:
     with ExitStack() as stack:
 
         def make(server: EmbeddedPostgres | None = None, directory: Path = tmp_path / "store") -> World:
             if server is None:
-                source: SourceDb = request.getfixturevalue("source_db")
+                source = source_db
                 stack.callback(lambda: source.execute("drop owned by follower; drop role follower"))
             else:
                 source = SourceDb(server, "postgres")

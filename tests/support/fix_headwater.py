@@ -51,7 +51,7 @@ if TYPE_CHECKING:  # plugins must not import each other: pytest rewrites each as
     from tests.support.fix_postgres import SourceDb
 
 DEADLINE = 120.0
-HASTY = Pace(catalog=0.2, again=0.2, rest=0.02, health=0.2, work=0.1, retry=1.0)
+HASTY = Pace(catalog=0.2, again=0.2, rest=0.02, health=1.0, work=0.1, retry=1.0)
 TRIGGERED = replace(HASTY, catalog=3600.0)
 """Of a replicator that hears of changes of tables by event triggers alone."""
 

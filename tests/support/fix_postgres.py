@@ -24,10 +24,13 @@ from headwater.embedded.postgres import EmbeddedPostgres, PostgresBinaries, find
 from tests.support.one_at_a_time import alone
 from tests.support.postgres_versions import postgres_of
 
-# Tests ask whether data survives a process, not whether it survives the machine.
+# Tests ask whether data survives a process, not whether it survives the machine; and what a commit does not flush they
+# want to see in the stream soon.
 FAST: Final[Mapping[str, str]] = {
     "fsync": "off",
     "full_page_writes": "off",
+    "autovacuum": "off",
+    "wal_writer_delay": "10ms",
     "max_replication_slots": "20",
     "max_wal_senders": "20",
 }

@@ -67,13 +67,13 @@ class CountedCopies:
 def read_lines(source: SourceSettings, snapshot: str, partition: Partition) -> Iterator[list[str]]:
     """The partition's rows as COPY text, in batches. Raises TableChangedError when the table is not, or does not
     stay, what the snapshot saw: a rewrite or a TRUNCATE would read as no rows and move others between ranges."""
-    with connect(source, application_name="headwater snapshot") as watcher:
-        _check_unchanged(watcher, source, partition)
-        with connect(source, application_name="headwater snapshot") as conn:
-            conn.execute("begin transaction isolation level repeatable read read only")
-            conn.execute(sql.SQL("set transaction snapshot {}").format(snapshot))
-            yield from _copy(conn, partition)
-        _check_unchanged(watcher, source, partition)
+    with connect(source, application_name="headwater snapshot") as conn:
+        _check_unchanged(conn, source, partition)
+        conn.execute("begin transaction isolation level repeatable read read only")
+        conn.execute(sql.SQL("set transaction snapshot {}").format(snapshot))
+        yield from _copy(conn, partition)
+        conn.execute("commit")  # from here on the catalog is seen as it is now
+        _check_unchanged(conn, source, partition)
 
 
 def _check_unchanged(conn: psycopg.Connection, source: SourceSettings, partition: Partition) -> None:
