@@ -30,6 +30,7 @@ FAST: Final[Mapping[str, str]] = {
     "fsync": "off",
     "full_page_writes": "off",
     "autovacuum": "off",
+    "jit": "off",
     "wal_writer_delay": "10ms",
     "max_replication_slots": "20",
     "max_wal_senders": "20",

@@ -6,6 +6,7 @@ short ones late, so that no process is left alone with long ones in the end. Wit
 
 from __future__ import annotations
 
+import gc
 from collections import Counter, defaultdict
 from collections.abc import Generator
 from typing import Final
@@ -50,6 +51,14 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> ByRoom | 
         return None
     config.option.loadscopereorder = False  # the order is that of `_place`
     return ByRoom(config, log)
+
+
+def pytest_collection_finish() -> None:
+    """All that was imported stays: looking through it for garbage, every 700 objects, would cost a tenth of a run. From
+    here on it is done as seldom as the replicator does it."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(100_000, 50, 100)
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
