@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 import psycopg
 import pytest
 
-from headwater.embedded.postgres import EmbeddedPostgres
+from headwater.embedded.postgres import EmbeddedPostgres, PostgresBinaries
+from headwater.source.slot import system_identity
 from tests.support.changed_source import Device
 from tests.support.fix_headwater import Deployment, wait_until
-from tests.support.fix_postgres import SourceDb
+from tests.support.fix_postgres import FAST, SourceDb
 from tests.support.standby import copy_of, end_of, promote, standby_of, wait_for
 
 if TYPE_CHECKING:
@@ -214,12 +215,24 @@ def test_a_source_that_went_back_in_time(primary: EmbeddedPostgres, follow: Foll
         deployment.close()
 
 
+@pytest.fixture
+def other(postgres_binaries: PostgresBinaries, tmp_path: Path) -> Iterator[EmbeddedPostgres]:
+    """A server whose directory was laid out by itself, as none of a copied directory is."""
+    with EmbeddedPostgres(tmp_path / "other", postgres_binaries, FAST) as server:
+        yield server
+
+
+def cluster(server: EmbeddedPostgres) -> str:
+    with psycopg.connect(server.dsn(), autocommit=True) as conn:
+        return system_identity(conn).system_id
+
+
 def test_another_cluster_with_the_same_tables(
-    primary: EmbeddedPostgres, follow: Follow, postgres_with: Callable[..., EmbeddedPostgres]
+    primary: EmbeddedPostgres, follow: Follow, other: EmbeddedPostgres
 ) -> None:
+    assert cluster(primary) != cluster(other)
     deployment = follow(primary)
     device, before = Connected(deployment), deployment.op_count()
-    other = postgres_with()
     with psycopg.connect(other.dsn(), autocommit=True) as conn:
         conn.execute("create table first (id int); create table notes (id text primary key, body text)")
         conn.execute(f"insert into notes select i::text, 'x' || i from generate_series(1, {ROWS}) i")
