@@ -11,8 +11,10 @@ import apsw
 import psycopg
 import pytest
 
+from headwater.pipeline.jobs import BulkJobs
 from tests.support.changed_source import settled, unheard
 from tests.support.fix_headwater import Deployment, wait_until
+from tests.support.local_bulk import EVERYTHING_ON_SPARK, local_bulk
 
 if TYPE_CHECKING:
     from tests.support.fix_postgres import SourceDb
@@ -29,6 +31,12 @@ streams:
     auto_subscribe: true
     query: SELECT * FROM notes
 """
+
+
+@pytest.fixture
+def bulk(bulk: BulkJobs) -> BulkJobs:
+    """Comparisons take a while, in which rows change."""
+    return bulk if EVERYTHING_ON_SPARK else local_bulk(seconds=0.5)
 
 
 def tables(source: SourceDb, identity: str = "default", rows: int = 300) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import os
 import pickle
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final, Generic, NamedTuple
@@ -27,7 +28,11 @@ _attempts = itertools.count()
 
 
 class LocalEngine:
-    """See `headwater.pipeline.engine.Engine`."""
+    """See `headwater.pipeline.engine.Engine`. Each round of tasks takes `seconds` longer than it has to, so that there
+    is time for something to happen meanwhile, as there is on Spark."""
+
+    def __init__(self, seconds: float = 0.0) -> None:
+        self._seconds = seconds
 
     def warm_up(self) -> None:
         """There is nothing to start."""
@@ -35,7 +40,7 @@ class LocalEngine:
     @contextmanager
     def run(self, job: Job, what: str) -> Iterator[LocalRun[Job]]:
         try:
-            yield LocalRun(job)
+            yield LocalRun(job, self._seconds)
         except TableChangedError:
             raise
         except HeadwaterError as error:
@@ -50,11 +55,14 @@ class LocalRun(Generic[Job]):
     application = APPLICATION
     parallelism = 2
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job, seconds: float) -> None:
         self._job = job
+        self._seconds = seconds
 
     def tasks(self, tasks: Sequence[Task[Job, Result]]) -> list[Result]:
-        return [self._run(number, task) for number, task in enumerate(tasks)]
+        results = [self._run(number, task) for number, task in enumerate(tasks)]
+        time.sleep(self._seconds)
+        return results
 
     def _run(self, number: int, task: Task[Job, Result]) -> Result:
         job, task = _sent((self._job, task))
@@ -92,6 +100,6 @@ def _sent(value: Result) -> Result:
     return arrived
 
 
-def local_bulk() -> BulkJobs:
-    """Bulk work in this process."""
-    return BulkJobs(LocalEngine())
+def local_bulk(seconds: float = 0.0) -> BulkJobs:
+    """Bulk work in this process; see `LocalEngine`."""
+    return BulkJobs(LocalEngine(seconds))
