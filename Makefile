@@ -30,7 +30,7 @@ test: install-tests ## all tests but those that take minutes
 test-all: install-tests ## all tests in every way, in parts; one of them: make test-all PART=long, or spark, storage, postgres-14 …
 	@set -e; for part in $(PART); do $(MAKE) --no-print-directory "all-$$part"; done
 
-# Each part ends within two hours on two cores. What is marked long is in `long` and on Spark in `spark`.
+# Parts to run one by one. What is marked long is in `long`, and on Spark in `spark`.
 all-quick:
 	$(PYTEST) -m 'not long' $(ARGS)
 

@@ -36,7 +36,7 @@ class _Look:
 
 class _Verification:
     def __init__(self, run: Run[VerifyJob], job: VerifyJob) -> None:
-        self._engine = run
+        self._work = run
         self._job = job
         self._broken: dict[int, BrokenBucket] = {}
         self._lookups: dict[tuple[int, str], None] = {}
@@ -61,7 +61,7 @@ class _Verification:
             lookups=tuple(BrokenLookups(*place) for place in self._lookups),
             ops=self._ops,
             rows=self._rows,
-            application=self._engine.application,
+            application=self._work.application,
             tasks=self._tasks,
         )
 
@@ -128,4 +128,4 @@ class _Verification:
 
     def _run(self, tasks: Sequence[HistoryTask] | Sequence[MembersTask] | Sequence[LoneLookupsTask]) -> list:  # type: ignore[type-arg]
         self._tasks += len(tasks)
-        return self._engine.tasks(tasks)
+        return self._work.tasks(tasks)
