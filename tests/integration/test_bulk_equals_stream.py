@@ -33,6 +33,7 @@ from headwater.oplog.row_id import content_id
 from headwater.pipeline.partition import CountedCopies, Partition, SnapshotTask
 from headwater.pipeline.reprocess import ReprocessTask
 from headwater.replication.fold import Fold
+from headwater.replication.lacking import Lacking
 from headwater.replication.live import LiveContext, LiveTable
 from headwater.source.catalog import Leaf, PublishedTable
 from headwater.source.connect import SourceSettings
@@ -197,7 +198,7 @@ class Place:
         for start in range(0, len(changes), 4):
             table = self._live_table(plans)
             flush = self.store.begin(self.lease)
-            fold = Fold(flush, _nobody_to_ask, _nobody_to_ask, written)
+            fold = Fold(flush, _nobody_to_ask, Lacking(), _nobody_to_ask, written)
             fold.apply([(table, change) for change in changes[start : start + 4]])
             self._lsn += 10
             flush.commit(TAG, Progress(Lsn(self._lsn), 1))

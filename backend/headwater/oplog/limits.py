@@ -41,10 +41,19 @@ _LEFT_OUT = "left out"
 
 @dataclass(frozen=True, slots=True)
 class Stub:
-    """What is kept of a row over the limit: its bytes, and its content id."""
+    """What is kept of a row over the limit: its bytes, the content id of what it was when it was last seen whole, and
+    the bytes of each value as COPY writes it (none in stubs of old)."""
 
     size: int
     content: str
+    sizes: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """Stands for a value of which only the size in bytes is known."""
+
+    size: int
 
 
 def stored_line(line: str) -> str:
@@ -52,7 +61,19 @@ def stored_line(line: str) -> str:
     if len(line) <= SURELY_A_ROW:
         return line
     size = len(line.encode())
-    return line if size <= ROW_LIMIT else f"{_STUB}{size} {content_id(line)}"
+    if size <= ROW_LIMIT or is_stub(line):
+        return line
+    return _stub(size, content_id(line), [len(cell.encode()) for cell in line.split("\t")])
+
+
+def stub_after(before: Stub, sizes: Sequence[int]) -> str | None:
+    """The stub of a row that was `before` and has values of these sizes now; None when it is not too large any more."""
+    size = sum(sizes) + len(sizes) - 1
+    return _stub(size, before.content, sizes) if size > ROW_LIMIT else None
+
+
+def _stub(size: int, content: str, sizes: Sequence[int]) -> str:
+    return f"{_STUB}{size} {content} {','.join(map(str, sizes))}"
 
 
 def is_stub(line: str) -> bool:
@@ -62,8 +83,8 @@ def is_stub(line: str) -> bool:
 
 def read_stub(line: str) -> Stub:
     """The inverse of what `stored_line` does to a row over the limit."""
-    size, _, content = line.removeprefix(_STUB).partition(" ")
-    return Stub(int(size), content)
+    size, content, sizes = (*line.removeprefix(_STUB).split(" "), "")[:3]
+    return Stub(int(size), content, tuple(map(int, sizes.split(","))) if sizes else ())
 
 
 def fitting(puts: Sequence[Put]) -> tuple[Sequence[Put], Sequence[tuple[Put, int]]]:

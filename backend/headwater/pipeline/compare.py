@@ -99,8 +99,8 @@ def _keyed(key: str, line: str, kept: str) -> ComparedRow:
 
 def _content(line: str) -> ComparedRow:
     stored = stored_line(line)
-    digest = _hash(stored.encode())
     content = read_stub(stored).content if is_stub(stored) else content_id(line)
+    digest = _hash((content if is_stub(stored) else line).encode())
     return ComparedRow(digest, content, digest & _63_BITS, line)
 
 

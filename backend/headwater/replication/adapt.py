@@ -43,6 +43,13 @@ class TableChanges:
     def __bool__(self) -> bool:
         return bool(self.gone or self.new or self.altered)
 
+    @property
+    def oids(self) -> frozenset[int]:
+        """All tables that are concerned, as they were and as they are."""
+        before = [table.relation.oid for table in [*self.gone, *(table for table, _ in self.altered)]]
+        after = [table.relation.oid for table in [*self.new, *(table for _, table in self.altered)]]
+        return frozenset([*before, *after])
+
 
 def table_changes(stored: Sequence[StoredTable], published: Sequence[PublishedTable]) -> TableChanges:
     """What came, went or changed its shape."""

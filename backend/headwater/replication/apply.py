@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from headwater.oplog.change import (
     Begin,
     Cell,
+    Cells,
     Commit,
     Delete,
     Insert,
@@ -26,10 +27,11 @@ from headwater.oplog.change import (
 from headwater.oplog.limits import stored_line
 from headwater.oplog.lsn import ZERO, Lsn, format_lsn
 from headwater.oplog.row_id import IdentityKind
-from headwater.replication.adapt import REKEYED, empty
+from headwater.replication.adapt import REDEFINED, REKEYED, empty
 from headwater.replication.errors import ProtocolError, SchemaChangedError
 from headwater.replication.filling import Filler
 from headwater.replication.fold import Fold
+from headwater.replication.lacking import Lacking, completed
 from headwater.replication.live import FullCells, LiveContext, LiveTable
 from headwater.replication.reshape import Reshape, as_kept, reshape
 from headwater.replication.schema import SchemaWatch
@@ -46,6 +48,7 @@ CHUNK_CHANGES = 5_000
 FLUSH_CHANGES = 20_000
 FLUSH_SECONDS = 0.2
 IDLE_SECONDS = 1.0
+ASKING_SECONDS = 1.0
 
 
 class Applier:
@@ -86,6 +89,9 @@ class Applier:
         self._hold = ZERO  # the flush may not commit before the stream has passed this
         self._pending: list[tuple[LiveTable, RowChange]] = []
         self._xids: list[int] = []  # transactions of which changes are pending, and the last one
+        self._lacking = Lacking()
+        self._asking_since = 0.0  # when the open flush first asked the source for rows; 0 before
+        self.unsettled = False  # a table was marked to be compared with the source
         self._reported: set[str] = set()
         self.final_lsn = ZERO  # where the commit record of the transaction begins that is being read
         self._logs: list[TouchLog] = []
@@ -102,7 +108,7 @@ class Applier:
         """Find out how the stream's changes of a table become such of the stored one."""
         told = self._streamed.get(table.relation.oid)
         streamed = table.streamed if told is None else as_kept(told, table.relation)
-        if table.id in self._waiting:
+        if table.id in self._waiting or not _same_name(streamed, table.relation):
             self._shapes[table.relation.oid] = None
         elif streamed != table.streamed:
             self._shapes[table.relation.oid] = reshape(streamed, table.relation)
@@ -112,7 +118,7 @@ class Applier:
             self._shapes.pop(table.relation.oid, None)
 
     def consume(self, messages: Sequence[Message]) -> None:
-        """Take a batch in. Raises SchemaChangedError when a table is not what it was."""
+        """Take a batch in."""
         pending, tables, shapes = self._pending, self._tables, self._shapes
         for message in messages:
             kind = type(message)
@@ -121,7 +127,7 @@ class Applier:
                 table = tables.get(change.relation.oid)
                 if table is not None and not self.skipping:
                     if shapes:
-                        found = self._reshaped(change)
+                        found = self._reshaped(table, change)
                         if found is None:
                             continue
                         change = found
@@ -177,44 +183,46 @@ class Applier:
         table = self._tables.get(relation.oid)
         if table is None and not self._context.reads(relation):
             return
-        if table is not None and table.streamed == as_kept(relation, table.relation):
+        if table is not None:
             self._fit(table)
-            self._schema.hint()  # a column that was dropped and made again looks the same here
-            return
-        self._schema.check()
-        if table is None:
-            return  # of a table that is gone by now, nothing is kept
-        self._apply_pending()
-        if table.id not in self._compared:
-            raise SchemaChangedError(
-                "a table was different for a while",
-                f"{relation.schema}.{relation.name}",
-                "it is compared with the source",
-                relation.oid,
-            )
-        self._fit(table)
+        self._schema.hint()  # a column that was dropped and made again looks the same here
 
-    def _reshaped(self, change: RowChange) -> RowChange | None:
+    def _reshaped(self, table: LiveTable, change: RowChange) -> RowChange | None:
         """A change of another shape of its table in the present one; None for one that only the comparison with the
-        source can take in."""
+        source can take in, such as one from when the table had another name: it was not the one that rules speak of."""
         if change.relation.oid not in self._shapes:
             return change
         found = self._shapes[change.relation.oid]
         if found is None or not found.whole:
-            for log in self._logs:
-                log.spoil(self.final_lsn, change.relation.oid)
+            self._leave(table)
         return None if found is None else found.change(change)
+
+    def _leave(self, table: LiveTable) -> None:
+        """What happened to a table in the transaction that is being read is left to a comparison with the source, of
+        which the flush takes note."""
+        for log in self._logs:
+            log.spoil(self.final_lsn, table.relation.oid)
+        if table.id in self._compared:
+            return
+        _log.info("%s has to be compared with the source", table.name)
+        self._open().mark_resync(table.id, REDEFINED)
+        self._compared |= {table.id}
+        self.unsettled = True
 
     def _apply_pending(self) -> None:
         if not self._pending:
             return
-        fold = Fold(self._open(), self._fetch, self.fill, self._written)
+        fold = self._fold()
         fold.apply(self._pending)
         self.rows += len(self._pending)
         self._in_flush += len(self._pending)
         self._pending.clear()
-        del self._xids[:-1]
+        if not self._lacking.tables():
+            del self._xids[:-1]
         self._report(fold)
+
+    def _fold(self) -> Fold:
+        return Fold(self._open(), self.fill, self._lacking, self._leave, self._written)
 
     def _truncate(self, message: Truncate) -> None:
         self._apply_pending()
@@ -223,8 +231,12 @@ class Applier:
             table = self._tables.get(relation.oid)
             if table is None:
                 continue
+            if not _same_name(relation, table.relation):
+                self._leave(table)
+                continue
             for log in self._logs:
                 log.truncate(self.final_lsn, table)
+            self._lacking.forget(table.id)
             new_id = empty(flush, table, self._context.salt)
             if table.id in self._compared:
                 self._compared |= {new_id}
@@ -235,19 +247,46 @@ class Applier:
                 self._tables[relation.oid] = renewed
             self._in_flush += 1
 
-    def _fetch(self, table: LiveTable, key: Sequence[Cell]) -> FullCells | None:
-        cells, seen = self._fetcher.fetch(table.relation, key)
-        if cells is None and table.id not in self._compared:  # gone, or not to be seen yet
-            if not self._fetcher.wait_until_visible(self._xids):
-                raise SchemaChangedError(
-                    "a row can't be seen in the source before its commit was acknowledged",
-                    f"{table.relation.schema}.{table.relation.name}",
-                    "the table is compared with the source",
-                    table.relation.oid,
-                )
-            cells, seen = self._fetcher.fetch(table.relation, key)
-        self._hold = Lsn(max(self._hold, seen))
-        return cells
+    def _complete(self) -> None:
+        """Ask the source for what rows of this flush lack, all at once. Where that does not come to an end, and for
+        tables that are compared with the source anyway, the comparison brings it."""
+        for table in [table for table in self._tables.values() if self._lacking.of(table.id)]:
+            if table.id in self._compared:
+                continue
+            now = time.monotonic()
+            self._asking_since = self._asking_since or now
+            rows = list(self._lacking.of(table.id).values())
+            found = None if now - self._asking_since > ASKING_SECONDS else self._ask(table, rows)
+            if found is None:
+                self._leave(table)
+                continue
+            pairs = zip(self._lacking.of(table.id).items(), found, strict=True)
+            fold = self._fold()
+            # A row that is gone by now has its DELETE or key change ahead in the stream, before the flush may commit
+            fold.write(
+                table, {row_id: cells and completed(known, cells, table.computed) for (row_id, known), cells in pairs}
+            )
+            self._report(fold)
+
+    def _ask(self, table: LiveTable, keys: Sequence[Sequence[Cell]]) -> list[FullCells | None] | None:
+        """Rows of a table by key, as the source has them now; None when it can't say. The flush then waits until the
+        stream has passed what they show."""
+        found = self._fetcher.fetch(table.relation, keys)
+        if found is not None and len(found.rows) < len(keys) and table.id not in self._compared:
+            # Gone, or not to be seen yet
+            found = self._fetcher.fetch(table.relation, keys) if self._fetcher.wait_until_visible(self._xids) else None
+        if found is None:
+            return None
+        self._hold = Lsn(max(self._hold, found.seen))
+        key = table.identity.key
+        rows = {key(row): row for row in found.rows}
+        return [rows.get(key(cells)) for cells in keys]
+
+    def _fetch(self, table: LiveTable, keys: Sequence[Sequence[Cell]]) -> list[FullCells | None]:
+        found = self._ask(table, keys)
+        if found is None:
+            raise SchemaChangedError("rows can't be seen in the source", table.name, "the stream is read again")
+        return found
 
     def fill(self, table: LiveTable, rows: Sequence[FullCells]) -> list[FullCells | None]:
         """Rows with the values of their generated columns; None for one that is gone from the source."""
@@ -275,12 +314,18 @@ class Applier:
     def flush(self, reached: Lsn) -> None:
         """Commit what is open, unless it holds a row from ahead that the stream has not passed."""
         self._apply_pending()
-        if self._flush is None or reached < self._hold:
+        if self._flush is None:
+            return
+        if self._lacking.tables():
+            self._complete()
+        if reached < self._hold:
             return
         self._flush.commit(self._context.tag, Progress(self._reached, self._committed_us))
         self._flush = None
         self._in_flush = 0
         self._hold = ZERO
+        self._asking_since = 0.0
+        del self._xids[:-1]
         self.position = self._reached
 
     def _advance(self, reached: Lsn, *, idle: bool) -> None:
@@ -298,6 +343,7 @@ class Applier:
             self._flush.rollback()
             self._flush = None
             self._hold = ZERO
+            self._asking_since = 0.0
 
     @property
     def tag(self) -> str:
@@ -320,6 +366,15 @@ class Applier:
         self._know(stored)
         self._schema.renew(plans, stored)
 
+    def misnamed(self, oids: Collection[int]) -> bool:
+        """Whether the stream calls any of these tables by another name than the store."""
+        pairs = [(self._streamed.get(oid), self._tables.get(oid)) for oid in oids]
+        return any(told and table and not _same_name(told, table.relation) for told, table in pairs)
+
+    def look_again(self) -> None:
+        """Something says that a table is not what it was: have the catalog looked at."""
+        self._schema.hint()
+
     def record(self, log: TouchLog) -> None:
         """Tell `log` of every change from here on."""
         self._logs.append(log)
@@ -338,6 +393,10 @@ class Applier:
         """Note them no more."""
         self._written = {}
 
+    def lacking(self, table: LiveTable) -> Mapping[str, Cells]:
+        """By row id, what the stream told of rows of a table that lack values, and are not in the store for that."""
+        return self._lacking.of(table.id)
+
     def stored_rows(self, table: LiveTable, row_ids: Sequence[str]) -> dict[str, CurrentRow]:
         """Those rows of a table that are there."""
         alone = self._flush is None
@@ -349,7 +408,7 @@ class Applier:
     def merge(self, table: LiveTable, states: Mapping[str, FullCells | None], *, anew: bool = False) -> int:
         """Make rows of a table what `states` says, in a flush of its own; see `Fold.write`. Returns the number of
         ops."""
-        fold = Fold(self._open(), self._fetch, self.fill, self._written)
+        fold = self._fold()
         ops = fold.write(table, states, anew=anew)
         self._report(fold)
         self.flush(self._reached)
@@ -376,3 +435,8 @@ class Applier:
             if error not in self._reported and len(self._reported) < 1000:
                 self._reported.add(error)
                 _log.warning("a rule failed on a row and was left out: %s", error)
+
+
+def _same_name(streamed: Relation, kept: Relation) -> bool:
+    """Whether the stream calls a table what the store calls it: else it was another one to the rules."""
+    return (streamed.schema, streamed.name) == (kept.schema, kept.name)

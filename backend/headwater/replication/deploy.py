@@ -123,7 +123,9 @@ class Deploy:
                 return False
             self._resync.unmark()
             self._resync.close()
-            self._resync, self._new = None, frozenset()
+            self._new = self._resync.left & self._site.stored().keys()  # they changed meanwhile
+            self._resync = None
+            return False
         self._site.store.activate(self._site.lease, self._version.id, sides(self._plan))
         self._note_job()
         return True

@@ -9,22 +9,11 @@ from headwater.oplog.lsn import Lsn, format_lsn
 
 
 class SchemaChangedError(HeadwaterError):
-    """A table is not what it is in the store. With `oid`, only the stream has that table so: the catalog is back at
-    what is stored, or ahead of the stream."""
+    """The stream has to be read again from where the store stands: what it brings does not fit what the catalog says,
+    and did not come to do so."""
 
-    kind: ClassVar[Kind] = Kind.RESYNC
+    kind: ClassVar[Kind] = Kind.RETRY
     code: ClassVar[str] = "HW_5001"
-
-    def __init__(self, what: str, where: str = "", fix: str = "", oid: int | None = None) -> None:
-        super().__init__(what, where, fix)
-        self.oid = oid
-
-
-class RowIncompleteError(HeadwaterError):
-    """A change lacks a value that nothing here has and that can't be asked for."""
-
-    kind: ClassVar[Kind] = Kind.RESYNC
-    code: ClassVar[str] = "HW_5004"
 
 
 class PoisonError(HeadwaterError):

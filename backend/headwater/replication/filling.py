@@ -14,8 +14,9 @@ from headwater.source.generated import GeneratedValues, NotComputedError
 
 _log = logging.getLogger(__name__)
 
-Fetch = Callable[[LiveTable, Sequence[Cell]], FullCells | None]
-"""Reads a row by its key from the source; the flush then waits for the stream to pass what it saw."""
+Fetch = Callable[[LiveTable, Sequence[Sequence[Cell]]], list[FullCells | None]]
+"""Reads rows by their keys from the source, None for one that is gone; the flush then waits for the stream to pass
+what it saw."""
 
 Fill = Callable[[LiveTable, Sequence[FullCells]], list[FullCells | None]]
 """Rows with what Postgres computes for their generated columns; None for one that is gone from the source."""
@@ -38,13 +39,12 @@ class Filler:
         except NotComputedError as error:
             if table.identity.kind is not IdentityKind.KEY:
                 raise
-            _log.warning("%s; its rows are read one by one meanwhile", error)
-            return [self._fetched(table, row) for row in rows]
+            _log.warning("%s; its rows are read from the source meanwhile", error)
+            return [
+                None if found is None else _with(row, table.computed, [found[place] for place in table.computed])
+                for row, found in zip(rows, self.fetch(table, rows), strict=True)
+            ]
         return [_with(row, table.computed, values) for row, values in zip(rows, computed, strict=True)]
-
-    def _fetched(self, table: LiveTable, row: FullCells) -> FullCells | None:
-        fetched = self.fetch(table, row)
-        return None if fetched is None else _with(row, table.computed, [fetched[place] for place in table.computed])
 
 
 def filled(fill: Fill, table: LiveTable, rows: Iterable[Cells | None]) -> list[FullCells | None]:

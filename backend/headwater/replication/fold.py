@@ -16,44 +16,60 @@ from headwater.oplog.change import UNCHANGED, Cell, Cells, Delete, Insert, RowCh
 from headwater.oplog.limits import (
     LEFT_OUT,
     SURELY_A_ROW,
+    Kept,
     is_stub,
     left_out_of,
     op_refused,
     read_stub,
     row_refused,
     stored_line,
+    stub_after,
 )
 from headwater.oplog.row_id import IdentityKind, copy_id, copy_number, random_id
 from headwater.oplog.transform import BucketName, DraftOp
 from headwater.replication.contents import content_of
-from headwater.replication.errors import RowIncompleteError
-from headwater.replication.filling import Fetch, Fill, filled
+from headwater.replication.filling import Fill, filled
+from headwater.replication.lacking import Lacking
 from headwater.replication.live import FullCells, LiveTable
 from headwater.storage.contract import Flush
 from headwater.storage.parts import CurrentRow
 from headwater_rules.results import RowResult
 
 _UNKNOWN: FullCells = ("too large to be kept",)
-"""The cells of a row of which the store has only a stub."""
+"""The cells of a row of which the store has nothing to go by."""
+
+_Known = tuple[Cell | Kept, ...]
+"""What is known of a row: values, sizes of values in its place, and marks where there is nothing."""
 
 
 class _Row:
-    """A row's state before this fold, and now. `cells` None means there is none."""
+    """A row's state before this fold, and now. `cells` None means there is none; `stub` is what is kept of one that is
+    too large still."""
 
-    __slots__ = ("before", "cells")
+    __slots__ = ("before", "cells", "stub")
 
-    def __init__(self, before: CurrentRow | None, cells: FullCells | None) -> None:
+    def __init__(self, before: CurrentRow | None, cells: _Known | None) -> None:
         self.before = before
         self.cells = cells
+        self.stub = ""
 
 
 class Fold:
     """One chunk of changes on their way into a flush."""
 
-    def __init__(self, flush: Flush, fetch: Fetch, fill: Fill, written: Mapping[int, set[str]]) -> None:
+    def __init__(
+        self,
+        flush: Flush,
+        fill: Fill,
+        lacking: Lacking,
+        leave: Callable[[LiveTable], None],
+        written: Mapping[int, set[str]],
+    ) -> None:
         self._flush = flush
-        self._fetch = fetch
         self._fill = fill
+        self._lacking = lacking  # takes rows that can't be completed here
+        self._leave = leave  # has a table compared with the source, since one without a key could not be completed
+        self._incomplete = False  # whether any row of this fold may be so
         self._written = written  # by table id, where to note the rows that this fold writes
         self.evaluation_errors: list[str] = []
         self.refused: list[str] = []  # rows and ops that are too large, in words
@@ -77,9 +93,10 @@ class Fold:
             case IdentityKind.FULL:
                 return self._fold_multiset(table, changes)
             case IdentityKind.NOTHING:
-                inserted = [self._inserted(table, change) for change in changes if isinstance(change, Insert)]
+                found = [self._whole(table, change) for change in changes if isinstance(change, Insert)]
+                inserted = [cells for cells in found if cells is not None]
                 if table.computed:
-                    inserted = filled(self._fill, table, inserted)
+                    return {random_id(): _Row(None, cells) for cells in filled(self._fill, table, inserted)}
                 return {random_id(): _Row(None, cells) for cells in inserted}
 
     def write(self, table: LiveTable, states: Mapping[str, FullCells | None], *, anew: bool = False) -> int:
@@ -101,7 +118,7 @@ class Fold:
                 places.append((row_id, row_id))
             elif type(change) is Update:
                 old = change.old
-                new_id = key(_completed(change.new, old) if old is not None else change.new)
+                new_id = key(change.new if old is None else cast(Cells, _completed(change.new, old)))
                 places.append((new_id if old is None else key(old), new_id))
             else:
                 row_id = key(cast(Delete, change).old)
@@ -112,20 +129,57 @@ class Fold:
                 rows[old_id].cells = None
                 continue
             known = rows[old_id].cells
-            cells = self._complete(table, cast("Insert | Update", change), None if known is _UNKNOWN else known)
+            cells = self._merged(table, cast("Insert | Update", change), None if known is _UNKNOWN else known)
             if old_id != new_id:
                 rows[old_id].cells = None
             rows[new_id].cells = cells
+        if self._incomplete:
+            rows = self._set_apart(table, rows)
         if table.computed:
             self._fill_in(table, rows)
         return rows
+
+    def _merged(self, table: LiveTable, change: Insert | Update, current: _Known | None) -> _Known:
+        """The new row with every value that the stream left out and that is known here."""
+        new: _Known = change.new
+        if UNCHANGED not in new:
+            return new
+        if type(change) is Update and change.old is not None:
+            kept = range(len(new)) if not change.old_is_key else table.identity.columns
+            new = tuple(change.old[i] if cell is UNCHANGED and i in kept else cell for i, cell in enumerate(new))
+        if current is not None:
+            new = _completed(new, current)
+        self._incomplete = self._incomplete or UNCHANGED in new or any(type(cell) is Kept for cell in new)
+        return new
+
+    def _set_apart(self, table: LiveTable, rows: dict[str, _Row]) -> dict[str, _Row]:
+        """Keep rows that lack values out of the store, until these are known; returns all others."""
+        complete: dict[str, _Row] = {}
+        for row_id, row in rows.items():
+            cells = row.cells
+            if cells is not None and any(type(cell) is Kept for cell in cells):
+                row.stub = self._still_too_large(row, cells)
+                if not row.stub:
+                    cells = tuple(UNCHANGED if type(cell) is Kept else cell for cell in cells)
+            if cells is None or row.stub or UNCHANGED not in cells:
+                complete[row_id] = row
+            else:
+                self._lacking.put(table.id, row_id, cast(Cells, cells))
+        return complete
+
+    def _still_too_large(self, row: _Row, cells: _Known) -> str:
+        """The stub of a row, if the values that are not known keep it over the limit; their sizes are enough then."""
+        if row.before is None or not is_stub(row.before.line) or UNCHANGED in cells:
+            return ""
+        sizes = [c.size if isinstance(c, Kept) else len(join_cells((cast("str | None", c),)).encode()) for c in cells]
+        return stub_after(read_stub(row.before.line), sizes) or ""
 
     def _fill_in(self, table: LiveTable, rows: Mapping[str, _Row]) -> None:
         """Have generated columns computed, where what they are computed from is not what it was: Postgres keeps the
         values of the others, too."""
         lacking: list[_Row] = []
         for row in rows.values():
-            cells = row.cells
+            cells = cast("FullCells | None", row.cells)
             if cells is None or cells is _UNKNOWN:
                 continue
             before = row.before
@@ -134,46 +188,29 @@ class Fold:
                 lacking.append(row)
             else:
                 row.cells = tuple(known[i] if i in table.computed else cell for i, cell in enumerate(cells))
-        for row, found in zip(lacking, filled(self._fill, table, [row.cells for row in lacking]), strict=True):
+        whole = [cast(FullCells, row.cells) for row in lacking]
+        for row, found in zip(lacking, filled(self._fill, table, whole), strict=True):
             row.cells = found
 
     def _load(self, table: LiveTable, row_ids: Iterable[str]) -> dict[str, _Row]:
         wanted = list(row_ids)
         found = self._flush.current(table.id, wanted)
+        lacking = self._lacking.of(table.id)
+        self._incomplete = self._incomplete or bool(lacking)
         rows: dict[str, _Row] = {}
         for row_id in wanted:
             before = found.get(row_id)
             rows[row_id] = _Row(before, None if before is None else _cells(table, before))
+            if row_id in lacking:
+                rows[row_id].cells = lacking[row_id]
         return rows
-
-    def _complete(self, table: LiveTable, change: Insert | Update, current: FullCells | None) -> FullCells | None:
-        """The new row with every value that the stream left out; None when the source does not have it any more."""
-        new = change.new
-        if UNCHANGED not in new:
-            return cast(FullCells, new)
-        if type(change) is Update and change.old is not None and not change.old_is_key:
-            new = _completed(new, change.old)
-        if UNCHANGED in new and current is not None:
-            new = _completed(new, current)
-        if UNCHANGED not in new:
-            return cast(FullCells, new)
-        if table.identity.kind is not IdentityKind.KEY:
-            raise RowIncompleteError(
-                "a row without a key lacks a value that only the source has",
-                f"{table.relation.schema}.{table.relation.name}",
-                "the table is read again",
-            )
-        key = new if type(change) is Insert else _completed(new, cast(Update, change).old or ())
-        fetched = self._fetch(table, key)
-        # A row that is gone by now has its DELETE or key change ahead in the stream, before the flush may commit
-        return None if fetched is None else cast(FullCells, _completed(new, fetched))
 
     # tables whose rows are known by their content
 
     def _fold_multiset(self, table: LiveTable, changes: Sequence[RowChange]) -> dict[str, _Row]:
         olds = [None if type(change) is Insert else cast("Update | Delete", change).old for change in changes]
         news = [
-            None if type(change) is Delete else self._inserted(table, cast("Insert | Update", change))
+            None if type(change) is Delete else self._whole(table, cast("Insert | Update", change))
             for change in changes
         ]
         if table.computed:
@@ -199,8 +236,13 @@ class Fold:
                 row.cells = cells
         return {row_id: row for row_id, row in rows.items() if row.cells is not _UNKNOWN}
 
-    def _inserted(self, table: LiveTable, change: Insert | Update) -> FullCells | None:
-        return self._complete(table, change, None)
+    def _whole(self, table: LiveTable, change: Insert | Update) -> FullCells | None:
+        """The new row; None for one that lacks values and has no key to ask for them by."""
+        cells = self._merged(table, change, None)
+        if UNCHANGED in cells:
+            self._leave(table)
+            return None
+        return cast(FullCells, cells)
 
     # the result
 
@@ -212,7 +254,7 @@ class Fold:
         transform, layout, has_lookups = table.bound.transform, table.layout, table.bound.has_lookups
         convert, evaluate, enter, move = transform.convert, transform.program.evaluate, transform.enter, transform.move
         for row_id, row in rows.items():
-            before, cells = row.before, row.cells
+            before, cells = row.before, cast("FullCells | None", row.cells)
             if cells is None:
                 if before is not None:
                     move(before.members, before.subkey, row_id, (), ops, buckets)
@@ -220,11 +262,14 @@ class Fold:
                     if has_lookups:
                         self._flush.replace_lookups(table.id, row_id, ())
                 continue
-            line = join_cells(cells)
-            too_large = len(line) > SURELY_A_ROW and is_stub(line := stored_line(line))
+            line = row.stub or join_cells(cells)
+            too_large = bool(row.stub) or (len(line) > SURELY_A_ROW and is_stub(line := stored_line(line)))
             if before is not None and before.line == line and before.layout == layout and not anew:
                 continue
-            puts, lookups, errors = self._refuse(table, row_id, line) if too_large else evaluate(convert(cells), row_id)
+            if too_large:
+                puts, lookups, errors = self._refuse(table, row_id, line, before)
+            else:
+                puts, lookups, errors = evaluate(convert(cells), row_id)
             if before is None:
                 members = enter(row_id, puts, ops, buckets)
                 put.append(_new_row(CurrentRow, (row_id, layout, line, members, None)))
@@ -243,27 +288,42 @@ class Fold:
         self._flush.delete_rows(table.id, gone)
         self._flush.put_rows(table.id, put)
         self._flush.append(ops, buckets)
+        self._lacking.discard(table.id, rows)
         return len(ops)
 
-    def _refuse(self, table: LiveTable, row_id: str, stub: str) -> RowResult:
-        """What comes of a row that is too large: nothing."""
-        self.refused.append(row_refused(table.name, row_id, read_stub(stub).size))
+    def _refuse(self, table: LiveTable, row_id: str, stub: str, before: CurrentRow | None) -> RowResult:
+        """What comes of a row that is too large: nothing. Said once."""
+        if before is None or not is_stub(before.line):
+            self.refused.append(row_refused(table.name, row_id, read_stub(stub).size))
         return RowResult([], [], [])
 
 
-def _cells(table: LiveTable, row: CurrentRow) -> FullCells:
+def _cells(table: LiveTable, row: CurrentRow) -> _Known:
     if is_stub(row.line):
-        return _UNKNOWN
+        return _kept(table, row)
     try:
         return table.cells(row)
     except DecodeError:  # damaged in storage: the source has to say what is there
         return _UNKNOWN
 
 
+def _kept(table: LiveTable, row: CurrentRow) -> _Known:
+    """What a stub says of its row. Without a key, with generated columns or in another layout, sizes are not enough."""
+    sizes = read_stub(row.line).sizes
+    if (
+        table.identity.kind is not IdentityKind.KEY
+        or table.computed
+        or row.layout != table.layout
+        or len(sizes) != len(table.relation.columns)
+    ):
+        return _UNKNOWN
+    return tuple(map(Kept, sizes))
+
+
 _new_row: Callable[[type[CurrentRow], tuple[str, int, str, str, str | None]], CurrentRow] = tuple.__new__
 
 
-def _completed(new: Cells, other: Sequence[Cell]) -> Cells:
+def _completed(new: _Known, other: Sequence[Cell | Kept]) -> _Known:
     """`new` with its left-out values taken from `other`."""
     if UNCHANGED not in new or not other:
         return new

@@ -18,6 +18,7 @@ from headwater.oplog.row_id import IdentityKind, copy_id, random_id
 from headwater.oplog.transform import decode_members, expected_members
 from headwater.replication.apply import Applier
 from headwater.replication.filling import filled
+from headwater.replication.lacking import completed
 from headwater.replication.live import FullCells, LiveTable
 from headwater.replication.touches import TableTouches
 
@@ -48,12 +49,14 @@ def _keyed(applier: Applier, table: LiveTable, touches: TableTouches, difference
             patches[heir[0]] = (heir[1], cells)
         elif key not in touches.rows:
             states[key] = cells
-    for row_id, row in applier.stored_rows(table, list(patches)).items():
-        if is_stub(row.line):
-            continue  # the stream fetched all of it, and found it too large
-        columns, inherited = patches[row_id]
-        streamed = table.cells(row)
-        states[row_id] = tuple(inherited[i] if i in columns else cell for i, cell in enumerate(streamed))
+    lacking = applier.lacking(table)
+    stored = applier.stored_rows(table, [row_id for row_id in patches if row_id not in lacking])
+    for row_id, (columns, inherited) in patches.items():
+        row = stored.get(row_id)
+        if row_id in lacking:
+            states[row_id] = completed(lacking[row_id], inherited, columns)
+        elif row is not None and not is_stub(row.line):  # of a stub, all that counts was streamed
+            states[row_id] = completed(table.cells(row), inherited, columns)
     if table.computed:
         patched = [row_id for row_id in patches if row_id in states]
         states |= zip(patched, filled(applier.fill, table, [states[row_id] for row_id in patched]), strict=True)

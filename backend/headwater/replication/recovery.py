@@ -21,13 +21,11 @@ _STEADY = 60.0  # what ran this long in seconds begins with the shortest delay a
 
 @dataclass(slots=True)
 class Recovery:
-    """Kept over the attempts of one replicator. `different` is the oid of a table of which the stream has another shape
-    than the store; up to `careful_until` the stream is taken in transaction by transaction; `followed` says that the
-    source was followed once, so that what is wrong now may come right again."""
+    """Kept over the attempts of one replicator. Up to `careful_until` the stream is taken in transaction by
+    transaction; `followed` says that the source was followed once, so that what is wrong now may come right again."""
 
     must_read: bool = False
     slot_lost: bool = False
-    different: int | None = None
     careful_until: Lsn = ZERO
     followed: bool = False
     _delay: float = _FIRST_DELAY
@@ -38,8 +36,6 @@ class Recovery:
             raise error
         if isinstance(error, PoisonError):
             self.careful_until = error.upto
-        elif isinstance(error, SchemaChangedError):
-            self.different = error.oid
         elif isinstance(error, SlotLostError):
             self.slot_lost = True
         elif error.kind is Kind.RESYNC:

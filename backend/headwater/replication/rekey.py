@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from headwater.bulk.jobs import BulkProgress, RekeyJob
 from headwater.replication.adapt import LOST, REDEFINED
 from headwater.replication.background import Background
-from headwater.replication.errors import SchemaChangedError
 from headwater.replication.site import ROWS_A_TASK, Site
 from headwater.storage.contract import StoredTable
 from headwater.storage.parts import BulkOutcome, BulkRecord, StagedPart
@@ -60,6 +59,11 @@ class Rekey:
         self._progress = progress
         self._site.progress(progress)
 
+    @property
+    def oid(self) -> int:
+        """The table's."""
+        return self._table.relation.oid
+
     def describe(self) -> str:
         """How far it is, for a person."""
         return f"gave {self._progress.rows:,} rows of {self._name} the ids of its new replica identity"
@@ -85,9 +89,8 @@ class Rekey:
             return  # it was truncated meanwhile: what is there now is looked at anew
         if not store.replace_table(lease, self._table.id, self._staged, REDEFINED):
             store.mark_resync(lease, [self._table.id], LOST)
-            raise SchemaChangedError(
-                "rows of a table have equal ids by its new identity", self._name, "it is sent anew"
-            )
+            _log.warning("rows of %s have equal ids by its new replica identity; it is sent anew", self._name)
+            return
         _log.info("rows of %s have the ids of its new replica identity", self._name)
         if self._outcome is not None:
             rows = sum(part.rows for part in self._outcome.parts)

@@ -13,7 +13,7 @@ from headwater.bulk.binding import distinct
 from headwater.bulk.jobs import BulkProgress
 from headwater.errors import HeadwaterError, Kind
 from headwater.oplog.lsn import format_lsn
-from headwater.replication.adapt import LOST, REDEFINED, REKEYED, adapt, table_changes
+from headwater.replication.adapt import adapt, table_changes
 from headwater.replication.apply import Applier
 from headwater.replication.attach import Attachment
 from headwater.replication.bootstrap import Bootstrap
@@ -22,6 +22,7 @@ from headwater.replication.errors import PoisonError, SchemaChangedError, Source
 from headwater.replication.live import LiveContext
 from headwater.replication.pace import Pace
 from headwater.replication.poison import Intake, PoisonBook
+from headwater.replication.reconcile import Reconciler
 from headwater.replication.recovery import Recovery
 from headwater.replication.sampling import SamplingSettings
 from headwater.replication.schema import SchemaWatch, wanted_tables
@@ -127,15 +128,6 @@ class Replicator:
             watch.reading()
             self._read_whole(lease, stop)
         recovery.must_read = recovery.slot_lost = False
-        if recovery.different is not None:
-            stored = self.store.tables(self.source.tag)
-            marked = [
-                table.id
-                for table in stored
-                if table.relation.oid == recovery.different and table.resync not in {REKEYED, LOST}
-            ]
-            self.store.mark_resync(lease, marked, REDEFINED)
-            recovery.different = None
         PoisonBook(self.source, self.store).take_requests(lease)
         self._follow(lease, stop, watch, recovery)
 
@@ -205,7 +197,6 @@ class Replicator:
             contextlib.closing(RowFetcher(self.source)) as fetcher,
             contextlib.closing(SchemaWatch(self.source, plans, stored, self.pace)) as schema,
         ):
-            schema.check()
             left_out = PoisonBook(self.source, self.store).skipped()
             applier = Applier(self.store, lease, context, stored, state.lsn, fetcher, schema, left_out)
             site = Site(self.source, self.store, lease, self.bulk, applier, self.progress)
@@ -217,8 +208,9 @@ class Replicator:
                 recovery.followed = True
                 watch.streaming()
                 self.following()
+                tables = Reconciler(site, schema, work)
                 try:
-                    _pump(stream, Intake(applier, recovery.careful_until), applier, schema, unseen, work, stop)
+                    _pump(stream, Intake(applier, recovery.careful_until), applier, tables, unseen, work, stop)
                 finally:
                     applier.abandon()
 
@@ -227,7 +219,7 @@ def _pump(
     stream: ReplicationStream,
     intake: Intake,
     applier: Applier,
-    schema: SchemaWatch,
+    tables: Reconciler,
     unseen: UnseenAudit,
     work: Work,
     stop: threading.Event,
@@ -241,7 +233,7 @@ def _pump(
         intake.settle(received.position, idle=idle)
         stream.report(applier.position)  # before other work: commits at the source may wait for it
         if applier.settled:
-            schema.raise_found()
+            tables.step()
             unseen.step()
             work.step()
     stream.report(applier.position, force=True)

@@ -1,4 +1,5 @@
-"""Comparing tables with their source, and mending what differs, while the stream flows.
+"""Comparing tables with their source, and mending what differs, while the stream flows. A table that changes meanwhile
+is left to another comparison.
 
 1. Record what the stream touches in the tables.
 2. Make a temporary slot: its exported snapshot holds exactly the commits before its consistent point.
@@ -18,7 +19,6 @@ from dataclasses import dataclass, field
 from headwater.bulk.jobs import BulkProgress, CompareJob, CompareOutcome, CompareTable, Difference, TableChangedError
 from headwater.oplog.lsn import format_lsn
 from headwater.replication.background import Background
-from headwater.replication.errors import SchemaChangedError
 from headwater.replication.merge import describe, wanted_states
 from headwater.replication.schema import wanted_tables
 from headwater.replication.site import ROWS_A_TASK, Site
@@ -86,6 +86,8 @@ class Resync:
         stored = site.stored()
         self._oids = frozenset(stored) if order.oids is None else order.oids & frozenset(stored)
         self._truncated = frozenset[int]()
+        self.left = frozenset[int]()  # tables that changed meanwhile: they stay marked, for another comparison
+        self._left_before = self.left
         self._log = TouchLog(self._oids, site.applier.fill)
         site.applier.record(self._log)
         self._opening = Background(self._open, "snapshot")
@@ -112,8 +114,9 @@ class Resync:
 
     def step(self) -> bool:
         """A bit of the work; True when all is done."""
-        if self._log.spoiled:
-            raise SchemaChangedError("a table changed while it was compared", self._site.tag, "it is begun again")
+        self.leave(self._log.spoiled)
+        if not self._oids and not self._truncated:
+            return True
         if self._keeper is None:
             if self._opening.done:
                 self._keeper = self._opening.result()
@@ -121,9 +124,9 @@ class Resync:
                 _log.info("comparing as of %s", format_lsn(self._keeper.consistent_point))
             return False
         if self._comparing is None:
-            if self._site.applier.position >= self._keeper.consistent_point:
-                self._compare(self._keeper.snapshot)
-            return False
+            if self._site.applier.position < self._keeper.consistent_point:
+                return False
+            return self._compare(self._keeper.snapshot)
         if self._next_batch():
             self._merge()
             return False
@@ -134,25 +137,29 @@ class Resync:
         except TableChangedError:
             # Of a table that was emptied since, the stream brings everything
             truncated = frozenset(oid for oid in self._oids if self._log.of(oid).truncated)
-            if not truncated:
+            if not truncated and self.left == self._left_before:
                 raise
             self._oids -= truncated
             self._truncated |= truncated
-            self._compare(self._keeper.snapshot)
-            return False
+            return self._compare(self._keeper.snapshot)
         self._finish(outcome)
         return True
 
-    def _compare(self, snapshot: str) -> None:
+    def leave(self, oids: frozenset[int]) -> None:
+        """Tables that are others now are not compared any further, all others are."""
+        self.left |= self._oids & oids
+        self._oids -= oids
+
+    def _compare(self, snapshot: str) -> bool:
+        """Begin; True when nothing is left to compare."""
+        self._left_before = self.left
         stored = self._site.stored()
         with connect(self._site.source) as conn:
             published = {t.relation.oid: t for t in wanted_tables(conn, self._site.source, self._order.plans)}
-        self._oids &= stored.keys() & published.keys()
-        changed = [oid for oid in self._oids if published[oid].shape != stored[oid].fingerprint]
-        if changed:
-            raise SchemaChangedError(
-                "a table changed before it was compared", published[changed[0]].qualified_name, "it is begun again"
-            )
+        there = self._oids & stored.keys() & published.keys()
+        self.leave(self._oids - {oid for oid in there if published[oid].shape == stored[oid].fingerprint})
+        if not self._oids:
+            return True
         tables = [self._table(stored[oid], published[oid]) for oid in sorted(self._oids)]
         self.findings.tables = [table.published.qualified_name for table in tables]
         unmarked = [table.stored.id for table in tables if not table.stored.resync]
@@ -167,6 +174,7 @@ class Resync:
             directory=self._site.store.staging_directory(),
         )
         self._comparing = Background(lambda: self._site.bulk.compare(job, self._note, self._take), "comparison")
+        return False
 
     def _table(self, stored: StoredTable, published: PublishedTable) -> CompareTable:
         ranges = self._site.ranges(stored.id)
@@ -196,9 +204,9 @@ class Resync:
         some, self._batch = self._batch[:MERGED_AT_ONCE], self._batch[MERGED_AT_ONCE:]
         for table_id in dict.fromkeys(difference.table for difference in some):
             oid = oid_of.get(table_id)
-            table = None if oid is None else self._site.applier.table(oid)
+            table = None if oid not in self._oids else self._site.applier.table(oid)
             if oid is None or table is None:
-                continue  # truncated since: a new generation, of which the snapshot knows nothing
+                continue  # another by now, or truncated since: a new generation, of which the snapshot knows nothing
             touches = self._log.of(oid)
             states = wanted_states(self._site.applier, table, touches, [d for d in some if d.table == table_id])
             found = describe(self._site.applier, table, states)
@@ -239,7 +247,10 @@ class Resync:
 
     def unmark(self) -> None:
         """The tables are as the source has them. Between flushes only."""
-        stored = self._site.stored()
-        right = self._oids | self._truncated
-        marked = [table.id for oid, table in stored.items() if oid in right and table.resync]
+        marked = [table.id for oid, table in self._site.stored().items() if oid in self.right and table.resync]
         self._site.store.mark_resync(self._site.lease, marked, "")
+
+    @property
+    def right(self) -> frozenset[int]:
+        """The tables that are as the source has them, when all is done."""
+        return self._oids | self._truncated

@@ -14,10 +14,16 @@ from dataclasses import dataclass
 import psycopg
 
 from headwater.errors import HeadwaterError
-from headwater.replication.errors import SchemaChangedError
+from headwater.replication.adapt import LOST
 from headwater.replication.pace import Pace
-from headwater.source.catalog import PublicationUnusable, PublishedTable, published_tables, unsent_key_error
-from headwater.source.connect import SourceSettings, connect, connection_error
+from headwater.source.catalog import (
+    KeyNotSentError,
+    PublicationUnusable,
+    PublishedTable,
+    published_tables,
+    unsent_key_error,
+)
+from headwater.source.connect import SourceSettings, connect
 from headwater.storage.contract import StoredTable
 from headwater_rules.plan import SyncPlan
 
@@ -41,86 +47,88 @@ def wanted_tables(conn: psycopg.Connection, source: SourceSettings, plans: Seque
 
 
 @dataclass(frozen=True, slots=True)
-class _Expected:
-    """What the catalog is to say: the shape of each table that the plans read, by oid."""
+class Expected:
+    """What the catalog is to say: the shape of each table that `plans` read, by oid."""
 
     plans: tuple[SyncPlan, ...]
     shapes: Mapping[int, str]
 
-    def compare(self, now: Sequence[PublishedTable]) -> SchemaChangedError | None:
-        """What is different first."""
-        for table in now:
-            if self.shapes.get(table.relation.oid) != table.shape:
-                return SchemaChangedError("a table is new or changed", table.qualified_name, "what differs is sent")
-        if len(now) < len(self.shapes):
-            return SchemaChangedError("a table is gone or no longer published", "", "its rows are removed")
-        return None
+    @classmethod
+    def of(cls, plans: Sequence[SyncPlan], stored: Sequence[StoredTable]) -> Expected:
+        """What the store says. Of a table that is lost no shape will do: it has to be made anew."""
+        return cls(
+            tuple(plans), {table.relation.oid: "" if table.resync == LOST else table.fingerprint for table in stored}
+        )
+
+    def met_by(self, now: Sequence[PublishedTable]) -> bool:
+        """Whether the catalog says so."""
+        return {table.relation.oid: table.shape for table in now} == self.shapes
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What a look at the catalog brought that is not as expected: the tables as they are now, or why they can't be
+    followed."""
+
+    expected: Expected
+    tables: tuple[PublishedTable, ...] = ()
+    error: HeadwaterError | None = None
 
 
 class SchemaWatch:
-    """Compares stored tables with the catalog: when asked to, and now and then from a thread of its own, since
-    most changes of a table show in the stream with its next row only."""
+    """Compares stored tables with the catalog from a thread of its own: on a hint, and now and then, since most
+    changes of a table show in the stream with its next row only."""
 
     def __init__(
         self, source: SourceSettings, plans: Sequence[SyncPlan], stored: Sequence[StoredTable], pace: Pace
     ) -> None:
         self._source = source
         self._pace = pace
-        self._conn: psycopg.Connection | None = None
-        self._found: tuple[_Expected, HeadwaterError] | None = None
+        self._found: _Found | None = None
         self._closing = threading.Event()
         self._wake = threading.Event()
-        self.renew(plans, stored)
+        self._expected = Expected.of(plans, stored)
         self._thread = threading.Thread(target=self._poll, name="schema", daemon=True)
         self._thread.start()
 
+    @property
+    def plans(self) -> tuple[SyncPlan, ...]:
+        """The plans whose tables are watched."""
+        return self._expected.plans
+
     def renew(self, plans: Sequence[SyncPlan], stored: Sequence[StoredTable]) -> None:
         """Watch other tables from here on."""
-        self._expected = _Expected(tuple(plans), {table.relation.oid: table.fingerprint for table in stored})
-
-    def check(self) -> None:
-        """Raises SchemaChangedError when a table that the rules read came, went or changed its shape, and
-        PublicationUnusable."""
-        try:
-            if self._conn is None:
-                self._conn = connect(self._source, application_name="headwater schema")
-            found = self._look(self._conn, self._expected)
-        except psycopg.Error as error:
-            self._disconnect()
-            raise connection_error(self._source, error) from error
-        if found is not None:
-            raise found
+        expected = Expected.of(plans, stored)
+        if expected != self._expected:
+            self._expected = expected
+            self._wake.set()  # what was found by now may be of the ones before
 
     def hint(self) -> None:
         """Something may have changed: the thread looks soon."""
         self._wake.set()
 
-    def raise_found(self) -> None:
-        """Raises SchemaChangedError when the last look from the thread found one of these tables changed, and
-        PublicationUnusable."""
-        if self._found is not None and self._found[0] is self._expected:
-            raise self._found[1]
-
-    def _look(self, conn: psycopg.Connection, expected: _Expected) -> SchemaChangedError | None:
-        return expected.compare(wanted_tables(conn, self._source, expected.plans))
+    def take(self) -> tuple[PublishedTable, ...] | None:
+        """The tables as they are in the source, when the last look found that they are not as they are stored; once.
+        Raises PublicationUnusable and KeyNotSentError."""
+        found, self._found = self._found, None
+        if found is None or found.expected is not self._expected:
+            return None
+        if found.error is not None:
+            raise found.error
+        return found.tables
 
     def _poll(self) -> None:
         conn: psycopg.Connection | None = None
-        pace, wait = self._pace, self._pace.catalog
-        while not self._closing.wait(pace.rest):
+        pace, wait = self._pace, 0.0
+        while not self._closing.wait(pace.rest if wait else 0.0):
             hinted = self._wake.wait(wait)
             wait = min(pace.catalog, pace.again) if hinted else pace.catalog
             self._wake.clear()
             if self._closing.is_set():
                 break
-            expected = self._expected
             try:
                 conn = conn or self._connect_patiently()
-                found = self._look(conn, expected)
-                if found is not None:
-                    self._found = expected, found
-            except PublicationUnusable as error:  # before the stream meets it, which can be long from now
-                self._found = expected, error
+                self._look(conn)
             except (psycopg.Error, HeadwaterError) as error:  # the stream meets the same, and says so
                 _log.debug("the catalog could not be read: %s", error)
                 if conn is not None:
@@ -129,19 +137,26 @@ class SchemaWatch:
         if conn is not None:
             conn.close()
 
+    def _look(self, conn: psycopg.Connection) -> None:
+        expected = self._expected
+        try:
+            tables = wanted_tables(conn, self._source, expected.plans)
+        except (
+            PublicationUnusable,
+            KeyNotSentError,
+        ) as error:  # the stream may meet it much later
+            self._found = _Found(expected, error=error)
+            return
+        if not expected.met_by(tables):
+            self._found = _Found(expected, tuple(tables))
+
     def _connect_patiently(self) -> psycopg.Connection:
         """A connection that rather gives up than waits for somebody's lock."""
-        conn = connect(self._source, application_name="headwater schema poll")
+        conn = connect(self._source, application_name="headwater schema")
         conn.execute("set lock_timeout = '2s'; set statement_timeout = '10s'")
         return conn
-
-    def _disconnect(self) -> None:
-        if self._conn is not None:
-            self._conn.close()
-            self._conn = None
 
     def close(self) -> None:
         self._closing.set()
         self._wake.set()
-        self._disconnect()
         self._thread.join(_CLOSE_SECONDS)

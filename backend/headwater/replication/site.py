@@ -57,5 +57,8 @@ class Site:
     def follow(self, plans: Sequence[SyncPlan]) -> None:
         """From here on, evaluate what the stream brings by these plans. Between flushes only."""
         stored = list(self.stored().values())
-        context = LiveContext(self.tag, distinct(plans), self.types(stored), self.store.subkey_salt())
-        self.applier.renew(context, plans, stored)
+        self.applier.renew(self.context(plans, stored), plans, stored)
+
+    def context(self, plans: Sequence[SyncPlan], stored: Sequence[StoredTable]) -> LiveContext:
+        """What the tables are followed by."""
+        return LiveContext(self.tag, distinct(plans), self.types(stored), self.store.subkey_salt())

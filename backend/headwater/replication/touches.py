@@ -140,7 +140,7 @@ class TouchLog:
         self._fill = fill
         self._start: Lsn | None = None
         self._early: list[_Event] = []
-        self._reshaped: Lsn | None = None
+        self._spoiled: dict[int, Lsn] = {}
         self._tables: dict[int, TableTouches] = {oid: TableTouches() for oid in oids}
 
     def note(self, commit: Lsn, table: LiveTable, change: RowChange) -> None:
@@ -154,14 +154,15 @@ class TouchLog:
             self._take((commit, table, None))
 
     def spoil(self, commit: Lsn, oid: int) -> None:
-        """A change of another shape in such a transaction: not all of what it did is known."""
+        """Not all of what such a transaction did to a table is known."""
         if oid in self._oids:
-            self._reshaped = commit
+            self._spoiled[oid] = commit
 
     @property
-    def spoiled(self) -> bool:
-        """Whether the comparison has to begin anew, since such a change is not in its snapshot."""
-        return self._reshaped is not None and self._start is not None and self._reshaped >= self._start
+    def spoiled(self) -> frozenset[int]:
+        """Tables whose comparison has to begin anew, since such a transaction is not in its snapshot."""
+        start = self._start
+        return frozenset[int]() if start is None else frozenset(o for o, at in self._spoiled.items() if at >= start)
 
     def begin_at(self, position: Lsn) -> None:
         """The snapshot holds all commits whose record begins before `position`, and no other."""

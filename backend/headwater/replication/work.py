@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Sequence
 from typing import Protocol
 
 import orjson
 
+from headwater.bulk.jobs import TableChangedError
 from headwater.errors import HeadwaterError, Kind
 from headwater.replication.adapt import REDEFINED, REKEYED
 from headwater.replication.audit import Audit
 from headwater.replication.deploy import NEW_IN_VERSION, Deploy
+from headwater.replication.errors import SchemaChangedError
 from headwater.replication.pace import Pace
 from headwater.replication.poison import SKIP, PoisonBook
 from headwater.replication.rekey import Rekey
@@ -35,6 +38,7 @@ _SHORTEST_PAUSE = 0.02
 _THOROUGH_SECONDS = 5.0
 _ATTEMPTS = 5
 _GIVEN_UP_SECONDS = 60.0
+_LEFT_AT_MOST = 3
 
 
 class Job(Protocol):
@@ -78,6 +82,7 @@ class Work:
         self._ended = True
         self._thorough = 0.0
         self._failures: dict[tuple[str, int], int] = {}
+        self._left: Counter[int] = Counter()  # by oid, how many comparisons in a row had to leave a table
         self._retiring: tuple[str, ...] = ()
         self._sampling = Sampling(site, sampling)
 
@@ -132,6 +137,22 @@ class Work:
         if self._current is not None:
             self._current.job.close()
             self._current = None
+
+    def look_soon(self) -> None:
+        """There may be something to do at once."""
+        self._ended = True
+        self._looked = 0.0
+
+    def tables_changed(self, oids: frozenset[int]) -> None:
+        """These tables are others now: what is being done with them is begun again, or left."""
+        self._sampling.close()
+        self.look_soon()
+        self._not_before = 0.0
+        job = None if self._current is None else self._current.job
+        if isinstance(job, Resync):
+            job.leave(oids)
+        elif job is not None and not (isinstance(job, Rekey) and job.oid not in oids):
+            self.close()
 
     # what is next
 
@@ -267,6 +288,7 @@ class Work:
         self._ended = True
         if isinstance(asked.job, Resync):
             asked.job.unmark()
+            self._note_left(asked.job.left)
         if isinstance(asked.job, (Resync, Rekey)):
             self._site.follow(self._plans())
         if asked.request is not None and isinstance(asked.job, Resync):
@@ -275,6 +297,20 @@ class Work:
             self._end_request(asked.request, RequestState.DONE, asked.job.result())
         if asked.version is not None:
             self._site.follow(self._plans())
+        if isinstance(asked.job, Resync) and self._site.applier.misnamed(asked.job.right):
+            # Before 16, Postgres goes on to tell the name that a schema had when the stream first spoke of its table
+            raise SchemaChangedError("the stream calls a table by a name that it had", self._site.tag)
+
+    def _note_left(self, oids: frozenset[int]) -> None:
+        """Tables that a comparison had to leave are compared once the catalog was looked at again. Raises
+        SchemaChangedError when the stream keeps telling of them what the catalog does not say: from the start on, it
+        tells all tables anew."""
+        self._left = Counter({oid: self._left[oid] + 1 for oid in oids})
+        if any(times >= _LEFT_AT_MOST for times in self._left.values()):
+            raise SchemaChangedError("the stream tells of a table in another form than the catalog", self._site.tag)
+        if oids:
+            self._site.applier.look_again()
+            self._not_before = time.monotonic() + self._pace.again
 
     def _end_request(self, request: Request, state: RequestState, result: dict[str, object]) -> None:
         self._ended = True
@@ -286,9 +322,12 @@ class Work:
         if self._failures[asked.key] >= _ATTEMPTS:
             self._give_up(asked, str(error))
             return
-        _log.warning("%s; trying again in %.0f s", error, self._pace.retry)
+        changed = isinstance(error, TableChangedError)
+        pause = self._pace.again if changed else self._pace.retry
+        _log.log(logging.INFO if changed else logging.WARNING, "%s; trying again in %.0f s", error, pause)
         self.close()
-        self._not_before = time.monotonic() + self._pace.retry
+        self._site.applier.look_again()
+        self._not_before = time.monotonic() + pause
 
     def _give_up(self, asked: _Asked, why: str) -> None:
         _log.error("given up: %s", why)

@@ -127,11 +127,14 @@ def published_tables(conn: psycopg.Connection, publications: Sequence[str]) -> l
 
     Raises PublicationUnusable when a publication is missing or two of them want different columns of one table.
     """
-    if conn.info.transaction_status == psycopg.pq.TransactionStatus.IDLE and conn.autocommit:
+    if conn.info.transaction_status != psycopg.pq.TransactionStatus.IDLE or not conn.autocommit:
+        return _published_tables(conn, publications)[0]
+    while True:  # as long as tables are made while we look
         with conn.transaction():
             conn.execute("set transaction isolation level repeatable read read only")
-            return _published_tables(conn, publications)
-    return _published_tables(conn, publications)
+            tables, whole = _published_tables(conn, publications)
+        if whole:
+            return tables
 
 
 def load_types(conn: psycopg.Connection, oids: Iterable[int]) -> TypeCatalog:
@@ -139,7 +142,9 @@ def load_types(conn: psycopg.Connection, oids: Iterable[int]) -> TypeCatalog:
     return TypeCatalog.from_rows(conn.execute(TYPE_QUERY, {"oids": sorted(set(oids))}).fetchall())
 
 
-def _published_tables(conn: psycopg.Connection, publications: Sequence[str]) -> list[PublishedTable]:
+def _published_tables(conn: psycopg.Connection, publications: Sequence[str]) -> tuple[list[PublishedTable], bool]:
+    """The tables, and whether all that are published were seen: what a publication has, Postgres tells as of now,
+    whatever the transaction's snapshot shows of the rest."""
     known = load_publications(conn, publications)
     for name in publications:
         if name not in known:
@@ -164,7 +169,8 @@ def _published_tables(conn: psycopg.Connection, publications: Sequence[str]) -> 
         )
         for info in _tables(conn, oids)
     ]
-    return sorted(tables, key=lambda table: (table.relation.schema, table.relation.name))
+    whole = {table.relation.oid for table in tables} == set(oids)
+    return sorted(tables, key=lambda table: (table.relation.schema, table.relation.name)), whole
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import psycopg
-from psycopg import sql
+from psycopg import errors, sql
 
 from headwater.decode.copytext import split_line
 from headwater.oplog.change import Cell, Relation
@@ -15,8 +16,18 @@ from headwater.source.connect import SourceSettings, connect, connection_error
 from headwater.source.generated import GeneratedValues
 from headwater.source.head import ping_statement
 
+_KEYS_AT_ONCE = 100
+_OTHER_TABLE = (errors.UndefinedTable, errors.UndefinedColumn, errors.InvalidTextRepresentation)
 _VISIBLE_SECONDS = 1.0
 _VISIBLE_PAUSE = 0.005
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """Rows as they are in the source, and a position at or after everything that they show."""
+
+    rows: list[tuple[str | None, ...]]
+    seen: Lsn
 
 
 class RowFetcher:
@@ -28,17 +39,29 @@ class RowFetcher:
         self.generated = GeneratedValues(settings)
         self._conn: psycopg.Connection | None = None
 
-    def fetch(self, relation: Relation, cells: Sequence[Cell]) -> tuple[tuple[str | None, ...] | None, Lsn]:
-        """The row as it is now (None when it is gone), and a position at or after everything that this saw.
+    def fetch(self, relation: Relation, keys: Sequence[Sequence[Cell]]) -> Fetched | None:
+        """The rows that have these keys now. None when another table has the relation's name, or this one has other
+        columns by now.
 
-        `cells` holds the key columns. Asks the source to log a message after that position, so that even an idle
-        stream passes it.
+        Each of `keys` has the relation's columns, of which those of its identity count. Asks the source to log a
+        message after the position that is returned, so that even an idle stream passes it.
         """
         try:
-            return self._fetch(self._connection(), relation, cells)
+            conn = self._connection()
+            rows: list[tuple[str | None, ...]] = []
+            for first in range(0, len(keys), _KEYS_AT_ONCE):
+                found = _rows(conn, relation, keys[first : first + _KEYS_AT_ONCE])
+                if found is None:
+                    return None
+                rows += found
+            (position,) = conn.execute("select pg_current_wal_insert_lsn()::text").fetchall()[0]
+            conn.execute(ping_statement(conn.info.server_version))
         except psycopg.Error as error:
             self._disconnect()
+            if isinstance(error, _OTHER_TABLE):
+                return None
             raise connection_error(self._settings, error) from error
+        return Fetched(rows, parse_lsn(position))
 
     def wait_until_visible(self, xids: Sequence[int]) -> bool:
         """Wait until others see what these transactions did; False when that takes longer than _VISIBLE_SECONDS.
@@ -66,29 +89,6 @@ class RowFetcher:
             raise connection_error(self._settings, error) from error
         return rows == [(True,)]
 
-    def _fetch(
-        self, conn: psycopg.Connection, relation: Relation, cells: Sequence[Cell]
-    ) -> tuple[tuple[str | None, ...] | None, Lsn]:
-        condition = sql.SQL(" and ").join(
-            sql.SQL("{} = {}").format(sql.Identifier(column.name), sql.Literal(cells[i]))
-            for i, column in enumerate(relation.columns)
-            if column.key
-        )
-        query = sql.SQL("copy (select {} from {} where {}) to stdout").format(
-            sql.SQL(", ").join(sql.Identifier(column.name) for column in relation.columns),
-            sql.Identifier(relation.schema, relation.name),
-            condition,
-        )
-        with conn.cursor() as cursor:
-            with cursor.copy(query) as copy:
-                # Not splitlines: COPY leaves other separators of Unicode in a value as they are
-                lines = b"".join(bytes(data) for data in copy).decode().split("\n")[:-1]
-            cursor.execute("select pg_current_wal_insert_lsn()::text")
-            (position,) = cursor.fetchall()[0]
-            cursor.execute(ping_statement(conn.info.server_version))
-        row = split_line(lines[0], len(relation.columns)) if lines else None
-        return row, parse_lsn(position)
-
     def _connection(self) -> psycopg.Connection:
         if self._conn is None:
             self._conn = connect(self._settings, application_name="headwater fetch")
@@ -102,3 +102,32 @@ class RowFetcher:
         if self._conn is not None:
             self._conn.close()
             self._conn = None
+
+
+def _rows(
+    conn: psycopg.Connection, relation: Relation, keys: Sequence[Sequence[Cell]]
+) -> list[tuple[str | None, ...]] | None:
+    """None when another table has the name. Which one it is has to be told by the statement that reads the rows: the
+    name can go over to another table between two."""
+    places = [place for place, column in enumerate(relation.columns) if column.key]
+    names = [sql.SQL("t.") + sql.Identifier(column.name) for column in relation.columns]
+    query = sql.SQL(
+        "copy (select c.oid, {columns} from {table} t"  # locked first: from then on its name is its own
+        " right join (select oid, relkind from pg_class where oid = {name}::regclass) c"
+        " on ({key}) in ({keys}) and (c.relkind = 'p' or t.tableoid = c.oid)) to stdout"
+    ).format(
+        columns=sql.SQL(", ").join(names),
+        name=sql.Literal(sql.Identifier(relation.schema, relation.name).as_string(conn)),
+        table=sql.Identifier(relation.schema, relation.name),
+        key=sql.SQL(", ").join(names[place] for place in places),
+        keys=sql.SQL(", ").join(
+            sql.SQL("({})").format(sql.SQL(", ").join(sql.Literal(key[place]) for place in places)) for key in keys
+        ),
+    )
+    with conn.cursor() as cursor, cursor.copy(query) as copy:
+        # Not splitlines: COPY leaves other separators of Unicode in a value as they are
+        lines = b"".join(bytes(data) for data in copy).decode().split("\n")[:-1]
+    found = [split_line(line, len(relation.columns) + 1) for line in lines]
+    if any(row[0] != str(relation.oid) for row in found):
+        return None
+    return [row[1:] for row in found if row[1 + places[0]] is not None]

@@ -277,6 +277,9 @@ class Flush(Protocol):
     def table_members(self, table: int) -> Iterable[tuple[str, str, str | None]]:
         """(row id, members, subkey) of every row of the table."""
 
+    def mark_resync(self, table: int, reason: str) -> None:
+        """Say with this transaction why a table has to be compared with the source: what it writes of it is not all."""
+
     def rows_with_lines(self, table: int, lines: Sequence[str]) -> dict[str, list[str]]:
         """Row ids by line, for tables whose rows nothing else identifies. Reads the whole table."""
 

@@ -246,6 +246,9 @@ class PostgresFlush:
         return unknown - there.keys() - set(fresh)
 
     @_explaining
+    def mark_resync(self, table: int, reason: str) -> None:
+        tables.mark_resync(self._db, [table], reason)
+
     def truncate(self, table: int, definitions: Iterable[str]) -> int:
         self._lock()
         self._lookups.write()

@@ -211,7 +211,7 @@ class PostgresStore:
 
     def mark_resync(self, lease: Lease, tables: Sequence[int], reason: str) -> None:
         with self._holding(lease) as connection:
-            connection.execute("update tables set resync = %s where id = any(%s)", [reason, list(tables)])
+            generations.mark_resync(connection, tables, reason)
 
     def drop_table(self, lease: Lease, table: int) -> None:
         with self._holding(lease) as connection:

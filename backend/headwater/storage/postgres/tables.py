@@ -96,6 +96,11 @@ def renew_generation(connection: psycopg.Connection, table: int) -> int:
     return create_active(connection, source, decode_layouts(layouts), fingerprint, resync)
 
 
+def mark_resync(connection: psycopg.Connection, tables: Sequence[int], reason: str) -> None:
+    """Within a write transaction: why tables are being compared with the source."""
+    connection.execute("update tables set resync = %s where id = any(%s)", [reason, list(tables)])
+
+
 def take_place(connection: psycopg.Connection, table: int, staged: int, resync: str) -> bool:
     """Within a transaction: a staged generation stands in the place of an active one, if that is there."""
     found = connection.execute(

@@ -175,6 +175,10 @@ class SqliteFlush:
         self._db.execute("insert into ops (id, bucket, line) values (?, ?, ?)", (op_id, bucket, line))
 
     @_explaining
+    def mark_resync(self, table: int, reason: str) -> None:
+        tables.mark_resync(self._db, [table], reason)
+
+    @_explaining
     def truncate(self, table: int, definitions: Iterable[str]) -> int:
         self._write_sums()
         for definition in definitions:

@@ -189,7 +189,7 @@ class SqliteStore:
 
     def mark_resync(self, lease: Lease, tables: Sequence[int], reason: str) -> None:
         with sqlite_errors(self._path), leases.holding(self._db, lease):
-            self._db.executemany("update tables set resync = ? where id = ?", [(reason, table) for table in tables])
+            generations.mark_resync(self._db, tables, reason)
 
     def drop_table(self, lease: Lease, table: int) -> None:
         with sqlite_errors(self._path), leases.holding(self._db, lease):

@@ -80,6 +80,11 @@ def add_layout(connection: apsw.Connection, table: int, relation: Relation, fing
     return StoredTable(table, known.source, layouts, fingerprint, known.resync)
 
 
+def mark_resync(connection: apsw.Connection, tables: Sequence[int], reason: str) -> None:
+    """Within a write transaction: why tables are being compared with the source."""
+    connection.executemany("update tables set resync = ? where id = ?", [(reason, table) for table in tables])
+
+
 def take_place(connection: apsw.Connection, table: int, staged: int, resync: str) -> bool:
     """Within a write transaction: a staged generation stands in the place of an active one, if that is there."""
     found = connection.execute(

@@ -1,0 +1,187 @@
+"""What a table was while rules did not speak of it is nobody's business: names decide what is public, as of each
+commit. Nothing that a row said under a private name ever reaches a device, whoever has the public one by now."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import apsw
+import pytest
+
+from headwater.oplog.lsn import ZERO
+from headwater.source.stream import Received, ReplicationStream
+from tests.support.changed_source import Device, published_rows, settled
+from tests.support.fix_headwater import Deployment, wait_until
+
+if TYPE_CHECKING:
+    from tests.support.fix_postgres import SourceDb
+
+Deploy = Callable[..., Deployment]
+
+CONFIG = """
+config: {edition: 3}
+streams:
+  all:
+    auto_subscribe: true
+    queries: [SELECT * FROM live, SELECT * FROM others]
+"""
+
+SHOWN = {"public.live": "true", "public.others": "true"}
+ROWS = 20
+BIG = "repeat('private', 2000)"
+SWAP = "alter table live rename to tmp; alter table staging rename to live; alter table tmp rename to staging"
+
+HISTORY = """
+insert into staging select i::text, 'private ' || i from generate_series(5, 30) i;
+update staging set body = 'private still';
+truncate staging;
+insert into staging select i::text, 'private ' || i from generate_series(5, 30) i;
+update staging set body = 'cleaned';
+insert into others select 'filler ' || i, 'x' from generate_series(1, 50) i
+"""
+
+MOVES = {
+    "swapped": SWAP,
+    "dropped and replaced": "drop table live; alter table staging rename to live",
+    "swapped and back": f"{SWAP}; update live set body = 'public now'; {SWAP};"
+    " update staging set body = 'private again' where id < '15'",
+    "out to another schema, in from one": "create schema hidden; alter table live set schema hidden;"
+    " alter table staging rename to live",
+    "private while renamed": "alter table live rename to resting; update resting set body = 'private for a while';"
+    " insert into resting values ('r', 'private'); truncate staging;"
+    " update resting set body = 'shown again'; alter table resting rename to live",
+    "truncated while renamed": "alter table live rename to resting; truncate resting;"
+    " insert into resting select i::text, 'private ' || i from generate_series(1, 9) i;"
+    " update resting set body = 'shown ' || id; alter table resting rename to live",
+}
+
+
+def prepare(source: SourceDb) -> None:
+    for table in ("live", "staging"):
+        source.execute(f"create table {table} (id text primary key, body text)")
+    source.execute(f"insert into live select i::text, 'public ' || i from generate_series(1, {ROWS}) i")
+    source.execute("create table others (id text primary key, body text)")
+    source.execute("create publication headwater for all tables")
+
+
+@contextmanager
+def held_back() -> Iterator[None]:
+    """Nothing of the stream arrives meanwhile."""
+    receive = ReplicationStream.receive
+    begun, over = threading.Event(), threading.Event()
+
+    def waiting(stream: ReplicationStream, wait: float, *, more_expected: bool) -> Received:
+        begun.set()
+        if over.wait(0.01):
+            return receive(stream, wait, more_expected=more_expected)
+        return Received([], ZERO, idle=True)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ReplicationStream, "receive", waiting)
+        wait_until(begun.is_set, "the stream to be held back")
+        yield
+        over.set()
+
+
+def given(deployment: Deployment) -> str:
+    """Every op that any device could have been given."""
+    db = apsw.Connection(str(deployment.directory / "store.db"))
+    try:
+        return "\n".join(str(line) for (line,) in db.execute("select line from ops"))
+    finally:
+        db.close()
+
+
+def hold_to_the_truth(deployment: Deployment, source: SourceDb, device: Device) -> None:
+    truth = published_rows(source, SHOWN)
+    wait_until(lambda: settled(deployment) and device.rows() == truth, "the device to show the truth")
+    source.execute("insert into live values ('last', 'written'); update live set body = 'after all' where id = '7'")
+    assert deployment.caught_up()
+    assert device.rows() == published_rows(source, SHOWN)
+    assert "private" not in given(deployment)
+
+
+@pytest.mark.parametrize("move", MOVES)
+@pytest.mark.parametrize("how", ["stopped", "behind", "live"])
+def test_what_a_table_was_under_a_private_name_is_shown_to_nobody(
+    deploy: Deploy, source_db: SourceDb, move: str, how: str
+) -> None:
+    prepare(source_db)
+    deployment = deploy(CONFIG).start()
+    device = Device(deployment)
+    assert device.rows() == published_rows(source_db, SHOWN)
+    statements = [*HISTORY.split(";"), *MOVES[move].split(";")]
+    if how == "stopped":
+        deployment.stop()
+        for statement in statements:
+            source_db.execute(statement)
+        deployment.start()
+    elif how == "behind":
+        with held_back():
+            for statement in statements:
+                source_db.execute(statement)
+            if move == "dropped and replaced":  # what the catalog says can be taken up before the stream comes to it
+                wait_until(lambda: settled(deployment) or compared_as_now(deployment, source_db), "the catalog's news")
+    else:
+        for statement in statements:
+            source_db.execute(statement)
+    hold_to_the_truth(deployment, source_db, device)
+
+
+def compared_as_now(deployment: Deployment, source: SourceDb) -> bool:
+    """The store knows which table has the public name now."""
+    ((oid,),) = source.fetch("select 'live'::regclass::oid::int8")
+    with deployment.store() as store:
+        return any(table.relation.oid == oid for table in store.tables("default"))
+
+
+@pytest.mark.parametrize("how", ["stopped", "behind", "live"])
+def test_the_history_of_a_partition_before_it_was_one_is_shown_to_nobody(
+    deploy: Deploy, source_db: SourceDb, how: str
+) -> None:
+    source_db.execute("create table live (id text primary key, body text) partition by hash (id)")
+    source_db.execute("create table live_0 partition of live for values with (modulus 2, remainder 0)")
+    source_db.execute("create table staging (id text primary key, body text)")
+    source_db.execute("create table others (id text primary key, body text)")
+    source_db.execute("create publication headwater for all tables with (publish_via_partition_root)")
+    deployment = deploy(CONFIG).start()
+    device = Device(deployment)
+    attach = "alter table live attach partition staging for values with (modulus 2, remainder 1)"
+    belongs = "delete from staging where not satisfies_hash_partition('live'::regclass, 2, 1, id)"
+    statements = [*HISTORY.split(";"), belongs, attach]
+    if how == "stopped":
+        deployment.stop()
+    with held_back() if how == "behind" else threading.Lock():
+        for statement in statements:
+            source_db.execute(statement)
+    if how == "stopped":
+        deployment.start()
+    wait_until(
+        lambda: settled(deployment) and device.rows() == published_rows(source_db, SHOWN),
+        "the device to show the truth",
+    )
+    assert "private" not in given(deployment)
+
+
+def test_a_row_is_completed_from_its_own_table_only(deploy: Deploy, source_db: SourceDb) -> None:
+    """A row that enters a row filter lacks its untouched value; by the time it is asked for, another table has the
+    name, and the key."""
+    source_db.needs(15, "row filters of publications")
+    source_db.execute("create table live (id text, n int, body text, primary key (id, n))")
+    source_db.execute("alter table live alter body set storage external")
+    source_db.execute("create table staging (id text, n int, body text, primary key (id, n))")
+    source_db.execute("create table others (id text primary key, body text)")
+    source_db.execute("create publication headwater for table live where (n > 0), others")
+    source_db.execute("insert into live values ('1', 0, repeat('public', 2000))")
+    source_db.execute(f"insert into staging values ('1', 5, {BIG})")
+    deployment = deploy(CONFIG).start()
+    with held_back():
+        source_db.execute("update live set n = 5")
+        source_db.execute(SWAP)
+    wait_until(
+        lambda: settled(deployment) and deployment.rows("a") == {}, "the table to be gone, for it is not published"
+    )
+    assert "private" not in given(deployment)
