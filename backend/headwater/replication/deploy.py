@@ -14,9 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from headwater.bulk.jobs import BulkProgress, ReprocessJob, ReprocessTable
 from headwater.replication.background import Background
 from headwater.replication.resync import Order, Resync
-from headwater.replication.schema import wanted_tables
 from headwater.replication.site import ROWS_A_TASK, Site
-from headwater.source.connect import connect
 from headwater.storage.contract import StoredTable
 from headwater.storage.parts import BulkOutcome, BulkRecord, StagedPart
 from headwater.storage.versions import ConfigVersion
@@ -65,9 +63,8 @@ class Deploy:
         """Make room for tables that no version before has named. Returns their oids, and those of tables that an
         attempt cut short has left to fill."""
         stored = self._site.stored()
-        with connect(self._site.source) as conn:
-            wanted = wanted_tables(conn, self._site.source, [self._plan])
-        new = [(t.relation, t.shape) for t in wanted if t.relation.oid not in stored]
+        wanted = self._site.published([self._plan])
+        new = [(table.relation, table.shape) for oid, table in wanted.items() if oid not in stored]
         self._site.store.create_tables(self._site.lease, self._site.tag, new, f"{NEW_IN_VERSION} {self._version.id}")
         unfilled = {oid for oid, table in stored.items() if table.resync}
         return frozenset(relation.oid for relation, _ in new) | unfilled

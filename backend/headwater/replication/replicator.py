@@ -31,9 +31,8 @@ from headwater.replication.unseen import UnseenAudit
 from headwater.replication.versions import RETIRED_AT_ONCE, deploy_file, forget_half_built, in_state, in_use, newest
 from headwater.replication.watch import Watch
 from headwater.replication.work import Work
-from headwater.source.catalog import PublishedTable
 from headwater.source.checks import unseen_findings
-from headwater.source.connect import SourceSettings, connect, source_errors
+from headwater.source.connect import SharedConnection, SourceSettings, source_errors
 from headwater.source.fetch import RowFetcher
 from headwater.source.stream import ReplicationStream
 from headwater.storage.contract import (
@@ -160,23 +159,21 @@ class Replicator:
             return True
         return False
 
-    def _adapt(self, lease: Lease, state: SourceState, plans: Sequence[SyncPlan]) -> None:
+    def _adapt(self, lease: Lease, state: SourceState, plans: Sequence[SyncPlan], asking: SharedConnection) -> None:
         """Make the store's tables what the catalog says."""
         stored = self.store.tables(self.source.tag)
-        with connect(self.source) as conn:
+        with asking.use() as conn:
             wanted = wanted_tables(conn, self.source, plans)
             for finding in unseen_findings(conn, wanted):
                 _log.warning("%s", finding)
         changes = table_changes(stored, wanted)
         if changes:
-            adapt(self.store, lease, state, self._context(plans, stored), changes)
+            adapt(self.store, lease, state, self._context(plans, stored, asking), changes)
 
-    def _published(self) -> list[PublishedTable]:
-        with connect(self.source) as conn:
-            return wanted_tables(conn, self.source, in_use(self.store, self.keep_stopped).plans)
-
-    def _context(self, plans: Sequence[SyncPlan], stored: Sequence[StoredTable]) -> LiveContext:
-        types = types_of(self.source, stored)
+    def _context(
+        self, plans: Sequence[SyncPlan], stored: Sequence[StoredTable], asking: SharedConnection
+    ) -> LiveContext:
+        types = types_of(asking, stored)
         return LiveContext(self.source.tag, distinct(plans), types, self.store.subkey_salt())
 
     def _follow(self, lease: Lease, stop: threading.Event, watch: Watch, recovery: Recovery) -> None:
@@ -189,17 +186,36 @@ class Replicator:
         plans = used.plans
         if used.obsolete:  # before tables go that only they read
             self.store.retire(lease, used.obsolete, RETIRED_AT_ONCE)
-        self._adapt(lease, state, plans)
-        unseen = UnseenAudit(self.store, lease, self.source.tag, self._published, self.pace.audit)
+        with contextlib.closing(SharedConnection(self.source)) as asking:
+            self._adapt(lease, state, plans, asking)
+            self._stream(lease, state, plans, asking, stop, watch, recovery)
+
+    def _stream(
+        self,
+        lease: Lease,
+        state: SourceState,
+        plans: Sequence[SyncPlan],
+        asking: SharedConnection,
+        stop: threading.Event,
+        watch: Watch,
+        recovery: Recovery,
+    ) -> None:
         stored = self.store.tables(self.source.tag)
-        context = self._context(plans, stored)
+        context = self._context(plans, stored, asking)
         with (
             contextlib.closing(RowFetcher(self.source)) as fetcher,
             contextlib.closing(SchemaWatch(self.source, plans, stored, self.pace)) as schema,
         ):
             left_out = PoisonBook(self.source, self.store).skipped()
             applier = Applier(self.store, lease, context, stored, state.lsn, fetcher, schema, left_out)
-            site = Site(self.source, self.store, lease, self.bulk, applier, self.progress)
+            site = Site(self.source, self.store, lease, self.bulk, applier, self.progress, asking)
+            unseen = UnseenAudit(
+                self.store,
+                lease,
+                self.source.tag,
+                lambda: site.published(in_use(self.store, self.keep_stopped).plans).values(),
+                self.pace.audit,
+            )
             with (
                 ReplicationStream(self.source, state.slot, state.lsn, self.source.publications) as stream,
                 contextlib.closing(Work(site, self.keep_stopped, self.sampling, self.pace)) as work,

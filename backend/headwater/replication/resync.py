@@ -20,7 +20,6 @@ from headwater.bulk.jobs import BulkProgress, CompareJob, CompareOutcome, Compar
 from headwater.oplog.lsn import format_lsn
 from headwater.replication.background import Background
 from headwater.replication.merge import describe, wanted_states
-from headwater.replication.schema import wanted_tables
 from headwater.replication.site import ROWS_A_TASK, Site
 from headwater.replication.touches import TouchLog
 from headwater.source.catalog import PublishedTable
@@ -154,8 +153,7 @@ class Resync:
         """Begin; True when nothing is left to compare."""
         self._left_before = self.left
         stored = self._site.stored()
-        with connect(self._site.source) as conn:
-            published = {t.relation.oid: t for t in wanted_tables(conn, self._site.source, self._order.plans)}
+        published = self._site.published(self._order.plans)
         there = self._oids & stored.keys() & published.keys()
         self.leave(self._oids - {oid for oid in there if published[oid].shape == stored[oid].fingerprint})
         if not self._oids:

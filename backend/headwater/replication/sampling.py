@@ -23,10 +23,8 @@ from headwater.replication.probing import Probing
 from headwater.replication.rebuild import Rebuild, repair_lookups
 from headwater.replication.resync import Order, Resync
 from headwater.replication.sampled import BucketWalk, RowCheck, Sums
-from headwater.replication.schema import wanted_tables
 from headwater.replication.site import Site
 from headwater.source.catalog import PublishedTable
-from headwater.source.connect import connect
 from headwater.storage.contract import LeaseLostError, StoreWriter
 from headwater.storage.verify import ALL_KEYS, VerifyReader, open_verify
 from headwater_rules.plan import SyncPlan
@@ -252,8 +250,7 @@ class Sampling:
 
     def _tables(self, plans: Sequence[SyncPlan]) -> list[tuple[LiveTable, PublishedTable]]:
         """The tables that are followed, as they are published: those that ought to be as the source has them."""
-        with connect(self._site.source) as conn:
-            published = wanted_tables(conn, self._site.source, plans)
+        published = self._site.published(plans).values()
         compared = {oid for oid, table in self._site.stored().items() if table.resync}
         sure = [table for table in published if not table.unseen and table.relation.oid not in compared]
         pairs = [(self._site.applier.table(table.relation.oid), table) for table in sure]

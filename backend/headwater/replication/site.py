@@ -11,8 +11,9 @@ from headwater.decode.catalog import TypeCatalog
 from headwater.replication.apply import Applier
 from headwater.replication.bulk import BulkWork
 from headwater.replication.live import LiveContext
-from headwater.source.catalog import load_types
-from headwater.source.connect import SourceSettings, connect
+from headwater.replication.schema import wanted_tables
+from headwater.source.catalog import PublishedTable, load_types
+from headwater.source.connect import SharedConnection, SourceSettings
 from headwater.storage.contract import Lease, StoredTable
 from headwater.storage.open import Store
 from headwater_rules.plan import SyncPlan
@@ -21,9 +22,9 @@ ROWS_A_TASK = 250_000
 """About how many current rows a task of bulk work reads."""
 
 
-def types_of(source: SourceSettings, tables: Sequence[StoredTable]) -> TypeCatalog:
+def types_of(asking: SharedConnection, tables: Sequence[StoredTable]) -> TypeCatalog:
     """The types of the tables' columns, as the source knows them now."""
-    with connect(source) as conn:
+    with asking.use() as conn:
         return load_types(conn, {c.type_oid for table in tables for layout in table.layouts for c in layout.columns})
 
 
@@ -37,10 +38,16 @@ class Site:
     bulk: BulkWork
     applier: Applier
     progress: Callable[[BulkProgress], None]
+    asking: SharedConnection
 
     @property
     def tag(self) -> str:
         return self.source.tag
+
+    def published(self, plans: Sequence[SyncPlan]) -> dict[int, PublishedTable]:
+        """The tables that the plans read, as they are published now, by oid. Raises KeyNotSentError."""
+        with self.asking.use() as conn:
+            return {table.relation.oid: table for table in wanted_tables(conn, self.source, plans)}
 
     def stored(self) -> dict[int, StoredTable]:
         """The source's tables in the store, by oid."""
@@ -52,7 +59,7 @@ class Site:
 
     def types(self, tables: Sequence[StoredTable]) -> TypeCatalog:
         """The types of the tables' columns."""
-        return types_of(self.source, tables)
+        return types_of(self.asking, tables)
 
     def follow(self, plans: Sequence[SyncPlan]) -> None:
         """From here on, evaluate what the stream brings by these plans. Between flushes only."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 
 from headwater.source.catalog import PublishedTable
 from headwater.storage.contract import Lease, StoreWriter
@@ -19,7 +19,7 @@ class UnseenAudit:
     seen. `step` is called between flushes."""
 
     def __init__(
-        self, store: StoreWriter, lease: Lease, tag: str, look: Callable[[], Sequence[PublishedTable]], seconds: float
+        self, store: StoreWriter, lease: Lease, tag: str, look: Callable[[], Iterable[PublishedTable]], seconds: float
     ) -> None:
         self._store = store
         self._lease = lease

@@ -7,6 +7,7 @@ settings of `headwater.decode.settings` from its start-up packet on. Poolers in 
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -127,6 +128,43 @@ def connect(
     for statement in statements_for(conn.info.server_version):
         conn.execute(statement)
     return conn
+
+
+_TRUSTED_SECONDS = 5.0  # after which a connection may have gone unnoticed
+
+
+class SharedConnection:
+    """One ordinary connection for the many short questions of one thread, made when it is first needed and anew after
+    an error. Each costs the source a process, and much of its catalog read into it."""
+
+    def __init__(self, settings: SourceSettings) -> None:
+        self._settings = settings
+        self._conn: psycopg.Connection | None = None
+        self._used = 0.0
+
+    @contextmanager
+    def use(self) -> Iterator[psycopg.Connection]:
+        """The connection, for a while. Raises what `connect` does."""
+        if self._conn is not None and time.monotonic() - self._used > _TRUSTED_SECONDS:
+            self._test(self._conn)
+        conn = self._conn = self._conn or connect(self._settings)
+        try:
+            yield conn
+        except psycopg.Error:
+            self.close()
+            raise
+        self._used = time.monotonic()
+
+    def _test(self, conn: psycopg.Connection) -> None:
+        try:
+            conn.execute("select 1")
+        except psycopg.Error:
+            self.close()
+
+    def close(self) -> None:
+        if self._conn is not None:
+            self._conn.close()
+            self._conn = None
 
 
 def connection_error(settings: SourceSettings, error: Exception) -> HeadwaterError:
