@@ -24,6 +24,7 @@ def main() -> None:
             case "reprocess":
                 reprocess.run(int(1_000_000 * scale))
             case "resync":
+                resync.to_device(int(1_000_000 * scale))
                 resync.run(int(1_000_000 * scale))
             case "rules":
                 rules.run(int(100_000 * scale))

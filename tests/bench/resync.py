@@ -1,5 +1,5 @@
-"""What another table's commits notice of a large table that is compared with the source: their latency meanwhile,
-beside their latency without."""
+"""How long a change of a table takes to its devices, and what another table's commits notice of it: their latency
+meanwhile, beside their latency without."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import time
 
 import psycopg
 
+from headwater.source.triggers import install
 from tests.bench import report
 from tests.bench.latency import read_until
 from tests.bench.world import World, world
@@ -35,6 +36,18 @@ CHANGES = {
 
 SAMPLES = 300
 
+KINDS = {
+    "column added with a constant": "alter table {0} add column x text default 'some text'",
+    "column dropped": "alter table {0} drop column x",
+    "1 row in 100 rewritten": "alter table {0} alter column title type text"
+    " using case when id % 100 = 0 then title || '!' else title end",
+    "swapped with a copy": "create table copy (like {0} including all); insert into copy select * from {0};"
+    " drop table {0}; alter table copy rename to {0}",
+    "other identity": "alter table {0} replica identity full",
+    "dropped": "drop table {0}",
+}
+SIZES = (50, 10_000)
+
 
 def run(rows: int) -> None:
     with world() as place:
@@ -54,6 +67,58 @@ def run(rows: int) -> None:
         for name, change in CHANGES.items():
             _while_compared(place, stream, alone, name, change)
         stream.close()
+
+
+def to_device(rows: int) -> None:
+    """Seconds from the commit of a change to the device, by kind and size, as a look at the catalog finds it every few
+    seconds and as event triggers tell of it; and the longest that a commit to another table took meanwhile."""
+    sizes = (*SIZES, rows)
+    found = {"by looking": False, "by triggers": True}
+    tables = {(size, how): f"items_{size}_{number}" for size in sizes for number, how in enumerate(found)}
+    with world() as place:
+        for (size, _), table in tables.items():
+            place.execute(
+                f"create table {table} (id bigint primary key, title text)",
+                f"insert into {table} select i, 'title ' || i from generate_series(1, {size}) i",
+            )
+        place.execute("create table others (id text primary key, title text)")
+        place.execute("create publication headwater for all tables")
+        queries = ", ".join(f"SELECT * FROM {name}" for name in [*tables.values(), "others"])
+        place.serve(f"config: {{edition: 3}}\nstreams:\n  all: {{auto_subscribe: true, queries: [{queries}]}}\n")
+        place.wait_ready()
+        stream = place.stream("somebody")
+        read_until(stream, b"checkpoint_complete")
+        _measure(place, stream, None)
+        for (size, how), table in tables.items():
+            if found[how]:
+                install(place.source)
+            report.heading(f"from a change of a table of {size:,} rows to the device, found {how}")
+            started = time.perf_counter()
+            place.copy_out(table)
+            copied = time.perf_counter() - started
+            for kind, change in KINDS.items():
+                seconds, stall = _until_shown(place, stream, change.format(table))
+                report.line(kind, seconds, "s", "COPY of the table alone", copied)
+                report.line("  longest commit of another table meanwhile", stall * 1000, "ms")
+        stream.close()
+
+
+def _until_shown(place: World, stream: socket.socket, change: str) -> tuple[float, float]:
+    done = threading.Event()
+    before = place.shapes()
+
+    def wait() -> None:
+        while place.shapes() == before or place.marked():
+            time.sleep(0.02)
+        done.set()
+
+    started = time.perf_counter()
+    place.execute(change)
+    waiter = threading.Thread(target=wait, daemon=True)
+    waiter.start()
+    taken = _measure(place, stream, done)
+    waiter.join()
+    return time.perf_counter() - started, max(taken, default=0.0)
 
 
 def _while_compared(place: World, stream: socket.socket, alone: list[float], name: str, change: str) -> None:

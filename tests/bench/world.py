@@ -24,8 +24,9 @@ import psycopg
 
 from headwater.embedded.postgres import EmbeddedPostgres, find_binaries
 from headwater.oplog.lsn import parse_lsn
+from headwater.source.connect import SourceSettings
 from headwater.storage.address import SqliteAddress
-from headwater.storage.contract import StoreReader
+from headwater.storage.contract import StoredTable, StoreReader
 from headwater.storage.parts import BulkRecord
 from headwater.storage.sqlite import SqliteStore
 
@@ -105,6 +106,13 @@ class World:
             for statement in statements:
                 conn.execute(statement.encode())
 
+    def copy_out(self, table: str) -> None:
+        """Read a table whole, into nothing."""
+        query = f"copy {table} to stdout".encode()
+        with psycopg.connect(self.postgres.dsn("bench")) as conn, conn.cursor() as cursor, cursor.copy(query) as copy:
+            for _ in copy:
+                pass
+
     def fetch(self, statement: str) -> str:
         with psycopg.connect(self.postgres.dsn("bench"), autocommit=True) as conn:
             return str(conn.execute(statement.encode()).fetchall()[0][0])
@@ -181,6 +189,26 @@ class World:
         store = SqliteStore(self.directory / "store")
         try:
             return store.bulk_records()
+        finally:
+            store.close()
+
+    @property
+    def source(self) -> SourceSettings:
+        """How the source is reached."""
+        return SourceSettings("127.0.0.1", "bench", "postgres", port=self.postgres.port, sslmode="disable")
+
+    def shapes(self) -> dict[int, str]:
+        """The shape of each table that the store has, by oid."""
+        return {table.relation.oid: table.fingerprint for table in self._tables()}
+
+    def marked(self) -> bool:
+        """Whether any table is being compared with the source, or soon is."""
+        return any(table.resync for table in self._tables())
+
+    def _tables(self) -> list[StoredTable]:
+        store = SqliteStore(self.directory / "store")
+        try:
+            return store.tables("default")
         finally:
             store.close()
 
