@@ -15,6 +15,7 @@ from headwater.pipeline.jobs import BulkJobs
 from headwater.source.catalog import published_tables
 from tests.storm.tables import CONFIG, KINDS, LEDGER, Row, Rows
 from tests.storm.writers import Published, connect_patiently
+from tests.support.changed_source import known
 from tests.support.command import command, environment
 from tests.support.fix_headwater import Deployment, wait_until
 from tests.support.fix_postgres import SourceDb
@@ -164,10 +165,10 @@ class World:
         wait_until(lambda: self._reached(position), "the store to reach the source", SETTLE_SECONDS, pause=0.05)
         published = published_tables(self.source.connection, ["headwater"])
         named = {"public." + name for name in (*KINDS, LEDGER)}
-        shapes = {t.relation.oid: t.shape for t in published if t.qualified_name in named}
         with self.deployment.store() as store:
             stored = store.tables("default")
-        return {t.relation.oid: t.fingerprint for t in stored} == shapes and not any(t.resync for t in stored)
+        shown = [table for table in published if table.qualified_name in named]
+        return known(stored, shown) and not any(table.resync for table in stored)
 
     def _reached(self, position: int) -> bool:
         self.check_alive()

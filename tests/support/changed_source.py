@@ -13,8 +13,10 @@ import psycopg
 import pytest
 
 from headwater.replication.schema import wanted_tables
+from headwater.source.catalog import PublishedTable
 from headwater.source.stream import Received, ReplicationStream
 from headwater.source.triggers import install
+from headwater.storage.contract import StoredTable
 from tests.support.fix_headwater import TRIGGERED, Deployment, plan_of, read_bucket, wait_until
 from tests.support.model_device import ModelBucket, contents
 from tests.support.turns import AT_THE_START, BY_TRIGGERS
@@ -84,8 +86,15 @@ def settled(deployment: Deployment) -> bool:
     published = wanted_tables(deployment.source.connection, deployment.settings, [plan])
     with deployment.store() as store:
         stored = store.tables("default")
-    shapes = {t.relation.oid: t.shape for t in published}
-    return {t.relation.oid: t.fingerprint for t in stored} == shapes and not any(t.resync for t in stored)
+    return known(stored, published) and not any(table.resync for table in stored)
+
+
+def known(stored: Sequence[StoredTable], published: Sequence[PublishedTable]) -> bool:
+    """Whether the published tables are those that are stored, and stand as they were stored."""
+    shapes = {table.relation.oid: table.fingerprint for table in stored}
+    return shapes.keys() == {table.relation.oid for table in published} and all(
+        table.followed_on(shapes[table.relation.oid]) for table in published
+    )
 
 
 def compared(deployment: Deployment) -> bool:

@@ -34,18 +34,20 @@ LOST = "its rows can't be told apart by its new replica identity"
 
 @dataclass(frozen=True, slots=True)
 class TableChanges:
-    """How the catalog differs from the store. A table can be gone and new at once."""
+    """How the catalog differs from the store. A table can be gone and new at once. Those that were `touched` have
+    another shape that makes no difference to their rows."""
 
     gone: tuple[StoredTable, ...]
     new: tuple[PublishedTable, ...]
     altered: tuple[tuple[StoredTable, PublishedTable], ...]
+    touched: tuple[tuple[StoredTable, PublishedTable], ...] = ()
 
     def __bool__(self) -> bool:
-        return bool(self.gone or self.new or self.altered)
+        return bool(self.gone or self.new or self.altered or self.touched)
 
     @property
     def oids(self) -> frozenset[int]:
-        """All tables that are concerned, as they were and as they are."""
+        """All tables whose rows are concerned, as they were and as they are."""
         before = [table.relation.oid for table in [*self.gone, *(table for table, _ in self.altered)]]
         after = [table.relation.oid for table in [*self.new, *(table for _, table in self.altered)]]
         return frozenset([*before, *after])
@@ -60,6 +62,7 @@ def table_changes(stored: Sequence[StoredTable], published: Sequence[PublishedTa
     taken = {found.relation.oid for found in by_name.values() if found is not None}
     gone: list[StoredTable] = []
     altered: list[tuple[StoredTable, PublishedTable]] = []
+    touched: list[tuple[StoredTable, PublishedTable]] = []
     kept: set[int] = set()
     for table in stored:
         found = by_name[table.id] or (None if table.relation.oid in taken else now.get(table.relation.oid))
@@ -67,10 +70,12 @@ def table_changes(stored: Sequence[StoredTable], published: Sequence[PublishedTa
             gone.append(table)
             continue
         kept.add(found.relation.oid)
-        if found.shape != table.fingerprint:
+        if not found.followed_on(table.fingerprint):
             altered.append((table, found))
+        elif found.shape != table.fingerprint:
+            touched.append((table, found))
     new = [table for oid, table in now.items() if oid not in kept]
-    return TableChanges(tuple(gone), tuple(new), tuple(altered))
+    return TableChanges(tuple(gone), tuple(new), tuple(altered), tuple(touched))
 
 
 class Ids(Enum):
@@ -118,6 +123,8 @@ def adapt(store: StoreWriter, lease: Lease, state: SourceState, context: LiveCon
         name = f"{table.relation.schema}.{table.relation.name}"
         _log.info("the rows of %s are removed: it is gone, not published any more, or can't be followed on", name)
         store.drop_table(lease, _emptied(store, lease, state, context, table))
+    for table, published in changes.touched:
+        store.add_layout(lease, table.id, published.relation, published.shape)
     for table, published in changes.altered:
         rekeyed = table.resync == REKEYED or ids_after(table, published.relation) is Ids.DERIVED
         _log.info(

@@ -32,5 +32,8 @@ class Reconciler:
         if not changes:
             return
         adapt(site.store, site.lease, state, site.context(self._schema.plans, stored), changes)
-        site.follow(self._schema.plans)
-        self._work.tables_changed(changes.oids)
+        if changes.oids:
+            site.follow(self._schema.plans)
+            self._work.tables_changed(changes.oids)
+        else:
+            self._schema.renew(self._schema.plans, site.store.tables(site.tag))

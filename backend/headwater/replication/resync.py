@@ -155,7 +155,7 @@ class Resync:
         stored = self._site.stored()
         published = self._site.published(self._order.plans)
         there = self._oids & stored.keys() & published.keys()
-        self.leave(self._oids - {oid for oid in there if published[oid].shape == stored[oid].fingerprint})
+        self.leave(self._oids - {oid for oid in there if published[oid].followed_on(stored[oid].fingerprint)})
         if not self._oids:
             return True
         tables = [self._table(stored[oid], published[oid]) for oid in sorted(self._oids)]

@@ -1,7 +1,7 @@
 """Whether the source's tables still are what they were when their rows were read.
 
 A Relation message is only a hint: dropping a column and adding one of the same name and type sends the same message
-again. The catalog decides, by the shape that was stored with the rows.
+again. The catalog decides, by the shape that was stored with the rows; see `source.shape`.
 """
 
 from __future__ import annotations

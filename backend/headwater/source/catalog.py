@@ -1,12 +1,11 @@
 """What the source's catalog says about published tables, in the form in which the stream describes them.
 
-Everything a table's content depends on, apart from its rows, goes into its fingerprint: two equal fingerprints mean
-that rows read under one can be followed by the stream under the other.
+Everything a table's content depends on, apart from its rows, goes into its shape, which a store keeps beside the rows:
+it says whether they can be followed on by the stream.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,7 +18,8 @@ from headwater.decode.catalog import TYPE_QUERY, TypeCatalog
 from headwater.errors import HeadwaterError, Kind
 from headwater.oplog.change import Column, Generated, Relation, ReplicaIdentity
 from headwater.source.identity import NO_IDENTITY, USABLE, Identity, identifies, leaf_identities, told_apart
-from headwater.source.traits import Standing, standing, type_definitions
+from headwater.source.shape import LeafShape, Shape, digest, followed_on
+from headwater.source.traits import Standing, TypeDefinition, standing, type_definitions
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +43,12 @@ class PublishedTable:
 
     `relation` equals the stream's Relation message but for stored generated columns, which it has even where the
     stream does not, and for an identity that the partitions decide. `row_filter` is an SQL condition over the table's
-    columns in parentheses, None for all rows. `shape` covers everything but where the rows lie (`relfilenode`), and
-    that too where the stream says nothing of a TRUNCATE; `fingerprint` covers both. `publications` are those that
-    publish it, `unseen` the kinds of change that can pass them by; updates and deletes are among these where `mixed`
-    says that the partitions tell rows apart in ways that have nothing in common. `left_out` names generated columns
-    that nobody here can compute, since what they are computed from is not published; `unsent_key` those that identify
-    a row, and are not streamed.
+    columns in parentheses, None for all rows. `shape` is the text of a `Shape`; `fingerprint` stays the same as long as
+    what is read by parts belongs together. `publications` are those that publish it, `unseen` the kinds of change that
+    can pass them by; updates and deletes are among these where `mixed` says that the partitions tell rows apart in ways
+    that have nothing in common. `left_out` names generated columns that nobody here can compute, since what they are
+    computed from is not published; `unsent_key` those that identify a row, and are not streamed. `former` is what
+    earlier versions had for a shape: any difference in it was one of the table.
     """
 
     relation: Relation
@@ -61,6 +61,11 @@ class PublishedTable:
     left_out: tuple[str, ...] = ()
     unsent_key: tuple[str, ...] = ()
     mixed: bool = False
+    former: str = ""
+
+    def followed_on(self, shape: str) -> bool:
+        """Whether rows that were stored under that shape, of whatever version, can be followed by the stream."""
+        return shape == self.former or followed_on(shape, self.shape)
 
     @property
     def qualified_name(self) -> str:
@@ -261,7 +266,7 @@ def _identified(table: _Table, attributes: list[_Attribute], leaves: Sequence[Id
 
 
 def _columns(conn: psycopg.Connection, oids: list[int]) -> Mapping[int, list[_Attribute]]:
-    # xmin changes when a type changes in place (ALTER … USING), which leaves name and type as they were
+    # xmin changes when a type changes in place (ALTER … USING), which leaves name and type as they were; see `shape`
     with conn.cursor(row_factory=class_row(_Attribute)) as cursor:
         cursor.execute(
             """select a.attrelid::int8 as table, a.attnum::int4 as number, a.attname as name,
@@ -317,7 +322,7 @@ def _published(
     attributes: list[_Attribute],
     leaves: tuple[Leaf, ...],
     publications: Mapping[str, Publication],
-    traits: tuple[Standing, Mapping[int, str]],
+    traits: tuple[Standing, Mapping[int, TypeDefinition]],
 ) -> PublishedTable:
     stands, types = traits
     selections = {
@@ -335,21 +340,54 @@ def _published(
     relation = Relation(table.oid, table.schema, table.name, ReplicaIdentity(table.identity), shown, table.by_leaf)
     row_filter = _combined_filter(members)
     unseen = _unseen(table, members, publications)
-    rows_lie = [(leaf.oid, leaf.relfilenode) for leaf in leaves]
-    shape = _digest(
+    pinned = table.kind == "p" or "truncate" in unseen
+    made = sorted(publications[name].made for name in selections)
+    shape = Shape(
+        definition=digest(
+            relation,
+            [(a.number, a.generated, a.expression, _now(types, a)) for a in kept],
+            (row_filter, made, stands.entries),
+        ),
+        columns=digest([(a.number, a.changed_by) for a in kept]),
+        leaves={
+            leaf.oid: LeafShape(digest(leaf.schema, leaf.name, leaf.attached), leaf.relfilenode) for leaf in leaves
+        },
+        pinned=pinned,
+    )
+    former = digest(
         relation,
-        sorted((a.name, a.generated, a.changed_by, types.get(a.type_oid)) for a in kept),
+        sorted((a.name, a.generated, a.changed_by, _formerly(types, a)) for a in kept),
         row_filter,
-        sorted(publications[name].made for name in selections),
+        made,
         stands.entries,
         [(leaf.oid, leaf.schema, leaf.name, leaf.attached) for leaf in leaves],
-        rows_lie if table.kind == "p" or "truncate" in unseen else (),
+        [(leaf.oid, leaf.relfilenode) for leaf in leaves] if pinned else (),
     )
     left_out = tuple(a.name for a in attributes if a.generated == "s" and a not in kept)
     unsent = tuple(a.name for a in attributes if a.generated and a.number in table.key and a not in chosen)
-    where = _digest(shape, rows_lie)
-    names = tuple(selections)
-    return PublishedTable(relation, leaves, row_filter, shape, where, names, unseen, left_out, unsent, table.mixed)
+    return PublishedTable(
+        relation,
+        leaves,
+        row_filter,
+        shape.encoded(),
+        shape.read_as,
+        tuple(selections),
+        unseen,
+        left_out,
+        unsent,
+        table.mixed,
+        former,
+    )
+
+
+def _now(types: Mapping[int, TypeDefinition], column: _Attribute) -> str | None:
+    found = types.get(column.type_oid)
+    return None if found is None else found.content
+
+
+def _formerly(types: Mapping[int, TypeDefinition], column: _Attribute) -> str | None:
+    found = types.get(column.type_oid)
+    return None if found is None else found.former
 
 
 def _unseen(table: _Table, members: Sequence[_Membership], publications: Mapping[str, Publication]) -> tuple[str, ...]:
@@ -396,7 +434,3 @@ def _combined_filter(members: Sequence[_Membership]) -> str | None:
     if None in filters:
         return None
     return f"({' or '.join(f'({text})' for text in dict.fromkeys(filters))})"
-
-
-def _digest(*parts: object) -> str:
-    return hashlib.sha256(repr(parts).encode()).hexdigest()

@@ -56,7 +56,9 @@ def standing(conn: psycopg.Connection, oids: Sequence[int], publications: Sequen
 
 
 # The text of every row changes with the label of an enum value or the attributes of a composite type, without a trace
-# in the table itself. A label that was renamed and renamed back leaves its xmin. What comes with Postgres stays.
+# in the table itself. A label that was renamed and renamed back leaves its xmin, for rows may have been streamed with
+# the other one. An attribute needs none: its values can't be changed in place, and its xmin changes with a default of
+# the table whose rows are the type. What comes with Postgres stays.
 _DEFINITIONS = """
 with recursive part (root, oid) as (
     select t, t from unnest(%(oids)s::oid[]) t where t >= 16384
@@ -77,20 +79,32 @@ with recursive part (root, oid) as (
     ) inside
     where inside.oid >= 16384
 )
-select part.root::int8, md5(string_agg(definition.text, ', ' order by definition.text))
+select part.root::int8, md5(string_agg(definition.text, ', ' order by definition.text)),
+       md5(string_agg(definition.former, ', ' order by definition.former))
 from part
 join pg_type t on t.oid = part.oid
 cross join lateral (
-    select format('%%s %%s %%s', e.oid, e.enumlabel, e.xmin) as text from pg_enum e where e.enumtypid = t.oid
+    select label.text, label.text as former from pg_enum e
+    cross join lateral (select format('%%s %%s %%s', e.oid, e.enumlabel, e.xmin) as text) label
+    where e.enumtypid = t.oid
     union all
-    select format('%%s %%s %%s %%s %%s', t.oid, a.attnum, a.attname, a.atttypid, a.xmin) from pg_attribute a
+    select format('%%s %%s %%s %%s %%s', t.oid, a.attnum, a.attname, a.atttypid, a.atttypmod),
+           format('%%s %%s %%s %%s %%s', t.oid, a.attnum, a.attname, a.atttypid, a.xmin)
+    from pg_attribute a
     where t.typtype = 'c' and a.attrelid = t.typrelid and a.attnum > 0 and not a.attisdropped
 ) definition
 group by part.root
 """
 
 
-def type_definitions(conn: psycopg.Connection, oids: Iterable[int]) -> Mapping[int, str]:
-    """By oid, a digest of what enums and composite types are within these types; none for a type without any."""
+class TypeDefinition(NamedTuple):
+    """A digest of what enums and composite types are within a type; `former` as earlier versions made it."""
+
+    content: str
+    former: str
+
+
+def type_definitions(conn: psycopg.Connection, oids: Iterable[int]) -> Mapping[int, TypeDefinition]:
+    """By oid, what is within these types; none for a type without enums and composite types."""
     rows = conn.execute(_DEFINITIONS, {"oids": sorted(set(oids))}).fetchall()
-    return dict(rows)
+    return {oid: TypeDefinition(*digests) for oid, *digests in rows}
