@@ -15,6 +15,7 @@ from enum import Enum
 from headwater.oplog.change import Column, Relation
 from headwater.oplog.row_id import IdentityKind, RowIdentity
 from headwater.oplog.transform import RowKeys, decode_members, row_ops
+from headwater.replication.attached import attach_reason
 from headwater.replication.live import LiveContext, LiveTable
 from headwater.source.catalog import PublishedTable
 from headwater.storage.contract import Flush, Lease, Progress, SourceState, StoredTable, StoreWriter
@@ -126,6 +127,12 @@ def adapt(store: StoreWriter, lease: Lease, state: SourceState, context: LiveCon
     for table, published in changes.touched:
         store.add_layout(lease, table.id, published.relation, published.shape)
     for table, published in changes.altered:
+        partly = attach_reason(table, published)
+        if partly:
+            _log.info("%s is compared with the source in part: %s", published.qualified_name, partly)
+            store.mark_resync(lease, [table.id], partly)
+            store.add_layout(lease, table.id, published.relation, published.shape)
+            continue
         rekeyed = table.resync == REKEYED or ids_after(table, published.relation) is Ids.DERIVED
         _log.info(
             "%s was altered; %sit is compared with the source",

@@ -17,6 +17,7 @@ from headwater.decode.pgoutput import Decoder
 from headwater.errors import HeadwaterError
 from headwater.oplog.lsn import Lsn, format_lsn, parse_lsn
 from headwater.replication.apply import Applier
+from headwater.replication.attached import whole_too
 from headwater.replication.errors import PoisonError
 from headwater.source.connect import SourceSettings
 from headwater.source.generated import NotComputableError
@@ -167,4 +168,4 @@ class PoisonBook:
     def _compare_all(self, lease: Lease, lsn: str) -> None:
         stored = self._store.tables(self._source.tag)
         reason = f"the transaction at {lsn} was left out"
-        self._store.mark_resync(lease, [table.id for table in stored if not table.resync], reason)
+        self._store.mark_resync(lease, whole_too(stored), reason)

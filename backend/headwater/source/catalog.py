@@ -18,7 +18,7 @@ from headwater.decode.catalog import TYPE_QUERY, TypeCatalog
 from headwater.errors import HeadwaterError, Kind
 from headwater.oplog.change import Column, Generated, Relation, ReplicaIdentity
 from headwater.source.identity import NO_IDENTITY, USABLE, Identity, identifies, leaf_identities, told_apart
-from headwater.source.shape import LeafShape, Shape, digest, followed_on
+from headwater.source.shape import LeafShape, Shape, attached, digest, followed_on
 from headwater.source.traits import Standing, TypeDefinition, standing, type_definitions
 
 
@@ -66,6 +66,10 @@ class PublishedTable:
     def followed_on(self, shape: str) -> bool:
         """Whether rows that were stored under that shape, of whatever version, can be followed by the stream."""
         return shape == self.former or followed_on(shape, self.shape)
+
+    def attached_since(self, shape: str) -> frozenset[int]:
+        """The oids of the leaves that came since rows were stored under that shape, if nothing else is different."""
+        return attached(shape, self.shape)
 
     @property
     def qualified_name(self) -> str:

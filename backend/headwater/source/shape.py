@@ -63,6 +63,15 @@ def followed_on(then: str, now: str) -> bool:
     return not moved or (not after.pinned and before.columns == after.columns)
 
 
+def attached(then: str, now: str) -> frozenset[int]:
+    """The oids of the leaves that came, where nothing else is different; none otherwise."""
+    before, after = _decoded(then), _decoded(now)
+    if before is None or after is None or not _alike(before, after):
+        return frozenset()
+    stayed = before.leaves.items() <= after.leaves.items()
+    return frozenset(after.leaves.keys() - before.leaves.keys()) if stayed else frozenset()
+
+
 def same_columns(then: str, now: str) -> bool:
     """Whether nobody wrote the columns' catalog rows between two shapes."""
     before, after = _decoded(then), _decoded(now)
