@@ -30,6 +30,14 @@ class Fetched:
     seen: Lsn
 
 
+def own_rows(relation: Relation) -> sql.Composed:
+    """A condition on rows that are read from a table by its name: they are its own, or those of its partitions. What
+    stands in a table that inherits from it is another table's to the stream."""
+    return sql.SQL("({0} = tableoid or exists (select from pg_class where oid = {0} and relkind = 'p'))").format(
+        sql.Literal(relation.oid)
+    )
+
+
 class RowFetcher:
     """Fetches rows by key over one connection, made when first needed. `generated` computes what rows lack of theirs,
     over another: neither waits for the other's statement."""
@@ -113,12 +121,13 @@ def _rows(
     names = [sql.SQL("t.") + sql.Identifier(column.name) for column in relation.columns]
     query = sql.SQL(
         "copy (select c.oid, {columns} from {table} t"  # locked first: from then on its name is its own
-        " right join (select oid, relkind from pg_class where oid = {name}::regclass) c"
-        " on ({key}) in ({keys}) and (c.relkind = 'p' or t.tableoid = c.oid)) to stdout"
+        " right join (select oid from pg_class where oid = {name}::regclass) c"
+        " on ({key}) in ({keys}) and {own}) to stdout"
     ).format(
         columns=sql.SQL(", ").join(names),
         name=sql.Literal(sql.Identifier(relation.schema, relation.name).as_string(conn)),
         table=sql.Identifier(relation.schema, relation.name),
+        own=own_rows(relation),
         key=sql.SQL(", ").join(names[place] for place in places),
         keys=sql.SQL(", ").join(
             sql.SQL("({})").format(sql.SQL(", ").join(sql.Literal(key[place]) for place in places)) for key in keys

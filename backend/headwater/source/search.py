@@ -11,6 +11,7 @@ from psycopg import errors, sql
 from headwater.errors import HeadwaterError
 from headwater.oplog.row_id import IdentityKind, RowIdentity
 from headwater.source.catalog import PublishedTable
+from headwater.source.fetch import own_rows
 
 
 class NotAKeyError(HeadwaterError):
@@ -69,7 +70,7 @@ def has_text(conn: psycopg.Connection, table: PublishedTable, texts: Sequence[st
 
 def _exists(conn: psycopg.Connection, table: PublishedTable, condition: sql.Composable) -> bool:
     row_filter = sql.SQL("(" + (table.row_filter or "true") + ")")
-    query = sql.SQL("select exists (select 1 from {} where {} and ({}))").format(
-        sql.Identifier(table.relation.schema, table.relation.name), row_filter, condition
+    query = sql.SQL("select exists (select 1 from {} where {} and {} and ({}))").format(
+        sql.Identifier(table.relation.schema, table.relation.name), own_rows(table.relation), row_filter, condition
     )
     return bool(conn.execute(query).fetchall()[0][0])
