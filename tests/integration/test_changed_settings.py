@@ -13,6 +13,7 @@ from headwater.embedded.postgres import EmbeddedPostgres
 from headwater.oplog.lsn import ZERO
 from headwater.replication.health import State
 from headwater.source.connect import SourceRefused
+from headwater.source.slot import slot_name
 from headwater.source.stream import ReplicationStream
 from tests.integration.world import CONFIG, SHOWN, NewWorld, World
 from tests.support.changed_source import Device, published_rows, settled
@@ -124,7 +125,7 @@ def test_a_restored_store_with_another_prefix_leaves_no_slot_behind(world_of: Ne
     deployment.start()
     assert Device(deployment).rows() == world.truth()
     assert world.kinds() == ["snapshot", "snapshot"], "it is behind what it acknowledged"
-    assert slots(world) == [("renamed_default", True)]
+    assert slots(world) == [(slot_name(deployment.settings), True)]
 
 
 def test_another_prefix_makes_a_slot_of_that_name_and_drops_the_one_before(world_of: NewWorld) -> None:
@@ -137,7 +138,7 @@ def test_another_prefix_makes_a_slot_of_that_name_and_drops_the_one_before(world
     world.goes_on()
     assert deployment.op_count() - before == 2
     assert world.kinds() == ["snapshot", "re-sync"]
-    assert slots(world) == [("renamed_default", True)]
+    assert slots(world) == [(slot_name(deployment.settings), True)]
     wait_until(lambda: (health := deployment.health()) is not None and health.slot is not None, "a look at the slot")
 
 
@@ -151,4 +152,4 @@ def test_a_copy_of_a_store_with_another_prefix_leaves_the_slot_of_the_first_alon
         deployment.slot_prefix = "renamed_"
         deployment.start()
         world.goes_on()
-        assert sorted(slots(world)) == [(name, True), ("renamed_default", True)]
+        assert sorted(slots(world)) == [(name, True), (slot_name(deployment.settings), True)]

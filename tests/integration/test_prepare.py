@@ -13,6 +13,7 @@ from headwater.embedded.postgres import EmbeddedPostgres
 from headwater.source.checks import SourceNotReady, check_source
 from headwater.source.connect import SourceRefused, SourceSettings, SourceUnreachable, connect
 from headwater.source.prepare import NotAllowed, prepare
+from headwater.source.slot import former_slot_name, slot_name
 from headwater_rules.plan import TablePattern
 from tests.integration.test_catalog import settings_for
 from tests.support.fix_postgres import SourceDb
@@ -200,14 +201,15 @@ def test_a_server_without_logical_decoding_or_free_slots_is_refused(
     assert "ALTER SYSTEM SET max_wal_senders = 2" in text
 
 
+@pytest.mark.parametrize("name", [slot_name, former_slot_name], ids=["present", "former"])
 def test_the_slot_that_is_ours_already_does_not_count_as_missing(
-    postgres_with: Callable[..., EmbeddedPostgres],
+    postgres_with: Callable[..., EmbeddedPostgres], name: Callable[[SourceSettings], str]
 ) -> None:
     server = postgres_with(max_replication_slots="2")
     settings = SourceSettings("127.0.0.1", "postgres", "postgres", port=server.port, sslmode="disable")
     with psycopg.connect(server.dsn(), autocommit=True) as conn:
         conn.execute("create table a (id int primary key)")
-        conn.execute("select pg_create_logical_replication_slot('headwater_default', 'pgoutput')")
+        conn.execute("select pg_create_logical_replication_slot(%s, 'pgoutput')", [name(settings)])
         assert prepare(settings, tables("a")).tables == ("public.a",)
         conn.execute("select pg_create_logical_replication_slot('other', 'pgoutput')")
         with pytest.raises(SourceNotReady, match="0 of 2 replication slots are free, and 1 are needed"):

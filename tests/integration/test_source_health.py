@@ -23,6 +23,8 @@ from tests.support.fix_postgres import SourceDb
 
 Deploy = Callable[..., Deployment]
 
+SLOT = "headwater_default"
+
 NOTES = """
 config: {edition: 3}
 streams:
@@ -36,7 +38,7 @@ def found(settings: SourceSettings) -> dict[str, Finding]:
     """What is found, of all tables."""
     with connect(settings) as conn:
         oids = {oid for (oid,) in conn.execute("select oid::int8 from pg_class").fetchall()}
-        return {finding.code: finding for finding in look(conn, settings, oids).findings}
+        return {finding.code: finding for finding in look(conn, settings, SLOT, oids).findings}
 
 
 def own_server(start: Callable[..., EmbeddedPostgres], **options: str) -> tuple[SourceSettings, psycopg.Connection]:
@@ -44,7 +46,7 @@ def own_server(start: Callable[..., EmbeddedPostgres], **options: str) -> tuple[
     server = start(**options)
     conn = psycopg.connect(server.dsn(), autocommit=True)
     conn.execute("create table notes (id int primary key); create publication headwater for table notes")
-    conn.execute("select pg_create_logical_replication_slot('headwater_default', 'pgoutput')")
+    conn.execute("select pg_create_logical_replication_slot(%s, 'pgoutput')", [SLOT])
     return SourceSettings("127.0.0.1", "postgres", "postgres", port=server.port, sslmode="disable"), conn
 
 
@@ -68,7 +70,7 @@ def test_the_budget_of_the_slot_is_spoken_of_when_half_is_used(postgres_with: Ca
         assert "lost at the source's next checkpoint" in urgent.what
         conn.execute("checkpoint")
         with connect(settings) as ours:
-            slot = look(ours, settings, ()).slot
+            slot = look(ours, settings, SLOT, ()).slot
         assert slot is not None
         assert slot.wal_status == "lost"
 

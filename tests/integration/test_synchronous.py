@@ -85,7 +85,7 @@ def test_a_commit_waits_until_the_store_has_it(deployment: Deployment) -> None:
     commit = Commit(source, "insert into notes values ('early')")
     wait_until(lambda: waiting(source) == 1, "the commit to wait")
     with connect(deployment.settings) as conn:
-        (finding,) = look(conn, deployment.settings, ()).findings
+        (finding,) = look(conn, deployment.settings, slot_name(deployment.settings), ()).findings
     assert finding.code == "HW_2025"
     assert "ALTER SYSTEM SET synchronous_standby_names = ''" in finding.fix
     deployment.start()

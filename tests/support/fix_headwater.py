@@ -96,6 +96,7 @@ class Deployment:
     port: int = 0  # where the source is reached, if not at its own
     silence_seconds: float = 60.0
     patience: float = DEADLINE  # in seconds, with the start and the end of the replicator
+    take_slot: bool = False
     _stop: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread | None = None
     _failure: BaseException | None = None
@@ -164,6 +165,7 @@ class Deployment:
                 keep_stopped=self.keep_stopped,
                 sampling=self.sampling,
                 pace=self.pace,
+                take_slot=self.take_slot,
             ).run(self._stop)
         except BaseException as error:  # noqa: BLE001 - told to the test
             self._failure = error

@@ -14,6 +14,7 @@ from headwater.config import ServiceConfig
 from headwater.errors import HeadwaterError
 from headwater.oplog.lsn import format_lsn
 from headwater.replication.health import Health
+from headwater.replication.own_slot import slot_of
 from headwater.replication.pace import Pace
 from headwater.replication.poison import Poison, PoisonBook
 from headwater.source.checks import Finding, source_findings
@@ -44,6 +45,7 @@ class _Kept:
     """What the store says."""
 
     health: Health | None
+    slot: str
     state: SourceState | None
     tables: tuple[StoredTable, ...]
     jobs: tuple[BulkRecord, ...]
@@ -52,7 +54,8 @@ class _Kept:
 
 def show_status(config: ServiceConfig, *, as_json: bool = False) -> None:
     """Print all that can be found out. Raises afterwards what kept the source from answering."""
-    source, kept = _ask(config), _read(config)
+    kept = _read(config)
+    source = _ask(config, kept.slot if kept else slot_name(config.source()))
     if as_json:
         click.echo(json.dumps(_as_dict(config, source, kept), indent=2))
     else:
@@ -61,13 +64,13 @@ def show_status(config: ServiceConfig, *, as_json: bool = False) -> None:
         raise source.error
 
 
-def _ask(config: ServiceConfig) -> _Source:
+def _ask(config: ServiceConfig, name: str) -> _Source:
     settings = config.source()
     tables = compile_config(config.sync_text()).plan.tables() if config.sync_config else None
     try:
         with connect(settings, application_name="headwater status") as conn:
-            slot = slot_health(conn, slot_name(settings))
-            findings = [*source_findings(conn, settings, tables), *slot_findings(conn, slot_name(settings), slot)]
+            slot = slot_health(conn, name)
+            findings = [*source_findings(conn, settings, tables), *slot_findings(conn, name, slot)]
             return _Source(settings.address, None, slot, triggers_on(conn), tuple(findings))
     except HeadwaterError as error:
         return _Source(settings.address, error)
@@ -81,6 +84,7 @@ def _read(config: ServiceConfig) -> _Kept | None:
     try:
         return _Kept(
             health_of(reader, tag),
+            slot_of(config.source(), store),
             store.source_state(tag),
             tuple(store.tables(tag)),
             tuple(store.bulk_records()[-3:]),

@@ -15,6 +15,7 @@ from headwater.oplog.lsn import format_lsn
 from headwater.replication.adapt import LOST
 from headwater.replication.attached import whole_too
 from headwater.replication.errors import SourceReplacedError
+from headwater.replication.own_slot import OwnSlot
 from headwater.replication.poison import PoisonBook
 from headwater.replication.schema import wanted_tables
 from headwater.source.catalog import published_tables
@@ -23,14 +24,9 @@ from headwater.source.slot import (
     SlotError,
     SlotLostError,
     SlotStatus,
-    SnapshotKeeper,
     SystemIdentity,
-    drop_slot,
-    drop_unread_slot,
     end_of_log,
     end_reader,
-    slot_name,
-    slot_status,
     system_identity,
     timeline_ends,
 )
@@ -44,16 +40,18 @@ _log = logging.getLogger(__name__)
 class Attachment:
     """How a store hangs on its source."""
 
-    def __init__(self, source: SourceSettings, store: Store) -> None:
+    def __init__(self, source: SourceSettings, store: Store, slot: OwnSlot) -> None:
         self._source = source
         self._store = store
+        self._slot = slot
 
     def make_sure(
         self, lease: Lease, state: SourceState, plans: tuple[SyncPlan, ...], *, slot_lost: bool = False
     ) -> None:
         """See to it that the stream can be followed from where `store.source_state` is afterwards. `plans` say which
         tables are followed, `slot_lost` that the slot cannot be read on although it is there. Raises
-        SourceReplacedError when everything has to be read anew, PublicationUnusable while a new slot would not help."""
+        SourceReplacedError when everything has to be read anew, PublicationUnusable while a new slot would not help,
+        SlotForeignError while the slot is another service's."""
         with connect(self._source) as conn:
             if conn.execute("select pg_is_in_recovery()").fetchall() == [(True,)]:
                 raise SourceUnreachable("the source is a standby", self._source.address, "it is waited for as primary")
@@ -73,15 +71,18 @@ class Attachment:
             end_reader(conn, state.slot)
 
     def _check(self, conn: psycopg.Connection, state: SourceState, now: SystemIdentity) -> None:
-        slot = slot_status(conn, state.slot)
+        slot = self._slot.here(state.slot)
         if now.system_id != state.system_id:
             raise self._lost("the source is another cluster than before", state)
         if slot is None or slot.wal_status == "lost":
             raise self._lost("the slot is gone", state)
+        named_otherwise = state.slot != self._slot.name
+        if not named_otherwise and not self._slot.hold(state.slot):
+            raise self._lost("another service had the slot meanwhile", state)
         if end_of_log(conn) < state.lsn or not self._shares_history(state, now):
             raise self._lost("the source does not have all that was read from it, as after a restore", state)
         self._check_ahead(slot, state)
-        if state.slot != slot_name(self._source):
+        if named_otherwise:
             raise self._lost("the slot is to have another name now", state)
 
     def _lost(self, what: str, state: SourceState) -> SlotLostError:
@@ -114,15 +115,10 @@ class Attachment:
         plans: tuple[SyncPlan, ...],
     ) -> None:
         published_tables(conn, self._source.publications)  # a slot from before a publication could not be read either
-        name = slot_name(self._source)
-        if state.slot != name:  # of an earlier configuration, or of the service that this store is a copy of
-            drop_unread_slot(conn, state.slot)
         # Should we be killed on the way, the new slot would look like one that is ahead of a restored store
         self._store.move_source(lease, replace(state, slot=""))
-        end_reader(conn, name)  # ours: the lease says that nobody else follows this source
-        drop_slot(conn, name)
-        with SnapshotKeeper(self._source, name) as keeper:
-            position = keeper.consistent_point
+        with self._slot.make() as keeper:
+            name, position = keeper.slot, keeper.consistent_point
         stored = self._store.tables(self._source.tag)
         if now.system_id != state.system_id:
             stored = self._renumber(conn, lease, stored, plans)

@@ -13,19 +13,12 @@ from psycopg import sql
 from headwater.bulk.jobs import BulkProgress, SnapshotJob, SnapshotTable
 from headwater.oplog.lsn import format_lsn
 from headwater.replication.bulk import BulkWork
+from headwater.replication.own_slot import OwnSlot
 from headwater.replication.schema import wanted_tables
 from headwater.replication.versions import RETIRED_AT_ONCE
 from headwater.source.catalog import PublishedTable, load_types
 from headwater.source.connect import SourceSettings, connect
-from headwater.source.slot import (
-    SnapshotKeeper,
-    drop_slot,
-    drop_unread_slot,
-    end_of_log,
-    end_reader,
-    slot_name,
-    system_identity,
-)
+from headwater.source.slot import SnapshotKeeper, end_of_log, system_identity
 from headwater.storage.contract import Lease, SourceState
 from headwater.storage.open import Store
 from headwater.storage.parts import BulkRecord, StagedTable
@@ -46,22 +39,17 @@ class Bootstrap:
     bulk: BulkWork
     progress: Callable[[BulkProgress], None]
 
-    def run(self, lease: Lease) -> None:
-        """Replace whatever the store has of the source. What clients see changes once, at the end."""
+    def run(self, lease: Lease, slot: OwnSlot) -> None:
+        """Replace whatever the store has of the source. What clients see changes once, at the end. Raises
+        SlotForeignError when the slot that it needs is another service's."""
         self.store.discard_staged(lease)
         while self.store.retire(lease, (), RETIRED_AT_ONCE):
             pass  # a bucket that is on its way out may come again
-        name = slot_name(self.source)
         with connect(self.source) as conn:
-            before = self.store.source_state(self.source.tag)
-            if before is not None:
-                end_reader(conn, name)  # ours: the lease says that nobody else follows this source
-                drop_unread_slot(conn, before.slot)  # of another name when that is configured otherwise by now
-            drop_slot(conn, name)
             identity = system_identity(conn)
             started = time.time()
-            with SnapshotKeeper(self.source, name) as keeper:
-                _log.info("slot %s starts at %s", name, format_lsn(keeper.consistent_point))
+            with slot.make() as keeper:
+                _log.info("slot %s starts at %s", keeper.slot, format_lsn(keeper.consistent_point))
                 tables, job = self._job(conn, keeper, lease)
                 outcome = self.bulk.snapshot(job, self.progress)
         for refused in [said for part in outcome.parts for said in part.refused]:
@@ -79,7 +67,9 @@ class Bootstrap:
         )
         with connect(self.source) as conn:  # which may be at an earlier point than what was read before
             self.store.cap_writes(self.source.tag, end_of_log(conn))
-        state = SourceState(self.source.tag, keeper.consistent_point, name, identity.system_id, identity.timeline)
+        state = SourceState(
+            self.source.tag, keeper.consistent_point, keeper.slot, identity.system_id, identity.timeline
+        )
         self.store.publish(lease, state, tables, self.version, sides(self.plan), record)
         _log.info("snapshot published: %d rows, %d ops", record.rows, record.ops)
 

@@ -20,6 +20,7 @@ from headwater.replication.bootstrap import Bootstrap
 from headwater.replication.bulk import BulkWork
 from headwater.replication.errors import PoisonError, SchemaChangedError, SourceReplacedError
 from headwater.replication.live import LiveContext
+from headwater.replication.own_slot import OwnSlot, own_slot
 from headwater.replication.pace import Pace
 from headwater.replication.poison import Intake, PoisonBook
 from headwater.replication.reconcile import Reconciler
@@ -62,7 +63,8 @@ class Replicator:
     config file, deployed at the start if it is new; without it, what commands deployed is served.
 
     `following` is called each time the live stream has started. Row sides of a version that was served are kept right
-    for `keep_stopped` seconds after it was stopped.
+    for `keep_stopped` seconds after it was stopped. With `take_slot`, a slot of our name in our database is taken from
+    whoever uses it, until it was followed once.
     """
 
     source: SourceSettings
@@ -75,6 +77,7 @@ class Replicator:
     keep_stopped: float = KEEP_STOPPED_SECONDS
     sampling: SamplingSettings = field(default_factory=SamplingSettings)
     pace: Pace = field(default_factory=Pace)
+    take_slot: bool = False
 
     def run(self, stop: threading.Event) -> None:
         """Returns when `stop` is set. Raises errors of ours that a person has to mend, and LeaseLostError."""
@@ -123,14 +126,20 @@ class Replicator:
 
     def _attempt(self, lease: Lease, stop: threading.Event, watch: Watch, recovery: Recovery) -> None:
         self.store.renew(lease)  # the slot's reader may be a newer holder's, which we must not end
-        if recovery.must_read or self._needs_snapshot(lease, slot_lost=recovery.slot_lost):
+        with own_slot(self.source, self.store, lease, take=self.take_slot and not recovery.followed) as slot:
+            self._attempt_with(slot, lease, stop, watch, recovery)
+
+    def _attempt_with(
+        self, slot: OwnSlot, lease: Lease, stop: threading.Event, watch: Watch, recovery: Recovery
+    ) -> None:
+        if recovery.must_read or self._needs_snapshot(lease, slot, slot_lost=recovery.slot_lost):
             watch.reading()
-            self._read_whole(lease, stop)
+            self._read_whole(lease, slot, stop)
         recovery.must_read = recovery.slot_lost = False
         PoisonBook(self.source, self.store).take_requests(lease)
         self._follow(lease, stop, watch, recovery)
 
-    def _read_whole(self, lease: Lease, stop: threading.Event) -> None:
+    def _read_whole(self, lease: Lease, slot: OwnSlot, stop: threading.Event) -> None:
         """A new slot and a snapshot of every table, by the newest version of the sync config."""
         version = newest(self.store)
         while version is None and not stop.wait(_WAIT):
@@ -143,9 +152,9 @@ class Replicator:
             self.store.mark_version(lease, version.id, VersionState.FAILED, str(error))
             raise
         self.bulk.warm_up()
-        Bootstrap(self.source, self.store, plan, version.id, self.bulk, self.progress).run(lease)
+        Bootstrap(self.source, self.store, plan, version.id, self.bulk, self.progress).run(lease, slot)
 
-    def _needs_snapshot(self, lease: Lease, *, slot_lost: bool) -> bool:
+    def _needs_snapshot(self, lease: Lease, slot: OwnSlot, *, slot_lost: bool) -> bool:
         """Whether the stream alone can't bring the store to where the source is. `slot_lost` says that it broke for
         good."""
         state = self.store.source_state(self.source.tag)
@@ -153,7 +162,7 @@ class Replicator:
             return True
         plans = tuple(in_use(self.store, self.keep_stopped).plans)
         try:
-            Attachment(self.source, self.store).make_sure(lease, state, plans, slot_lost=slot_lost)
+            Attachment(self.source, self.store, slot).make_sure(lease, state, plans, slot_lost=slot_lost)
         except SourceReplacedError as error:
             _log.warning("%s", error)
             return True

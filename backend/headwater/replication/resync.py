@@ -21,12 +21,13 @@ from headwater.oplog.lsn import format_lsn
 from headwater.replication.attached import narrowed, only_attached
 from headwater.replication.background import Background
 from headwater.replication.merge import describe, wanted_states
+from headwater.replication.own_slot import slot_of
 from headwater.replication.site import ROWS_A_TASK, Site
 from headwater.replication.touches import TouchLog
 from headwater.source.catalog import PublishedTable
 from headwater.source.connect import connect
 from headwater.source.head import ping_statement
-from headwater.source.slot import SnapshotKeeper, end_reader, slot_name
+from headwater.source.slot import SnapshotKeeper, end_reader, temporary_slot_name
 from headwater.storage.contract import StoredTable
 from headwater.storage.parts import BulkRecord
 from headwater_rules.plan import SyncPlan
@@ -90,6 +91,7 @@ class Resync:
         self._left_before = self.left
         self._log = TouchLog(self._oids, site.applier.fill)
         site.applier.record(self._log)
+        self._slot = temporary_slot_name(slot_of(site.source, site.store))
         self._opening = Background(self._open, "snapshot")
 
     def describe(self) -> str:
@@ -100,7 +102,7 @@ class Resync:
         return f"compared {done:,} of about {expected:,} rows, {sum(self.findings.differences.values()):,} differ"
 
     def _open(self) -> SnapshotKeeper:
-        name = f"{slot_name(self._site.source)[:50]}_resync"
+        name = self._slot
         with connect(self._site.source) as conn:
             end_reader(conn, name)  # an earlier comparison's, which may still wait for writers
         keeper = SnapshotKeeper(self._site.source, name, temporary=True)

@@ -13,7 +13,7 @@ from headwater.errors import HeadwaterError, Kind
 from headwater.oplog.change import ReplicaIdentity
 from headwater.source.catalog import PublishedTable, load_publications, published_tables, unsent_key_error
 from headwater.source.connect import SourceSettings
-from headwater.source.slot import slot_name, slot_status
+from headwater.source.slot import former_slot_name, slot_name, slot_status
 from headwater_rules.plan import TablePattern
 
 _NAMED = 10
@@ -241,7 +241,9 @@ from pg_roles r where r.rolname = current_user
 
 def _slot_findings(conn: psycopg.Connection, settings: SourceSettings) -> list[Finding]:
     findings = []
-    own = slot_status(conn, slot_name(settings))
+    own = slot_status(conn, slot_name(settings)) or slot_status(conn, former_slot_name(settings))
+    if own is not None and own.database != conn.info.dbname:
+        own = None
     needed = SLOTS if own is None else SLOTS - 1
     slots = int(str(_value(conn, "show max_replication_slots")))
     free = slots - int(str(_value(conn, "select count(*) from pg_replication_slots")))

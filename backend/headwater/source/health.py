@@ -16,7 +16,6 @@ from headwater.oplog.lsn import Lsn, parse_lsn
 from headwater.source.catalog import published_tables
 from headwater.source.checks import Finding, publication_findings, table_findings
 from headwater.source.connect import SourceSettings
-from headwater.source.slot import slot_name
 from headwater.source.triggers import triggers_on
 
 _HELD_BY_OTHERS = 1 << 30
@@ -53,9 +52,8 @@ class SourceHealth:
     flush_lag: float
 
 
-def look(conn: psycopg.Connection, settings: SourceSettings, tables: Collection[int]) -> SourceHealth:
-    """The source's health as far as it concerns the tables with these oids."""
-    name = slot_name(settings)
+def look(conn: psycopg.Connection, settings: SourceSettings, name: str, tables: Collection[int]) -> SourceHealth:
+    """The source's health as far as it concerns our slot, which has this name, and the tables with these oids."""
     slot = slot_health(conn, name)
     positions = conn.execute(_POSITIONS, [name]).fetchone() or ("0/0", "0/0", 0.0)
     return SourceHealth(

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import re
 import select
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -37,11 +39,23 @@ class SlotBusyError(HeadwaterError):
     code: ClassVar[str] = "HW_2202"
 
 
+class SlotExistsError(SlotBusyError):
+    """Somebody else made a slot of this name meanwhile."""
+
+
+class SlotForeignError(HeadwaterError):
+    """The slot is not this store's, and a person has to say whose it is to be."""
+
+    code: ClassVar[str] = "HW_2203"
+
+
 @dataclass(frozen=True, slots=True)
 class SlotStatus:
-    """`wal_status` as Postgres names it; `active_pid` of the walsender that reads the slot, if any."""
+    """`database` is empty for a physical slot; `wal_status` as Postgres names it; `active_pid` of the walsender that
+    reads the slot, if any."""
 
     name: str
+    database: str
     wal_status: str
     active_pid: int | None
     confirmed_flush: Lsn
@@ -56,18 +70,40 @@ class SystemIdentity:
 
 
 def slot_name(settings: SourceSettings) -> str:
-    """The slot of this source; Postgres allows lower-case letters, digits and underscores, 63 in all."""
-    return re.sub(r"[^a-z0-9_]", "_", f"{settings.slot_prefix}{settings.tag}".lower())[:63]
+    """What a new slot of this source is called: names of slots are those of a whole cluster, so it tells databases
+    apart."""
+    unique = "\0".join((settings.slot_prefix, settings.tag, settings.database))
+    stem = _allowed(f"{settings.slot_prefix}{settings.tag}")[:36]
+    return f"{stem}_{_allowed(settings.database)[:17]}_{_hash(unique)}"
+
+
+def former_slot_name(settings: SourceSettings) -> str:
+    """What earlier versions called it, for whatever database."""
+    return _allowed(f"{settings.slot_prefix}{settings.tag}")[:63]
+
+
+def temporary_slot_name(slot: str) -> str:
+    """A name for a temporary slot of the service whose own slot is `slot`, and of no other."""
+    return f"{slot[:47]}_{_hash(slot)}_resync"
+
+
+def _allowed(text: str) -> str:
+    """With the lower-case letters, digits and underscores that Postgres allows, 63 in all."""
+    return re.sub(r"[^a-z0-9_]", "_", text.lower())
+
+
+def _hash(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
 
 
 def slot_status(conn: psycopg.Connection, name: str) -> SlotStatus | None:
     """None when there is no such slot."""
     row = conn.execute(
-        "select coalesce(wal_status, 'reserved'), active_pid, coalesce(confirmed_flush_lsn, '0/0')::text"
-        " from pg_replication_slots where slot_name = %s",
+        "select coalesce(database::text, ''), coalesce(wal_status, 'reserved'), active_pid,"
+        " coalesce(confirmed_flush_lsn, '0/0')::text from pg_replication_slots where slot_name = %s",
         [name],
     ).fetchone()
-    return None if row is None else SlotStatus(name, row[0], row[1], parse_lsn(row[2]))
+    return None if row is None else SlotStatus(name, row[0], row[1], row[2], parse_lsn(row[3]))
 
 
 def system_identity(conn: psycopg.Connection) -> SystemIdentity:
@@ -101,20 +137,47 @@ def timeline_ends(settings: SourceSettings, timeline: int) -> dict[int, Lsn]:
     return {int(line[0]): parse_lsn(line[1]) for line in lines}
 
 
+# Whoever follows a slot holds a lock on it meanwhile that says for which store
+_CLAIMS = """
+select pid from pg_locks
+where locktype = 'advisory' and objsubid = 2 and classid = hashtext('headwater ' || %s)::oid
+  and objid <> hashtext(%s)::oid and database = (select oid from pg_database where datname = current_database())
+"""
+
+
+def claim_slot(conn: psycopg.Connection, name: str, store: str) -> None:
+    """Let others see, for as long as the connection lasts, that the slot is worked with for this store."""
+    conn.execute("set idle_session_timeout = 0")
+    conn.execute("select pg_advisory_lock_shared(hashtext('headwater ' || %s), hashtext(%s))", [name, store])
+
+
+def claims_of_others(conn: psycopg.Connection, name: str, store: str) -> list[int]:
+    """Pids of sessions that claim a slot of this database for another store."""
+    return [pid for (pid,) in conn.execute(_CLAIMS, [name, store])]
+
+
+def end_sessions(conn: psycopg.Connection, pids: Iterable[int]) -> None:
+    """End these sessions, and wait a moment for it."""
+    conn.execute("select pg_terminate_backend(pid, 5000) from unnest(%s::int[]) pid", [list(pids)])
+
+
 def end_reader(conn: psycopg.Connection, name: str) -> None:
-    """End the walsender that reads the slot. The caller holds the lease, so its reader is a replicator that lost it."""
+    """End the walsender that reads a slot of this database. The caller holds the lease and the slot is its store's, so
+    the reader is a replicator that lost the lease."""
     conn.execute(
         "select pg_terminate_backend(active_pid, 5000) from pg_replication_slots"
-        " where slot_name = %s and active_pid is not null",
+        " where slot_name = %s and active_pid is not null and database = current_database()",
         [name],
     )
 
 
 def drop_slot(conn: psycopg.Connection, name: str) -> None:
-    """Drop the slot if it exists. Raises SlotBusyError while somebody reads it."""
+    """Drop a slot of this database if it exists. Raises SlotBusyError while somebody reads it."""
     try:
         conn.execute(
-            "select pg_drop_replication_slot(slot_name) from pg_replication_slots where slot_name = %s", [name]
+            "select pg_drop_replication_slot(slot_name) from pg_replication_slots where slot_name = %s"
+            " and database = current_database()",
+            [name],
         )
     except psycopg.errors.ObjectInUse as error:
         raise SlotBusyError(
@@ -125,10 +188,11 @@ def drop_slot(conn: psycopg.Connection, name: str) -> None:
 
 
 def drop_unread_slot(conn: psycopg.Connection, name: str) -> None:
-    """Drop the slot if it exists and nobody reads it."""
+    """Drop a slot of this database if it exists and nobody reads it."""
     with contextlib.suppress(psycopg.errors.ObjectInUse):  # somebody came just now
         conn.execute(
-            "select pg_drop_replication_slot(slot_name) from pg_replication_slots where slot_name = %s and not active",
+            "select pg_drop_replication_slot(slot_name) from pg_replication_slots where slot_name = %s and not active"
+            " and database = current_database()",
             [name],
         )
 
@@ -137,7 +201,7 @@ class SnapshotKeeper:
     """A new slot and the snapshot that Postgres exported with it: exactly the commits before `consistent_point`.
 
     The snapshot lives as long as this object is open, and a `temporary` slot too. Making it waits for writers that
-    are open now. Raises SlotError, or what `connection_error` makes of a connection that fails.
+    are open now. Raises SlotExistsError, SlotError, or what `connection_error` makes of a connection that fails.
     """
 
     def __init__(self, settings: SourceSettings, name: str, *, temporary: bool = False) -> None:
@@ -207,7 +271,7 @@ def _creation_error(result: pq.abc.PGresult, name: str, settings: SourceSettings
         case "55000":
             return SlotError("wal_level is not logical", where, "set wal_level = logical and restart Postgres")
         case "42710":
-            return SlotBusyError(f'the slot "{name}" exists already', where, "another headwater may be at work there")
+            return SlotExistsError(f'the slot "{name}" exists already', where, "another headwater may be at work there")
         case _:
             detail = (result.error_field(pq.DiagnosticField.MESSAGE_PRIMARY) or b"").decode(errors="replace")
             return SlotError(f'the slot "{name}" can\'t be made: {detail}', where)

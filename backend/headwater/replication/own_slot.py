@@ -1,0 +1,177 @@
+"""Which replication slot is a store's own: the one whose name it noted before it made it. No other slot is touched, but
+for one of a new store's name that nobody uses, and what a person has us take.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+
+import orjson
+import psycopg
+
+from headwater.source.connect import SourceSettings, connect
+from headwater.source.slot import (
+    SlotExistsError,
+    SlotForeignError,
+    SlotStatus,
+    SnapshotKeeper,
+    claim_slot,
+    claims_of_others,
+    drop_slot,
+    drop_unread_slot,
+    end_reader,
+    end_sessions,
+    former_slot_name,
+    slot_name,
+    slot_status,
+)
+from headwater.storage.contract import Lease
+from headwater.storage.open import Store
+
+_log = logging.getLogger(__name__)
+
+_ENDING_SECONDS = 1.0  # the server needs a moment to see that a service has ended
+
+
+@dataclass(frozen=True, slots=True)
+class SlotNote:
+    """What a store noted of its slot. `prefix` is the slot_name_prefix that the name was made with, None where nobody
+    knows any more; `taken` says that another service has the slot by now."""
+
+    name: str = ""
+    prefix: str | None = None
+    taken: bool = False
+
+
+def slot_note(source: SourceSettings, store: Store) -> SlotNote:
+    """What the store noted. One that an earlier version wrote, or that was imported, noted nothing and followed its
+    slot: that is its own."""
+    text = store.noted(_key(source))
+    if text:
+        return SlotNote(**orjson.loads(text))
+    state = store.source_state(source.tag)
+    return SlotNote(state.slot if state is not None else "")
+
+
+def slot_of(source: SourceSettings, store: Store) -> str:
+    """What the store's slot is called, or will be: as it was noted, unless another slot_name_prefix was configured
+    since."""
+    note = slot_note(source, store)
+    if note.prefix is None:
+        return note.name if note.name == former_slot_name(source) else slot_name(source)
+    return note.name if note.prefix == source.slot_prefix else slot_name(source)
+
+
+def _key(source: SourceSettings) -> str:
+    return f"slot {source.tag}"
+
+
+class OwnSlot:
+    """The slot of the store, for one attempt to follow the source: others see meanwhile that it is in use. With `take`,
+    the slot of this name in our database becomes the store's, whoever uses it."""
+
+    def __init__(
+        self, source: SourceSettings, store: Store, lease: Lease, conn: psycopg.Connection, *, take: bool
+    ) -> None:
+        self._source = source
+        self._store = store
+        self._lease = lease
+        self._conn = conn
+        self._take = take
+        self._for = hashlib.blake2b(store.subkey_salt(), digest_size=8, person=b"slot").hexdigest()
+
+    @property
+    def name(self) -> str:
+        """See `slot_of`."""
+        return slot_of(self._source, self._store)
+
+    def here(self, name: str) -> SlotStatus | None:
+        """The slot, unless there is none of that name in our database."""
+        slot = slot_status(self._conn, name)
+        return slot if slot is not None and slot.database == self._conn.info.dbname else None
+
+    def hold(self, name: str) -> bool:
+        """Claim the slot, which is there and was ours. False when it is to be made anew, since another service has had
+        it. Raises SlotForeignError when that one keeps it."""
+        note = slot_note(self._source, self._store)
+        used = bool(claims_of_others(self._conn, name, self._for))
+        if not used and not note.taken:
+            claim_slot(self._conn, name, self._for)
+            return True
+        if not note.taken:
+            self._write(replace(note, taken=True))  # so that it stays theirs while they do not read it
+        if not self._take:
+            raise self._foreign(name, "is used by another service" if used else "was taken over by another service")
+        return False
+
+    def make(self) -> SnapshotKeeper:
+        """A new slot, in the place of the one before. Raises SlotForeignError when its name is another's."""
+        before = slot_note(self._source, self._store)
+        name = self._free_name()
+        if before.name != name and not before.taken and not claims_of_others(self._conn, before.name, self._for):
+            drop_unread_slot(self._conn, before.name)  # of an earlier configuration, or of whom our store is a copy of
+        self._make_room(name, ours=before.name == name and not before.taken)
+        self._write(SlotNote(name, self._source.slot_prefix))
+        claim_slot(self._conn, name, self._for)
+        try:
+            return SnapshotKeeper(self._source, name)
+        except SlotExistsError:
+            self._write(before)
+            raise
+
+    def _free_name(self) -> str:
+        """Names that earlier versions gave do not tell databases apart: the slot may be another's."""
+        name = self.name
+        return name if slot_status(self._conn, name) is None or self.here(name) else slot_name(self._source)
+
+    def _make_room(self, name: str, *, ours: bool) -> None:
+        slot = slot_status(self._conn, name)
+        if slot is not None and slot.database != self._conn.info.dbname:
+            whose = f"database {slot.database}" if slot.database else "a standby"
+            fix = "give this service a slot_name_prefix of its own"
+            raise SlotForeignError(f'the slot "{name}" belongs to {whose}', self._source.address, fix)
+        deadline = time.monotonic() + _ENDING_SECONDS
+        while (users := self._users(name, ours=ours)) and not self._take:
+            if time.monotonic() > deadline:
+                raise self._foreign(name, "is used by another service")
+            time.sleep(0.05)
+        if slot is not None and not ours:
+            if not self._take and self._store.source_state(self._source.tag) is not None:
+                raise self._foreign(name, "was made by another service")
+            _log.warning('the slot "%s" was there already and is taken over: it is dropped and made anew', name)
+        end_sessions(self._conn, users)
+        end_reader(self._conn, name)
+        drop_slot(self._conn, name)
+
+    def _users(self, name: str, *, ours: bool) -> set[int]:
+        """Pids of those who use the slot, as far as they are not ours."""
+        slot = None if ours else slot_status(self._conn, name)
+        reader = {slot.active_pid} if slot is not None and slot.active_pid is not None else set[int]()
+        return reader | set(claims_of_others(self._conn, name, self._for))
+
+    def _foreign(self, name: str, what: str) -> SlotForeignError:
+        fix = "stop that service and start this one with --take-slot, or give this one a slot_name_prefix of its own"
+        return SlotForeignError(f'the slot "{name}" {what}', self._source.address, fix)
+
+    def _write(self, note: SlotNote) -> None:
+        self._store.note(self._lease, _key(self._source), orjson.dumps(asdict(note)).decode())
+
+    def adopt(self) -> None:
+        """Note what an earlier version, or an import, left unsaid, before anything is changed."""
+        note = slot_note(self._source, self._store)
+        if note.name and not self._store.noted(_key(self._source)):
+            self._write(note)
+
+
+@contextmanager
+def own_slot(source: SourceSettings, store: Store, lease: Lease, *, take: bool) -> Iterator[OwnSlot]:
+    """See `OwnSlot`."""
+    with connect(source, application_name="headwater slot") as conn:
+        slot = OwnSlot(source, store, lease, conn, take=take)
+        slot.adopt()
+        yield slot

@@ -1,0 +1,314 @@
+"""Services that share a Postgres cluster, or a database of it: none ends another's stream or drops its slot."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import cast
+
+import apsw
+import psycopg
+import pytest
+
+from headwater.bulk.jobs import BulkProgress, SnapshotJob
+from headwater.pipeline.jobs import BulkJobs
+from headwater.replication.bulk import BulkWork
+from headwater.replication.own_slot import slot_note
+from headwater.source.slot import SlotForeignError, SnapshotKeeper, former_slot_name, slot_name
+from headwater.storage.parts import BulkOutcome
+from tests.support.fix_headwater import Deployment, wait_until
+from tests.support.fix_postgres import SourceDb
+
+Service = Callable[[SourceDb, str], Deployment]
+
+NOTES = """
+config: {edition: 3}
+streams:
+  notes:
+    auto_subscribe: true
+    query: SELECT * FROM notes
+"""
+
+
+@pytest.fixture
+def other_db(source_db: SourceDb) -> Iterator[SourceDb]:
+    """Another database of the same cluster."""
+    name = f"{source_db.name}_other"
+    source_db.execute(f"create database {name}")
+    database = SourceDb(source_db.server, name)
+    try:
+        yield database
+    finally:
+        database.drop()
+
+
+@pytest.fixture
+def service(bulk: BulkJobs, tmp_path: Path) -> Iterator[Service]:
+    """`service(source, "name")`: a service with a store of its own, as it is configured by default."""
+    made: list[Deployment] = []
+
+    def make(source: SourceDb, name: str) -> Deployment:
+        source.execute("create table if not exists notes (id text primary key, body text)")
+        source.execute("insert into notes values ('1', 'one') on conflict do nothing")
+        made.append(Deployment(source, tmp_path / name, NOTES, bulk, slot_prefix="headwater_", patience=60.0))
+        return made[-1]
+
+    yield make
+    for deployment in made:
+        deployment.close()
+
+
+def right(deployment: Deployment) -> bool:
+    truth = deployment.source.fetch("select id, body from notes")
+    return deployment.rows("a") == {("notes", key): {"id": key, "body": body} for key, body in truth}
+
+
+def kinds(deployment: Deployment) -> list[str]:
+    return [record.kind for record in deployment.bulk_records()]
+
+
+def readers(source: SourceDb) -> list[tuple[str, int]]:
+    """The slots of the database that are read for good, and by whom."""
+    return [
+        (name, pid)
+        for name, pid in source.fetch(
+            "select slot_name, active_pid from pg_replication_slots"
+            " where database = current_database() and active and not temporary order by 1"
+        )
+    ]
+
+
+def stop(deployment: Deployment) -> None:
+    """Until the server has seen it, too."""
+    deployment.stop()
+    wait_until(lambda: not readers(deployment.source), "nobody to read the slot", 30)
+
+
+def cause(deployment: Deployment) -> str:
+    """The code of what keeps rows from flowing."""
+    health = deployment.health()
+    return health.cause.code if health is not None and health.cause is not None else ""
+
+
+def failed_attempts(deployment: Deployment) -> int:
+    health = deployment.health()
+    return health.cause.attempts if health is not None and health.cause is not None else 0
+
+
+def waits_for_writers(source: SourceDb) -> bool:
+    """Whether a comparison waits for the source's snapshot."""
+    query = "select from pg_replication_slots where temporary and database = current_database() and active"
+    return bool(source.fetch(query))
+
+
+def test_two_databases_of_a_cluster_are_followed_and_compared_at_once(
+    service: Service, source_db: SourceDb, other_db: SourceDb
+) -> None:
+    both = [service(source_db, "store").start(), service(other_db, "other").start()]
+    streams = [readers(deployment.source) for deployment in both]
+    assert [len(read) for read in streams] == [1, 1]
+    assert all(right(deployment) for deployment in both)
+    answers: list[str] = []
+    with psycopg.connect(source_db.dsn) as writer:
+        writer.execute("select pg_current_xact_id()")  # for whose end both snapshots wait
+        asking = [
+            threading.Thread(target=lambda d=deployment: answers.append(d.ask("resync")["state"]), daemon=True)
+            for deployment in both
+        ]
+        for thread in asking:
+            thread.start()
+        wait_until(lambda: all(waits_for_writers(d.source) for d in both), "both to compare at once", 20)
+    for thread in asking:
+        thread.join(60)
+    assert answers == ["done", "done"]
+    for deployment in both:
+        deployment.source.execute("insert into notes values ('2', 'two')")
+        assert right(deployment)
+        assert kinds(deployment) == ["snapshot", "re-sync"]
+    assert [readers(deployment.source) for deployment in both] == streams, "somebody was ended"
+
+
+def test_a_second_store_is_refused_while_the_first_follows(service: Service, source_db: SourceDb) -> None:
+    first, second = service(source_db, "first").start(), service(source_db, "second")
+    stream = readers(source_db)
+    with pytest.raises(SlotForeignError, match=r"is used by another service .*--take-slot"):
+        second.start()
+    assert readers(source_db) == stream
+    source_db.execute("insert into notes values ('2', 'two')")
+    assert right(first)
+
+
+class Held:
+    """Bulk work whose snapshot is ready to begin, and waits."""
+
+    def __init__(self, bulk: BulkJobs) -> None:
+        self._bulk = bulk
+        self.begun, self.over = threading.Event(), threading.Event()
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._bulk, name)
+
+    def snapshot(self, job: SnapshotJob, progress: Callable[[BulkProgress], None]) -> BulkOutcome:
+        self.begun.set()
+        assert self.over.wait(60)
+        return self._bulk.snapshot(job, progress)
+
+
+def test_a_slot_is_in_use_while_its_first_snapshot_is_read(
+    service: Service, source_db: SourceDb, bulk: BulkJobs
+) -> None:
+    first, second = service(source_db, "first"), service(source_db, "second")
+    held = Held(bulk)
+    first.bulk = cast("BulkWork", held)
+    source_db.execute("create publication headwater for all tables")
+    first.start(publish=False)
+    assert held.begun.wait(30)
+    assert readers(source_db) == []
+    with pytest.raises(SlotForeignError, match="is used by another service"):
+        second.start()
+    held.over.set()
+    wait_until(lambda: len(readers(source_db)) == 1, "the first to follow", 30)
+    assert right(first)
+
+
+def test_a_new_store_takes_over_a_slot_that_nobody_uses_and_the_one_before_leaves_it_alone(
+    service: Service, source_db: SourceDb, caplog: pytest.LogCaptureFixture
+) -> None:
+    first, second = service(source_db, "first").start(), service(source_db, "second")
+    first.stop()
+    source_db.execute("insert into notes values ('2', 'two')")
+    second.start()
+    assert right(second)
+    name = slot_name(second.settings)
+    assert f'the slot "{name}" was there already and is taken over' in caplog.text
+    stream = readers(source_db)
+    with pytest.raises(SlotForeignError, match="is used by another service"):
+        first.start()
+    first.stop()
+    assert readers(source_db) == stream
+    second.stop()
+    with pytest.raises(SlotForeignError, match="was taken over by another service"):
+        first.start()
+    first.stop()
+    first.take_slot = True
+    first.start()
+    wait_until(lambda: kinds(first) == ["snapshot", "re-sync"], "what it missed to be found", 30)
+    assert right(first)
+
+
+def test_a_slot_that_is_read_can_be_taken_and_is_not_taken_back(service: Service, source_db: SourceDb) -> None:
+    first, second = service(source_db, "first").start(), service(source_db, "second")
+    second.take_slot = True
+    second.start()
+    ((name, pid),) = readers(source_db)
+    assert name == slot_name(first.settings)
+    wait_until(lambda: cause(first) == "HW_2203", "the first to say what happened", 30)
+    source_db.execute("insert into notes values ('2', 'two')")
+    assert right(second)
+    assert readers(source_db) == [(name, pid)]
+    attempts = failed_attempts(first)
+    second.stop()
+    wait_until(lambda: failed_attempts(first) > attempts, "the first to try again", 60)
+    assert readers(source_db) == [], "a slot that another service was given is that one's, also while it is stopped"
+    first.raise_failure()
+    second.start()
+    assert kinds(second) == ["snapshot"], "it goes on by its slot"
+
+
+@pytest.mark.parametrize("take", [False, True], ids=["by itself", "when told to take it"])
+def test_a_slot_of_another_database_is_never_touched(
+    service: Service, source_db: SourceDb, other_db: SourceDb, take: bool
+) -> None:
+    deployment = service(source_db, "store")
+    name = slot_name(deployment.settings)
+    other_db.execute(f"select pg_create_logical_replication_slot('{name}', 'pgoutput')")
+    deployment.take_slot = take
+    with pytest.raises(SlotForeignError, match=f"belongs to database {other_db.name} .*slot_name_prefix"):
+        deployment.start()
+    assert other_db.fetch("select slot_name, database from pg_replication_slots") == [(name, other_db.name)]
+
+
+# stores of earlier versions
+
+
+def as_an_earlier_version_left_it(deployment: Deployment) -> str:
+    """Have the store know its slot as it would have from an earlier version; what that called it."""
+    stop(deployment)
+    name, former = slot_name(deployment.settings), former_slot_name(deployment.settings)
+    deployment.source.execute(f"select pg_copy_logical_replication_slot('{name}', '{former}')")
+    deployment.source.execute(f"select pg_drop_replication_slot('{name}')")
+    execute = f"update sources set slot = '{former}'; delete from meta where key = 'slot default'"
+    if deployment.storage is not None:
+        with psycopg.connect(deployment.storage.conninfo, autocommit=True) as conn:
+            conn.execute(f"set search_path = {deployment.storage.schema}".encode())
+            conn.execute(execute.encode())
+    else:
+        with closing(apsw.Connection(str(deployment.directory / "store.db"))) as db:
+            db.execute(execute)
+    return former
+
+
+@pytest.mark.parametrize("on_postgres", [False, True], ids=["sqlite", "postgres"])
+def test_a_store_of_an_earlier_version_keeps_its_slot_and_its_name(
+    service: Service, source_db: SourceDb, request: pytest.FixtureRequest, on_postgres: bool
+) -> None:
+    deployment = service(source_db, "store")
+    deployment.storage = request.getfixturevalue("postgres_storage") if on_postgres else None
+    name = as_an_earlier_version_left_it(deployment.start())
+    deployment.start()
+    assert [slot for slot, _ in readers(source_db)] == [name]
+    query = "select application_name from pg_stat_replication r join pg_replication_slots s on s.active_pid = r.pid"
+    assert source_db.fetch(query) == [(name,)], "what synchronous_standby_names holds"
+    assert kinds(deployment) == ["snapshot"]
+    stop(deployment)
+    source_db.execute(f"select pg_drop_replication_slot('{name}')")
+    deployment.start()
+    wait_until(lambda: kinds(deployment) == ["snapshot", "re-sync"], "the lost slot to be made up for", 30)
+    assert [slot for slot, _ in readers(source_db)] == [name], "also when it has to be made anew"
+    assert right(deployment)
+
+
+def test_of_two_old_stores_with_one_name_that_of_the_slot_s_database_has_it(
+    service: Service, source_db: SourceDb, other_db: SourceDb
+) -> None:
+    one, other = service(source_db, "store").start(), service(other_db, "other").start()
+    name = as_an_earlier_version_left_it(one)
+    source_db.execute(f"select pg_drop_replication_slot('{name}')")
+    assert as_an_earlier_version_left_it(other) == name
+    one.start()
+    other.start()
+    assert [slot for slot, _ in readers(source_db)] == [slot_name(one.settings)]
+    assert [slot for slot, _ in readers(other_db)] == [name]
+    wait_until(lambda: kinds(one) == ["snapshot", "re-sync"], "what was missed to be found", 30)
+    assert kinds(other) == ["snapshot"]
+    assert right(one)
+    assert right(other)
+
+
+# how the store knows
+
+
+def test_a_slot_is_noted_before_it_is_made(
+    service: Service, source_db: SourceDb, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    deployment = service(source_db, "store")
+    made = SnapshotKeeper.__init__
+
+    def made_and_killed(keeper: SnapshotKeeper, *arguments: object, **options: object) -> None:
+        made(keeper, *arguments, **options)  # type: ignore[arg-type]
+        keeper.close()
+        raise SystemExit
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SnapshotKeeper, "__init__", made_and_killed)
+        with pytest.raises(SystemExit):
+            deployment.start()
+    stop(deployment)
+    with deployment.store() as store:
+        assert slot_note(deployment.settings, store).name == slot_name(deployment.settings)
+    assert source_db.fetch("select slot_name from pg_replication_slots") == [(slot_name(deployment.settings),)]
+    deployment.start()
+    assert right(deployment)
+    assert "taken over" not in caplog.text
