@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import psycopg
 import pytest
 
+from headwater.bulk.jobs import BulkProgress, ReprocessJob
+from headwater.pipeline.jobs import BulkJobs
+from headwater.storage.contract import StoreUnreachableError
+from headwater.storage.parts import BulkOutcome
 from headwater.storage.versions import Origin, VersionState
-from tests.support.fix_headwater import Deployment, wait_until
+from tests.support.fix_headwater import HASTY, Deployment, wait_until
 
 if TYPE_CHECKING:
     from tests.support.fix_postgres import SourceDb
@@ -154,6 +160,24 @@ def test_rolling_back_soon_costs_nothing_and_obsolete_row_sides_are_forgotten_la
     assert sum(kind == "todos" for kind, _ in deployment.rows("u2")) == 300
     deployment.close()
     assert deployment.problems() == []
+
+
+def test_a_store_that_is_away_for_long_does_not_fail_a_version(
+    deploy: Deploy, world: SourceDb, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deployment = deploy(config(LISTS))
+    monkeypatch.setattr("headwater.replication.recovery._LONGEST_DELAY", 0.05)
+    deployment.pace = replace(HASTY, retry=0.05)
+    deployment.start()
+    reprocess, failed = BulkJobs.reprocess, itertools.count(1)
+
+    def away(bulk: BulkJobs, job: ReprocessJob, progress: Callable[[BulkProgress], None]) -> BulkOutcome:
+        if next(failed) <= 7:
+            raise StoreUnreachableError("the store's database cannot be reached", "storage")
+        return reprocess(bulk, job, progress)
+
+    monkeypatch.setattr(BulkJobs, "reprocess", away)
+    assert deployment.redeploy(config(LISTS, TODOS)).state is VersionState.ACTIVE
 
 
 def test_a_version_that_does_not_compile_fails_and_the_one_before_is_served(deploy: Deploy, world: SourceDb) -> None:

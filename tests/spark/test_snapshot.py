@@ -20,7 +20,8 @@ from headwater.pipeline.session import Spark, SparkJobError
 from headwater.replication.schema import wanted_tables
 from headwater.source.catalog import load_types
 from headwater.source.slot import SnapshotKeeper
-from headwater.storage.address import SqliteAddress
+from headwater.storage.address import PostgresAddress, SqliteAddress
+from headwater.storage.contract import StoreUnreachableError
 from headwater.storage.parts import StagedPart
 from headwater.storage.sqlite import SqliteStore
 from headwater_rules.compile import compile_config
@@ -164,6 +165,16 @@ def test_what_a_task_fails_of_is_tried_again(job: SnapshotJob, source_db: Source
             bulk.snapshot(unreachable, lambda _: None)
         assert failure.value.kind is Kind.RETRY
         assert "_is_not_there" in str(failure.value)
+
+
+def test_a_store_that_tasks_can_not_reach_is_told_from_a_failed_job(job: SnapshotJob, spark_bulk: BulkJobs) -> None:
+    unreachable = replace(job, store=PostgresAddress("host=127.0.0.1 port=1", place="nowhere"))
+    for bulk in (spark_bulk, local_bulk()):
+        with pytest.raises(
+            StoreUnreachableError, match=r"^\[HW_4008\] the store's database cannot be reached: "
+        ) as failure:
+            bulk.snapshot(unreachable, lambda _: None)
+        assert str(failure.value).count("HW_4008") == 1
 
 
 def test_a_failed_attempt_leaves_no_part(job: SnapshotJob, source_db: SourceDb) -> None:

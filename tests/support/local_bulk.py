@@ -14,10 +14,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final, Generic, NamedTuple
 
-from headwater.bulk.jobs import CompareJob, Difference, TableChangedError
+from headwater.bulk.jobs import CompareJob, Difference
 from headwater.errors import HeadwaterError
 from headwater.pipeline.compare import RowsTask, SourceRows
-from headwater.pipeline.engine import Found, Job, Result, Task
+from headwater.pipeline.engine import RAISED_AS_THEY_ARE, Found, Job, Result, Task
 from headwater.pipeline.jobs import BulkJobs
 from headwater.pipeline.session import SparkJobError
 
@@ -41,7 +41,7 @@ class LocalEngine:
     def run(self, job: Job, what: str) -> Iterator[LocalRun[Job]]:
         try:
             yield LocalRun(job, self._seconds)
-        except TableChangedError:
+        except RAISED_AS_THEY_ARE:
             raise
         except HeadwaterError as error:
             raise SparkJobError(f"a task failed: {error}", what) from error

@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol, TypeVar
 
-from headwater.bulk.jobs import CompareJob, Difference
+from headwater.bulk.jobs import CompareJob, Difference, TableChangedError
 from headwater.pipeline.compare import RowsTask
+from headwater.storage.contract import StoreBusyError, StoreError, StoreUnreachableError
 
 Job = TypeVar("Job")
 JobT_co = TypeVar("JobT_co", covariant=True)
@@ -16,6 +17,9 @@ Result = TypeVar("Result")
 ResultT_co = TypeVar("ResultT_co", covariant=True)
 
 Found = Callable[[Sequence[Difference]], None]
+
+RAISED_AS_THEY_ARE = (TableChangedError, StoreError, StoreBusyError, StoreUnreachableError)
+"""Errors in tasks that are not the job's: whoever gave it knows better what to do."""
 
 
 class Task(Protocol[JobT_contra, ResultT_co]):
@@ -50,4 +54,4 @@ class Engine(Protocol):
 
     def run(self, job: Job, what: str) -> AbstractContextManager[Run[Job]]:
         """Ready for the job's tasks; `what` names it for a person. What goes wrong inside is raised as an error of
-        ours: TableChangedError as it is, all else as one that may go better the next time."""
+        ours: those of RAISED_AS_THEY_ARE, all else as one that may go better the next time."""

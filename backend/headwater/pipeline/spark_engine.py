@@ -15,7 +15,7 @@ from headwater.bulk.jobs import CompareJob, TableChangedError
 from headwater.errors import HeadwaterError
 from headwater.pipeline.compare import RowsTask
 from headwater.pipeline.differences import hand_over_differences
-from headwater.pipeline.engine import Found, Job, Result, Task
+from headwater.pipeline.engine import RAISED_AS_THEY_ARE, Found, Job, Result, Task
 from headwater.pipeline.session import Spark, SparkJobError
 from headwater.pipeline.tasks import run_tasks
 
@@ -81,4 +81,7 @@ def _explained(error: PySparkException, what: str) -> HeadwaterError:
         return SparkJobError(f"the Spark job failed: {lines[-1] if lines else 'no reason given'}", what)
     if found[1] == TableChangedError.__name__:
         return TableChangedError(f"a table was altered, rewritten or truncated during the {what}", "", found[2])
+    for error_type in RAISED_AS_THEY_ARE:
+        if found[1] == error_type.__name__:
+            return error_type(found[2].removeprefix(f"[{error_type.code}] "))
     return SparkJobError(f"a Spark task failed: {found[2]}", what)

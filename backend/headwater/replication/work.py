@@ -347,5 +347,5 @@ class Work:
             self._ended = True
 
 
-_ABOUT_THE_STREAM = frozenset({"HW_4001", "HW_4002", "HW_4003", "HW_5001", "HW_5002", "HW_5003"})
+_ABOUT_THE_STREAM = frozenset({"HW_4001", "HW_4002", "HW_4003", "HW_4008", "HW_5001", "HW_5002", "HW_5003"})
 """Errors of the store and of the stream, which whoever runs the stream has to see."""
