@@ -36,6 +36,13 @@ _source_timeout = click.option(
 )
 
 
+_take_slot = click.option(
+    "--take-slot",
+    is_flag=True,
+    help="Take our replication slot in the source database from another service that has it.",
+)
+
+
 def _arguments(configs: ConfigSource) -> list[str]:
     """The same config for a child process; see `_environment` for the rest."""
     return [] if configs.path is None else ["--config", str(configs.path)]
@@ -68,11 +75,18 @@ cli.add_command(rules)
 )
 @config_options
 @_source_timeout
-def serve(configs: ConfigSource, source_timeout: float) -> None:
+@_take_slot
+def serve(configs: ConfigSource, source_timeout: float, take_slot: bool) -> None:
     """Replicate the source and serve devices: everything on one machine."""
     from headwater.commands import serve as command
 
-    command.run(load(configs), _arguments(configs), _environment(configs), source_timeout=source_timeout)
+    command.run(
+        load(configs),
+        _arguments(configs),
+        _environment(configs),
+        source_timeout=source_timeout,
+        take_slot=take_slot,
+    )
 
 
 @cli.command(epilog=examples("headwater start -r unified -c powersync.yaml"))
@@ -98,7 +112,8 @@ def start(runner_type: str, configs: ConfigSource, source_timeout: float) -> Non
 @cli.command(epilog=examples("headwater replicate --config headwater.yaml"))
 @config_options
 @_source_timeout
-def replicate(configs: ConfigSource, source_timeout: float) -> None:
+@_take_slot
+def replicate(configs: ConfigSource, source_timeout: float, take_slot: bool) -> None:
     """Only the replicator: follow the source into the store. A second one waits for the first to end."""
     from headwater.commands.signals import stop_on_signals
 
@@ -108,7 +123,7 @@ def replicate(configs: ConfigSource, source_timeout: float) -> None:
     end_with_supervisor()
     from headwater.commands import replicate as command
 
-    command.run(config, stop, source_timeout=source_timeout)
+    command.run(config, stop, source_timeout=source_timeout, take_slot=take_slot)
 
 
 @cli.command(epilog=examples("headwater api --config headwater.yaml"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import time
@@ -19,10 +20,12 @@ from headwater.embedded.postgres import EmbeddedPostgres, StopMode
 from headwater.oplog.lsn import Lsn
 from headwater.pipeline.jobs import BulkJobs
 from headwater.replication.replicator import LEASE_SECONDS
-from headwater.storage.contract import LeaseHeldError, Progress
+from headwater.storage.contract import Lease, LeaseHeldError, Progress
+from headwater.storage.open import Store
 from headwater.storage.sqlite import SqliteStore
+from headwater.storage.versions import Origin, VersionState
 from tests.support import small_bulk
-from tests.support.each_once import NOTES, assert_each_once, snapshot_of_empty_table, write
+from tests.support.each_once import NOTES, OWNERS, assert_each_once, snapshot_of_empty_table, write
 from tests.support.fix_headwater import Deployment, wait_until
 from tests.support.fix_postgres import SourceDb
 from tests.support.fix_processes import Launch, Running, wait_gone
@@ -116,12 +119,48 @@ def test_a_paused_replicator_is_followed_by_the_next_and_can_not_commit_any_more
     assert_each_once(deployment, 60, removed=10)
     reading = walsenders(deployment.source)
     first.resume()
-    assert first.wait() == 1
-    assert "headwater: [HW_4003] another replicator took over" in first.output
-    assert "Traceback" not in first.output
+    first.wait_for("[HW_4003] another replicator took over")
+    first.wait_for("another replicator is at work")
     write(deployment.source, range(60, 80))
     assert_each_once(deployment, 80, removed=10)
     assert walsenders(deployment.source) == reading, "the first ended the second's stream"
+    second.ask_to_end()
+    assert second.wait() == 0
+    first.wait_for("following the stream", 2)
+    write(deployment.source, range(80, 100))
+    assert_each_once(deployment, 100, removed=10)
+    assert "Traceback" not in first.output
+
+
+def stolen(deployment: Deployment, store: Store) -> Lease:
+    """The lease in the hands of somebody else, whoever held it."""
+    with store_db(deployment) as db:
+        while True:
+            db.execute("update leases set expires_at = 0")
+            with contextlib.suppress(LeaseHeldError):
+                return store.acquire("default", "thief", 600.0)
+
+
+def test_a_lost_lease_is_waited_for_again(deployment: Deployment, source_db: SourceDb) -> None:
+    deployment.start()
+    write(source_db, range(3))
+    deployment.caught_up()
+    with deployment.store() as store:
+        lease = stolen(deployment, store)
+        write(source_db, range(3, 6))
+        wait_until(lambda: not walsenders(source_db), "the stream to be given up", 30)
+        deployment.raise_failure()
+        with deployment.reader.snapshot() as snapshot:
+            assert snapshot is not None, "clients are served meanwhile"
+        deployment.yaml = NOTES.replace("auth.user_id()", "auth.user_id() AND n >= 0")
+        version = store.deploy(deployment.yaml, Origin.FILE)
+        store.renew(lease)
+        store.release(lease)
+        wait_until(lambda: store.versions()[-1].state is VersionState.ACTIVE, "what is newest to be served", 60)
+        assert store.versions()[-1].id == version.id, "not what the replicator began with, once more"
+    write(source_db, range(6, 9))
+    assert {key for owner in OWNERS for key in deployment.rows(owner)} == {("notes", f"n{n}") for n in range(9)}
+    assert [record.kind for record in deployment.bulk_records()] == ["snapshot", "reprocess"]
 
 
 def test_the_place_of_a_killed_replicator_is_taken_before_its_lease_ends(

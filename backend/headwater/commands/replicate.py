@@ -26,9 +26,9 @@ _log = logging.getLogger(__name__)
 _ORDERLY_SECONDS = 3.0
 
 
-def run(config: ServiceConfig, stop: threading.Event, *, source_timeout: float = 30.0) -> None:
+def run(config: ServiceConfig, stop: threading.Event, *, source_timeout: float = 30.0, take_slot: bool = False) -> None:
     """Replicate until `stop` is set. A source that is unreachable at the start is given `source_timeout` seconds,
-    0 for as long as it takes."""
+    0 for as long as it takes. See `Replicator` for `take_slot`."""
     # Batches are large, short-lived and free of cycles: looking for those every 700 objects costs a sixth of all time
     gc.set_threshold(100_000, 50, 100)
     yaml = config.sync_text() if config.sync_config is not None else None
@@ -57,6 +57,8 @@ def run(config: ServiceConfig, stop: threading.Event, *, source_timeout: float =
             owner=process_owner(),
             progress=BulkProgressDisplay(),
             following=lambda: None,
+            take_slot=take_slot,
+            lost=spark.cancel,
         ).run(stop)
     finally:
         upkeep.stop()

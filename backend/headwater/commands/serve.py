@@ -19,12 +19,13 @@ def run(
     environment: Mapping[str, str],
     *,
     source_timeout: float = 30.0,
+    take_slot: bool = False,
     replicator: bool = True,
     api: bool = True,
 ) -> None:
     """Serve until told to stop. What is wrong with rules or source is said here, before any process is started.
 
-    `arguments` and `environment` lead the children to the same config.
+    `arguments` and `environment` lead the children to the same config. See `Replicator` for `take_slot`.
     """
     stop = threading.Event()
     stop_on_signals(stop)
@@ -35,7 +36,7 @@ def run(
         wait_for_source(config.source(), tables, stop, source_timeout)
         # Started again while the source is away, it must not end the endpoint: it waits for as long as it takes.
         command = [*headwater, "replicate", "--source-timeout", "0", *arguments]
-        children.append(Child("replicator", command, environment))
+        children.append(Child("replicator", command, environment, at_first=["--take-slot"] if take_slot else []))
     if api:
         children.append(Child("endpoint", [*headwater, "api", *arguments], environment))
     supervise(children, stop)

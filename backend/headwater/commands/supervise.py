@@ -41,12 +41,14 @@ class ChildStoppedError(HeadwaterError):
 class Child:
     """One child process: its name, its command line, and when to start it (again).
 
-    `environment` is added to ours: what is secret goes there, for a command line can be read by every user.
+    `at_first` is added to the command line the first time only, and `environment` to ours: what is secret goes there,
+    for a command line can be read by every user.
     """
 
     name: str
     command: Sequence[str]
     environment: Mapping[str, str] = field(default_factory=dict, repr=False)
+    at_first: Sequence[str] = ()
     process: subprocess.Popen[bytes] | None = None
     started: float = 0.0
     due: float = 0.0
@@ -54,12 +56,12 @@ class Child:
 
     def start(self) -> None:
         self.process = subprocess.Popen(
-            self.command,
+            [*self.command, *self.at_first],
             env={**os.environ, **self.environment, SUPERVISED: "1"},
             stdin=subprocess.PIPE,  # closes when we go, however we go: see end_with_supervisor
             start_new_session=True,  # the terminal's Ctrl-C is ours to pass on
         )
-        self.started = time.monotonic()
+        self.started, self.at_first = time.monotonic(), ()
 
     def look(self) -> None:
         """Start it when it is due. Raises ChildStoppedError when it ended for good."""

@@ -43,6 +43,7 @@ from headwater.storage.contract import (
     SourceState,
     StoreBusyError,
     StoredTable,
+    StoreUnreachableError,
     StoreWriter,
 )
 from headwater.storage.open import Store
@@ -64,7 +65,8 @@ class Replicator:
 
     `following` is called each time the live stream has started. Row sides of a version that was served are kept right
     for `keep_stopped` seconds after it was stopped. With `take_slot`, a slot of our name in our database is taken from
-    whoever uses it, until it was followed once.
+    whoever uses it, until it was followed once. `lost` is called, from a thread of its own, when another replicator
+    has taken the lease: whoever does long work for this one is to give it up.
     """
 
     source: SourceSettings
@@ -78,35 +80,42 @@ class Replicator:
     sampling: SamplingSettings = field(default_factory=SamplingSettings)
     pace: Pace = field(default_factory=Pace)
     take_slot: bool = False
+    lost: Callable[[], None] = lambda: None
 
     def run(self, stop: threading.Event) -> None:
-        """Returns when `stop` is set. Raises errors of ours that a person has to mend, and LeaseLostError."""
-        lease = self._wait_for_lease(stop)
-        if lease is None:
-            return
-        with (
-            _LeaseKeeper(self.store, lease, stop) as keeper,
-            Watch(self.source, self.store, lease, self.pace.health) as watch,
-        ):
-            self._run_leased(lease, stop, watch)
-            keeper.raise_if_lost()
+        """Returns when `stop` is set. Raises errors of ours that a person has to mend. A lease that is lost is waited
+        for again."""
+        turns, yaml, followed = _Turns(stop), self.yaml, False
+        while (lease := self._wait_for_lease(stop)) is not None:
+            recovery, ended = Recovery(followed=followed), turns.begin()
+            try:
+                with (
+                    _LeaseKeeper(self.store, lease, ended, self.lost) as keeper,
+                    Watch(self.source, self.store, lease, self.pace.health) as watch,
+                ):
+                    if yaml is not None:
+                        deploy_file(self.store, yaml)
+                    yaml = None  # whoever had the lease meanwhile may have deployed a newer one
+                    self._run_leased(lease, ended, watch, recovery)
+                    keeper.raise_if_lost()
+                return
+            except LeaseLostError as error:
+                _log.warning("%s", error)
+            followed = recovery.followed
 
     def _wait_for_lease(self, stop: threading.Event) -> Lease | None:
         told = False
         while not stop.is_set():
             try:
                 return self.store.acquire(self.source.tag, self.owner, LEASE_SECONDS)
-            except (LeaseHeldError, StoreBusyError) as error:
+            except (LeaseHeldError, StoreBusyError, StoreUnreachableError) as error:
                 if not told:
                     _log.info("waiting: %s", error)
                     told = True
                 stop.wait(0.5)
         return None
 
-    def _run_leased(self, lease: Lease, stop: threading.Event, watch: Watch) -> None:
-        if self.yaml is not None:
-            deploy_file(self.store, self.yaml)
-        recovery = Recovery()
+    def _run_leased(self, lease: Lease, stop: threading.Event, watch: Watch, recovery: Recovery) -> None:
         poisons = PoisonBook(self.source, self.store)
         while not stop.is_set():
             started = time.monotonic()
@@ -264,13 +273,35 @@ def _pump(
     stream.report(applier.position, force=True)
 
 
-class _LeaseKeeper:
-    """Renews the lease from a thread, so that long bulk work does not lose it, and stops everything if it is lost."""
+class _Turns:
+    """Times under a lease, each of which ends by itself, or with everything when `stop` is set."""
 
-    def __init__(self, store: StoreWriter, lease: Lease, stop: threading.Event) -> None:
+    def __init__(self, stop: threading.Event) -> None:
+        self._stop = stop
+        self._ended = threading.Event()
+        threading.Thread(target=self._wait, name="stop", daemon=True).start()
+
+    def begin(self) -> threading.Event:
+        """The next one's end."""
+        self._ended = threading.Event()
+        if self._stop.is_set():
+            self._ended.set()
+        return self._ended
+
+    def _wait(self) -> None:
+        self._stop.wait()
+        self._ended.set()
+
+
+class _LeaseKeeper:
+    """Renews the lease from a thread, so that long bulk work does not lose it. If it is lost, all that is done under it
+    is to end: `ended` is set, and `lost` called."""
+
+    def __init__(self, store: StoreWriter, lease: Lease, ended: threading.Event, lost: Callable[[], None]) -> None:
         self._store = store
         self._lease = lease
-        self._stop = stop
+        self._ended = ended
+        self._tell = lost
         self._done = threading.Event()
         self._lost: LeaseLostError | None = None
         self._thread = threading.Thread(target=self._renew, name="lease", daemon=True)
@@ -283,7 +314,7 @@ class _LeaseKeeper:
         self._done.set()
         self._thread.join()
         if self._lost is None:
-            with contextlib.suppress(StoreBusyError):
+            with contextlib.suppress(StoreBusyError, StoreUnreachableError):
                 self._store.release(self._lease)
 
     def raise_if_lost(self) -> None:
@@ -296,7 +327,8 @@ class _LeaseKeeper:
                 self._store.renew(self._lease)
             except LeaseLostError as error:
                 self._lost = error
-                self._stop.set()
+                self._ended.set()
+                self._tell()
                 return
             except StoreBusyError:
                 continue  # nobody can take it meanwhile; mostly it is a long transaction of our own

@@ -13,6 +13,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from headwater.commands.supervise import Child
+
 SUPERVISOR = """
 import sys
 from headwater.commands import supervise
@@ -122,3 +124,14 @@ def test_what_a_child_leaves_behind_ends_with_it(run: Callable[..., Run]) -> Non
     assert service.process.wait(DEADLINE) == 1
     (left,) = service.started("left")
     until(lambda: not alive(left), "what was left to end")
+
+
+def test_what_is_told_at_first_is_not_told_again() -> None:
+    child = Child("a", [sys.executable, "-c", "import sys; sys.exit(10 + len(sys.argv))"], at_first=["once"])
+    codes = []
+    for _ in range(2):
+        child.start()
+        assert child.process is not None
+        with child.process as process:
+            codes.append(process.wait(DEADLINE))
+    assert codes == [12, 11]

@@ -63,7 +63,7 @@ def check(connection: psycopg.Connection, lease: Lease) -> None:
 
 
 def lost(lease: Lease) -> LeaseLostError:
-    return LeaseLostError("another replicator took over", f"source {lease.name}", "this one ends; nothing was lost")
+    return LeaseLostError("another replicator took over", f"source {lease.name}", "nothing was lost")
 
 
 def extend(connection: psycopg.Connection, lease: Lease) -> None:

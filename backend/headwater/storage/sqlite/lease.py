@@ -37,7 +37,7 @@ def check(connection: apsw.Connection, lease: Lease) -> None:
     """Within a write transaction: raise LeaseLostError when the lease is not ours any more."""
     row = connection.execute("select epoch from leases where name = ?", (lease.name,)).fetchone()
     if row is None or row[0] != lease.epoch:
-        raise LeaseLostError("another replicator took over", f"source {lease.name}", "this one ends; nothing was lost")
+        raise LeaseLostError("another replicator took over", f"source {lease.name}", "nothing was lost")
 
 
 def extend(connection: apsw.Connection, lease: Lease) -> None:
