@@ -11,6 +11,8 @@ import click
 import pytest
 
 from headwater.cli import cli
+from headwater.commands import serve
+from headwater.commands.supervise import Child
 from tests.support.command import Outcome, headwater, headwater_here
 
 RULES = """\
@@ -112,6 +114,19 @@ def test_an_unreachable_source_ends_the_command_after_a_while(tmp_path: Path, na
     assert "Connection refused" in last
     assert "(127.0.0.1:1024/shop)" in last
     assert "check that Postgres runs there" in last
+
+
+@pytest.mark.parametrize(("options", "told"), [((), []), (("--take-slot",), ["--take-slot"])], ids=["without", "with"])
+def test_whether_the_slot_is_taken_the_replicator_is_told_at_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...], told: list[str]
+) -> None:
+    (tmp_path / "headwater.yaml").write_text(CONFIG)
+    (tmp_path / "sync.yaml").write_text(RULES)
+    children: list[Child] = []
+    monkeypatch.setattr(serve, "wait_for_source", lambda *_: None)
+    monkeypatch.setattr(serve, "supervise", lambda started, _: children.extend(started))
+    assert headwater_here("serve", *options, cwd=tmp_path).code == 0
+    assert {child.name: child.at_first for child in children} == {"replicator": told, "endpoint": ()}
 
 
 def test_configs_can_come_as_base64_on_the_command_line(tmp_path: Path) -> None:
