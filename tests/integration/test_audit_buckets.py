@@ -185,7 +185,7 @@ SENT_AGAIN = {unreadable_members: 1, drop_row: 1}
 
 def damaged(deployment: Deployment) -> dict[str, Damage]:
     """Damage everything that can be, each thing in another owner's bucket; by bucket. Owner 13 and all notes are
-    left alone, but for two lookups."""
+    left alone, but for three lookups."""
     done: dict[str, Damage] = {}
     with deployment.store() as store:
         table = next(table.id for table in store.tables("default") if table.relation.name == "items")
@@ -197,6 +197,7 @@ def damaged(deployment: Deployment) -> dict[str, Damage]:
             done[name] = damage
         db.execute("delete from lookups where row_id = '1'")
         db.execute("update lookups set output = replace(output, 't1', 't0') where row_id = '2'")
+        db.execute("update lookups set row_id = 'gone' where row_id = '3'")  # one lacks, and one belongs to no row
     return done
 
 
@@ -243,7 +244,7 @@ def test_the_audit_names_damage_and_mends_it(deploy: Deploy, source_db: SourceDb
         assert damage.bucket in problem
     assert problems_of == {}
     assert sorted(row["problem"] for row in found["rows"]) == sorted(damage.row for damage in DAMAGES if damage.row)
-    assert found["lookups"] == 2
+    assert found["lookups"] == 4
 
     mended = deployment.ask("audit", repair=True)
     assert mended["state"] == "done", mended

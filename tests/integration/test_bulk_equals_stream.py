@@ -233,6 +233,8 @@ class Place:
         for part in parts:
             for page in range(part.pages):
                 self.store.take_page(self.lease, part, page, written[stored.id])
+        again = [ReprocessTask(stored, *places).run(job, number, "1") for number, places in enumerate(ranges)]
+        assert sum(part.ops for part in again) == 0, "an attempt that was cut short is not repeated in what it did"
         self.store.activate(self.lease, version.id, sides(plan))
 
     def held(self, plan: SyncPlan) -> Held:

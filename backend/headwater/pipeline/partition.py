@@ -72,8 +72,18 @@ def read_lines(source: SourceSettings, snapshot: str, partition: Partition) -> I
         conn.execute("begin transaction isolation level repeatable read read only")
         conn.execute(sql.SQL("set transaction snapshot {}").format(snapshot))
         yield from _copy(conn, partition)
+        _check_name(conn, partition)
         conn.execute("commit")  # from here on the catalog is seen as it is now
         _check_unchanged(conn, source, partition)
+
+
+def _check_name(conn: psycopg.Connection, partition: Partition) -> None:
+    """What was read by its name was the table that is meant. It is locked until the transaction ends, and its name
+    with it."""
+    leaf = partition.leaf
+    name = sql.Identifier(leaf.schema, leaf.name).as_string(conn)
+    if conn.execute("select %s::regclass::oid::int8", [name]).fetchall() != [(leaf.oid,)]:
+        raise TableChangedError("another table has the name of one that is read", name, "it is read again")
 
 
 def _check_unchanged(conn: psycopg.Connection, source: SourceSettings, partition: Partition) -> None:

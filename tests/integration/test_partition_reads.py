@@ -1,0 +1,99 @@
+"""Reading a table by parts under a snapshot: what changes in the midst of it is noticed, not read as something else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+import psycopg
+import pytest
+
+from headwater.bulk.jobs import SnapshotTable, TableChangedError
+from headwater.pipeline import partition as partitions
+from headwater.pipeline.partition import Partition, read_lines
+from headwater.source.catalog import published_tables
+from headwater.source.connect import SourceSettings
+from tests.support.fix_headwater import Deployment
+
+if TYPE_CHECKING:
+    from tests.support.fix_postgres import SourceDb
+
+Deploy = Callable[..., Deployment]
+
+MEANWHILE = {
+    "rewritten": "vacuum full items",
+    "emptied": "truncate items",
+    "altered": "alter table items drop body",
+    "gone": "drop table items",
+    "swapped": "alter table items rename to tmp; alter table secrets rename to items;"
+    " alter table tmp rename to secrets",
+    "swapped with one of other columns": "alter table items rename to tmp; alter table ledgers rename to items",
+}
+
+
+@pytest.fixture
+def partition(source_db: SourceDb) -> Partition:
+    for table in ("items", "secrets"):
+        source_db.execute(f"create table {table} (id text primary key, body text)")
+        source_db.execute(f"insert into {table} select i::text, '{table}' from generate_series(1, 10) i")
+    source_db.execute("create table ledgers (id text primary key, body text, n int)")
+    source_db.execute("create publication headwater for all tables")
+    tables = {table.relation.name: table for table in published_tables(source_db.connection, ["headwater"])}
+    (leaf,) = tables["items"].leaves
+    return Partition(SnapshotTable(1, tables["items"]), leaf, 0, None)
+
+
+@pytest.fixture
+def snapshot(source_db: SourceDb) -> Iterator[str]:
+    with psycopg.connect(source_db.dsn) as keeper:
+        keeper.execute("set transaction isolation level repeatable read")
+        (name,) = keeper.execute("select pg_export_snapshot()").fetchall()[0]
+        yield name
+
+
+def test_a_part_has_the_rows_of_the_snapshot(
+    deploy: Deploy, source_db: SourceDb, partition: Partition, snapshot: str
+) -> None:
+    source_db.execute("insert into items values ('new', 'x'); update items set body = 'x'")
+    found = [line for lines in read_lines(deploy("").settings, snapshot, partition) for line in lines]
+    assert sorted(found) == sorted(f"{n}\titems" for n in range(1, 11))
+
+
+@pytest.mark.parametrize("change", MEANWHILE.values(), ids=MEANWHILE)
+def test_a_table_that_changes_after_it_was_looked_at_is_not_read(
+    deploy: Deploy,
+    source_db: SourceDb,
+    partition: Partition,
+    snapshot: str,
+    monkeypatch: pytest.MonkeyPatch,
+    change: str,
+) -> None:
+    copy = partitions._copy
+
+    def late(conn: psycopg.Connection, read: Partition) -> Iterator[list[str]]:
+        source_db.execute(change)
+        yield from copy(conn, read)
+
+    monkeypatch.setattr(partitions, "_copy", late)
+    with pytest.raises((TableChangedError, partitions.PartitionError)):
+        list(read_lines(deploy("").settings, snapshot, partition))
+
+
+def test_a_table_that_lent_its_name_to_another_meanwhile_is_not_read(
+    deploy: Deploy, source_db: SourceDb, partition: Partition, snapshot: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check = partitions._check_unchanged
+    looks = 0
+
+    def swapping(conn: psycopg.Connection, source: SourceSettings, read: Partition) -> None:
+        nonlocal looks
+        looks += 1
+        if looks == 2:
+            source_db.execute(MEANWHILE["swapped"])
+        check(conn, source, read)
+        if looks == 1:
+            source_db.execute(MEANWHILE["swapped"])
+
+    monkeypatch.setattr(partitions, "_check_unchanged", swapping)
+    with pytest.raises(TableChangedError):
+        list(read_lines(deploy("").settings, snapshot, partition))
