@@ -1,4 +1,5 @@
-"""The values of a request as expressions see them. Numbers are doubles there, as in the JSON they came from."""
+"""The values of a request as expressions see them. Numbers are doubles there, as in the JSON they came from; those that
+doubles round cannot be read."""
 
 from __future__ import annotations
 
@@ -9,10 +10,18 @@ import orjson
 
 from headwater_rules.engine import engine, renumber, select_sql
 from headwater_rules.errors import EvaluationError
+from headwater_rules.large_numbers import LARGEST, Steps, holds_inexact, is_exact, named, readings
 from headwater_rules.naming import canonical
 from headwater_rules.plan import Expr, FromRequest, RequestInput, RequestStage, Value, element_column
 
 Canonical = int | float | str
+
+_CALLED = {
+    RequestInput.USER_ID: "the user id",
+    RequestInput.CLAIMS: "the token",
+    RequestInput.CONNECTION: "the connection's parameters",
+    RequestInput.SUBSCRIPTION: "the subscription's parameters",
+}
 
 
 class Inputs:
@@ -24,10 +33,14 @@ class Inputs:
         connection: Mapping[str, object] | None,
         subscription: Mapping[str, object] | None,
     ) -> None:
-        self._claims = claims
-        self._connection = connection
-        self._subscription = subscription
+        self._sources: dict[RequestInput, object] = {
+            RequestInput.USER_ID: claims.get("sub"),
+            RequestInput.CLAIMS: claims,
+            RequestInput.CONNECTION: connection,
+            RequestInput.SUBSCRIPTION: subscription,
+        }
         self._values: dict[str, Value] = {}
+        self._inexact: dict[str, bool] = {}
         self._computed: dict[FromRequest, tuple[Canonical, ...]] = {}
 
     def holds(self, gate: Expr) -> bool:
@@ -40,46 +53,48 @@ class Inputs:
         known = self._computed.get(source)
         if known is None:
             found = self._elements(source.expr) if source.each else [self._scalar(source.expr)]
-            parts = [canonical(value) for value in found]
+            parts = [_canonical(value) for value in found]
             known = self._computed[source] = tuple(dict.fromkeys(part for part in parts if part is not None))
         return known
 
     def rows(self, stage: RequestStage) -> list[tuple[Canonical, ...]]:
         """The distinct rows of a stage, without those that hold a null or a blob. Raises EvaluationError."""
         sql, names = stage_statement(stage)
-        found = engine().rows(sql, [self._input(name) for name in names])
+        found = engine().rows(sql, self._bindings(sql, names))
         wanted = len(stage.outputs)
-        rows = (tuple(part for value in row[:wanted] if (part := canonical(value)) is not None) for row in found)
+        rows = (tuple(part for value in row[:wanted] if (part := _canonical(value)) is not None) for row in found)
         return list(dict.fromkeys(row for row in rows if len(row) == wanted))
 
     def _scalar(self, expr: Expr) -> Value:
+        bindings = self._bindings(expr.sql, expr.inputs)
         if expr.sql == "?1":
-            return self._input(expr.inputs[0])
-        rows = engine().rows(f"SELECT {expr.sql}", self._bindings(expr))
-        return rows[0][0]
+            return bindings[0]
+        return engine().rows(f"SELECT {expr.sql}", bindings)[0][0]
 
     def _elements(self, expr: Expr) -> list[Value]:
-        rows = engine().rows(f"SELECT value FROM json_each({expr.sql})", self._bindings(expr))
+        rows = engine().rows(f"SELECT value FROM json_each({expr.sql})", self._bindings(expr.sql, expr.inputs))
         return [row[0] for row in rows]
 
-    def _bindings(self, expr: Expr) -> Sequence[Value]:
-        return [self._input(name) for name in expr.inputs]
+    def _bindings(self, sql: str, names: Sequence[str]) -> list[Value]:
+        """The inputs of an expression. Raises EvaluationError when it reads a number that is not exact."""
+        values = [self._input(name) for name in names]
+        if any(self._inexact[name] for name in names):
+            for position, steps in readings(sql):
+                self._refuse_inexact(names[position], steps)
+        return values
 
     def _input(self, name: str) -> Value:
         if name not in self._values:
-            self._values[name] = self._convert(RequestInput(name))
+            source = self._sources[RequestInput(name)]
+            self._values[name] = _value(source)  # which fails for what is nested too deeply to be searched
+            self._inexact[name] = holds_inexact(source)
         return self._values[name]
 
-    def _convert(self, name: RequestInput) -> Value:
-        match name:
-            case RequestInput.USER_ID:
-                return _value(self._claims.get("sub"))
-            case RequestInput.CLAIMS:
-                return _json(self._claims)
-            case RequestInput.CONNECTION:
-                return None if self._connection is None else _json(self._connection)
-            case RequestInput.SUBSCRIPTION:
-                return None if self._subscription is None else _json(self._subscription)
+    def _refuse_inexact(self, name: str, steps: Steps) -> None:
+        source = RequestInput(name)
+        if holds_inexact(self._sources[source], steps):
+            where = f"`{named(steps)}` of {_CALLED[source]}" if steps else _CALLED[source]
+            raise EvaluationError(f"{where} holds a number beyond 2^53, which JSON rounds: send it as a text")
 
 
 @lru_cache(maxsize=1000)
@@ -112,10 +127,15 @@ def _value(claim: object) -> Value:
 
 
 def _double(number: float) -> float | None:
-    try:
-        return float(number)
-    except OverflowError:
-        return None
+    """Null stands for what nobody may read."""
+    return float(number) if is_exact(number) else None
+
+
+def _canonical(value: Value) -> Canonical | None:
+    """`canonical`, for reals that were computed exactly."""
+    if isinstance(value, float) and abs(value) > LARGEST:
+        raise EvaluationError("a real beyond 2^53 is computed, which is rounded: write `…::integer` of a text")
+    return canonical(value)
 
 
 def _encodable(text: str) -> str:
@@ -138,7 +158,7 @@ def _doubles(value: object) -> object:
     match value:
         case bool():
             return value
-        case int():
+        case int() | float():
             return _double(value)
         case Mapping():
             return {str(key): _doubles(item) for key, item in value.items()}

@@ -66,14 +66,13 @@ def request_column(table: str, name: str, place: Place) -> Frag:
         return Frag((Ref(REQUEST, RequestInput.USER_ID.value),), Kind.ANY, place)
     source = RequestInput.CLAIMS if table == "token_parameters" else RequestInput.CONNECTION
     whole = Frag((Ref(REQUEST, source.value),), Kind.TEXT, place)
-    if table == "token_parameters":
-        whole = build(Kind.TEXT, place, "(", whole, " -> 'parameters')")
-    return build(Kind.ANY, place, "(", whole, f" ->> {quoted(_key(name))})")
+    path = '$."parameters"' if table == "token_parameters" else "$"
+    return build(Kind.ANY, place, "(", whole, f" ->> {quoted(path + _key(name))})")
 
 
 def _key(name: str) -> str:
     escaped = name.replace("\\", "\\\\").replace('"', '\\"')
-    return f'$."{escaped}"'
+    return f'."{escaped}"'
 
 
 def _whole(source: RequestInput, semantics: Semantics, place: Place) -> Frag:

@@ -140,5 +140,7 @@ def _user_id(sub: object) -> str:
     if isinstance(sub, str):
         return sub
     if isinstance(sub, float) and sub.is_integer():
-        return str(int(sub))
+        sub = int(sub)
+    if isinstance(sub, int) and not isinstance(sub, bool):
+        return str(sub)  # of any size
     return orjson.dumps(sub).decode()
