@@ -66,12 +66,16 @@ class Selection:
     tables: frozenset[int]
 
     def named(self) -> dict[str, Frag]:
-        """The columns, of a subquery, by name. Raises RuleError for `*`, which nobody can look into."""
+        """The columns, of a subquery, by name. Raises RuleError for `*`, which nobody can look into, and for two of one
+        name."""
         columns: dict[str, Frag] = {}
         for column in self.columns:
             if isinstance(column, Everything):
                 message = "`*` is not supported in a subquery or a `with` query"
                 raise RuleError(Code.UNSUPPORTED, message, column.place, "name the columns")
+            if column.name in columns:
+                message = f"two columns of this subquery are called `{column.name}`"
+                raise RuleError(Code.UNKNOWN_NAME, message, column.place, "give one of them another name")
             columns[column.name] = column.value
         return columns
 

@@ -1,0 +1,85 @@
+"""What a query may do with the elements of an array: compare them, not sync them."""
+
+from __future__ import annotations
+
+import pytest
+
+from headwater_rules.errors import Code
+from tests.unit.rules.rules_store import RuleStore, errors_of, plan_of
+
+FROM = "FROM t, json_each(t.tags) AS tag WHERE t.owner = auth.user_id()"
+
+
+def findings(query: str) -> list[tuple[Code, str]]:
+    """Code and marked text of each error of a query."""
+    found = errors_of(f"config: {{edition: 3}}\nstreams:\n  s:\n    query: |\n      {query}\n")
+    return [(error.code, error.place.text if error.place else "") for error in found.errors]
+
+
+@pytest.mark.parametrize(
+    ("query", "marked"),
+    [
+        (f"SELECT t.id, tag.value {FROM}", ["tag.value"]),
+        (f"SELECT t.id, tag.key {FROM}", ["tag.key"]),
+        (f"SELECT t.id || tag.key AS id, tag.value {FROM}", ["t.id || tag.key", "tag.value"]),
+        (f"SELECT t.*, tag.value ->> 'a' AS a {FROM}", ["tag.value ->> 'a'"]),
+        (f"SELECT t.*, CASE WHEN tag.key = 0 THEN t.a END AS a {FROM}", ["tag.key = 0 THEN t.a"]),
+        (f"SELECT tag.value {FROM}", ["tag.value"]),
+        ("SELECT s.id, s.v FROM (SELECT t.id, e.value AS v FROM t, json_each(t.tags) AS e) AS s", ["e.value"]),
+        ("SELECT s.* FROM (SELECT t.id, e.key AS k FROM t, json_each(t.tags) AS e) AS s", ["e.key"]),
+        ("SELECT t.id, e.value FROM t, json_each('[1]') AS e", ["e.value"]),
+        ("SELECT t.id, e.value FROM t, u, json_each(u.tags) AS e WHERE u.id = t.u", ["e.value"]),
+    ],
+)
+def test_elements_in_the_select_list_are_refused_where_they_stand(query: str, marked: list[str]) -> None:
+    assert findings(query) == [(Code.SINGLE_TABLE, text) for text in marked]
+
+
+def test_everything_of_an_array_is_refused() -> None:
+    assert [code for code, _ in findings(f"SELECT t.id, tag.* {FROM}")] == [Code.UNSUPPORTED]
+
+
+def test_a_query_under_with_may_not_bring_elements_along() -> None:
+    found = errors_of(
+        "config: {edition: 3}\nwith: {e: 'SELECT t.id, x.value AS v FROM t, json_each(t.tags) AS x'}\n"
+        "streams: {s: {query: SELECT e.v FROM e}}\n"
+    )
+
+    assert [error.code for error in found.errors] == [Code.SINGLE_TABLE]
+
+
+def test_data_of_a_bucket_definition_has_no_elements_either() -> None:
+    found = errors_of("bucket_definitions:\n  b:\n    data: ['SELECT t.id, e.value FROM t, json_each(t.tags) AS e']\n")
+
+    assert [error.code for error in found.errors] == [Code.SINGLE_TABLE]
+
+
+def test_elements_are_compared_and_looked_up_as_before() -> None:
+    plan = plan_of(
+        "SELECT t.id, t.tags FROM t, json_each(t.tags) AS tag WHERE tag.value = auth.user_id()",
+        "SELECT id FROM u WHERE id IN (SELECT e.value FROM t, json_each(t.tags) AS e WHERE t.id = auth.user_id())",
+    )
+    store = RuleStore(plan, {"t": [{"id": "a", "tags": '["a","b"]'}], "u": [{"id": "a"}, {"id": "b"}, {"id": "c"}]})
+
+    assert store.visible({"sub": "a"}) == {("t", "a"), ("u", "a"), ("u", "b")}
+
+
+@pytest.mark.parametrize(
+    ("query", "marked"),
+    [
+        ("SELECT t.* FROM t, (SELECT a, b AS a FROM u) AS s WHERE t.id = s.a", "b"),
+        ("SELECT * FROM t WHERE (x, y) IN (SELECT a, u.a FROM u)", "u.a"),
+        ("SELECT s.* FROM (SELECT id, upper(id) AS id FROM t) AS s", "upper(id)"),
+    ],
+)
+def test_two_columns_of_one_name_in_a_subquery_are_refused(query: str, marked: str) -> None:
+    assert findings(query) == [(Code.UNKNOWN_NAME, marked)]
+
+
+def test_two_parameters_of_one_name_are_refused() -> None:
+    found = errors_of(
+        "bucket_definitions:\n  b:\n    parameters: SELECT a AS x, b AS x FROM u WHERE c = request.user_id()\n"
+        "    data: [SELECT * FROM t WHERE x = bucket.x]\n"
+    )
+
+    assert [(error.code, error.place and error.place.text) for error in found.errors] == [(Code.UNKNOWN_NAME, "b")]
