@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
 
 from headwater_rules.errors import Code, Place, RuleError
-from headwater_rules.fragment import Frag, Kind, joined
+from headwater_rules.fragment import Frag, Kind, Ref, joined
+from headwater_rules.plan import AUTHENTICATED
 
 MAX_TERMS = 100
 
@@ -15,11 +16,12 @@ MAX_TERMS = 100
 @dataclass(frozen=True, slots=True)
 class Atom:
     """One condition, 0 or 1. `link` holds both sides if it is an equality; `tables` are those that have to be joined
-    for it, beyond the ones it names."""
+    for it, beyond the ones it names; `whole` is what it was made of, if it was several conditions."""
 
     frag: Frag
     link: tuple[Frag, Frag] | None = None
     tables: frozenset[int] = frozenset()
+    whole: Condition | None = None
 
     @property
     def place(self) -> Place:
@@ -49,6 +51,19 @@ def terms(condition: Condition, owner: Owner, place: Place) -> list[list[Atom]]:
 
 def dependencies(frag: Frag, owner: Owner) -> frozenset[int]:
     return frozenset(owner(source) for source in frag.sources)
+
+
+def is_vouched_for(condition: Condition) -> bool:
+    """Whether each way to fulfil a condition on the request depends on something that the token vouches for."""
+    match condition:
+        case Atom():
+            if condition.whole is not None:
+                return is_vouched_for(condition.whole)
+            return any(isinstance(part, Ref) and part.column in AUTHENTICATED for part in condition.frag.parts)
+        case All(items):
+            return any(map(is_vouched_for, items))
+        case Either(items):
+            return all(map(is_vouched_for, items))
 
 
 def _expand(condition: Condition, place: Place) -> list[tuple[Atom, ...]]:
@@ -106,7 +121,7 @@ def _merged(items: list[Condition], owner: Owner) -> Condition:
 
 
 def _either(atoms: list[Atom]) -> Atom:
-    return atoms[0] if len(atoms) == 1 else _combined(atoms, " OR ")
+    return atoms[0] if len(atoms) == 1 else _combined(Either(tuple(atoms)), atoms, " OR ")
 
 
 def _as_filter(condition: Condition, owner: Owner) -> Atom | None:
@@ -122,7 +137,7 @@ def _as_filter(condition: Condition, owner: Owner) -> Atom | None:
     joins = frozenset[int]().union(*(atom.tables for atom in found))
     if len(sources) > 1 or not joins <= sources:
         return None
-    return found[0] if len(found) == 1 else _combined(found, " AND ")
+    return found[0] if len(found) == 1 else _combined(All(tuple(found)), found, " AND ")
 
 
 def _atoms(condition: Condition) -> Iterator[Atom | None]:
@@ -136,6 +151,7 @@ def _atoms(condition: Condition) -> Iterator[Atom | None]:
             yield None
 
 
-def _combined(atoms: list[Atom], between: str) -> Atom:
+def _combined(whole: Condition, atoms: list[Atom], between: str) -> Atom:
     frag = joined(Kind.CERTAIN, atoms[0].place, [atom.frag for atom in atoms], between)
-    return replace(atoms[0], frag=frag, link=None, tables=frozenset().union(*(atom.tables for atom in atoms)))
+    tables = frozenset[int]().union(*(atom.tables for atom in atoms))
+    return Atom(frag, tables=tables, whole=whole)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from headwater_rules.binding import Bound, Layout
@@ -13,7 +14,7 @@ from headwater_rules.engine import engine
 from headwater_rules.errors import Code, EvaluationError, Place, Report, RuleError, Severity
 from headwater_rules.inputs import stage_statement
 from headwater_rules.options import Options
-from headwater_rules.plan import Expr, RequestInput, Star, TablePattern, Variant
+from headwater_rules.plan import AUTHENTICATED, Expr, Star, TablePattern, Variant
 from headwater_rules.planner import Target, VariantDraft, find_target, plan_term
 from headwater_rules.relations import Column, Context, Everything, Selection, Table
 from headwater_rules.semantics import Requests, Semantics
@@ -21,7 +22,6 @@ from headwater_rules.watch import Watch
 
 MAX_VARIANTS = 100
 _BEYOND_LIMITS = re.compile("too large|too many|at most|stack overflow", re.IGNORECASE)
-_AUTHENTICATED = frozenset({RequestInput.USER_ID.value, RequestInput.CLAIMS.value})
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,11 +137,16 @@ def _not_accepted(reason: str, place: Place) -> RuleError:
 
 
 def _dangerous(draft: VariantDraft) -> bool:
-    """Whether nothing that the token vouches for is in the values that lead to buckets or, where there are none, in
-    the gates."""
-    leads = any(draft.params) or any(lookup.sources for lookup in draft.lookups)
-    exprs = [source.expr for source in draft.requested()] if leads else list(draft.gates)
-    if draft.arrays is not None:
-        exprs += [*draft.arrays.arrays, *draft.arrays.filters]
-    inputs = {name for expr in exprs for name in expr.inputs if not name.startswith("\x00")}
-    return bool(inputs) and not inputs & _AUTHENTICATED
+    """Whether a client can choose all that decides which buckets it gets: the values that lead to them or, where none
+    does, the conditions on the request. Lookups that none leads to are the same for everybody."""
+    leading = _inputs(source.expr for source in draft.requested())
+    arrays = _inputs((*draft.arrays.arrays, *draft.arrays.filters) if draft.arrays is not None else ())
+    if leading or (arrays and (any(draft.params) or draft.lookups)):
+        return not (leading | arrays) & AUTHENTICATED
+    vouched = draft.vouched or bool(arrays & AUTHENTICATED)
+    return bool(arrays | _inputs(draft.gates)) and not vouched
+
+
+def _inputs(exprs: Iterable[Expr]) -> set[str]:
+    """The values of the request that expressions read."""
+    return {name for expr in exprs for name in expr.inputs if not name.startswith("\x00")}

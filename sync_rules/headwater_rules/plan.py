@@ -83,6 +83,10 @@ class RequestInput(Enum):
     SUBSCRIPTION = "subscription"
 
 
+AUTHENTICATED = frozenset({RequestInput.USER_ID.value, RequestInput.CLAIMS.value})
+"""Inputs that the token vouches for; the others are the client's choice."""
+
+
 @dataclass(frozen=True, slots=True)
 class Output:
     """One selected column."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from headwater_rules.conditions import Atom, Condition, dependencies
+from headwater_rules.conditions import Atom, Condition, dependencies, is_vouched_for
 from headwater_rules.errors import Code, Place, RuleError
 from headwater_rules.fragment import REQUEST, Frag, Kind, Ref, build, to_expr
 from headwater_rules.naming import expr_order
@@ -43,13 +43,14 @@ class LookupDraft:
 @dataclass(frozen=True, slots=True)
 class VariantDraft:
     """A variant whose bucket and lookups have no names yet. The first stage is `arrays`, if the request brings rows
-    along; then each of `lookups` is one."""
+    along; then each of `lookups` is one. `vouched`: some gate opens by what the token vouches for only."""
 
     row: RowSource
     gates: tuple[Expr, ...]
     arrays: RequestStage | None
     lookups: tuple[LookupDraft, ...]
     params: tuple[tuple[ParamSource, ...], ...]
+    vouched: bool
 
     def requested(self) -> list[FromRequest]:
         """The values of the request that lead to lookups and buckets."""
@@ -187,6 +188,7 @@ class _Term:
         self._elements = _Parts()
         self._links: list[_Link] = []
         self._gates: list[Frag] = []
+        self._vouched = False
         for number in sorted(joined):
             owner = context.owner(number)
             if isinstance(context.instances[owner], Each):
@@ -211,13 +213,14 @@ class _Term:
             if not uses:
                 array = self._array(number)
                 condition = build(Kind.CERTAIN, array.place, "EXISTS (SELECT 1 FROM json_each(", array, "))")
-                self._gates.append(condition)
+                self._gate(Atom(condition))
         return VariantDraft(
             self._row_source(tuple(row_params)),
             tuple(self._sorted(self._gates)),
             self._request_stage(outputs.get(_ELEMENTS, ())),
             lookups,
             tuple(tuple(sources) for sources in row_params.values()),
+            self._vouched,
         )
 
     # sorting atoms out
@@ -237,7 +240,7 @@ class _Term:
         owners = dependencies(atom.frag, self._context.owner)
         if owners <= {REQUEST}:
             if atom.frag.parts != ("1",):
-                self._gates.append(atom.frag)
+                self._gate(atom)
         elif owners <= {REQUEST, *self._request_arrays}:
             self._elements.filters.append(atom.frag)
             self._need_elements(owners)
@@ -250,6 +253,10 @@ class _Term:
             if left == right:
                 raise _mixed(self._context, atom)
             self._links.append(_Link(atom.link, (left, right)))
+
+    def _gate(self, atom: Atom) -> None:
+        self._gates.append(atom.frag)
+        self._vouched = self._vouched or is_vouched_for(atom)
 
     def _owner(self, side: Frag, atom: Atom) -> int:
         """What one side of a link belongs to. Raises RuleError for a mixture."""

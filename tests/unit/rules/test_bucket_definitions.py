@@ -147,6 +147,21 @@ def test_parameters_that_the_client_chooses_lead_to_data_too_but_warn() -> None:
     assert [warning.code for warning in found.warnings] == [Code.DANGEROUS, Code.DANGEROUS]
 
 
+@pytest.mark.parametrize(
+    "condition",
+    ["request.parameters() ->> 'code' = 'x'", "owner_id = request.parameter('owner')", "user_parameters.code = 'x'"],
+)
+def test_a_table_between_the_client_and_the_data_does_not_silence_the_warning(condition: str) -> None:
+    parameters = [f"SELECT id AS list_id FROM lists WHERE {condition}"]
+    data = ["SELECT * FROM todos WHERE list_id = bucket.list_id"]
+    accepted = "    accept_potentially_dangerous_queries: true\n"
+
+    assert [each.code for each in compiled(parameters=parameters, data=data).warnings] == [Code.DANGEROUS]
+    assert compiled(parameters=parameters, data=data, tail=accepted).warnings == ()
+    with pytest.raises(RuleErrors, match="clients can send any value"):
+        compiled(parameters=parameters, data=data, head="config: {edition: 1, strict: true}")
+
+
 def test_a_definition_is_a_default_stream_and_all_its_queries_one_bucket() -> None:
     plan = compiled(
         parameters=["SELECT request.user_id() AS u"],

@@ -160,6 +160,34 @@ def test_a_member_sees_the_shared_list_and_its_items_only() -> None:
         ("SELECT * FROM t WHERE a = subscription.parameter('x') AND auth.user_id() IN (SELECT id FROM m)", False),
         ("SELECT * FROM t WHERE a = auth.user_id() AND connection.parameter('x') = 1", False),
         ("SELECT * FROM t", False),
+        # a lookup in between
+        ("SELECT * FROM t WHERE a IN (SELECT k FROM m WHERE subscription.parameter('x') = 'open')", True),
+        (
+            "SELECT * FROM t WHERE a IN (SELECT k FROM m WHERE k IN (SELECT o FROM n WHERE connection.parameter('x')))",
+            True,
+        ),
+        ("SELECT * FROM t WHERE EXISTS (SELECT 1 FROM m WHERE m.u = connection.parameter('x'))", True),
+        ("SELECT t.* FROM t JOIN m ON m.k = t.a WHERE m.u = subscription.parameter('x')", True),
+        ("SELECT t.* FROM t JOIN m ON m.k = t.a WHERE subscription.parameter('x') = 'open'", True),
+        ("SELECT t.* FROM t, (SELECT k FROM m WHERE connection.parameter('x') = 'open') s WHERE s.k = t.a", True),
+        (
+            "SELECT * FROM t WHERE a IN (SELECT e.value FROM json_each(connection.parameter('x')) e WHERE e.key = 0)",
+            True,
+        ),
+        ("SELECT * FROM t WHERE a IN (SELECT k FROM m WHERE auth.parameter('r') = connection.parameter('x'))", False),
+        ("SELECT * FROM t WHERE a IN (SELECT k FROM m WHERE auth.parameter('r') AND connection.parameter('x'))", False),
+        (
+            "SELECT * FROM t WHERE a IN (SELECT k FROM m WHERE m.u = auth.user_id() AND connection.parameter('x'))",
+            False,
+        ),
+        ("SELECT * FROM t WHERE a IN (SELECT k FROM m)", False),
+        # an alternative that the token has no part in
+        ("SELECT * FROM t WHERE auth.parameter('r') OR connection.parameter('x') = 'open'", True),
+        ("SELECT * FROM t WHERE NOT (auth.parameter('r') IS NULL AND connection.parameter('x') IS NULL)", True),
+        ("SELECT * FROM t WHERE auth.parameter('r') OR (connection.parameter('x') AND auth.parameter('s'))", False),
+        ("SELECT * FROM t WHERE (auth.parameter('r') OR connection.parameter('x')) AND auth.parameter('s')", False),
+        ("SELECT * FROM t WHERE a = auth.user_id() OR connection.parameter('x') = 'open'", True),
+        ("SELECT * FROM t WHERE a IN (auth.user_id(), connection.parameter('x'))", True),
     ],
 )
 def test_a_query_that_trusts_the_client_is_a_warning_or_in_strict_mode_an_error(query: str, dangerous: bool) -> None:
