@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from typing import Any
 
 import httpx
 import pytest
@@ -260,3 +261,20 @@ def test_without_an_active_config_there_is_a_reason_instead_of_a_stream(
     answer = endpoint.post()
     assert answer.status_code == 500
     assert answer.json()["error"]["code"] == "PSYNC_S2302"
+
+
+@pytest.mark.parametrize("written", ["9007199254740993", "-9007199254740993", "18446744073709551617", "1e300"])
+def test_a_number_that_json_rounds_opens_nothing_and_is_named(
+    endpoint: Endpoint, memory_store: MemoryStore, written: str
+) -> None:
+    mine = endpoint.bucket("mine", "u1").partition("[")[0]
+    for user in ("9007199254740992", "9007199254740993", "-9007199254740992", "18446744073709551615"):
+        memory_store.put(f"{mine}[{user}]", user)
+    memory_store.commit()
+    with endpoint.stream(token=make_token(json.loads(written))) as stream:
+        client = stream.completed()
+    checkpoint: Any = client.lines[0]["checkpoint"]
+    assert client.rows == {}
+    assert [bucket["bucket"] for bucket in checkpoint["buckets"]] == []
+    (error,) = next(each["errors"] for each in checkpoint["streams"] if each["name"] == "mine")
+    assert "the user id holds a number beyond 2^53" in error["message"]
