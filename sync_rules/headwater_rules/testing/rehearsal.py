@@ -60,12 +60,13 @@ class Rehearsal:
 
     def insert(self, table: str, /, *rows: Row, **columns: object) -> None:
         """Insert rows, given as dicts or as one row's columns. The table may be named with its schema. Raises
-        ValueError for a table that the rules do not read."""
+        ValueError for a table that the rules do not read, and for a column that seems mistyped."""
         for row in (*rows, columns) if columns else rows:
             self.world.insert(table, row_values(row, self.plan.options))
 
     def update(self, table: str, where: Row, /, **changes: object) -> None:
-        """Change columns of the rows that have the values of `where`. Raises ValueError when there is none."""
+        """Change columns of the rows that have the values of `where`. Raises ValueError when there is none,
+        and for a column that seems mistyped."""
         options = self.plan.options
         self.world.update(table, row_values(where, options), row_values(changes, options))
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from headwater_rules.errors import did_you_mean
-from headwater_rules.plan import SyncPlan, Value
+from headwater_rules.plan import Output, Star, SyncPlan, Value
 from headwater_rules.results import Put, RowResult
 from headwater_rules.rows import TableProgram, bind_table
+from headwater_rules.wording import columns_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +42,12 @@ class World:
         return [f"{row.table} {row.row_id}: {error}" for row in self._rows.values() for error in row.result.errors]
 
     def insert(self, table: str, columns: Mapping[str, Value]) -> None:
-        """Raises ValueError for a table that the rules do not read, and for an `id` that is there already."""
+        """Raises ValueError for a table that the rules do not read, for an `id` that is there already, and for a column
+        that nothing reads but is called nearly like one that the row lacks."""
         schema, name = self._name(table)
+        read = self._columns_read(schema, name)
+        if read is not None:
+            _refuse_mistyped(table, columns.keys() - read - {"id"}, read - columns.keys())
         key = columns.get("id")
         taken = key is not None and any(row.columns.get("id") == key for _, row in self._of(schema, name))
         if taken:
@@ -52,8 +57,12 @@ class World:
         self._put(self._made, self._evaluated(schema, name, columns, row_id))
 
     def update(self, table: str, where: Mapping[str, Value], changes: Mapping[str, Value]) -> None:
-        """Raises ValueError when no row is like `where`."""
+        """Raises ValueError when no row is like `where`, and for a column that neither the row has nor a query
+        reads but is called nearly like one that is read."""
+        read = self._columns_read(*self._name(table))
         for number, row in self._like(table, where):
+            if read is not None:
+                _refuse_mistyped(table, changes.keys() - read - row.columns.keys(), read)
             columns = {**row.columns, **changes}
             key = columns.get("id")
             row_id = str(key) if key is not None else row.row_id
@@ -84,6 +93,18 @@ class World:
             hint = did_you_mean(name, [pattern.name for pattern in patterns])
             raise ValueError(f"the sync config reads no table `{table}`" + (f"; {hint}" if hint else ""))
         return schema, name
+
+    def _columns_read(self, schema: str, table: str) -> frozenset[str] | None:
+        """The columns of a table that some query reads; None when one reads all."""
+        sources = [source for bucket in self.plan.buckets for source in bucket.sources]
+        sources = [each for each in sources if each.table.matches(each.table.tag, schema, table)]
+        if any(isinstance(item, Star) for source in sources for item in source.projection):
+            return None
+        exprs = [expr for source in sources for expr in (*source.filters, *source.each, *source.params)]
+        exprs += [item.expr for source in sources for item in source.projection if isinstance(item, Output)]
+        lookups = (each for each in self.plan.lookups if each.table.matches(each.table.tag, schema, table))
+        exprs += [expr for lookup in lookups for expr in lookup.exprs()]
+        return frozenset(columns_of(exprs))
 
     def _of(self, schema: str, table: str) -> Iterator[tuple[int, SourceRow]]:
         return ((number, row) for number, row in self._rows.items() if (row.schema, row.table) == (schema, table))
@@ -120,6 +141,14 @@ class World:
             outputs[entry.output] -= 1
             if not outputs[entry.output]:
                 del outputs[entry.output]
+
+
+def _refuse_mistyped(table: str, names: Set[str], known: Set[str]) -> None:
+    """Columns that no query reads are fine, as secrets that stay away from devices are, unless a known one is meant."""
+    for name in sorted(names):
+        hint = did_you_mean(name, known)
+        if hint:
+            raise ValueError(f"the sync config reads no column `{name}` of `{table}`; {hint}")
 
 
 def like(row: Mapping[str, Value], wanted: Mapping[str, Value]) -> bool:

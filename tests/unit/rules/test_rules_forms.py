@@ -214,7 +214,8 @@ STREAMS = [
             auto_subscribe: true
             query: SELECT r."jobNo" AS id, r."Odd Name" FROM "RepairJobs" AS r WHERE r."mechanicId" = auth.user_id()
         """,
-        {"RepairJobs": [{"jobNo": 1, "mechanicId": "kim", "Odd Name": "x"}, {"jobNo": 2, "mechanicid": "kim"}]},
+        {"RepairJobs": [{"jobNo": 1, "mechanicId": "kim", "Odd Name": "x"},
+                        {"jobNo": 2, "mechanicId": None, "mechanicid": "kim"}]},
         {"r": [{"id": 1, "Odd Name": "x"}]}),
     form("open rows, rows that name the user, and rows that others lead to", """
         streams:

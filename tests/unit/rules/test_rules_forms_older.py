@@ -62,7 +62,7 @@ ALL_EDITIONS_1_AND_2 = [
                 WHERE "clubId" = bucket.club AND "Tier" = bucket.tier
         """,
         {"clubCards": [{"id": 1, "homeClub": 5, "Tier": "gold", "holderId": "kim"},
-                       {"id": 2, "homeClub": 6, "Tier": "tin", "holderid": "kim"}],
+                       {"id": 2, "homeClub": 6, "Tier": "tin", "holderId": None, "holderid": "kim"}],
          "gameDay": [{"id": 7, "clubId": 5, "Tier": "gold", "kickOff": "15:00"}, {"id": 8, "clubId": 5, "Tier": "tin"},
                      {"id": 9, "clubId": 6, "Tier": "tin"}]},
         {"Games": [{"id": 7, "Start": "15:00"}]}),

@@ -57,6 +57,27 @@ def failure(rules: Rehearsal, user: object, table: str, rows: list[object], **op
     return str(caught.value)
 
 
+def test_a_mistyped_column_is_an_error_unless_all_are_read() -> None:
+    rules = Rehearsal.of_text(
+        "config: {edition: 3}\nstreams:\n"
+        "  todos: {auto_subscribe: true, query: 'SELECT id, title FROM todos WHERE owner_id = auth.user_id()'}\n"
+        "  lists: {auto_subscribe: true, query: SELECT * FROM lists WHERE owner_id = auth.user_id()}\n"
+    )
+    known = "the sync config reads no column `{}` of `todos`; did you mean `{}`"
+    for mistyped, meant in (("ownerid", "owner_id"), ("owner", "owner_id"), ("Title", "title")):
+        row = {"id": 1, "title": "x", "owner_id": "ann", mistyped: "ann"}
+        with pytest.raises(ValueError, match=known.format(mistyped, meant)):
+            rules.insert("todos", {name: value for name, value in row.items() if name != meant})
+        rules.insert("todos", row | {"id": mistyped})  # what is meant is there: the other one is another column
+    rules.insert("todos", {"id": 1, "title": "x", "owner_id": "ann", "secret": "s", "note": None}, {"id": 2, "pin": 1})
+    rules.insert("lists", id=1, ownerid="ann")
+    with pytest.raises(ValueError, match=known.format("ownr_id", "owner_id")):
+        rules.update("todos", {"id": 1}, ownr_id="bob")
+    rules.update("todos", {"id": 1}, secret="t", title="y")
+
+    rules.assert_synced("ann", "todos", [{"id": 1, "title": "y"}, "ownerid", "owner", "Title"])
+
+
 def test_a_client_holds_the_rows_that_the_rules_give_it(rules: Rehearsal) -> None:
     rules.assert_synced("ann", "lists", [{"id": 1, "name": "a"}])
     rules.assert_synced("ann", "todos", [{"id": 10, "title": "x"}])
