@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from headwater_rules.document import Item, Mapping
-from headwater_rules.errors import Place, Report, RuleError
+from headwater_rules.errors import Code, Place, Report, RuleError, Severity
 from headwater_rules.options import Options, check_place, flag, read_options
 from headwater_rules.sqltext import SqlText
 
@@ -82,8 +82,9 @@ def read_config(root: Item, report: Report) -> Config:
     events = _entries(document, "event_definitions", report, lambda name, key, item: _event(name, key, item, report))
     _refuse_clash(document, report)
     if not (streams or buckets or report.errors):
-        item = document.get("streams") or root
-        raise item.fail(_NOTHING, "add at least one below `streams`")
+        item = document.get("streams") or document.get("bucket_definitions") or root
+        hint = "devices get nothing: add at least one"
+        report.add(RuleError(Code.NO_EFFECT, _NOTHING, item.place, hint, Severity.WARNING))
     return Config(options, streams, buckets, events, shared)
 
 
@@ -167,12 +168,8 @@ def _queries(name: str, key: Item, stream: Mapping, report: Report) -> tuple[Sql
     if one is not None:
         return _texts([one, *items], report)
     if not items:
-        raise _no_query(f"stream `{name}`", "queries", key)
+        raise key.fail(f"stream `{name}` has no query", "add a SELECT below `queries`")
     return _texts(items, report)
-
-
-def _no_query(what: str, where: str, key: Item) -> RuleError:
-    return key.fail(f"{what} has no query", f"add a SELECT below `{where}`")
 
 
 def _texts(items: list[Item], report: Report) -> tuple[SqlText, ...]:
@@ -192,7 +189,8 @@ def _bucket(name: str, key: Item, item: Item, report: Report) -> BucketSource:
         raise key.fail(f"{what} has no `data`", "list its data queries under `data`")
     items = data.sequence("`data`")
     if not items:
-        raise _no_query(what, "data", key)
+        message = f"{what} has no query, and so no rows"
+        report.add(RuleError(Code.NO_EFFECT, message, key.place, "add a SELECT below `data`", Severity.WARNING))
     return BucketSource(
         name,
         key.place,

@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from ruamel.yaml import YAML
-from ruamel.yaml.error import MarkedYAMLError, YAMLError
+from ruamel.yaml.error import MarkedYAMLError, StringMark, YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
+from ruamel.yaml.scanner import Scanner, ScannerError
 
 from headwater_rules.errors import Code, Place, Report, RuleError, did_you_mean, place_in
+from headwater_rules.escapes import half_in, joined
 from headwater_rules.sqltext import SqlText
 
 _TAG = "tag:yaml.org,2002:"
@@ -136,7 +138,9 @@ def load(text: str) -> Item:
         message = f"the sync config is longer than {_MAX_TEXT} characters"
         raise RuleError(Code.YAML, message, place_in(text, _MAX_TEXT, _MAX_TEXT))
     try:
-        node = YAML(typ="safe", pure=True).compose(text)
+        yaml = YAML(typ="safe", pure=True)
+        yaml.Scanner = _BlankLines
+        node = yaml.compose(text)
     except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         place = place_in(text, mark.index, mark.index + 1) if mark else None
@@ -150,4 +154,43 @@ def load(text: str) -> Item:
         raise RuleError(Code.YAML, message, place_in(text, 0, 0)) from None
     if node is None:
         raise RuleError(Code.YAML, "the sync config is empty", place_in(text, 0, 0), "define at least one stream")
+    _join_pairs(text, node)
     return Item(text, node)
+
+
+class _BlankLines(Scanner):
+    """Reads block scalars whose first lines are blank, with fewer spaces than the first line of text."""
+
+    def scan_block_scalar_indentation(self) -> tuple[list[str], int, StringMark]:
+        chunks: list[str] = []
+        blank, end = 0, self.reader.get_mark()
+        while self.reader.peek() in " \r\n\x85\u2028\u2029":
+            if self.reader.peek() == " ":
+                self.reader.forward()
+                continue
+            blank = max(blank, self.reader.column)
+            chunks.append(self.scan_line_break())
+            end = self.reader.get_mark()
+        if self.indent < self.reader.column < blank:
+            raise ScannerError(problem="a blank line has more spaces than the text below it", problem_mark=end)
+        return chunks, max(blank, self.reader.column), end
+
+
+def _join_pairs(text: str, root: Node) -> None:
+    """Make characters of the surrogate pairs in all scalars. Raises RuleError for half of one."""
+    waiting, seen = [root], set[int]()
+    while waiting:
+        node = waiting.pop()
+        if id(node) in seen:
+            continue
+        seen.add(id(node))
+        if isinstance(node, MappingNode):
+            waiting += [each for pair in node.value for each in pair]
+        elif isinstance(node, SequenceNode):
+            waiting += node.value
+        elif (whole := joined(str(node.value))) is not None:
+            node.value = whole
+        else:
+            place = place_in(text, *half_in(text, node.start_mark.index, node.end_mark.index))
+            hint = "write both halves of the pair, or the character itself"
+            raise RuleError(Code.YAML, "half of a surrogate pair is no character", place, hint)

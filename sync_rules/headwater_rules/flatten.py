@@ -11,7 +11,7 @@ from sqlglot import exp
 from headwater_rules.conditions import All, Atom, Condition, Either
 from headwater_rules.errors import Code, Place, RuleError, Severity, did_you_mean
 from headwater_rules.expressions import Scalars, identifier, in_list
-from headwater_rules.fragment import Frag, Kind, Ref, build, equal, negated, truth
+from headwater_rules.fragment import REQUEST, Frag, Kind, Ref, build, equal, negated, truth
 from headwater_rules.plan import RowFunction
 from headwater_rules.relations import Column, Context, Each, Everything, Relation, Scope, Selection, Table
 from headwater_rules.semantics import Requests
@@ -26,7 +26,8 @@ _ROW_FUNCTIONS = {
 }
 _SELECT_PARTS = frozenset({"expressions", "from_", "joins", "where", "distinct"})
 _SUFFIX = "_table_suffix"
-_ELEMENT = frozenset({"value", "key"})
+_ELEMENT = ("key", "value")
+_CONDITIONS = (exp.EQ, exp.And, exp.Or, exp.Not, exp.In, exp.Exists, exp.ArrayOverlaps)
 _JOIN_PARTS = frozenset({"this", "on", "kind", "side", "method", "using"})  # what is wrong of these is said better
 _INNER = frozenset({"", "INNER", "CROSS"})
 
@@ -163,7 +164,8 @@ class _Select:
 
     def _from(self, node: exp.Expr) -> None:
         alias = node.args.get("alias")
-        if alias is not None and alias.args.get("columns"):
+        columns = alias.args.get("columns") if alias is not None else None
+        if columns and not isinstance(node.this, exp.Anonymous):
             raise self._fail(Code.UNSUPPORTED, "column names after an alias are not supported", node)
         name = identifier(alias.this) if alias is not None else None
         if isinstance(node, exp.Subquery):
@@ -176,7 +178,7 @@ class _Select:
             raise self._fail(Code.UNSUPPORTED, "only tables and subqueries can stand in FROM", node)
         self._scalars.only(node, frozenset({"this", "db", "alias", "joins"}))
         if isinstance(node.this, exp.Anonymous):
-            self._from_each(node, node.this, name)
+            self._from_each(node, node.this, name, columns or [])
         elif self._cte(node) is not None:
             cte = identifier(node.this)
             self._derive(node, name or cte, self._expand(cte))
@@ -188,7 +190,7 @@ class _Select:
         for join in node.args.get("joins") or []:
             self._join(join)
 
-    def _from_each(self, node: exp.Table, call: exp.Anonymous, name: str | None) -> None:
+    def _from_each(self, node: exp.Table, call: exp.Anonymous, name: str | None, columns: list[exp.Expr]) -> None:
         function = str(call.this).lower()
         if function != "json_each" or len(call.expressions) != 1:
             hint = "there is `json_each(array) AS name`"
@@ -197,7 +199,19 @@ class _Select:
         else:
             array = self._scalars.frag(call.expressions[0], self)
         number, _ = self._element(array)
-        self._name(name or function, number, node)
+        self._name(name or function, self._renamed(number, columns, node) if columns else number, node)
+
+    def _renamed(self, number: int, columns: list[exp.Expr], node: exp.Expr) -> dict[str, Frag]:
+        """The elements of an array under names of their own: `json_each(array) AS a (key, value)`."""
+        names = [identifier(column) for column in columns if isinstance(column, exp.Identifier)]
+        if len(names) != len(columns) or len(set(names)) != len(_ELEMENT):
+            hint = "write two different names, for key and value, or none: `AS a (position, element)`"
+            raise self._fail(Code.UNSUPPORTED, "`json_each` has two columns, `key` and `value`", node, hint)
+        self._tables.add(number)
+        place = self._text.place_of(node)
+        return {
+            name: Frag((Ref(number, column),), Kind.ANY, place) for name, column in zip(names, _ELEMENT, strict=True)
+        }
 
     def _derive(self, node: exp.Expr, name: str, selection: Selection) -> None:
         columns = selection.named()
@@ -273,6 +287,8 @@ class _Select:
             case exp.And() | exp.Or():
                 items = tuple(self._guarded(item, negate=negate) for item in node.flatten())
                 return All(items) if isinstance(node, exp.And) is not negate else Either(items)
+            case exp.Is() if self._is_held(node):
+                return self._condition(node.this, negate=negate is not bool(node.args.get("negate")))
             case exp.In() if node.args.get("query") is not None:
                 return self._in_select(node, negate=negate)
             case exp.In() if in_list(node) is None and node.args.get("field") is not None:
@@ -288,6 +304,19 @@ class _Select:
                 return self._link(left, right, node)
         value = self._scalars.frag(node, self)
         return Atom(negated(value) if negate else truth(value))
+
+    def _is_held(self, node: exp.Is) -> bool:
+        """Whether `(condition) IS TRUE` is one that no single table's row decides: then it is the condition itself."""
+        condition, wanted = node.this.unnest(), node.expression
+        if not (isinstance(wanted, exp.Boolean) and wanted.this and isinstance(condition, _CONDITIONS)):
+            return False
+        searched = (found.args.get("field") for found in condition.find_all(exp.In))
+        if condition.find(exp.Select, exp.ArrayOverlaps) or any(
+            isinstance(array, exp.Column) and self._cte(array) is not None for array in searched
+        ):
+            return True
+        owners = {self._context.owner(source) for source in self._scalars.frag(condition, self).sources}
+        return len(owners) > 1 or owners == {REQUEST}
 
     def _guarded(self, node: exp.Expr, *, negate: bool) -> Condition:
         try:

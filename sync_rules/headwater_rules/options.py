@@ -14,6 +14,7 @@ _KEYS = (
 )  # fmt: skip
 _PRECISIONS = {"seconds": 0, "milliseconds": 3, "microseconds": 6, "nanoseconds": 6}  # Postgres has microseconds
 _LATEST = 3
+_OTHER_ENGINE = "unstable_sqlite_expression_engine"
 EDITION_HINT = "write `edition: 3` under `config`"
 
 
@@ -83,12 +84,20 @@ def _digits(config: Mapping, iso: bool, report: Report) -> int:
 def _ineffective(config: Mapping, edition: int, report: Report) -> None:
     """Options that choose between ways of the published service that are one here."""
     config.read("storage_version", lambda each: each.integer("`storage_version`", (1, 2, 3)), 2, report)
-    for name in ("versioned_bucket_ids", "unstable_sqlite_expression_engine"):
-        default = edition >= 2
-        if flag(config, name, report, default=default) != default:
-            place = config.key(name).place
-            warning = RuleError(Code.NO_EFFECT, f"`{name}` has no effect", place, "remove it", Severity.WARNING)
-            report.add(warning)
+    name, default = "versioned_bucket_ids", edition >= 2
+    if flag(config, name, report, default=default) != default:
+        place = config.key(name).place
+        report.add(RuleError(Code.NO_EFFECT, f"`{name}` has no effect", place, "remove it", Severity.WARNING))
+    name = _OTHER_ENGINE
+    if not flag(config, name, report):
+        return
+    key = config.key(name)
+    if edition < 3:
+        report.add(key.fail(f"`{name}` needs edition 3", f"remove it, or {EDITION_HINT}", Code.OPTION))
+        return
+    message = f"`{name}` is not followed: expressions mean what they mean without it, so other rows may pass"
+    hint = "remove it, and compare what `headwater rules preview` gives"
+    report.add(RuleError(Code.NO_EFFECT, message, key.place, hint, Severity.WARNING))
 
 
 def check_place(edition: int, key: Item, name: str, report: Report) -> None:

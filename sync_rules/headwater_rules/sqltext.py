@@ -17,6 +17,7 @@ from sqlglot.parsers.postgres import PostgresParser
 from sqlglot.tokenizer_core import TokenType
 
 from headwater_rules.errors import Code, Place, RuleError, place_in
+from headwater_rules.escapes import escape_at
 
 _CLOSING = re.compile(r"\s*\)")
 MAX_SQL = 100_000  # characters of one query
@@ -129,17 +130,26 @@ class SqlText:
             raw = self.document.find("\n", raw) + 1
         offsets = []
         for character in self.sql:
-            if not character.isspace():
-                raw = self._advance(raw, character)
+            if character.isspace():
+                offsets.append(min(raw, self.end))
+                raw += self.document[raw : raw + 1].isspace()
+                continue
+            raw, after = self._written(raw, character)
             offsets.append(min(raw, self.end))
-            raw += 1 if not character.isspace() or self.document[raw : raw + 1].isspace() else 0
+            raw = after
         return offsets
 
-    def _advance(self, raw: int, character: str) -> int:
+    def _written(self, raw: int, character: str) -> tuple[int, int]:
+        """Where the next `character` stands from `raw` on, and where it ends: it may be an escape."""
         while raw < self.end and self.document[raw] != character:
-            escaped = self.style == '"' and self.document[raw] == "\\" and self.document[raw + 1] in "ntr"
-            raw += 2 if escaped else 1
-        return raw
+            after = raw + 1
+            if self.style == '"' and self.document[raw] == "\\":
+                meant, behind = escape_at(self.document, raw, self.end)
+                if meant == character:
+                    return raw, behind
+                after = behind if meant or self.document[raw + 1] in "ntr" else after
+            raw = after
+        return raw, raw + 1
 
 
 def parse_select(text: SqlText) -> exp.Select:

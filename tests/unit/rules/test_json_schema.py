@@ -66,6 +66,11 @@ VALID = [
     with_config("fixed_json_extract: true, versioned_bucket_ids: true, unstable_sqlite_expression_engine: true"),
     *(with_config(f"timestamp_max_precision: {name}") for name in ("seconds", "milliseconds", "nanoseconds")),
     with_config("timestamp_max_precision: seconds, timestamps_iso8601: true", 1),
+    with_config("unstable_sqlite_expression_engine: false", 1),
+    THREE + "streams: {}\n",
+    "bucket_definitions: {}\n",
+    TWO + "streams: {}\nbucket_definitions: {}\n",
+    "bucket_definitions: {b: {data: []}}\n",
 ]  # fmt: skip
 INVALID = [
     "[]\n",
@@ -81,11 +86,8 @@ INVALID = [
     THREE + STREAM + BUCKET,
     "with: {c: SELECT y FROM u}\n" + BUCKET,
     THREE + STREAM + "stream: {}\n",
-    THREE + "streams: {}\n",
     THREE + "streams: []\n",
     THREE + "streams:\n",
-    "bucket_definitions: {}\n",
-    TWO + "streams: {}\nbucket_definitions: {}\n",
     THREE + "streams: {s: SELECT id FROM t}\n",
     THREE + "streams: {'': {query: SELECT id FROM t}}\n",
     THREE + STREAM + "with: []\n",
@@ -106,7 +108,6 @@ INVALID = [
     in_stream("data: [SELECT id FROM t]"),
     "bucket_definitions: {b: {}}\n",
     "bucket_definitions: {b: [SELECT id FROM t]}\n",
-    "bucket_definitions: {b: {data: []}}\n",
     "bucket_definitions: {b: {data: SELECT id FROM t}}\n",
     "bucket_definitions: {b: {data: [1]}}\n",
     "bucket_definitions: {b: {data: [SELECT id FROM t], parameters: {a: b}}}\n",
@@ -128,6 +129,8 @@ INVALID = [
     with_config("timestamp_max_precision: 3"),
     with_config("timestamp_max_precision: seconds, timestamps_iso8601: false"),
     with_config("timestamp_max_precision: seconds", 1),
+    with_config("unstable_sqlite_expression_engine: true", 1),
+    with_config("unstable_sqlite_expression_engine: true", 2),
 ]
 
 

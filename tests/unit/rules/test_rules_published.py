@@ -1,0 +1,234 @@
+"""Forms that published configs hold, whose meaning is clear, and options that mean something elsewhere."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headwater_rules.compile import Compiled, compile_config
+from headwater_rules.errors import Code, Severity
+from headwater_rules.plan import Value
+from tests.unit.rules.rules_store import RuleStore, errors_of, plan_of
+
+HEAD = "config: {edition: 3}\nstreams:\n  s:\n    auto_subscribe: true\n    query: "
+
+
+def stream(query: str) -> str:
+    return HEAD + json.dumps(query) + "\n"
+
+
+def codes(found: Compiled) -> list[Code]:
+    return [warning.code for warning in found.warnings]
+
+
+# nothing to sync
+
+
+@pytest.mark.parametrize(
+    ("config", "marked"),
+    [
+        ("config: {edition: 3}\nstreams: {}\n", (2, 10)),
+        ("bucket_definitions: {}\n", (1, 21)),
+        ("bucket_definitions:\n  b: {data: []}\n", (2, 3)),
+        ("bucket_definitions:\n  b: {data: [], parameters: SELECT request.user_id() AS u}\n", (2, 3)),
+    ],
+)
+def test_a_config_without_queries_syncs_nothing_and_says_so(config: str, marked: tuple[int, int]) -> None:
+    found = compile_config(config)
+
+    (warning,) = found.warnings
+    assert (warning.code, warning.severity) == (Code.NO_EFFECT, Severity.WARNING)
+    assert warning.place is not None
+    assert (warning.place.line, warning.place.column) == marked
+    assert (found.plan.buckets, found.plan.lookups, found.plan.tables()) == ((), (), ())
+    assert RuleStore(found.plan, {"t": [{"id": "1"}]}).resolve({"sub": "u"}).buckets == ()
+
+
+def test_parameters_without_data_are_checked_all_the_same() -> None:
+    (error,) = errors_of("bucket_definitions:\n  b: {data: [], parameters: SELECT nonsense(1) AS u}\n").errors
+
+    assert error.code is Code.UNKNOWN_FUNCTION
+
+
+# the other engine
+
+
+@pytest.mark.parametrize("value", ["true", "false"])
+def test_another_engine_is_not_used_without_a_word(value: str) -> None:
+    options = f"edition: 3, unstable_sqlite_expression_engine: {value}"
+
+    found = compile_config(f"config: {{{options}}}\nstreams: {{s: {{query: SELECT * FROM t}}}}\n")
+
+    assert codes(found) == ([Code.NO_EFFECT] if value == "true" else [])
+    assert all("other rows may pass" in warning.message for warning in found.warnings)
+
+
+@pytest.mark.parametrize("edition", [1, 2])
+def test_another_engine_needs_edition_3(edition: int) -> None:
+    rest = "bucket_definitions: {b: {data: [SELECT * FROM t]}}\n"
+    option = "unstable_sqlite_expression_engine"
+
+    (error,) = errors_of(f"config: {{edition: {edition}, {option}: true}}\n{rest}").errors
+
+    assert error.code is Code.OPTION
+    assert error.place is not None
+    assert error.place.text == option
+    assert compile_config(f"config: {{edition: {edition}, {option}: false}}\n{rest}").warnings == ()
+
+
+# names for the columns of json_each
+
+
+def test_elements_may_have_names_of_their_own() -> None:
+    tables = {"t": [{"id": "1", "tags": '["a","u"]'}, {"id": "2", "tags": '["u","a"]'}, {"id": "3", "tags": "[]"}]}
+    for source in (
+        "FROM t, json_each(t.tags) AS x (place, tag) WHERE x.tag = auth.user_id() AND x.place = 1",
+        'FROM t JOIN json_each(t.tags) AS x ("Place", tag) ON x."Place" = 1 WHERE x.tag = auth.user_id()',
+        "FROM t WHERE t.id IN (SELECT t.id FROM t, json_each(t.tags) x(p, v) WHERE x.v = auth.user_id() AND x.p = 1)",
+    ):
+        store = RuleStore(plan_of(f"SELECT t.* {source}"), tables)
+        assert store.visible({"sub": "u"}) == {("t", "1")}, source
+
+
+def test_names_for_elements_make_no_other_bucket() -> None:
+    named = plan_of("SELECT t.* FROM t, json_each(t.tags) AS x (k, v) WHERE x.v = auth.user_id()")
+    plain = plan_of("SELECT t.* FROM t, json_each(t.tags) AS x WHERE x.value = auth.user_id()")
+
+    assert named == plain
+
+
+@pytest.mark.parametrize("names", ["(a)", "(a, a)", "(a, b, c)", "(a int, b int)"])
+def test_other_than_two_names_for_elements_are_refused(names: str) -> None:
+    (error,) = errors_of(stream(f"SELECT t.* FROM t, json_each(t.tags) AS x {names}")).errors
+
+    assert error.code is Code.UNSUPPORTED
+    assert "two different names" in error.suggestion
+
+
+def test_names_for_columns_of_tables_stay_refused() -> None:
+    (error,) = errors_of(stream("SELECT x.* FROM t AS x (a, b)")).errors
+
+    assert (error.code, error.place and error.place.column) == (Code.UNSUPPORTED, 29)
+
+
+# IS TRUE
+
+
+@pytest.mark.parametrize(
+    "condition",
+    [
+        "t.owner = auth.user_id()",
+        "t.owner = auth.user_id() AND t.a",
+        "t.a = 1 OR t.owner = auth.user_id()",
+        "t.id IN (SELECT id FROM u)",
+        "EXISTS (SELECT 1 FROM u WHERE u.id = t.id)",
+        "t.tags && auth.parameter('x')",
+        "t.id IN auth.parameter('x')",
+        "auth.parameter('x') = 1 OR auth.parameter('y') = 2",
+        "t.owner IN mine",
+    ],
+)
+def test_a_condition_is_true_says_the_condition(condition: str) -> None:
+    head = "config: {edition: 3}\nwith: {mine: SELECT id FROM u WHERE o = auth.user_id()}\nstreams: {s: {query: "
+    plans = [
+        compile_config(head + json.dumps(f"SELECT t.* FROM t WHERE {each}") + "}}\n").plan
+        for each in (condition, f"({condition}) IS TRUE", f"NOT (({condition}) IS NOT TRUE)")
+    ]
+
+    assert plans[0] == plans[1] == plans[2]
+
+
+def test_a_comparison_of_one_row_is_true_keeps_its_bucket() -> None:
+    plan = plan_of("SELECT * FROM t WHERE (a = b) IS TRUE")
+    assert [bucket.name for bucket in plan.buckets] == ["s.aa58d68d"]  # as devices know it
+    rows: list[dict[str, Value]] = [
+        {"id": "1", "a": 1, "b": 1},
+        {"id": "2", "a": 1, "b": None},
+        {"id": "3", "a": 1, "b": 2},
+    ]
+    assert RuleStore(plan, {"t": rows}).visible({"sub": "u"}) == {("t", "1")}
+
+
+def test_the_opposite_of_a_link_stays_refused() -> None:
+    (error,) = errors_of(stream("SELECT t.* FROM t WHERE (t.owner = auth.user_id()) IS NOT TRUE")).errors
+
+    assert error.code is Code.MIXED_FILTER
+
+
+# YAML
+
+
+@pytest.mark.parametrize("style", ["|", ">", "|-", ">+"])
+@pytest.mark.parametrize("blank", ["", "  ", "     ", "      ", " \n\n   "])
+def test_a_block_may_begin_with_blank_lines(style: str, blank: str) -> None:
+    found = compile_config(f"{HEAD}{style}\n{blank}\n      SELECT *\n      FROM t\n")
+    (error,) = errors_of(f"{HEAD}{style}\n{blank}\n      SELECT nonsense(id)\n      FROM t\n").errors
+
+    assert found.plan == compile_config(stream("SELECT * FROM t")).plan
+    assert error.place is not None
+    assert error.place.source_line.startswith("      SELECT")
+    assert error.place.source_line[error.place.column - 1 :].startswith("nonsense")
+
+
+def test_a_blank_line_wider_than_its_block_is_named() -> None:
+    (error,) = errors_of(f"{HEAD}|\n          \n      SELECT * FROM t\n").errors
+
+    assert error.code is Code.YAML
+    assert "a blank line has more spaces than the text below it" in error.message
+
+
+def test_a_block_of_blank_lines_alone_is_an_empty_query() -> None:
+    (error,) = errors_of(f"{HEAD}|\n          \n    priority: 1\n").errors
+
+    assert error.code is Code.SQL_SYNTAX
+
+
+def test_escaped_surrogate_pairs_are_one_character() -> None:
+    escaped = HEAD + r'''"SELECT '\uD83D\uDE00' AS \"\ud83d\udca9\", id FROM t WHERE a = '\U0001F600'"''' + "\n"
+
+    assert (
+        compile_config(escaped).plan == compile_config(stream("SELECT '😀' AS \"💩\", id FROM t WHERE a = '😀'")).plan
+    )
+
+
+def test_escaped_names_are_names() -> None:
+    plain, escaped = (
+        f'config: {{edition: 3}}\nstreams: {{"{name}": {{query: SELECT * FROM t}}}}\n'
+        for name in ("😀", r"\uD83D\uDE00")
+    )
+
+    assert compile_config(plain).plan == compile_config(escaped).plan
+
+
+@pytest.mark.parametrize(
+    ("written", "half"),
+    [
+        (r"\uD83D", r"\uD83D"),
+        (r"\uDE00", r"\uDE00"),
+        (r"\uDE00\uD83D", r"\uDE00"),
+        (r"\U0000D83D", r"\U0000D83D"),
+        (r"\uD83D \uDE00", r"\uD83D"),
+        (r"\\\uD83D", r"\uD83D"),
+    ],
+)
+@pytest.mark.parametrize("before", ["", r"\uD83D\uDE00", r"\\uD83D", r"\x41\n"])
+def test_half_of_a_pair_is_refused_where_it_stands(before: str, written: str, half: str) -> None:
+    start = f"{HEAD}\"SELECT * FROM t WHERE a = '{before}"
+    (error,) = errors_of(f"{start}{written}'\"\n").errors
+
+    assert error.code is Code.YAML
+    assert error.place is not None
+    assert (error.place.text, error.place.start) == (half, len(start) + written.index(half))
+
+
+@given(st.text(st.characters(exclude_categories=["Cc", "Cs"], exclude_characters="\"'\\"), max_size=8))
+def test_places_are_right_behind_escapes(text: str) -> None:
+    units = text.encode("utf-16-be")
+    escaped = "".join(f"\\u{units[at : at + 2].hex()}" for at in range(0, len(units), 2))
+    (error,) = errors_of(f"{HEAD}\"SELECT * FROM t WHERE a = '{escaped}' AND nonsense(id)\"\n").errors
+
+    assert error.place is not None
+    assert error.place.text == "nonsense(id)"
