@@ -12,11 +12,11 @@ import pickle
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Final, Generic, NamedTuple
+from typing import Final, Generic
 
-from headwater.bulk.jobs import CompareJob, Difference
+from headwater.bulk.jobs import CompareJob
 from headwater.errors import HeadwaterError
-from headwater.pipeline.compare import RowsTask, SourceRows
+from headwater.pipeline.compare import ComparedRow, RowsTask, SourceRows, unlike
 from headwater.pipeline.engine import RAISED_AS_THEY_ARE, Found, Job, Result, Task
 from headwater.pipeline.jobs import BulkJobs
 from headwater.pipeline.session import SparkJobError
@@ -25,6 +25,8 @@ APPLICATION: Final = "local"
 EVERYTHING_ON_SPARK: Final = os.environ.get("HEADWATER_TEST_BULK") == "spark"
 
 _attempts = itertools.count()
+
+Rows = list[ComparedRow]
 
 
 class LocalEngine:
@@ -69,29 +71,11 @@ class LocalRun(Generic[Job]):
         return _sent(task.run(job, number, f"local{next(_attempts)}"))
 
     def differences(self: LocalRun[CompareJob], tasks: Sequence[RowsTask], found: Found) -> None:
-        rows: dict[tuple[int, str], list[_Seen]] = {}
+        sides: dict[int, tuple[list[Rows], list[Rows]]] = {}
         for sent in tasks:
             job, task = _sent((self._job, sent))
-            of_source = isinstance(task.part, SourceRows)
-            for batch in task.rows(job):
-                for row in batch:
-                    rows.setdefault((task.part.table.id, row.key), []).append(_Seen(of_source, row.digest, row.line))
-        differing = [_difference(table, key, seen) for (table, key), seen in rows.items()]
-        found([difference for difference in differing if difference is not None])
-
-
-class _Seen(NamedTuple):
-    """A row of one side."""
-
-    of_source: bool
-    digest: int
-    line: str
-
-
-def _difference(table: int, key: str, rows: Sequence[_Seen]) -> Difference | None:
-    source, store = [r for r in rows if r.of_source], [r for r in rows if not r.of_source]
-    same = len(source) == len(store) and max(r.digest for r in source) == max(r.digest for r in store)
-    return None if same else Difference(table, key, max(r.line for r in source or store), len(source))
+            sides.setdefault(task.part.table.id, ([], []))[not isinstance(task.part, SourceRows)].extend(task.rows(job))
+        found([difference for table, (source, store) in sides.items() for difference in unlike(table, source, store)])
 
 
 def _sent(value: Result) -> Result:

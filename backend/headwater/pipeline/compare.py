@@ -2,11 +2,13 @@
 
 Runs on executors and imports no pyspark. Rows are spread over partitions of a hash space, by their key or, where
 nothing identifies them, by their content; the sum of the hashes of a partition's rows is its digest on either side.
+Whatever is wrong with a row is part of what its hash is taken of, so that the flaws of several rows can't make up for
+each other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -15,7 +17,7 @@ import numpy.typing as npt
 import xxhash
 
 from headwater.bulk.binding import BoundTable, bind_layouts, current_cells, lookups_stand_right, stands_right
-from headwater.bulk.jobs import CompareJob
+from headwater.bulk.jobs import CompareJob, Difference
 from headwater.decode.copytext import join_cells, split_line
 from headwater.decode.errors import DecodeError
 from headwater.oplog.change import Relation
@@ -30,6 +32,8 @@ from headwater.storage.parts import CurrentRow
 
 _hash = xxhash.xxh3_64_intdigest
 _63_BITS = 0x7FFFFFFFFFFFFFFF
+_SOUND, _FLAWED = "", "\0flawed"
+"""What ends the text that a row's hash is taken of. No text of Postgres has a NUL."""
 
 Digests = npt.NDArray[np.uint64]
 
@@ -77,31 +81,30 @@ class StoreRows:
         for batch in read_rows(job.store, self.table.id, self.first, self.end):
             found: list[ComparedRow] = []
             for _, row in batch:
-                if is_stub(row.line):
-                    found.append(_keyed(row.row_id, row.line, "") if keyed else _content(row.line))
-                    continue
-                line = _present_line(layouts, row)
-                compared = _keyed(row.row_id, line, "") if keyed else _content(line)
-                if bounds[-1] is not None and not _stands_right(bounds, layouts, row):
-                    compared = compared._replace(digest=compared.digest ^ 1)
-                found.append(compared)
+                line, mark = row.line, _SOUND
+                if not is_stub(line):
+                    line = _present_line(layouts, row)
+                    if bounds[-1] is not None and not _stands_right(bounds, layouts, row):
+                        mark = _FLAWED
+                found.append(_keyed(row.row_id, line, "", mark) if keyed else _content(line, mark))
             yield found
 
 
 Rows = SourceRows | StoreRows
 
 
-def _keyed(key: str, line: str, kept: str) -> ComparedRow:
+def _keyed(key: str, line: str, kept: str, mark: str = _SOUND) -> ComparedRow:
     # Of a large row the key is all that matters: a stub can't be brought to another layout of its table
     shown = "" if is_stub(stored_line(line)) else line
-    return ComparedRow(_hash(key.encode()), key, _hash(f"{key}\0{shown}".encode()) & _63_BITS, kept)
+    return ComparedRow(_hash(key.encode()), key, _hash(f"{key}\0{shown}{mark}".encode()) & _63_BITS, kept)
 
 
-def _content(line: str) -> ComparedRow:
+def _content(line: str, mark: str = _SOUND) -> ComparedRow:
     stored = stored_line(line)
     content = read_stub(stored).content if is_stub(stored) else content_id(line)
-    digest = _hash((content if is_stub(stored) else line).encode())
-    return ComparedRow(digest, content, digest & _63_BITS, line)
+    place = _hash((content if is_stub(stored) else line).encode())
+    digest = _hash(f"{place}{mark}".encode()) if mark else place
+    return ComparedRow(place, content, digest & _63_BITS, line)
 
 
 def _present_line(layouts: Sequence[Relation], row: CurrentRow) -> str:
@@ -163,3 +166,46 @@ class RowsTask:
         mask, wanted = self.partitions - 1, self.differing
         for rows in self.part.rows(job):
             yield [row for row in rows if row.place & mask in wanted]
+
+
+@dataclass(slots=True)
+class _Met:
+    """The rows of one key, or content: how many there are on either side, and the least and greatest of their digests,
+    which are one when all of them are alike."""
+
+    line: str
+    least: int
+    greatest: int
+    copies: int = 0
+    stored: int = 0
+
+
+def unlike(
+    table: int, source: Iterable[Sequence[ComparedRow]], store: Iterable[Sequence[ComparedRow]]
+) -> list[Difference]:
+    """What two sides of a table do not have alike. It holds all of their rows."""
+    met: dict[str, _Met] = {}
+    for rows in source:
+        for _, key, digest, line in rows:
+            row = _meet(met, key, digest, line)
+            row.line = max(row.line, line)
+            row.copies += 1
+    for rows in store:
+        for _, key, digest, line in rows:
+            _meet(met, key, digest, line).stored += 1
+    return [
+        Difference(table, key, row.line, row.copies)
+        for key, row in met.items()
+        if row.copies != row.stored or row.least != row.greatest
+    ]
+
+
+def _meet(met: dict[str, _Met], key: str, digest: int, line: str) -> _Met:
+    row = met.get(key)
+    if row is None:
+        row = met[key] = _Met(line, digest, digest)
+    elif digest < row.least:
+        row.least = digest
+    elif digest > row.greatest:
+        row.greatest = digest
+    return row

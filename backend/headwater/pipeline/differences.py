@@ -31,18 +31,19 @@ def _load(session: SparkSession, job: CompareJob, tasks: Sequence[RowsTask]) -> 
 
 
 def _differences(rows: DataFrame) -> DataFrame:
-    """One row for each key, or content, that the two sides do not have alike."""
+    """One row for each key, or content, that the two sides do not have alike: not as often, or with several digests.
+    See `compare.unlike`."""
     of_source, of_store = f.col("side") == 0, f.col("side") == 1
     return (
         rows.groupBy("table", "key")
         .agg(
             f.count(f.when(of_source, 1)).alias("copies"),
             f.count(f.when(of_store, 1)).alias("stored"),
-            f.max(f.when(of_source, f.col("digest"))).alias("digest"),
-            f.max(f.when(of_store, f.col("digest"))).alias("stored_digest"),
+            f.min("digest").alias("least"),
+            f.max("digest").alias("greatest"),
             f.coalesce(f.max(f.when(of_source, f.col("line"))), f.max("line")).alias("line"),
         )
-        .where((f.col("copies") != f.col("stored")) | (f.col("digest") != f.col("stored_digest")))
+        .where((f.col("copies") != f.col("stored")) | (f.col("least") != f.col("greatest")))
         .select("table", "key", "line", "copies")
     )
 

@@ -147,6 +147,24 @@ def adapt(store: StoreWriter, lease: Lease, state: SourceState, context: LiveCon
         store.create_tables(lease, state.tag, pairs, "new in the source")
 
 
+def verified_key(tag: str) -> str:
+    """Under which the store notes that a source's tables were looked over."""
+    return f"altered tables verified {tag}"
+
+
+def verify_once(store: StoreWriter, lease: Lease, tag: str) -> None:
+    """Have the tables of a source that were altered compared, and their rows evaluated, if that was not done before:
+    earlier versions overlooked rows that stand in buckets as the table once was."""
+    key = verified_key(tag)
+    if store.noted(key):
+        return
+    altered = [t.id for t in store.tables(tag) if len(t.layouts) > 1 and t.resync not in {REKEYED, LOST}]
+    if altered:
+        _log.info("%d tables that were altered are compared with the source once", len(altered))
+        store.mark_resync(lease, altered, REDEFINED)
+    store.note(lease, key, "done")
+
+
 def _emptied(store: StoreWriter, lease: Lease, state: SourceState, context: LiveContext, table: StoredTable) -> int:
     """Take a table's rows from devices. Returns the id of its empty generation."""
     flush = store.begin(lease)

@@ -13,7 +13,7 @@ from headwater.bulk.binding import distinct
 from headwater.bulk.jobs import BulkProgress
 from headwater.errors import HeadwaterError, Kind
 from headwater.oplog.lsn import format_lsn
-from headwater.replication.adapt import adapt, table_changes
+from headwater.replication.adapt import adapt, table_changes, verify_once
 from headwater.replication.apply import Applier
 from headwater.replication.attach import Attachment
 from headwater.replication.bootstrap import Bootstrap
@@ -206,6 +206,7 @@ class Replicator:
             self.store.retire(lease, used.obsolete, RETIRED_AT_ONCE)
         with contextlib.closing(SharedConnection(self.source)) as asking:
             self._adapt(lease, state, plans, asking)
+            verify_once(self.store, lease, self.source.tag)
             self._stream(lease, state, plans, asking, stop, watch, recovery)
 
     def _stream(

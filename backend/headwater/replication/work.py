@@ -237,7 +237,7 @@ class Work:
         oids = frozenset(by_name[name] for name in names) if names else None
         plans = tuple(self._plans())
         if request.kind == RESYNC:
-            return Order(plans, oids)
+            return Order(plans, oids, verify=True)
         if request.kind == AUDIT:
             return Order(plans, oids, reason="audit", repair=bool(payload.get("repair")), verify=True)
         raise ValueError(f"this version of headwater knows no request {request.kind!r}")

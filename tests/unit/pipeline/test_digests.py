@@ -1,0 +1,125 @@
+"""A comparison finds every row that is wrong, however many there are and wherever they meet: no two hide each other."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import headwater.pipeline.compare
+import headwater.pipeline.digests
+from headwater.bulk.jobs import CompareJob, CompareTable, Difference, SnapshotTable
+from headwater.decode.catalog import TypeCatalog
+from headwater.oplog.change import Column, Relation, ReplicaIdentity
+from headwater.oplog.row_id import content_id
+from headwater.pipeline.digests import find_differences
+from headwater.pipeline.partition import BATCH_ROWS, Partition
+from headwater.source.catalog import Leaf, PublishedTable
+from headwater.source.connect import SourceSettings
+from headwater.storage.address import SqliteAddress
+from headwater.storage.contract import StoredTable
+from headwater.storage.parts import CurrentRow, PlacedRow
+from tests.support.local_bulk import LocalRun
+
+IDENTITIES = {"keyed": ReplicaIdentity.DEFAULT, "full": ReplicaIdentity.FULL, "nothing": ReplicaIdentity.NOTHING}
+FLAWED = "flawed"
+
+
+@dataclass(frozen=True)
+class Copies:
+    """One row, or content: how many copies of it the source has, and which of the store's are flawed."""
+
+    source: int
+    store: Sequence[bool]
+
+    @property
+    def differ(self) -> bool:
+        return self.source != len(self.store) or any(self.store)
+
+
+@dataclass
+class TwoSides:
+    """A source and a store in memory, read in place of real ones."""
+
+    identity: str
+    monkeypatch: pytest.MonkeyPatch
+    directory: str
+    rows: Sequence[Copies] = ()
+    found: list[Difference] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        patch, module = self.monkeypatch.setattr, headwater.pipeline.compare
+        patch(module, "read_lines", lambda *_: self._source())
+        patch(module, "read_rows", lambda *_: self._store())
+        patch(module, "bind_layouts", lambda *_: [object()])
+        patch(module, "_stands_right", lambda _bounds, _layouts, row: row.members != FLAWED)
+
+    def line(self, number: int) -> str:
+        return f"{number}\tbody {number}"
+
+    def key(self, number: int) -> str:
+        return str(number) if self.identity == "keyed" else content_id(self.line(number))
+
+    def _source(self) -> Iterator[list[str]]:
+        lines = [self.line(number) for number, row in enumerate(self.rows) for _ in range(row.source)]
+        yield from (lines[at : at + BATCH_ROWS] for at in range(0, len(lines), BATCH_ROWS))
+
+    def _store(self) -> Iterator[list[PlacedRow]]:
+        rows = [
+            PlacedRow(number, CurrentRow(self.key(number), 0, self.line(number), FLAWED if flawed else "", None))
+            for number, row in enumerate(self.rows)
+            for flawed in row.store
+        ]
+        yield from (rows[at : at + BATCH_ROWS] for at in range(0, len(rows), BATCH_ROWS))
+
+    def differing(self) -> list[str]:
+        """Keys of the rows that a comparison finds, sorted."""
+        columns = (Column("id", 23, -1, self.identity == "keyed"), Column("body", 25, -1, False))
+        relation = Relation(1, "public", "items", IDENTITIES[self.identity], columns)
+        leaf = Leaf(1, "public", "items", 1, len(self.rows) // 60 + 1, len(self.rows))
+        published = PublishedTable(relation, (leaf,), None, "", "")
+        stored = StoredTable(1, "default", (relation,), "")
+        source = SourceSettings(host="", database="", user="")
+        tables = (CompareTable(published, stored, ((0, len(self.rows) + 1),), len(self.rows)),)
+        job = CompareJob(source, "", tables, (), TypeCatalog(), SqliteAddress(self.directory), self.directory)
+        parts = [Partition(SnapshotTable(1, published), leaf, 0, None)]
+        self.found.clear()
+        find_differences(LocalRun(job, 0.0), job, parts, self.found.extend)
+        return sorted(difference.key for difference in self.found)
+
+    def expected(self) -> list[str]:
+        return sorted(self.key(number) for number, row in enumerate(self.rows) if row.differ)
+
+
+@pytest.fixture(params=IDENTITIES)
+def sides(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> TwoSides:
+    """Once for each way to tell rows apart."""
+    return TwoSides(request.param, monkeypatch, str(tmp_path))
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])  # every example sets all of it
+@given(st.data())
+def test_any_multiset_of_flaws_is_found(sides: TwoSides, data: st.DataObject) -> None:
+    """All rows share one partition of the hash space, where what cancels would."""
+    most = 1 if sides.identity == "keyed" else 4
+    copies = st.builds(Copies, st.integers(0, most), st.lists(st.booleans(), max_size=most))
+    sides.rows = data.draw(st.lists(copies, max_size=12))
+    sides.monkeypatch.setattr(headwater.pipeline.digests, "_FEWEST_PARTITIONS", 1)
+    assert sides.differing() == sides.expected()
+
+
+@pytest.mark.parametrize("rows", [20_000, pytest.param(1_000_000, marks=[pytest.mark.long, pytest.mark.timeout(600)])])
+@pytest.mark.parametrize("share", [1.0, 0.5, 0.001])
+def test_every_flawed_row_of_a_large_table_is_found(sides: TwoSides, rows: int, share: float) -> None:
+    dice = random.Random(rows)
+    most = 1 if sides.identity == "keyed" else 3
+    alike = rows // (1 if most == 1 else 2)
+    counts = [dice.randint(1, most) for _ in range(alike)]
+    sides.rows = [Copies(count, [dice.random() < share for _ in range(count)]) for count in counts]
+    assert sides.differing() == sides.expected()
+    assert sides.found
