@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -52,11 +53,15 @@ class Noted(BulkJobs):
         self.compared: list[tuple[list[str], bool]] = []
 
     def compare(
-        self, job: CompareJob, progress: Report, found: Callable[[Sequence[Difference]], None]
+        self,
+        job: CompareJob,
+        progress: Report,
+        found: Callable[[Sequence[Difference]], None],
+        stop: threading.Event | None = None,
     ) -> CompareOutcome:
         for table in job.tables:
             self.compared.append(([leaf.name for leaf in table.published.leaves], bool(table.ranges)))
-        return super().compare(job, progress, found)
+        return super().compare(job, progress, found, stop)
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ import psycopg
 import pytest
 
 from headwater.pipeline.jobs import BulkJobs
+from headwater.storage.versions import Origin
 from tests.support.changed_source import settled, unheard
 from tests.support.fix_headwater import Deployment, wait_until
 from tests.support.local_bulk import EVERYTHING_ON_SPARK, local_bulk
@@ -250,3 +251,36 @@ def test_a_comparison_that_was_cut_short_while_it_waited_is_no_hindrance(deploy:
     wait_until(lambda: settled(deployment), "the comparison to end")
     wait_until(lambda: not readers(), "nothing to be left of it")
     assert_true(deployment, source_db)
+
+
+@pytest.mark.skipif(EVERYTHING_ON_SPARK, reason="how long it takes is made up in this process")
+@pytest.mark.parametrize(
+    ("work", "change"),
+    [
+        ("comparison", "alter table items add column extra text"),
+        ("re-key", "alter table items replica identity full"),
+        ("reprocess", "another version"),
+    ],
+)
+def test_bulk_work_ends_with_the_replicator_that_wanted_it(
+    deploy: Deploy, source_db: SourceDb, work: str, change: str
+) -> None:
+    tables(source_db)
+    deployment = deploy(CONFIG)
+    deployment.start().stop()
+    deployment.bulk = local_bulk(seconds=600)
+    deployment.start()
+
+    def at_work() -> bool:
+        return any(thread.name == work for thread in threading.enumerate())
+
+    if change == "another version":
+        with deployment.store() as store:
+            store.deploy(
+                CONFIG.replace("  notes:", "  bodies:").replace("FROM notes", "FROM items AS bodies"), Origin.COMMAND
+            )
+    else:
+        source_db.execute(change)
+    wait_until(at_work, "the work to begin")
+    deployment.stop()
+    wait_until(lambda: not at_work(), "the work to end")

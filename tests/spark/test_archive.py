@@ -11,7 +11,6 @@ from pathlib import Path
 
 import apsw
 import pytest
-from pyspark.sql import SparkSession
 
 from headwater.bulk.jobs import BulkProgress
 from headwater.oplog.lsn import Lsn
@@ -20,6 +19,7 @@ from headwater.pipeline import archive
 from headwater.pipeline.archive import export_store, import_store
 from headwater.pipeline.archive_files import ArchiveFile, Manifest
 from headwater.pipeline.session import Spark
+from headwater.pipeline.spark_engine import SparkEngine
 from headwater.storage.address import PostgresAddress, SqliteAddress, StoreAddress
 from headwater.storage.archive import ArchiveError, StoreNotEmptyError
 from headwater.storage.contract import Chunk, LeaseHeldError, StoreError
@@ -40,8 +40,8 @@ BUCKETS = [A, B, C, GONE]
 
 
 @pytest.fixture
-def session(spark: Spark) -> SparkSession:
-    return spark.session()
+def engine(spark: Spark) -> SparkEngine:
+    return SparkEngine(spark)
 
 
 @pytest.fixture
@@ -115,12 +115,12 @@ def everything(address: StoreAddress) -> dict[str, object]:
         }
 
 
-def export(session: SparkSession, address: StoreAddress, directory: Path, *, seal: bool = False) -> Manifest:
-    return export_store(lambda: session, address, directory, lambda _: None, seal=seal)
+def export(engine: SparkEngine, address: StoreAddress, directory: Path, *, seal: bool = False) -> Manifest:
+    return export_store(engine, address, directory, lambda _: None, seal=seal)
 
 
-def take_in(session: SparkSession, directory: Path, address: StoreAddress) -> None:
-    import_store(lambda: session, directory, address, lambda _: None)
+def take_in(engine: SparkEngine, directory: Path, address: StoreAddress) -> None:
+    import_store(engine, directory, address, lambda _: None)
 
 
 def assert_nothing_at(address: StoreAddress) -> None:
@@ -130,7 +130,7 @@ def assert_nothing_at(address: StoreAddress) -> None:
 
 @pytest.mark.parametrize("way", [["sqlite"], ["postgres", "sqlite"], ["postgres", "postgres"]], ids="-".join)
 def test_a_store_that_moved_is_the_same_to_the_byte_and_goes_on(
-    session: SparkSession,
+    engine: SparkEngine,
     written: WrittenStore,
     place: Callable[[str, str], StoreAddress],
     tmp_path: Path,
@@ -140,9 +140,9 @@ def test_a_store_that_moved_is_the_same_to_the_byte_and_goes_on(
     catch_up(written.address, device)
     address = written.address
     for number, back_end in enumerate(way):
-        export(session, address, tmp_path / f"archive-{number}")
+        export(engine, address, tmp_path / f"archive-{number}")
         before, address = everything(address), place(back_end, f"new_{number}")
-        take_in(session, tmp_path / f"archive-{number}", address)
+        take_in(engine, tmp_path / f"archive-{number}", address)
         after = everything(address)
         assert {key for key in before if before[key] != after[key]} == set()
     moved = WrittenStore(address)
@@ -159,7 +159,7 @@ def test_a_store_that_moved_is_the_same_to_the_byte_and_goes_on(
 
 @pytest.mark.parametrize("back_end", ["sqlite", "postgres"])
 def test_an_export_of_a_running_store_is_one_moment_of_it(
-    session: SparkSession, place: Callable[[str, str], StoreAddress], tmp_path: Path, back_end: str
+    engine: SparkEngine, place: Callable[[str, str], StoreAddress], tmp_path: Path, back_end: str
 ) -> None:
     running = WrittenStore(place(back_end, "running"))
     first = running.publish({str(i): (A if i % 2 else B, "x") for i in range(500)})
@@ -177,14 +177,14 @@ def test_an_export_of_a_running_store_is_one_moment_of_it(
     writer = threading.Thread(target=write)
     writer.start()
     try:
-        moment = export(session, running.address, tmp_path / "archive").state.checkpoint
+        moment = export(engine, running.address, tmp_path / "archive").state.checkpoint
     finally:
         stop.set()
         writer.join()
         running.close()
     assert moment is not None
     assert max(truth) > moment, "nothing was written meanwhile"
-    take_in(session, tmp_path / "archive", place("sqlite", "copy"))
+    take_in(engine, tmp_path / "archive", place("sqlite", "copy"))
     device = {name: ModelBucket() for name in (A, B)}
     catch_up(place("sqlite", "copy"), device)
     assert shown(device) == truth[moment]
@@ -192,7 +192,7 @@ def test_an_export_of_a_running_store_is_one_moment_of_it(
 
 @pytest.mark.parametrize("back_end", ["sqlite", "postgres"])
 def test_a_sealed_store_refuses_every_writer_and_says_where_it_went(
-    session: SparkSession, place: Callable[[str, str], StoreAddress], tmp_path: Path, back_end: str
+    engine: SparkEngine, place: Callable[[str, str], StoreAddress], tmp_path: Path, back_end: str
 ) -> None:
     address = place(back_end, "old")
     writer = WrittenStore(address)
@@ -200,9 +200,9 @@ def test_a_sealed_store_refuses_every_writer_and_says_where_it_went(
     with closing(open_reader(address)) as reader, closing(writer):
         reader.create_write_checkpoint(["u/1"], {SOURCE: Lsn(5)})
         with pytest.raises(LeaseHeldError, match="stop the service"):
-            export(session, address, tmp_path / "too-early", seal=True)
+            export(engine, address, tmp_path / "too-early", seal=True)
         writer.close()
-        export(session, address, tmp_path / "archive", seal=True)
+        export(engine, address, tmp_path / "archive", seal=True)
         assert (seal_note(address) or "").endswith("/archive")
         with pytest.raises(SealedStoreError, match=r"exported to .*/archive .*headwater store unseal"):
             WrittenStore(address)
@@ -212,25 +212,23 @@ def test_a_sealed_store_refuses_every_writer_and_says_where_it_went(
             store.submit("compact", SOURCE, "{}")
         device = {A: ModelBucket()}
         assert catch_up(address, device) == 2
-        export(session, address, tmp_path / "again", seal=True)
-    take_in(session, tmp_path / "again", place(back_end, "new"))
+        export(engine, address, tmp_path / "again", seal=True)
+    take_in(engine, tmp_path / "again", place(back_end, "new"))
     WrittenStore(place(back_end, "new")).close()
     assert unseal_store(address) is not None
     WrittenStore(address).close()
 
 
-def test_a_store_whose_export_failed_is_not_sealed(
-    session: SparkSession, written: WrittenStore, tmp_path: Path
-) -> None:
+def test_a_store_whose_export_failed_is_not_sealed(engine: SparkEngine, written: WrittenStore, tmp_path: Path) -> None:
     written.store.release(written.lease)
     assert isinstance(written.address, SqliteAddress)
     with closing(apsw.Connection(f"{written.address.directory}/store.db")) as db:
         db.execute("delete from segment_blobs where id = (select max(id) from segment_blobs)")
     with pytest.raises(ArchiveError, match="not all rows"):
-        export(session, written.address, tmp_path / "archive", seal=True)
+        export(engine, written.address, tmp_path / "archive", seal=True)
     assert seal_note(written.address) is None
     with pytest.raises(ArchiveError, match="there is no archive of a store"):
-        take_in(session, tmp_path / "archive", SqliteAddress(str(tmp_path / "new")))
+        take_in(engine, tmp_path / "archive", SqliteAddress(str(tmp_path / "new")))
 
 
 def cut(file: Path) -> None:
@@ -248,10 +246,10 @@ def remove(file: Path) -> None:
 
 
 def test_an_archive_that_is_not_whole_is_refused_before_anything_is_written(
-    session: SparkSession, written: WrittenStore, tmp_path: Path
+    engine: SparkEngine, written: WrittenStore, tmp_path: Path
 ) -> None:
     whole, new = tmp_path / "archive", SqliteAddress(str(tmp_path / "new"))
-    export(session, written.address, whole)
+    export(engine, written.address, whole)
     files = sorted(path.relative_to(whole) for path in whole.rglob("*.parquet"))
     damages: list[tuple[Path, Callable[[Path], None], str]] = [
         (files[0], cut, "bytes instead of"),
@@ -265,15 +263,15 @@ def test_an_archive_that_is_not_whole_is_refused_before_anything_is_written(
         shutil.copytree(whole, copy)
         damage(copy / file)
         with pytest.raises(ArchiveError, match=reason) as failure:
-            take_in(session, copy, new)
+            take_in(engine, copy, new)
         assert str(file) in str(failure.value)
         assert_nothing_at(new)
-    take_in(session, whole, new)
+    take_in(engine, whole, new)
 
 
 @pytest.mark.parametrize("back_end", ["sqlite", "postgres"])
 def test_an_import_that_fails_leaves_nothing_and_can_be_repeated(
-    session: SparkSession,
+    engine: SparkEngine,
     written: WrittenStore,
     place: Callable[[str, str], StoreAddress],
     tmp_path: Path,
@@ -281,7 +279,7 @@ def test_an_import_that_fails_leaves_nothing_and_can_be_repeated(
     back_end: str,
 ) -> None:
     new = place(back_end, "new")
-    export(session, written.address, tmp_path / "archive")
+    export(engine, written.address, tmp_path / "archive")
 
     load_file = archive.load_file
 
@@ -296,23 +294,23 @@ def test_an_import_that_fails_leaves_nothing_and_can_be_repeated(
                 patched.setattr(SqliteLoad, "discard", lambda _: None)
                 patched.setattr(PostgresLoad, "discard", lambda _: None)
             with pytest.raises(KeyboardInterrupt):
-                take_in(session, tmp_path / "archive", new)
+                take_in(engine, tmp_path / "archive", new)
         assert_nothing_at(new)
-    take_in(session, tmp_path / "archive", new)
+    take_in(engine, tmp_path / "archive", new)
     assert everything(new)["totals"] == everything(written.address)["totals"]
 
 
 @pytest.mark.parametrize("back_end", ["sqlite", "postgres"])
 def test_a_store_takes_the_place_of_an_empty_one_only(
-    session: SparkSession,
+    engine: SparkEngine,
     written: WrittenStore,
     place: Callable[[str, str], StoreAddress],
     tmp_path: Path,
     back_end: str,
 ) -> None:
-    export(session, written.address, tmp_path / "archive")
+    export(engine, written.address, tmp_path / "archive")
     with pytest.raises(StoreNotEmptyError, match="there is a store already"):
-        take_in(session, tmp_path / "archive", written.address)
+        take_in(engine, tmp_path / "archive", written.address)
     new = place(back_end, "new")
     open_reader(new).close()  # as the endpoint makes it when it is started first
     if isinstance(new, SqliteAddress):
@@ -320,26 +318,28 @@ def test_a_store_takes_the_place_of_an_empty_one_only(
             closing(open_reader(new)),
             pytest.raises(StoreNotEmptyError, match="another process has the empty store open"),
         ):
-            take_in(session, tmp_path / "archive", new)
-    take_in(session, tmp_path / "archive", new)
+            take_in(engine, tmp_path / "archive", new)
+    take_in(engine, tmp_path / "archive", new)
     with pytest.raises(StoreNotEmptyError):
-        take_in(session, tmp_path / "archive", new)
+        take_in(engine, tmp_path / "archive", new)
 
 
-def test_an_export_goes_to_a_new_directory_only(session: SparkSession, written: WrittenStore, tmp_path: Path) -> None:
+def test_an_export_goes_to_a_new_directory_only(engine: SparkEngine, written: WrittenStore, tmp_path: Path) -> None:
     reports: list[BulkProgress] = []
-    export_store(lambda: session, written.address, tmp_path / "archive", reports.append)
+    export_store(engine, written.address, tmp_path / "archive", reports.append)
     assert reports[0].rows == 0
     assert reports[-1].rows == reports[-1].rows_expected > 6000
     assert reports[-1].tasks == reports[-1].tasks_expected > 5
     assert sorted(path.name for path in (tmp_path / "archive").iterdir() if path.name.startswith(".")) == []
     with pytest.raises(ArchiveError, match="is not empty"):
-        export(session, written.address, tmp_path / "archive")
+        export(engine, written.address, tmp_path / "archive")
 
 
-def test_an_archive_can_be_read_by_spark_itself(session: SparkSession, written: WrittenStore, tmp_path: Path) -> None:
-    export(session, written.address, tmp_path / "archive")
-    rows = session.read.parquet(str(tmp_path / "archive" / "rows"))
+def test_an_archive_can_be_read_by_spark_itself(
+    engine: SparkEngine, spark: Spark, written: WrittenStore, tmp_path: Path
+) -> None:
+    export(engine, written.address, tmp_path / "archive")
+    rows = spark.session().read.parquet(str(tmp_path / "archive" / "rows"))
     assert rows.count() == len(written.rows)
 
 

@@ -28,7 +28,7 @@ from headwater.bulk.jobs import (
 )
 from headwater.oplog.op import bucket_key
 from headwater.pipeline.jobs import BulkJobs
-from headwater.replication.bulk import BulkWork, Report
+from headwater.replication.bulk import BulkWork, Report, Stop
 from headwater.storage.parts import BulkOutcome, StagedPart
 from tests.support.changed_source import settled
 from tests.support.fix_headwater import Deployment, wait_until
@@ -73,20 +73,20 @@ class Both:
     def snapshot(self, job: SnapshotJob, progress: Report) -> BulkOutcome:
         return self._parts("snapshot", lambda bulk: bulk.snapshot(job, progress))
 
-    def reprocess(self, job: ReprocessJob, progress: Report) -> BulkOutcome:
-        return self._parts("reprocess", lambda bulk: bulk.reprocess(job, progress))
+    def reprocess(self, job: ReprocessJob, progress: Report, stop: Stop = None) -> BulkOutcome:
+        return self._parts("reprocess", lambda bulk: bulk.reprocess(job, progress, stop))
 
-    def rekey(self, job: RekeyJob, progress: Report) -> BulkOutcome:
-        return self._parts("rekey", lambda bulk: bulk.rekey(job, progress))
+    def rekey(self, job: RekeyJob, progress: Report, stop: Stop = None) -> BulkOutcome:
+        return self._parts("rekey", lambda bulk: bulk.rekey(job, progress, stop))
 
     def compare(
-        self, job: CompareJob, progress: Report, found: Callable[[Sequence[Difference]], None]
+        self, job: CompareJob, progress: Report, found: Callable[[Sequence[Difference]], None], stop: Stop = None
     ) -> CompareOutcome:
         self.done["compare"] += 1
         ours: list[Difference] = []
         theirs: list[Difference] = []
-        local = self.local.compare(job, progress, ours.extend)
-        spark = self.spark.compare(job, progress, theirs.extend)
+        local = self.local.compare(job, progress, ours.extend, stop)
+        spark = self.spark.compare(job, progress, theirs.extend, stop)
         assert sorted(ours) == sorted(theirs)
         assert spark.application != local.application
         assert local == replace(spark, application=APPLICATION)
@@ -94,18 +94,20 @@ class Both:
         found(theirs)
         return spark
 
-    def verify(self, job: VerifyJob, progress: Report) -> VerifyOutcome:
+    def verify(self, job: VerifyJob, progress: Report, stop: Stop = None) -> VerifyOutcome:
         self.done["verify"] += 1
         self.verified.append(job)
-        local, spark = self.local.verify(job, progress), self.spark.verify(job, progress)
+        local, spark = self.local.verify(job, progress, stop), self.spark.verify(job, progress, stop)
         assert set(local.buckets) == set(spark.buckets)
         assert set(local.lookups) == set(spark.lookups)
         assert (local.ops, local.rows, local.tasks) == (spark.ops, spark.rows, spark.tasks)
         return spark
 
-    def standing(self, job: VerifyJob, buckets: Collection[int], progress: Report) -> dict[int, list[str]]:
+    def standing(
+        self, job: VerifyJob, buckets: Collection[int], progress: Report, stop: Stop = None
+    ) -> dict[int, list[str]]:
         self.done["standing"] += 1
-        local, spark = self.local.standing(job, buckets, progress), self.spark.standing(job, buckets, progress)
+        local, spark = (bulk.standing(job, buckets, progress, stop) for bulk in (self.local, self.spark))
         assert local == spark
         return spark
 

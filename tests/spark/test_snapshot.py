@@ -29,6 +29,7 @@ from tests.integration.type_cases import CASES, CUSTOM_TYPES
 from tests.support.fix_headwater import Deployment
 from tests.support.fix_postgres import SourceDb
 from tests.support.local_bulk import local_bulk
+from tests.support.spark_jobs import spark_jobs
 
 pytestmark = pytest.mark.spark
 
@@ -50,8 +51,7 @@ def test_every_part_of_a_snapshot_was_written_by_a_spark_task(
     source_db.execute("create table items (id text primary key, owner text)")
     source_db.execute("insert into items values ('1', 'a')")
     deployment = deploy(RULES)
-    tracker = spark.session().sparkContext.statusTracker()
-    before = set(tracker.getJobIdsForGroup(None))
+    before = spark_jobs(spark.context())
     parts: list[StagedPart] = []
     stage = SqliteStore.stage
 
@@ -63,11 +63,8 @@ def test_every_part_of_a_snapshot_was_written_by_a_spark_task(
     deployment.start()
     assert parts
     assert all(part.attempt.isdigit() for part in parts)
-    (job,) = set(tracker.getJobIdsForGroup(None)) - before
-    info = tracker.getJobInfo(job)
-    assert info is not None
-    stages = [tracker.getStageInfo(stage_id) for stage_id in info.stageIds]
-    assert sum(stage.numCompletedTasks for stage in stages if stage is not None) == len(parts)
+    (job,) = (job for number, job in spark_jobs(spark.context()).items() if number not in before)
+    assert job.completed == len(parts)
     assert deployment.bulk_records()[0].tasks == len(parts)
 
 

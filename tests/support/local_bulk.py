@@ -9,17 +9,18 @@ from __future__ import annotations
 import itertools
 import os
 import pickle
-import time
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final, Generic
 
-from headwater.bulk.jobs import CompareJob
+from headwater.bulk.jobs import CompareJob, GivenUpError
 from headwater.errors import HeadwaterError
 from headwater.pipeline.compare import ComparedRow, RowsTask, SourceRows, unlike
-from headwater.pipeline.engine import RAISED_AS_THEY_ARE, Found, Job, Result, Task
+from headwater.pipeline.engine import Found, Job, Result, Task
 from headwater.pipeline.jobs import BulkJobs
 from headwater.pipeline.session import SparkJobError
+from headwater.pipeline.tasks import Done, Failed, explained, outcome_of
 
 APPLICATION: Final = "local"
 EVERYTHING_ON_SPARK: Final = os.environ.get("HEADWATER_TEST_BULK") == "spark"
@@ -40,13 +41,9 @@ class LocalEngine:
         """There is nothing to start."""
 
     @contextmanager
-    def run(self, job: Job, what: str) -> Iterator[LocalRun[Job]]:
+    def run(self, job: Job, what: str, stop: threading.Event | None = None) -> Iterator[LocalRun[Job]]:
         try:
-            yield LocalRun(job, self._seconds)
-        except RAISED_AS_THEY_ARE:
-            raise
-        except HeadwaterError as error:
-            raise SparkJobError(f"a task failed: {error}", what) from error
+            yield LocalRun(job, what, stop or threading.Event(), self._seconds)
         except OSError as error:
             raise SparkJobError(f"the job failed: {type(error).__name__}", what, "it is tried again") from error
 
@@ -57,25 +54,42 @@ class LocalRun(Generic[Job]):
     application = APPLICATION
     parallelism = 2
 
-    def __init__(self, job: Job, seconds: float) -> None:
+    def __init__(self, job: Job, what: str, stop: threading.Event, seconds: float = 0.0) -> None:
         self._job = job
+        self._what = what
+        self._stop = stop
         self._seconds = seconds
 
     def tasks(self, tasks: Sequence[Task[Job, Result]]) -> list[Result]:
         results = [self._run(number, task) for number, task in enumerate(tasks)]
-        time.sleep(self._seconds)
+        self._stop.wait(self._seconds)
+        self._check()
         return results
 
     def _run(self, number: int, task: Task[Job, Result]) -> Result:
+        self._check()
         job, task = _sent((self._job, task))
-        return _sent(task.run(job, number, f"local{next(_attempts)}"))
+        match _sent(outcome_of(job, task, number, f"local{next(_attempts)}")):
+            case Done(result):
+                return result
+            case Failed(error):
+                raise explained(error, self._what)
 
     def differences(self: LocalRun[CompareJob], tasks: Sequence[RowsTask], found: Found) -> None:
         sides: dict[int, tuple[list[Rows], list[Rows]]] = {}
-        for sent in tasks:
-            job, task = _sent((self._job, sent))
-            sides.setdefault(task.part.table.id, ([], []))[not isinstance(task.part, SourceRows)].extend(task.rows(job))
+        try:
+            for sent in tasks:
+                self._check()
+                job, task = _sent((self._job, sent))
+                of_store = not isinstance(task.part, SourceRows)
+                sides.setdefault(task.part.table.id, ([], []))[of_store].extend(task.rows(job))
+        except HeadwaterError as error:
+            raise explained(error, self._what) from error
         found([difference for table, (source, store) in sides.items() for difference in unlike(table, source, store)])
+
+    def _check(self) -> None:
+        if self._stop.is_set():
+            raise GivenUpError("the job was given up", self._what)
 
 
 def _sent(value: Result) -> Result:

@@ -21,6 +21,13 @@ class TableChangedError(HeadwaterError):
     code: ClassVar[str] = "HW_2301"
 
 
+class GivenUpError(HeadwaterError):
+    """Nobody wants a job's result any more."""
+
+    kind: ClassVar[Kind] = Kind.RETRY
+    code: ClassVar[str] = "HW_5104"
+
+
 @dataclass(frozen=True, slots=True)
 class SnapshotTable:
     """A table to read, whose rows belong to generation `table_id` of the store."""

@@ -14,13 +14,14 @@ from headwater.config import ServiceConfig
 from headwater.pipeline.archive import export_store, import_store
 from headwater.pipeline.archive_files import Manifest
 from headwater.pipeline.session import Spark
+from headwater.pipeline.spark_engine import SparkEngine
 from headwater.storage.seal import unseal_store
 
 
 def export_to(config: ServiceConfig, directory: Path, *, seal: bool) -> None:
     """Write the store into a new directory, and say what is in it."""
     with closing_spark(config) as spark:
-        manifest = export_store(spark.session, config.storage, directory, BulkProgressDisplay(), seal=seal)
+        manifest = export_store(SparkEngine(spark), config.storage, directory, BulkProgressDisplay(), seal=seal)
     click.echo(f"exported {config.storage} to {directory}: {_contents(manifest)}")
     if seal:
         click.echo("the store is sealed: nobody writes to it until `headwater store unseal`")
@@ -29,7 +30,7 @@ def export_to(config: ServiceConfig, directory: Path, *, seal: bool) -> None:
 def import_from(config: ServiceConfig, directory: Path) -> None:
     """Build the store from a directory, and say what is in it."""
     with closing_spark(config) as spark:
-        manifest = import_store(spark.session, directory, config.storage, BulkProgressDisplay())
+        manifest = import_store(SparkEngine(spark), directory, config.storage, BulkProgressDisplay())
     when = datetime.fromtimestamp(manifest.created, UTC).strftime("%Y-%m-%d %H:%M UTC")
     click.echo(f"imported {directory} to {config.storage}: {_contents(manifest)}, as of {when}")
 
@@ -46,7 +47,7 @@ def unseal(config: ServiceConfig) -> None:
 
 @contextmanager
 def closing_spark(config: ServiceConfig) -> Iterator[Spark]:
-    """Spark as configured, started when it is asked for a session."""
+    """Spark as configured, started when it is needed."""
     spark = Spark(config.spark)
     try:
         yield spark

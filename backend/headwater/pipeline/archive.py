@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
-from pyspark.sql import SparkSession
-
 from headwater.bulk.jobs import BulkProgress
 from headwater.pipeline.archive_files import (
     ArchiveFile,
@@ -25,15 +23,13 @@ from headwater.pipeline.archive_files import (
     write_file,
     write_manifest,
 )
+from headwater.pipeline.engine import Engine, Job, Result, Task
 from headwater.pipeline.progress import ProgressReporter, TaskProgress
-from headwater.pipeline.tasks import run_tasks
 from headwater.storage.address import StoreAddress
 from headwater.storage.archive import ArchiveError, DumpPart, DumpView, Load, check_empty, dump, load, load_rows
 from headwater.storage.seal import seal_note, seal_store, unseal_store
 
 Report = Callable[[BulkProgress], None]
-Start = Callable[[], SparkSession]
-"""Gives the session. Asked only when everything that can be told without Spark is in order."""
 
 _SCRATCH = ".export"
 _SHOWN = 5
@@ -106,7 +102,7 @@ def load_file(job: LoadJob, file: ArchiveFile, count: Callable[[int], None]) -> 
 
 
 def export_store(
-    session: Start, address: StoreAddress, directory: Path, progress: Report, *, seal: bool = False
+    engine: Engine, address: StoreAddress, directory: Path, progress: Report, *, seal: bool = False
 ) -> Manifest:
     """Write the store, as it is at one moment, into a directory that executors reach under the same path, and that is
     new or empty. With `seal`, nobody writes to the store any more from then on, unless the export fails.
@@ -117,7 +113,7 @@ def export_store(
     _claim(directory)
     try:
         with _sealed(address, f"exported to {directory}", seal=seal):
-            return _export(session, address, directory, progress)
+            return _export(engine, address, directory, progress)
     except BaseException:
         for made in directory.iterdir():
             shutil.rmtree(made, ignore_errors=True)
@@ -149,14 +145,13 @@ def _sealed(address: StoreAddress, note: str, *, seal: bool) -> Iterator[None]:
         raise
 
 
-def _export(session: Start, address: StoreAddress, directory: Path, progress: Report) -> Manifest:
+def _export(engine: Engine, address: StoreAddress, directory: Path, progress: Report) -> Manifest:
     with dump(address, directory / _SCRATCH / "copy") as frozen:
         expected = sum(part.rows for part in frozen.parts)
         tasks = [ExportTask(part) for part in frozen.parts]
         job = ExportJob(frozen.view, str(directory))
-        spark = session()
         with ProgressReporter("export", str(directory / _SCRATCH), expected, len(tasks), progress):
-            files = run_tasks(spark, job, tasks, "export of a store")
+            files = _run(engine, job, tasks, "export of a store")
         manifest = Manifest(frozen.state, tuple(files), version("headwater"), time.time(), str(address))
         counts: Counter[str] = Counter()
         for part in frozen.parts:
@@ -167,7 +162,7 @@ def _export(session: Start, address: StoreAddress, directory: Path, progress: Re
     return manifest
 
 
-def import_store(session: Start, directory: Path, address: StoreAddress, progress: Report) -> Manifest:
+def import_store(engine: Engine, directory: Path, address: StoreAddress, progress: Report) -> Manifest:
     """Build the store that a directory holds. Everything is verified first, and the store is there when all of it is.
 
     Raises ArchiveError when the archive is not whole, StoreNotEmptyError when there is a store already.
@@ -175,14 +170,14 @@ def import_store(session: Start, directory: Path, address: StoreAddress, progres
     directory = directory.resolve()
     manifest = read_manifest(directory)
     check_empty(address)
-    _verify(session, directory, manifest)
+    _verify(engine, directory, manifest)
     with load(address) as loading:
-        _load_all(session, directory, manifest, loading, progress)
+        _load_all(engine, directory, manifest, loading, progress)
         loading.finish(manifest.state, manifest.counts())
     return manifest
 
 
-def _load_all(session: Start, directory: Path, manifest: Manifest, loading: Load, progress: Report) -> None:
+def _load_all(engine: Engine, directory: Path, manifest: Manifest, loading: Load, progress: Report) -> None:
     """Tables first, for rows go into them."""
     with tempfile.TemporaryDirectory(prefix="headwater-import-") as scratch:
         job = LoadJob(str(directory), loading.address, scratch)
@@ -195,11 +190,11 @@ def _load_all(session: Start, directory: Path, manifest: Manifest, loading: Load
             _load_here(job, rest, rows, progress)
             return
         with ProgressReporter("import", scratch, rows, len(rest), progress):
-            run_tasks(session(), job, [LoadTask(file) for file in rest], "import of a store")
+            _run(engine, job, [LoadTask(file) for file in rest], "import of a store")
 
 
-def _verify(session: Start, directory: Path, manifest: Manifest) -> None:
-    found = run_tasks(session(), str(directory), [VerifyTask(file) for file in manifest.files], "check of an archive")
+def _verify(engine: Engine, directory: Path, manifest: Manifest) -> None:
+    found = _run(engine, str(directory), [VerifyTask(file) for file in manifest.files], "check of an archive")
     wrong = [text for text in found if text]
     if wrong:
         more = f", and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""
@@ -208,6 +203,12 @@ def _verify(session: Start, directory: Path, manifest: Manifest) -> None:
             str(directory),
             "copy it again, or export again",
         )
+
+
+def _run(engine: Engine, job: Job, tasks: Sequence[Task[Job, Result]], what: str) -> list[Result]:
+    """Spark is started only when everything that can be told without it is in order."""
+    with engine.run(job, what) as run:
+        return run.tasks(tasks)
 
 
 def _load_here(job: LoadJob, files: Sequence[ArchiveFile], rows: int, progress: Report) -> None:

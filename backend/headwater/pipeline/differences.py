@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import base64
+import pickle
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import pyarrow as pa
 from pyspark import StorageLevel
@@ -12,28 +15,35 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType
 
 from headwater.bulk.jobs import CompareJob, Difference
-from headwater.pipeline.compare import RowsTask, SourceRows
+from headwater.errors import HeadwaterError
+from headwater.pipeline.compare import ComparedRow, RowsTask, SourceRows
 from headwater.pipeline.engine import Found
-from headwater.pipeline.tasks import JOB_OPTION, decode, encode
 
 FORMAT = "headwater-rows"
+JOB_OPTION = "jobsecret"  # Spark keeps options with "secret" in their names out of its logs
 _DIFFERENCES_A_BATCH = 100_000
+_SOURCE, _STORE = 0, 1
+_NO_TABLE = -1
+"""The table of a row that holds a task's error."""
 
 
-def hand_over_differences(session: SparkSession, job: CompareJob, tasks: Sequence[RowsTask], found: Found) -> None:
-    """Read the rows of both sides, and hand every difference to `found`, in batches."""
-    _hand_over(_differences(_load(session, job, tasks)), found)
+def hand_over_differences(
+    session: SparkSession, job: CompareJob, tasks: Sequence[RowsTask], found: Found
+) -> HeadwaterError | None:
+    """Read the rows of both sides, and hand every difference to `found`, in batches. Returns what a task failed of, and
+    then has handed over nothing."""
+    return _hand_over(_differences(_load(session, job, tasks)), found)
 
 
 def _load(session: SparkSession, job: CompareJob, tasks: Sequence[RowsTask]) -> DataFrame:
     session.dataSource.register(RowsSource)
-    return session.read.format(FORMAT).option(JOB_OPTION, encode((job, list(tasks)))).load()
+    return session.read.format(FORMAT).option(JOB_OPTION, _encode((job, list(tasks)))).load()
 
 
 def _differences(rows: DataFrame) -> DataFrame:
     """One row for each key, or content, that the two sides do not have alike: not as often, or with several digests.
-    See `compare.unlike`."""
-    of_source, of_store = f.col("side") == 0, f.col("side") == 1
+    See `compare.unlike`. Errors are among them as they are."""
+    of_source, of_store = f.col("side") == _SOURCE, f.col("side") == _STORE
     return (
         rows.groupBy("table", "key")
         .agg(
@@ -43,16 +53,24 @@ def _differences(rows: DataFrame) -> DataFrame:
             f.max("digest").alias("greatest"),
             f.coalesce(f.max(f.when(of_source, f.col("line"))), f.max("line")).alias("line"),
         )
-        .where((f.col("copies") != f.col("stored")) | (f.col("least") != f.col("greatest")))
+        .where(
+            (f.col("copies") != f.col("stored")) | (f.col("least") != f.col("greatest")) | (f.col("table") == _NO_TABLE)
+        )
         .select("table", "key", "line", "copies")
     )
 
 
-def _hand_over(differences: DataFrame, found: Found) -> None:
+def _hand_over(differences: DataFrame, found: Found) -> HeadwaterError | None:
     """Pass the differences on in batches that the driver's memory can hold."""
     kept = differences.persist(StorageLevel.DISK_ONLY)
     try:
-        batches = kept.count() // _DIFFERENCES_A_BATCH + 1
+        ((count, failed),) = kept.agg(
+            f.count("key"), f.max(f.when(f.col("table") == _NO_TABLE, f.col("line")))
+        ).collect()
+        if failed is not None:
+            error: HeadwaterError = _decode(failed)
+            return error
+        batches = count // _DIFFERENCES_A_BATCH + 1
         for number in range(batches):
             share = f.pmod(f.xxhash64("table", "key"), f.lit(batches)) == number
             table = kept.where(share).toArrow()
@@ -60,6 +78,17 @@ def _hand_over(differences: DataFrame, found: Found) -> None:
             found([Difference(*row) for row in zip(*columns, strict=True)])
     finally:
         kept.unpersist()
+    return None
+
+
+def _encode(value: object) -> str:
+    """An object as text, for an option or a row of Spark."""
+    return base64.b85encode(pickle.dumps(value)).decode()
+
+
+def _decode(text: str) -> Any:
+    """The inverse of `_encode`: text that we made ourselves."""
+    return pickle.loads(base64.b85decode(text))  # noqa: S301
 
 
 class RowsReader(DataSourceReader):
@@ -68,25 +97,33 @@ class RowsReader(DataSourceReader):
     def __init__(self, encoded: str) -> None:
         self._job: CompareJob
         self._tasks: list[RowsTask]
-        self._job, self._tasks = decode(encoded)
+        self._job, self._tasks = _decode(encoded)
 
     def partitions(self) -> Sequence[InputPartition]:
         return [InputPartition(number) for number in range(len(self._tasks))]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         task = self._tasks[partition.value]
-        side = 0 if isinstance(task.part, SourceRows) else 1
-        for rows in task.rows(self._job):
-            yield pa.record_batch(
-                [
-                    pa.array([task.part.table.id] * len(rows), pa.int64()),
-                    pa.array([side] * len(rows), pa.int32()),
-                    pa.array([row.key for row in rows], pa.string()),
-                    pa.array([row.digest for row in rows], pa.int64()),
-                    pa.array([row.line for row in rows], pa.string()),
-                ],
-                names=["table", "side", "key", "digest", "line"],
-            )
+        table, side = task.part.table.id, _SOURCE if isinstance(task.part, SourceRows) else _STORE
+        try:
+            for rows in task.rows(self._job):
+                yield _batch(table, side, rows)
+        except HeadwaterError as error:
+            # Raised, Spark would try again what is hopeless, and pass on nothing but text
+            yield _batch(_NO_TABLE, side, [ComparedRow(0, f"task {partition.value}", 0, _encode(error))])
+
+
+def _batch(table: int, side: int, rows: Sequence[ComparedRow]) -> pa.RecordBatch:
+    return pa.record_batch(
+        [
+            pa.array([table] * len(rows), pa.int64()),
+            pa.array([side] * len(rows), pa.int32()),
+            pa.array([row.key for row in rows], pa.string()),
+            pa.array([row.digest for row in rows], pa.int64()),
+            pa.array([row.line for row in rows], pa.string()),
+        ],
+        names=["table", "side", "key", "digest", "line"],
+    )
 
 
 class RowsSource(DataSource):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol, TypeVar
@@ -29,7 +30,8 @@ class Task(Protocol[JobT_contra, ResultT_co]):
 
 
 class Run(Protocol[JobT_co]):
-    """A job at work."""
+    """A job at work. What a task fails of is raised as an error of ours: those of RAISED_AS_THEY_ARE, all else as one
+    that may go better the next time. The first ends the other tasks."""
 
     @property
     def application(self) -> str:
@@ -40,7 +42,7 @@ class Run(Protocol[JobT_co]):
         """How many tasks it works on at a time."""
 
     def tasks(self, tasks: Sequence[Task[JobT_co, Result]]) -> list[Result]:
-        """Run tasks, each once or, after a failure, again; their results in the order of the tasks."""
+        """Run tasks, each once or, after a failure that may pass, again; their results in the order of the tasks."""
 
     def differences(self: Run[CompareJob], tasks: Sequence[RowsTask], found: Found) -> None:
         """Read rows of both sides, and hand those that are not alike to `found`, in batches."""
@@ -52,6 +54,6 @@ class Engine(Protocol):
     def warm_up(self) -> None:
         """Begin to start. Returns at once."""
 
-    def run(self, job: Job, what: str) -> AbstractContextManager[Run[Job]]:
-        """Ready for the job's tasks; `what` names it for a person. What goes wrong inside is raised as an error of
-        ours: those of RAISED_AS_THEY_ARE, all else as one that may go better the next time."""
+    def run(self, job: Job, what: str, stop: threading.Event | None = None) -> AbstractContextManager[Run[Job]]:
+        """Ready for the job's tasks; `what` names it for a person. Once `stop` is set, tasks that run are ended soon
+        and GivenUpError is raised."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from itertools import groupby
@@ -31,6 +32,7 @@ from headwater.pipeline.verify_tasks import StandingTask
 from headwater.storage.parts import BulkOutcome
 
 Report = Callable[[BulkProgress], None]
+Stop = threading.Event | None
 
 
 class BulkJobs:
@@ -50,19 +52,19 @@ class BulkJobs:
                 staged = run.tasks(tasks)
             return BulkOutcome(tuple(staged), run.application, len(tasks))
 
-    def reprocess(self, job: ReprocessJob, progress: Report) -> BulkOutcome:
+    def reprocess(self, job: ReprocessJob, progress: Report, stop: Stop = None) -> BulkOutcome:
         tasks = [ReprocessTask(table.stored, *places) for table in job.tables for places in table.ranges]
         expected = sum(table.rows for table in job.tables)
         with (
-            self._engine.run(job, "reprocess") as run,
+            self._engine.run(job, "reprocess", stop) as run,
             ProgressReporter("reprocess", job.directory, expected, len(tasks), progress),
         ):
             staged = run.tasks(tasks)
             return BulkOutcome(tuple(staged), run.application, len(tasks))
 
-    def rekey(self, job: RekeyJob, progress: Report) -> BulkOutcome:
+    def rekey(self, job: RekeyJob, progress: Report, stop: Stop = None) -> BulkOutcome:
         with (
-            self._engine.run(job, "re-key") as run,
+            self._engine.run(job, "re-key", stop) as run,
             ProgressReporter("re-key", job.directory, job.rows, len(job.ranges), progress),
         ):
             counts: list[Counter[str]] = []
@@ -74,9 +76,9 @@ class BulkJobs:
             return BulkOutcome(tuple(staged), run.application, len(tasks))
 
     def compare(
-        self, job: CompareJob, progress: Report, found: Callable[[Sequence[Difference]], None]
+        self, job: CompareJob, progress: Report, found: Callable[[Sequence[Difference]], None], stop: Stop = None
     ) -> CompareOutcome:
-        with self._engine.run(job, "comparison") as run:
+        with self._engine.run(job, "comparison", stop) as run:
             snapshot_tables = [SnapshotTable(table.stored.id, table.published) for table in job.tables]
             parts = partitions(snapshot_tables, run.parallelism)
             tasks = len(parts) + sum(len(table.ranges) for table in job.tables)
@@ -84,18 +86,20 @@ class BulkJobs:
             with ProgressReporter("comparison", job.directory, expected, tasks, progress):
                 return find_differences(run, job, parts, found)
 
-    def verify(self, job: VerifyJob, progress: Report) -> VerifyOutcome:
+    def verify(self, job: VerifyJob, progress: Report, stop: Stop = None) -> VerifyOutcome:
         with (
-            self._engine.run(job, "verification") as run,
+            self._engine.run(job, "verification", stop) as run,
             ProgressReporter("verification", job.directory, 0, 0, progress),
         ):
             return verify_store(run, job)
 
-    def standing(self, job: VerifyJob, buckets: Collection[int], progress: Report) -> dict[int, list[str]]:
+    def standing(
+        self, job: VerifyJob, buckets: Collection[int], progress: Report, stop: Stop = None
+    ) -> dict[int, list[str]]:
         keys = frozenset(buckets)
         tasks = [StandingTask(table, *places, keys) for table in job.tables for places in table.ranges]
         with (
-            self._engine.run(job, "search for rows") as run,
+            self._engine.run(job, "search for rows", stop) as run,
             ProgressReporter("rebuild", job.directory, 0, len(tasks), progress),
         ):
             found: dict[int, list[str]] = {table.id: [] for table in job.tables}

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import threading
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Generic
 
-from py4j.protocol import Py4JError
+from py4j.protocol import Py4JError, Py4JJavaError
+from pyspark import SparkContext
 from pyspark.errors import PySparkException
-from pyspark.sql import SparkSession
 
-from headwater.bulk.jobs import CompareJob, TableChangedError
+from headwater.bulk.jobs import CompareJob, GivenUpError
 from headwater.errors import HeadwaterError
 from headwater.pipeline.compare import RowsTask
 from headwater.pipeline.differences import hand_over_differences
-from headwater.pipeline.engine import RAISED_AS_THEY_ARE, Found, Job, Result, Task
+from headwater.pipeline.engine import Found, Job, Result, Task
 from headwater.pipeline.session import Spark, SparkJobError
-from headwater.pipeline.tasks import run_tasks
+from headwater.pipeline.tasks import Done, Failed, accumulated_errors, explained, run_tasks
+
+_LOOK_SECONDS = 0.1
 
 
 class SparkEngine:
@@ -30,33 +33,82 @@ class SparkEngine:
         self._spark.warm_up()
 
     @contextmanager
-    def run(self, job: Job, what: str) -> Iterator[SparkRun[Job]]:
-        session = self._spark.session()
+    def run(self, job: Job, what: str, stop: threading.Event | None = None) -> Iterator[SparkRun[Job]]:
+        context = self._spark.context()
         with _spark_errors(what):
-            yield SparkRun(session, job, what)
+            yield SparkRun(self._spark, context, job, what, stop or threading.Event())
 
 
 class SparkRun(Generic[Job]):
-    """See `Run`."""
+    """See `Run`. All that it has Spark do is one group of jobs, by which it is ended early."""
 
-    def __init__(self, session: SparkSession, job: Job, what: str) -> None:
-        self._session = session
+    def __init__(self, spark: Spark, context: SparkContext, job: Job, what: str, stop: threading.Event) -> None:
+        self._spark = spark
+        self._context = context
         self._job = job
         self._what = what
+        self._stop = stop
+        self._group = f"headwater {what} {uuid.uuid4()}"
 
     @property
     def application(self) -> str:
-        return self._session.sparkContext.applicationId or ""
+        return self._context.applicationId or ""
 
     @property
     def parallelism(self) -> int:
-        return self._session.sparkContext.defaultParallelism
+        return self._context.defaultParallelism
 
     def tasks(self, tasks: Sequence[Task[Job, Result]]) -> list[Result]:
-        return run_tasks(self._session, self._job, tasks, self._what)
+        if not tasks:
+            return []
+        failed = accumulated_errors(self._context)
+        try:
+            with self._watched(lambda: bool(failed.value)):
+                outcomes = run_tasks(self._context, self._job, tasks, failed)
+        except (PySparkException, Py4JError):
+            if failed.value:
+                raise explained(failed.value[0], self._what) from None
+            raise
+        found: list[Result] = []
+        for outcome in outcomes:
+            match outcome:
+                case Done(result):
+                    found.append(result)
+                case Failed(error):
+                    raise explained(error, self._what)
+        return found
 
     def differences(self: SparkRun[CompareJob], tasks: Sequence[RowsTask], found: Found) -> None:
-        hand_over_differences(self._session, self._job, tasks, found)
+        session = self._spark.session()
+        with self._watched(lambda: False):
+            failed = hand_over_differences(session, self._job, tasks, found)
+        if failed is not None:
+            raise explained(failed, self._what)
+
+    @contextmanager
+    def _watched(self, failed: Callable[[], bool]) -> Iterator[None]:
+        """What Spark does for this thread is ended when the job is given up, or has failed already."""
+        if self._stop.is_set():
+            raise GivenUpError("the job was given up", self._what)
+        done = threading.Event()
+        watcher = threading.Thread(target=self._watch, args=(failed, done), name="watcher", daemon=True)
+        self._context.setJobGroup(self._group, f"headwater: {self._what}", interruptOnCancel=True)
+        watcher.start()
+        try:
+            yield
+        except (PySparkException, Py4JError):
+            if self._stop.is_set():
+                raise GivenUpError("the job was given up", self._what) from None
+            raise
+        finally:
+            done.set()
+            watcher.join()
+
+    def _watch(self, failed: Callable[[], bool], done: threading.Event) -> None:
+        while not done.wait(_LOOK_SECONDS):
+            if self._stop.is_set() or failed():
+                with suppress(Py4JError, OSError):  # the JVM may be gone
+                    self._context.cancelJobGroup(self._group)
 
 
 @contextmanager
@@ -65,23 +117,13 @@ def _spark_errors(what: str) -> Iterator[None]:
     try:
         yield
     except PySparkException as error:
-        raise _explained(error, what) from error
+        raise _failed(str(error), what) from error
+    except Py4JJavaError as error:
+        raise _failed(str(error.java_exception.getMessage()), what) from error
     except (Py4JError, OSError) as error:  # the JVM is gone
         raise SparkJobError(f"the Spark job failed: {type(error).__name__}", what, "it is tried again") from error
 
 
-_OURS = re.compile(r"\b([A-Z]\w*(?:Error|Refused|Unreachable|Unusable)): (\[(?:HW|PSYNC)_\w+\] .*)")
-
-
-def _explained(error: PySparkException, what: str) -> HeadwaterError:
-    """The error of ours behind a failed job: Spark passes only the task's trace on."""
-    found = _OURS.search(str(error))
-    if found is None:
-        lines = [line for line in str(error).strip().splitlines() if line.strip()]
-        return SparkJobError(f"the Spark job failed: {lines[-1] if lines else 'no reason given'}", what)
-    if found[1] == TableChangedError.__name__:
-        return TableChangedError(f"a table was altered, rewritten or truncated during the {what}", "", found[2])
-    for error_type in RAISED_AS_THEY_ARE:
-        if found[1] == error_type.__name__:
-            return error_type(found[2].removeprefix(f"[{error_type.code}] "))
-    return SparkJobError(f"a Spark task failed: {found[2]}", what)
+def _failed(text: str, what: str) -> HeadwaterError:
+    lines = [line for line in text.splitlines() if line.strip()]
+    return SparkJobError(f"the Spark job failed: {lines[0] if lines else 'no reason given'}", what, "it is tried again")

@@ -1,81 +1,108 @@
-"""The Python Data Source through which Spark runs tasks of ours.
+"""Tasks of ours on Spark: what is sent to an executor, and what comes back.
 
-A task reads, transforms and writes inside `read` and yields one row that says what it did: source rows never pass
-through the JVM, which would cost several times the work itself.
-https://spark.apache.org/docs/latest/api/python/tutorial/sql/python_data_source.html
+A task reads, transforms and writes by itself and returns a value that says what it did: source rows never pass through
+the JVM, which would cost several times the work itself. An error is a value, too. Raised, Spark would try the task
+again however hopeless that is, fill the log with traces of Java, and pass on nothing but text.
 """
 
 from __future__ import annotations
 
-import base64
-import pickle
-from collections.abc import Iterator, Sequence
-from typing import Any, Generic
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import ClassVar, Generic
 
-from pyspark import TaskContext
-from pyspark.sql import SparkSession
-from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
-from pyspark.sql.types import BinaryType, LongType, StructField, StructType
+from pyspark import Accumulator, AccumulatorParam, SparkContext, TaskContext
 
-from headwater.pipeline.engine import Job, Result, Task
+from headwater.errors import HeadwaterError, Kind
+from headwater.pipeline.engine import RAISED_AS_THEY_ARE, Job, Result, Task
 from headwater.pipeline.session import SparkJobError
 
-FORMAT = "headwater-tasks"
-JOB_OPTION = "jobsecret"  # Spark keeps options with "secret" in their names out of its logs
+_TRIES = 3
 
 
-def run_tasks(session: SparkSession, job: Job, tasks: Sequence[Task[Job, Result]], what: str) -> list[Result]:
-    """Run tasks on Spark; their results in the order of the tasks."""
-    if not tasks:
+class TaskError(HeadwaterError):
+    """A task failed in a way that nobody foresaw."""
+
+    kind: ClassVar[Kind] = Kind.RETRY
+    code: ClassVar[str] = "HW_5105"
+
+
+@dataclass(frozen=True, slots=True)
+class Done(Generic[Result]):
+    """What a task returned."""
+
+    result: Result
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The error that a task ended with."""
+
+    error: HeadwaterError
+
+
+Errors = list[HeadwaterError]
+
+
+class _Errors(AccumulatorParam[Errors]):
+    """Brings errors to the driver as soon as their tasks have ended."""
+
+    def zero(self, value: Errors) -> Errors:
         return []
-    session.dataSource.register(TaskSource)
-    rows = session.read.format(FORMAT).option(JOB_OPTION, encode((job, list(tasks)))).load().collect()
-    if len(rows) != len(tasks):
-        raise SparkJobError(f"{len(rows)} of {len(tasks)} Spark tasks reported", what, "the job is tried again")
-    return [pickle.loads(row["result"]) for row in sorted(rows, key=lambda row: int(row["number"]))]  # noqa: S301 - our own task's
+
+    def addInPlace(self, value1: Errors, value2: Errors) -> Errors:  # noqa: N802 - Spark's name
+        return value1 + value2
 
 
-def encode(value: object) -> str:
-    """An object as the text of a Spark option."""
-    return base64.b85encode(pickle.dumps(value)).decode()
+def accumulated_errors(context: SparkContext) -> Accumulator[Errors]:
+    """Where tasks put what they failed of."""
+    return context.accumulator([], _Errors())
 
 
-def decode(text: str) -> Any:
-    """The inverse of `encode`: our own driver made the text."""
-    return pickle.loads(base64.b85decode(text))  # noqa: S301
+def run_tasks(
+    context: SparkContext, job: Job, tasks: Sequence[Task[Job, Result]], failed: Accumulator[Errors]
+) -> list[Done[Result] | Failed]:
+    """Run tasks on Spark; what became of them, in their order. Errors are in `failed` while others still run."""
+    numbered = list(enumerate(tasks))
+    return context.parallelize(numbered, len(numbered)).map(partial(_run, job, failed)).collect()
 
 
-def attempt_id() -> str:
-    """What tells the tries of the running task apart."""
+def _run(job: Job, failed: Accumulator[Errors], numbered: tuple[int, Task[Job, Result]]) -> Done[Result] | Failed:
+    number, task = numbered
     context = TaskContext.get()
-    return "0" if context is None else str(context.taskAttemptId())
+    outcome = outcome_of(job, task, number, "0" if context is None else str(context.taskAttemptId()))
+    if isinstance(outcome, Failed):
+        failed.add([outcome.error])
+    return outcome
 
 
-class TaskReader(DataSourceReader, Generic[Job, Result]):
-    """Runs tasks of one job."""
-
-    def __init__(self, encoded: str) -> None:
-        self._job: Job
-        self._tasks: list[Task[Job, Result]]
-        self._job, self._tasks = decode(encoded)
-
-    def partitions(self) -> Sequence[InputPartition]:
-        return [InputPartition(number) for number in range(len(self._tasks))]
-
-    def read(self, partition: InputPartition) -> Iterator[tuple[object, ...]]:
-        number = partition.value
-        yield (number, pickle.dumps(self._tasks[number].run(self._job, number, attempt_id())))
+def outcome_of(job: Job, task: Task[Job, Result], number: int, attempt: str) -> Done[Result] | Failed:
+    """Run a task, and again where that may help. `attempt` tells it from its other runs."""
+    tried = 1
+    while True:
+        outcome = _once(job, task, number, attempt)
+        if isinstance(outcome, Done) or outcome.error.kind is not Kind.RETRY or tried == _TRIES:
+            return outcome
+        attempt, tried = f"{attempt}r", tried + 1
 
 
-class TaskSource(DataSource):
-    """Registered under FORMAT."""
+def _once(job: Job, task: Task[Job, Result], number: int, attempt: str) -> Done[Result] | Failed:
+    try:
+        return Done(task.run(job, number, attempt))
+    except HeadwaterError as error:
+        return Failed(error)
+    except Exception as error:  # noqa: BLE001 - told where the results are awaited
+        return Failed(_unforeseen(error))
 
-    @classmethod
-    def name(cls) -> str:
-        return FORMAT
 
-    def schema(self) -> StructType:
-        return StructType([StructField("number", LongType()), StructField("result", BinaryType())])
+def _unforeseen(error: Exception) -> TaskError:
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    (text, *_) = traceback.format_exception_only(error)[-1].splitlines()
+    return TaskError(text, f"{frame.filename}:{frame.lineno}")
 
-    def reader(self, schema: StructType) -> DataSourceReader:
-        return TaskReader(self.options[JOB_OPTION])
+
+def explained(error: HeadwaterError, what: str) -> HeadwaterError:
+    """A task's error as who asked for the job `what` gets it: one that may go better the next time."""
+    return error if isinstance(error, RAISED_AS_THEY_ARE) else SparkJobError(f"a task failed: {error}", what)

@@ -6,6 +6,7 @@ Rows first, against the source and the rules (see `resync`); then histories and 
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Iterator
 
@@ -35,6 +36,7 @@ class Audit:
         self._outcome: VerifyOutcome | None = None
         self._progress = BulkProgress(0, 0, 0, 0)
         self._ops = 0
+        self._closed = threading.Event()
 
     def describe(self) -> str:
         """How far it is, for a person."""
@@ -65,6 +67,7 @@ class Audit:
 
     def close(self) -> None:
         """Give everything back, at the end or in the middle."""
+        self._closed.set()
         self._resync.close()
         if self._rebuild is not None:
             self._rebuild.close()
@@ -77,7 +80,7 @@ class Audit:
         self._on_rows = False
         started = time.time()
         job = verify_job(self._site, self._order.plans, self._order.oids)
-        verifying = Background(lambda: self._site.bulk.verify(job, self._note), "verification")
+        verifying = Background(lambda: self._site.bulk.verify(job, self._note, self._closed), "verification")
         while not verifying.done:
             yield False
         outcome = self._outcome = verifying.result()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
 
@@ -19,11 +20,13 @@ from headwater.bulk.jobs import (
 from headwater.storage.parts import BulkOutcome
 
 Report = Callable[[BulkProgress], None]
+Stop = threading.Event | None
 
 
 class BulkWork(Protocol):
     """Whoever reads whole tables for the replicator. Calls block until the work is done; they raise errors of ours
-    for what a person has to mend, and retryable ones for what may go better the next time."""
+    for what a person has to mend, and retryable ones for what may go better the next time. Who sets `stop` wants the
+    result no more: the work is ended soon, with GivenUpError."""
 
     def warm_up(self) -> None:
         """Begin to start whatever the work needs. Returns at once."""
@@ -32,21 +35,23 @@ class BulkWork(Protocol):
         """Read every table of the job into parts that a store can take over. Raises TableChangedError when a table
         was altered or rewritten meanwhile."""
 
-    def reprocess(self, job: ReprocessJob, progress: Report) -> BulkOutcome:
+    def reprocess(self, job: ReprocessJob, progress: Report, stop: Stop = None) -> BulkOutcome:
         """Evaluate current rows into parts of additions."""
 
-    def rekey(self, job: RekeyJob, progress: Report) -> BulkOutcome:
+    def rekey(self, job: RekeyJob, progress: Report, stop: Stop = None) -> BulkOutcome:
         """Write a table's current rows into parts for a generation in which they have other ids."""
 
     def compare(
-        self, job: CompareJob, progress: Report, found: Callable[[Sequence[Difference]], None]
+        self, job: CompareJob, progress: Report, found: Callable[[Sequence[Difference]], None], stop: Stop = None
     ) -> CompareOutcome:
         """Hand every row in which source and store differ to `found`, in batches. Raises TableChangedError as
         `snapshot` does."""
 
-    def verify(self, job: VerifyJob, progress: Report) -> VerifyOutcome:
+    def verify(self, job: VerifyJob, progress: Report, stop: Stop = None) -> VerifyOutcome:
         """Look whether histories and lookups hold what current rows say, beside whoever writes them. Raises
         TableChangedError when a table was truncated meanwhile."""
 
-    def standing(self, job: VerifyJob, buckets: Collection[int], progress: Report) -> dict[int, list[str]]:
+    def standing(
+        self, job: VerifyJob, buckets: Collection[int], progress: Report, stop: Stop = None
+    ) -> dict[int, list[str]]:
         """By table, ids of the rows that stand in any of these buckets (by key)."""

@@ -8,6 +8,7 @@ Tables that the store does not know are read from the source by a re-sync. Then 
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -46,6 +47,7 @@ class Deploy:
         self._written: Mapping[int, set[str]] = {}
         self._outcome = BulkOutcome((), "", 0)
         self._resync: Resync | None = None
+        self._closed = threading.Event()
         known = list(site.stored().values())
         self._new = self._create_tables()
         site.follow([*in_use, plan])
@@ -86,7 +88,7 @@ class Deploy:
             store=self._site.store.address,
             directory=self._site.store.staging_directory(),
         )
-        self._reprocessing = Background(lambda: self._site.bulk.reprocess(job, self._note), "reprocess")
+        self._reprocessing = Background(lambda: self._site.bulk.reprocess(job, self._note, self._closed), "reprocess")
 
     def _table(self, stored: StoredTable) -> ReprocessTable:
         ranges = self._site.ranges(stored.id)
@@ -147,6 +149,7 @@ class Deploy:
 
     def close(self) -> None:
         """Give everything back, at the end or in the middle."""
+        self._closed.set()
         self._site.applier.unwatch()
         if self._resync is not None:
             self._resync.close()

@@ -8,6 +8,7 @@ themselves are read within the one flush that writes the buckets, so clients see
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
@@ -66,6 +67,7 @@ class Rebuild:
         self._steps = self._run()
         self.progress = BulkProgress(0, 0, 0, 0)
         self.rows = self.ops = 0
+        self._closed = threading.Event()
 
     def describe(self) -> str:
         """How far it is, for a person."""
@@ -77,7 +79,11 @@ class Rebuild:
 
     def close(self) -> None:
         """Give everything back, at the end or in the middle."""
+        self._closed.set()
         self._site.applier.unwatch()
+
+    def _search(self, job: VerifyJob) -> Background[dict[int, list[str]]]:
+        return Background(lambda: self._site.bulk.standing(job, self._keys, self._note, self._closed), "rows")
 
     def _run(self) -> Iterator[bool]:
         started = time.time()
@@ -86,7 +92,7 @@ class Rebuild:
             job = verify_job(self._site, self._plans, lookups=False)
             written = self._site.applier.watch([table.id for table in job.tables])
             tasks += sum(len(table.ranges) for table in job.tables)
-            search = Background(lambda job=job: self._site.bulk.standing(job, self._keys, self._note), "rows")  # type: ignore[misc]
+            search = self._search(job)
             while not search.done:
                 yield False
             found = search.result()

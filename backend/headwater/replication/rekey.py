@@ -7,6 +7,7 @@ the old one's place. Meanwhile, what the stream brings for the table is left out
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Sequence
 
@@ -33,6 +34,7 @@ class Rekey:
         self._progress = BulkProgress(0, 0, 0, 0)
         self._outcome: BulkOutcome | None = None
         self._unstaged: list[StagedPart] = []
+        self._closed = threading.Event()
         pairs = [(table.relation, table.fingerprint)]
         (self._staged,) = site.store.stage_tables(site.lease, site.tag, pairs)
         self._running = self._begin()
@@ -53,7 +55,7 @@ class Rekey:
             store=self._site.store.address,
             directory=self._site.store.staging_directory(),
         )
-        return Background(lambda: self._site.bulk.rekey(job, self._note), "re-key")
+        return Background(lambda: self._site.bulk.rekey(job, self._note, self._closed), "re-key")
 
     def _note(self, progress: BulkProgress) -> None:
         self._progress = progress
@@ -99,4 +101,5 @@ class Rekey:
 
     def close(self) -> None:
         """Give everything back, at the end or in the middle."""
+        self._closed.set()
         self._site.store.discard_staged(self._site.lease)

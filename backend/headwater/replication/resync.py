@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 import queue
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -83,7 +84,7 @@ class Resync:
         self._batch: list[Difference] = []
         self._keeper: SnapshotKeeper | None = None
         self._comparing: Background[CompareOutcome] | None = None
-        self._closed = False
+        self._closed = threading.Event()
         stored = site.stored()
         self._oids = frozenset(stored) if order.oids is None else order.oids & frozenset(stored)
         self._truncated = frozenset[int]()
@@ -174,7 +175,8 @@ class Resync:
             store=self._site.store.address,
             directory=self._site.store.staging_directory(),
         )
-        self._comparing = Background(lambda: self._site.bulk.compare(job, self._note, self._take), "comparison")
+        closed = self._closed
+        self._comparing = Background(lambda: self._site.bulk.compare(job, self._note, self._take, closed), "comparison")
         return False
 
     def _table(self, stored: StoredTable, published: PublishedTable) -> CompareTable:
@@ -191,7 +193,7 @@ class Resync:
 
     def _take(self, differences: Sequence[Difference]) -> None:
         """Called in the comparison's thread; waits while the replicator has enough to merge."""
-        while not self._closed:
+        while not self._closed.is_set():
             try:
                 self._batches.put(differences, timeout=0.5)
             except queue.Full:
@@ -245,7 +247,7 @@ class Resync:
 
     def close(self) -> None:
         """Give everything back, at the end or in the middle. The marks go when nothing is left to do."""
-        self._closed = True
+        self._closed.set()
         self._site.applier.forget(self._log)
         self._opening.discard(SnapshotKeeper.close)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -89,7 +90,7 @@ class TwoSides:
         job = CompareJob(source, "", tables, (), TypeCatalog(), SqliteAddress(self.directory), self.directory)
         parts = [Partition(SnapshotTable(1, published), leaf, 0, None)]
         self.found.clear()
-        find_differences(LocalRun(job, 0.0), job, parts, self.found.extend)
+        find_differences(LocalRun(job, "comparison", threading.Event()), job, parts, self.found.extend)
         return sorted(difference.key for difference in self.found)
 
     def expected(self) -> list[str]:

@@ -1,0 +1,208 @@
+"""What becomes of tasks: a value, whether it is a result or an error, and an end as soon as nobody wants more."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+
+from headwater.bulk.jobs import CompareJob, Difference, GivenUpError, TableChangedError
+from headwater.decode.catalog import TypeCatalog
+from headwater.errors import HeadwaterError, Kind
+from headwater.oplog.change import Relation, ReplicaIdentity
+from headwater.pipeline.compare import ComparedRow, RowsTask, StoreRows
+from headwater.pipeline.engine import Task
+from headwater.pipeline.session import Spark, SparkJobError
+from headwater.pipeline.spark_engine import SparkEngine
+from headwater.source.connect import SourceSettings
+from headwater.storage.address import SqliteAddress
+from headwater.storage.contract import StoredTable
+from tests.support.fix_headwater import wait_until
+from tests.support.spark_jobs import spark_jobs
+
+pytestmark = pytest.mark.spark
+
+
+class Passing(HeadwaterError):
+    """An error that another attempt does not meet."""
+
+    kind = Kind.RETRY
+
+
+@dataclass(frozen=True)
+class Fails:
+    """A task that fails as long as there are attempts in `directory` to be taken away."""
+
+    error: Exception
+    directory: str = ""
+
+    def run(self, job: None, number: int, attempt: str) -> str:
+        attempts = sorted(Path(self.directory).iterdir()) if self.directory else []
+        if self.directory and not attempts:
+            return attempt
+        for first in attempts[:1]:
+            first.unlink()
+        raise self.error
+
+
+@dataclass(frozen=True)
+class Hangs:
+    """A task without end. Tells of its process in `directory`."""
+
+    directory: str
+
+    def run(self, job: None, number: int, attempt: str) -> None:
+        Path(self.directory, f"{number}").write_text(str(os.getpid()))
+        while True:
+            time.sleep(1)
+
+
+@dataclass(frozen=True)
+class Answers:
+    """A task that is done at once."""
+
+    def run(self, job: None, number: int, attempt: str) -> int:
+        return number
+
+
+@pytest.fixture
+def engine(spark: Spark) -> SparkEngine:
+    return SparkEngine(spark)
+
+
+def both(first: Task[None, object], second: Task[None, object]) -> list[Task[None, object]]:
+    return [first, second]
+
+
+def failed_tasks(spark: Spark) -> int:
+    """How many attempts have failed in the eyes of Spark."""
+    return sum(job.failed for job in spark_jobs(spark.context()).values())
+
+
+def hanging(directory: Path) -> list[int]:
+    """Processes of tasks without end that still run."""
+    pids = [int(path.read_text() or 0) for path in directory.iterdir()]
+    return [pid for pid in pids if psutil.pid_exists(pid)]
+
+
+def test_an_error_of_a_task_arrives_as_it_is_and_no_attempt_is_made_again(engine: SparkEngine, spark: Spark) -> None:
+    changed = TableChangedError("a table was truncated", "public.items", "it is read again")
+    before = failed_tasks(spark)
+    with pytest.raises(TableChangedError) as failure, engine.run(None, "test") as run:
+        run.tasks(both(Answers(), Fails(changed)))
+    assert failure.value.args == changed.args
+    assert failed_tasks(spark) == before
+
+
+def test_other_errors_may_go_better_the_next_time(engine: SparkEngine) -> None:
+    stopping = HeadwaterError("the disk is full", "/var", "make room")
+    for error, text in (
+        (stopping, "[HW_0000] the disk is full (/var); make room"),
+        (ValueError("odd"), "ValueError: odd"),
+    ):
+        with pytest.raises(SparkJobError) as failure, engine.run(None, "test") as run:
+            run.tasks(both(Fails(error), Answers()))
+        assert failure.value.kind is Kind.RETRY
+        assert text in str(failure.value)
+
+
+def test_what_may_pass_is_tried_again_under_another_name(engine: SparkEngine, tmp_path: Path) -> None:
+    for number in range(2):
+        (tmp_path / f"{number}").touch()
+    with engine.run(None, "test") as run:
+        (attempt,) = run.tasks([Fails(Passing("not now"), str(tmp_path))])
+    assert attempt.endswith("rr")
+
+
+def test_the_first_error_ends_the_other_tasks(engine: SparkEngine, tmp_path: Path) -> None:
+    changed = TableChangedError("a table was truncated", "public.items")
+    with pytest.raises(TableChangedError), engine.run(None, "test") as run:
+        run.tasks(both(Fails(changed), Hangs(str(tmp_path))) * 4)
+    wait_until(lambda: not hanging(tmp_path), "the other tasks to end")
+
+
+def test_a_job_that_is_given_up_frees_its_cores(engine: SparkEngine, tmp_path: Path) -> None:
+    stop = threading.Event()
+    errors: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            with engine.run(None, "test", stop) as run:
+                run.tasks([Hangs(str(tmp_path))] * 2 * run.parallelism)
+        except GivenUpError as error:
+            errors.append(error)
+
+    worker = threading.Thread(target=work)
+    worker.start()
+    wait_until(lambda: any(path.stat().st_size for path in tmp_path.iterdir()), "a task to run")
+    stop.set()
+    worker.join(30)
+    assert len(errors) == 1
+    wait_until(lambda: not hanging(tmp_path), "its tasks to end")
+    with engine.run(None, "test") as run:
+        assert run.tasks([Answers()] * 4) == [0, 1, 2, 3]
+
+
+def test_a_job_that_is_given_up_before_it_begins_does_nothing(engine: SparkEngine, tmp_path: Path) -> None:
+    stop = threading.Event()
+    stop.set()
+    with pytest.raises(GivenUpError), engine.run(None, "test", stop) as run:
+        run.tasks([Hangs(str(tmp_path))])
+    assert not list(tmp_path.iterdir())
+
+
+@dataclass(frozen=True)
+class Truncated(StoreRows):
+    """Rows that can't be read any more."""
+
+    def rows(self, job: CompareJob) -> Iterator[list[ComparedRow]]:
+        yield [ComparedRow(0, "1", 1, "")]
+        raise TableChangedError("a table was truncated", "public.items")
+
+
+@dataclass(frozen=True)
+class Endless(StoreRows):
+    """Rows without end, read by a task that tells of its process in a directory."""
+
+    directory: str
+
+    def rows(self, job: CompareJob) -> Iterator[list[ComparedRow]]:
+        yield [ComparedRow(0, "1", 1, "")]
+        Hangs(self.directory).run(None, 0, "")
+
+
+JOB = CompareJob(SourceSettings("", "", ""), "", (), (), TypeCatalog(), SqliteAddress(""), "")
+TABLE = StoredTable(1, "default", (Relation(1, "public", "items", ReplicaIdentity.DEFAULT, ()),), "")
+
+
+def test_where_rows_meet_an_error_is_a_value_too(engine: SparkEngine, spark: Spark) -> None:
+    before = failed_tasks(spark)
+    found: list[Difference] = []
+    task = RowsTask(Truncated(TABLE, 0, 1), 1, frozenset({0}))
+    with pytest.raises(TableChangedError) as failure, engine.run(JOB, "test") as run:
+        run.differences([task], found.extend)
+    assert failure.value.where == "public.items"
+    assert found == []
+    assert failed_tasks(spark) == before
+
+
+def test_where_rows_meet_a_job_can_be_given_up(engine: SparkEngine, tmp_path: Path) -> None:
+    stop = threading.Event()
+    task = RowsTask(Endless(TABLE, 0, 1, str(tmp_path)), 1, frozenset({0}))
+
+    def give_up() -> None:
+        wait_until(lambda: bool(hanging(tmp_path)), "the task to run")
+        stop.set()
+
+    impatient = threading.Thread(target=give_up)
+    impatient.start()
+    with pytest.raises(GivenUpError), engine.run(JOB, "test", stop) as run:
+        run.differences([task], lambda _: None)
+    impatient.join()
+    wait_until(lambda: not hanging(tmp_path), "the task to end")
