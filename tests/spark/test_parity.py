@@ -6,8 +6,9 @@ Most tests of what bulk work is a part of rest on this.
 from __future__ import annotations
 
 import hashlib
+import random
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,16 +24,27 @@ from headwater.bulk.jobs import (
     RekeyJob,
     ReprocessJob,
     SnapshotJob,
+    SnapshotTable,
     VerifyJob,
     VerifyOutcome,
 )
+from headwater.decode.catalog import TypeCatalog
+from headwater.oplog.change import Relation, ReplicaIdentity
 from headwater.oplog.op import bucket_key
+from headwater.pipeline.compare import ComparedRow, RowsTask, SourceRows, StoreRows
 from headwater.pipeline.jobs import BulkJobs
+from headwater.pipeline.partition import Partition
+from headwater.pipeline.session import Spark
+from headwater.pipeline.spark_engine import SparkEngine
 from headwater.replication.bulk import BulkWork, Report, Stop
+from headwater.source.catalog import Leaf, PublishedTable
+from headwater.source.connect import SourceSettings
+from headwater.storage.address import SqliteAddress
+from headwater.storage.contract import StoredTable
 from headwater.storage.parts import BulkOutcome, StagedPart
 from tests.support.changed_source import settled
 from tests.support.fix_headwater import Deployment, wait_until
-from tests.support.local_bulk import APPLICATION, local_bulk
+from tests.support.local_bulk import APPLICATION, LocalEngine, local_bulk
 
 if TYPE_CHECKING:
     from tests.support.fix_postgres import SourceDb
@@ -65,6 +77,7 @@ class Both:
     done: Counter[str] = field(default_factory=Counter)
     tasks: Counter[str] = field(default_factory=Counter)
     differences: list[Difference] = field(default_factory=list)
+    compared: list[CompareOutcome] = field(default_factory=list)
     verified: list[VerifyJob] = field(default_factory=list)
 
     def warm_up(self) -> None:
@@ -91,6 +104,7 @@ class Both:
         assert spark.application != local.application
         assert local == replace(spark, application=APPLICATION)
         self.differences += theirs
+        self.compared.append(spark)
         found(theirs)
         return spark
 
@@ -157,12 +171,22 @@ def deployment(deploy: Callable[..., Deployment], source_db: SourceDb, both: Bot
     return deployment.start()
 
 
-def test_every_kind_of_job_comes_to_the_same(deployment: Deployment, source_db: SourceDb, both: Both) -> None:
+def test_every_kind_of_job_comes_to_the_same(
+    deployment: Deployment, source_db: SourceDb, both: Both, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert both.tasks["snapshot"] >= 8, "copies stand in several parts"
 
     source_db.execute("alter table items add column extra text default 'filled'")
     source_db.execute("alter table copies add column extra int; update copies set extra = n where n = 3")
     wait_until(lambda: settled(deployment) and len(both.differences) >= 3000, "the comparison")
+
+    assert all(outcome.partitions > 1 for outcome in both.compared)
+
+    with monkeypatch.context() as small:
+        small.setattr(headwater.pipeline.plan, "SMALLEST_PAGES", 1 << 10)
+        source_db.execute("alter table items drop column extra")
+        wait_until(lambda: settled(deployment) and len(both.differences) >= 6000, "the comparison")
+    assert both.compared[-1].partitions == both.compared[-1].tasks == 1
 
     source_db.execute("alter table items replica identity full")
     wait_until(lambda: both.done["rekey"] > 0 and settled(deployment), "the re-key")
@@ -178,3 +202,53 @@ def test_every_kind_of_job_comes_to_the_same(deployment: Deployment, source_db: 
     assert {"snapshot", "compare", "rekey", "reprocess", "verify", "standing"} == both.done.keys()
     deployment.close()
     assert deployment.problems() == []
+
+
+@dataclass(frozen=True)
+class Source(SourceRows):
+    """Made up."""
+
+    given: tuple[ComparedRow, ...]
+
+    def rows(self, job: CompareJob) -> Iterator[list[ComparedRow]]:
+        yield list(self.given)
+
+
+@dataclass(frozen=True)
+class Store(StoreRows):
+    """Made up."""
+
+    given: tuple[ComparedRow, ...]
+
+    def rows(self, job: CompareJob) -> Iterator[list[ComparedRow]]:
+        yield list(self.given)
+
+
+def test_where_rows_meet_nothing_hides_what_differs(spark: Spark) -> None:
+    """Two tables of rows that come up to three times on either side, some with another digest than they should."""
+    dice = random.Random(5)
+    tasks: list[RowsTask] = []
+    for number in (1, 2):
+        table = StoredTable(number, "default", (Relation(number, "public", "t", ReplicaIdentity.FULL, ()),), "")
+        leaf = Leaf(number, "public", "t", number, 1, 1)
+        published = PublishedTable(table.relation, (leaf,), None, "", "")
+        rows = [ComparedRow(0, f"row {row}", row, f"line {row}") for row in range(200)]
+        source = [row for row in rows for _ in range(dice.randint(0, 3))]
+        stored = [
+            row._replace(digest=row.digest + dice.choice([0, 0, 0, 1]) * 1000)
+            for row in rows
+            for _ in range(dice.randint(0, 3))
+        ]
+        dice.shuffle(stored)
+        partition = Partition(SnapshotTable(number, published), leaf, 0, None)
+        tasks.append(RowsTask(Source(table, partition, tuple(source)), 1, frozenset({0})))
+        tasks += [RowsTask(Store(table, 0, 1, tuple(stored[half::2])), 1, frozenset({0})) for half in (0, 1)]
+    settings = SourceSettings(host="", database="", user="")
+    job = CompareJob(settings, "", (), (), TypeCatalog(), SqliteAddress(""), "")
+    found: list[list[Difference]] = []
+    for engine in (SparkEngine(spark), LocalEngine()):
+        found.append([])
+        with engine.run(job, "comparison") as run:
+            run.differences(tasks, found[-1].extend)
+    assert sorted(found[0]) == sorted(found[1])
+    assert 100 < len(found[0]) < 400

@@ -80,9 +80,14 @@ def both(first: Task[None, object], second: Task[None, object]) -> list[Task[Non
     return [first, second]
 
 
-def failed_tasks(spark: Spark) -> int:
-    """How many attempts have failed in the eyes of Spark."""
-    return sum(job.failed for job in spark_jobs(spark.context()).values())
+@pytest.fixture
+def none_failed(spark: Spark) -> Iterator[None]:
+    """In the eyes of Spark, every attempt of the test's tasks went well."""
+    before = spark_jobs(spark.context())
+    yield
+    made = [job for number, job in spark_jobs(spark.context()).items() if number not in before]
+    assert made
+    assert not any(job.failed for job in made)
 
 
 def hanging(directory: Path) -> list[int]:
@@ -91,13 +96,12 @@ def hanging(directory: Path) -> list[int]:
     return [pid for pid in pids if psutil.pid_exists(pid)]
 
 
-def test_an_error_of_a_task_arrives_as_it_is_and_no_attempt_is_made_again(engine: SparkEngine, spark: Spark) -> None:
+@pytest.mark.usefixtures("none_failed")
+def test_an_error_of_a_task_arrives_as_it_is_and_no_attempt_is_made_again(engine: SparkEngine) -> None:
     changed = TableChangedError("a table was truncated", "public.items", "it is read again")
-    before = failed_tasks(spark)
     with pytest.raises(TableChangedError) as failure, engine.run(None, "test") as run:
         run.tasks(both(Answers(), Fails(changed)))
     assert failure.value.args == changed.args
-    assert failed_tasks(spark) == before
 
 
 def test_other_errors_may_go_better_the_next_time(engine: SparkEngine) -> None:
@@ -181,15 +185,14 @@ JOB = CompareJob(SourceSettings("", "", ""), "", (), (), TypeCatalog(), SqliteAd
 TABLE = StoredTable(1, "default", (Relation(1, "public", "items", ReplicaIdentity.DEFAULT, ()),), "")
 
 
-def test_where_rows_meet_an_error_is_a_value_too(engine: SparkEngine, spark: Spark) -> None:
-    before = failed_tasks(spark)
+@pytest.mark.usefixtures("none_failed")
+def test_where_rows_meet_an_error_is_a_value_too(engine: SparkEngine) -> None:
     found: list[Difference] = []
     task = RowsTask(Truncated(TABLE, 0, 1), 1, frozenset({0}))
     with pytest.raises(TableChangedError) as failure, engine.run(JOB, "test") as run:
         run.differences([task], found.extend)
     assert failure.value.where == "public.items"
     assert found == []
-    assert failed_tasks(spark) == before
 
 
 def test_where_rows_meet_a_job_can_be_given_up(engine: SparkEngine, tmp_path: Path) -> None:

@@ -10,15 +10,17 @@ import itertools
 import os
 import pickle
 import threading
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final, Generic
 
 from headwater.bulk.jobs import CompareJob, GivenUpError
 from headwater.errors import HeadwaterError
-from headwater.pipeline.compare import ComparedRow, RowsTask, SourceRows, unlike
+from headwater.pipeline.compare import RowsTask, SourceRows
 from headwater.pipeline.engine import Found, Job, Result, Task
 from headwater.pipeline.jobs import BulkJobs
+from headwater.pipeline.meeting import Meeting
 from headwater.pipeline.session import SparkJobError
 from headwater.pipeline.tasks import Done, Failed, explained, outcome_of
 
@@ -26,8 +28,6 @@ APPLICATION: Final = "local"
 EVERYTHING_ON_SPARK: Final = os.environ.get("HEADWATER_TEST_BULK") == "spark"
 
 _attempts = itertools.count()
-
-Rows = list[ComparedRow]
 
 
 class LocalEngine:
@@ -76,16 +76,18 @@ class LocalRun(Generic[Job]):
                 raise explained(error, self._what)
 
     def differences(self: LocalRun[CompareJob], tasks: Sequence[RowsTask], found: Found) -> None:
-        sides: dict[int, tuple[list[Rows], list[Rows]]] = {}
+        meetings: defaultdict[int, Meeting] = defaultdict(Meeting)
         try:
             for sent in tasks:
                 self._check()
                 job, task = _sent((self._job, sent))
-                of_store = not isinstance(task.part, SourceRows)
-                sides.setdefault(task.part.table.id, ([], []))[of_store].extend(task.rows(job))
+                meeting = meetings[task.part.table.id]
+                take = meeting.of_source if isinstance(task.part, SourceRows) else meeting.of_store
+                for rows in task.rows(job):
+                    take(rows)
         except HeadwaterError as error:
             raise explained(error, self._what) from error
-        found([difference for table, (source, store) in sides.items() for difference in unlike(table, source, store)])
+        found([difference for table, meeting in meetings.items() for difference in meeting.differences(table)])
 
     def _check(self) -> None:
         if self._stop.is_set():

@@ -8,7 +8,7 @@ each other.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -17,7 +17,7 @@ import numpy.typing as npt
 import xxhash
 
 from headwater.bulk.binding import BoundTable, bind_layouts, current_cells, lookups_stand_right, stands_right
-from headwater.bulk.jobs import CompareJob, Difference
+from headwater.bulk.jobs import CompareJob
 from headwater.decode.copytext import join_cells, split_line
 from headwater.decode.errors import DecodeError
 from headwater.oplog.change import Relation
@@ -166,46 +166,3 @@ class RowsTask:
         mask, wanted = self.partitions - 1, self.differing
         for rows in self.part.rows(job):
             yield [row for row in rows if row.place & mask in wanted]
-
-
-@dataclass(slots=True)
-class _Met:
-    """The rows of one key, or content: how many there are on either side, and the least and greatest of their digests,
-    which are one when all of them are alike."""
-
-    line: str
-    least: int
-    greatest: int
-    copies: int = 0
-    stored: int = 0
-
-
-def unlike(
-    table: int, source: Iterable[Sequence[ComparedRow]], store: Iterable[Sequence[ComparedRow]]
-) -> list[Difference]:
-    """What two sides of a table do not have alike. It holds all of their rows."""
-    met: dict[str, _Met] = {}
-    for rows in source:
-        for _, key, digest, line in rows:
-            row = _meet(met, key, digest, line)
-            row.line = max(row.line, line)
-            row.copies += 1
-    for rows in store:
-        for _, key, digest, line in rows:
-            _meet(met, key, digest, line).stored += 1
-    return [
-        Difference(table, key, row.line, row.copies)
-        for key, row in met.items()
-        if row.copies != row.stored or row.least != row.greatest
-    ]
-
-
-def _meet(met: dict[str, _Met], key: str, digest: int, line: str) -> _Met:
-    row = met.get(key)
-    if row is None:
-        row = met[key] = _Met(line, digest, digest)
-    elif digest < row.least:
-        row.least = digest
-    elif digest > row.greatest:
-        row.greatest = digest
-    return row

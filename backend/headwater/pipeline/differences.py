@@ -42,7 +42,7 @@ def _load(session: SparkSession, job: CompareJob, tasks: Sequence[RowsTask]) -> 
 
 def _differences(rows: DataFrame) -> DataFrame:
     """One row for each key, or content, that the two sides do not have alike: not as often, or with several digests.
-    See `compare.unlike`. Errors are among them as they are."""
+    See `meeting.Meeting`. Errors are among them as they are."""
     of_source, of_store = f.col("side") == _SOURCE, f.col("side") == _STORE
     return (
         rows.groupBy("table", "key")

@@ -1,32 +1,96 @@
 """The comparison of a source and its store: digests of both sides first, then the rows behind those that differ.
 
 Most of the time nothing differs, and then a vector of digests per task is all that travels. Rows are fetched only
-from partitions of the hash space that differ.
+from partitions of the hash space that differ. A small table is read whole, by one task.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
-from headwater.bulk.jobs import CompareJob, CompareOutcome
+from headwater.bulk.jobs import CompareJob, CompareOutcome, CompareTable
 from headwater.pipeline.compare import DigestTask, Rows, RowsTask, SourceRows, StoreRows, TableDigests
 from headwater.pipeline.engine import Found, Run
+from headwater.pipeline.meeting import WholeTask
 from headwater.pipeline.partition import Partition
+from headwater.pipeline.plan import is_small
 
 _FEWEST_PARTITIONS, _MOST_PARTITIONS = 1 << 10, 1 << 16
 _ROWS_A_PARTITION = 8
+_WHOLE_AT_ONCE = 16  # tables whose differences the driver's memory has to hold together
 
 
 def find_differences(
     run: Run[CompareJob], job: CompareJob, source_parts: Sequence[Partition], found: Found
 ) -> CompareOutcome:
     """Hand every difference to `found`, in batches."""
-    tables = {table.stored.id: table for table in job.tables}
-    parts: list[Rows] = [SourceRows(tables[part.table.table_id].stored, part) for part in source_parts]
-    parts += [StoreRows(table.stored, *places) for table in job.tables for places in table.ranges]
-    sizes = {table.stored.id: _partitions(table.rows) for table in job.tables}
+    sides = {table.stored.id: _Sides.of(table, source_parts) for table in job.tables}
+    whole = [
+        WholeTask(table.stored.id, sides[table.stored.id].source, sides[table.stored.id].store)
+        for table in job.tables
+        if is_small(table.published) and len(table.ranges) <= 1
+    ]
+    small = _compare_whole(run, whole, found)
+    outcome = _compare_digests(
+        run, {table.stored.id: table for table in job.tables if table.stored.id not in small}, sides, found
+    )
+    return CompareOutcome(
+        source_rows=outcome.source_rows + sum(w.source_rows for w in small.values()),
+        store_rows=outcome.store_rows + sum(w.store_rows for w in small.values()),
+        partitions=outcome.partitions + len(small),
+        differing=outcome.differing + sum(w.differs for w in small.values()),
+        application=run.application,
+        tasks=outcome.tasks + len(whole),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Sides:
+    """The parts of a table on either side."""
+
+    source: tuple[SourceRows, ...]
+    store: tuple[StoreRows, ...]
+
+    @classmethod
+    def of(cls, table: CompareTable, source_parts: Sequence[Partition]) -> _Sides:
+        return cls(
+            tuple(SourceRows(table.stored, part) for part in source_parts if part.table.table_id == table.stored.id),
+            tuple(StoreRows(table.stored, *places) for places in table.ranges),
+        )
+
+
+class _Whole(NamedTuple):
+    """What is left of a small table's comparison when its differences were handed over."""
+
+    source_rows: int
+    store_rows: int
+    differs: bool
+
+
+def _compare_whole(run: Run[CompareJob], tasks: Sequence[WholeTask], found: Found) -> dict[int, _Whole]:
+    """By table, what was found in those that were as small as was thought."""
+    small: dict[int, _Whole] = {}
+    for start in range(0, len(tasks), _WHOLE_AT_ONCE):
+        some = tasks[start : start + _WHOLE_AT_ONCE]
+        for task, outcome in zip(some, run.tasks(some), strict=True):
+            if outcome is None:
+                continue
+            if outcome.differences:
+                found(outcome.differences)
+            small[task.table] = _Whole(outcome.source_rows, outcome.store_rows, bool(outcome.differences))
+    return small
+
+
+def _compare_digests(
+    run: Run[CompareJob], tables: Mapping[int, CompareTable], sides: Mapping[int, _Sides], found: Found
+) -> CompareOutcome:
+    parts: list[Rows] = [part for table in tables for part in sides[table].source]
+    parts += [part for table in tables for part in sides[table].store]
+    sizes = {number: _partitions(table.rows) for number, table in tables.items()}
     digests = run.tasks([DigestTask(part, sizes[part.table.id]) for part in parts])
     differing = _differing(digests, sizes)
     tasks = [

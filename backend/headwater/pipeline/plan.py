@@ -6,9 +6,10 @@ from collections.abc import Iterator, Sequence
 
 from headwater.bulk.jobs import SnapshotTable
 from headwater.pipeline.partition import Partition
+from headwater.source.catalog import PublishedTable
 
 LARGEST_PAGES = 8_192  # 64 MB: small enough to show progress and to repeat, large enough to amortise a task
-SMALLEST_PAGES = 512
+SMALLEST_PAGES = 2_048  # 16 MB, some tens of thousands of rows: less is read before another task has begun
 _ROWS_A_PAGE = 60
 
 
@@ -23,6 +24,11 @@ def partitions(tables: Sequence[SnapshotTable], parallelism: int) -> list[Partit
         for leaf in table.published.leaves
         for first, end in _ranges(leaf.pages, size)
     ]
+
+
+def is_small(table: PublishedTable) -> bool:
+    """Whether a table is thought to be as good as one part, however many leaves hold its rows."""
+    return sum(leaf.pages for leaf in table.leaves) <= SMALLEST_PAGES
 
 
 def expected_rows(tables: Sequence[SnapshotTable]) -> int:

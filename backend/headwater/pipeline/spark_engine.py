@@ -61,14 +61,14 @@ class SparkRun(Generic[Job]):
     def tasks(self, tasks: Sequence[Task[Job, Result]]) -> list[Result]:
         if not tasks:
             return []
-        failed = accumulated_errors(self._context)
-        try:
-            with self._watched(lambda: bool(failed.value)):
-                outcomes = run_tasks(self._context, self._job, tasks, failed)
-        except (PySparkException, Py4JError):
-            if failed.value:
-                raise explained(failed.value[0], self._what) from None
-            raise
+        with accumulated_errors(self._context) as failed:
+            try:
+                with self._watched(lambda: bool(failed.value)):
+                    outcomes = run_tasks(self._context, self._job, tasks, failed)
+            except (PySparkException, Py4JError):
+                if failed.value:
+                    raise explained(failed.value[0], self._what) from None
+                raise
         found: list[Result] = []
         for outcome in outcomes:
             match outcome:

@@ -8,12 +8,14 @@ again however hopeless that is, fill the log with traces of Java, and pass on no
 from __future__ import annotations
 
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar, Generic
 
 from pyspark import Accumulator, AccumulatorParam, SparkContext, TaskContext
+from pyspark.accumulators import _accumulatorRegistry
 
 from headwater.errors import HeadwaterError, Kind
 from headwater.pipeline.engine import RAISED_AS_THEY_ARE, Job, Result, Task
@@ -56,9 +58,14 @@ class _Errors(AccumulatorParam[Errors]):
         return value1 + value2
 
 
-def accumulated_errors(context: SparkContext) -> Accumulator[Errors]:
+@contextmanager
+def accumulated_errors(context: SparkContext) -> Iterator[Accumulator[Errors]]:
     """Where tasks put what they failed of."""
-    return context.accumulator([], _Errors())
+    errors = context.accumulator([], _Errors())
+    try:
+        yield errors
+    finally:
+        _accumulatorRegistry.pop(errors.aid, None)  # Spark itself would keep it for ever
 
 
 def run_tasks(
