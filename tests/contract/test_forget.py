@@ -19,6 +19,7 @@ from headwater.storage.forget import Searched, SoughtRow, SoughtText, open_forge
 from headwater.storage.open import open_reader
 from headwater.storage.stats import store_stats
 from headwater.storage.upkeep import open_upkeep
+from headwater.sync.request import write_key
 from headwater.upkeep.forgetting import BucketFindings, Forgetter, by_bucket, look
 from tests.support.model_device import ModelBucket
 from tests.support.store_checker import problems
@@ -106,6 +107,15 @@ def test_a_text_goes_from_history_and_every_device_converges(written: WrittenSto
     devices.check()
     devices.sync(written.write({"r1": (B, "later"), "r2": None}))
     devices.check()
+
+
+def test_a_users_id_goes_from_the_keys_of_write_checkpoints(written: WrittenStore) -> None:
+    reader = open_reader(written.address)
+    keys = [write_key("dept/ann%lee", "phone"), write_key("dept/bob", "phone")]
+    reader.create_write_checkpoint(keys, {})
+    forget(written, SoughtText("dept/ann%lee"))
+    assert [reader.write_checkpoint(key) is None for key in keys] == [True, False]
+    reader.close()
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -45,11 +45,12 @@ class StatusRoute:
 
 
 def require_admin(header: str | None, tokens: Sequence[str]) -> None:
-    """Raises AdminRefusedError unless the header holds one of the tokens."""
-    scheme, _, given = (header or "").partition(" ")
-    if scheme.lower() not in {"token", "bearer"}:
+    """Raises AdminRefusedError unless the header holds one of the tokens; an empty one never fits."""
+    scheme, _, rest = (header or "").partition(" ")
+    given = rest.strip().encode()
+    if not given or scheme.lower() not in {"token", "bearer"}:
         raise AdminRefusedError
-    known = [hmac.compare_digest(given.strip().encode(), token.encode()) for token in tokens]
+    known = [hmac.compare_digest(given, token.encode()) for token in tokens]
     if not any(known):
         raise AdminRefusedError
 

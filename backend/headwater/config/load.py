@@ -74,6 +74,8 @@ def _client_auth(root: Section) -> ClientAuth:
     keys = tuple(held for each in jwks.sections("keys") if (held := _key(each)) is not None)
     jwks.warn_unknown()
     audience = frozenset(section.texts("audience"))
+    if "" in audience:
+        section.error("an empty text names no audience", "audience", fix=_SET_IT)
     if not keys and not root.findings.errors:
         root.warn("no key is configured, so every token is refused; add client_auth.jwks.keys", "client_auth")
     elif not audience and not root.findings.errors:
@@ -82,6 +84,7 @@ def _client_auth(root: Section) -> ClientAuth:
     return ClientAuth(keys, audience)
 
 
+_SET_IT = "set it, or take it out"
 _USE_KEYS = "give the keys in client_auth.jwks.keys: {kty: oct, alg: HS256, k: …}"
 
 
@@ -112,7 +115,7 @@ def _api(section: Section) -> ApiConfig:
     limits = section.section("parameters")
     defaults = ApiConfig()
     config = ApiConfig(
-        tokens=section.texts("tokens"),
+        tokens=_admin_tokens(section),
         max_concurrent_connections=limits.integer(
             "max_concurrent_connections", defaults.max_concurrent_connections, 1, _LIMIT
         ),
@@ -132,6 +135,17 @@ def _api(section: Section) -> ApiConfig:
     limits.warn_unknown()
     section.warn_unknown()
     return config
+
+
+def _admin_tokens(section: Section) -> tuple[str, ...]:
+    """An environment variable that is empty must not open a door."""
+    tokens = section.texts("tokens")
+    if any(not token.strip() for token in tokens):
+        section.error("an empty token would open the admin API to everybody", "tokens", fix=_SET_IT)
+    elif any(token != token.strip() for token in tokens):
+        what = "a token begins or ends with white space, which no request can send"
+        section.error(what, "tokens", fix="write it without")
+    return tokens
 
 
 def _spark(root: Section, storage: StoreAddress) -> SparkSettings:

@@ -17,6 +17,7 @@ from headwater.decode.copytext import join_cells
 from headwater.oplog.op import finished_op
 from headwater.storage.address import PostgresAddress, SqliteAddress, StoreAddress
 from headwater.storage.contract import Lease, StoreError
+from headwater.storage.write_key import user_in_key
 
 LEAST_TEXT = 5
 """Characters of a text to forget. A shorter one is found by chance in compressed bytes."""
@@ -41,13 +42,14 @@ class Sought(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SoughtText:
-    """A text, in whatever form a store writes it: plain, as JSON, as JSON within JSON, as a COPY cell."""
+    """A text, in whatever form a store writes it: plain, as JSON, as JSON within JSON, as a COPY cell, as a user's
+    id in the key of a write checkpoint."""
 
     text: str
 
     @property
     def hints(self) -> tuple[str, ...]:
-        forms = [self.text, join_cells([self.text])]
+        forms = [self.text, join_cells([self.text]), user_in_key(self.text)]
         for encode in (_json, _ascii_json):
             once = encode(self.text)
             forms += [once, encode(once), encode(encode(once))]

@@ -11,6 +11,7 @@ import orjson
 
 from headwater.errors import HeadwaterError, Kind
 from headwater.oplog.op import OpId
+from headwater.storage.write_key import user_in_key
 from headwater_rules.results import Subscription
 
 MAX_NESTING = 100
@@ -74,8 +75,9 @@ def parse_client_id(value: object) -> str | None:
 
 
 def write_key(user_id: str, client_id: str | None) -> str:
-    """The key under which a client's write checkpoints are counted."""
-    return user_id if client_id is None else f"{user_id}/{client_id}"
+    """The key under which a client's write checkpoints are counted; no two clients have the same."""
+    user = user_in_key(user_id)
+    return user if client_id is None else f"{user}/{client_id}"
 
 
 def _positions(value: object) -> dict[str, OpId]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from headwater.api.status import AdminRefusedError, require_admin
 from tests.support.fix_api import Endpoint, make_token
 from tests.support.memory_store import MemoryStore
 
@@ -50,6 +51,18 @@ def test_without_a_token_the_answer_is_401_with_the_reason(endpoint: Endpoint, p
     error = error_of(endpoint, method, path, content=content, headers={"authorization": "Token nonsense"})
     assert (error["status"], error["code"]) == (401, "PSYNC_S2101")
     assert error["description"] == "the token is not a JWT"
+
+
+@pytest.mark.parametrize("tokens", [(), ("",), ("right", ""), (" ",)], ids=repr)
+@pytest.mark.parametrize("header", [None, "", "Token", "Token ", "Token  ", "Bearer \t", "Token wrong", "Basic right"])
+def test_the_admin_api_stays_shut_to_those_without_a_token(tokens: tuple[str, ...], header: str | None) -> None:
+    with pytest.raises(AdminRefusedError):
+        require_admin(header, tokens)
+
+
+def test_an_admin_with_the_token_comes_in() -> None:
+    for header in ("Token right", "token right", "Bearer  right "):
+        require_admin(header, ("other", "right"))
 
 
 def test_an_unknown_route_is_404(endpoint: Endpoint) -> None:

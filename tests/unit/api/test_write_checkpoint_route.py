@@ -32,6 +32,11 @@ def test_each_client_has_numbers_of_its_own(endpoint: Endpoint, memory_store: Me
     assert memory_store.write_checkpoint("u1") is not None
 
 
+def test_a_user_whose_id_has_a_slash_shares_no_number_with_a_client_of_another(endpoint: Endpoint) -> None:
+    clients = [("a2", "b/c"), ("a2/b", "c"), ("a2/b/c", None), ("a2%2Fb", "c"), ("a2", "b%2Fc"), ("a2%2Fb/c", None)]
+    assert [number(endpoint, user, client_id) for user, client_id in clients] == ["1"] * len(clients)
+
+
 def test_a_number_stands_for_the_end_of_the_sources_log(endpoint: Endpoint, memory_store: MemoryStore) -> None:
     endpoint.head.lsns = {"default": Lsn(77)}
     number(endpoint, "u1", "a")

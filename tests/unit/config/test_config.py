@@ -219,6 +219,12 @@ SOURCE = "replication:\n  connections:\n  - "
         ("port: !secret WORD", "unknown tag !secret"),
         ("a: &a [*a]", "this alias contains itself"),
         ("api: {tokens: [1]}", "api.tokens: must be a list of texts"),
+        ("api: {tokens: ['']}", "line 1, column 15: [HW_7001] api.tokens: an empty token would open the admin API"),
+        ("api: {tokens: !env EMPTY}", "api.tokens: an empty token would open the admin API to everybody; set it, or"),
+        ("api: {tokens: [good, ' ']}", "api.tokens: an empty token would open the admin API"),
+        ('api: {tokens: ["good\\n"]}', "api.tokens: a token begins or ends with white space, which"),
+        ("client_auth: {audience: [!env EMPTY]}", "client_auth.audience: an empty text names no audience"),
+        ("client_auth: {jwks: {keys: [{kty: oct, alg: HS256, k: !env EMPTY}]}}", "the secret `k` can't be read"),
         (
             "storage: {type: postgresql, uri: 'postgres://h/d'}",
             "storage.username: neither username nor uri says which one; add username",
@@ -262,7 +268,7 @@ SOURCE = "replication:\n  connections:\n  - "
     ],
 )
 def test_a_mistake_is_named(tmp_path: Path, text: str, message: str) -> None:
-    assert message in mistakes(tmp_path, text, WORD="seven")
+    assert message in mistakes(tmp_path, text, WORD="seven", EMPTY="")
 
 
 def test_all_mistakes_are_reported_at_once_in_the_order_of_the_file(tmp_path: Path) -> None:

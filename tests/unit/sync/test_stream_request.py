@@ -106,3 +106,29 @@ def test_no_json_makes_it_fail_in_another_way(request_fields: dict[str, object])
 def test_a_client_counts_its_writes_apart_from_the_users_other_clients() -> None:
     assert write_key("u1", parse_client_id("c1")) == "u1/c1"
     assert write_key("u1", parse_client_id(None)) == "u1"
+
+
+@pytest.mark.parametrize(
+    ("user_id", "client_id", "key"),
+    [
+        ("a2/b", "c", "a2%2Fb/c"),
+        ("a2/b", None, "a2%2Fb"),
+        ("a2%2Fb", "c", "a2%252Fb/c"),
+        ("a2", "b/c", "a2/b/c"),
+        ("a2", "%2F", "a2/%2F"),
+        ("a2", "", "a2/"),
+    ],
+)
+def test_what_separates_user_and_client_is_escaped_in_the_user_only(
+    user_id: str, client_id: str | None, key: str
+) -> None:
+    assert write_key(user_id, client_id) == key
+
+
+_ids = st.text("/%2Fab", max_size=6)
+
+
+@given(_ids, _ids, _ids)
+def test_no_two_clients_count_their_writes_together(a: str, b: str, c: str) -> None:
+    clients = {(a, f"{b}/{c}"), (f"{a}/{b}", c), (f"{a}/{b}/{c}", None), (f"{a}%2F{b}", c), (a, f"{b}%2F{c}"), (a, b)}
+    assert len({write_key(*client) for client in clients}) == len(clients)
