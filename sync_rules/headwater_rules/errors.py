@@ -1,4 +1,4 @@
-"""What a sync config can have wrong with it, and where; what a request can ask too much of.
+"""What a sync config can have wrong with it, and where.
 
 Every error of a file is reported at once. An error is picklable and knows its place in the YAML text, so that a
 terminal can underline it and an editor can mark it.
@@ -195,23 +195,6 @@ class RuleErrors(Exception):
 
 class EvaluationError(Exception):
     """An expression failed on the values it was given. The message never contains them."""
-
-
-class RuleLimitError(Exception):
-    """A request asks for more buckets or lookup rows than the service allows. It aborts the stream."""
-
-    code: ClassVar[str] = "PSYNC_S2305"
-
-    def __init__(self, what: str, limit: int) -> None:
-        super().__init__(what, limit)
-        self.what = what
-        self.limit = limit
-
-    def __str__(self) -> str:
-        return (
-            f"[{self.code}] the request needs more than {self.limit} {self.what}; "
-            f"narrow the streams' queries or raise the limit"
-        )
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

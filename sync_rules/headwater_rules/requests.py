@@ -5,14 +5,15 @@ Lookup stages are joined: what comes from one looked-up row is only ever combine
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from itertools import product
 
 import orjson
 
-from headwater_rules.errors import EvaluationError, RuleLimitError
+from headwater_rules.errors import EvaluationError
 from headwater_rules.inputs import Canonical, Inputs
+from headwater_rules.limits import Asker, Limits, Setting, TooManyResultsError
 from headwater_rules.naming import key_text
 from headwater_rules.plan import (
     FromRequest,
@@ -25,32 +26,54 @@ from headwater_rules.plan import (
     SyncPlan,
     Variant,
 )
-from headwater_rules.results import LookupReader, Resolution, ResolvedBucket, StreamStatus, SyncRequest
+from headwater_rules.results import LeftOut, LookupReader, Resolution, ResolvedBucket, StreamStatus, SyncRequest
 
 Found = tuple[Canonical, ...]
 State = tuple[Found, ...]
 """Per stage that has run the outputs of the row it found, or nothing once nobody needs them."""
 Rows = Sequence[Found]
+Family = tuple[tuple[int, ...], str]
+"""The buckets of several definitions for the same values."""
+
+_COUNTED = 9
+"""Buckets beyond the limit that are counted in order to be told, in limits: a client decides how many there are."""
 
 
 def resolve(
-    plan: SyncPlan, request: SyncRequest, read: LookupReader, *, max_buckets: int = 1000, max_results: int = 1000
+    plan: SyncPlan,
+    request: SyncRequest,
+    read: LookupReader,
+    *,
+    max_buckets: int = 1000,
+    max_results: int = 1000,
+    left_out: Set[str] = frozenset(),
 ) -> Resolution:
     """The buckets of a request, with lookups answered by `read` (at one checkpoint). Without lookup keys in the
     answer it holds for as long as the plan does. A subscription to an unknown stream is left out. Expressions that
-    fail on the request's values are reported with their stream; raises RuleLimitError beyond the limits."""
-    resolver = _Resolver(plan, read, max_buckets, max_results)
-    statuses: list[StreamStatus] = []
+    fail on the request's values are reported with their stream.
+
+    So is a subscription that does not fit into the limits, which is left out whole. Those of more urgent streams are
+    fitted in first, then those of streams defined earlier. `left_out` are the keys of those that were left out before:
+    see `Limits`."""
+    streams: list[Stream] = []
+    entries: list[_Entry] = []
     for stream in plan.streams:
-        entries = _entries(stream, request, len(statuses))
-        if entries:
-            errors = [error for entry in entries for error in resolver.add(stream, entry)]
-            statuses.append(StreamStatus(stream.name, stream.auto_subscribe, tuple(errors)))
-    buckets = (
-        ResolvedBucket(name, found.definition, found.priority, tuple(found.reasons))
-        for name, found in resolver.buckets.items()
+        found = _entries(stream, request, len(streams))
+        if found:
+            streams.append(stream)
+            entries += found
+    limits = Limits(max_buckets, max_results, left_out)
+    resolver = _Resolver(plan, read, limits)
+    answers: dict[int, _Answer] = {}
+    for number in sorted(range(len(entries)), key=lambda number: entries[number].urgency):
+        answers[number] = resolver.answer(entries[number])
+    given = [answers[number] for number in range(len(entries))]
+    return Resolution(
+        tuple(_buckets(plan, given)),
+        tuple(_statuses(streams, given)),
+        frozenset(resolver.answers),
+        tuple(answer.left_out for answer in given if answer.left_out is not None),
     )
-    return Resolution(tuple(buckets), tuple(statuses), frozenset(resolver.answers))
 
 
 def default_stream_names(plan: SyncPlan) -> tuple[str, ...]:
@@ -63,15 +86,32 @@ class _Entry:
     """One reason to resolve a stream: the implicit subscription, or one that the client named. `priority` is what the
     client asked for."""
 
+    stream: Stream
     reason: dict[str, int]
     label: str | int
     priority: int | None
+    asker: Asker
     inputs: Inputs
 
-    def priority_of(self, stream: Stream, variant: Variant) -> int:
+    @property
+    def urgency(self) -> int:
+        """The priority of the most urgent buckets that it can lead to."""
+        return min((self.priority_of(variant) for variant in self.stream.variants), default=self.stream.priority)
+
+    def priority_of(self, variant: Variant) -> int:
         if self.priority is not None:
             return self.priority
-        return stream.priority if variant.priority is None else variant.priority
+        return self.stream.priority if variant.priority is None else variant.priority
+
+
+@dataclass(slots=True)
+class _Answer:
+    """What an entry leads to, with priorities; what failed, in words."""
+
+    entry: _Entry
+    families: dict[Family, int] = field(default_factory=dict)
+    messages: dict[str, None] = field(default_factory=dict)
+    left_out: LeftOut | None = None
 
 
 @dataclass(slots=True)
@@ -88,46 +128,83 @@ def _entries(stream: Stream, request: SyncRequest, index: int) -> list[_Entry]:
     replaced = any(subscription.parameters is None for _, subscription in named)
     if stream.auto_subscribe and request.include_defaults and not replaced:
         inputs = Inputs(request.claims, request.parameters, None)
-        entries.append(_Entry({"default": index}, "default", None, inputs))
+        entries.append(_Entry(stream, {"default": index}, "default", None, Asker(stream.name, None), inputs))
     for number, subscription in named:
         inputs = Inputs(request.claims, request.parameters, subscription.parameters)
-        entries.append(_Entry({"sub": number}, number, subscription.override_priority, inputs))
+        asker = Asker(stream.name, subscription.parameters)
+        entries.append(_Entry(stream, {"sub": number}, number, subscription.override_priority, asker, inputs))
     return entries
 
 
+def _statuses(streams: Iterable[Stream], answers: Iterable[_Answer]) -> Iterator[StreamStatus]:
+    errors: dict[str, list[dict[str, object]]] = {}
+    for answer in answers:
+        told = errors.setdefault(answer.entry.stream.name, [])
+        told += ({"subscription": answer.entry.label, "message": message} for message in answer.messages)
+    for stream in streams:
+        yield StreamStatus(stream.name, stream.auto_subscribe, tuple(errors[stream.name]))
+
+
+def _buckets(plan: SyncPlan, answers: Iterable[_Answer]) -> Iterator[ResolvedBucket]:
+    buckets: dict[str, _Bucket] = {}
+    for answer in answers:
+        reason = answer.entry.reason
+        for (definitions, values), priority in answer.families.items():
+            for definition in definitions:
+                name = plan.buckets[definition].name + values
+                bucket = buckets.setdefault(name, _Bucket(definition, priority))
+                bucket.priority = min(bucket.priority, priority)
+                if reason not in bucket.reasons:
+                    bucket.reasons.append(reason)
+    for name, found in buckets.items():
+        yield ResolvedBucket(name, found.definition, found.priority, tuple(found.reasons))
+
+
 class _Resolver:
-    def __init__(self, plan: SyncPlan, read: LookupReader, max_buckets: int, max_results: int) -> None:
-        self.buckets: dict[str, _Bucket] = {}
+    def __init__(self, plan: SyncPlan, read: LookupReader, limits: Limits) -> None:
         self.answers: dict[str, tuple[Found, ...]] = {}
         self._plan = plan
         self._read = read
-        self._max_buckets = max_buckets
-        self._max_results = max_results
-        self._families: set[tuple[tuple[int, ...], str]] = set()
+        self._limits = limits
+        self._given: set[Family] = set()
+        self._spare = _COUNTED * limits.buckets
+        self._max_results = limits.results
 
-    def add(self, stream: Stream, entry: _Entry) -> list[dict[str, object]]:
-        """Resolve all variants of a stream for one subscription; what failed is returned in wire form."""
-        messages: dict[str, None] = {}
-        for variant in stream.variants:
+    def answer(self, entry: _Entry) -> _Answer:
+        """What an entry leads to, if that fits in beside what was answered before."""
+        answer = _Answer(entry)
+        self._max_results = self._limits.most(Setting.RESULTS, entry.asker)
+        try:
+            counted = self._collect(answer)
+        except TooManyResultsError as error:
+            return _without(answer, self._limits.beyond_results(entry.asker, error.what))
+        new = answer.families.keys() - self._given
+        total = len(self._given) + len(new)
+        if new and total > self._limits.most(Setting.BUCKETS, entry.asker):
+            least = "" if counted else "at least "
+            own, all_of = f"{least}{len(answer.families):,}", f"{least}{total:,}"
+            return _without(answer, self._limits.beyond_buckets(entry.asker, own, all_of))
+        self._given |= new
+        return answer
+
+    def _collect(self, answer: _Answer) -> bool:
+        """Run all variants of the entry. The buckets of a variant's definitions for the same values count as one: how
+        many queries a stream has does not decide how many users it serves. False when there are too many to go on
+        counting."""
+        families = answer.families
+        for variant in answer.entry.stream.variants:
+            priority = answer.entry.priority_of(variant)
             try:
-                for values in self._values(variant, entry.inputs):
-                    self._found(variant, values, entry.priority_of(stream, variant), entry.reason)
+                for values in self._values(variant, answer.entry.inputs):
+                    family = (variant.buckets, values)
+                    families[family] = min(families.get(family, priority), priority)
+                    if len(families) > self._limits.buckets:
+                        if not self._spare:
+                            return False
+                        self._spare -= 1
             except EvaluationError as error:
-                messages.setdefault(f"Error evaluating bucket ids: {error}")
-        return [{"subscription": entry.label, "message": message} for message in messages]
-
-    def _found(self, variant: Variant, values: str, priority: int, reason: dict[str, int]) -> None:
-        """Add the bucket of each of the variant's definitions for these values. Together they count as one: how many
-        queries a stream has does not decide how many users it serves."""
-        self._families.add((variant.buckets, values))
-        if len(self._families) > self._max_buckets:
-            raise RuleLimitError("buckets", self._max_buckets)
-        for definition in variant.buckets:
-            name = self._plan.buckets[definition].name + values
-            bucket = self.buckets.setdefault(name, _Bucket(definition, priority))
-            bucket.priority = min(bucket.priority, priority)
-            if reason not in bucket.reasons:
-                bucket.reasons.append(reason)
+                answer.messages.setdefault(f"Error evaluating bucket ids: {error}")
+        return True
 
     def _values(self, variant: Variant, inputs: Inputs) -> Iterator[str]:
         """The part of the buckets' names that the request decides."""
@@ -150,7 +227,7 @@ class _Resolver:
                     row = (*state, found)
                     joined.setdefault(tuple(kept if i in needed else () for i, kept in enumerate(row)))
                     if len(joined) > self._max_results:
-                        raise RuleLimitError("lookup rows", self._max_results)
+                        raise TooManyResultsError("lookup rows")
             states = joined
         return states
 
@@ -171,13 +248,13 @@ class _Resolver:
             if key is not None:
                 keys.append(key)
             if len(keys) > self._max_results:
-                raise RuleLimitError("lookups", self._max_results)
+                raise TooManyResultsError("lookups")
         return keys
 
     def _ask(self, keys: Iterable[str]) -> None:
         wanted = dict.fromkeys(keys)
         if len(wanted) > self._max_results:
-            raise RuleLimitError("lookups", self._max_results)
+            raise TooManyResultsError("lookups")
         missing = [key for key in wanted if key not in self.answers]
         if not missing:
             return
@@ -185,6 +262,10 @@ class _Resolver:
         for key in missing:
             texts = dict.fromkeys(outputs.get(key, ()))
             self.answers[key] = tuple(tuple(orjson.loads(text)) for text in texts)
+
+
+def _without(answer: _Answer, left_out: LeftOut) -> _Answer:
+    return _Answer(answer.entry, {}, {**answer.messages, left_out.message: None}, left_out)
 
 
 def _needed_after(variant: Variant, number: int) -> set[int]:

@@ -72,13 +72,25 @@ class StreamStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class LeftOut:
+    """A subscription that does not fit into the limits of a request. `key` is the same for the same subscription and
+    limit in every request; `message` names stream, numbers and setting."""
+
+    key: str
+    stream: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
 class Resolution:
-    """The buckets of a request at one checkpoint, the streams it is subscribed to, and every lookup key that was
-    asked for (a change under one of these keys can change the answer)."""
+    """The buckets of a request at one checkpoint, the streams it is subscribed to, every lookup key that was asked for
+    (a change under one of these keys can change the answer), and what did not fit. That is among the streams' errors
+    too."""
 
     buckets: tuple[ResolvedBucket, ...]
     streams: tuple[StreamStatus, ...]
     lookup_keys: frozenset[str] = field(default_factory=frozenset)
+    left_out: tuple[LeftOut, ...] = ()
 
 
 LookupReader = Callable[[Sequence[str]], Mapping[str, Sequence[str]]]

@@ -27,7 +27,6 @@ from headwater.api.stream import SyncStream
 from headwater.errors import HeadwaterError
 from headwater.storage.cache import CachedReader
 from headwater.storage.contract import StoreReader
-from headwater_rules.errors import RuleLimitError
 
 _CORS = Middleware(
     CORSMiddleware,
@@ -119,7 +118,6 @@ def create_app(
         middleware=[_CORS],
         exception_handlers={
             HeadwaterError: on_known_error,
-            RuleLimitError: on_known_error,
             HTTPException: on_http_error,
             Exception: on_unexpected_error,
         },

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from headwater.api.codings import Coding, Piece
 from headwater.api.encoding import DataForm, Pieces
+from headwater.api.left_out import LeftOutMemory
 from headwater.api.reading import Reading
 from headwater.errors import HeadwaterError, Kind
 from headwater.oplog.op import OpId
@@ -15,7 +16,7 @@ from headwater.storage.contract import StoredConfig, WriteCheckpoint
 from headwater.sync.interest import Interest, News, reached
 from headwater.sync.request import StreamRequest
 from headwater.sync.session import Line, Session, View
-from headwater_rules.results import LookupReader, Resolution, SyncRequest
+from headwater_rules.results import LeftOut, LookupReader, Resolution, SyncRequest
 
 BATCH_BYTES = 256 * 1024
 """What a stream reads ahead of its client, short of the last chunk."""
@@ -31,10 +32,19 @@ class ConfigReplacedError(HeadwaterError):
     code = "HW_6001"
 
 
-class Resolver(Protocol):
-    """Answers which buckets a request gives under a config."""
+class LimitCrossedError(HeadwaterError):
+    """Other streams fit into the device's limits than it was told; it connects again and is told."""
 
-    def resolve(self, config: StoredConfig, request: SyncRequest, read: LookupReader) -> Resolution: ...
+    kind = Kind.RETRY
+    code = "HW_6005"
+
+
+class Resolver(Protocol):
+    """Answers which buckets a request gives under a config. `left_out` are the keys of what did not fit before."""
+
+    def resolve(
+        self, config: StoredConfig, request: SyncRequest, read: LookupReader, left_out: frozenset[str]
+    ) -> Resolution: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +66,13 @@ class Dialogue:
         claims: SyncRequest,
         write_key: str,
         resolver: Resolver,
+        memory: LeftOutMemory,
         coding: Coding,
     ) -> None:
         self._request = claims
         self.write_key = write_key
         self._resolver = resolver
+        self._memory = memory
         self._session = Session(request.positions)
         self._coding = coding
         self._form = DataForm(coding, request.raw_data)
@@ -68,6 +80,7 @@ class Dialogue:
         self.interest = Interest()
         self.op_id = OpId(0)
         self.awaited: WriteCheckpoint | None = None
+        self.left_out: tuple[LeftOut, ...] = ()
 
     @property
     def interruptible(self) -> bool:
@@ -82,7 +95,9 @@ class Dialogue:
     def open(self, reading: Reading) -> Batch:
         """The first checkpoint, and its data as far as a batch goes."""
         self.config_id = reading.config.id
-        resolution = self._resolve(reading)
+        resolution = self._resolve(reading, self._memory.of(self.write_key, reading.config.id))
+        self._remember(reading, resolution)
+        self.left_out = resolution.left_out
         self.interest = _interest(resolution)
         write = reading.write_checkpoint(self.write_key)
         visible = write is not None and reached(write, reading.checkpoint.lsns)
@@ -91,11 +106,14 @@ class Dialogue:
 
     def turn(self, reading: Reading, news: News) -> Batch:
         """What changed for this client since the last view, and its data as far as a batch goes. Raises
-        ConfigReplacedError."""
+        ConfigReplacedError, and LimitCrossedError where a diff could not tell of it: streams are told of once."""
         if reading.config.id != self.config_id:
             raise ConfigReplacedError("another sync config became active")
         news = news.also(self._beyond(reading, news.upto))
-        resolution = self._resolve(reading) if news.lookups else None
+        resolution = self._resolve(reading, _keys(self.left_out)) if news.lookups else None
+        if resolution is not None and _keys(resolution.left_out) != _keys(self.left_out):
+            self._remember(reading, resolution)
+            raise LimitCrossedError("other streams fit into the limits of the request")
         before = self.interest.buckets
         if resolution is not None:
             self.interest = _interest(resolution)
@@ -123,8 +141,11 @@ class Dialogue:
         line = self._session.advance(View(self.op_id, resolution, reading.totals(list(stale)), write_checkpoint))
         return self._fill(line or b"", reading)
 
-    def _resolve(self, reading: Reading) -> Resolution:
-        return self._resolver.resolve(reading.config, self._request, reading.lookups)
+    def _resolve(self, reading: Reading, left_out: frozenset[str]) -> Resolution:
+        return self._resolver.resolve(reading.config, self._request, reading.lookups, left_out)
+
+    def _remember(self, reading: Reading, resolution: Resolution) -> None:
+        self._memory.put(self.write_key, reading.config.id, _keys(resolution.left_out))
 
     def _fill(self, line: bytes, reading: Reading) -> Batch:
         pieces, ops = Pieces(self._coding, line), 0
@@ -146,6 +167,10 @@ class Dialogue:
 
     def _upcoming(self) -> Sequence[str]:
         return self._session.upcoming(LOOK_AHEAD)
+
+
+def _keys(left_out: Sequence[LeftOut]) -> frozenset[str]:
+    return frozenset(each.key for each in left_out)
 
 
 def _interest(resolution: Resolution) -> Interest:

@@ -11,7 +11,6 @@ from starlette.responses import JSONResponse, Response
 
 from headwater.errors import HeadwaterError, Kind
 from headwater.sync.request import InvalidRequestError
-from headwater_rules.errors import RuleLimitError
 
 log = logging.getLogger(__name__)
 
@@ -77,9 +76,6 @@ def error_response(error: Exception) -> Response:
             return _body(error, error.code, error.status, error.what, error.fix)
         case InvalidRequestError():
             return _body(error, error.code, 400, error.what, error.fix)
-        case RuleLimitError():
-            what = f"the request needs more than {error.limit} {error.what}"
-            return _body(error, error.code, 422, what, "narrow the streams' queries or raise the limit")
         case HTTPException():
             return _body(error, "PSYNC_S2001", error.status_code, error.detail)
         case HeadwaterError(kind=Kind.RETRY):

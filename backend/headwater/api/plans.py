@@ -28,11 +28,18 @@ class Plans:
         self._lock = threading.Lock()
         self._held: tuple[int, SyncPlan] | None = None
 
-    def resolve(self, config: StoredConfig, request: SyncRequest, read: LookupReader) -> Resolution:
-        """The buckets of a request. Raises RuleLimitError, EvaluationError or RuleErrors."""
-        plan = self._plan(config)
-        limits = self._limits
-        return resolve(plan, request, read, max_buckets=limits.max_buckets, max_results=limits.max_results)
+    def resolve(
+        self, config: StoredConfig, request: SyncRequest, read: LookupReader, left_out: frozenset[str]
+    ) -> Resolution:
+        """The buckets of a request; `left_out` are the keys of what did not fit before. Raises RuleErrors."""
+        return resolve(
+            self._plan(config),
+            request,
+            read,
+            max_buckets=self._limits.max_buckets,
+            max_results=self._limits.max_results,
+            left_out=left_out,
+        )
 
     def _plan(self, config: StoredConfig) -> SyncPlan:
         with self._lock:

@@ -23,17 +23,17 @@ from starlette.types import Receive, Scope, Send
 from headwater.api.auth.verify import Principal, Verifier
 from headwater.api.body import read_body
 from headwater.api.codings import IDENTITY, Coding, Piece, Wrapping
-from headwater.api.dialogue import Batch, ConfigReplacedError, Dialogue, Resolver
+from headwater.api.dialogue import Batch, ConfigReplacedError, Dialogue, LimitCrossedError, Resolver
 from headwater.api.encoding import choose_coding, encode
 from headwater.api.errors import NoActiveConfigError, NotAcceptableError, ShuttingDownError, TooManyRequestsError
 from headwater.api.hub import REPLACED, Hub
+from headwater.api.left_out import LeftOutMemory
 from headwater.api.reading import StoreThreads
 from headwater.errors import HeadwaterError
 from headwater.sync import lines
 from headwater.sync.interest import News
 from headwater.sync.request import StreamRequest, parse_stream_request, write_key
 from headwater.sync.ticks import next_tick
-from headwater_rules.errors import RuleLimitError
 from headwater_rules.results import SyncRequest
 
 NDJSON = "application/x-ndjson"
@@ -41,6 +41,9 @@ BSON = "application/vnd.powersync.bson-stream"
 
 STUCK_SECONDS = 2.0
 """How long a stream that should end waits for a client that does not read."""
+
+OTHER_STREAMS = "other streams fit into the limits"
+"""Why a stream ends whose device is to be told that streams are left out, or not any more."""
 
 _HEADERS = ((b"content-type", NDJSON.encode()), (b"x-accel-buffering", b"no"), (b"cache-control", b"no-store"))
 
@@ -56,6 +59,7 @@ class SyncStream:
         self._resolver = resolver
         self._verifier = verifier
         self._limit = limit
+        self._left_out = LeftOutMemory()
         self._open = 0
         self._closing = False
 
@@ -93,6 +97,7 @@ class SyncStream:
             SyncRequest(user.claims, asked.parameters, asked.include_defaults, asked.subscriptions),
             write_key(user.user_id, asked.client_id),
             self._resolver,
+            self._left_out,
             coding,
         )
         caller = _Caller(user.user_id, asked.client_id, agent, asked.app_metadata)
@@ -246,7 +251,7 @@ class _Stream:
         if self._dialogue.overtaken:
             return await self._turn(News(self._dialogue.op_id))
         if not self._done:
-            return await self._unless_replaced(self._threads.reading(self._dialogue.more))
+            return await self._unless_over(self._threads.reading(self._dialogue.more))
         if self._news is None:
             await self._wake.wait()
         self._wake.clear()
@@ -255,19 +260,21 @@ class _Stream:
     async def _turn(self, news: News) -> Batch:
         before = self._dialogue.interest
         job = partial(self._dialogue.turn, news=news)
-        batch = await self._unless_replaced(
+        batch = await self._unless_over(
             self._threads.shared(job) if self._done else self._threads.reading(job),
         )
         if self._dialogue.interest != before:
             self._hub.watch(self, self._dialogue.interest, self._dialogue.op_id)
         return batch
 
-    async def _unless_replaced(self, reading: Awaitable[Batch]) -> Batch:
+    async def _unless_over(self, reading: Awaitable[Batch]) -> Batch:
         try:
             return await reading
         except (ConfigReplacedError, NoActiveConfigError):
             self.end(REPLACED)
-            return Batch()
+        except LimitCrossedError:
+            self.end(OTHER_STREAMS)
+        return Batch()
 
     def _take_news(self) -> News | None:
         """What is still news: a view that went further than the hub may have shown it already."""
@@ -317,7 +324,7 @@ class _Stream:
         error = pump.exception()
         if error is None:
             return self._reason or "ended"
-        if isinstance(error, HeadwaterError | RuleLimitError):
+        if isinstance(error, HeadwaterError):
             log.error("a stream was cut off: %s", error)
             return f"failed: {error.code}"
         log.error("a stream was cut off", exc_info=error)

@@ -15,9 +15,8 @@ from headwater.commands.rules_rows import CurrentRows, ScanProgress, op_size
 from headwater.commands.rules_store import existing_store
 from headwater.commands.rules_words import count, size
 from headwater.config import ServiceConfig
-from headwater.errors import HeadwaterError
 from headwater.storage.open import open_reader
-from headwater_rules.errors import RuleLimitError, did_you_mean
+from headwater_rules.errors import did_you_mean
 from headwater_rules.plan import Expr, FromRequest, RequestInput, RequestStage, Stream, SyncPlan
 from headwater_rules.requests import resolve
 from headwater_rules.results import Put, Resolution, ResolvedBucket, SyncRequest
@@ -26,12 +25,6 @@ from headwater_rules.versions import only
 _PAGE = 50_000
 _SHOWN_BUCKETS = 50
 _SHOWN = 160  # characters of a row or a lookup value on a terminal
-
-
-class PreviewError(HeadwaterError):
-    """The request is one that the service would refuse."""
-
-    code = "HW_8104"
 
 
 @dataclass
@@ -57,7 +50,7 @@ class Preview:
 
 
 def show_preview(config: ServiceConfig, file: Path, request: SyncRequest, *, rows: int, as_json: bool) -> None:
-    """Show buckets, reasons, and the first `rows` rows of each bucket. Raises PreviewError and WrongRules."""
+    """Show buckets, reasons, and the first `rows` rows of each bucket. Raises WrongRules."""
     plan = compile_rules(read_rules(file), str(file), as_json=as_json).plan
     preview = _preview(config, plan, request, rows)
     if as_json:
@@ -75,16 +68,13 @@ def _preview(config: ServiceConfig, plan: SyncPlan, request: SyncRequest, shown:
         try:
             current = CurrentRows(store, config.source())
             lookups = LookupScan(current, plan, store.complete_sides(), reader)
-            try:
-                resolution = resolve(
-                    plan,
-                    request,
-                    lookups,
-                    max_buckets=config.api.max_buckets_per_connection,
-                    max_results=config.api.max_parameter_query_results,
-                )
-            except RuleLimitError as error:
-                raise PreviewError(f"the service would refuse this request: {error}") from None
+            resolution = resolve(
+                plan,
+                request,
+                lookups,
+                max_buckets=config.api.max_buckets_per_connection,
+                max_results=config.api.max_parameter_query_results,
+            )
             buckets = _bucket_rows(current, plan, resolution, shown)
             return Preview(
                 request,

@@ -135,12 +135,12 @@ class Client:
 
     @property
     def errors(self) -> list[str]:
-        """Expressions that fail on this client's claims or parameters."""
+        """Expressions that fail on this client's claims or parameters, and streams left out by the default limits."""
         streams = resolve(self._world.plan, self.request, self._world.read).streams
         return [f"stream {stream.name}: {error['message']}" for stream in streams for error in stream.errors]
 
     def buckets(self, stream: str | None = None) -> tuple[GivenBucket, ...]:
-        """The buckets that this client reads; with `stream`, those that it leads to. Raises RuleLimitError."""
+        """The buckets that this client reads; with `stream`, those that it leads to."""
         given = (self._given(bucket) for bucket in self._resolved())
         return tuple(bucket for bucket in given if stream is None or stream in bucket.streams)
 

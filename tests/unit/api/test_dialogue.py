@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from headwater.api.codings import IDENTITY
 from headwater.api.dialogue import Batch, ConfigReplacedError, Dialogue
+from headwater.api.left_out import LeftOutMemory
 from headwater.api.reading import open_reading
 from headwater.oplog.lsn import Lsn
 from headwater.oplog.op import OpId
@@ -25,7 +26,9 @@ from tests.support.model_client import ModelClient
 class Memberships:
     """Gives the buckets that stand under the lookup key `member`."""
 
-    def resolve(self, config: StoredConfig, request: SyncRequest, read: LookupReader) -> Resolution:
+    def resolve(
+        self, config: StoredConfig, request: SyncRequest, read: LookupReader, left_out: frozenset[str]
+    ) -> Resolution:
         names = read(["member"]).get("member", ())
         return Resolution(tuple(ResolvedBucket(name, 0, 3, ()) for name in names), (), frozenset({"member"}))
 
@@ -45,7 +48,7 @@ class World:
     def connect(self) -> None:
         positions = {name: OpId(position) for name, position in self.client.connect().items()}
         request = StreamRequest(positions=positions, raw_data=True)
-        self.dialogue = Dialogue(request, SyncRequest({}), "u", Memberships(), IDENTITY)
+        self.dialogue = Dialogue(request, SyncRequest({}), "u", Memberships(), LeftOutMemory(), IDENTITY)
         self.interests: Interests[str] = Interests()
         self.news: News | None = None
         with open_reading(self.reader) as reading:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from headwater.api import dialogue as dialogues
 from headwater.api.codings import IDENTITY
 from headwater.api.dialogue import Batch, Dialogue
+from headwater.api.left_out import LeftOutMemory
 from headwater.api.reading import open_reading
 from headwater.oplog.op import OpId
 from headwater.storage.cache import CachedReader
@@ -29,7 +30,9 @@ RESOLUTION = Resolution(tuple(ResolvedBucket(name, 0, n, ()) for n, name in enum
 class Everything:
     """Gives all buckets to everybody, each with a priority of its own."""
 
-    def resolve(self, config: StoredConfig, request: SyncRequest, read: LookupReader) -> Resolution:
+    def resolve(
+        self, config: StoredConfig, request: SyncRequest, read: LookupReader, left_out: frozenset[str]
+    ) -> Resolution:
         return RESOLUTION
 
 
@@ -47,7 +50,7 @@ class SlowClient:
         self.client = ModelClient()
         self.reader = CachedReader(self.store, 1 << 20)
         request = StreamRequest(positions={}, raw_data=True)
-        self.dialogue = Dialogue(request, SyncRequest({}), "u", Everything(), IDENTITY)
+        self.dialogue = Dialogue(request, SyncRequest({}), "u", Everything(), LeftOutMemory(), IDENTITY)
         with open_reading(self.reader) as reading:
             self._take(self.dialogue.open(reading))
 

@@ -7,10 +7,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import httpx
-import pytest
-
-from headwater.api.plans import RequestLimits
 from headwater.oplog.lsn import Lsn
 from tests.support.fix_api import Endpoint, make_token
 from tests.support.memory_store import MemoryStore
@@ -228,30 +224,6 @@ def test_a_place_is_free_again_when_a_client_has_gone(
             if r.status_code == 200:
                 break
         assert time.monotonic() < deadline, "the place is given back"
-
-
-def test_too_many_buckets_are_refused_with_the_limit(
-    memory_store: MemoryStore, start_endpoint: Callable[..., Endpoint]
-) -> None:
-    endpoint = start_endpoint(memory_store, requests=RequestLimits(max_buckets=2))
-    memory_store.set_lookup(endpoint.membership("u1"), ['["l1"]', '["l2"]'])
-    memory_store.commit()
-    answer = endpoint.post()
-    assert answer.status_code == 422
-    assert answer.json()["error"]["code"] == "PSYNC_S2305"
-    assert "2" in answer.json()["error"]["description"]
-
-
-def test_a_stream_that_outgrows_its_limit_is_cut_off(
-    memory_store: MemoryStore, start_endpoint: Callable[..., Endpoint]
-) -> None:
-    endpoint = start_endpoint(memory_store, requests=RequestLimits(max_buckets=2))
-    with endpoint.stream() as stream:
-        stream.completed()
-        memory_store.set_lookup(endpoint.membership("u1"), ['["l1"]', '["l2"]'])
-        memory_store.commit()
-        with pytest.raises(httpx.RemoteProtocolError):
-            stream.to_the_end()
 
 
 def test_without_an_active_config_there_is_a_reason_instead_of_a_stream(

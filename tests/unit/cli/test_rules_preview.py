@@ -189,13 +189,16 @@ def test_columns_of_types_that_only_the_source_knows_are_text(
     ]
 
 
-def test_a_request_beyond_the_limits_is_refused(ruled: RuledStore, headwater_here: Run, tmp_path: Path) -> None:
+def test_a_stream_beyond_the_limits_is_left_out_and_told(
+    ruled: RuledStore, headwater_here: Run, tmp_path: Path
+) -> None:
     with (tmp_path / "headwater.yaml").open("a") as file:
         file.write("api: {parameters: {max_buckets_per_connection: 3}}\n")
-    (tmp_path / "new.yaml").write_text(SERVED)
-    outcome = headwater_here("rules", "preview", "new.yaml", "--user", "u1")
-    assert outcome.code == 1
-    assert "[PSYNC_S2305] the request needs more than 3 buckets" in outcome.err
+    found = previewed(headwater_here, SERVED)
+    assert {table for table, _ in rows_of(found)} == {"lists"}
+    (warning,) = found["warnings"]  # type: ignore[misc]
+    assert warning.startswith("stream todos: left out by a limit: the ")
+    assert "api.parameters.max_buckets_per_connection allows 3" in warning
 
 
 @pytest.mark.parametrize(

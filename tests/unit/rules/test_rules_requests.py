@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import pytest
 
 from headwater_rules.compile import compile_config
-from headwater_rules.errors import RuleLimitError
 from headwater_rules.requests import default_stream_names, resolve
 from headwater_rules.results import Subscription, SyncRequest
 from tests.unit.rules.rules_store import Rows, RuleStore, plan_of
@@ -297,15 +296,3 @@ def test_ways_of_postgres_to_say_it(query: str, seen: str) -> None:
     }
 
     assert RuleStore(plan_of(query), tables).visible({"sub": "u1", "ks": [2, 3]}) == {("t", key) for key in seen}
-
-
-def test_too_many_buckets_or_lookup_rows_end_the_request() -> None:
-    lists = plan_of("SELECT * FROM t WHERE k IN auth.parameter('ids')")
-    found = plan_of("SELECT * FROM t WHERE k IN (SELECT k FROM m WHERE u = auth.user_id())")
-    many = RuleStore(found, {"m": [{"u": "u1", "k": k} for k in range(11)]})
-
-    with pytest.raises(RuleLimitError, match="10 buckets"):
-        resolve(lists, SyncRequest({"ids": list(range(11))}), nothing, max_buckets=10)
-    with pytest.raises(RuleLimitError, match="10 lookup rows"):
-        resolve(found, SyncRequest({"sub": "u1"}), many.read, max_results=10)
-    assert RuleLimitError.code == "PSYNC_S2305"

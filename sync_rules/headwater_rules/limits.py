@@ -1,0 +1,81 @@
+"""How much one request may ask for, and what is said of a subscription that asks for more."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Set
+from dataclasses import dataclass
+from enum import Enum
+
+from headwater_rules.results import LeftOut
+
+LIMIT_CODE = "PSYNC_S2305"
+"""The code of whatever is said of these limits."""
+
+
+class Setting(Enum):
+    """What sets a limit."""
+
+    BUCKETS = "api.parameters.max_buckets_per_connection"
+    RESULTS = "api.parameters.max_parameter_query_results"
+
+
+class TooManyResultsError(Exception):
+    """A step of a request needs more than it may. `what` are `lookups` or `lookup rows`."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(what)
+        self.what = what
+
+
+@dataclass(frozen=True, slots=True)
+class Asker:
+    """A stream and the parameters with which it is subscribed to: the same in every request that has it."""
+
+    stream: str
+    parameters: Mapping[str, object] | None
+
+    def key(self, setting: Setting) -> str:
+        """Short for itself and a limit."""
+        text = json.dumps([self.stream, self.parameters, setting.name], sort_keys=True)
+        return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The limits of one request. `left_out` are the keys of what the device goes without so far. It comes back only
+    below nine tenths of the limit that it was left out by: around a limit it would come and go with every change."""
+
+    buckets: int
+    results: int
+    left_out: Set[str] = frozenset()
+
+    def most(self, setting: Setting, asker: Asker) -> int:
+        """How many there may be: of buckets in all for the asker to be among them, of results in each step of it."""
+        limit = self._of(setting)
+        if not self.left_out or asker.key(setting) not in self.left_out:
+            return limit
+        return max(1, (limit * 9 - 1) // 10)
+
+    def beyond_buckets(self, asker: Asker, own: str, total: str) -> LeftOut:
+        """An asker who needs `own` buckets, which would make `total` of the request."""
+        reason = f"the {own} buckets of stream {asker.stream} would make {total} in all"
+        return self._left_out(asker, Setting.BUCKETS, reason)
+
+    def beyond_results(self, asker: Asker, what: str) -> LeftOut:
+        """An asker one of whose steps needs more lookups, or finds more rows, than it may."""
+        most = self.most(Setting.RESULTS, asker)
+        return self._left_out(
+            asker, Setting.RESULTS, f"a step of stream {asker.stream} needs more than {most:,} {what}"
+        )
+
+    def _left_out(self, asker: Asker, setting: Setting, reason: str) -> LeftOut:
+        limit, most = self._of(setting), self.most(setting, asker)
+        back = "" if most == limit else f", and it comes back at {most:,} or less"
+        allowed = f"{setting.value} allows {limit:,}{back}"
+        message = f"left out by a limit: {reason}; {allowed}; narrow its query, or raise the setting"
+        return LeftOut(asker.key(setting), asker.stream, message)
+
+    def _of(self, setting: Setting) -> int:
+        return self.buckets if setting is Setting.BUCKETS else self.results

@@ -1,0 +1,176 @@
+"""What does not fit into the limits of a request: it is left out whole and told, and everything else is given."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence, Set
+
+import pytest
+
+from headwater_rules.compile import compile_config
+from headwater_rules.requests import resolve
+from headwater_rules.results import Resolution, Subscription, SyncRequest
+from tests.unit.rules.rules_store import RuleStore, plan_of
+
+CONFIG = """
+config: {edition: 3}
+streams:
+  many:
+    auto_subscribe: true
+    query: SELECT * FROM t WHERE k IN auth.parameter('many')
+  more:
+    auto_subscribe: true
+    query: SELECT * FROM u WHERE k IN auth.parameter('more')
+  urgent:
+    auto_subscribe: true
+    priority: 1
+    query: SELECT * FROM v WHERE k IN auth.parameter('urgent')
+  chosen:
+    accept_potentially_dangerous_queries: true
+    query: SELECT * FROM w WHERE k IN subscription.parameter('ks')
+"""
+PLAN = compile_config(CONFIG).plan
+
+
+def nothing(keys: Sequence[str]) -> Mapping[str, Sequence[str]]:
+    return {}
+
+
+def resolved(
+    *subscriptions: Subscription, limit: int = 10, left_out: Set[str] = frozenset(), **claims: int
+) -> Resolution:
+    """Asked for so many buckets of each stream."""
+    request = SyncRequest({name: list(range(number)) for name, number in claims.items()}, None, True, subscriptions)
+    return resolve(PLAN, request, nothing, max_buckets=limit, left_out=left_out)
+
+
+def given(found: Resolution) -> dict[str, int]:
+    names = [bucket.name.partition(".")[0] for bucket in found.buckets]
+    return {name: names.count(name) for name in dict.fromkeys(names)}
+
+
+def keys(found: Resolution) -> frozenset[str]:
+    return frozenset(each.key for each in found.left_out)
+
+
+def test_exactly_the_limit_fits_and_one_more_does_not() -> None:
+    assert given(resolved(many=6, more=4)) == {"many": 6, "more": 4}
+    found = resolved(many=6, more=5)
+    assert given(found) == {"many": 6}
+    assert [(status.name, status.errors) for status in found.streams] == [
+        ("many", ()),
+        (
+            "more",
+            (
+                {
+                    "subscription": "default",
+                    "message": "left out by a limit: the 5 buckets of stream more would make 11 in all; "
+                    "api.parameters.max_buckets_per_connection allows 10; narrow its query, or raise the setting",
+                },
+            ),
+        ),
+        ("urgent", ()),
+    ]
+    assert [each.stream for each in found.left_out] == ["more"]
+
+
+def test_the_more_urgent_come_first_and_then_those_defined_first() -> None:
+    assert given(resolved(many=5, more=4, urgent=5)) == {"many": 5, "urgent": 5}
+    assert given(resolved(many=6, more=4, urgent=5)) == {"more": 4, "urgent": 5}
+    assert given(resolved(many=1, more=1, urgent=11)) == {"many": 1, "more": 1}
+    wish = Subscription("chosen", {"ks": list(range(8))}, 0)
+    assert given(resolved(wish, many=1, more=1, urgent=3)) == {"many": 1, "more": 1, "chosen": 8}
+
+
+def test_each_subscription_fits_or_not_by_itself() -> None:
+    subscriptions = [Subscription("chosen", {"ks": list(range(first, first + 4))}) for first in (0, 4, 8, 2)]
+    found = resolved(*subscriptions)
+    assert given(found) == {"chosen": 8}
+    assert {reason["sub"] for bucket in found.buckets for reason in bucket.reasons} >= {0, 1, 3}
+    chosen = found.streams[-1]
+    assert [error["subscription"] for error in chosen.errors] == [2]
+
+
+def test_buckets_that_are_given_already_cost_nothing() -> None:
+    same = Subscription("chosen", {"ks": list(range(10))})
+    assert given(resolved(same, same, same)) == {"chosen": 10}
+
+
+def test_what_was_left_out_comes_back_only_below_nine_tenths_of_the_limit() -> None:
+    out = keys(resolved(many=6, more=5))
+    assert given(resolved(many=6, more=4, left_out=out)) == {"many": 6}
+    held = resolved(many=6, more=3, left_out=out)
+    assert (given(held), keys(held)) == ({"many": 6}, out)
+    (message,) = (error["message"] for status in held.streams for error in status.errors)
+    assert "the 3 buckets of stream more would make 9 in all" in str(message)
+    assert "allows 10, and it comes back at 8 or less" in str(message)
+    back = resolved(many=6, more=2, left_out=out)
+    assert (given(back), back.left_out) == ({"many": 6, "more": 2}, ())
+
+
+def test_only_what_was_left_out_has_to_keep_below() -> None:
+    out = keys(resolved(many=6, more=5))
+    assert given(resolved(many=10, more=0, left_out=out)) == {"many": 10}
+    other = Subscription("chosen", {"ks": [1, 2, 3, 4]})
+    assert given(resolved(other, many=6, left_out=out)) == {"many": 6, "chosen": 4}
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 10, 1000])
+def test_whatever_the_limit_is_there_is_a_way_back(limit: int) -> None:
+    out = keys(resolved(many=limit + 1, limit=limit))
+    assert len(out) == 1
+    assert given(resolved(many=1, limit=limit, left_out=out)) == {"many": 1}
+
+
+def test_a_stream_whose_lookups_are_too_many_is_left_out_and_the_others_are_not() -> None:
+    text = CONFIG + "  found: {auto_subscribe: true, query: SELECT * FROM x WHERE k IN (SELECT k FROM m WHERE u = 1)}\n"
+    plan = compile_config(text).plan
+    request = SyncRequest({"many": [1, 2]})
+
+    def outcome(number: int, left_out: Set[str] = frozenset()) -> Resolution:
+        store = RuleStore(plan, {"m": [{"u": 1, "k": k} for k in range(number)]})
+        return resolve(plan, request, store.read, max_results=10, left_out=left_out)
+
+    assert given(outcome(10)) == {"many": 2, "found": 10}
+    found = outcome(11)
+    assert given(found) == {"many": 2}
+    assert found.streams[-1].errors[0]["message"] == (
+        "left out by a limit: a step of stream found needs more than 10 lookup rows; "
+        "api.parameters.max_parameter_query_results allows 10; narrow its query, or raise the setting"
+    )
+    assert len(found.lookup_keys) == 1, "a change there can bring it back"
+    assert given(outcome(9, keys(found))) == {"many": 2}
+    assert given(outcome(8, keys(found))) == {"many": 2, "found": 8}
+
+
+def test_too_many_lookups_leave_a_stream_out() -> None:
+    plan = plan_of("SELECT * FROM t WHERE k IN (SELECT k FROM m WHERE u IN auth.parameter('us'))")
+    (left,) = resolve(plan, SyncRequest({"us": list(range(11))}), nothing, max_results=10).left_out
+    assert "needs more than 10 lookups;" in left.message
+
+
+def test_what_a_client_asks_for_beyond_all_bounds_costs_no_more_than_its_bounds() -> None:
+    config = CONFIG + (
+        "  pairs:\n"
+        "    accept_potentially_dangerous_queries: true\n"
+        "    query: SELECT * FROM w WHERE a IN subscription.parameter('a') AND b IN subscription.parameter('b')\n"
+    )
+    plan = compile_config(config).plan
+    grid = {"a": list(range(3_000)), "b": list(range(3_000))}
+    request = SyncRequest({"many": [1]}, subscriptions=tuple(Subscription("pairs", grid | {"n": n}) for n in range(20)))
+    started = time.process_time()
+    found = resolve(plan, request, nothing)
+    assert time.process_time() - started < 5
+    assert given(found) == {"many": 1}
+    messages = [str(error["message"]) for error in found.streams[-1].errors]
+    assert len(messages) == 20
+    assert all("the at least " in message for message in messages)
+    assert "the at least 10,001 buckets of stream pairs would make at least 10,002 in all" in messages[0]
+
+
+def test_a_name_of_a_left_out_subscription_is_short_and_its_own() -> None:
+    wide = [Subscription("chosen", {"ks": list(range(11)), "n": n}) for n in range(3)]
+    found = resolved(*wide, many=11)
+    assert len(keys(found)) == 4
+    assert all(len(key) < 40 for key in keys(found))
+    assert keys(resolved(*reversed(wide), many=11)) == keys(found)
