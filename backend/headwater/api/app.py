@@ -8,7 +8,6 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import BaseRoute, Route
@@ -17,14 +16,14 @@ from starlette.types import ASGIApp
 from headwater.api.auth.keys import KeySource
 from headwater.api.auth.verify import Verifier
 from headwater.api.checkpoints import Head, WriteCheckpointRoute, WriteCheckpoints
-from headwater.api.errors import on_http_error, on_known_error, on_unexpected_error
+from headwater.api.handlers import ErrorHandlers
 from headwater.api.hub import Hub
 from headwater.api.plans import Plans, RequestLimits
 from headwater.api.probes import Health, probe_routes
 from headwater.api.reading import StoreThreads
+from headwater.api.refusals import Refusals
 from headwater.api.status import StatusRoute
 from headwater.api.stream import SyncStream
-from headwater.errors import HeadwaterError
 from headwater.storage.cache import CachedReader
 from headwater.storage.contract import StoreReader
 
@@ -62,10 +61,16 @@ class Endpoint:
         cached = CachedReader(reader, settings.chunk_cache_bytes)
         self._threads = StoreThreads(cached, settings.max_data_fetch_concurrency)
         self._closing = False
+        self.refusals = Refusals()
         self.hub = Hub(reader, self._threads)
         self.writes = WriteCheckpoints(reader, self._threads, head, self.hub.look)
         self.streams = SyncStream(
-            self._threads, self.hub, Plans(settings.requests), verifier, settings.max_concurrent_connections
+            self._threads,
+            self.hub,
+            Plans(settings.requests),
+            verifier,
+            self.refusals,
+            settings.max_concurrent_connections,
         )
         self.write_checkpoint = WriteCheckpointRoute(verifier, self.writes, lambda: self.hub.active)
 
@@ -116,13 +121,10 @@ def create_app(
             *extra_routes,
         ],
         middleware=[_CORS],
-        exception_handlers={
-            HeadwaterError: on_known_error,
-            HTTPException: on_http_error,
-            Exception: on_unexpected_error,
-        },
+        exception_handlers=ErrorHandlers(endpoint.refusals).hooks,
         lifespan=lifespan,
     )
     app.state.begin_shutdown = endpoint.begin_shutdown
     app.state.open_streams = lambda: endpoint.streams.open_streams
+    app.state.refused = endpoint.refusals.counts
     return app

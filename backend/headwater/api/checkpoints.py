@@ -17,6 +17,7 @@ from starlette.responses import JSONResponse, Response
 from headwater.api.auth.verify import Verifier
 from headwater.api.errors import NoActiveConfigError, TooManyRequestsError
 from headwater.api.reading import StoreThreads
+from headwater.api.refusals import prove
 from headwater.oplog.lsn import Lsn
 from headwater.storage.contract import StoreReader
 from headwater.sync.request import parse_client_id, write_key
@@ -97,6 +98,7 @@ class WriteCheckpointRoute:
         """Handle one request."""
         client_id = parse_client_id(request.query_params.get("client_id"))
         user = await self._verifier.authorize(request.headers.get("authorization"))
+        prove(request, user.user_id)
         if not self._is_active():
             raise NoActiveConfigError
         checkpoint = await self._writes.create(write_key(user.user_id, client_id))

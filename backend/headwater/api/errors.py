@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import logging
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from headwater.errors import HeadwaterError, Kind
 from headwater.sync.request import InvalidRequestError
 
-log = logging.getLogger(__name__)
+UNEXPECTED_CODE: Final = "PSYNC_S2001"
+"""The code of what has none of its own."""
 
 
 class ApiError(HeadwaterError):
@@ -77,33 +76,13 @@ def error_response(error: Exception) -> Response:
         case InvalidRequestError():
             return _body(error, error.code, 400, error.what, error.fix)
         case HTTPException():
-            return _body(error, "PSYNC_S2001", error.status_code, error.detail)
+            return _body(error, UNEXPECTED_CODE, error.status_code, error.detail)
         case HeadwaterError(kind=Kind.RETRY):
             return _body(error, error.code, 503, "the service can't reach a database it needs", "try again")
         case HeadwaterError():
             return _body(error, error.code, 500, "the service is not able to answer", "its log says why")
         case _:
-            return _body(error, "PSYNC_S2001", 500, "Something went wrong", "the service's log says what")
-
-
-async def on_known_error(request: Request, error: Exception) -> Response:
-    """Starlette's hook for errors that we raise on purpose."""
-    if isinstance(error, HeadwaterError) and not isinstance(error, ApiError | InvalidRequestError):
-        log.error("%s %s failed: %s", request.method, request.url.path, error)
-    return error_response(error)
-
-
-async def on_http_error(request: Request, error: Exception) -> Response:
-    """Starlette's hook for what its router refuses."""
-    if isinstance(error, HTTPException) and error.status_code == 404:
-        error = UnknownRouteError(f"there is nothing at {request.url.path}", fix="check the address")
-    return error_response(error)
-
-
-async def on_unexpected_error(request: Request, error: Exception) -> Response:
-    """Starlette's hook for a bug: the log gets everything, the client a number."""
-    log.error("%s %s failed", request.method, request.url.path, exc_info=error)
-    return error_response(error)
+            return _body(error, UNEXPECTED_CODE, 500, "Something went wrong", "the service's log says what")
 
 
 def _body(error: Exception, code: str, status: int, description: str, details: str = "") -> Response:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, start_http_server
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from headwater.api.server import AddressInUseError
@@ -21,11 +21,16 @@ _log = logging.getLogger(__name__)
 
 
 def serve_metrics(
-    host: str, port: int, reader: StoreReader, tags: Sequence[str], open_streams: Callable[[], int]
+    host: str,
+    port: int,
+    reader: StoreReader,
+    tags: Sequence[str],
+    open_streams: Callable[[], int],
+    refused: Callable[[], Mapping[str, int]],
 ) -> int:
     """Answer `/metrics` from a thread, as long as the process lives. Returns the port. Raises AddressInUseError."""
     registry = CollectorRegistry()
-    registry.register(ServiceCollector(reader, tags, open_streams))
+    registry.register(ServiceCollector(reader, tags, open_streams, refused))
     try:
         server, _ = start_http_server(port, host, registry)
     except OSError as error:
@@ -38,10 +43,17 @@ def serve_metrics(
 class ServiceCollector(Collector):
     """Reads everything anew each time it is asked."""
 
-    def __init__(self, reader: StoreReader, tags: Sequence[str], open_streams: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        reader: StoreReader,
+        tags: Sequence[str],
+        open_streams: Callable[[], int],
+        refused: Callable[[], Mapping[str, int]],
+    ) -> None:
         self._reader = reader
         self._tags = tags
         self._open_streams = open_streams
+        self._refused = refused
 
     def describe(self) -> list[Metric]:
         """Nothing beforehand, or the store would be read on registration."""
@@ -49,6 +61,12 @@ class ServiceCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         yield GaugeMetricFamily("powersync_concurrent_connections", "Streams that are open", self._open_streams())
+        requests = CounterMetricFamily(
+            "headwater_requests_refused", "Requests refused, and streams left out", labels=["code"]
+        )
+        for code, count in self._refused().items():
+            requests.add_metric([code], count)
+        yield requests
         try:
             healths = {tag: health_of(self._reader, tag) for tag in self._tags}
         except HeadwaterError as error:

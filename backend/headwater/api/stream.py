@@ -29,11 +29,13 @@ from headwater.api.errors import NoActiveConfigError, NotAcceptableError, Shutti
 from headwater.api.hub import REPLACED, Hub
 from headwater.api.left_out import LeftOutMemory
 from headwater.api.reading import StoreThreads
+from headwater.api.refusals import Refusals, prove
 from headwater.errors import HeadwaterError
 from headwater.sync import lines
 from headwater.sync.interest import News
 from headwater.sync.request import StreamRequest, parse_stream_request, write_key
 from headwater.sync.ticks import next_tick
+from headwater_rules.limits import LIMIT_CODE
 from headwater_rules.results import SyncRequest
 
 NDJSON = "application/x-ndjson"
@@ -53,11 +55,20 @@ log = logging.getLogger(__name__)
 class SyncStream:
     """The ASGI endpoint. Holds what all streams of the process share."""
 
-    def __init__(self, threads: StoreThreads, hub: Hub, resolver: Resolver, verifier: Verifier, limit: int) -> None:
+    def __init__(
+        self,
+        threads: StoreThreads,
+        hub: Hub,
+        resolver: Resolver,
+        verifier: Verifier,
+        refusals: Refusals,
+        limit: int,
+    ) -> None:
         self._threads = threads
         self._hub = hub
         self._resolver = resolver
         self._verifier = verifier
+        self._refusals = refusals
         self._limit = limit
         self._left_out = LeftOutMemory()
         self._open = 0
@@ -76,6 +87,7 @@ class SyncStream:
         request = Request(scope, receive)
         asked = parse_stream_request(await read_body(request))
         user = await self._verifier.authorize(request.headers.get("authorization"))
+        prove(request, user.user_id)
         require_ndjson(request.headers.get("accept"))
         coding = choose_coding(request.headers.get("accept-encoding"))
         if self._closing:
@@ -101,7 +113,7 @@ class SyncStream:
             coding,
         )
         caller = _Caller(user.user_id, asked.client_id, agent, asked.app_metadata)
-        stream = _Stream(dialogue, coding, user, caller, self._threads, self._hub)
+        stream = _Stream(dialogue, coding, user, caller, self._threads, self._hub, self._refusals)
         self._hub.join(stream)
         try:
             await stream.run(receive, send)
@@ -134,6 +146,7 @@ class _Stream:
         "_ops",
         "_pump",
         "_reason",
+        "_refusals",
         "_threads",
         "_tick_due",
         "_ticker",
@@ -149,6 +162,7 @@ class _Stream:
         caller: _Caller,
         threads: StoreThreads,
         hub: Hub,
+        refusals: Refusals,
     ) -> None:
         self._dialogue = dialogue
         self._coding = coding
@@ -156,6 +170,7 @@ class _Stream:
         self._caller = caller
         self._threads = threads
         self._hub = hub
+        self._refusals = refusals
         self._wake = asyncio.Event()
         self._news: News | None = None
         self._first: Batch | None = None
@@ -199,6 +214,7 @@ class _Stream:
             if self._reason is None:
                 self._first = await self._threads.reading(self._dialogue.open)
                 self._follow()
+                self._tell_of_left_out()
             reason = await self._until_over(receive, send)
         finally:
             if self._ticker is not None:
@@ -287,6 +303,12 @@ class _Stream:
         self._hub.watch(self, self._dialogue.interest, self._dialogue.op_id)
         if self._dialogue.awaited is not None:
             self._hub.expect(self._dialogue.awaited)
+
+    def _tell_of_left_out(self) -> None:
+        left_out = self._dialogue.left_out
+        if left_out:
+            names = {"client_id": self._caller.client_id, "subscriptions": len(left_out), "first": left_out[0].message}
+            self._refusals.note(LIMIT_CODE, self._caller.user_id, "streams left out", names)
 
     # the token's clock
 

@@ -53,5 +53,5 @@ def run(config: ServiceConfig) -> None:
 
         tags = [source.tag for source in config.sources]
         reader = open_reader(config.storage)
-        serve_metrics(config.host, config.prometheus_port, reader, tags, app.state.open_streams)
+        serve_metrics(config.host, config.prometheus_port, reader, tags, app.state.open_streams, app.state.refused)
     serve_app(app, config.host, config.port)

@@ -196,7 +196,9 @@ def test_a_stream_beyond_the_limits_is_left_out_and_told(
         file.write("api: {parameters: {max_buckets_per_connection: 3}}\n")
     found = previewed(headwater_here, SERVED)
     assert {table for table, _ in rows_of(found)} == {"lists"}
-    (warning,) = found["warnings"]  # type: ignore[misc]
+    warnings = found["warnings"]
+    assert isinstance(warnings, list)
+    (warning,) = warnings
     assert warning.startswith("stream todos: left out by a limit: the ")
     assert "api.parameters.max_buckets_per_connection allows 3" in warning
 

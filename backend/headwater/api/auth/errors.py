@@ -6,7 +6,8 @@ from headwater.api.errors import ApiError
 
 
 class AuthError(ApiError):
-    """The token can't be trusted: malformed, of an unknown key, badly signed, or missing a claim."""
+    """The token can't be trusted: malformed, of an unknown key, badly signed, or missing a claim. `what` goes into the
+    log, so it has nothing of the token; `fix` goes to the client, who has it already."""
 
     code = "PSYNC_S2101"
     status = 401

@@ -90,5 +90,5 @@ def candidates(keys: Sequence[Key], kid: str | None, alg: str) -> list[Key]:
     if named is None:
         return [key for key in keys if key.kid is None and alg in key.algorithms]
     if alg not in named.algorithms:
-        raise AuthError(f"the token is signed with {alg}, which the key {kid!r} is not for")
+        raise AuthError("the token's kid names a key of another alg", fix=f"{kid!r} is not for {alg}")
     return [named]

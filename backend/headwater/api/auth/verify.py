@@ -64,7 +64,7 @@ class Verifier:
         keys = candidates(await self.keys.keys(kid), kid, alg)
         if not keys:
             asked = f"kid {kid!r}" if kid is not None else "no kid"
-            raise AuthError(f"no configured key fits a token with {asked} and alg {alg}", fix="check client_auth")
+            raise AuthError("no configured key fits the token", fix=f"check client_auth: it has {asked} and alg {alg}")
         for key in keys:
             claims = self._claims(token, key, alg)
             if claims is not None:
@@ -99,7 +99,8 @@ def _header(token: str) -> tuple[str | None, str]:
         raise AuthError("the token is not a JWT") from None
     kid, alg = header.get("kid"), header.get("alg")
     if not isinstance(alg, str) or alg not in _SUPPORTED:
-        raise AuthError(f"the token's alg {alg!r} is not accepted", fix=f"use one of {', '.join(sorted(_SUPPORTED))}")
+        use = f"it is {alg!r}; use one of {', '.join(sorted(_SUPPORTED))}"
+        raise AuthError("the token's alg is not accepted", fix=use)
     return kid, alg
 
 
@@ -120,8 +121,8 @@ def _principal(claims: Mapping[str, object], key: Key) -> Principal:
     issued, expires = _time(claims, "iat"), _time(claims, "exp")
     if expires - issued > key.max_lifetime:
         raise TokenLifetimeError(
-            f"the token lives {expires - issued:.0f} s, more than the {key.max_lifetime} s allowed",
-            fix="issue it with an earlier exp",
+            f"the token lives longer than the {key.max_lifetime} s allowed",
+            fix=f"it lives {expires - issued:.0f} s; issue it with an earlier exp",
         )
     parameters = claims.get("parameters")
     if parameters is not None and not isinstance(parameters, dict):

@@ -1,0 +1,58 @@
+"""What becomes of errors: an answer for the client, a line for the operator."""
+
+from __future__ import annotations
+
+import logging
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ExceptionHandler
+
+from headwater.api.errors import UNEXPECTED_CODE, ApiError, UnknownRouteError, error_response
+from headwater.api.refusals import Refusals, facts_of, proven
+from headwater.errors import HeadwaterError
+from headwater.sync.request import InvalidRequestError
+
+log = logging.getLogger(__name__)
+
+
+class ErrorHandlers:
+    """Starlette's hooks."""
+
+    def __init__(self, refusals: Refusals) -> None:
+        self._refusals = refusals
+        self.hooks: dict[type[Exception], ExceptionHandler] = {
+            HeadwaterError: self.on_known_error,
+            HTTPException: self.on_http_error,
+            Exception: self.on_unexpected_error,
+        }
+
+    async def on_known_error(self, request: Request, error: Exception) -> Response:
+        """An error that we raise on purpose."""
+        assert isinstance(error, HeadwaterError)
+        if isinstance(error, ApiError | InvalidRequestError):
+            return self._refused(request, error, error.code, error.what)
+        # what went wrong inside is for the log only
+        return self._refused(request, error, error.code, str(error), logging.ERROR)
+
+    async def on_http_error(self, request: Request, error: Exception) -> Response:
+        """What the router refuses."""
+        assert isinstance(error, HTTPException)
+        if error.status_code == 404:
+            unknown = UnknownRouteError(f"there is nothing at {request.url.path}", fix="check the address")
+            return self._refused(request, unknown, unknown.code, unknown.what)
+        return self._refused(request, error, UNEXPECTED_CODE, error.detail)
+
+    async def on_unexpected_error(self, request: Request, error: Exception) -> Response:
+        """A bug: the log gets everything, the client a number."""
+        log.error("%s %s failed", request.method, request.url.path, exc_info=error)
+        return error_response(error)
+
+    def _refused(
+        self, request: Request, error: Exception, code: str, reason: str, level: int = logging.WARNING
+    ) -> Response:
+        response = error_response(error)
+        facts = {"status": response.status_code, "reason": reason, **facts_of(request)}
+        self._refusals.note(code, proven(request), "request refused", facts, level)
+        return response

@@ -1,0 +1,92 @@
+"""Requests that were refused: each is counted, and the log tells of them now and then."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from starlette.requests import Request
+
+SECONDS = 60.0
+"""Between two lines about the same code and user."""
+
+MOST_LINES = 200
+"""Codes and users that are told of within that time. Whoever is beyond is counted only."""
+
+_LONGEST = 300  # characters of a fact: paths, names of fields and user agents are chosen by strangers
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Told:
+    until: float
+    again: int = 0
+
+
+class Refusals:
+    """What one process refused. Lives in the event loop; `counts` may be read from any thread."""
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
+        self._counts: dict[str, int] = {}
+        self._told: dict[tuple[str, str | None], _Told] = {}
+
+    def counts(self) -> dict[str, int]:
+        """How many since the process began, by code."""
+        return self._counts.copy()
+
+    def note(
+        self, code: str, user_id: str | None, what: str, facts: Mapping[str, object], level: int = logging.WARNING
+    ) -> None:
+        """Count one, and log `what` with the facts unless that was done for this code and user a moment ago. A user is
+        one whose token was proven: all others are told of together. Facts must not have anything of a token."""
+        self._counts[code] = self._counts.get(code, 0) + 1
+        known = self._told.get((code, user_id))
+        now = self._now()
+        if known is not None and now < known.until:
+            known.again += 1
+            return
+        if known is None and not self._room(now):
+            return
+        self._told[code, user_id] = _Told(now + SECONDS)
+        before = {"not_told_since": known.again} if known is not None and known.again else {}
+        log.log(level, "%s %s", what, _line({"code": code, "user_id": user_id, **facts, **before}))
+
+    def _room(self, now: float) -> bool:
+        if len(self._told) >= MOST_LINES:
+            self._told = {key: told for key, told in self._told.items() if now < told.until}
+        return len(self._told) < MOST_LINES
+
+
+def prove(request: Request, user_id: str) -> None:
+    """Keep with the request whom its token has proven."""
+    request.state.user_id = user_id
+
+
+def proven(request: Request) -> str | None:
+    """The user whom the request's token has proven, if that was so."""
+    user_id: str | None = getattr(request.state, "user_id", None)
+    return user_id
+
+
+def facts_of(request: Request) -> dict[str, object]:
+    """Who asked for what; neither the query nor the headers that may carry a token."""
+    return {
+        "method": request.method,
+        "path": request.url.path,
+        "address": request.client.host if request.client else None,
+        "user_agent": request.headers.get("x-user-agent") or request.headers.get("user-agent"),
+    }
+
+
+def _line(facts: Mapping[str, object]) -> str:
+    """JSON in ASCII: whatever a stranger sent, it stays on its line."""
+    return json.dumps({name: _short(value) for name, value in facts.items() if value is not None})
+
+
+def _short(value: object) -> object:
+    return value[:_LONGEST] if isinstance(value, str) else value
