@@ -10,7 +10,8 @@ from headwater_rules.config import Config, read_config
 from headwater_rules.definitions import check_event, compile_definition
 from headwater_rules.document import load
 from headwater_rules.drafts import Job
-from headwater_rules.errors import Code, Report, RuleError, RuleErrors
+from headwater_rules.errors import Code, Report, RuleError, RuleErrors, Severity
+from headwater_rules.per_row import buckets_per_row
 from headwater_rules.plan import Stream, SyncPlan
 from headwater_rules.schema import SourceSchema
 from headwater_rules.streams import compile_stream, warn_of_unused
@@ -26,9 +27,11 @@ class Compiled:
     warnings: tuple[RuleError, ...]
 
 
-def compile_config(text: str, *, default_schema: str = "public", schema: SourceSchema | None = None) -> Compiled:
-    """Compile a sync config. The same text always gives the same plan; the source's `schema` only adds findings.
-    Raises RuleErrors with all that is wrong."""
+def compile_config(
+    text: str, *, default_schema: str = "public", schema: SourceSchema | None = None, advise: bool = False
+) -> Compiled:
+    """Compile a sync config. The same text always gives the same plan; the source's `schema` only adds findings, and
+    so does `advise`: of what works, and may have a price. Raises RuleErrors with all that is wrong."""
     report = Report()
     try:
         config = read_config(load(text), report)
@@ -44,7 +47,21 @@ def compile_config(text: str, *, default_schema: str = "public", schema: SourceS
     if report.errors:
         raise RuleErrors(report.sorted_errors(), report.sorted_warnings())
     plan = SyncPlan(job.catalog.buckets, job.catalog.lookups, streams, config.options.conversion)
+    if advise:
+        _advise(config, plan, report)
     return Compiled(plan, tuple(report.sorted_warnings()))
+
+
+def _advise(config: Config, plan: SyncPlan, report: Report) -> None:
+    places = {source.name: source.place for source in config.streams}
+    places |= {source.name: source.place for source in config.buckets}
+    for found in buckets_per_row(plan):
+        message = f"`{found.stream}` has one bucket for each row of `{found.table}`, by `{found.value}`"
+        hint = (
+            "a device may have 1,000 buckets (api.parameters.max_buckets_per_connection); if one gets more rows of it, "
+            "select by a value that many rows share, such as their owner or project"
+        )
+        report.add(RuleError(Code.BUCKET_PER_ROW, message, places[found.stream], hint, Severity.WARNING))
 
 
 def _bound(config: Config) -> None:

@@ -49,6 +49,7 @@ class Code(StrEnum):
     LOWERED = "HW_R206"
     OLD_EDITION = "HW_R207"
     NOT_THE_CTE = "HW_R208"
+    BUCKET_PER_ROW = "HW_R209"
     NO_TABLE = "HW_R301"
     NO_COLUMN = "HW_R302"
     NO_ID = "HW_R303"

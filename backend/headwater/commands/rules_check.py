@@ -10,7 +10,7 @@ import click
 
 from headwater.commands.rules import read_rules, to_json
 from headwater_rules.compile import compile_config
-from headwater_rules.errors import Place, RuleError, RuleErrors, Severity
+from headwater_rules.errors import Code, Place, RuleError, RuleErrors, Severity
 from headwater_rules.plan import SyncPlan
 from headwater_rules.schema import SourceSchema
 
@@ -33,7 +33,7 @@ def check_files(
     """Show what is found in the files, in the form text, json or github. Returns the exit code."""
     checked = [_check(file, schema) for file in files]
     if warnings_as_errors:
-        checked = [replace(each, findings=tuple(map(RuleError.as_fatal, each.findings))) for each in checked]
+        checked = [replace(each, findings=tuple(map(_graver, each.findings))) for each in checked]
     match form:
         case "json":
             click.echo(to_json(_as_dict(checked)))
@@ -46,11 +46,16 @@ def check_files(
     return 1 if any(each.having(Severity.FATAL) for each in checked) else 0
 
 
+def _graver(finding: RuleError) -> RuleError:
+    """Advice stays what it is: there may be nothing to do about it."""
+    return finding if finding.code is Code.BUCKET_PER_ROW else finding.as_fatal()
+
+
 def _check(file: Path, schema: SourceSchema | None) -> Checked:
     text = read_rules(file)
     name = "stdin" if str(file) == "-" else str(file)
     try:
-        compiled = compile_config(text, schema=schema)
+        compiled = compile_config(text, schema=schema, advise=True)
     except RuleErrors as errors:
         return Checked(name, None, (*errors.errors, *errors.warnings))
     return Checked(name, compiled.plan, compiled.warnings)

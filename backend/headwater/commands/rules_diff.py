@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 
+from headwater.api.plans import RequestLimits
 from headwater.commands.rules import compile_rules, read_rules, to_json
 from headwater.commands.rules_estimate import Estimate, estimates
 from headwater.commands.rules_rows import CurrentRows
@@ -15,6 +16,7 @@ from headwater.commands.rules_store import existing_store, served, when
 from headwater.commands.rules_words import count, per_bucket, size
 from headwater.config import ServiceConfig
 from headwater.storage.stats import DefinitionStats, definition_stats, store_exists
+from headwater_rules.per_row import BucketPerRow, buckets_per_row
 from headwater_rules.plan import ConversionOptions, SyncPlan
 from headwater_rules.versions import Change, Comparison, Kind, SideChange, StreamChange, compare
 
@@ -24,7 +26,8 @@ _NOTHING = SyncPlan((), (), (), ConversionOptions())
 @dataclass(frozen=True, slots=True)
 class Diff:
     """What `file` would change of `against`. `stored` is what the store has of definitions, by name; `estimates` what
-    new ones would hold. `missing` are tables without rows in the store."""
+    new ones would hold. `missing` are tables without rows in the store, `per_row` what of `file` has buckets of one row
+    each; `allowed` is how many buckets a device may have."""
 
     file: str
     against: str
@@ -32,6 +35,8 @@ class Diff:
     stored: dict[str, DefinitionStats] = field(default_factory=dict)
     estimates: dict[str, Estimate] = field(default_factory=dict)
     missing: tuple[str, ...] = ()
+    per_row: tuple[BucketPerRow, ...] = ()
+    allowed: int = RequestLimits().max_buckets
     notes: tuple[str, ...] = ()
 
 
@@ -44,7 +49,7 @@ def show_diff(
     other = None if against is None else compile_rules(read_rules(against), str(against), as_json=as_json).plan
     if other is not None and (config is None or not store_exists(config.storage)):
         note = "without a store nothing can be said of rows and bytes"
-        found = Diff(str(file), str(against), compare(other, plan), notes=(note,))
+        found = Diff(str(file), str(against), compare(other, plan), per_row=buckets_per_row(plan), notes=(note,))
     else:
         assert config is not None, "the command has loaded one"
         found = _with_store(config, file, plan, against, other, sample)
@@ -53,6 +58,8 @@ def show_diff(
         return
     for line in _lines(found):
         click.echo(line)
+    for each in found.per_row:
+        click.echo(f"warning: {_per_row(found, each)}", err=True)
     for note in found.notes:
         click.echo(f"note: {note}", err=True)
 
@@ -79,6 +86,8 @@ def _with_store(
             stored={stats.definition: stats for stats in definition_stats(store.address)},
             estimates=estimates(rows, plan, new, sample),
             missing=tuple(rows.missing(plan)),
+            per_row=buckets_per_row(plan),
+            allowed=config.api.max_buckets_per_connection,
             notes=tuple(rows.notes),
         )
 
@@ -166,6 +175,23 @@ def _how(diff: Diff) -> Iterator[str]:
         yield f"the store has no rows of {table}: they are not counted, and the deploy has to read them from the source"
 
 
+def _per_row(diff: Diff, found: BucketPerRow) -> str:
+    buckets = _buckets(diff, found)
+    guess = diff.estimates.get(found.definition)
+    about = "" if guess is None or guess.exact else "about "
+    there = "" if buckets is None else f": {about}{buckets:,} of them now"
+    allowed = f"a device may have {diff.allowed:,} (api.parameters.max_buckets_per_connection)"
+    return f"stream {found.stream} has one bucket for each row of {found.table}, by {found.value}{there}, and {allowed}"
+
+
+def _buckets(diff: Diff, found: BucketPerRow) -> int | None:
+    """How many there are, as far as rows are known."""
+    guess, stats = diff.estimates.get(found.definition), diff.stored.get(found.definition)
+    if guess is not None and guess.tables:
+        return guess.buckets
+    return None if stats is None else stats.buckets
+
+
 def _as_dict(diff: Diff) -> dict[str, object]:
     return {
         "file": diff.file,
@@ -175,6 +201,7 @@ def _as_dict(diff: Diff) -> dict[str, object]:
         "lookups": [_side_dict(diff, side) for side in diff.comparison.sides if side.kind is Kind.LOOKUP],
         "streams": [{**asdict(stream), "change": stream.change.value} for stream in diff.comparison.streams],
         "missing_tables": list(diff.missing),
+        "one_bucket_per_row": [{**asdict(each), "buckets": _buckets(diff, each)} for each in diff.per_row],
         "notes": list(diff.notes),
     }
 

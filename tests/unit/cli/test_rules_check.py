@@ -41,6 +41,20 @@ def test_warnings_fail_only_when_asked_to(headwater_here: Run, tmp_path: Path) -
     assert "error [HW_R201]" in outcome.err
 
 
+def test_buckets_of_one_row_are_warned_of_and_are_no_error(headwater_here: Run, tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text(
+        GOOD.replace("owner = auth.user_id()", "id IN (SELECT k FROM m WHERE u = auth.user_id())")
+    )
+    for option in ((), ("--warnings-as-errors",)):
+        outcome = headwater_here("rules", "check", "c.yaml", *option)
+        assert outcome.code == 0
+        assert "warning [HW_R209]: `s` has one bucket for each row of `public.t`, by `id`" in outcome.err
+        assert "--> line 3" in outcome.err
+        assert "api.parameters.max_buckets_per_connection" in outcome.err
+    (told,) = json.loads(headwater_here("rules", "check", "c.yaml", "--json").out)["warnings"]
+    assert (told["code"], told["severity"]) == ("HW_R209", "warning")
+
+
 def test_editors_get_places_from_start_to_end(headwater_here: Run, tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text(WRONG)
     outcome = headwater_here("rules", "check", "a.yaml", "--json")

@@ -130,6 +130,38 @@ def test_a_sample_stands_for_all_rows(ruled: RuledStore, headwater_here: Run, tm
     assert sampled["size"] == pytest.approx(whole["size"], rel=0.05)
 
 
+PER_ROW = SERVED.replace("owner = auth.user_id()", "id IN (SELECT list_id FROM members WHERE user_id = auth.user_id())")
+
+
+def test_buckets_of_one_row_are_warned_of_with_their_number(
+    ruled: RuledStore, headwater_here: Run, tmp_path: Path
+) -> None:
+    ruled.serve(SERVED)
+    (tmp_path / "new.yaml").write_text(PER_ROW)
+    told = (
+        f"warning: stream lists has one bucket for each row of public.lists, by id: {LISTS} of them now, and a device"
+        " may have 1,000 (api.parameters.max_buckets_per_connection)\n"
+    )
+    assert headwater_here("rules", "diff", "new.yaml").err == told
+    outcome = headwater_here("rules", "diff", "new.yaml", "--json")
+    (found,) = json.loads(outcome.out)["one_bucket_per_row"]
+    assert (outcome.err, found["stream"], found["table"], found["buckets"]) == ("", "lists", "public.lists", LISTS)
+    ruled.serve(PER_ROW)
+    assert headwater_here("rules", "diff", "new.yaml").err == told, "what is stored already is counted too"
+    with (tmp_path / "headwater.yaml").open("a") as file:
+        file.write("api: {parameters: {max_buckets_per_connection: 3}}\n")
+    assert "a device may have 3 (api" in headwater_here("rules", "diff", "new.yaml").err
+
+
+def test_buckets_of_one_row_are_warned_of_without_a_store(headwater_here: Run, tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text(SERVED)
+    (tmp_path / "b.yaml").write_text(PER_ROW)
+    outcome = headwater_here("rules", "diff", "b.yaml", "--against", "a.yaml")
+    assert outcome.err.startswith(
+        "warning: stream lists has one bucket for each row of public.lists, by id, and a device"
+    )
+
+
 def test_two_files_can_be_compared_without_any_service(headwater_here: Run, tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text(SERVED)
     (tmp_path / "b.yaml").write_text(STREAM_ADDED)
