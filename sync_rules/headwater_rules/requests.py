@@ -36,7 +36,11 @@ Family = tuple[tuple[int, ...], str]
 """The buckets of several definitions for the same values."""
 
 _COUNTED = 9
-"""Buckets beyond the limit that are counted in order to be told, in limits: a client decides how many there are."""
+"""Buckets beyond the limit that are counted only to be told, in limits: a client decides how many there are."""
+
+_PATIENCE = 20
+"""Buckets, lookups and rows of subscriptions that were left out, in limits, after which no more are looked at: a client
+decides how many such subscriptions there are, too."""
 
 
 def resolve(
@@ -154,7 +158,7 @@ def _buckets(plan: SyncPlan, answers: Iterable[_Answer]) -> Iterator[ResolvedBuc
                 name = plan.buckets[definition].name + values
                 bucket = buckets.setdefault(name, _Bucket(definition, priority))
                 bucket.priority = min(bucket.priority, priority)
-                if reason not in bucket.reasons:
+                if not bucket.reasons or bucket.reasons[-1] is not reason:
                     bucket.reasons.append(reason)
     for name, found in buckets.items():
         yield ResolvedBucket(name, found.definition, found.priority, tuple(found.reasons))
@@ -168,19 +172,24 @@ class _Resolver:
         self._limits = limits
         self._given: set[Family] = set()
         self._spare = _COUNTED * limits.buckets
+        self._patience = _PATIENCE * max(limits.buckets, limits.results)
         self._max_results = limits.results
 
     def answer(self, entry: _Entry) -> _Answer:
         """What an entry leads to, if that fits in beside what was answered before."""
         answer = _Answer(entry)
+        if self._patience <= 0:
+            return _without(answer, self._limits.beyond_patience(entry.asker))
         self._max_results = self._limits.most(Setting.RESULTS, entry.asker)
         try:
             counted = self._collect(answer)
         except TooManyResultsError as error:
+            self._patience -= self._max_results
             return _without(answer, self._limits.beyond_results(entry.asker, error.what))
         new = answer.families.keys() - self._given
         total = len(self._given) + len(new)
         if new and total > self._limits.most(Setting.BUCKETS, entry.asker):
+            self._patience -= min(len(answer.families), self._limits.buckets)
             least = "" if counted else "at least "
             own, all_of = f"{least}{len(answer.families):,}", f"{least}{total:,}"
             return _without(answer, self._limits.beyond_buckets(entry.asker, own, all_of))

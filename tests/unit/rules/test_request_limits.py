@@ -168,6 +168,24 @@ def test_what_a_client_asks_for_beyond_all_bounds_costs_no_more_than_its_bounds(
     assert "the at least 10,001 buckets of stream pairs would make at least 10,002 in all" in messages[0]
 
 
+def test_subscriptions_beyond_all_bounds_cost_no_more_than_their_bounds() -> None:
+    greedy = [Subscription("chosen", {"ks": list(range(n, n + 1_001))}) for n in range(0, 500_000, 1_001)]
+    started = time.process_time()
+    found = resolve(PLAN, SyncRequest({"more": [1]}, subscriptions=tuple(greedy)), nothing)
+    assert time.process_time() - started < 2
+    assert given(found) == {"more": 1}
+    assert len(found.left_out) == len(greedy)
+    assert "stream chosen was not looked at" in found.left_out[-1].message
+
+
+def test_subscriptions_that_are_many_and_small_are_all_looked_at() -> None:
+    small = [Subscription("chosen", {"ks": [n]}) for n in range(2_500)]
+    found = resolve(PLAN, SyncRequest({}, subscriptions=tuple(small)), nothing)
+    assert given(found) == {"chosen": 1_000}
+    assert len(found.left_out) == 1_500
+    assert not any("looked at" in each.message for each in found.left_out)
+
+
 def test_a_name_of_a_left_out_subscription_is_short_and_its_own() -> None:
     wide = [Subscription("chosen", {"ks": list(range(11)), "n": n}) for n in range(3)]
     found = resolved(*wide, many=11)
