@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import islice
 
 from starlette.requests import Request
 
@@ -17,6 +18,7 @@ MOST_LINES = 200
 """Codes and users that are told of within that time. Whoever is beyond is counted only."""
 
 _LONGEST = 300  # characters of a fact: paths, names of fields and user agents are chosen by strangers
+_MOST = 20  # entries of a fact that is a mapping
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +56,7 @@ class Refusals:
             return
         self._told[code, user_id] = _Told(now + SECONDS)
         before = {"not_told_since": known.again} if known is not None and known.again else {}
-        log.log(level, "%s %s", what, _line({"code": code, "user_id": user_id, **facts, **before}))
+        log.log(level, "%s %s", what, one_line({"code": code, "user_id": user_id, **facts, **before}))
 
     def _room(self, now: float) -> bool:
         if len(self._told) >= MOST_LINES:
@@ -83,10 +85,17 @@ def facts_of(request: Request) -> dict[str, object]:
     }
 
 
-def _line(facts: Mapping[str, object]) -> str:
-    """JSON in ASCII: whatever a stranger sent, it stays on its line."""
+def one_line(facts: Mapping[str, object]) -> str:
+    """Facts for the log, without those that are None. JSON in ASCII: whatever a stranger sent, it stays on its line,
+    and is cut where it is long."""
     return json.dumps({name: _short(value) for name, value in facts.items() if value is not None})
 
 
 def _short(value: object) -> object:
-    return value[:_LONGEST] if isinstance(value, str) else value
+    match value:
+        case str():
+            return value[:_LONGEST]
+        case Mapping():
+            return {key[:_LONGEST]: _short(each) for key, each in islice(value.items(), _MOST)}
+        case _:
+            return value

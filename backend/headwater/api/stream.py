@@ -16,7 +16,6 @@ from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-import orjson
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
@@ -29,7 +28,7 @@ from headwater.api.errors import NoActiveConfigError, NotAcceptableError, Shutti
 from headwater.api.hub import REPLACED, Hub
 from headwater.api.left_out import LeftOutMemory
 from headwater.api.reading import StoreThreads
-from headwater.api.refusals import Refusals, prove
+from headwater.api.refusals import Refusals, one_line, prove
 from headwater.errors import HeadwaterError
 from headwater.sync import lines
 from headwater.sync.interest import News
@@ -363,7 +362,7 @@ class _Stream:
             "operations": self._ops,
             "bytes": self._bytes,
         }
-        log.info("sync stream closed %s", orjson.dumps({k: v for k, v in facts.items() if v is not None}).decode())
+        log.info("sync stream closed %s", one_line(facts))
 
 
 def require_ndjson(accept: str | None) -> None:

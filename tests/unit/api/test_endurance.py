@@ -93,6 +93,19 @@ def test_the_log_tells_of_a_stream_but_not_its_token_or_rows(
     assert "secret words" not in caplog.text
 
 
+def test_a_client_cannot_fill_the_log_with_what_it_says_of_itself(
+    endpoint: Endpoint, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "headwater.api.stream")
+    metadata = {f"{n}{'key' * 1_000}": "value" * 1_000 for n in range(100)}
+    with endpoint.stream(app_metadata=metadata, client_id="c" * 100_000) as stream:
+        stream.completed()
+    wait_until(lambda: "sync stream closed" in caplog.text, "the end is logged")
+    (message,) = (r.getMessage() for r in caplog.records if "sync stream closed" in r.getMessage())
+    assert len(message) < 20_000
+    assert len(json.loads(message.removeprefix("sync stream closed "))["app_metadata"]) == 20
+
+
 def test_a_store_that_fails_for_a_while_is_followed_again(
     endpoint: Endpoint, memory_store: MemoryStore, caplog: pytest.LogCaptureFixture
 ) -> None:

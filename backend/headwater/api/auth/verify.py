@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from collections.abc import Collection, Mapping
@@ -138,6 +139,19 @@ def _time(claims: Mapping[str, object], name: str) -> float:
 
 
 def _user_id(sub: object) -> str:
+    """Stores keep it as text: what has no text of its own must not become another user's."""
+    try:
+        json.dumps(sub, allow_nan=False)
+        text = _as_text(sub)
+        text.encode()
+    except (TypeError, ValueError, RecursionError):
+        text = "\0"
+    if "\0" in text:
+        raise AuthError("the claim 'sub' names no user that can be stored")
+    return text
+
+
+def _as_text(sub: object) -> str:
     if isinstance(sub, str):
         return sub
     if isinstance(sub, float) and sub.is_integer():
