@@ -16,11 +16,12 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
-from headwater.config.errors import ConfigError, ConfigIssue, Mark
+from headwater.config.errors import ConfigError, ConfigIssue, Mark, shown
 
 Scalar = None | bool | int | float | str
 
 _TAG: Final = "tag:yaml.org,2002:"
+_NAME: Final = re.compile(r"[A-Za-z_]\w*")
 _NUMBER: Final = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?")
 
 
@@ -131,7 +132,7 @@ class _NodeReader:
             elif not isinstance(key, ScalarNode):
                 self.issues.append(ConfigIssue("a key must be text", mark=_mark(key)))
             elif key.value in own:
-                self.issues.append(ConfigIssue("this key is there twice", key.value, _mark(key), "remove one"))
+                self.issues.append(ConfigIssue("this key is there twice", shown(key.value), _mark(key), "remove one"))
             else:
                 own[key.value] = self.item(value)
         return {**merged, **own}
@@ -157,7 +158,7 @@ class _NodeReader:
                 return self._substituted(text, _mark(node))
             case tag if tag.startswith("!"):
                 fix = "use `!env NAME`, or put the value in quotes"
-                self.issues.append(ConfigIssue(f"unknown tag {tag}", mark=_mark(node), fix=fix))
+                self.issues.append(ConfigIssue(f"unknown tag {shown(tag)}", mark=_mark(node), fix=fix))
                 return None
             case _:
                 return text
@@ -166,7 +167,8 @@ class _NodeReader:
         name, _, kind = text.strip().partition("::")
         value = self._environment.get(name)
         if value is None:
-            what = f"environment variable {name or '(no name)'} is not set"
+            # what is no name may be the value itself
+            what = f"environment variable {name if _NAME.fullmatch(name) else '(no name)'} is not set"
             self.issues.append(ConfigIssue(what, mark=mark, fix="set it, or write the value here"))
             return None
         match kind:

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 from headwater.errors import HeadwaterError, Kind
+
+_LOGIN = re.compile(r":/.*@", re.DOTALL)
+
+
+def shown(text: str) -> str:
+    """A word of the config, or a file's name, as a message may show it: a URI at the wrong place without its login."""
+    return _LOGIN.sub(":/…@", text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +52,9 @@ class ConfigError(HeadwaterError):
     code: ClassVar[str] = "HW_7001"
 
     def __init__(self, origin: str, issues: Sequence[ConfigIssue]) -> None:
-        super().__init__("the service config can't be used", origin)
+        super().__init__("the service config can't be used", shown(origin))
         self.args = (origin, tuple(issues))  # what pickle replays
-        self.origin = origin
+        self.origin = shown(origin)
         self.issues = tuple(issues)
 
     def __str__(self) -> str:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from headwater.api.auth.keys import InvalidKeyError, Key, parse_key
-from headwater.config.errors import ConfigError, ConfigIssue
+from headwater.config.errors import ConfigError, ConfigIssue, shown
 from headwater.config.model import (
     ApiConfig,
     ClientAuth,
@@ -154,7 +154,8 @@ def _spark(root: Section, storage: StoreAddress) -> SparkSettings:
     section.warn_unknown()
     if not config.local and isinstance(storage, SqliteAddress):
         section.error(
-            f"{config.master} runs tasks on other machines, which cannot reach the embedded store's files on this one",
+            f"{shown(config.master)} runs tasks on other machines, which cannot reach the embedded store's files on"
+            " this one",
             "master",
             fix="use local[*], or storage of type postgresql",
         )

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 from headwater.config.document import Item
-from headwater.config.errors import ConfigIssue, Mark
+from headwater.config.errors import ConfigIssue, Mark, shown
 
 
 @dataclass(slots=True)
@@ -35,7 +35,7 @@ class Section:
 
     def at(self, key: str) -> str:
         """The path of `key`, for messages."""
-        return f"{self.path}.{key}" if self.path else key
+        return f"{self.path}.{shown(key)}" if self.path else shown(key)
 
     def error(self, what: str, key: str = "", *, fix: str = "", code: str = "HW_7001") -> None:
         """Note an error at `key`, or at the section itself."""

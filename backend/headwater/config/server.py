@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from urllib.parse import parse_qs, unquote, urlsplit
 
@@ -9,6 +10,8 @@ from headwater.config.section import Section
 
 _LOWEST_PORT, _HIGHEST_PORT = 1024, 65535
 _SSL_MODES = ("verify-full", "verify-ca", "disable")
+_AUTHORITY_END = re.compile(r"[/?#]")
+_ESCAPE = "write @ in the password as %40, / as %2F, : as %3A, ? as %3F, # as %23, or set it apart, as password"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +55,8 @@ def read_server(section: Section) -> Server:
     ):
         if not value:
             section.error(f"neither {key} nor uri says which one", key, fix=f"add {key}", code=code)
+        elif "://" in value:
+            section.error("is a URI", key, fix="write it as uri", code=code)
     sslmode = section.choice("sslmode", "verify-full", _SSL_MODES)
     cacert = section.text("cacert")
     if sslmode == "verify-ca" and not cacert:
@@ -79,13 +84,15 @@ def read_uri(section: Section) -> UriParts:
     if not uri.startswith(("postgresql://", "postgres://")):
         section.error("must begin with postgresql://", "uri", code="PSYNC_S1109")
         return UriParts()
+    authority, rest = (*_AUTHORITY_END.split(uri.partition("://")[2], maxsplit=1), "")[:2]
+    if "@" in rest or authority.count("@") > 1:  # a part of the password would be taken for host or database
+        section.error("has an @ or another special character that is not escaped", "uri", fix=_ESCAPE)
+        return UriParts()
     try:
         parts = urlsplit(uri)
         port = parts.port
     except ValueError:
-        section.error(
-            "can't be read", "uri", fix="write special characters of the password as %XX, and the port as a number"
-        )
+        section.error("can't be read", "uri", fix=f"{_ESCAPE}; and the port as a number")
         return UriParts()
     if port is not None and "port" not in section and not _LOWEST_PORT <= port <= _HIGHEST_PORT:
         what = f"its port must be a number from {_LOWEST_PORT} to {_HIGHEST_PORT}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from headwater.config.document import Item
-from headwater.config.errors import ConfigError, ConfigIssue
+from headwater.config.errors import ConfigError, ConfigIssue, shown
 from headwater.config.section import Findings, Section
 from headwater.config.server import read_server, read_uri
 from headwater.source.connect import SourceSettings
@@ -50,7 +50,7 @@ def with_login(settings: SourceSettings, uri: str) -> SourceSettings:
 def _source(section: Section) -> SourceSettings | None:
     kind = section.text("type") or "postgresql"
     if kind != "postgresql":
-        section.error(f"a source of type {kind} is not supported", "type", fix="use postgresql")
+        section.error(f"a source of type {shown(kind)} is not supported", "type", fix="use postgresql")
         return None
     server = read_server(section)
     publications = section.texts("publications") if "publications" in section else ("headwater",)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from psycopg.conninfo import make_conninfo
 
+from headwater.config.errors import shown
 from headwater.config.section import Section
 from headwater.config.server import Server, read_server
 from headwater.storage.address import PostgresAddress, SqliteAddress, StoreAddress
@@ -27,7 +28,7 @@ def read_storage(section: Section, directory: Path) -> StoreAddress:
         case "postgresql":
             address = _postgres(section)
         case _:
-            section.error(f"{kind} storage is not supported", "type", fix=_EITHER)
+            section.error(f"{shown(kind)} storage is not supported", "type", fix=_EITHER)
             return SqliteAddress(str(directory / DEFAULT_DIRECTORY))
     section.warn_unknown()
     return address
@@ -40,7 +41,10 @@ _EITHER = (
 
 
 def _sqlite(section: Section, directory: Path) -> SqliteAddress:
-    path = directory / (section.text("path") or DEFAULT_DIRECTORY)
+    named = section.text("path") or DEFAULT_DIRECTORY
+    if "://" in named:
+        section.error("is a URI, and the embedded store is a directory", "path", fix=_EITHER)
+    path = directory / named
     if path.exists() and not path.is_dir():
         section.error(f"{path} is a file", "path", fix="name a directory: the store keeps several files")
     return SqliteAddress(str(path))

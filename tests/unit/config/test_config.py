@@ -10,6 +10,7 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict
 
 from headwater.config import ConfigError, ConfigSource, ServiceConfig, load_config
+from headwater.config.sources import with_login
 from headwater.storage.address import PostgresAddress, SqliteAddress
 
 KEY = "{kty: oct, alg: HS256, kid: k, k: c2VjcmV0LXNlY3JldC1zZWNyZXQtc2VjcmV0LXNlY3JldA}"
@@ -298,3 +299,59 @@ def test_a_missing_sync_config_is_named_when_it_is_asked_for(tmp_path: Path) -> 
         load(tmp_path, "port: 1").sync_text()
     with pytest.raises(ConfigError, match=r"can't be read: No such file .*sync\.yaml"):
         load(tmp_path, MINIMAL).sync_text()
+
+
+PASSWORD = "pa55"
+LOGIN = f"postgresql://app:{PASSWORD}"
+
+
+@pytest.mark.parametrize("rest", ["@x@db/shop", "/x@db/shop", "?x@db/shop", "#x@db/shop", "@db/shop@x", ":1/5@db/shop"])
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [("replication: {{connections: [{{uri: '{}'}}]}}", "replication.connections[0].uri"),
+     ("storage: {{type: postgresql, uri: '{}'}}", "storage.uri")],
+    ids=["source", "storage"],
+)  # fmt: skip
+def test_a_character_that_cuts_the_password_short_is_refused(tmp_path: Path, text: str, key: str, rest: str) -> None:
+    report = mistakes(tmp_path, text.format(f"postgresql://app:1024{rest}"))
+    assert f"{key}: has an @ or another special character that is not escaped" in report
+    assert "write @ in the password as %40, / as %2F, : as %3A, ? as %3F, # as %23, or set it apart" in report
+    assert "1024" not in report
+
+
+def test_a_login_for_somebody_with_more_rights_is_refused_likewise(tmp_path: Path) -> None:
+    source = load(tmp_path, MINIMAL).source()
+    with pytest.raises(ConfigError, match="an @ or another special character that is not escaped") as caught:
+        with_login(source, f"{LOGIN}@x@db/shop")
+    assert PASSWORD not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        SOURCE + "{{hostname: '{}@db/shop', database: d, username: u}}",
+        SOURCE + "{{hostname: db, database: '{}@db/shop', username: u}}",
+        SOURCE + "{{hostname: db, database: shop, username: '{}@db/shop'}}",
+        SOURCE + "{{type: '{}@db/shop'}}",
+        SOURCE + "{{uri: [{}@db/shop]}}",
+        SOURCE + "{{uri: !env '{}@db/shop'}}",
+        SOURCE + "{{uri: !env '{}::@db/shop'}}",
+        SOURCE + "uri: !{}@db/shop",
+        SOURCE + "{{a: 1, uri:{}@db/shop, uri:{}@db/shop}}",
+        "storage: {{type: '{}@db/shop'}}",
+        "storage: {{type: sqlite, path: '{}@db/shop'}}",
+        "spark: {{master: '{}@db/shop'}}",
+    ],
+)
+def test_a_uri_at_a_wrong_place_is_not_printed(tmp_path: Path, text: str) -> None:
+    report = mistakes(tmp_path, text.format(LOGIN, LOGIN))
+    assert PASSWORD not in report
+
+
+def test_a_uri_where_a_key_or_a_file_name_belongs_is_not_printed(tmp_path: Path) -> None:
+    warnings = load(tmp_path, f"{{storage: {{type: sqlite, uri:{LOGIN}@db/shop}}}}").warnings
+    assert any("unknown key" in warning for warning in warnings)
+    assert PASSWORD not in " ".join(warnings)
+    with pytest.raises(ConfigError, match="can't be read") as caught:
+        load_config(ConfigSource(path=Path(f"{LOGIN}@db/shop")), {}, tmp_path)
+    assert PASSWORD not in str(caught.value)
