@@ -142,8 +142,12 @@ def source() -> None:
     """Prepare a source database and look at it."""
 
 
-@source.command("prepare", epilog=examples("headwater source prepare -c headwater.yaml",
-                                            "headwater source prepare -c headwater.yaml --all-tables"))  # fmt: skip
+@source.command("prepare", epilog=examples(
+    "headwater source prepare -c headwater.yaml",
+    "headwater source prepare -c headwater.yaml --admin-uri postgresql://postgres:secret@db.example.com/app",
+    "headwater source prepare -c headwater.yaml --print-sql > prepare.sql   # for somebody with the rights to run",
+    "headwater source prepare -c headwater.yaml --all-tables",
+))  # fmt: skip
 @config_options
 @click.option("--all-tables", is_flag=True, help="Publish every table, not only those the sync config names.")
 @click.option("--append-only", is_flag=True,
@@ -153,6 +157,7 @@ def source() -> None:
 @click.option("--triggers/--no-triggers", default=True,
               help="Make event triggers that tell of changed tables at once, where the role may.")  # fmt: skip
 @click.option("--remove-triggers", is_flag=True, help="Only take those event triggers away again.")
+@click.option("--print-sql", is_flag=True, help="Print the SQL of all that is missing, and do nothing.")
 def prepare_(
     configs: ConfigSource,
     all_tables: bool,
@@ -160,15 +165,27 @@ def prepare_(
     admin_uri: str | None,
     triggers: bool,
     remove_triggers: bool,
+    print_sql: bool,
 ) -> None:
-    """Create the publication and check settings, rights and free slots. Safe to repeat."""
+    """Create the publication, grant the right to read its tables, and check settings, rights and free slots.
+
+    What the configured role may not do is done as --admin-uri; without it, all that is missing is printed as SQL for
+    somebody else to run. Safe to repeat.
+    """
     from headwater.commands import source as command
 
+    if remove_triggers and print_sql:
+        raise click.UsageError("--print-sql is of no use with --remove-triggers")
     if remove_triggers:
         command.remove_triggers(load(configs), admin_uri=admin_uri)
         return
     command.prepare_source(
-        load(configs), all_tables=all_tables, append_only=append_only, with_triggers=triggers, admin_uri=admin_uri
+        load(configs),
+        all_tables=all_tables,
+        append_only=append_only,
+        with_triggers=triggers,
+        admin_uri=admin_uri,
+        print_sql=print_sql,
     )
 
 
@@ -176,10 +193,14 @@ def prepare_(
 @config_options
 @click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
 def status(configs: ConfigSource, as_json: bool) -> None:
-    """Show how source, slot, replicator and store stand to each other, what is wrong, and what to do about it."""
+    """Show how source, slot, replicator and store stand to each other, what is wrong, and what to do about it.
+
+    The exit code is 1 when there is a problem: the source does not answer, something keeps rows from flowing (a cause),
+    or it would (a problem). Notes leave it at 0.
+    """
     from headwater.commands.source_status import show_status
 
-    show_status(load(configs, warn=not as_json), as_json=as_json)
+    sys.exit(show_status(load(configs, warn=not as_json), as_json=as_json))
 
 
 @source.command("schema", epilog=examples("headwater source schema -o schema.json",

@@ -48,7 +48,13 @@ class SourceChecks:
 
     def table(self, pattern: TablePattern, name: Written) -> None:
         """Check that a table is there, or for a wildcard at least one."""
-        if self._schema.matching(pattern):
+        found = self._schema.matching(pattern)
+        for table in found:
+            if table.lacks:
+                shown = f"`{_quoted(table.schema)}.{_quoted(table.name)}`"
+                message = f"no row of {shown} reaches a device: it is not published, or may not be read"
+                self.find(Code.NOT_SENT, message, name.place, f"run {'; '.join(table.lacks)}")
+        if found:
             return
         shown = f"`{pattern.name}` in schema `{pattern.schema}`"
         if not pattern.exact:

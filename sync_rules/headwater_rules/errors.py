@@ -56,6 +56,7 @@ class Code(StrEnum):
     NEVER_EQUAL = "HW_R304"
     NOT_JSON = "HW_R305"
     BLOB = "HW_R306"
+    NOT_SENT = "HW_R307"
 
 
 @dataclass(frozen=True, slots=True)

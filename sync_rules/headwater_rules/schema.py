@@ -41,12 +41,13 @@ class SourceColumn:
 
 @dataclass(frozen=True, slots=True)
 class SourceTable:
-    """A table and its columns, in the table's order."""
+    """A table and its columns, in the table's order. `lacks` are the statements without which no row of it comes."""
 
     tag: str
     schema: str
     name: str
     columns: tuple[SourceColumn, ...]
+    lacks: tuple[str, ...] = ()
 
     def column(self, name: str) -> SourceColumn | None:
         return next((column for column in self.columns if column.name == name), None)
@@ -111,7 +112,10 @@ def column_of(name: str, type_name: str) -> SourceColumn:
 
 def _table_out(table: SourceTable) -> dict[str, object]:
     columns = {column.name: _column_out(column) for column in table.columns}
-    return {"tag": table.tag, "schema": table.schema, "name": table.name, "columns": columns}
+    written: dict[str, object] = {"tag": table.tag, "schema": table.schema, "name": table.name, "columns": columns}
+    if table.lacks:
+        written["lacks"] = list(table.lacks)
+    return written
 
 
 def _column_out(column: SourceColumn) -> object:
@@ -132,7 +136,10 @@ def _table_in(value: object, number: int) -> SourceTable:
     where = f"table `{name}`"
     columns = _object(table.get("columns"), f"`columns` of {where}")
     tag, schema = (_text(table, key, where, default) for key, default in (("tag", "default"), ("schema", "public")))
-    return SourceTable(tag, schema, name, tuple(_columns_in(columns, where)))
+    lacks = table.get("lacks", [])
+    if not isinstance(lacks, list) or not all(isinstance(each, str) for each in lacks):
+        raise SchemaFormatError(f"`lacks` of {where} must be a list of texts")
+    return SourceTable(tag, schema, name, tuple(_columns_in(columns, where)), tuple(lacks))
 
 
 def _columns_in(columns: Mapping[str, object], table: str) -> Iterable[SourceColumn]:

@@ -12,7 +12,7 @@ from psycopg import sql
 from headwater.embedded.postgres import EmbeddedPostgres
 from headwater.source.checks import SourceNotReady, check_source
 from headwater.source.connect import SourceRefused, SourceSettings, SourceUnreachable, connect
-from headwater.source.prepare import NotAllowed, prepare
+from headwater.source.prepare import MoreRightsNeeded, NotAllowed, missing_sql, prepare, sql_block
 from headwater.source.slot import former_slot_name, slot_name
 from headwater_rules.plan import TablePattern
 from tests.integration.test_catalog import settings_for
@@ -133,8 +133,49 @@ def test_what_one_publication_leaves_out_another_may_publish(source_db: SourceDb
 
 def test_without_the_right_to_publish_the_statement_is_named(source_db: SourceDb, weak_role: str) -> None:
     source_db.execute(f"create table a (id int primary key); alter role {weak_role} replication")
-    with pytest.raises(NotAllowed, match=r'may not run a statement.*run CREATE PUBLICATION "headwater" FOR TABLE'):
+    with pytest.raises(MoreRightsNeeded, match=r"may not run all that is needed.*or pass --admin-uri") as caught:
         prepare(settings_for(source_db, user=weak_role), tables("a"))
+    assert 'CREATE PUBLICATION "headwater" FOR TABLE ONLY "public"."a"' in str(caught.value)
+
+
+def test_all_that_is_missing_is_one_block_that_somebody_else_can_run(source_db: SourceDb, weak_role: str) -> None:
+    source_db.execute(
+        "create schema s; create table s.a (id int primary key); create table b (id int primary key);"
+        "create table event (id int primary key) partition by range (id);"
+        "create table event_1 partition of event for values from (1) to (10)"
+    )
+    settings = settings_for(source_db, user=weak_role)
+    wanted = [TablePattern("default", "s", "a"), *tables("b", "event")]
+    with pytest.raises(MoreRightsNeeded) as caught:
+        prepare(settings, wanted)
+    block = str(caught.value).partition("\n\n")[2]
+    assert block == sql_block(missing_sql(settings, wanted))
+    assert len(block.splitlines()) == len(missing_sql(settings, wanted)) == 4
+    assert published(source_db) == []
+    source_db.execute(block)
+    assert prepare(settings, wanted).done == ()
+    assert missing_sql(settings, wanted) == ()
+
+
+def test_what_a_role_may_do_itself_is_done_and_only_the_rest_is_left(source_db: SourceDb, weak_role: str) -> None:
+    source_db.execute(f"create table a (id int primary key); alter role {weak_role} replication")
+    source_db.execute(f"create publication headwater; alter publication headwater owner to {weak_role}")
+    settings = settings_for(source_db, user=weak_role)
+    source_db.execute(f"create table own (id int primary key); alter table own owner to {weak_role}")
+    assert len(prepare(settings, tables("own")).done) == 1
+    with pytest.raises(MoreRightsNeeded) as caught:
+        prepare(settings, tables("a", "own"))
+    assert [line.split(" TABLE ")[-1] for line in str(caught.value).splitlines()[2:]] == [
+        'ONLY "public"."a";',
+        f'GRANT SELECT ON "public"."a" TO "{weak_role}";',
+    ]
+
+
+def test_only_tables_of_the_sync_config_are_granted(source_db: SourceDb, weak_role: str) -> None:
+    source_db.execute("create table a (id int primary key); create table secret (id int primary key)")
+    source_db.execute(f"create publication headwater for all tables; alter role {weak_role} replication")
+    prepare(settings_for(source_db, user=weak_role), tables("a"), admin=settings_for(source_db))
+    assert source_db.fetch("select has_table_privilege(%s, 'secret', 'select')", weak_role) == [(False,)]
 
 
 def test_an_administrator_publishes_and_grants_what_the_role_lacks(source_db: SourceDb, weak_role: str) -> None:

@@ -78,10 +78,37 @@ def test_prepare_says_what_it_did_and_status_what_there_is(source_db: SourceDb, 
     assert "changes   of tables are found by looking every 5 s" in headwater_here("source", "status", cwd=tmp_path).out
 
 
-def test_status_names_problems_without_failing_on_them(source_db: SourceDb, tmp_path: Path) -> None:
+def test_status_fails_on_problems(source_db: SourceDb, tmp_path: Path) -> None:
     write_config(tmp_path, source_db.server.port, source_db.name)
     status = headwater_here("source", "status", cwd=tmp_path)
+    assert status.code == 1
     assert 'problem   [PSYNC_S1141] publication "headwater" does not exist' in status.out
+
+
+def test_status_does_not_fail_on_notes(source_db: SourceDb, tmp_path: Path) -> None:
+    source_db.execute("create table notes (id int); create publication headwater for table notes")
+    write_config(tmp_path, source_db.server.port, source_db.name)
+    status = headwater_here("source", "status", cwd=tmp_path)
+    assert "note      [HW_2017] public.notes has no primary key" in status.out
+    assert status.code == 0
+
+
+def test_the_sql_of_prepare_does_what_prepare_does(source_db: SourceDb, tmp_path: Path) -> None:
+    role = f"{source_db.name}_asks"
+    source_db.execute(f"create role {role} login replication; create table notes (id int primary key)")
+    write_config(tmp_path, source_db.server.port, source_db.name, role)
+    try:
+        printed = headwater_here("source", "prepare", "--print-sql", cwd=tmp_path)
+        assert printed.code == 0, printed.err
+        assert source_db.fetch("select pubname from pg_publication") == []
+        source_db.execute(printed.out)
+        again = headwater_here("source", "prepare", "--print-sql", cwd=tmp_path)
+        assert (again.code, again.out) == (0, "-- nothing is missing\n")
+        prepared = headwater_here("source", "prepare", cwd=tmp_path)
+        assert prepared.code == 0, prepared.err
+        assert "ran:" not in prepared.out
+    finally:
+        source_db.execute(f"drop owned by {role}; drop role {role}")
 
 
 def test_prepare_as_somebody_with_more_rights(source_db: SourceDb, tmp_path: Path) -> None:

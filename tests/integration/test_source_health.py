@@ -14,8 +14,8 @@ from headwater.embedded.postgres import EmbeddedPostgres, StopMode
 from headwater.oplog.lsn import Lsn, parse_lsn
 from headwater.pipeline.jobs import BulkJobs
 from headwater.replication.health import Health, State, from_json
-from headwater.source.checks import Finding
 from headwater.source.connect import SourceSettings, connect
+from headwater.source.finding import Finding
 from headwater.source.health import look
 from tests.integration.test_catalog import settings_for
 from tests.support.fix_headwater import Deployment, wait_until

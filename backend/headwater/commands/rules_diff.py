@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import click
@@ -12,10 +12,12 @@ from headwater.api.plans import RequestLimits
 from headwater.commands.rules import compile_rules, read_rules, to_json
 from headwater.commands.rules_estimate import Estimate, estimates
 from headwater.commands.rules_rows import CurrentRows
+from headwater.commands.rules_source import unsent
 from headwater.commands.rules_store import existing_store, served, when
 from headwater.commands.rules_words import count, per_bucket, size
 from headwater.config import ServiceConfig
 from headwater.storage.stats import DefinitionStats, definition_stats, store_exists
+from headwater_rules.errors import RuleError
 from headwater_rules.per_row import BucketPerRow, buckets_per_row
 from headwater_rules.plan import ConversionOptions, SyncPlan
 from headwater_rules.versions import Change, Comparison, Kind, SideChange, StreamChange, compare
@@ -26,8 +28,8 @@ _NOTHING = SyncPlan((), (), (), ConversionOptions())
 @dataclass(frozen=True, slots=True)
 class Diff:
     """What `file` would change of `against`. `stored` is what the store has of definitions, by name; `estimates` what
-    new ones would hold. `missing` are tables without rows in the store, `per_row` what of `file` has buckets of one row
-    each; `allowed` is how many buckets a device may have."""
+    new ones would hold. `missing` are tables without rows in the store, `unsent` names those whose rows can't come,
+    `per_row` what of `file` has buckets of one row each; `allowed` is how many buckets a device may have."""
 
     file: str
     against: str
@@ -37,6 +39,7 @@ class Diff:
     missing: tuple[str, ...] = ()
     per_row: tuple[BucketPerRow, ...] = ()
     allowed: int = RequestLimits().max_buckets
+    unsent: tuple[RuleError, ...] = ()
     notes: tuple[str, ...] = ()
 
 
@@ -45,7 +48,8 @@ def show_diff(
 ) -> None:
     """Compare `file` with another one or, without one, with the version that the store serves. Numbers come from the
     store of `config`; `sample` bounds the rows that are evaluated of each table, None for all of them."""
-    plan = compile_rules(read_rules(file), str(file), as_json=as_json).plan
+    text = read_rules(file)
+    plan = compile_rules(text, str(file), as_json=as_json).plan
     other = None if against is None else compile_rules(read_rules(against), str(against), as_json=as_json).plan
     if other is not None and (config is None or not store_exists(config.storage)):
         note = "without a store nothing can be said of rows and bytes"
@@ -53,6 +57,9 @@ def show_diff(
     else:
         assert config is not None, "the command has loaded one"
         found = _with_store(config, file, plan, against, other, sample)
+    if config is not None:
+        told = unsent(config, text)
+        found = replace(found, unsent=told.findings, notes=(*found.notes, *filter(None, [told.note])))
     if as_json:
         click.echo(to_json(_as_dict(found)))
         return
@@ -173,6 +180,8 @@ def _how(diff: Diff) -> Iterator[str]:
         yield "\nwhat is to download is an estimate from " + "; from ".join(sampled)
     for table in diff.missing:
         yield f"the store has no rows of {table}: they are not counted, and the deploy has to read them from the source"
+    for finding in diff.unsent:
+        yield f"{finding.message}; {finding.suggestion}"
 
 
 def _per_row(diff: Diff, found: BucketPerRow) -> str:
@@ -202,6 +211,7 @@ def _as_dict(diff: Diff) -> dict[str, object]:
         "streams": [{**asdict(stream), "change": stream.change.value} for stream in diff.comparison.streams],
         "missing_tables": list(diff.missing),
         "one_bucket_per_row": [{**asdict(each), "buckets": _buckets(diff, each)} for each in diff.per_row],
+        "unsent": [finding.to_dict() for finding in diff.unsent],
         "notes": list(diff.notes),
     }
 

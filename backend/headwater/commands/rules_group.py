@@ -66,8 +66,9 @@ def schema_options(command: Callable[..., None]) -> Callable[..., None]:
 def check(files: tuple[Path, ...], schema: SourceSchema | None, form: str, warnings_as_errors: bool) -> None:
     """Compile sync configs and show everything that is wrong with them; - is standard input.
 
-    With a schema, tables and columns that the source does not have are found too, and comparisons that can never
-    hold. The exit code is 1 when a config can't be deployed. See docs/rule-tools.md.
+    With a schema, tables and columns that the source does not have are found too, tables that are not published or may
+    not be read, and comparisons that can never hold. The exit code is 1 when a config can't be deployed. See
+    docs/rule-tools.md.
     """
     from headwater.commands.rules_check import check_files
 
@@ -189,19 +190,24 @@ def preview(
 
 
 @rules.command("deploy", epilog=examples("headwater rules deploy sync.yaml -c headwater.yaml",
-                                          "headwater rules deploy sync.yaml --no-wait"))  # fmt: skip
+                                          "headwater rules deploy sync.yaml --no-wait",
+                                          "headwater rules deploy sync.yaml --force"))  # fmt: skip
 @click.argument("file", type=click.Path(path_type=Path))
 @config_options
 @_wait
-def deploy_(configs: ConfigSource, file: Path, wait: bool) -> None:
+@click.option("--force", is_flag=True, help="Deploy it even if it names tables that are not published or readable.")
+def deploy_(configs: ConfigSource, file: Path, wait: bool, force: bool) -> None:
     """Serve devices by another sync config, without a restart.
 
     What is new is made from the rows that the store holds; devices are served by the version before until it is
     complete, and keep the data of every bucket definition that stays as it is. See `headwater rules diff`.
+
+    A table that is there, but not published, or not to be read by the configured role, would give nobody a row: then
+    nothing is deployed, and the statements that mend it are shown.
     """
     from headwater.commands.rules_versions import deploy
 
-    deploy(load(configs, warn=False), file, wait=wait)
+    deploy(load(configs, warn=False), file, wait=wait, force=force)
 
 
 @rules.command(epilog=examples("headwater rules versions", "headwater rules versions --json"))

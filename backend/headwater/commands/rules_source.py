@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import click
@@ -9,7 +10,10 @@ import click
 from headwater.commands.rules import read_text
 from headwater.config import ServiceConfig
 from headwater.config.errors import ConfigError, ConfigIssue
+from headwater.source.connect import SourceRefused, SourceUnreachable
 from headwater.source.schema import read_schema
+from headwater_rules.compile import compile_config
+from headwater_rules.errors import Code, RuleError, RuleErrors
 from headwater_rules.schema import SchemaFormatError, SourceSchema
 
 
@@ -17,6 +21,29 @@ def live_schema(config: ServiceConfig) -> SourceSchema:
     """The tables of all configured sources. Raises what connecting raises."""
     config.source()
     return SourceSchema(tuple(table for source in config.sources for table in read_schema(source).tables))
+
+
+@dataclass(frozen=True, slots=True)
+class Unsent:
+    """The places of a sync config that name tables whose rows can't come, and a note where the source did not say."""
+
+    findings: tuple[RuleError, ...] = ()
+    note: str = ""
+
+
+def unsent(config: ServiceConfig, text: str) -> Unsent:
+    """Compare a sync config with what the sources publish, and let our role read."""
+    if not config.sources:
+        return Unsent()
+    try:
+        schema = live_schema(config)
+    except (SourceUnreachable, SourceRefused) as error:
+        return Unsent(note=f"its tables are not compared with the source: {error}")
+    try:
+        found = compile_config(text, schema=schema).warnings
+    except RuleErrors as errors:  # of a strict config
+        found = (*errors.errors, *errors.warnings)
+    return Unsent(tuple(each for each in found if each.code is Code.NOT_SENT))
 
 
 def stored_schema(file: Path) -> SourceSchema:

@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 
 from headwater.commands.rules import compile_rules, read_rules, to_json
+from headwater.commands.rules_source import unsent
 from headwater.commands.rules_store import UnknownVersionError, existing_store, find, served, when
 from headwater.commands.waited import WaitDisplay
 from headwater.config import ServiceConfig
@@ -31,14 +32,24 @@ class DeployError(HeadwaterError):
     code = "HW_8103"
 
 
-def deploy(config: ServiceConfig, file: Path, *, wait: bool) -> None:
-    """Hand a sync config in, and wait until devices are served by it. Raises WrongRules, with nothing deployed."""
+class UnsentTablesError(HeadwaterError):
+    """A version names tables that no row would come from."""
+
+    code = "HW_8105"
+
+
+def deploy(config: ServiceConfig, file: Path, *, wait: bool, force: bool = False) -> None:
+    """Hand a sync config in, and wait until devices are served by it. Raises WrongRules, and UnsentTablesError unless
+    by `force`, with nothing deployed."""
     text = read_rules(file)
     compiled = compile_rules(text, str(file))
     for warning in compiled.warnings:
         click.echo(warning.render(), err=True)
     with existing_store(config) as store:
         _refuse_clashes(store, compiled.plan, str(file))
+        if _tell_unsent(config, text) and not force:
+            fix = "run the statements above, or deploy it all the same with --force"
+            raise UnsentTablesError("it names tables that no row would come from", str(file), fix)
         _deploy(store, config, text, wait=wait)
 
 
@@ -49,6 +60,7 @@ def rollback(config: ServiceConfig, number: int | None, *, wait: bool) -> None:
         chosen = _before(versions) if number is None else find(versions, number)
         origin = f"version {chosen.id}"
         _refuse_clashes(store, compile_rules(chosen.yaml, origin).plan, origin)
+        _tell_unsent(config, chosen.yaml)
         click.echo(f"going back to the text of {origin}")
         _deploy(store, config, chosen.yaml, wait=wait)
 
@@ -60,6 +72,16 @@ def _before(versions: Sequence[ConfigVersion]) -> ConfigVersion:
     if not earlier:
         raise UnknownVersionError("no other version was served before", fix="name one: `headwater rules rollback ID`")
     return max(earlier, key=lambda version: (version.activated, version.id))
+
+
+def _tell_unsent(config: ServiceConfig, text: str) -> bool:
+    """Show which tables' rows can't come; whether there are any."""
+    found = unsent(config, text)
+    for finding in found.findings:
+        click.echo(finding.render(), err=True)
+    if found.note:
+        click.echo(f"note: {found.note}", err=True)
+    return bool(found.findings)
 
 
 def _refuse_clashes(store: Store, plan: SyncPlan, origin: str) -> None:

@@ -9,8 +9,8 @@ import click
 from headwater.config import ServiceConfig
 from headwater.config.sources import with_login
 from headwater.source import triggers
-from headwater.source.checks import Finding
-from headwater.source.prepare import prepare
+from headwater.source.finding import Finding
+from headwater.source.prepare import missing_sql, prepare, sql_block
 from headwater_rules.compile import compile_config
 
 
@@ -21,10 +21,17 @@ def prepare_source(
     append_only: bool = False,
     with_triggers: bool = True,
     admin_uri: str | None = None,
+    print_sql: bool = False,
 ) -> None:
-    """Publish the tables that the sync config names, or all, and say what was done."""
+    """Publish the tables that the sync config names, or all, and say what was done. With `print_sql` print the SQL,
+    and run none."""
     tables = None if all_tables else compile_config(config.sync_text()).plan.tables()
     admin = None if admin_uri is None else with_login(config.source(), admin_uri)
+    if print_sql:
+        missing = missing_sql(config.source(), tables, admin=admin, append_only=append_only)
+        hints = triggers.missing_sql(config.source(), admin) if with_triggers else ()
+        click.echo(sql_block((*missing, *hints)) or "-- nothing is missing")
+        return
     prepared = prepare(config.source(), tables, admin=admin, append_only=append_only)
     installed = triggers.install(config.source(), admin) if with_triggers else triggers.Installed()
     _tell((*prepared.done, *installed.done), (*prepared.warnings, *installed.warnings))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -17,16 +18,18 @@ from headwater.replication.health import Health
 from headwater.replication.own_slot import slot_of
 from headwater.replication.pace import Pace
 from headwater.replication.poison import Poison, PoisonBook
-from headwater.source.checks import Finding, source_findings
+from headwater.replication.versions import tables_named
+from headwater.source.checks import source_findings
 from headwater.source.connect import connect
+from headwater.source.finding import Finding
 from headwater.source.health import SlotHealth, slot_findings, slot_health
-from headwater.source.slot import slot_name
 from headwater.source.triggers import triggers_on
 from headwater.storage.contract import SourceState, StoredTable
 from headwater.storage.open import open_reader, open_store
 from headwater.storage.parts import BulkRecord
 from headwater.storage.stats import store_exists
 from headwater_rules.compile import compile_config
+from headwater_rules.plan import TablePattern
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,23 +53,29 @@ class _Kept:
     tables: tuple[StoredTable, ...]
     jobs: tuple[BulkRecord, ...]
     poisons: tuple[Poison, ...]
+    patterns: tuple[TablePattern, ...]
 
 
-def show_status(config: ServiceConfig, *, as_json: bool = False) -> None:
-    """Print all that can be found out. Raises afterwards what kept the source from answering."""
+def show_status(config: ServiceConfig, *, as_json: bool = False) -> int:
+    """Print all that can be found out. Returns the exit code: 1 when there is a problem."""
     kept = _read(config)
-    source = _ask(config, kept.slot if kept else slot_name(config.source()))
+    source = _ask(config, kept)
     if as_json:
         click.echo(json.dumps(_as_dict(config, source, kept), indent=2))
     else:
         _print(config, source, kept)
     if source.error is not None:
-        raise source.error
+        click.echo(f"headwater: {source.error}", err=True)
+    stands = kept is not None and kept.health is not None and kept.health.cause is not None
+    return 1 if source.error is not None or stands or any(finding.fatal for finding in source.findings) else 0
 
 
-def _ask(config: ServiceConfig, name: str) -> _Source:
+def _ask(config: ServiceConfig, kept: _Kept | None) -> _Source:
     settings = config.source()
-    tables = compile_config(config.sync_text()).plan.tables() if config.sync_config else None
+    name = kept.slot if kept else slot_name(settings)
+    tables: Sequence[TablePattern] | None = kept.patterns if kept else ()
+    if not tables:
+        tables = compile_config(config.sync_text()).plan.tables() if config.sync_config else None
     try:
         with connect(settings, application_name="headwater status") as conn:
             slot = slot_health(conn, name)
@@ -89,6 +98,7 @@ def _read(config: ServiceConfig) -> _Kept | None:
             tuple(store.tables(tag)),
             tuple(store.bulk_records()[-3:]),
             tuple(PoisonBook(config.source(), store).read()),
+            tables_named(store),
         )
     finally:
         reader.close()

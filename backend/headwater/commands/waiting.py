@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 
 from headwater.errors import HeadwaterError, Kind
-from headwater.source.checks import check_source
+from headwater.source.checks import SPARED, raise_if_fatal, source_findings
 from headwater.source.connect import SourceSettings, connect
 from headwater_rules.plan import TablePattern
 
@@ -29,8 +29,10 @@ def wait_for_source(
     while not stop.is_set():
         try:
             with connect(settings, application_name="headwater check") as conn:
-                for finding in check_source(conn, settings, tables):
-                    _log.warning("%s", finding)
+                findings = source_findings(conn, settings, tables)
+            raise_if_fatal([finding for finding in findings if finding.code not in SPARED], settings)
+            for finding in findings:
+                _log.warning("%s", finding)
             return
         except HeadwaterError as error:
             if error.kind is not Kind.RETRY or time.monotonic() + _PAUSE > deadline:

@@ -14,9 +14,9 @@ from headwater.bulk.jobs import BulkProgress, SnapshotJob, SnapshotTable
 from headwater.oplog.lsn import format_lsn
 from headwater.replication.bulk import BulkWork
 from headwater.replication.own_slot import OwnSlot
-from headwater.replication.schema import wanted_tables
+from headwater.replication.schema import readable_tables
 from headwater.replication.versions import RETIRED_AT_ONCE
-from headwater.source.catalog import PublishedTable, load_types
+from headwater.source.catalog import load_types
 from headwater.source.connect import SourceSettings, connect
 from headwater.source.slot import SnapshotKeeper, end_of_log, system_identity
 from headwater.storage.contract import Lease, SourceState
@@ -76,12 +76,12 @@ class Bootstrap:
     def _job(
         self, conn: psycopg.Connection, keeper: SnapshotKeeper, lease: Lease
     ) -> tuple[list[StagedTable], SnapshotJob]:
+        stored = {table.relation.oid for table in self.store.tables(self.source.tag)}
         with conn.transaction():
             conn.execute("set transaction isolation level repeatable read read only")
             conn.execute(sql.SQL("set transaction snapshot {}").format(keeper.snapshot))
-            published = wanted_tables(conn, self.source, [self.plan])
+            published = readable_tables(conn, self.source, [self.plan], stored)
             types = load_types(conn, {c.type_oid for table in published for c in table.relation.columns})
-        self._warn_missing(published)
         pairs = [(table.relation, table.shape) for table in published]
         staged = self.store.stage_tables(lease, self.source.tag, pairs)
         job = SnapshotJob(
@@ -95,13 +95,3 @@ class Bootstrap:
             directory=self.store.staging_directory(),
         )
         return staged, job
-
-    def _warn_missing(self, published: list[PublishedTable]) -> None:
-        for pattern in self.plan.tables():
-            if not any(pattern.matches(self.source.tag, t.relation.schema, t.relation.name) for t in published):
-                _log.warning(
-                    "table %s.%s is named by the sync config and not published: no rows of it are synced;"
-                    " run `headwater source prepare`",
-                    pattern.schema,
-                    pattern.name,
-                )

@@ -12,7 +12,7 @@ from typing import Any
 import orjson
 
 from headwater.errors import HeadwaterError
-from headwater.source.checks import Finding
+from headwater.source.finding import Finding
 from headwater.source.health import SlotHealth
 
 
@@ -107,7 +107,7 @@ def from_json(text: str) -> Health | None:
             at=found["at"],
             trouble=_maybe(Trouble, found["trouble"]),
             compared=tuple(Compared(**each) for each in found["compared"]),
-            findings=tuple(Finding(**each) for each in found["findings"]),
+            findings=tuple(Finding(**{**each, "sql": tuple(each.get("sql", ()))}) for each in found["findings"]),
             slot=_maybe(SlotHealth, found["slot"]),
             lag_seconds=found["lag_seconds"],
             triggers=found["triggers"],

@@ -26,7 +26,7 @@ from headwater.replication.poison import Intake, PoisonBook
 from headwater.replication.reconcile import Reconciler
 from headwater.replication.recovery import Recovery
 from headwater.replication.sampling import SamplingSettings
-from headwater.replication.schema import SchemaWatch, wanted_tables
+from headwater.replication.schema import SchemaWatch, readable_tables
 from headwater.replication.site import Site, types_of
 from headwater.replication.unseen import UnseenAudit
 from headwater.replication.versions import RETIRED_AT_ONCE, deploy_file, forget_half_built, in_state, in_use, newest
@@ -181,7 +181,7 @@ class Replicator:
         """Make the store's tables what the catalog says."""
         stored = self.store.tables(self.source.tag)
         with asking.use() as conn:
-            wanted = wanted_tables(conn, self.source, plans)
+            wanted = readable_tables(conn, self.source, plans, {table.relation.oid for table in stored})
             for finding in unseen_findings(conn, wanted):
                 _log.warning("%s", finding)
         changes = table_changes(stored, wanted)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import psycopg
@@ -16,6 +16,7 @@ import psycopg
 from headwater.errors import HeadwaterError
 from headwater.replication.adapt import LOST
 from headwater.replication.pace import Pace
+from headwater.source.access import Reading, unreadable
 from headwater.source.catalog import (
     KeyNotSentError,
     PublicationUnusable,
@@ -44,6 +45,16 @@ def wanted_tables(conn: psycopg.Connection, source: SourceSettings, plans: Seque
         if table.unsent_key:
             raise unsent_key_error(table)
     return wanted
+
+
+def readable_tables(
+    conn: psycopg.Connection, source: SourceSettings, plans: Sequence[SyncPlan], stored: Collection[int]
+) -> list[PublishedTable]:
+    """`wanted_tables`, without those that we may not read and that are not `stored` (by oid): the others are served
+    without them until somebody grants the right, which looks as if a table were new."""
+    wanted = wanted_tables(conn, source, plans)
+    barred = unreadable(conn, [Reading.of(table) for table in wanted if table.relation.oid not in stored])
+    return [table for table in wanted if table.relation.oid not in barred]
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +151,7 @@ class SchemaWatch:
     def _look(self, conn: psycopg.Connection) -> None:
         expected = self._expected
         try:
-            tables = wanted_tables(conn, self._source, expected.plans)
+            tables = readable_tables(conn, self._source, expected.plans, expected.shapes.keys())
         except (
             PublicationUnusable,
             KeyNotSentError,

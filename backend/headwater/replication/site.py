@@ -11,7 +11,7 @@ from headwater.decode.catalog import TypeCatalog
 from headwater.replication.apply import Applier
 from headwater.replication.bulk import BulkWork
 from headwater.replication.live import LiveContext
-from headwater.replication.schema import wanted_tables
+from headwater.replication.schema import readable_tables
 from headwater.source.catalog import PublishedTable, load_types
 from headwater.source.connect import SharedConnection, SourceSettings
 from headwater.storage.contract import Lease, StoredTable
@@ -45,9 +45,11 @@ class Site:
         return self.source.tag
 
     def published(self, plans: Sequence[SyncPlan]) -> dict[int, PublishedTable]:
-        """The tables that the plans read, as they are published now, by oid. Raises KeyNotSentError."""
+        """The tables that the plans read and that can be read, as they are published now, by oid. Raises
+        KeyNotSentError."""
         with self.asking.use() as conn:
-            return {table.relation.oid: table for table in wanted_tables(conn, self.source, plans)}
+            tables = readable_tables(conn, self.source, plans, self.stored().keys())
+        return {table.relation.oid: table for table in tables}
 
     def stored(self) -> dict[int, StoredTable]:
         """The source's tables in the store, by oid."""

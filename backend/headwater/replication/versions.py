@@ -17,7 +17,7 @@ from headwater.storage.open import Store
 from headwater.storage.versions import ConfigVersion, Origin, VersionState
 from headwater_rules.compile import compile_config
 from headwater_rules.errors import RuleErrors
-from headwater_rules.plan import SyncPlan
+from headwater_rules.plan import SyncPlan, TablePattern
 from headwater_rules.versions import only, sides
 
 _log = logging.getLogger(__name__)
@@ -97,6 +97,13 @@ def forget_half_built(store: Store, lease: Lease) -> None:
 def plan_of(yaml: str) -> SyncPlan:
     """The plan of a sync config; compiled once, for this is asked several times a second. Raises RuleErrors."""
     return compile_config(yaml).plan
+
+
+def tables_named(store: Store) -> tuple[TablePattern, ...]:
+    """The tables that the version which is served names, and the one on its way."""
+    versions = (in_state(store, VersionState.ACTIVE), in_state(store, VersionState.PROCESSING))
+    plans = [plan for version in versions if version is not None and (plan := _compiled(version)) is not None]
+    return tuple(dict.fromkeys(pattern for plan in plans for pattern in plan.tables()))
 
 
 def _compiled(version: ConfigVersion) -> SyncPlan | None:

@@ -17,12 +17,14 @@ from headwater.errors import HeadwaterError
 from headwater.oplog.lsn import Lsn
 from headwater.replication.health import Compared, Health, State, Trouble, health_key, to_json
 from headwater.replication.own_slot import slot_of
-from headwater.source.checks import Finding
+from headwater.replication.versions import tables_named
 from headwater.source.connect import SourceSettings, connect
+from headwater.source.finding import Finding
 from headwater.source.head import ping_statement
 from headwater.source.health import SourceHealth, look
 from headwater.storage.contract import Lease
 from headwater.storage.open import Store, open_store
+from headwater_rules.plan import TablePattern
 
 _log = logging.getLogger(__name__)
 
@@ -119,7 +121,8 @@ class Watch:
             with self._lock:
                 self._health = replace(self._health, compared=compared)
                 streaming = self._health.state is State.STREAMING
-            self._look(slot_of(self._source, store), {table.relation.oid for table in stored}, beat=streaming)
+            oids = {table.relation.oid for table in stored}
+            self._look(slot_of(self._source, store), oids, tables_named(store), beat=streaming)
         except (psycopg.Error, HeadwaterError) as error:  # whoever follows the stream meets the same, and says so
             _log.debug("the source could not be looked at: %s", error)
             self._disconnect()
@@ -127,11 +130,11 @@ class Watch:
                 self._health = replace(self._health, slot=None, lag_seconds=None)
         self._keep(store)
 
-    def _look(self, slot: str, tables: set[int], *, beat: bool) -> None:
+    def _look(self, slot: str, tables: set[int], patterns: tuple[TablePattern, ...], *, beat: bool) -> None:
         if self._conn is None:
             self._conn = connect(self._source, application_name="headwater watch")
             self._conn.execute("set lock_timeout = '2s'; set statement_timeout = '10s'")
-        found = look(self._conn, self._source, slot, tables)
+        found = look(self._conn, self._source, slot, tables, patterns)
         self._say(found.findings)
         lag = self._lag.seconds(found, time.monotonic())
         with self._lock:

@@ -164,7 +164,7 @@ def _published_tables(conn: psycopg.Connection, publications: Sequence[str]) -> 
     stands = standing(conn, list(members), publications)
     oids = [oid for oid in members if not members.keys() & stands[oid].ancestors]  # else the root stands for it
     columns = _columns(conn, oids)
-    leaves = _leaves(conn, oids)
+    leaves = load_leaves(conn, oids)
     identities = leaf_identities(conn, oids)
     types = type_definitions(conn, {column.type_oid for found in columns.values() for column in found})
     tables = [
@@ -295,7 +295,8 @@ def _columns(conn: psycopg.Connection, oids: list[int]) -> Mapping[int, list[_At
         return columns
 
 
-def _leaves(conn: psycopg.Connection, oids: list[int]) -> dict[int, tuple[Leaf, ...]]:
+def load_leaves(conn: psycopg.Connection, oids: list[int]) -> dict[int, tuple[Leaf, ...]]:
+    """The leaves of these tables, by the table's oid."""
     rows = conn.execute(
         """select root.oid::int8, leaf.oid::int8, n.nspname, leaf.relname,
                   leaf.relfilenode::int8,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import ClassVar
 
 import psycopg
@@ -11,26 +10,19 @@ from psycopg import sql
 
 from headwater.errors import HeadwaterError, Kind
 from headwater.oplog.change import ReplicaIdentity
+from headwater.source.access import Reading, unreadable
 from headwater.source.catalog import PublishedTable, load_publications, published_tables, unsent_key_error
 from headwater.source.connect import SourceSettings
+from headwater.source.finding import Finding
+from headwater.source.named import unpublished_findings
 from headwater.source.slot import former_slot_name, slot_name, slot_status
 from headwater_rules.plan import TablePattern
 
 _NAMED = 10
+_RESTART = " and restart Postgres"
+SPARED = frozenset({"HW_2018", "HW_2030", "PSYNC_S1145"})
+"""Codes of fatal findings that keep the rows of one table from devices: all others are served."""
 SLOTS = 2  # the stream's own, and a temporary one that a re-sync needs
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """Something about the source that is not as it should be; a fatal one keeps replication from starting."""
-
-    code: str
-    what: str
-    fix: str
-    fatal: bool = True
-
-    def __str__(self) -> str:
-        return f"[{self.code}] {self.what}; {self.fix}"
 
 
 class SourceNotReady(HeadwaterError):
@@ -66,7 +58,7 @@ def source_findings(
 ) -> list[Finding]:
     """Everything that replication needs of the source and does not find, publications and their tables included.
 
-    With `patterns` only published tables that match one are looked at.
+    With `patterns` only tables that match one are looked at, and those are missed that are not published.
     """
     findings = server_findings(conn, settings)
     usable = publication_findings(conn, settings)
@@ -74,7 +66,8 @@ def source_findings(
     if not any(finding.fatal for finding in usable):
         tables = published_tables(conn, settings.publications)
         findings += table_findings(conn, [table for table in tables if _wanted(table, settings.tag, patterns)])
-    return findings
+        findings += unpublished_findings(conn, settings, patterns or ())
+    return list(dict.fromkeys(findings))
 
 
 def raise_if_fatal(findings: Sequence[Finding], settings: SourceSettings) -> list[Finding]:
@@ -95,11 +88,11 @@ def server_findings(conn: psycopg.Connection, settings: SourceSettings) -> list[
     findings = []
     level = _value(conn, "show wal_level")
     if level != "logical":
-        fix = "run ALTER SYSTEM SET wal_level = logical and restart Postgres"
-        findings.append(Finding("HW_2013", f"wal_level is {level}, and logical decoding needs logical", fix))
+        what = f"wal_level is {level}, and logical decoding needs logical"
+        findings.append(Finding.lacking("HW_2013", what, "ALTER SYSTEM SET wal_level = logical", _RESTART))
     findings += _slot_findings(conn, settings)
     if not _value(conn, _MAY_REPLICATE):
-        findings.append(Finding("HW_2016", f'role "{settings.user}" may not replicate', _role(conn, "REPLICATION")))
+        findings.append(_lacks_role(conn, "HW_2016", f'role "{settings.user}" may not replicate', "REPLICATION"))
     return findings
 
 
@@ -139,26 +132,11 @@ def unseen_findings(conn: psycopg.Connection, tables: Sequence[PublishedTable]) 
 def table_findings(conn: psycopg.Connection, tables: Sequence[PublishedTable]) -> list[Finding]:
     """Whether we may read each table, whole; which changes of it are not published; and which tables refuse updates
     because they lack an identity."""
-    leaves = {leaf.oid: table for table in tables for leaf in table.leaves}
-    rows = conn.execute(
-        """select c.oid::int8, has_schema_privilege(n.oid, 'USAGE'),
-                  has_table_privilege(c.oid, 'SELECT'), row_security_active(c.oid)
-           from pg_class c join pg_namespace n on n.oid = c.relnamespace where c.oid = any(%s::oid[])""",
-        [list(leaves)],
-    ).fetchall()
-    findings: dict[tuple[int, str], Finding] = {}
-    for oid, usage, select, hidden in rows:
-        table = leaves[oid]
-        if not usage:
-            findings[table.relation.oid, "usage"] = _no_usage(conn, table)
-        elif not select and not _may_select_columns(conn, oid, table):
-            findings[table.relation.oid, "select"] = _no_select(conn, table, oid)
-        elif hidden:
-            what = f"row-level security hides rows of {table.qualified_name} from us"
-            findings[table.relation.oid, "rows"] = Finding("PSYNC_S1145", what, _role(conn, "BYPASSRLS"))
+    barred = unreadable(conn, [Reading.of(table) for table in tables])
+    rights = dict.fromkeys(finding for findings in barred.values() for finding in findings)
     keyless = [keyless_finding(conn, table) for table in tables if _lost_identity(table)]
     generated = [found for table in tables for found in generated_findings(conn, table)]
-    return [*findings.values(), *unseen_findings(conn, tables), *keyless, *generated]
+    return [*rights, *unseen_findings(conn, tables), *keyless, *generated]
 
 
 def mixed_finding(table: PublishedTable) -> Finding:
@@ -249,47 +227,24 @@ def _slot_findings(conn: psycopg.Connection, settings: SourceSettings) -> list[F
     free = slots - int(str(_value(conn, "select count(*) from pg_replication_slots")))
     if free < needed:
         what = f"{max(free, 0)} of {slots} replication slots are free, and {needed} are needed"
+        alter = f"ALTER SYSTEM SET max_replication_slots = {slots + needed - free}"
         fix = (
-            "drop one that nobody reads (SELECT slot_name, active FROM pg_replication_slots), or run"
-            f" ALTER SYSTEM SET max_replication_slots = {slots + needed - free} and restart Postgres"
+            f"drop one that nobody reads (SELECT slot_name, active FROM pg_replication_slots), or run {alter}{_RESTART}"
         )
-        findings.append(Finding("HW_2014", what, fix))
+        findings.append(Finding("HW_2014", what, fix, sql=(alter,)))
     senders = int(str(_value(conn, "show max_wal_senders")))
     active = int(str(_value(conn, "select count(*) from pg_stat_replication")))
     needed = SLOTS - (own is not None and own.active_pid is not None)
     if senders - active < needed:
         what = f"{max(senders - active, 0)} of {senders} WAL senders are free, and {needed} are needed"
-        fix = f"run ALTER SYSTEM SET max_wal_senders = {active + needed} and restart Postgres"
-        findings.append(Finding("HW_2015", what, fix))
+        alter = f"ALTER SYSTEM SET max_wal_senders = {active + needed}"
+        findings.append(Finding.lacking("HW_2015", what, alter, _RESTART))
     return findings
 
 
-def _no_usage(conn: psycopg.Connection, table: PublishedTable) -> Finding:
-    grant = sql.SQL("GRANT USAGE ON SCHEMA {} TO {}").format(
-        sql.Identifier(table.relation.schema), sql.Identifier(conn.info.user)
-    )
-    what = f'role "{conn.info.user}" may not use schema {table.relation.schema}'
-    return Finding("HW_2018", what, f"run {grant.as_string(conn)}")
-
-
-def _no_select(conn: psycopg.Connection, table: PublishedTable, leaf_oid: int) -> Finding:
-    leaf = next(leaf for leaf in table.leaves if leaf.oid == leaf_oid)
-    grant = sql.SQL("GRANT SELECT ON {} TO {}").format(
-        sql.Identifier(leaf.schema, leaf.name), sql.Identifier(conn.info.user)
-    )
-    what = f'role "{conn.info.user}" may not read {leaf.schema}.{leaf.name}'
-    return Finding("HW_2018", what, f"run {grant.as_string(conn)}")
-
-
-def _may_select_columns(conn: psycopg.Connection, oid: int, table: PublishedTable) -> bool:
-    names = [column.name for column in table.relation.columns]
-    query = "select coalesce(bool_and(has_column_privilege(%s::oid, c, 'SELECT')), false) from unnest(%s::text[]) c"
-    return bool(_value(conn, query, [oid, names]))
-
-
-def _role(conn: psycopg.Connection, attribute: str) -> str:
+def _lacks_role(conn: psycopg.Connection, code: str, what: str, attribute: str) -> Finding:
     alter = sql.SQL("ALTER ROLE {} " + attribute).format(sql.Identifier(conn.info.user)).as_string(conn)
-    return f"run {alter} as a superuser"
+    return Finding.lacking(code, what, alter, " as a superuser")
 
 
 def _identifier(table: PublishedTable) -> sql.Identifier:

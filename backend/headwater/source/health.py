@@ -5,7 +5,7 @@ stream does not carry, tables whose own updates fail. Each finding names its rem
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import psycopg
@@ -14,9 +14,12 @@ from psycopg.rows import class_row
 
 from headwater.oplog.lsn import Lsn, parse_lsn
 from headwater.source.catalog import published_tables
-from headwater.source.checks import Finding, publication_findings, table_findings
+from headwater.source.checks import publication_findings, table_findings
 from headwater.source.connect import SourceSettings
+from headwater.source.finding import Finding
+from headwater.source.named import unpublished_findings
 from headwater.source.triggers import triggers_on
+from headwater_rules.plan import TablePattern
 
 _HELD_BY_OTHERS = 1 << 30
 """Bytes of log that a slot nobody reads may hold before it is spoken of: a standby may be away for a moment."""
@@ -52,13 +55,20 @@ class SourceHealth:
     flush_lag: float
 
 
-def look(conn: psycopg.Connection, settings: SourceSettings, name: str, tables: Collection[int]) -> SourceHealth:
-    """The source's health as far as it concerns our slot, which has this name, and the tables with these oids."""
+def look(
+    conn: psycopg.Connection,
+    settings: SourceSettings,
+    name: str,
+    tables: Collection[int],
+    patterns: Sequence[TablePattern] = (),
+) -> SourceHealth:
+    """The source's health as far as it concerns our slot, which has this name, the tables with these oids, and those
+    that the patterns name."""
     slot = slot_health(conn, name)
     positions = conn.execute(_POSITIONS, [name]).fetchone() or ("0/0", "0/0", 0.0)
     return SourceHealth(
         slot,
-        (*slot_findings(conn, name, slot), *_catalog_findings(conn, settings, tables)),
+        (*slot_findings(conn, name, slot), *_catalog_findings(conn, settings, tables, patterns)),
         triggers_on(conn),
         parse_lsn(positions[0]),
         parse_lsn(positions[1]),
@@ -148,9 +158,18 @@ def _age(slot: SlotHealth) -> list[Finding]:
     return [Finding("HW_2022", what, fix, fatal=False)]
 
 
-def _catalog_findings(conn: psycopg.Connection, settings: SourceSettings, tables: Collection[int]) -> list[Finding]:
+def _catalog_findings(
+    conn: psycopg.Connection, settings: SourceSettings, tables: Collection[int], patterns: Sequence[TablePattern]
+) -> list[Finding]:
     findings = publication_findings(conn, settings)
     if any(finding.code == "PSYNC_S1141" for finding in findings):
         return findings
     published = published_tables(conn, settings.publications)
-    return [*findings, *table_findings(conn, [table for table in published if table.relation.oid in tables])]
+    looked = [
+        table
+        for table in published
+        if table.relation.oid in tables
+        or any(p.matches(settings.tag, table.relation.schema, table.relation.name) for p in patterns)
+    ]
+    findings += [*table_findings(conn, looked), *unpublished_findings(conn, settings, patterns)]
+    return list(dict.fromkeys(findings))

@@ -5,18 +5,30 @@ Everything is safe to repeat: what is there already is left alone, and nothing i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 import psycopg
 from psycopg import sql
-from psycopg.rows import class_row
 
 from headwater.errors import HeadwaterError, Kind
+from headwater.source.access import Reading, unreadable
 from headwater.source.catalog import load_publications, published_tables
-from headwater.source.checks import Finding, check_source, raise_if_fatal, server_findings
+from headwater.source.checks import SourceNotReady, check_source, raise_if_fatal, server_findings
 from headwater.source.connect import SourceSettings, connect
+from headwater.source.finding import Finding
+from headwater.source.named import (
+    NamedTable,
+    add_statement,
+    all_tables,
+    identity_statement,
+    lacking,
+    listed,
+    named_tables,
+    readings,
+    to_publish,
+)
 from headwater_rules.plan import TablePattern
 
 
@@ -30,32 +42,24 @@ class Prepared:
 
 
 class NotAllowed(HeadwaterError):
-    """Our rights do not reach; the fix is the SQL that somebody else has to run."""
+    """The tables can't be published as asked for; the fix says how they can."""
 
     kind: ClassVar[Kind] = Kind.STOP
     code: ClassVar[str] = "HW_2004"
 
 
-@dataclass(frozen=True, slots=True)
-class _Table:
-    """A table of the source. `kind` as in pg_class; `keyless` when nothing identifies its rows and nobody asked for
-    that."""
+class MoreRightsNeeded(SourceNotReady):
+    """Our rights do not reach. Ends with all that is missing as SQL, for somebody who may run it."""
 
-    oid: int
-    schema: str
-    name: str
-    kind: str
-    persistence: str
-    partition: bool
-    keyless: bool
+    def __str__(self) -> str:
+        statements = [statement for finding in self.findings for statement in finding.sql]
+        return f"{super().__str__()}\n\n{sql_block(statements)}"
 
-    @property
-    def identifier(self) -> sql.Identifier:
-        return sql.Identifier(self.schema, self.name)
 
-    @property
-    def qualified_name(self) -> str:
-        return f"{self.schema}.{self.name}"
+def sql_block(statements: Iterable[str]) -> str:
+    """Statements to be copied, each on a line."""
+    restart = "  -- takes effect when Postgres is restarted"
+    return "\n".join(f"{each};{restart if each.startswith('ALTER SYSTEM') else ''}" for each in statements)
 
 
 def prepare(
@@ -70,187 +74,161 @@ def prepare(
     The SQL runs as `admin`, or else as the role of `settings`, which must then own the tables. A table without a key
     is published only with `append_only`, because Postgres refuses updates and deletes of it from then on.
 
-    Raises SourceNotReady when settings, rights or slots do not allow replication, NotAllowed with the SQL for somebody
-    with more rights, and SourceUnreachable or SourceRefused.
+    Raises MoreRightsNeeded with all that neither may do; NotAllowed when tables can't be published; SourceNotReady,
+    SourceUnreachable or SourceRefused.
     """
     with connect(settings) as ours, connect(admin or settings, patient=True) as conn:
-        raise_if_fatal(server_findings(ours, settings), settings)
-        work = _Work(conn, settings)
-        work.publish(None if tables is None else _matching(conn, settings, tables), append_only=append_only)
-        work.grant()
+        before = _missing(ours, conn, settings, tables, append_only=append_only)
+        done = [statement for statement in before.statements if _run(conn, settings, statement)]
+        after = _missing(ours, conn, settings, tables, append_only=append_only) if before.statements else before
+        if after.findings or after.statements:
+            raise MoreRightsNeeded(settings.address, (*after.findings, *_refused(conn, after.statements)))
         warnings = check_source(ours, settings, tables)
         published = published_tables(ours, settings.publications)
-        warnings += _unpublished(settings, tables or (), [(t.relation.schema, t.relation.name) for t in published])
-    names = tuple(table.qualified_name for table in published)
-    return Prepared(tuple(work.done), tuple(warnings), names)
+    return Prepared(tuple(done), tuple(warnings), tuple(table.qualified_name for table in published))
 
 
-class _Work:
-    """The statements of one run, executed as they are found to be needed."""
+def missing_sql(
+    settings: SourceSettings,
+    tables: Sequence[TablePattern] | None,
+    *,
+    admin: SourceSettings | None = None,
+    append_only: bool = False,
+) -> tuple[str, ...]:
+    """All that the source lacks, as statements; nothing is run. For the rest see `prepare`."""
+    with connect(settings) as ours, connect(admin or settings) as conn:
+        found = _missing(ours, conn, settings, tables, append_only=append_only)
+    return (*(statement for finding in found.findings for statement in finding.sql), *found.statements)
 
-    def __init__(self, conn: psycopg.Connection, settings: SourceSettings) -> None:
-        self._conn = conn
-        self._settings = settings
-        self.done: list[str] = []
 
-    def publish(self, tables: list[_Table] | None, *, append_only: bool) -> None:
-        """Have every table in one of the publications; new ones go into the first."""
-        known = load_publications(self._conn, self._settings.publications)
-        if any(publication.all_tables for publication in known.values()):
-            tables = []
-        present = _members(self._conn, list(known))
-        missing = None if tables is None else [t for t in tables if t.oid not in present]
-        self._refuse_keyless(_all_tables(self._conn) if missing is None else missing, append_only=append_only)
-        name = self._settings.publications[0]
-        if name not in known:
-            self._create(name, missing)
-        elif missing is None:
-            raise NotAllowed(
-                f'publication "{name}" exists for some tables only',
-                self._settings.address,
-                f"drop it first, DROP PUBLICATION {sql.Identifier(name).as_string(self._conn)}, or name the tables",
-            )
-        elif missing:
-            self._run(
-                sql.SQL("ALTER PUBLICATION {} ADD TABLE {}").format(sql.Identifier(name), _listed(missing)),
-            )
+@dataclass(frozen=True, slots=True)
+class _Missing:
+    """What a source lacks: statements of ours, and findings that a person has to decide on."""
 
-    def grant(self) -> None:
-        """Let the role of the settings read what is published, where we are somebody who may say so."""
-        user = self._settings.user
-        role = sql.Identifier(user)
-        rows = self._conn.execute(
-            """select n.nspname, c.relname, has_schema_privilege(%(user)s, n.oid, 'USAGE'),
-                      has_table_privilege(%(user)s, c.oid, 'SELECT')
-               from pg_publication_tables p join pg_namespace n on n.nspname = p.schemaname
-                 join pg_class top on top.relname = p.tablename and top.relnamespace = n.oid
-                 join lateral (select top.oid as relid union select relid from pg_partition_tree(top.oid)) part on true
-                 join pg_class c on c.oid = part.relid
-               where p.pubname = any(%(names)s) order by 1, 2""",
-            {"user": user, "names": list(self._settings.publications)},
-        ).fetchall()
-        if user == self._conn.info.user:
-            return  # nobody can grant to themselves; what is missing is found and named afterwards
-        for schema in sorted({schema for schema, _, usage, _ in rows if not usage}):
-            self._run(sql.SQL("GRANT USAGE ON SCHEMA {} TO {}").format(sql.Identifier(schema), role))
-        unreadable = [sql.Identifier(schema, name) for schema, name, _, select in rows if not select]
-        if unreadable:
-            self._run(sql.SQL("GRANT SELECT ON {} TO {}").format(sql.SQL(", ").join(unreadable), role))
+    findings: tuple[Finding, ...]
+    statements: tuple[str, ...]
 
-    def _create(self, name: str, tables: list[_Table] | None) -> None:
+
+def _missing(
+    ours: psycopg.Connection,
+    conn: psycopg.Connection,
+    settings: SourceSettings,
+    patterns: Sequence[TablePattern] | None,
+    *,
+    append_only: bool,
+) -> _Missing:
+    server = server_findings(ours, settings)
+    raise_if_fatal([finding for finding in server if not finding.sql], settings)  # no statement mends these
+    there = all_tables(conn)
+    if patterns is not None:
+        _refuse_unpublishable(settings, named_tables(there, settings.tag, patterns, exact=True))
+        there = named_tables(there, settings.tag, patterns)
+    wanted = to_publish(there)
+    unpublished = lacking(conn, settings.publications, wanted)
+    _refuse_keyless(conn, settings, unpublished, append_only=append_only)
+    publication = _publication(conn, settings, None if patterns is None else unpublished)
+    hidden, grants = _rights(ours, conn, settings, wanted)
+    return _Missing((*server, *hidden), (*publication, *grants))
+
+
+def _publication(conn: psycopg.Connection, settings: SourceSettings, missing: Sequence[NamedTable] | None) -> list[str]:
+    """What has every table in one of the publications (None: all there will ever be); new ones go into the first."""
+    known = load_publications(conn, settings.publications)
+    name = settings.publications[0]
+    if any(publication.all_tables for publication in known.values()):
+        missing = ()
+    if name not in known:
         # Through the root a partitioned table is one table, whatever its partitions are today.
-        target = sql.SQL("FOR ALL TABLES") if tables is None else sql.SQL("FOR TABLE {}").format(_listed(tables))
-        if tables is not None and not tables:
+        target = sql.SQL("FOR ALL TABLES") if missing is None else sql.SQL("FOR TABLE {}").format(listed(missing))
+        if missing is not None and not missing:
             target = sql.SQL("")
-        self._run(
-            sql.SQL("CREATE PUBLICATION {} {} WITH (publish_via_partition_root = true)").format(
-                sql.Identifier(name), target
-            )
-        )
-
-    def _refuse_keyless(self, tables: list[_Table], *, append_only: bool) -> None:
-        keyless = [table for table in tables if table.keyless]
-        if not keyless or append_only:
-            return
-        names = ", ".join(table.qualified_name for table in keyless)
-        alter = sql.SQL("ALTER TABLE {} REPLICA IDENTITY FULL").format(keyless[0].identifier).as_string(self._conn)
+        create = sql.SQL("CREATE PUBLICATION {} {} WITH (publish_via_partition_root = true)")
+        return [" ".join(create.format(sql.Identifier(name), target).as_string(conn).split())]
+    if missing is None:
         raise NotAllowed(
-            f"published, Postgres would refuse updates and deletes of {names}: nothing identifies their rows",
-            self._settings.address,
-            f"add a primary key, or run {alter}; if rows are only ever inserted, pass --append-only",
+            f'publication "{name}" exists for some tables only',
+            settings.address,
+            f"drop it first, DROP PUBLICATION {sql.Identifier(name).as_string(conn)}, or name the tables",
         )
-
-    def _run(self, statement: sql.Composed) -> None:
-        text = " ".join(statement.as_string(self._conn).split())
-        try:
-            self._conn.execute(statement)
-        except psycopg.errors.InsufficientPrivilege as error:
-            raise NotAllowed(
-                f'role "{self._conn.info.user}" may not run a statement that is needed: {error.diag.message_primary}',
-                self._settings.address,
-                f"have somebody with the right run {text}, or pass --admin-uri",
-            ) from error
-        except psycopg.Error as error:
-            reason = error.diag.message_primary or type(error).__name__
-            raise NotAllowed(f"Postgres refuses {text}: {reason}", self._settings.address) from error
-        self.done.append(text)
+    return [add_statement(conn, name, missing)] if missing else []
 
 
-_TABLES = """
-select c.oid::int8 as oid, n.nspname as schema, c.relname as name, c.relkind::text as kind,
-       c.relpersistence::text as persistence, c.relispartition as partition,
-       c.relreplident <> 'n' and c.relreplident <> 'f' and not exists (
-         select from pg_index i where i.indrelid = c.oid and i.indisvalid and i.indimmediate
-           and case c.relreplident when 'd' then i.indisprimary else i.indisreplident end) as keyless
-from pg_class c join pg_namespace n on n.oid = c.relnamespace
-where c.relkind in ('r', 'p', 'v', 'm', 'f') and n.nspname <> 'information_schema' and n.nspname !~ '^pg_'
-order by n.nspname, c.relname
-"""
+def _rights(
+    ours: psycopg.Connection,
+    conn: psycopg.Connection,
+    settings: SourceSettings,
+    wanted: Sequence[NamedTable],
+) -> tuple[list[Finding], list[str]]:
+    """What keeps our role from reading the tables: what a superuser has to decide on, and the grants."""
+    known = load_publications(ours, settings.publications)
+    published = published_tables(ours, [name for name in settings.publications if name in known])
+    columns = {table.relation.oid: Reading.of(table) for table in published}
+    barred = unreadable(ours, [columns.get(each.oid, each) for each in readings(ours, wanted)])
+    hidden = [each for findings in barred.values() for each in findings if each.code != "HW_2018"]
+    oids = [oid for oid, findings in barred.items() if any(each.code == "HW_2018" for each in findings)]
+    rows = conn.execute(
+        """select n.nspname, c.relname, has_schema_privilege(%(user)s, n.oid, 'USAGE'),
+                  has_table_privilege(%(user)s, c.oid, 'SELECT')
+           from unnest(%(oids)s::oid[]) as top(oid)
+             join lateral (select top.oid as relid union select relid from pg_partition_tree(top.oid)) part on true
+             join pg_class c on c.oid = part.relid join pg_namespace n on n.oid = c.relnamespace
+           order by 1, 2""",
+        {"user": settings.user, "oids": oids},
+    ).fetchall()
+    role = sql.Identifier(settings.user)
+    schemas = sorted({schema for schema, _, usage, _ in rows if not usage})
+    grants = [sql.SQL("GRANT USAGE ON SCHEMA {} TO {}").format(sql.Identifier(schema), role) for schema in schemas]
+    closed = [sql.Identifier(schema, name) for schema, name, _, select in rows if not select]
+    if closed:
+        grants.append(sql.SQL("GRANT SELECT ON {} TO {}").format(sql.SQL(", ").join(closed), role))
+    return list(dict.fromkeys(hidden)), [grant.as_string(conn) for grant in grants]
 
 
-def _all_tables(conn: psycopg.Connection) -> list[_Table]:
-    with conn.cursor(row_factory=class_row(_Table)) as cursor:
-        return [t for t in cursor.execute(_TABLES).fetchall() if t.kind in "rp" and t.persistence == "p"]
-
-
-def _matching(conn: psycopg.Connection, settings: SourceSettings, patterns: Sequence[TablePattern]) -> list[_Table]:
-    """The tables that the patterns name. A partition stands back where its root is named too."""
-    with conn.cursor(row_factory=class_row(_Table)) as cursor:
-        found = cursor.execute(_TABLES).fetchall()
-    wanted = [t for t in found if any(p.matches(settings.tag, t.schema, t.name) for p in patterns)]
-    for table in wanted:
-        exact = any(p.exact and p.matches(settings.tag, table.schema, table.name) for p in patterns)
-        if exact and (table.kind not in "rp" or table.persistence != "p"):
+def _refuse_unpublishable(settings: SourceSettings, tables: Sequence[NamedTable]) -> None:
+    for table in tables:
+        if not table.publishable:
             raise NotAllowed(
                 f"{table.qualified_name} is {_KINDS.get(table.kind, 'an unlogged table')}, which Postgres cannot"
                 " publish",
                 settings.address,
                 "name the ordinary tables it is made of in the sync config",
             )
-    usable = [t for t in wanted if t.kind in "rp" and t.persistence == "p"]
-    roots = {table.oid for table in usable if table.kind == "p"}
-    return [table for table in usable if not (table.partition and _root_of(conn, table) & roots)]
 
 
 _KINDS = {"v": "a view", "m": "a materialized view", "f": "a foreign table"}
 
 
-def _root_of(conn: psycopg.Connection, table: _Table) -> set[int]:
-    rows = conn.execute(
-        "select relid::oid::int8 from pg_partition_ancestors(%s::oid::regclass)", [table.oid]
-    ).fetchall()
-    return {oid for (oid,) in rows} - {table.oid}
+def _refuse_keyless(
+    conn: psycopg.Connection, settings: SourceSettings, tables: Sequence[NamedTable], *, append_only: bool
+) -> None:
+    keyless = [table for table in tables if table.keyless]
+    if not keyless or append_only:
+        return
+    names = ", ".join(table.qualified_name for table in keyless)
+    alter = "; ".join(identity_statement(conn, table) for table in keyless)
+    raise NotAllowed(
+        f"published, Postgres would refuse updates and deletes of {names}: nothing identifies their rows",
+        settings.address,
+        f"add a primary key, or run {alter}; if rows are only ever inserted, pass --append-only",
+    )
 
 
-def _members(conn: psycopg.Connection, publications: list[str]) -> set[int]:
-    rows = conn.execute(
-        """select r.prrelid::int8 from pg_publication_rel r join pg_publication p on p.oid = r.prpubid
-           where p.pubname = any(%(names)s)
-           union
-           select c.oid::int8 from pg_publication_tables t join pg_namespace n on n.nspname = t.schemaname
-             join pg_class c on c.relname = t.tablename and c.relnamespace = n.oid
-           where t.pubname = any(%(names)s)""",
-        {"names": publications},
-    ).fetchall()
-    return {oid for (oid,) in rows}
+def _run(conn: psycopg.Connection, settings: SourceSettings, statement: str) -> bool:
+    """Whether it was run; not, where the right is missing."""
+    try:
+        conn.execute(statement.encode())
+    except psycopg.errors.InsufficientPrivilege:
+        return False
+    except psycopg.Error as error:
+        reason = error.diag.message_primary or type(error).__name__
+        raise NotAllowed(f"Postgres refuses {statement}: {reason}", settings.address) from error
+    return True
 
 
-def _listed(tables: list[_Table]) -> sql.Composed:
-    # ONLY: children by inheritance are tables of their own, published when the sync config names them
-    names = [sql.SQL("{}" if table.kind == "p" else "ONLY {}").format(table.identifier) for table in tables]
-    return sql.SQL(", ").join(names)
-
-
-def _unpublished(
-    settings: SourceSettings, patterns: Sequence[TablePattern], published: list[tuple[str, str]]
-) -> list[Finding]:
+def _refused(conn: psycopg.Connection, statements: tuple[str, ...]) -> list[Finding]:
+    if not statements:
+        return []
+    what = f'role "{conn.info.user}" may not run all that is needed'
     return [
-        Finding(
-            "HW_2019",
-            f"no table matches {pattern.schema}.{pattern.name}, which the sync config names",
-            "create it, or correct the name in the sync config",
-            fatal=False,
-        )
-        for pattern in patterns
-        if pattern.tag == settings.tag and not any(pattern.matches(settings.tag, *name) for name in published)
+        Finding("HW_2004", what, "have somebody with the right run what follows, or pass --admin-uri", sql=statements)
     ]

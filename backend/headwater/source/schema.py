@@ -1,4 +1,5 @@
-"""The tables of a source as data that rules can be compared with: all that the role sees, published or not."""
+"""The tables of a source as data that rules can be compared with: all that the role sees, published or not, each with
+the statements that it lacks for its rows to come."""
 
 from __future__ import annotations
 
@@ -9,11 +10,12 @@ import psycopg
 from headwater.decode.kinds import values_of
 from headwater.source.catalog import load_types
 from headwater.source.connect import SourceSettings, connect, connection_error
+from headwater.source.named import lacking_statements
 from headwater_rules.schema import SourceColumn, SourceSchema, SourceTable
 
 # virtual generated columns ('v') have no value that could be sent
 _COLUMNS = """
-select n.nspname, c.relname, a.attname, a.atttypid, pg_catalog.format_type(a.atttypid, a.atttypmod)
+select c.oid::int8, n.nspname, c.relname, a.attname, a.atttypid, pg_catalog.format_type(a.atttypid, a.atttypmod)
 from pg_catalog.pg_class c
 join pg_catalog.pg_namespace n on n.oid = c.relnamespace
 left join pg_catalog.pg_attribute a
@@ -30,11 +32,12 @@ def read_schema(settings: SourceSettings) -> SourceSchema:
         try:
             rows = conn.execute(_COLUMNS).fetchall()
             types = load_types(conn, {oid for *_, oid, _ in rows if oid is not None})
+            lacking = lacking_statements(conn, settings)
         except psycopg.Error as error:
             raise connection_error(settings, error) from error
     tables: list[SourceTable] = []
-    for (schema, table), columns in groupby(rows, key=lambda row: (row[0], row[1])):
-        described = [(name, oid, type_name) for _, _, name, oid, type_name in columns if name is not None]
+    for (number, schema, table), columns in groupby(rows, key=lambda row: (row[0], row[1], row[2])):
+        described = [(name, oid, type_name) for *_, name, oid, type_name in columns if name is not None]
         known = [(name, type_name, values_of(oid, types)) for name, oid, type_name in described]
         tables.append(
             SourceTable(
@@ -42,6 +45,7 @@ def read_schema(settings: SourceSettings) -> SourceSchema:
                 schema,
                 table,
                 tuple(SourceColumn(name, text, each.kind, each.elements, each.by_option) for name, text, each in known),
+                lacking.get(number, ()),
             )
         )
     return SourceSchema(tuple(tables))

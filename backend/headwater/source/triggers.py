@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import psycopg
 
 from headwater.oplog.change import LogicalMessage
-from headwater.source.checks import Finding
 from headwater.source.connect import SourceSettings, connect
+from headwater.source.finding import Finding
 
 SCHEMA = "headwater_source"
 _PREFIX, _CONTENT = "headwater", b"ddl"
@@ -110,6 +110,12 @@ def install(settings: SourceSettings, admin: SourceSettings | None = None) -> In
         if triggers_on(conn):
             return Installed()
         return _run(conn, _INSTALL, _REFUSED_TO_INSTALL)
+
+
+def missing_sql(settings: SourceSettings, admin: SourceSettings | None = None) -> tuple[str, ...]:
+    """What `install` would run."""
+    with connect(admin or settings) as conn:
+        return () if triggers_on(conn) else _INSTALL
 
 
 def remove(settings: SourceSettings, admin: SourceSettings | None = None) -> Installed:

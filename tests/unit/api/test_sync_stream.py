@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 from headwater.oplog.lsn import Lsn
 from tests.support.fix_api import Endpoint, make_token
 from tests.support.memory_store import MemoryStore

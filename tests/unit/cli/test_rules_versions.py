@@ -18,6 +18,8 @@ from tests.support.ruled_store import RuledStore, write_config
 
 Run = Callable[..., Outcome]
 
+NOT_ASKED = "note: its tables are not compared with the source: [HW_2001]"
+
 
 def error_of(outcome: Outcome, code: int = 1) -> str:
     """The message of a run that failed."""
@@ -45,7 +47,8 @@ class Running:
     def said(self) -> str:
         """The next line about what it waits for."""
         assert self._process.stderr is not None
-        return self._process.stderr.readline()
+        line = self._process.stderr.readline()
+        return self._process.stderr.readline() if line.startswith(NOT_ASKED) else line
 
     def interrupt(self) -> None:
         self._process.send_signal(signal.SIGINT)
@@ -111,7 +114,8 @@ def test_nobody_has_to_wait(ruled: RuledStore, tmp_path: Path, headwater_here: R
     ruled.serve(SERVED)
     (tmp_path / "new.yaml").write_text(STREAM_ADDED)
     outcome = headwater_here("rules", "deploy", "new.yaml", "--no-wait")
-    assert (outcome.code, outcome.out, outcome.err) == (0, "version 2 is deployed\n", "")
+    assert (outcome.code, outcome.out) == (0, "version 2 is deployed\n")
+    assert outcome.err.startswith(NOT_ASKED), "the source of these tests does not answer"
     assert states(ruled) == ["active", "processing"]
     (tmp_path / "same.yaml").write_text(STREAM_ADDED)
     assert headwater_here("rules", "deploy", "same.yaml", "--no-wait").out == "version 2 is deployed\n"
