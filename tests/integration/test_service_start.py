@@ -134,3 +134,4 @@ def test_a_machine_without_java(source_db: SourceDb, tmp_path: Path) -> None:
     error = refusal(outcome)
     assert "Spark needs Java 17 to 25, and there is none here" in error
     assert "install a Java runtime of version 17 to 25" in error
+    assert source_db.fetch("select slot_name from pg_replication_slots where database = current_database()") == []

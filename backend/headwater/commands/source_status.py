@@ -23,6 +23,7 @@ from headwater.source.checks import source_findings
 from headwater.source.connect import connect
 from headwater.source.finding import Finding
 from headwater.source.health import SlotHealth, slot_findings, slot_health
+from headwater.source.slot import slot_name
 from headwater.source.triggers import triggers_on
 from headwater.storage.contract import SourceState, StoredTable
 from headwater.storage.open import open_reader, open_store

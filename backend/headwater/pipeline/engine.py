@@ -52,7 +52,7 @@ class Engine(Protocol):
     """Whatever runs tasks."""
 
     def warm_up(self) -> None:
-        """Begin to start. Returns at once."""
+        """Begin to start, without waiting for it. Raises an error of ours where something is not installed."""
 
     def run(self, job: Job, what: str, stop: threading.Event | None = None) -> AbstractContextManager[Run[Job]]:
         """Ready for the job's tasks; `what` names it for a person. Once `stop` is set, tasks that run are ended soon

@@ -68,7 +68,9 @@ class Spark:
         self._session: SparkSession | None = None
 
     def warm_up(self) -> None:
-        """Begin to start in the background. An error shows when Spark is asked for."""
+        """Begin to start in the background. Raises what `java_home` raises; all else shows at the first `session`."""
+        if self._settings.local:
+            java_home()
         threading.Thread(target=self._start_quietly, name="spark", daemon=True).start()
 
     def _start_quietly(self) -> None:

@@ -11,6 +11,7 @@ import psycopg
 from psycopg import sql
 
 from headwater.bulk.jobs import BulkProgress, SnapshotJob, SnapshotTable
+from headwater.errors import HeadwaterError
 from headwater.oplog.lsn import format_lsn
 from headwater.replication.bulk import BulkWork
 from headwater.replication.own_slot import OwnSlot
@@ -18,7 +19,7 @@ from headwater.replication.schema import readable_tables
 from headwater.replication.versions import RETIRED_AT_ONCE
 from headwater.source.catalog import load_types
 from headwater.source.connect import SourceSettings, connect
-from headwater.source.slot import SnapshotKeeper, end_of_log, system_identity
+from headwater.source.slot import SnapshotKeeper, SystemIdentity, drop_unread_slot, end_of_log, system_identity
 from headwater.storage.contract import Lease, SourceState
 from headwater.storage.open import Store
 from headwater.storage.parts import BulkRecord, StagedTable
@@ -41,17 +42,38 @@ class Bootstrap:
 
     def run(self, lease: Lease, slot: OwnSlot) -> None:
         """Replace whatever the store has of the source. What clients see changes once, at the end. Raises
-        SlotForeignError when the slot that it needs is another service's."""
+        SlotForeignError when the slot that it needs is another service's.
+
+        A first read that fails leaves no slot: it would hold log back, and nobody may come again to read it.
+        """
         self.store.discard_staged(lease)
         while self.store.retire(lease, (), RETIRED_AT_ONCE):
             pass  # a bucket that is on its way out may come again
         with connect(self.source) as conn:
             identity = system_identity(conn)
-            started = time.time()
-            with slot.make() as keeper:
-                _log.info("slot %s starts at %s", keeper.slot, format_lsn(keeper.consistent_point))
-                tables, job = self._job(conn, keeper, lease)
-                outcome = self.bulk.snapshot(job, self.progress)
+        first = self.store.source_state(self.source.tag) is None
+        keeper = slot.make()
+        try:
+            self._read(lease, keeper, identity)
+        except BaseException:
+            if first:
+                self._drop(lease, keeper.slot)
+            raise
+
+    def _drop(self, lease: Lease, name: str) -> None:
+        try:
+            self.store.renew(lease)  # else the slot is another replicator's by now
+            with connect(self.source) as conn:
+                drop_unread_slot(conn, name)
+        except (HeadwaterError, psycopg.Error) as error:
+            _log.warning("slot %s stays behind, until the next start or until you drop it: %s", name, error)
+
+    def _read(self, lease: Lease, keeper: SnapshotKeeper, identity: SystemIdentity) -> None:
+        started = time.time()
+        with keeper, connect(self.source) as conn:
+            _log.info("slot %s starts at %s", keeper.slot, format_lsn(keeper.consistent_point))
+            tables, job = self._job(conn, keeper, lease)
+            outcome = self.bulk.snapshot(job, self.progress)
         for refused in [said for part in outcome.parts for said in part.refused]:
             _log.error("%s", refused)
         self.store.stage(lease, outcome.parts)

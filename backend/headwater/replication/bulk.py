@@ -29,7 +29,8 @@ class BulkWork(Protocol):
     result no more: the work is ended soon, with GivenUpError."""
 
     def warm_up(self) -> None:
-        """Begin to start whatever the work needs. Returns at once."""
+        """Begin to start whatever the work needs, without waiting for it. Raises an error of ours where something that
+        it needs is not installed."""
 
     def snapshot(self, job: SnapshotJob, progress: Report) -> BulkOutcome:
         """Read every table of the job into parts that a store can take over. Raises TableChangedError when a table
