@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
@@ -26,7 +27,7 @@ class BrokenEngine:
     def warm_up(self) -> None:
         """Nobody waits for it."""
 
-    def run(self, job: Job, what: str) -> AbstractContextManager[Run[Job]]:
+    def run(self, job: Job, what: str, stop: threading.Event | None = None) -> AbstractContextManager[Run[Job]]:
         raise SparkError("Spark does not start", "master local[*]")
 
 

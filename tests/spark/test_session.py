@@ -25,7 +25,9 @@ streams:
 """
 
 
-def test_a_spark_that_was_killed_is_started_again(deploy: Callable[..., Deployment], source_db: SourceDb) -> None:
+def test_a_spark_that_was_killed_is_started_again(
+    deploy: Callable[..., Deployment], source_db: SourceDb, capfd: pytest.CaptureFixture[str]
+) -> None:
     source_db.execute("create table notes (id text primary key); insert into notes values ('1')")
     deployment = deploy(CONFIG).start()
     first = SparkContext._gateway.proc.pid  # type: ignore[union-attr]  # where Spark itself keeps it
@@ -34,3 +36,4 @@ def test_a_spark_that_was_killed_is_started_again(deploy: Callable[..., Deployme
     source_db.execute("alter table notes add column extra int default 7")
     wait_until(lambda: deployment.rows("x") == {("notes", "1"): {"id": "1", "extra": 7}}, "the comparison")
     assert SparkContext._gateway.proc.pid != first  # type: ignore[union-attr]  # as above
+    assert capfd.readouterr().err == "", "what a JVM says goes to the log"

@@ -24,6 +24,7 @@ from pyspark.sql import SparkSession
 
 from headwater.embedded.java import java_home
 from headwater.errors import HeadwaterError, Kind
+from headwater.pipeline.output import launch_jvm
 from headwater.pipeline.settings import SparkSettings
 
 _log = logging.getLogger(__name__)
@@ -128,13 +129,16 @@ class Spark:
         conf = {**_DEFAULTS, **quiet, **(_LOCAL if self._settings.local else {}), **self._settings.conf}
         master = "local[*,4]" if self._settings.master == "local[*]" else self._settings.master  # retry failed tasks
         with self._start_errors():
+            if SparkContext._gateway is None:
+                gateway = launch_jvm(SparkConf(loadDefaults=False).setAll([("spark.master", master), *conf.items()]))
+                SparkContext._ensure_initialized(gateway=gateway)
             return SparkContext.getOrCreate(SparkConf().setMaster(master).setAll(list(conf.items())))
 
     @contextmanager
     def _start_errors(self) -> Iterator[None]:
         try:
             yield
-        except (PySparkException, Py4JError, OSError) as error:
+        except Exception as error:  # on a JVM that is gone, PySpark raises whatever its next line happens to meet
             raise SparkError(
                 f"Spark does not start: {type(error).__name__}",
                 f"master {self._settings.master}",

@@ -1,0 +1,63 @@
+"""What Spark's JVM writes to its standard error, as records of our own log: one form and level for all.
+
+`log4j2.properties` has Spark mark each of its log lines with its level and logger. Everything else comes from the JVM
+itself, from Spark's launcher or from a worker's trace: that is for whoever looks for an error, so it is debug output.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import threading
+from collections import deque
+from collections.abc import Iterable
+
+from py4j.java_gateway import JavaGateway
+from pyspark import SparkConf
+from pyspark.errors import PySparkException
+from pyspark.java_gateway import launch_gateway
+
+_MARKED = re.compile(r"\x1e(\w+) (\S+) (.*)")
+_LEVELS = {
+    "FATAL": logging.CRITICAL, "ERROR": logging.ERROR, "WARN": logging.WARNING, "INFO": logging.INFO,
+    "DEBUG": logging.DEBUG, "TRACE": logging.DEBUG,
+}  # fmt: skip
+
+_LAST_LINES = 10
+
+_log = logging.getLogger("spark")
+
+
+def launch_jvm(conf: SparkConf) -> JavaGateway:
+    """Start the JVM of a driver, with its standard error led into our log. Raises PySparkException when it ends at
+    once, and logs what it said."""
+    read, write = os.pipe()
+    said: deque[str] = deque(maxlen=_LAST_LINES)
+    thread = threading.Thread(target=_relay_pipe, args=(read, said), name="spark log", daemon=True)
+    thread.start()
+    try:
+        return launch_gateway(conf, popen_kwargs={"stderr": write})  # type: ignore[no-untyped-call]
+    except PySparkException:
+        for line in tuple(said):
+            _log.error("%s", line)
+        raise
+    finally:
+        os.close(write)
+
+
+def _relay_pipe(descriptor: int, said: deque[str]) -> None:
+    with open(descriptor, encoding="utf-8", errors="replace") as stream:
+        relay(stream, said)
+
+
+def relay(lines: Iterable[str], said: deque[str]) -> None:
+    """Log lines as they come. `said` gets those that are no lines of a log."""
+    for text in lines:
+        line = text.rstrip("\n")
+        marked = _MARKED.fullmatch(line)
+        if marked is not None:
+            logging.getLogger(f"spark.{marked[2]}").log(_LEVELS.get(marked[1], logging.WARNING), "%s", marked[3])
+        elif line.strip():
+            said.append(line)
+            _log.debug("%s", line)
