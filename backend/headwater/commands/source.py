@@ -30,7 +30,11 @@ def prepare_source(
     if print_sql:
         missing = missing_sql(config.source(), tables, admin=admin, append_only=append_only)
         hints = triggers.missing_sql(config.source(), admin) if with_triggers else ()
-        click.echo(sql_block((*missing, *hints)) or "-- nothing is missing")
+        if missing or not hints:
+            click.echo(sql_block(missing) or "-- nothing is missing")
+        if hints:
+            click.echo("-- for a superuser, who may leave it out: changes of tables are noticed at once")
+            click.echo(sql_block(hints))
         return
     prepared = prepare(config.source(), tables, admin=admin, append_only=append_only)
     installed = triggers.install(config.source(), admin) if with_triggers else triggers.Installed()
