@@ -26,7 +26,7 @@ def put_lines(world: World, table: int, lines: dict[str, str]) -> None:
 
 def read_all(world: World, table: int, rows: int = 1000) -> dict[str, CurrentRow]:
     found: dict[str, CurrentRow] = {}
-    for first, end in world.store.place_ranges(table, rows):
+    for first, end in world.store.place_ranges(table, rows).ranges:
         for batch in read_rows(world.address, table, first, end):
             for placed in batch:
                 assert placed.row.row_id not in found, "a row stands in one range only"
@@ -163,16 +163,17 @@ def test_ranges_of_places_hold_every_row_once(world: World) -> None:
         if size > 1:
             found = read_all(world, world.table, size)
             assert {row_id: row.line for row_id, row in found.items()} == expected
-        ranges = world.store.place_ranges(world.table, size)
+        ranges, number = world.store.place_ranges(world.table, size)
         assert all(first < end for first, end in ranges)
-    assert len(world.store.place_ranges(world.table, 300)) >= 5
+        assert number == 2000
+    assert len(world.store.place_ranges(world.table, 300).ranges) >= 5
 
 
 def test_a_place_stays_with_its_row_when_the_row_changes(world: World) -> None:
     world.bootstrap({str(i): (A, "x") for i in range(50)})
 
     def places() -> dict[str, int]:
-        ranges = world.store.place_ranges(world.table, 1000)
+        ranges = world.store.place_ranges(world.table, 1000).ranges
         return {
             placed.row.row_id: placed.place
             for first, end in ranges
@@ -189,7 +190,7 @@ def test_an_empty_table_and_one_that_is_gone_have_no_rows(world: World) -> None:
     world.bootstrap({"1": (A, "x")})
     gone = world.table
     world.truncate()
-    assert world.store.place_ranges(world.table, 100) == []
+    assert world.store.place_ranges(world.table, 100) == ((), 0)
     world.store.close()
     assert list(read_rows(world.address, gone + 1000, 0, 100)) == []
 

@@ -217,7 +217,7 @@ class Place:
             self.lease, {name: digest for name, digest in sides(plan).items() if name not in complete}
         )
         (stored,) = self.store.tables(TAG)
-        ranges = self.store.place_ranges(stored.id, 3)
+        ranges = self.store.place_ranges(stored.id, 3).ranges
         job = ReprocessJob(
             tag=TAG,
             tables=(ReprocessTable(stored, tuple(ranges), 3),),

@@ -183,7 +183,7 @@ class Life:
             return
         (staged,) = self._store.stage_tables(self._lease, SOURCE, [(RELATION, "print")])
         followed = self._followed()
-        for number, (first, end) in enumerate(self._store.place_ranges(self._table, 25)):
+        for number, (first, end) in enumerate(self._store.place_ranges(self._table, 25).ranges):
             with open_part(self._address, staged.id, number, str(self._chance.random())) as part:
                 for batch in read_rows(self._address, self._table, first, end):
                     rows = [self._moved(placed.row) for placed in batch]
@@ -230,7 +230,7 @@ class Life:
         self._written = set()
         parts = [
             self._additions(sorted(missing), number, first, end)
-            for number, (first, end) in enumerate(self._store.place_ranges(self._table, 25))
+            for number, (first, end) in enumerate(self._store.place_ranges(self._table, 25).ranges)
         ]
         self._pages = iter([(part, page) for part in parts for page in range(part.pages)])
 

@@ -85,7 +85,7 @@ class CurrentRows:
 
     def pages(self, table: StoredTable, rows: int, most: int | None = None) -> Pages:
         """Pages of about `rows` rows; no more than `most` of them, taken from all over the table."""
-        ranges = self.store.place_ranges(table.id, rows)
+        ranges = self.store.place_ranges(table.id, rows).ranges
         if most is None or len(ranges) <= most:
             return Pages(table, ranges, len(ranges))
         return Pages(table, [ranges[number * len(ranges) // most] for number in range(most)], len(ranges))

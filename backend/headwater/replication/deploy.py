@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from headwater.bulk.jobs import BulkProgress, ReprocessJob, ReprocessTable
 from headwater.replication.background import Background
 from headwater.replication.resync import Order, Resync
-from headwater.replication.site import ROWS_A_TASK, Site
+from headwater.replication.site import Site
 from headwater.storage.contract import StoredTable
 from headwater.storage.parts import BulkOutcome, BulkRecord, StagedPart
 from headwater.storage.versions import ConfigVersion
@@ -91,8 +91,7 @@ class Deploy:
         self._reprocessing = Background(lambda: self._site.bulk.reprocess(job, self._note, self._closed), "reprocess")
 
     def _table(self, stored: StoredTable) -> ReprocessTable:
-        ranges = self._site.ranges(stored.id)
-        return ReprocessTable(stored, ranges, len(ranges) * ROWS_A_TASK)
+        return ReprocessTable(stored, *self._site.places(stored.id))
 
     def _reads(self, patterns: Sequence[TablePattern], stored: StoredTable) -> bool:
         relation = stored.relation

@@ -53,7 +53,7 @@ def verify_job(
 
 def _ranges(site: Site, table: int) -> tuple[tuple[int, int], ...]:
     """The last is open: rows that come meanwhile are beyond all others."""
-    ranges = site.ranges(table) or [(0, _NO_END)]
+    ranges = site.places(table).ranges or [(0, _NO_END)]
     return (*ranges[:-1], (ranges[-1][0], _NO_END))
 
 

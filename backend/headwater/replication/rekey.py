@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from headwater.bulk.jobs import BulkProgress, RekeyJob
 from headwater.replication.adapt import LOST, REDEFINED
 from headwater.replication.background import Background
-from headwater.replication.site import ROWS_A_TASK, Site
+from headwater.replication.site import Site
 from headwater.storage.contract import StoredTable
 from headwater.storage.parts import BulkOutcome, BulkRecord, StagedPart
 from headwater_rules.plan import SyncPlan
@@ -40,7 +40,7 @@ class Rekey:
         self._running = self._begin()
 
     def _begin(self) -> Background[BulkOutcome] | None:
-        ranges = self._site.ranges(self._table.id)
+        ranges, rows = self._site.places(self._table.id)
         if not ranges:
             return None  # there is no row
         job = RekeyJob(
@@ -48,7 +48,7 @@ class Rekey:
             stored=self._table,
             target=self._staged.id,
             ranges=ranges,
-            rows=len(ranges) * ROWS_A_TASK,
+            rows=rows,
             plans=self._plans,
             types=self._site.types([self._table]),
             salt=self._site.store.subkey_salt(),

@@ -23,7 +23,7 @@ from headwater.replication.attached import narrowed, only_attached
 from headwater.replication.background import Background
 from headwater.replication.merge import describe, wanted_states
 from headwater.replication.own_slot import slot_of
-from headwater.replication.site import ROWS_A_TASK, Site
+from headwater.replication.site import Site
 from headwater.replication.touches import TouchLog
 from headwater.source.catalog import PublishedTable
 from headwater.source.connect import connect
@@ -183,9 +183,7 @@ class Resync:
         if not self._order.verify and only_attached(self._order.reason) and only_attached(stored.resync):
             part = narrowed(published, stored.resync)
             return CompareTable(part, stored, (), part.estimated_rows)
-        ranges = self._site.ranges(stored.id)
-        rows = max(len(ranges) * ROWS_A_TASK, sum(leaf.estimated_rows or 0 for leaf in published.leaves))
-        return CompareTable(published, stored, ranges, rows)
+        return CompareTable(published, stored, *self._site.places(stored.id))
 
     def _note(self, progress: BulkProgress) -> None:
         self.progress = progress

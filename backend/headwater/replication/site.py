@@ -16,10 +16,10 @@ from headwater.source.catalog import PublishedTable, load_types
 from headwater.source.connect import SharedConnection, SourceSettings
 from headwater.storage.contract import Lease, StoredTable
 from headwater.storage.open import Store
+from headwater.storage.parts import Places
 from headwater_rules.plan import SyncPlan
 
-ROWS_A_TASK = 250_000
-"""About how many current rows a task of bulk work reads."""
+_ROWS_A_TASK = 250_000
 
 
 def types_of(asking: SharedConnection, tables: Sequence[StoredTable]) -> TypeCatalog:
@@ -55,9 +55,9 @@ class Site:
         """The source's tables in the store, by oid."""
         return {table.relation.oid: table for table in self.store.tables(self.tag)}
 
-    def ranges(self, table: int) -> tuple[tuple[int, int], ...]:
-        """The places of a table's current rows, cut into what tasks read."""
-        return tuple(self.store.place_ranges(table, ROWS_A_TASK))
+    def places(self, table: int) -> Places:
+        """A table's current rows, cut into what tasks read."""
+        return self.store.place_ranges(table, _ROWS_A_TASK)
 
     def types(self, tables: Sequence[StoredTable]) -> TypeCatalog:
         """The types of the tables' columns."""

@@ -16,7 +16,7 @@ from headwater.oplog.change import Relation
 from headwater.oplog.lsn import Lsn
 from headwater.oplog.op import OpId
 from headwater.oplog.transform import BucketName, DraftOp
-from headwater.storage.parts import BulkRecord, CurrentRow, StagedPart, StagedTable
+from headwater.storage.parts import BulkRecord, CurrentRow, Places, StagedPart, StagedTable
 from headwater_rules.results import LookupEntry
 
 
@@ -361,8 +361,8 @@ class StoreWriter(Protocol):
     def cap_writes(self, tag: str, lsn: Lsn) -> None:
         """The source's log ends at `lsn`, before where it once did: nobody's write is waited for beyond that."""
 
-    def place_ranges(self, table: int, rows: int) -> list[tuple[int, int]]:
-        """Ranges [first, end) of places that hold all rows of the table, each about `rows` of them."""
+    def place_ranges(self, table: int, rows: int) -> Places:
+        """All rows of the table, in ranges of about `rows` of them each."""
 
     def take_page(self, lease: Lease, part: StagedPart, page: int, skip: Iterable[str]) -> Checkpoint:
         """Take one page of a part of additions in one short transaction: number its ops, add members and lookups to

@@ -53,6 +53,13 @@ class StagedPart:
     refused: tuple[str, ...] = ()
 
 
+class Places(NamedTuple):
+    """Where a table's current rows are: `ranges` [first, end) of places, and how many `rows` stand in all of them."""
+
+    ranges: tuple[tuple[int, int], ...]
+    rows: int
+
+
 class PartWriter(Protocol):
     """What a task of a bulk job writes into. A context manager: left without `finish`, it leaves nothing."""
 

@@ -9,7 +9,7 @@ import psycopg
 from psycopg import errors, sql
 
 from headwater.storage.address import PostgresAddress
-from headwater.storage.parts import CurrentRow, PlacedRow
+from headwater.storage.parts import CurrentRow, PlacedRow, Places
 from headwater.storage.postgres.connection import connect, postgres_errors
 from headwater.storage.postgres.tables import rows_table
 
@@ -34,15 +34,16 @@ def read_rows(address: PostgresAddress, table: int, first: int, end: int) -> Ite
             yield [PlacedRow(row[0], CurrentRow(*row[1:])) for row in rows]
 
 
-def place_ranges(connection: psycopg.Connection, table: int, rows: int) -> list[tuple[int, int]]:
+def place_ranges(connection: psycopg.Connection, table: int, rows: int) -> Places:
     """See the contract."""
     # Places have gaps of any size: each time that a row was put again one was given up
     query = sql.SQL(
-        "select place from (select place, row_number() over (order by place) as number from {}) r"
-        " where number %% %s = 1 or %s = 1 order by place"
+        "select place, number from (select place, row_number() over w as number, lead(place) over w as next"
+        " from {} window w as (order by place)) r where number %% %s = 1 or %s = 1 or next is null order by place"
     )
-    starts = [int(row[0]) for row in connection.execute(query.format(rows_table(table)), [rows, rows])]
-    if not starts:
-        return []
-    last = connection.execute(sql.SQL("select max(place) from {}").format(rows_table(table))).fetchall()[0][0]
-    return list(zip(starts, [*starts[1:], int(last) + 1], strict=True))
+    found = connection.execute(query.format(rows_table(table)), [rows, rows]).fetchall()
+    if not found:
+        return Places((), 0)
+    last, count = found[-1]
+    starts = [place for place, number in found if number % rows == 1 or rows == 1]
+    return Places(tuple(zip(starts, [*starts[1:], last + 1], strict=True)), count)

@@ -17,7 +17,7 @@ from headwater.oplog.lsn import Lsn
 from headwater.storage.address import PostgresAddress
 from headwater.storage.common import KnownBuckets, op_floor
 from headwater.storage.contract import Checkpoint, Lease, SourceState, StoredTable
-from headwater.storage.parts import BulkRecord, StagedPart, StagedTable
+from headwater.storage.parts import BulkRecord, Places, StagedPart, StagedTable
 from headwater.storage.postgres import bulk, pages, requests, retire, versions, write_checkpoints
 from headwater.storage.postgres import lease as leases
 from headwater.storage.postgres import tables as generations
@@ -226,7 +226,7 @@ class PostgresStore:
         with self._connections.lend() as connection:
             write_checkpoints.cap(connection, self._address.schema, tag, lsn)
 
-    def place_ranges(self, table: int, rows: int) -> list[tuple[int, int]]:
+    def place_ranges(self, table: int, rows: int) -> Places:
         with self._connections.lend() as connection:
             return place_ranges(connection, table, rows)
 

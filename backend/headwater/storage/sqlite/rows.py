@@ -9,7 +9,7 @@ from pathlib import Path
 
 import apsw
 
-from headwater.storage.parts import CurrentRow, PlacedRow
+from headwater.storage.parts import CurrentRow, PlacedRow, Places
 from headwater.storage.sqlite.connection import open_reader, sqlite_errors
 
 BATCH_ROWS = 5_000
@@ -27,12 +27,13 @@ def read_rows(directory: Path, table: int, first: int, end: int) -> Iterator[lis
             yield batch
 
 
-def place_ranges(connection: apsw.Connection, table: int, rows: int) -> list[tuple[int, int]]:
+def place_ranges(connection: apsw.Connection, table: int, rows: int) -> Places:
     """See the contract. Places that were given up make a range hold fewer rows than asked for."""
     sql = f"select min(id), max(id), count(*) from rows_{table:d}"
-    low, high, count = connection.execute(sql).fetchall()[0]
+    low, high, found = connection.execute(sql).fetchall()[0]
+    count = int(str(found))
     if not count:
-        return []
+        return Places((), 0)
     first, last = int(str(low)), int(str(high))
-    width = max(1, (last - first + 1) * rows // int(str(count)))
-    return [(start, start + width) for start in range(first, last + 1, width)]
+    width = max(1, (last - first + 1) * rows // count)
+    return Places(tuple((start, start + width) for start in range(first, last + 1, width)), count)

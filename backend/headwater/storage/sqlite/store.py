@@ -14,7 +14,7 @@ from headwater.oplog.lsn import Lsn
 from headwater.storage.address import SqliteAddress
 from headwater.storage.common import KnownBuckets, op_floor
 from headwater.storage.contract import Checkpoint, Lease, SourceState, StoredTable, StoreError
-from headwater.storage.parts import BulkRecord, StagedPart, StagedTable
+from headwater.storage.parts import BulkRecord, Places, StagedPart, StagedTable
 from headwater.storage.requests import Request, RequestState
 from headwater.storage.sqlite import bulk, pages, requests, retire, versions
 from headwater.storage.sqlite import lease as leases
@@ -204,7 +204,7 @@ class SqliteStore:
             writes.cap(tag, lsn)
         self._waker.wake()
 
-    def place_ranges(self, table: int, rows: int) -> list[tuple[int, int]]:
+    def place_ranges(self, table: int, rows: int) -> Places:
         with sqlite_errors(self._path):
             return place_ranges(self._db, table, rows)
 
