@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import apsw
 import pytest
 
-from tests.support.fix_headwater import Deployment, wait_until
+from headwater.storage.requests import RequestState
+from tests.support.changed_source import unheard
+from tests.support.fix_headwater import HASTY, Deployment, wait_until
 
 if TYPE_CHECKING:
     from tests.support.fix_postgres import SourceDb
@@ -60,3 +65,37 @@ def test_rows_are_told_by_the_size_of_a_table_that_grew_since_the_planner_looked
     ((rows, expected),) = told(deploy(CONFIG).start(), "snapshot")
     assert rows == 4 * ROWS
     assert 3 * ROWS < expected < 5 * ROWS
+
+
+def test_a_merge_tells_its_rows_to_the_log_and_to_the_command_that_waits(deploy: Deploy, world: SourceDb) -> None:
+    world.execute(f"insert into notes select i, i, 'x' from generate_series({ROWS + 1}, 9000) i")
+    deployment = deploy(CONFIG)
+    deployment.pace = replace(HASTY, work=0.0)
+    deployment.start()
+    with unheard(deployment):
+        world.execute("update notes set body = 'y'")
+    heard: list[str] = []
+    with deployment.store() as store:
+        number = store.submit("resync", "default", "{}")
+        while (request := store.request(number)) is not None and request.state is not RequestState.DONE:
+            heard.append(request.progress)
+            assert request.state is not RequestState.FAILED
+            time.sleep(0.005)
+    told = [progress for progress in deployment.snapshots if progress.what == "merge" and progress.rows]
+    assert [progress.rows for progress in told] == [2000, 4000, 6000, 8000, 9000, 9000]
+    assert [progress.over for progress in told] == [False] * 5 + [True]
+    assert any("on both sides, merged 4,000 rows, 4,000 of these differ" in text for text in heard), set(heard)
+    wait_until(lambda: (health := deployment.health()) is not None and health.work == "", "the end to be noted")
+
+
+def test_buckets_that_are_built_anew_tell_their_rows(deploy: Deploy, world: SourceDb) -> None:
+    deployment = deploy(CONFIG).start()
+    deployment.caught_up()
+    deployment.stop()
+    db = apsw.Connection(str(deployment.directory / "store.db"))
+    db.execute("update buckets set checksum = (checksum + 1) & 4294967295")
+    db.close()
+    deployment.start()
+    deployment.ask("audit", repair=True)
+    told = [progress for progress in deployment.snapshots if progress.what == "rows put again"]
+    assert [(progress.rows, progress.over) for progress in told] == [(ROWS, False), (ROWS, True)]

@@ -83,6 +83,9 @@ class Both:
     def warm_up(self) -> None:
         self.spark.warm_up()
 
+    def preparing(self) -> str:
+        return self.spark.preparing()
+
     def snapshot(self, job: SnapshotJob, progress: Report) -> BulkOutcome:
         return self._parts("snapshot", lambda bulk: bulk.snapshot(job, progress))
 

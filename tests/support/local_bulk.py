@@ -40,6 +40,9 @@ class LocalEngine:
     def warm_up(self) -> None:
         """There is nothing to start."""
 
+    def preparing(self) -> str:
+        return ""
+
     @contextmanager
     def run(self, job: Job, what: str, stop: threading.Event | None = None) -> Iterator[LocalRun[Job]]:
         try:

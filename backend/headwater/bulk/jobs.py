@@ -194,11 +194,17 @@ class VerifyOutcome:
 
 @dataclass(frozen=True, slots=True)
 class BulkProgress:
-    """How far a bulk job is. `rows_expected` is the planner's estimate and may be short of the truth. `what` names
-    the kind of job for a person."""
+    """How far a bulk job is. `rows_expected` is an estimate and may be short of the truth; 0 where nobody knows. `what`
+    names the kind of job for a person. `over` says that it has ended, well or not."""
 
     rows: int
     rows_expected: int
     tasks: int
     tasks_expected: int
     what: str = "snapshot"
+    over: bool = False
+
+    def __str__(self) -> str:
+        if self.over or not self.rows_expected:
+            return f"{self.rows:,} rows"
+        return f"{self.rows:,} of about {max(self.rows, self.rows_expected):,} rows"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import threading
 import time
 
 from rich.console import Console
@@ -16,52 +17,74 @@ _log = logging.getLogger(__name__)
 _LINE_SECONDS = 5.0
 
 
+class _Work:
+    """Work of one kind that is under way."""
+
+    def __init__(self, bar: TaskID | None) -> None:
+        self.bar = bar
+        self.started = self.said_at = time.monotonic()
+
+
 class BulkProgressDisplay:
-    """Call it with each report on `what`. Shows rows done, rows expected, rate and time left."""
+    """Call it with each report, from any thread. Shows rows done, rows expected, rate and time left of each kind of
+    work that is under way."""
 
     def __init__(self) -> None:
         self._console = Console(file=sys.stderr)
-        self._bar: Progress | None = None
-        self._task = TaskID(0)
-        self._started = 0.0
-        self._said_at = 0.0
-        self._over = True
+        self._lock = threading.Lock()
+        self._bars: Progress | None = None
+        self._works: dict[str, _Work] = {}
 
     def __call__(self, progress: BulkProgress) -> None:
-        now = time.monotonic()
-        if self._over:
-            self._started = self._said_at = now
-        expected = max(progress.rows, progress.rows_expected)
-        rate = progress.rows / max(now - self._started, 1e-3)
-        finished = progress.tasks >= progress.tasks_expected
-        if finished and self._over:
-            return
-        self._over = finished
-        if self._console.is_terminal:
-            self._draw(progress, expected, rate, finished=finished)
-        elif finished or now - self._said_at >= _LINE_SECONDS:
-            self._said_at = now
-            left = "done" if finished else _time_left(progress.rows, expected, rate)
-            _log.info(
-                "%s: %d of about %d rows, %.0f rows/s, task %d of %d, %s",
-                progress.what, progress.rows, expected, rate, progress.tasks, progress.tasks_expected, left,
-            )  # fmt: skip
+        with self._lock:
+            work = self._works.get(progress.what)
+            if work is None:
+                if progress.over:
+                    return
+                work = self._works[progress.what] = _Work(self._new_bar(progress.what))
+            if progress.over:
+                del self._works[progress.what]
+            rate = progress.rows / max(time.monotonic() - work.started, 1e-3)
+            if work.bar is not None:
+                self._draw(work.bar, progress, rate)
+            elif progress.over or time.monotonic() - work.said_at >= _LINE_SECONDS:
+                work.said_at = time.monotonic()
+                _log.info("%s: %s", progress.what, ", ".join(_words(progress, rate)))
 
-    def _draw(self, progress: BulkProgress, expected: int, rate: float, *, finished: bool) -> None:
-        if self._bar is None:
-            self._bar = Progress(
-                TextColumn(progress.what),
+    def _new_bar(self, what: str) -> TaskID | None:
+        """Where somebody watches."""
+        if not self._console.is_terminal:
+            return None
+        if self._bars is None:
+            self._bars = Progress(
+                TextColumn("{task.description}"),
                 BarColumn(),
-                TextColumn("{task.completed:,.0f} of {task.total:,.0f} rows, {task.fields[rate]:,.0f}/s"),
+                TextColumn("{task.fields[said]}, {task.fields[rate]:,.0f}/s"),
                 TimeRemainingColumn(),
                 console=self._console,
             )
-            self._task = self._bar.add_task(progress.what, total=expected, rate=0.0)
-            self._bar.start()
-        self._bar.update(self._task, completed=progress.rows, total=expected, rate=rate)
-        if finished:
-            self._bar.stop()
-            self._bar = None
+            self._bars.start()
+        return self._bars.add_task(what, total=None, said="", rate=0.0)
+
+    def _draw(self, bar: TaskID, progress: BulkProgress, rate: float) -> None:
+        if self._bars is None:
+            return
+        total = max(progress.rows, progress.rows_expected) if progress.rows_expected or progress.over else None
+        self._bars.update(bar, completed=progress.rows, total=total, said=str(progress), rate=rate)
+        if not self._works:
+            self._bars.stop()
+            self._bars = None
+
+
+def _words(progress: BulkProgress, rate: float) -> list[str]:
+    words = [str(progress), f"{rate:,.0f} rows/s"]
+    if progress.tasks_expected:
+        words.append(f"task {progress.tasks} of {progress.tasks_expected}")
+    if progress.over:
+        words.append("over")
+    elif progress.rows_expected:
+        words.append(_time_left(progress.rows, max(progress.rows, progress.rows_expected), rate))
+    return words
 
 
 def _time_left(rows: int, expected: int, rate: float) -> str:

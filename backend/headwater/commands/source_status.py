@@ -155,6 +155,8 @@ def _print_replicator(health: Health | None) -> None:
     lag = "" if health.lag_seconds is None else f", {health.lag_seconds:.1f} s behind"
     flowing = health.cause is None and health.slot is not None
     click.echo(f"state     {health.state.value} since {_time(health.since)}{lag if flowing else ''}")
+    if health.work:
+        click.echo(f"work      {health.work}")
     if health.cause is not None:
         click.echo(f"cause     {health.cause}")
         click.echo(f"          attempt {health.cause.attempts} failed {_time(health.cause.at)}")

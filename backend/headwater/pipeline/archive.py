@@ -223,4 +223,4 @@ def _load_here(job: LoadJob, files: Sequence[ArchiveFile], rows: int, progress: 
     for file in files:
         load_file(job, file, count)
         finished += 1
-    progress(BulkProgress(done, rows, len(files), len(files), "import"))
+    progress(BulkProgress(done, rows, len(files), len(files), "import", over=True))

@@ -54,6 +54,9 @@ class Engine(Protocol):
     def warm_up(self) -> None:
         """Begin to start, without waiting for it. Raises an error of ours where something is not installed."""
 
+    def preparing(self) -> str:
+        """What it does before it can work, for a person; empty when nothing."""
+
     def run(self, job: Job, what: str, stop: threading.Event | None = None) -> AbstractContextManager[Run[Job]]:
         """Ready for the job's tasks; `what` names it for a person. Once `stop` is set, tasks that run are ended soon
         and GivenUpError is raised."""

@@ -44,6 +44,9 @@ class BulkJobs:
     def warm_up(self) -> None:
         self._engine.warm_up()
 
+    def preparing(self) -> str:
+        return self._engine.preparing()
+
     def snapshot(self, job: SnapshotJob, progress: Report) -> BulkOutcome:
         with self._engine.run(job, "snapshot") as run:
             parts = partitions(job.tables, run.parallelism)

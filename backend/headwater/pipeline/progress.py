@@ -60,13 +60,13 @@ class ProgressReporter:
     def __exit__(self, *_: object) -> None:
         self._done.set()
         self._thread.join()
-        self._report()
+        self._report(over=True)
 
     def _watch(self) -> None:
         while not self._done.wait(_SECONDS):
             self._report()
 
-    def _report(self) -> None:
+    def _report(self, *, over: bool = False) -> None:
         rows = 0
         finished: set[str] = set()
         for path in self._directory.glob("progress-*"):
@@ -75,4 +75,4 @@ class ProgressReporter:
                 continue
             with suppress(OSError):
                 rows += int.from_bytes(path.read_bytes(), "big")
-        self._progress(BulkProgress(rows, self._expected, len(finished), self._tasks, self._what))
+        self._progress(BulkProgress(rows, self._expected, len(finished), self._tasks, self._what, over))

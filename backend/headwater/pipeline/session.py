@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import resources
@@ -59,14 +60,18 @@ _LOCAL = {
 }
 
 
+_START_TIMES = {True: "about 5 to 15 seconds", False: "as long as the cluster needs"}  # here, or elsewhere
+
+
 class Spark:
-    """Starts when first asked for anything, or earlier by `warm_up`."""
+    """Starts when first asked for anything, or earlier by `warm_up`. `starting` is true while it does."""
 
     def __init__(self, settings: SparkSettings) -> None:
         self._settings = settings
         self._lock = threading.Lock()
         self._context: SparkContext | None = None
         self._session: SparkSession | None = None
+        self.starting = False
 
     def warm_up(self) -> None:
         """Begin to start in the background. Raises what `java_home` raises; all else shows at the first `session`."""
@@ -89,7 +94,7 @@ class Spark:
                 self._context = self._session = None
                 _forget()
             if self._context is None:
-                self._context = self._start()
+                self._context = self._started()
             return self._context
 
     def session(self) -> SparkSession:
@@ -118,6 +123,18 @@ class Spark:
             except (PySparkException, Py4JError, OSError) as error:
                 _log.debug("Spark was gone already: %s", type(error).__name__)
             self._context = self._session = None
+
+    def _started(self) -> SparkContext:
+        """A new core; the log says how long it took."""
+        began = time.monotonic()
+        _log.info("starting Spark (%s), which takes %s", self._settings.master, _START_TIMES[self._settings.local])
+        self.starting = True
+        try:
+            context = self._start()
+        finally:
+            self.starting = False
+        _log.info("Spark is ready after %.1f s", time.monotonic() - began)
+        return context
 
     def _start(self) -> SparkContext:
         os.environ["PYSPARK_PYTHON"] = sys.executable  # executors on this machine run the same interpreter

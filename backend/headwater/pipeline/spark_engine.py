@@ -32,6 +32,9 @@ class SparkEngine:
     def warm_up(self) -> None:
         self._spark.warm_up()
 
+    def preparing(self) -> str:
+        return "starting Spark" if self._spark.starting else ""
+
     @contextmanager
     def run(self, job: Job, what: str, stop: threading.Event | None = None) -> Iterator[SparkRun[Job]]:
         context = self._spark.context()

@@ -32,6 +32,9 @@ class BulkWork(Protocol):
         """Begin to start whatever the work needs, without waiting for it. Raises an error of ours where something that
         it needs is not installed."""
 
+    def preparing(self) -> str:
+        """What work has to wait for at first, for a person: `starting Spark`. Empty when for nothing."""
+
     def snapshot(self, job: SnapshotJob, progress: Report) -> BulkOutcome:
         """Read every table of the job into parts that a store can take over. Raises TableChangedError when a table
         was altered or rewritten meanwhile."""

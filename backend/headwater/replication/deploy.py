@@ -44,6 +44,7 @@ class Deploy:
         self._progress = BulkProgress(0, 0, 0, 0)
         self._reprocessing: Background[BulkOutcome] | None = None
         self._pages: Iterator[tuple[StagedPart, int]] | None = None
+        self._pages_taken = 0
         self._written: Mapping[int, set[str]] = {}
         self._outcome = BulkOutcome((), "", 0)
         self._resync: Resync | None = None
@@ -58,8 +59,9 @@ class Deploy:
         """How far it is, for a person."""
         if self._resync is not None:
             return f"new tables: {self._resync.describe()}"
-        done, expected = self._progress.rows, max(self._progress.rows, self._progress.rows_expected)
-        return f"evaluated {done:,} of about {expected:,} stored rows"
+        if self._pages is not None:
+            return f"took in {self._pages_taken:,} of {sum(part.pages for part in self._outcome.parts):,} pages of rows"
+        return f"evaluated {self._progress}"
 
     def _create_tables(self) -> frozenset[int]:
         """Make room for tables that no version before has named. Returns their oids, and those of tables that an
@@ -132,7 +134,9 @@ class Deploy:
         part, page = next(pages, (None, 0))
         if part is None:
             self._pages = None
-        elif any(table.id == part.table for table in self._site.stored().values()):
+            return
+        self._pages_taken += 1
+        if any(table.id == part.table for table in self._site.stored().values()):
             self._site.store.take_page(self._site.lease, part, page, self._written.get(part.table, ()))
         # else truncated since: a new generation, whose rows the stream evaluated by both plans
 

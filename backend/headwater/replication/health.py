@@ -60,7 +60,8 @@ class Compared:
 @dataclass(frozen=True, slots=True)
 class Health:
     """`since` is when the state began, `at` when this was written, both in seconds since 1970. `trouble` stays when it
-    is over, as the last one; it is the cause while the state is RETRYING or STOPPED."""
+    is over, as the last one; it is the cause while the state is RETRYING or STOPPED. `work` tells for a person how far
+    bulk work is; empty when there is none."""
 
     state: State
     since: float
@@ -71,6 +72,7 @@ class Health:
     slot: SlotHealth | None = None
     lag_seconds: float | None = None
     triggers: bool = False
+    work: str = ""
 
     @property
     def cause(self) -> Trouble | None:
@@ -85,7 +87,9 @@ class Health:
 
     def seen(self, *, alive: bool) -> Health:
         """As it is when nobody holds the source's lease: whoever wrote this may have had no time to say farewell."""
-        return self if alive or self.state is State.STOPPED else replace(self, state=State.STOPPED, since=self.at)
+        if alive or self.state is State.STOPPED:
+            return self
+        return replace(self, state=State.STOPPED, since=self.at, work="")
 
 
 def health_key(tag: str) -> str:
@@ -111,6 +115,7 @@ def from_json(text: str) -> Health | None:
             slot=_maybe(SlotHealth, found["slot"]),
             lag_seconds=found["lag_seconds"],
             triggers=found["triggers"],
+            work=found.get("work", ""),
         )
     except (ValueError, KeyError, TypeError):
         return None

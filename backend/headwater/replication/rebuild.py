@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 
 from headwater.bulk.jobs import BrokenLookups, BulkProgress, VerifyJob, VerifyTable
@@ -109,6 +109,7 @@ class Rebuild:
 
     def _note(self, progress: BulkProgress) -> None:
         self.progress = progress
+        self._site.progress(progress)
 
     def _write(self, rows: Mapping[int, Sequence[str]]) -> None:
         live = {table.id: self._site.applier.table(oid) for oid, table in self._site.stored().items()}
@@ -122,7 +123,7 @@ class Rebuild:
             return
         flush = self._site.store.begin(self._site.lease)
         try:
-            writing = _Writing(flush, self._keys)
+            writing = _Writing(flush, self._keys, self._note)
             for table, ids in rows.items():
                 writing.put_again(live[table], table, dict.fromkeys(ids))
             writing.finish()
@@ -137,8 +138,9 @@ class Rebuild:
 class _Writing:
     """The flush that builds buckets anew."""
 
-    def __init__(self, flush: Flush, keys: frozenset[int]) -> None:
+    def __init__(self, flush: Flush, keys: frozenset[int], note: Callable[[BulkProgress], None]) -> None:
         self._flush = flush
+        self._note = note
         self._keys = keys
         self._begun: set[int] = set()
         self.rows = self.ops = 0
@@ -161,6 +163,7 @@ class _Writing:
             self._flush.put_rows(table_id, changed)
             self._flush.append(ops, buckets)
             self.ops += len(ops)
+            self._note(BulkProgress(self.rows, 0, 0, 0, "rows put again"))
 
     def _enter(self, table: LiveTable, row: CurrentRow, ops: list[DraftOp], buckets: dict[int, BucketName]) -> str:
         """Add a row's ops in these buckets; returns its memberships there."""
@@ -179,6 +182,7 @@ class _Writing:
         """Buckets in which nothing stands."""
         for key in sorted(self._keys - self._begun):
             self._begin(key, None)
+        self._note(BulkProgress(self.rows, 0, 0, 0, "rows put again", over=True))
 
 
 def _cells(table: LiveTable, row: CurrentRow) -> FullCells | None:

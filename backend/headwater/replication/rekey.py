@@ -68,7 +68,7 @@ class Rekey:
 
     def describe(self) -> str:
         """How far it is, for a person."""
-        return f"gave {self._progress.rows:,} rows of {self._name} the ids of its new replica identity"
+        return f"gave {self._progress} of {self._name} the ids of its new replica identity"
 
     def step(self) -> bool:
         """A bit of the work; True when all is done."""

@@ -7,7 +7,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from headwater.bulk.binding import distinct
 from headwater.bulk.jobs import BulkProgress
@@ -91,17 +91,26 @@ class Replicator:
             try:
                 with (
                     _LeaseKeeper(self.store, lease, ended, self.lost) as keeper,
-                    Watch(self.source, self.store, lease, self.pace.health) as watch,
+                    Watch(self.source, self.store, lease, self.pace.health, self.bulk.preparing) as watch,
                 ):
                     if yaml is not None:
                         deploy_file(self.store, yaml)
                     yaml = None  # whoever had the lease meanwhile may have deployed a newer one
-                    self._run_leased(lease, ended, watch, recovery)
+                    self._telling(watch)._run_leased(lease, ended, watch, recovery)
                     keeper.raise_if_lost()
                 return
             except LeaseLostError as error:
                 _log.warning("%s", error)
             followed = recovery.followed
+
+    def _telling(self, watch: Watch) -> Replicator:
+        """The same, which has the watch know how far bulk work is."""
+
+        def progress(done: BulkProgress) -> None:
+            watch.works(done)
+            self.progress(done)
+
+        return replace(self, progress=progress)
 
     def _wait_for_lease(self, stop: threading.Event) -> Lease | None:
         told = False

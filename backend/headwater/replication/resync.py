@@ -82,6 +82,7 @@ class Resync:
         self._started = time.time()
         self._batches: queue.Queue[Sequence[Difference]] = queue.Queue(maxsize=2)
         self._batch: list[Difference] = []
+        self._merged = 0
         self._keeper: SnapshotKeeper | None = None
         self._comparing: Background[CompareOutcome] | None = None
         self._closed = threading.Event()
@@ -99,8 +100,8 @@ class Resync:
         """How far it is, for a person."""
         if self._comparing is None:
             return "waiting for the source's snapshot"
-        done, expected = self.progress.rows, max(self.progress.rows, self.progress.rows_expected)
-        return f"compared {done:,} of about {expected:,} rows, {sum(self.findings.differences.values()):,} differ"
+        differ = sum(self.findings.differences.values())
+        return f"compared {self.progress} on both sides, merged {self._merged:,} rows, {differ:,} of these differ"
 
     def _open(self) -> SnapshotKeeper:
         name = self._slot
@@ -221,6 +222,8 @@ class Resync:
                 self.findings.rows += [{"table": name, **finding} for finding in found[:NAMED_ROWS]]
             if self._order.repair and states:
                 self.findings.ops += self._site.applier.merge(table, states, anew=self._order.verify)
+        self._merged += len(some)
+        self._site.progress(BulkProgress(self._merged, 0, 0, 0, "merge"))
 
     def _finish(self, outcome: CompareOutcome) -> None:
         self.findings.compared = outcome.source_rows
@@ -246,6 +249,7 @@ class Resync:
     def close(self) -> None:
         """Give everything back, at the end or in the middle. The marks go when nothing is left to do."""
         self._closed.set()
+        self._site.progress(BulkProgress(self._merged, 0, 0, 0, "merge", over=True))
         self._site.applier.forget(self._log)
         self._opening.discard(SnapshotKeeper.close)
 

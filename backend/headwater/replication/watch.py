@@ -8,11 +8,13 @@ import logging
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import replace
 from types import TracebackType
 
 import psycopg
 
+from headwater.bulk.jobs import BulkProgress
 from headwater.errors import HeadwaterError
 from headwater.oplog.lsn import Lsn
 from headwater.replication.health import Compared, Health, State, Trouble, health_key, to_json
@@ -31,17 +33,22 @@ _log = logging.getLogger(__name__)
 _STEADY_SECONDS = 60.0  # an error after that much streaming is the first of a new row
 _KEPT_SECONDS = 15.0  # what is kept is at most this much older, when nothing but numbers changed
 _REST_SECONDS = 0.1
+_WORK_SECONDS = 2.0
 _CLOSE_SECONDS = 15.0
 
 
 class Watch:
     """Used as a context manager around the work under one lease. The other methods tell it what is being done. The
-    source is looked at every `seconds`."""
+    source is looked at every `seconds`; `preparing` says what bulk work has to wait for."""
 
-    def __init__(self, source: SourceSettings, store: Store, lease: Lease, seconds: float) -> None:
+    def __init__(
+        self, source: SourceSettings, store: Store, lease: Lease, seconds: float, preparing: Callable[[], str]
+    ) -> None:
         self._source = source
         self._lease = lease
         self._seconds = seconds
+        self._preparing = preparing
+        self._work = ""
         self._address = store.address
         self._lock = threading.Lock()
         now = time.time()
@@ -75,6 +82,10 @@ class Watch:
         """The stream flows."""
         self._become(State.STREAMING)
 
+    def works(self, progress: BulkProgress) -> None:
+        """Bulk work is under way, or over."""
+        self._work = "" if progress.over else f"{progress.what}: {progress}"
+
     def failed(self, error: HeadwaterError) -> None:
         """It is tried again, after a while."""
         with self._lock:
@@ -102,7 +113,9 @@ class Watch:
         try:
             while not self._closing.wait(_REST_SECONDS):
                 self._turn(store)
-                self._wake.wait(self._seconds)
+                due = time.monotonic() + self._seconds
+                while not self._wake.wait(min(self._seconds, _WORK_SECONDS)) and time.monotonic() < due:
+                    self._keep(store)  # how far bulk work is
                 self._wake.clear()
             self._keep(store)
         finally:
@@ -159,7 +172,9 @@ class Watch:
     def _keep(self, store: Store) -> None:
         """Have the store say how things stand, unless nothing happened since."""
         with self._lock:
-            health = self._health
+            health = replace(self._health, work=self._preparing() or self._work)
+        if health.state is State.STOPPED:
+            health = replace(health, work="")
         if health.state is State.STREAMING and health.compared:
             health = replace(health, state=State.RESYNCING)
         now = time.time()

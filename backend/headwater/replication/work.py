@@ -263,7 +263,7 @@ class Work:
 
     def _tell(self, asked: _Asked) -> None:
         """Progress, for the command that waits for it."""
-        said = asked.job.describe()
+        said = self._site.bulk.preparing() or asked.job.describe()
         if said == asked.told or time.monotonic() < self._looked + self._pace.work:
             return
         self._looked = time.monotonic()
