@@ -1,5 +1,5 @@
-"""What the store in Postgres promises beyond the contract: errors that help, and a life with servers that restart,
-writers that vanish and stores that are newer."""
+"""What the store in Postgres promises beyond the contract: errors that help, and a life with servers that restart
+and writers that vanish."""
 
 from __future__ import annotations
 
@@ -98,13 +98,6 @@ def test_processes_that_start_at_once_make_one_store(address: PostgresAddress) -
     assert len({store.subkey_salt() for store in stores}) == 1
     for store in stores:
         store.close()
-
-
-def test_a_newer_format_is_refused_by_name(world: World, admin: psycopg.Connection) -> None:
-    admin.execute("update meta set value = '99' where key = 'format'")
-    for opened in (open_store, open_reader):
-        with pytest.raises(StoreError, match=r"the store has format 99, this version knows \d+ \(test, schema store_"):
-            opened(world.address)
 
 
 def test_a_start_that_was_killed_leaves_nothing_and_the_next_one_makes_the_store(

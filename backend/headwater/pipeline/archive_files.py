@@ -164,7 +164,7 @@ def read_manifest(directory: Path) -> Manifest:
         raise ArchiveError(
             f"the archive has format {found['format']}, this version knows {FORMAT}",
             str(path),
-            "use the version of headwater that wrote it",
+            f"use headwater {found['version']}, which wrote it",
         )
     return _decoded(found)
 

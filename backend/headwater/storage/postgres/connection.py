@@ -14,6 +14,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from headwater.errors import HeadwaterError
 from headwater.storage.address import PostgresAddress
 from headwater.storage.contract import StoreBusyError, StoreError, StoreUnreachableError
+from headwater.storage.postgres.format import found_format
 from headwater.storage.seal import MARK, sealed
 from headwater.tls import pem_file, system_authorities
 
@@ -40,7 +41,7 @@ _SETTINGS = {
 def connect(address: PostgresAddress, purpose: str = "store") -> psycopg.Connection:
     """A connection in autocommit mode whose unqualified names are those of the store's schema.
 
-    Raises StoreError, or StoreUnreachableError when trying again may help.
+    Raises StoreError, also for a store of a newer format, and StoreUnreachableError when trying again may help.
     """
     try:
         connection = psycopg.connect(_conninfo(address, purpose), autocommit=True)
@@ -49,6 +50,7 @@ def connect(address: PostgresAddress, purpose: str = "store") -> psycopg.Connect
     try:
         _check_server(connection, address)
         with postgres_errors(address):
+            found_format(connection, address)
             # What a flush acknowledges to the source must outlive a crash of the server, whatever the role's default
             connection.execute(
                 "select set_config('synchronous_commit', 'on', false)"

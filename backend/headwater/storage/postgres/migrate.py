@@ -1,4 +1,4 @@
-"""The format of a store in Postgres, and how a store of an older one is brought up to date."""
+"""How a store in Postgres is made, and one of an older format brought up to date."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from psycopg import sql
 from headwater.failpoints import passing
 from headwater.storage.address import PostgresAddress
 from headwater.storage.common import op_floor
-from headwater.storage.contract import StoreError
-
-FORMAT = 1
+from headwater.storage.formats import FORMAT_KEY, GIVEN_BY_KEY, own_version
+from headwater.storage.postgres.format import FORMAT, found_format
 
 # Two processes that start at once must not both make the schema
 _LOCK = "select pg_advisory_xact_lock(hashtextextended('headwater migrate ' || %s, 0))"
@@ -24,17 +23,11 @@ def migrate(connection: psycopg.Connection, address: PostgresAddress) -> None:
 
     Raises StoreError for a newer format.
     """
-    if _format(connection, address) == FORMAT:
+    if found_format(connection, address) == FORMAT:
         return
     with connection.transaction():
         connection.execute(_LOCK, [address.schema])
-        found = _format(connection, address)
-        if found > FORMAT:
-            raise StoreError(
-                f"the store has format {found}, this version knows {FORMAT}",
-                str(address),
-                "use the version of headwater that wrote it, or name another schema to build a new one",
-            )
+        found = found_format(connection, address)
         if found == 0:
             _create_schema(connection, address)
         for number in range(found + 1, FORMAT + 1):
@@ -43,16 +36,6 @@ def migrate(connection: psycopg.Connection, address: PostgresAddress) -> None:
             passing("migrate.after_step")
         _begin(connection)
         passing("migrate.before_commit")
-
-
-def _format(connection: psycopg.Connection, address: PostgresAddress) -> int:
-    """0 where nothing is."""
-    # A query, because a look-up by name may answer from what the session saw before it had the lock
-    there = "select 1 from pg_tables where schemaname = %s and tablename = 'meta'"
-    if connection.execute(there, [address.schema]).fetchone() is None:
-        return 0
-    row = connection.execute("select value from meta where key = 'format'").fetchone()
-    return int(row[0]) if row is not None else 0
 
 
 def _create_schema(connection: psycopg.Connection, address: PostgresAddress) -> None:
@@ -64,9 +47,9 @@ def _create_schema(connection: psycopg.Connection, address: PostgresAddress) -> 
 
 def _begin(connection: psycopg.Connection) -> None:
     """What a store starts with, as far as it is not there."""
-    connection.execute(
-        "insert into meta values ('format', %s) on conflict (key) do update set value = excluded.value", [str(FORMAT)]
-    )
+    for key, value in ((FORMAT_KEY, str(FORMAT)), (GIVEN_BY_KEY, own_version())):
+        keep = "insert into meta values (%s, %s) on conflict (key) do update set value = excluded.value"
+        connection.execute(keep, [key, value])
     connection.execute("insert into meta values ('salt', %s) on conflict do nothing", [secrets.token_bytes(16).hex()])
     now = connection.execute("select extract(epoch from clock_timestamp())").fetchall()[0][0]
     connection.execute("insert into state (id, next_op) values (1, %s) on conflict do nothing", [op_floor(float(now))])

@@ -11,6 +11,7 @@ import apsw
 from headwater.errors import HeadwaterError
 from headwater.storage.contract import StoreBusyError, StoreError
 from headwater.storage.seal import MARK, sealed
+from headwater.storage.sqlite.format import found_format
 
 BUSY_SECONDS = 30.0
 
@@ -36,7 +37,7 @@ def open_writer(path: Path) -> apsw.Connection:
         connection.set_busy_timeout(int(BUSY_SECONDS * 1000))
         connection.config(apsw.SQLITE_DBCONFIG_ENABLE_QPSG, 1)  # otherwise a query is planned anew for each value
         connection.execute(_WRITER_PRAGMAS).fetchall()  # runs to the end only when drained
-        return connection
+        return _checked(connection, path)
 
 
 def open_reader(path: Path) -> apsw.Connection:
@@ -47,7 +48,17 @@ def open_reader(path: Path) -> apsw.Connection:
         connection.set_busy_timeout(int(BUSY_SECONDS * 1000))
         connection.config(apsw.SQLITE_DBCONFIG_ENABLE_QPSG, 1)  # otherwise a query is planned anew for each value
         connection.execute(_READER_PRAGMAS).fetchall()
-        return connection
+        return _checked(connection, path)
+
+
+def _checked(connection: apsw.Connection, path: Path) -> apsw.Connection:
+    """Whoever opens a store of a newer format has to leave it alone, whatever he came for."""
+    try:
+        found_format(connection, path)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
 
 
 @contextmanager

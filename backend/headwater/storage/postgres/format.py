@@ -1,0 +1,23 @@
+"""The format of a store in Postgres, as whoever connects to it looks at it."""
+
+from __future__ import annotations
+
+import psycopg
+
+from headwater.storage.address import PostgresAddress
+from headwater.storage.formats import FORMAT_KEY, GIVEN_BY_KEY, refuse_newer
+
+FORMAT = 1
+
+
+def found_format(connection: psycopg.Connection, address: PostgresAddress) -> int:
+    """0 where nothing is. Raises StoreError for a format that only newer versions know."""
+    # A query, because a look-up by name may answer from what the session saw before it had the lock
+    there = "select 1 from pg_tables where schemaname = %s and tablename = 'meta'"
+    if connection.execute(there, [address.schema]).fetchone() is None:
+        return 0
+    query = "select key, value from meta where key in (%s, %s)"
+    kept: dict[str, str] = dict(connection.execute(query, [FORMAT_KEY, GIVEN_BY_KEY]).fetchall())
+    found = int(kept.get(FORMAT_KEY, 0))
+    refuse_newer(found, FORMAT, kept.get(GIVEN_BY_KEY, ""), str(address))
+    return found

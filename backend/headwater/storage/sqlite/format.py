@@ -1,0 +1,22 @@
+"""The format of an embedded store, as whoever opens it looks at it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import apsw
+
+from headwater.storage.formats import FORMAT_KEY, GIVEN_BY_KEY, refuse_newer
+
+FORMAT = 2
+
+
+def found_format(connection: apsw.Connection, path: Path) -> int:
+    """0 where nothing is. Raises StoreError for a format that only newer versions know."""
+    if not connection.execute("select 1 from sqlite_master where name = 'meta'").fetchall():
+        return 0
+    query = "select key, value from meta where key in (?, ?)"
+    kept = {str(key): str(value) for key, value in connection.execute(query, (FORMAT_KEY, GIVEN_BY_KEY))}
+    found = int(kept.get(FORMAT_KEY, 0))
+    refuse_newer(found, FORMAT, kept.get(GIVEN_BY_KEY, ""), str(path))
+    return found
