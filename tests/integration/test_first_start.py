@@ -27,6 +27,9 @@ class BrokenEngine:
     def warm_up(self) -> None:
         """Nobody waits for it."""
 
+    def preparing(self) -> str:
+        return ""
+
     def run(self, job: Job, what: str, stop: threading.Event | None = None) -> AbstractContextManager[Run[Job]]:
         raise SparkError("Spark does not start", "master local[*]")
 

@@ -78,6 +78,24 @@ def test_prepare_says_what_it_did_and_status_what_there_is(source_db: SourceDb, 
     assert "changes   of tables are found by looking every 5 s" in headwater_here("source", "status", cwd=tmp_path).out
 
 
+@pytest.mark.parametrize("command", ["serve", "replicate"])
+def test_a_sync_config_with_errors_ends_the_service_unless_it_is_told_to_go_on(
+    source_db: SourceDb, tmp_path: Path, command: str
+) -> None:
+    write_config(tmp_path, source_db.server.port, source_db.name)
+    (tmp_path / "sync.yaml").write_text(RULES.replace("SELECT", "SELEKT"))
+    ended = headwater_here(command, cwd=tmp_path)
+    assert ended.code == 1
+    assert "SELEKT" in ended.err
+    assert "PSYNC_S1141" not in ended.err, "it did not come as far as the source"
+    service = (tmp_path / "headwater.yaml").read_text()
+    (tmp_path / "headwater.yaml").write_text(
+        service.replace("{path: sync.yaml}", "{path: sync.yaml, exit_on_error: false}")
+    )
+    assert "[PSYNC_S1141]" in refusal(headwater_here(command, cwd=tmp_path)), "that is the next thing that is wrong"
+    assert "PSYNC_S1141" in headwater_here("source", "status", cwd=tmp_path).out
+
+
 def test_status_fails_on_problems(source_db: SourceDb, tmp_path: Path) -> None:
     write_config(tmp_path, source_db.server.port, source_db.name)
     status = headwater_here("source", "status", cwd=tmp_path)

@@ -40,7 +40,8 @@ _CORS = Middleware(
 @dataclass(frozen=True, slots=True)
 class ApiSettings:
     """What the endpoint needs to know. `audience` is what tokens must be meant for; the limits are per process,
-    but for `requests`, which is per connection. `sources` are the tags of those that the store follows."""
+    but for `requests`, which is per connection. `sources` are the tags of those that the store follows; `probes` says
+    whether those are answered."""
 
     keys: KeySource
     audience: frozenset[str]
@@ -50,6 +51,7 @@ class ApiSettings:
     chunk_cache_bytes: int = 64 * 1024 * 1024
     admin_tokens: tuple[str, ...] = field(default=(), repr=False)
     sources: tuple[str, ...] = ("default",)
+    probes: bool = True
 
 
 class Endpoint:
@@ -116,7 +118,7 @@ def create_app(
         routes=[
             Route("/sync/stream", streams, methods=["POST"]),
             Route("/write-checkpoint2.json", endpoint.write_checkpoint.answer, methods=["GET"]),
-            *probe_routes(endpoint.health, lambda: True),
+            *(probe_routes(endpoint.health, lambda: True) if settings.probes else ()),
             StatusRoute(settings.admin_tokens, settings.sources, reader).route,
             *extra_routes,
         ],

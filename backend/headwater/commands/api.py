@@ -31,6 +31,7 @@ def build(config: ServiceConfig, extra_routes: Sequence[BaseRoute] = ()) -> Star
         chunk_cache_bytes=config.api.chunk_cache_mb * 1024 * 1024,
         admin_tokens=config.api.tokens,
         sources=tuple(source.tag for source in config.sources),
+        probes=config.probes,
     )
     reader = open_reader(config.storage, _own(config))
     return create_app(settings, reader, SourceHead([config.source()]), extra_routes)

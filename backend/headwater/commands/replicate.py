@@ -8,6 +8,7 @@ import threading
 from collections.abc import Sequence
 
 from headwater.commands.compacting import SparkCompaction
+from headwater.commands.own_rules import own_rules
 from headwater.commands.progress import BulkProgressDisplay
 from headwater.commands.waiting import wait_for_source
 from headwater.config import ServiceConfig
@@ -18,7 +19,6 @@ from headwater.replication.replicator import Replicator
 from headwater.storage.common import process_owner
 from headwater.storage.open import open_store
 from headwater.upkeep import Upkeep
-from headwater_rules.compile import compile_config
 from headwater_rules.plan import TablePattern
 
 _log = logging.getLogger(__name__)
@@ -31,12 +31,11 @@ def run(config: ServiceConfig, stop: threading.Event, *, source_timeout: float =
     0 for as long as it takes. See `Replicator` for `take_slot`."""
     # Batches are large, short-lived and free of cycles: looking for those every 700 objects costs a sixth of all time
     gc.set_threshold(100_000, 50, 100)
-    yaml = config.sync_text() if config.sync_config is not None else None
+    rules = own_rules(config) if config.sync_config is not None else None
     tables: Sequence[TablePattern] = ()
-    if yaml is not None:
-        compiled = compile_config(yaml)
-        tables = compiled.plan.tables()
-        for warning in compiled.warnings:
+    if rules is not None:
+        tables = rules.compiled.plan.tables()
+        for warning in rules.compiled.warnings:
             _log.warning("%s", warning)
     wait_for_source(config.source(), tables, stop, source_timeout)
     if stop.is_set():
@@ -52,7 +51,7 @@ def run(config: ServiceConfig, stop: threading.Event, *, source_timeout: float =
         Replicator(
             source=config.source(),
             store=store,
-            yaml=yaml,
+            yaml=rules.yaml if rules is not None else None,
             bulk=BulkJobs(engine),
             owner=process_owner(),
             progress=BulkProgressDisplay(),

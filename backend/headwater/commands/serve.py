@@ -6,11 +6,11 @@ import sys
 import threading
 from collections.abc import Mapping, Sequence
 
+from headwater.commands.own_rules import own_rules
 from headwater.commands.signals import stop_on_signals
 from headwater.commands.supervise import Child, supervise
 from headwater.commands.waiting import wait_for_source
 from headwater.config import ServiceConfig
-from headwater_rules.compile import compile_config
 
 
 def run(
@@ -32,7 +32,8 @@ def run(
     headwater = [sys.executable, "-m", "headwater"]
     children = []
     if replicator:
-        tables = compile_config(config.sync_text()).plan.tables()
+        rules = own_rules(config, quiet=True)  # the replicator speaks of it
+        tables = rules.compiled.plan.tables() if rules is not None else ()
         wait_for_source(config.source(), tables, stop, source_timeout)
         # Started again while the source is away, it must not end the endpoint: it waits for as long as it takes.
         command = [*headwater, "replicate", "--source-timeout", "0", *arguments]

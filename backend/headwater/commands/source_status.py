@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from headwater.api.status import health_of
+from headwater.commands.own_rules import own_rules
 from headwater.config import ServiceConfig
 from headwater.errors import HeadwaterError
 from headwater.oplog.lsn import format_lsn
@@ -29,7 +30,6 @@ from headwater.storage.contract import SourceState, StoredTable
 from headwater.storage.open import open_reader, open_store
 from headwater.storage.parts import BulkRecord
 from headwater.storage.stats import store_exists
-from headwater_rules.compile import compile_config
 from headwater_rules.plan import TablePattern
 
 
@@ -76,7 +76,8 @@ def _ask(config: ServiceConfig, kept: _Kept | None) -> _Source:
     name = kept.slot if kept else slot_name(settings)
     tables: Sequence[TablePattern] | None = kept.patterns if kept else ()
     if not tables:
-        tables = compile_config(config.sync_text()).plan.tables() if config.sync_config else None
+        rules = own_rules(config, quiet=True) if config.sync_config is not None else None
+        tables = rules.compiled.plan.tables() if rules is not None else None
     try:
         with connect(settings, application_name="headwater status") as conn:
             slot = slot_health(conn, name)

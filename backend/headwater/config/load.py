@@ -50,6 +50,7 @@ def load_config(source: ConfigSource, environment: Mapping[str, str], directory:
         spark=_spark(root, storage),
         logging=_logging(root, environment),
         prometheus_port=_prometheus_port(root.section("telemetry")),
+        probes=_answers_probes(root),
     )
     _note_what_is_not_there(root)
     root.warn_unknown()
@@ -69,7 +70,9 @@ def _client_auth(root: Section) -> ClientAuth:
             section.error("is not supported by this version", key, fix=_USE_KEYS)
     if section.boolean("supabase", default=False):
         section.error("is not supported by this version", "supabase", fix=_USE_KEYS)
-    section.ignore("jwks_reject_ip_ranges", "block_local_jwks")  # they guard jwks_uri, which is refused
+    section.no_effect("no key is fetched from anywhere", "jwks_reject_ip_ranges")
+    if section.boolean("block_local_jwks", default=False):
+        section.no_effect("no key is fetched from anywhere", "block_local_jwks")
     jwks = section.section("jwks")
     keys = tuple(held for each in jwks.sections("keys") if (held := _key(each)) is not None)
     jwks.warn_unknown()
@@ -130,8 +133,9 @@ def _api(section: Section) -> ApiConfig:
         ),
         chunk_cache_mb=limits.integer("chunk_cache_mb", defaults.chunk_cache_mb, 0, _LIMIT),
     )
-    limits.integer("checkpoint_request_retention_minutes", 60, 1, _LIMIT)
-    limits.integer("bucket_count_cache_ttl_minutes", 60, 1, _LIMIT)
+    for key, instead in _RETENTIONS.items():
+        limits.integer(key, 60, 1, _LIMIT)
+        limits.no_effect(instead, key)
     limits.warn_unknown()
     section.warn_unknown()
     return config
@@ -146,6 +150,12 @@ def _admin_tokens(section: Section) -> tuple[str, ...]:
         what = "a token begins or ends with white space, which no request can send"
         section.error(what, "tokens", fix="write it without")
     return tokens
+
+
+_RETENTIONS = {
+    "checkpoint_request_retention_minutes": "the last write checkpoint of each client is kept, whatever its age",
+    "bucket_count_cache_ttl_minutes": "sizes of buckets are counted as they change, and never old",
+}
 
 
 def _spark(root: Section, storage: StoreAddress) -> SparkSettings:
@@ -177,7 +187,9 @@ def _logging(root: Section, environment: Mapping[str, str]) -> Logging:
 
 
 def _prometheus_port(section: Section) -> int | None:
-    section.ignore("disable_telemetry_sharing", "internal_service_endpoint")  # nothing is ever sent
+    if not section.boolean("disable_telemetry_sharing", default=True):
+        section.no_effect("nothing is ever sent", "disable_telemetry_sharing")
+    section.no_effect("nothing is ever sent", "internal_service_endpoint")
     port = section.integer("prometheus_port", 0, 0, 65535) if "prometheus_port" in section else None
     section.warn_unknown()
     return port
@@ -195,11 +207,28 @@ def _from_environment(
 
 
 def _note_what_is_not_there(root: Section) -> None:
-    """Keys of the published config without a counterpart: harmless ones are passed over, promises are spoken of."""
-    root.ignore("migrations", "metadata", "parameters")
+    """Keys of the published config without a counterpart."""
+    root.no_effect("errors are reported to nobody but the log", "metadata")
+    root.no_effect("sync queries do not see it", "parameters")
     if "upload" in root:
         root.error("is not supported by this version", "upload", fix="remove it")
-    probes = root.section("healthcheck").section("probes")
-    probes.ignore("use_http", "use_legacy")
+    migrations = root.section("migrations")
+    if migrations.boolean("disable_auto_migration", default=False):
+        migrations.no_effect("a store is brought up to date when it is opened", "disable_auto_migration")
+    migrations.warn_unknown()
+
+
+def _answers_probes(root: Section) -> bool:
+    """Whether the endpoint answers probes. As published, a config that speaks of any has to ask for them."""
+    healthcheck = root.section("healthcheck")
+    given = "probes" in healthcheck
+    probes = healthcheck.section("probes")
+    over_http = probes.boolean("use_http", default=False)
     if probes.boolean("use_filesystem", default=False):
-        probes.warn("this version answers probes over HTTP only", "use_filesystem")
+        probes.no_effect("probes are answered over HTTP only, with use_http", "use_filesystem")
+    legacy = probes.boolean("use_legacy", default=False)
+    if legacy:
+        probes.warn("probes are answered over HTTP, and no files are written", "use_legacy")
+    probes.warn_unknown()
+    healthcheck.warn_unknown()
+    return not given or over_http or legacy

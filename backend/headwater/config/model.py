@@ -23,7 +23,7 @@ class ClientAuth:
 @dataclass(frozen=True, slots=True)
 class SyncConfigText:
     """Where the sync config is: in a file, or here. The file is read when asked for, so that a process which does not
-    need it can do without."""
+    need it can do without. With `exit_on_error` errors in it end a replicator at its start; else it is left out."""
 
     path: Path | None = None
     content: str | None = field(default=None, repr=False)
@@ -71,7 +71,8 @@ class Logging:
 
 @dataclass(frozen=True, slots=True)
 class ServiceConfig:
-    """Everything that a process is told from outside. `warnings` are for the person who wrote the config."""
+    """Everything that a process is told from outside. `probes` says whether the endpoint answers any; `warnings` are
+    for the person who wrote the config."""
 
     sources: tuple[SourceSettings, ...]
     storage: StoreAddress
@@ -83,6 +84,7 @@ class ServiceConfig:
     spark: SparkSettings = field(default_factory=SparkSettings)
     logging: Logging = Logging()
     prometheus_port: int | None = None
+    probes: bool = True
     warnings: tuple[str, ...] = ()
 
     def source(self) -> SourceSettings:

@@ -156,9 +156,11 @@ class Section:
         """The scalars of this mapping, by name."""
         return {name: item.value for name, item in self._values.items() if not isinstance(item.value, dict | list)}
 
-    def ignore(self, *keys: str) -> None:
-        """Keys of the published config that have no effect here."""
-        self._known.update(keys)
+    def no_effect(self, instead: str, *keys: str) -> None:
+        """Warn of keys of the published config that do nothing here. `instead` says what holds."""
+        for key in keys:
+            if key in self:
+                self.warn(f"has no effect here: {instead}", key)
 
     def warn_unknown(self) -> None:
         """Warn of keys that nobody asked for. To be called when everything else was read."""

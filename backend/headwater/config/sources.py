@@ -63,7 +63,6 @@ def _source(section: Section) -> SourceSettings | None:
         user=server.user,
         password=server.password,
         tag=section.text("tag") or "default",
-        id=section.text("id") or "default",
         sslmode=server.sslmode,
         cacert=server.cacert,
         client_certificate=server.client_certificate,
@@ -74,6 +73,14 @@ def _source(section: Section) -> SourceSettings | None:
         poison_changes=section.choice("poison_changes", "skip", ("skip", "stop")),
         heartbeat_seconds=section.integer("heartbeat_interval_seconds", 60, 5, 60),
     )
-    section.ignore("debug_api", "max_pool_size", "snapshot_socket_timeout")
+    section.text("id")
+    section.no_effect("a source is known by its tag", "id")
+    if section.boolean("debug_api", default=False):
+        section.no_effect("there is no route that runs SQL", "debug_api")
+    section.no_effect("a source is asked over one connection for each task that reads it", "max_pool_size")
+    section.no_effect(
+        f"a source that is silent for {settings.silence_seconds:.0f} s, though asked, is given up and asked anew",
+        "snapshot_socket_timeout",
+    )
     section.warn_unknown()
     return settings

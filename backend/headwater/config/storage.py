@@ -21,7 +21,14 @@ _SCHEMA = re.compile(r"(?!pg_)[a-z_][a-z0-9_]{0,62}")
 def read_storage(section: Section, directory: Path) -> StoreAddress:
     """The address of the store; paths are relative to `directory`."""
     kind = section.text("type") or "sqlite"
-    section.ignore("max_pool_size", "default_storage_version", "batch_limits")
+    section.no_effect("connections are opened as they are needed", "max_pool_size")
+    section.no_effect("a store has one format, and is brought up to it when it is opened", "default_storage_version")
+    limits = section.section("batch_limits")
+    limits.no_effect(
+        "what is written at once ends with a transaction of the source, however large",
+        "max_estimated_size", "max_record_count", "max_current_data_batch_size",
+    )  # fmt: skip
+    limits.warn_unknown()
     match kind:
         case "sqlite":
             address: StoreAddress = _sqlite(section, directory)

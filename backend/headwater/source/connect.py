@@ -39,7 +39,6 @@ class SourceSettings:
     password: str = field(default="", repr=False)
     port: int = 5432
     tag: str = "default"
-    id: str = "default"
     sslmode: str = "verify-full"
     cacert: str | None = field(default=None, repr=False)
     client_certificate: str | None = field(default=None, repr=False)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from headwater.api.app import ApiSettings, create_app
+from headwater.api.auth.keys import StaticKeys, parse_key
 from headwater.api.status import AdminRefusedError, require_admin
-from tests.support.fix_api import Endpoint, make_token
+from tests.support.fix_api import AUDIENCE, Endpoint, PlayedHead, jwk, make_token
 from tests.support.memory_store import MemoryStore
 
 JSON = "application/json"
@@ -121,6 +123,14 @@ def test_probes_answer_without_a_token(endpoint: Endpoint) -> None:
         assert response.json()["ready"] is True
         assert response.json()["started"] is True
         assert response.json()["touched_at"].endswith("Z")
+
+
+@pytest.mark.parametrize("answered", [True, False])
+def test_probes_answer_only_where_somebody_wants_them(memory_store: MemoryStore, answered: bool) -> None:
+    settings = ApiSettings(StaticKeys((parse_key(jwk()),)), frozenset({AUDIENCE}), probes=answered)
+    routes = {getattr(route, "path", "") for route in create_app(settings, memory_store, PlayedHead()).routes}
+    assert "/sync/stream" in routes
+    assert ("/probes/readiness" in routes) is answered
 
 
 def test_an_inner_error_is_not_shown(

@@ -66,8 +66,7 @@ def test_paths_are_relative_to_the_file_wherever_the_process_runs(tmp_path: Path
 
 def test_a_store_can_be_a_schema_in_postgres(tmp_path: Path) -> None:
     text = """
-    storage: {type: postgresql, uri: "postgresql://app:p%40ss@db.example:6001/ours", sslmode: verify-ca, cacert: CA,
-              max_pool_size: 3}
+    storage: {type: postgresql, uri: "postgresql://app:p%40ss@db.example:6001/ours", sslmode: verify-ca, cacert: CA}
     """
     config = load(tmp_path, text)
     assert isinstance(config.storage, PostgresAddress)
@@ -180,16 +179,40 @@ def test_unknown_keys_are_a_warning_with_a_guess(tmp_path: Path) -> None:
     assert any("did you mean max_buckets_per_connection?" in w for w in warnings)
 
 
-def test_keys_without_meaning_here_are_passed_over(tmp_path: Path) -> None:
+def test_keys_that_say_what_is_so_anyway_are_passed_over(tmp_path: Path) -> None:
     text = """
-    metadata: {a: b}
-    migrations: {disable_auto_migration: true}
+    migrations: {disable_auto_migration: false}
     telemetry: {disable_telemetry_sharing: true, prometheus_port: 9090}
-    healthcheck: {probes: {use_http: true, use_filesystem: true}}
+    healthcheck: {probes: {use_http: true, use_filesystem: false}}
     """
     config = load(tmp_path, MINIMAL + "\n".join(line.strip() for line in text.splitlines()))
-    assert [warning.split(": ")[1] for warning in config.warnings] == ["healthcheck.probes.use_filesystem"]
+    assert config.warnings == ()
     assert config.prometheus_port == 9090
+
+
+def test_keys_without_effect_are_named_with_what_holds_instead(tmp_path: Path) -> None:
+    (warning,) = load(tmp_path, MINIMAL + "migrations: {disable_auto_migration: true}").warnings
+    assert warning == (
+        "line 8, column 38: migrations.disable_auto_migration: has no effect here:"
+        " a store is brought up to date when it is opened"
+    )
+
+
+@pytest.mark.parametrize(
+    ("healthcheck", "answered"),
+    [
+        ("{}", True),
+        ("{probes: {}}", False),
+        ("{probes: {use_http: false}}", False),
+        ("{probes: {use_filesystem: true}}", False),
+        ("{probes: {use_http: true}}", True),
+        ("{probes: {use_legacy: true}}", True),
+    ],
+)
+def test_who_speaks_of_probes_names_those_that_are_to_be_answered(
+    tmp_path: Path, healthcheck: str, answered: bool
+) -> None:
+    assert load(tmp_path, f"{MINIMAL}healthcheck: {healthcheck}").probes is answered
 
 
 def test_the_environment_sets_log_level_and_format(tmp_path: Path) -> None:
