@@ -48,5 +48,5 @@ def test_a_spark_that_was_killed_is_started_again_and_that_is_told(
         record.getMessage() for record in caplog.records if record.name == "headwater.pipeline.session"
     ][-3:]
     assert ended.startswith("Spark's JVM has ended")
-    assert starting.startswith("starting Spark (local[*]), which takes about")
+    assert starting.startswith("starting Spark (local[*]), which takes 5 to 15 seconds")
     assert re.fullmatch(r"Spark is ready after \d+\.\d s", ready)

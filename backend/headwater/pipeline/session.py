@@ -60,7 +60,7 @@ _LOCAL = {
 }
 
 
-_START_TIMES = {True: "about 5 to 15 seconds", False: "as long as the cluster needs"}  # here, or elsewhere
+_START_TIMES = {True: "5 to 15 seconds, longer on a busy machine", False: "as long as the cluster needs"}
 
 
 class Spark:

@@ -29,6 +29,7 @@ _log = logging.getLogger(__name__)
 
 _ROWS_AT_ONCE = 5_000
 _ATTEMPTS = 3
+_WRITING = "rows put again"
 _NO_END = 1 << 62
 
 
@@ -81,6 +82,7 @@ class Rebuild:
         """Give everything back, at the end or in the middle."""
         self._closed.set()
         self._site.applier.unwatch()
+        self._site.progress(BulkProgress(self.rows, 0, 0, 0, _WRITING, over=True))
 
     def _search(self, job: VerifyJob) -> Background[dict[int, list[str]]]:
         return Background(lambda: self._site.bulk.standing(job, self._keys, self._note, self._closed), "rows")
@@ -163,7 +165,7 @@ class _Writing:
             self._flush.put_rows(table_id, changed)
             self._flush.append(ops, buckets)
             self.ops += len(ops)
-            self._note(BulkProgress(self.rows, 0, 0, 0, "rows put again"))
+            self._note(BulkProgress(self.rows, 0, 0, 0, _WRITING))
 
     def _enter(self, table: LiveTable, row: CurrentRow, ops: list[DraftOp], buckets: dict[int, BucketName]) -> str:
         """Add a row's ops in these buckets; returns its memberships there."""
@@ -182,7 +184,6 @@ class _Writing:
         """Buckets in which nothing stands."""
         for key in sorted(self._keys - self._begun):
             self._begin(key, None)
-        self._note(BulkProgress(self.rows, 0, 0, 0, "rows put again", over=True))
 
 
 def _cells(table: LiveTable, row: CurrentRow) -> FullCells | None:

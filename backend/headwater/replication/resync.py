@@ -101,7 +101,8 @@ class Resync:
         if self._comparing is None:
             return "waiting for the source's snapshot"
         differ = sum(self.findings.differences.values())
-        return f"compared {self.progress} on both sides, merged {self._merged:,} rows, {differ:,} of these differ"
+        done = "merged" if self._order.repair else "looked at"
+        return f"compared {self.progress} on both sides, {done} {self._merged:,} rows, {differ:,} of these differ"
 
     def _open(self) -> SnapshotKeeper:
         name = self._slot
@@ -190,6 +191,10 @@ class Resync:
         self.progress = progress
         self._site.progress(progress)
 
+    def _note_merged(self, *, over: bool = False) -> None:
+        what = "merge" if self._order.repair else "look at differences"
+        self._site.progress(BulkProgress(self._merged, 0, 0, 0, what, over))
+
     def _take(self, differences: Sequence[Difference]) -> None:
         """Called in the comparison's thread; waits while the replicator has enough to merge."""
         while not self._closed.is_set():
@@ -223,7 +228,7 @@ class Resync:
             if self._order.repair and states:
                 self.findings.ops += self._site.applier.merge(table, states, anew=self._order.verify)
         self._merged += len(some)
-        self._site.progress(BulkProgress(self._merged, 0, 0, 0, "merge"))
+        self._note_merged()
 
     def _finish(self, outcome: CompareOutcome) -> None:
         self.findings.compared = outcome.source_rows
@@ -249,7 +254,7 @@ class Resync:
     def close(self) -> None:
         """Give everything back, at the end or in the middle. The marks go when nothing is left to do."""
         self._closed.set()
-        self._site.progress(BulkProgress(self._merged, 0, 0, 0, "merge", over=True))
+        self._note_merged(over=True)
         self._site.applier.forget(self._log)
         self._opening.discard(SnapshotKeeper.close)
 
