@@ -23,6 +23,7 @@ from headwater.source.slot import (
     claim_slot,
     claims_of_others,
     drop_slot,
+    drop_stray_slot,
     drop_unread_slot,
     end_reader,
     end_sessions,
@@ -131,6 +132,9 @@ class OwnSlot:
 
     def _make_room(self, name: str, *, ours: bool) -> None:
         slot = slot_status(self._conn, name)
+        if slot is not None and slot.database != self._conn.info.dbname and ours:
+            drop_stray_slot(self._conn, name)  # a copy took the place of the database that it follows
+            slot = None
         if slot is not None and slot.database != self._conn.info.dbname:
             whose = f"database {slot.database}" if slot.database else "a standby"
             fix = "give this service a slot_name_prefix of its own"

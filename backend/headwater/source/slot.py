@@ -180,11 +180,16 @@ def drop_slot(conn: psycopg.Connection, name: str) -> None:
             [name],
         )
     except psycopg.errors.ObjectInUse as error:
-        raise SlotBusyError(
-            f'somebody else reads the slot "{name}"',
-            conn.info.dbname,
-            "stop the other headwater, or give this one another slot_name_prefix",
-        ) from error
+        raise slot_busy_error(name, conn.info.dbname) from error
+
+
+def slot_busy_error(name: str, where: str) -> SlotBusyError:
+    """For a slot of ours, by its name, that somebody else reads."""
+    return SlotBusyError(
+        f'somebody else reads the slot "{name}"',
+        where,
+        "stop the other headwater, or give this one another slot_name_prefix",
+    )
 
 
 def drop_unread_slot(conn: psycopg.Connection, name: str) -> None:
@@ -195,6 +200,14 @@ def drop_unread_slot(conn: psycopg.Connection, name: str) -> None:
             " and database = current_database()",
             [name],
         )
+
+
+def drop_stray_slot(conn: psycopg.Connection, name: str) -> None:
+    """Drop a slot that followed a database which gave its name away. Raises SlotBusyError while somebody reads it."""
+    try:
+        conn.execute("select pg_drop_replication_slot(%s)", [name])
+    except psycopg.errors.ObjectInUse as error:
+        raise slot_busy_error(name, conn.info.dbname) from error
 
 
 class SnapshotKeeper:
