@@ -142,6 +142,20 @@ def test_publications_add_up_unless_they_contradict_each_other(source_db: Source
         from_catalog(source_db, "headwater", "narrow")
 
 
+def test_one_table_can_be_looked_at_by_itself(source_db: SourceDb) -> None:
+    source_db.execute(
+        "create table event (id int, primary key (id)) partition by range (id); create table event_a partition of event"
+        " for values from (0) to (10); create table note (id int primary key);"
+        "create publication headwater for all tables with (publish_via_partition_root)"
+    )
+    tables = published_tables(source_db.connection, ["headwater"])
+    assert [table.relation.name for table in tables] == ["event", "note"]
+    for table in tables:
+        assert published_tables(source_db.connection, ["headwater"], table.relation.oid) == [table]
+    ((partition,),) = source_db.fetch("select 'event_a'::regclass::oid")
+    assert published_tables(source_db.connection, ["headwater"], partition) == []
+
+
 def test_a_missing_publication_is_named_with_its_remedy(source_db: SourceDb) -> None:
     with pytest.raises(PublicationUnusable, match=r'publication "headwater" does not exist.*source prepare'):
         from_catalog(source_db)

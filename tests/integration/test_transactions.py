@@ -221,6 +221,7 @@ def sums(deployment: Deployment, bucket: str) -> tuple[int, int, int, int]:
         ("insert", 25_000, 3_000),
         pytest.param("insert", 1_000_000, 300, marks=LONG),
         pytest.param("every kind", 1_000_000, 300, marks=LONG),
+        pytest.param("insert", 2_000_000, 100, marks=LONG),
     ],
 )
 def test_a_large_transaction_takes_bounded_memory(

@@ -88,8 +88,8 @@ def _check_name(conn: psycopg.Connection, partition: Partition) -> None:
 
 def _check_unchanged(conn: psycopg.Connection, source: SourceSettings, partition: Partition) -> None:
     seen = partition.table.published
-    now = [t for t in published_tables(conn, source.publications) if t.relation.oid == seen.relation.oid]
-    if not now or now[0].fingerprint != seen.fingerprint:
+    now = published_tables(conn, source.publications, seen.relation.oid)
+    if [table.fingerprint for table in now] != [seen.fingerprint]:
         raise TableChangedError(
             "a table was altered, rewritten or truncated during the snapshot", seen.qualified_name, "it is read again"
         )

@@ -131,17 +131,20 @@ def load_publications(conn: psycopg.Connection, names: Sequence[str]) -> dict[st
     return {name: Publication(name, every, root, tuple(ops), gen, made) for name, every, root, gen, ops, made in rows}
 
 
-def published_tables(conn: psycopg.Connection, publications: Sequence[str]) -> list[PublishedTable]:
-    """Every table the publications publish, ordered by schema and name, read in one consistent look at the catalog.
+def published_tables(
+    conn: psycopg.Connection, publications: Sequence[str], only: int | None = None
+) -> list[PublishedTable]:
+    """Every table the publications publish, or `only` the one with this oid, ordered by schema and name, read in one
+    consistent look at the catalog.
 
     Raises PublicationUnusable when a publication is missing or two of them want different columns of one table.
     """
     if conn.info.transaction_status != psycopg.pq.TransactionStatus.IDLE or not conn.autocommit:
-        return _published_tables(conn, publications)[0]
+        return _published_tables(conn, publications, only)[0]
     while True:  # as long as tables are made while we look
         with conn.transaction():
             conn.execute("set transaction isolation level repeatable read read only")
-            tables, whole = _published_tables(conn, publications)
+            tables, whole = _published_tables(conn, publications, only)
         if whole:
             return tables
 
@@ -151,7 +154,9 @@ def load_types(conn: psycopg.Connection, oids: Iterable[int]) -> TypeCatalog:
     return TypeCatalog.from_rows(conn.execute(TYPE_QUERY, {"oids": sorted(set(oids))}).fetchall())
 
 
-def _published_tables(conn: psycopg.Connection, publications: Sequence[str]) -> tuple[list[PublishedTable], bool]:
+def _published_tables(
+    conn: psycopg.Connection, publications: Sequence[str], only: int | None
+) -> tuple[list[PublishedTable], bool]:
     """The tables, and whether all that are published were seen: what a publication has, Postgres tells as of now,
     whatever the transaction's snapshot shows of the rest."""
     known = load_publications(conn, publications)
@@ -161,8 +166,9 @@ def _published_tables(conn: psycopg.Connection, publications: Sequence[str]) -> 
                 f'publication "{name}" does not exist', conn.info.dbname, "run `headwater source prepare`"
             )
     members = _memberships(conn, publications)
-    stands = standing(conn, list(members), publications)
-    oids = [oid for oid in members if not members.keys() & stands[oid].ancestors]  # else the root stands for it
+    sought = [oid for oid in members if only in {None, oid}]
+    stands = standing(conn, sought, publications)
+    oids = [oid for oid in sought if not members.keys() & stands[oid].ancestors]  # else the root stands for it
     columns = _columns(conn, oids)
     leaves = load_leaves(conn, oids)
     identities = leaf_identities(conn, oids)
