@@ -149,7 +149,7 @@ class SqlText:
                     return raw, behind
                 after = behind if meant or self.document[raw + 1] in "ntr" else after
             raw = after
-        return raw, raw + 1
+        return raw, raw + (2 if self.style == '"' and character == "\\" else 1)
 
 
 def parse_select(text: SqlText) -> exp.Select:

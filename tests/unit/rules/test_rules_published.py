@@ -224,6 +224,13 @@ def test_half_of_a_pair_is_refused_where_it_stands(before: str, written: str, ha
     assert (error.place.text, error.place.start) == (half, len(start) + written.index(half))
 
 
+def test_an_escaped_backslash_begins_no_escape() -> None:
+    (error,) = errors_of(HEAD + r'''"SELECT '\\u0041\\\u00e9\\' AS v FROM t WHERE nonsense(id)"''' + "\n").errors
+
+    assert error.place is not None
+    assert error.place.text == "nonsense(id)"
+
+
 @given(st.text(st.characters(exclude_categories=["Cc", "Cs"], exclude_characters="\"'\\"), max_size=8))
 def test_places_are_right_behind_escapes(text: str) -> None:
     units = text.encode("utf-16-be")
