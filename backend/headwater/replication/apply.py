@@ -28,6 +28,7 @@ from headwater.oplog.limits import stored_line
 from headwater.oplog.lsn import ZERO, Lsn, format_lsn
 from headwater.oplog.row_id import IdentityKind
 from headwater.replication.adapt import REDEFINED, REKEYED, empty
+from headwater.replication.attached import only_attached
 from headwater.replication.errors import ProtocolError, SchemaChangedError
 from headwater.replication.filling import Filler
 from headwater.replication.fold import Fold
@@ -100,6 +101,7 @@ class Applier:
     def _know(self, stored: Sequence[StoredTable]) -> None:
         self._tables = self._context.tables(stored)
         self._compared = frozenset(table.id for table in stored if table.resync)  # with the source, now or soon
+        self._whole = self._compared - {table.id for table in stored if only_attached(table.resync)}
         self._waiting = frozenset(table.id for table in stored if table.resync == REKEYED)
         for table in self._tables.values():
             self._fit(table)
@@ -202,11 +204,12 @@ class Applier:
         which the flush takes note."""
         for log in self._logs:
             log.spoil(self.final_lsn, table.relation.oid)
-        if table.id in self._compared:
+        if table.id in self._whole:
             return
         _log.info("%s has to be compared with the source", table.name)
         self._open().mark_resync(table.id, REDEFINED)
         self._compared |= {table.id}
+        self._whole |= {table.id}
         self.unsettled = True
 
     def _apply_pending(self) -> None:
@@ -240,6 +243,8 @@ class Applier:
             new_id = empty(flush, table, self._context.salt)
             if table.id in self._compared:
                 self._compared |= {new_id}
+            if table.id in self._whole:
+                self._whole |= {new_id}
             if table.id in self._waiting:
                 self._waiting |= {new_id}
             renewed = self._context.table(new_id, table.layouts)
@@ -251,7 +256,7 @@ class Applier:
         """Ask the source for what rows of this flush lack, all at once. Where that does not come to an end, and for
         tables that are compared with the source anyway, the comparison brings it."""
         for table in [table for table in self._tables.values() if self._lacking.of(table.id)]:
-            if table.id in self._compared:
+            if table.id in self._whole:
                 continue
             now = time.monotonic()
             self._asking_since = self._asking_since or now
@@ -272,7 +277,7 @@ class Applier:
         """Rows of a table by key, as the source has them now; None when it can't say. The flush then waits until the
         stream has passed what they show."""
         found = self._fetcher.fetch(table.relation, keys)
-        if found is not None and len(found.rows) < len(keys) and table.id not in self._compared:
+        if found is not None and len(found.rows) < len(keys) and table.id not in self._whole:
             # Gone, or not to be seen yet
             found = self._fetcher.fetch(table.relation, keys) if self._fetcher.wait_until_visible(self._xids) else None
         if found is None:
@@ -305,6 +310,8 @@ class Applier:
         if self.in_transaction:
             return
         reached = Lsn(max(self._reached, received))
+        if self._flush is None and any(table not in self._whole for table in self._lacking.tables()):
+            self._open()  # the comparison that was to bring what these rows lack is over
         if self._flush is None:
             self._advance(reached, idle=idle)
             return
