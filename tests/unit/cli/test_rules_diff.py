@@ -143,12 +143,13 @@ def test_buckets_of_one_row_are_warned_of_with_their_number(
         f"warning: stream lists has one bucket for each row of public.lists, by id: {LISTS} of them now, and a device"
         " may have 1,000 (api.parameters.max_buckets_per_connection)\n"
     )
-    assert headwater_here("rules", "diff", "new.yaml").err == told
+    assert told in headwater_here("rules", "diff", "new.yaml").err
     outcome = headwater_here("rules", "diff", "new.yaml", "--json")
     (found,) = json.loads(outcome.out)["one_bucket_per_row"]
-    assert (outcome.err, found["stream"], found["table"], found["buckets"]) == ("", "lists", "public.lists", LISTS)
+    assert (found["stream"], found["table"], found["buckets"]) == ("lists", "public.lists", LISTS)
+    assert "one bucket" not in outcome.err, "it is in what is printed"
     ruled.serve(PER_ROW)
-    assert headwater_here("rules", "diff", "new.yaml").err == told, "what is stored already is counted too"
+    assert told in headwater_here("rules", "diff", "new.yaml").err, "what is stored already is counted too"
     with (tmp_path / "headwater.yaml").open("a") as file:
         file.write("api: {parameters: {max_buckets_per_connection: 3}}\n")
     assert "a device may have 3 (api" in headwater_here("rules", "diff", "new.yaml").err
