@@ -83,18 +83,16 @@ class Probing:
         in_source = {live.identity.key(split_line(line, width)): line for line in lines}
         if not (yield from self._arrived(live)):
             return []
-        there = self._site.applier.stored_rows(live, row_ids)
-        return [
-            row_id
-            for row_id in self._untouched(live, row_ids)
-            if (row_id in there or row_id in in_source)
-            and not (row_id in there and same_row(live, there[row_id], in_source.get(row_id)))
-        ]
+        wrong = set(in_source)  # those that are not there, or otherwise
+        for row in self._site.applier.stored_rows(live, row_ids):
+            same = same_row(live, row, in_source.get(row.row_id))
+            (wrong.discard if same else wrong.add)(row.row_id)
+        return [row_id for row_id in self._untouched(live, row_ids) if row_id in wrong]
 
     def _lacking(self, live: LiveTable, row_ids: Sequence[str]) -> Looking:
         if not (yield from self._arrived(live)):
             return []
-        there = self._site.applier.stored_rows(live, row_ids)
+        there = {row.row_id for row in self._site.applier.stored_rows(live, row_ids)}
         return [row_id for row_id in self._untouched(live, row_ids) if row_id not in there]
 
     def _arrived(self, live: LiveTable) -> Generator[int, None, bool]:

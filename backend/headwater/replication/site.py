@@ -57,5 +57,6 @@ class Site:
     def follow(self, plans: Sequence[SyncPlan]) -> None:
         """From here on, evaluate what the stream brings by these plans. Between flushes only."""
         stored = list(self.stored().values())
-        context = LiveContext(self.tag, distinct(plans), self.types(stored), self.store.subkey_salt())
+        salt, piece = self.store.subkey_salt(), self.source.piece_bytes
+        context = LiveContext(self.tag, distinct(plans), self.types(stored), salt, piece)
         self.applier.renew(context, plans, stored)

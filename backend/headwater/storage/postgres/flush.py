@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
 from typing import Concatenate, ParamSpec, TypeVar
 
 import orjson
@@ -118,6 +119,24 @@ class PostgresFlush:
             sql.SQL(query).format(rows_table(table)), [[stored_id(row_id)[0] for row_id in row_ids]]
         )
         return {(row[5] or row[0]): CurrentRow(row[5] or row[0], *row[1:5]) for row in found.fetchall()}
+
+    @_explaining
+    def load(self, table: int, row_ids: Sequence[str], room: int) -> tuple[dict[str, CurrentRow], int]:
+        # Beyond the room, rows come without their lines: what is stored apart is not even read then
+        query = sql.SQL(
+            "select row_id, layout, case when sum(octet_length(line)) over (rows unbounded preceding) <= %s then line"
+            " end, members, subkey, long_id, octet_length(line) from {} where row_id = any(%s)"
+        )
+        keys = [stored_id(row_id)[0] for row_id in row_ids]
+        rows = self._db.execute(query.format(rows_table(table)), [room, keys]).fetchall()
+        found = {(row[5] or row[0]): CurrentRow(row[5] or row[0], *row[1:5]) for row in rows}
+        if all(row[2] is not None for row in rows):
+            return found, len(row_ids)
+        sizes = {(row[5] or row[0]): row[6] for row in rows}
+        upto = accumulate(sizes.get(row_id, 0) for row_id in row_ids)
+        count = max(1, sum(size <= room for size in upto))
+        del rows, found
+        return self.current(table, row_ids[:count]), count
 
     @_explaining
     def copies(self, table: int, content: str) -> list[str]:
