@@ -228,6 +228,7 @@ class Place:
             salt=self.store.subkey_salt(),
             store=self.store.address,
             directory=self.store.staging_directory(),
+            piece=_PIECE,
         )
         written: dict[int, set[str]] = {stored.id: set()}
         parts = [ReprocessTask(stored, *places).run(job, number, "0") for number, places in enumerate(ranges)]

@@ -22,7 +22,7 @@ _DIFFERENCES_A_BATCH = 100_000
 
 def hand_over_differences(session: SparkSession, job: CompareJob, tasks: Sequence[RowsTask], found: Found) -> None:
     """Read the rows of both sides, and hand every difference to `found`, in batches."""
-    _hand_over(_differences(_load(session, job, tasks)), found)
+    _hand_over(_differences(_load(session, job, tasks)), found, job.source.piece_bytes)
 
 
 def _load(session: SparkSession, job: CompareJob, tasks: Sequence[RowsTask]) -> DataFrame:
@@ -47,11 +47,12 @@ def _differences(rows: DataFrame) -> DataFrame:
     )
 
 
-def _hand_over(differences: DataFrame, found: Found) -> None:
-    """Pass the differences on in batches that the driver's memory can hold."""
+def _hand_over(differences: DataFrame, found: Found, piece: int) -> None:
+    """Pass the differences on in batches that the driver's memory can hold, of about `piece` bytes at most."""
     kept = differences.persist(StorageLevel.DISK_ONLY)
     try:
-        batches = kept.count() // _DIFFERENCES_A_BATCH + 1
+        count, size = kept.agg(f.count("*"), f.coalesce(f.sum(f.octet_length("line")), f.lit(0))).collect()[0]
+        batches = max(count // _DIFFERENCES_A_BATCH, size // piece) + 1
         for number in range(batches):
             share = f.pmod(f.xxhash64("table", "key"), f.lit(batches)) == number
             table = kept.where(share).toArrow()

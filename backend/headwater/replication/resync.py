@@ -14,6 +14,7 @@ import queue
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 from headwater.bulk.jobs import BulkProgress, CompareJob, CompareOutcome, CompareTable, Difference, TableChangedError
 from headwater.oplog.lsn import format_lsn
@@ -193,7 +194,8 @@ class Resync:
 
     def _merge(self) -> None:
         oid_of = {table.id: oid for oid, table in self._site.stored().items()}
-        some, self._batch = self._batch[:MERGED_AT_ONCE], self._batch[MERGED_AT_ONCE:]
+        count = _first(self._batch, self._site.source.piece_bytes)
+        some, self._batch = self._batch[:count], self._batch[count:]
         for table_id in dict.fromkeys(difference.table for difference in some):
             oid = oid_of.get(table_id)
             table = None if oid is None else self._site.applier.table(oid)
@@ -243,3 +245,9 @@ class Resync:
         right = self._oids | self._truncated
         marked = [table.id for oid, table in stored.items() if oid in right and table.resync]
         self._site.store.mark_resync(self._site.lease, marked, "")
+
+
+def _first(differences: Sequence[Difference], room: int) -> int:
+    """How many of the differences are merged at once: one at least."""
+    sizes = accumulate(len(difference.line) for difference in differences[:MERGED_AT_ONCE])
+    return max(1, sum(size <= room for size in sizes))

@@ -1,11 +1,27 @@
-"""Loading current rows within a flush, however many bytes they have."""
+"""Reading current rows, a few at a time however many bytes they have."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from headwater.storage.contract import Flush
-from headwater.storage.parts import CurrentRow
+from headwater.storage.parts import CurrentRow, PlacedRow
+
+BATCH_BYTES = 16 << 20
+"""About how many bytes of rows are read at once where nobody says otherwise."""
+
+
+def batched(rows: Iterable[PlacedRow], count: int, room: int) -> Iterator[list[PlacedRow]]:
+    """Batches of at most `count` rows, and no more than about `room` bytes."""
+    batch, left = list[PlacedRow](), room
+    for row in rows:
+        batch.append(row)
+        left -= len(row.row.line)
+        if left <= 0 or len(batch) >= count:
+            yield batch
+            batch, left = [], room
+    if batch:
+        yield batch
 
 
 def loaded_rows(flush: Flush, table: int, row_ids: Sequence[str], room: int) -> Iterator[CurrentRow]:
