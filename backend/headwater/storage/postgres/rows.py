@@ -16,13 +16,13 @@ from headwater.storage.postgres.tables import rows_table
 
 BATCH_ROWS = 5_000
 
-_APART = 8_000
+LINE_APART = 8_000
 """Bytes of a line beyond which it is read by itself, when there is room for it."""
 
 COLUMNS = sql.SQL(
     "place, coalesce(long_id, row_id), layout, case when octet_length(line) <= {} then line end, members, subkey,"
     " octet_length(line)"
-).format(_APART)
+).format(LINE_APART)
 
 _ROWS = """
 declare placed no scroll cursor for select {} from {} where place >= {} and place < {}
