@@ -106,3 +106,14 @@ def test_pieces_of_one_row_each_give_the_same(
     assert deployment.ask("audit")["differences"] == {}
     deployment.close()
     assert deployment.problems() == []
+
+
+def test_a_large_row_in_many_buckets(deploy: Deploy, source_db: SourceDb) -> None:
+    create(source_db)
+    source_db.execute("alter table notes add column readers jsonb")
+    query = "SELECT id, body FROM notes WHERE auth.user_id() IN notes.readers"
+    deployment = deploy(CONFIG.replace("SELECT * FROM notes", query)).start()
+    readers = "(select jsonb_agg(i::text) from generate_series(1, 100) i)"
+    took = grown(deployment, f"insert into notes values ('1', repeat('x', {5 * MB}), 1, {readers})")
+    assert took < ALLOWED, f"{took // MB} MB"
+    assert [row["id"] for row in deployment.rows("7").values()] == ["1"]
