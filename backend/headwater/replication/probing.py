@@ -20,6 +20,8 @@ from headwater.replication.touches import TouchLog
 from headwater.source.catalog import PublishedTable
 from headwater.source.probe import ProbeBusyError, SourceProbe
 
+_MISSING_AT_ONCE = 10  # nothing says how large they are
+
 Looking = Generator[int, None, list[str]]
 """Yields 0 while the stream has to come first; returns the ids of rows that are not as they should be."""
 
@@ -67,8 +69,8 @@ class Probing:
                     break
                 last = tuple(keys[-1][i] or "" for i in order)
                 lacking = yield from self._lacking(live, [live.identity.key(key) for key in keys])
-                if lacking:
-                    found += yield from self.other_rows(live, table, lacking)
+                for start in range(0, len(lacking), _MISSING_AT_ONCE):
+                    found += yield from self.other_rows(live, table, lacking[start : start + _MISSING_AT_ONCE])
                 yield len(keys)
         except ProbeBusyError:
             return found  # the next cycle comes by again
