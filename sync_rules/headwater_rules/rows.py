@@ -120,7 +120,10 @@ def _computed(entry: _Entry, statement: Statement, row: Row, row_id: str, puts: 
             continue
         if entry.repeats:
             buckets.add(bucket)
-        puts.append(Put(entry.definition, bucket, entry.table, entry.writer.id(full, row_id), entry.writer.data(full)))
+        data = entry.writer.data(full)
+        if puts and puts[-1].data == data:
+            data = puts[-1].data  # a large row may stand in many buckets: one text for all of them
+        puts.append(Put(entry.definition, bucket, entry.table, entry.writer.id(full, row_id), data))
 
 
 def _look_up(lookup: _Lookup, row: Row, entries: list[LookupEntry]) -> None:

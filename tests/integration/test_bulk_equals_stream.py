@@ -56,6 +56,7 @@ Held = dict[str, dict[str, Counter[tuple[str, str, str, int]]]]
 """By user and bucket: output table, id, data and checksum of each row that stands there."""
 
 TAG = "default"
+_PIECE = 60  # bytes: about a row
 WORDS = ("a", "b", "c")
 IDENTITIES = {"key": ReplicaIdentity.DEFAULT, "full": ReplicaIdentity.FULL, "nothing": ReplicaIdentity.NOTHING}
 
@@ -198,14 +199,16 @@ class Place:
         for start in range(0, len(changes), 4):
             table = self._live_table(plans)
             flush = self.store.begin(self.lease)
-            fold = Fold(flush, _nobody_to_ask, Lacking(), _nobody_to_ask, written)
+            fold = Fold(flush, _nobody_to_ask, Lacking(), _nobody_to_ask, written, _PIECE)
             fold.apply([(table, change) for change in changes[start : start + 4]])
             self._lsn += 10
             flush.commit(TAG, Progress(Lsn(self._lsn), 1))
 
     def _live_table(self, plans: Sequence[SyncPlan]) -> LiveTable:
         (stored,) = self.store.tables(TAG)
-        live = LiveContext(TAG, tuple(plans), TypeCatalog(), self.store.subkey_salt()).table(stored.id, stored.layouts)
+        live = LiveContext(TAG, tuple(plans), TypeCatalog(), self.store.subkey_salt(), _PIECE).table(
+            stored.id, stored.layouts
+        )
         assert live is not None
         return live
 
@@ -226,6 +229,7 @@ class Place:
             salt=self.store.subkey_salt(),
             store=self.store.address,
             directory=self.store.staging_directory(),
+            piece=_PIECE,
         )
         written: dict[int, set[str]] = {stored.id: set()}
         parts = [ReprocessTask(stored, *places).run(job, number, "0") for number, places in enumerate(ranges)]

@@ -70,9 +70,9 @@ def test_a_table_that_changes_after_it_was_looked_at_is_not_read(
 ) -> None:
     copy = partitions._copy
 
-    def late(conn: psycopg.Connection, read: Partition) -> Iterator[list[str]]:
+    def late(conn: psycopg.Connection, read: Partition, room: int) -> Iterator[list[str]]:
         source_db.execute(change)
-        yield from copy(conn, read)
+        yield from copy(conn, read, room)
 
     monkeypatch.setattr(partitions, "_copy", late)
     with pytest.raises((TableChangedError, partitions.PartitionError)):

@@ -77,7 +77,7 @@ def held_back() -> Iterator[None]:
         begun.set()
         if over.wait(0.01):
             return receive(stream, wait, more_expected=more_expected)
-        return Received([], ZERO, idle=True)
+        return Received([], 0, ZERO, idle=True)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ReplicationStream, "receive", waiting)

@@ -94,6 +94,7 @@ class Deployment:
     user: str = "postgres"
     password: str = ""
     port: int = 0  # where the source is reached, if not at its own
+    batch_bytes: int = 64 << 20
     silence_seconds: float = 60.0
     patience: float = DEADLINE  # in seconds, with the start and the end of the replicator
     take_slot: bool = False
@@ -115,6 +116,7 @@ class Deployment:
             poison_changes=self.poison_changes,
             publications=self.publications,
             heartbeat_seconds=self.heartbeat_seconds,
+            batch_bytes=self.batch_bytes,
             silence_seconds=self.silence_seconds,
         )
 

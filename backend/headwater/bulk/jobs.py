@@ -63,7 +63,7 @@ class ReprocessTable:
 @dataclass(frozen=True, slots=True)
 class ReprocessJob:
     """Evaluate current rows by a plan that has only row sides which are not complete; write what comes of it as
-    pages of additions."""
+    pages of additions. `piece` is about how many bytes of rows are read at once, or are in a page."""
 
     tag: str
     tables: tuple[ReprocessTable, ...]
@@ -72,12 +72,14 @@ class ReprocessJob:
     salt: bytes
     store: StoreAddress
     directory: str
+    piece: int
 
 
 @dataclass(frozen=True, slots=True)
 class RekeyJob:
     """Write a table's current rows, those at places within `ranges`, into generation `target` under the ids that its
-    last layout gives them; about `rows`. With plans come its lookups."""
+    last layout gives them; about `rows`. With plans come its lookups. `piece` is about how many bytes of rows are read
+    at once."""
 
     tag: str
     stored: StoredTable
@@ -89,6 +91,7 @@ class RekeyJob:
     salt: bytes
     store: StoreAddress
     directory: str
+    piece: int
 
 
 @dataclass(frozen=True, slots=True)

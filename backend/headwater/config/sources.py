@@ -14,6 +14,7 @@ from headwater.source.connect import SourceSettings
 def read_sources(replication: Section) -> tuple[SourceSettings, ...]:
     """The configured sources; one at most."""
     connections = replication.sections("connections")
+    batch_mb = replication.integer("batch_mb", 64, 4, 4096)
     replication.warn_unknown()
     if len(connections) > 1:
         replication.error(
@@ -21,7 +22,7 @@ def read_sources(replication: Section) -> tuple[SourceSettings, ...]:
             "connections",
             fix="run one service, with its own storage path, for each",
         )
-    return tuple(settings for section in connections if (settings := _source(section)) is not None)
+    return tuple(settings for section in connections if (settings := _source(section, batch_mb)) is not None)
 
 
 def with_login(settings: SourceSettings, uri: str) -> SourceSettings:
@@ -47,7 +48,7 @@ def with_login(settings: SourceSettings, uri: str) -> SourceSettings:
     )
 
 
-def _source(section: Section) -> SourceSettings | None:
+def _source(section: Section, batch_mb: int) -> SourceSettings | None:
     kind = section.text("type") or "postgresql"
     if kind != "postgresql":
         section.error(f"a source of type {shown(kind)} is not supported", "type", fix="use postgresql")
@@ -71,6 +72,7 @@ def _source(section: Section) -> SourceSettings | None:
         publications=publications,
         slot_prefix=section.text("slot_name_prefix") or "headwater_",
         poison_changes=section.choice("poison_changes", "skip", ("skip", "stop")),
+        batch_bytes=batch_mb << 20,
         heartbeat_seconds=section.integer("heartbeat_interval_seconds", 60, 5, 60),
     )
     section.text("id")

@@ -127,12 +127,15 @@ def row_ops(previous: Sequence[Member], puts: Sequence[Put], keys: RowKeys) -> t
     ops: list[DraftOp] = []
     if len(puts) > 1:
         puts = list({(p.bucket, p.table, p.id): p for p in puts}.values())
+    made, digest, body = None, 0, ""
     for put in puts:
+        # A row may stand in many buckets, and be large: it is written once for all of them
+        if made is None or put.data is not made.data or put[2:4] != made[2:4]:
+            made, digest, body = put, content_digest(put.table, put.id, put.data), ""
         place = (bucket_key(put.bucket), put.table, put.id)
-        digest = content_digest(put.table, put.id, put.data)
         after[place] = digest
         if before.get(place) != digest:
-            body = put_body(put.table, put.id, keys.subkey(put.id), put.data, digest)
+            body = body or put_body(put.table, put.id, keys.subkey(put.id), put.data, digest)
             ops.append(DraftOp(place[0], put_checksum(digest), body))
     ops.extend(
         _remove(bucket, table, object_id, keys)

@@ -78,7 +78,7 @@ class StoreRows:
         layouts = self.table.layouts
         keyed = RowIdentity.of(self.table.relation).kind is IdentityKind.KEY
         bounds = bind_layouts(job.plans, job.source.tag, layouts, job.types, self.table.id, b"")
-        for batch in read_rows(job.store, self.table.id, self.first, self.end):
+        for batch in read_rows(job.store, self.table.id, self.first, self.end, job.source.piece_bytes):
             found: list[ComparedRow] = []
             for _, row in batch:
                 line, mark = row.line, _SOUND

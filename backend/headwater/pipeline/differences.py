@@ -32,7 +32,7 @@ def hand_over_differences(
 ) -> HeadwaterError | None:
     """Read the rows of both sides, and hand every difference to `found`, in batches. Returns what a task failed of, and
     then has handed over nothing."""
-    return _hand_over(_differences(_load(session, job, tasks)), found)
+    return _hand_over(_differences(_load(session, job, tasks)), found, job.source.piece_bytes)
 
 
 def _load(session: SparkSession, job: CompareJob, tasks: Sequence[RowsTask]) -> DataFrame:
@@ -60,17 +60,19 @@ def _differences(rows: DataFrame) -> DataFrame:
     )
 
 
-def _hand_over(differences: DataFrame, found: Found) -> HeadwaterError | None:
-    """Pass the differences on in batches that the driver's memory can hold."""
+def _hand_over(differences: DataFrame, found: Found, piece: int) -> HeadwaterError | None:
+    """Pass the differences on in batches that the driver's memory can hold, of about `piece` bytes at most."""
     kept = differences.persist(StorageLevel.DISK_ONLY)
     try:
-        ((count, failed),) = kept.agg(
-            f.count("key"), f.max(f.when(f.col("table") == _NO_TABLE, f.col("line")))
+        ((count, size, failed),) = kept.agg(
+            f.count("key"),
+            f.coalesce(f.sum(f.octet_length("line")), f.lit(0)),
+            f.max(f.when(f.col("table") == _NO_TABLE, f.col("line"))),
         ).collect()
         if failed is not None:
             error: HeadwaterError = _decode(failed)
             return error
-        batches = count // _DIFFERENCES_A_BATCH + 1
+        batches = max(count // _DIFFERENCES_A_BATCH, size // piece) + 1
         for number in range(batches):
             share = f.pmod(f.xxhash64("table", "key"), f.lit(batches)) == number
             table = kept.where(share).toArrow()

@@ -37,7 +37,6 @@ from headwater.storage.parts import CurrentRow, PartWriter, StagedPart
 from headwater_rules.results import LookupEntry
 
 BATCH_ROWS = 5_000
-_BATCH_BYTES = 32 << 20
 
 
 class PartitionError(HeadwaterError):
@@ -71,7 +70,7 @@ def read_lines(source: SourceSettings, snapshot: str, partition: Partition) -> I
         _check_unchanged(conn, source, partition)
         conn.execute("begin transaction isolation level repeatable read read only")
         conn.execute(sql.SQL("set transaction snapshot {}").format(snapshot))
-        yield from _copy(conn, partition)
+        yield from _copy(conn, partition, source.piece_bytes)
         _check_name(conn, partition)
         conn.execute("commit")  # from here on the catalog is seen as it is now
         _check_unchanged(conn, source, partition)
@@ -95,7 +94,7 @@ def _check_unchanged(conn: psycopg.Connection, source: SourceSettings, partition
         )
 
 
-def _copy(conn: psycopg.Connection, partition: Partition) -> Iterator[list[str]]:
+def _copy(conn: psycopg.Connection, partition: Partition, piece: int) -> Iterator[list[str]]:
     query = copy_query(partition).as_string(conn)
     pgconn = conn.pgconn
     result = pgconn.exec_(query.encode())
@@ -109,7 +108,7 @@ def _copy(conn: psycopg.Connection, partition: Partition) -> Iterator[list[str]]
             break
         lines.append(str(data[: size - 1], "utf-8"))
         length += size
-        if len(lines) >= BATCH_ROWS or length >= _BATCH_BYTES:
+        if len(lines) >= BATCH_ROWS or length >= piece:
             yield lines
             lines, length = [], 0
     result = pgconn.get_result() or result

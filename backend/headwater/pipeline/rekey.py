@@ -43,7 +43,7 @@ class RekeyCountTask:
     def run(self, job: RekeyJob, number: int, attempt: str) -> Counter[str]:
         counts: Counter[str] = Counter()
         keys = _Keys(job, counts)
-        for batch in read_rows(job.store, job.stored.id, self.first, self.end):
+        for batch in read_rows(job.store, job.stored.id, self.first, self.end, job.piece):
             for _, row in batch:
                 keys.of(row, _cells(job, row))
         return counts
@@ -65,7 +65,7 @@ class RekeyTask:
             TaskProgress(job.directory, number, attempt) as progress,
             open_part(job.store, job.target, number, attempt) as part,
         ):
-            for batch in read_rows(job.store, job.stored.id, self.first, self.end):
+            for batch in read_rows(job.store, job.stored.id, self.first, self.end, job.piece):
                 rows: list[CurrentRow] = []
                 lookups: list[tuple[str, LookupEntry]] = []
                 for _, row in batch:

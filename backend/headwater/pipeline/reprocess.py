@@ -37,22 +37,26 @@ class ReprocessTask:
             TaskProgress(job.directory, number, attempt) as progress,
             open_part(job.store, self.stored.id, number, attempt) as part,
         ):
-            in_page = 0
+            in_page, room = 0, job.piece
             refused: list[str] = []
-            for batch in read_rows(job.store, self.stored.id, self.first, self.end):
+            for batch in read_rows(job.store, self.stored.id, self.first, self.end, job.piece):
                 if bound is not None:
-                    refused += _write_additions(bound, self.stored, batch, part)
+                    too_large, size = _write_additions(bound, self.stored, batch, part)
+                    refused += too_large
+                    room -= size
                 progress.add(len(batch))
                 in_page += len(batch)
-                if in_page >= PAGE_ROWS:
+                if in_page >= PAGE_ROWS or room <= 0:
                     part.end_page()
-                    in_page = 0
+                    in_page, room = 0, job.piece
             part.end_page()
             return replace(part.finish(), refused=tuple(refused[:REFUSED_NAMED]))
 
 
-def _write_additions(bound: BoundTable, stored: StoredTable, batch: Sequence[PlacedRow], part: PartWriter) -> list[str]:
-    """Returns what is too large, in words."""
+def _write_additions(
+    bound: BoundTable, stored: StoredTable, batch: Sequence[PlacedRow], part: PartWriter
+) -> tuple[list[str], int]:
+    """Returns what is too large, in words, and how many bytes of ops were written."""
     name = f"{stored.relation.schema}.{stored.relation.name}"
     refused: list[str] = []
     rows: list[CurrentRow] = []
@@ -77,7 +81,7 @@ def _write_additions(bound: BoundTable, stored: StoredTable, batch: Sequence[Pla
         lookups += [(row_id, entry) for entry in entries]
         refused += [op_refused(name, row_id, op.size) for op in left_out_of(added)]
     part.write(rows, lookups, ops, buckets)
-    return refused
+    return refused, sum(len(op.body) for op in ops)
 
 
 def _missing(puts: list[Put], members: str, row_id: str) -> list[Put]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from headwater.oplog.change import (
     Begin,
@@ -40,6 +40,7 @@ from headwater.replication.touches import TouchLog
 from headwater.source.fetch import RowFetcher
 from headwater.source.triggers import is_hint
 from headwater.storage.contract import Flush, Lease, Progress, StoredTable, StoreWriter
+from headwater.storage.loading import loaded_rows
 from headwater.storage.parts import CurrentRow
 from headwater_rules.plan import SyncPlan
 
@@ -88,7 +89,9 @@ class Applier:
         self._reached = position  # end of the last transaction or message that was read
         self._committed_us = 0
         self._hold = ZERO  # the flush may not commit before the stream has passed this
+        self._piece = context.piece  # bytes of rows that are pending, loaded or written at once
         self._pending: list[tuple[LiveTable, RowChange]] = []
+        self._pending_bytes = 0  # of the messages that they came in, about
         self._xids: list[int] = []  # transactions of which changes are pending, and the last one
         self._lacking = Lacking()
         self._asking_since = 0.0  # when the open flush first asked the source for rows; 0 before
@@ -119,8 +122,8 @@ class Applier:
         else:
             self._shapes.pop(table.relation.oid, None)
 
-    def consume(self, messages: Sequence[Message]) -> None:
-        """Take a batch in."""
+    def consume(self, messages: Sequence[Message], size: int) -> None:
+        """Take a batch of so many bytes in."""
         pending, tables, shapes = self._pending, self._tables, self._shapes
         for message in messages:
             kind = type(message)
@@ -140,6 +143,9 @@ class Applier:
                         self._apply_pending()
             else:
                 self._consume_rare(message)
+        self._pending_bytes += size
+        if self._pending_bytes >= self._piece:
+            self._apply_pending()
 
     def _consume_rare(self, message: Message) -> None:
         match message:
@@ -213,6 +219,7 @@ class Applier:
         self.unsettled = True
 
     def _apply_pending(self) -> None:
+        self._pending_bytes = 0
         if not self._pending:
             return
         fold = self._fold()
@@ -225,7 +232,7 @@ class Applier:
         self._report(fold)
 
     def _fold(self) -> Fold:
-        return Fold(self._open(), self.fill, self._lacking, self._leave, self._written)
+        return Fold(self._open(), self.fill, self._lacking, self._leave, self._written, self._piece)
 
     def _truncate(self, message: Truncate) -> None:
         self._apply_pending()
@@ -404,13 +411,14 @@ class Applier:
         """By row id, what the stream told of rows of a table that lack values, and are not in the store for that."""
         return self._lacking.of(table.id)
 
-    def stored_rows(self, table: LiveTable, row_ids: Sequence[str]) -> dict[str, CurrentRow]:
-        """Those rows of a table that are there."""
+    def stored_rows(self, table: LiveTable, row_ids: Sequence[str]) -> Iterator[CurrentRow]:
+        """Those rows of a table that are there, loaded a few at a time."""
         alone = self._flush is None
-        found = self._open().current(table.id, row_ids)
-        if alone:
-            self.abandon()
-        return found
+        try:
+            yield from loaded_rows(self._open(), table.id, row_ids, self._piece)
+        finally:
+            if alone:
+                self.abandon()
 
     def merge(self, table: LiveTable, states: Mapping[str, FullCells | None], *, anew: bool = False) -> int:
         """Make rows of a table what `states` says, in a flush of its own; see `Fold.write`. Returns the number of

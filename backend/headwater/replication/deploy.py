@@ -89,6 +89,7 @@ class Deploy:
             salt=self._site.store.subkey_salt(),
             store=self._site.store.address,
             directory=self._site.store.staging_directory(),
+            piece=self._site.source.piece_bytes,
         )
         self._reprocessing = Background(lambda: self._site.bulk.reprocess(job, self._note, self._closed), "reprocess")
 

@@ -6,9 +6,10 @@ differs at the end.
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import cast
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple, cast
 
 from headwater.decode.copytext import join_cells
 from headwater.decode.errors import DecodeError
@@ -54,6 +55,15 @@ class _Row:
         self.stub = ""
 
 
+class _Written(NamedTuple):
+    """What is to be written."""
+
+    put: list[CurrentRow]
+    gone: list[str]
+    ops: list[DraftOp]
+    buckets: dict[int, BucketName]
+
+
 class Fold:
     """One chunk of changes on their way into a flush."""
 
@@ -64,8 +74,10 @@ class Fold:
         lacking: Lacking,
         leave: Callable[[LiveTable], None],
         written: Mapping[int, set[str]],
+        piece: int,
     ) -> None:
         self._flush = flush
+        self._piece = piece  # bytes of rows that are loaded or written at once
         self._fill = fill
         self._lacking = lacking  # takes rows that can't be completed here
         self._leave = leave  # has a table compared with the source, since one without a key could not be completed
@@ -84,46 +96,58 @@ class Fold:
         return sum(self._apply_table(tables[table_id], rows) for table_id, rows in by_table.items())
 
     def _apply_table(self, table: LiveTable, changes: Sequence[RowChange]) -> int:
-        return self._write(table, self._folded(table, changes))
-
-    def _folded(self, table: LiveTable, changes: Sequence[RowChange]) -> dict[str, _Row]:
         match table.identity.kind:
             case IdentityKind.KEY:
-                return self._fold_keyed(table, changes)
+                return sum(self._write(table, rows) for rows in self._fold_keyed(table, changes))
             case IdentityKind.FULL:
-                return self._fold_multiset(table, changes)
+                return self._write(table, self._fold_multiset(table, changes))
             case IdentityKind.NOTHING:
                 found = [self._whole(table, change) for change in changes if isinstance(change, Insert)]
-                inserted = [cells for cells in found if cells is not None]
+                inserted: Sequence[FullCells | None] = [cells for cells in found if cells is not None]
                 if table.computed:
-                    return {random_id(): _Row(None, cells) for cells in filled(self._fill, table, inserted)}
-                return {random_id(): _Row(None, cells) for cells in inserted}
+                    inserted = filled(self._fill, table, inserted)
+                return self._write(table, {random_id(): _Row(None, cells) for cells in inserted})
 
     def write(self, table: LiveTable, states: Mapping[str, FullCells | None], *, anew: bool = False) -> int:
         """Make rows what `states` says: their cells by row id, None for one that is not there. With `anew`, rows are
         evaluated even if their values are as they were. Returns the number of ops."""
-        rows = self._load(table, states)
-        for row_id, cells in states.items():
-            rows[row_id].cells = cells
-        return self._write(table, rows, anew=anew)
+        ids, done, ops = list(states), 0, 0
+        while done < len(ids):
+            rows = self._load(table, ids[done:], self._piece)
+            for row_id, row in rows.items():
+                row.cells = states[row_id]
+            ops += self._write(table, rows, anew=anew)
+            done += len(rows)
+        return ops
 
     # keyed tables
 
-    def _fold_keyed(self, table: LiveTable, changes: Sequence[RowChange]) -> dict[str, _Row]:
-        key = table.identity.key
-        places: list[tuple[str, str]] = []  # row id before and after each change
-        for change in changes:
-            if type(change) is Insert:
-                row_id = key(change.new)
-                places.append((row_id, row_id))
-            elif type(change) is Update:
-                old = change.old
-                new_id = key(change.new if old is None else cast(Cells, _completed(change.new, old)))
-                places.append((new_id if old is None else key(old), new_id))
-            else:
-                row_id = key(cast(Delete, change).old)
-                places.append((row_id, row_id))
-        rows = self._load(table, dict.fromkeys(row_id for place in places for row_id in place))
+    def _fold_keyed(self, table: LiveTable, changes: Sequence[RowChange]) -> Iterator[dict[str, _Row]]:
+        """Mostly all at once; where the rows that are there are large, as many changes as concern those loaded. Each
+        part is to be written before the next is asked for."""
+        places = _places(table, changes)
+        done = 0
+        while done < len(changes):
+            rest = places[done:]
+            wanted = list(dict.fromkeys(row_id for place in rest for row_id in place))
+            rows = self._load(table, wanted, self._piece)
+            end = len(changes)
+            if len(rows) < len(wanted):
+                if not rows.keys() >= set(rest[0]):  # a row and the place that it moves to
+                    rows = self._load(table, list(dict.fromkeys(rest[0])))
+                lacking = (old not in rows or new not in rows for old, new in rest)
+                end = done + next((number for number, lacks in enumerate(lacking) if lacks), len(rest))
+            yield self._follow(table, changes[done:end], places[done:end], rows)
+            done = end
+
+    def _follow(
+        self,
+        table: LiveTable,
+        changes: Sequence[RowChange],
+        places: Sequence[tuple[str, str]],
+        rows: dict[str, _Row],
+    ) -> dict[str, _Row]:
+        """Bring rows to where the changes leave them. Returns those that are complete."""
         for change, (old_id, new_id) in zip(changes, places, strict=True):
             if type(change) is Delete:
                 rows[old_id].cells = None
@@ -192,13 +216,13 @@ class Fold:
         for row, found in zip(lacking, filled(self._fill, table, whole), strict=True):
             row.cells = found
 
-    def _load(self, table: LiveTable, row_ids: Iterable[str]) -> dict[str, _Row]:
-        wanted = list(row_ids)
-        found = self._flush.current(table.id, wanted)
+    def _load(self, table: LiveTable, row_ids: Sequence[str], room: int = sys.maxsize) -> dict[str, _Row]:
+        """These rows, or as many of the first as there is room for, in bytes."""
+        found, count = self._flush.load(table.id, row_ids, room)
         lacking = self._lacking.of(table.id)
         self._incomplete = self._incomplete or bool(lacking)
         rows: dict[str, _Row] = {}
-        for row_id in wanted:
+        for row_id in row_ids[:count]:
             before = found.get(row_id)
             rows[row_id] = _Row(before, None if before is None else _cells(table, before))
             if row_id in lacking:
@@ -222,8 +246,10 @@ class Fold:
         ]
         contents = dict.fromkeys(content for gone, _, come in steps for content in (gone, come) if content is not None)
         copies = {content: self._flush.copies(table.id, content) for content in contents}
-        rows = self._load(table, [row_id for ids in copies.values() for row_id in ids])
         counts = {content: max(map(copy_number, ids), default=0) for content, ids in copies.items()}
+        going = Counter(gone for gone, _, _ in steps)  # of equal rows, those with the highest numbers go
+        last = [i for content, ids in copies.items() for i in ids if copy_number(i) > counts[content] - going[content]]
+        rows = self._load(table, last)
         for gone, cells, come in steps:
             if gone == come:
                 continue
@@ -247,12 +273,11 @@ class Fold:
     # the result
 
     def _write(self, table: LiveTable, rows: Mapping[str, _Row], *, anew: bool = False) -> int:
-        put: list[CurrentRow] = []
-        gone: list[str] = []
-        ops: list[DraftOp] = []
-        buckets: dict[int, BucketName] = {}
+        out = _Written([], [], [], {})
+        room, written = self._piece, 0
         transform, layout, has_lookups = table.bound.transform, table.layout, table.bound.has_lookups
         convert, evaluate, enter, move = transform.convert, transform.program.evaluate, transform.enter, transform.move
+        put, gone, ops, buckets = out.put, out.gone, out.ops, out.buckets
         for row_id, row in rows.items():
             before, cells = row.before, cast("FullCells | None", row.cells)
             if cells is None:
@@ -282,20 +307,49 @@ class Fold:
                 self._flush.replace_lookups(table.id, row_id, lookups)
             if errors:
                 self.evaluation_errors += errors
+            room -= len(line)
+            if room <= 0:
+                written += self._hand_over(table, out)
+                room = self._piece
+        self._lacking.discard(table.id, rows)
+        return written + self._hand_over(table, out)
+
+    def _hand_over(self, table: LiveTable, out: _Written) -> int:
+        """Write what was collected, and collect anew. Returns the number of ops."""
         noted = self._written.get(table.id)
         if noted is not None:
-            noted.update(gone, (row.row_id for row in put))
-        self._flush.delete_rows(table.id, gone)
-        self._flush.put_rows(table.id, put)
-        self._flush.append(ops, buckets)
-        self._lacking.discard(table.id, rows)
-        return len(ops)
+            noted.update(out.gone, (row.row_id for row in out.put))
+        self._flush.delete_rows(table.id, out.gone)
+        self._flush.put_rows(table.id, out.put)
+        self._flush.append(out.ops, out.buckets)
+        count = len(out.ops)
+        for collected in (out.put, out.gone, out.ops, out.buckets):
+            collected.clear()
+        return count
 
     def _refuse(self, table: LiveTable, row_id: str, stub: str, before: CurrentRow | None) -> RowResult:
         """What comes of a row that is too large: nothing. Said once."""
         if before is None or not is_stub(before.line):
             self.refused.append(row_refused(table.name, row_id, read_stub(stub).size))
         return RowResult([], [], [])
+
+
+def _places(table: LiveTable, changes: Sequence[RowChange]) -> list[tuple[str, str]]:
+    """The row id before and after each change."""
+    key = table.identity.key
+    places: list[tuple[str, str]] = []
+    for change in changes:
+        if type(change) is Insert:
+            row_id = key(change.new)
+            places.append((row_id, row_id))
+        elif type(change) is Update:
+            old = change.old
+            new_id = key(change.new if old is None else cast(Cells, _completed(change.new, old)))
+            places.append((new_id if old is None else key(old), new_id))
+        else:
+            row_id = key(cast(Delete, change).old)
+            places.append((row_id, row_id))
+    return places
 
 
 def _cells(table: LiveTable, row: CurrentRow) -> _Known:

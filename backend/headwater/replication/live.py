@@ -55,12 +55,14 @@ class LiveTable:
 
 @dataclass(frozen=True, slots=True)
 class LiveContext:
-    """What live tables are built from. `plans` are all in use, see `bulk.binding.distinct`."""
+    """What live tables are built from, and how many bytes of their rows are pending, loaded or written at once.
+    `plans` are all in use, see `bulk.binding.distinct`."""
 
     tag: str
     plans: tuple[SyncPlan, ...]
     types: TypeCatalog
     salt: bytes
+    piece: int
 
     def tables(self, stored: Sequence[StoredTable]) -> dict[int, LiveTable]:
         """By oid, those of the stored tables that the rules use."""

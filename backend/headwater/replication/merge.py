@@ -21,6 +21,7 @@ from headwater.replication.filling import filled
 from headwater.replication.lacking import completed
 from headwater.replication.live import FullCells, LiveTable
 from headwater.replication.touches import TableTouches
+from headwater.storage.parts import CurrentRow
 
 States = dict[str, FullCells | None]
 """What rows should be, by row id; None for one that should not be there."""
@@ -50,13 +51,13 @@ def _keyed(applier: Applier, table: LiveTable, touches: TableTouches, difference
         elif key not in touches.rows:
             states[key] = cells
     lacking = applier.lacking(table)
-    stored = applier.stored_rows(table, [row_id for row_id in patches if row_id not in lacking])
-    for row_id, (columns, inherited) in patches.items():
-        row = stored.get(row_id)
-        if row_id in lacking:
-            states[row_id] = completed(lacking[row_id], inherited, columns)
-        elif row is not None and not is_stub(row.line):  # of a stub, all that counts was streamed
-            states[row_id] = completed(table.cells(row), inherited, columns)
+    for row_id in patches.keys() & lacking.keys():
+        columns, inherited = patches[row_id]
+        states[row_id] = completed(lacking[row_id], inherited, columns)
+    for row in applier.stored_rows(table, [row_id for row_id in patches if row_id not in lacking]):
+        if not is_stub(row.line):  # of a stub, all that counts was streamed
+            columns, inherited = patches[row.row_id]
+            states[row.row_id] = completed(table.cells(row), inherited, columns)
     if table.computed:
         patched = [row_id for row_id in patches if row_id in states]
         states |= zip(patched, filled(applier.fill, table, [states[row_id] for row_id in patched]), strict=True)
@@ -84,30 +85,29 @@ def _counted(applier: Applier, table: LiveTable, touches: TableTouches, differen
 
 def describe(applier: Applier, table: LiveTable, states: Mapping[str, FullCells | None]) -> list[dict[str, object]]:
     """What is wrong with the rows, in words for a person and without their values: only what would change."""
-    found = applier.stored_rows(table, list(states))
-    findings: list[dict[str, object]] = []
-    for row_id, cells in states.items():
-        row = found.get(row_id)
-        if row is None and cells is not None:
-            findings.append({"row": row_id, "problem": "missing in the store"})
-        elif row is not None and cells is None:
-            findings.append({"row": row_id, "problem": "not in the source"})
-        elif row is not None and cells is not None:
-            if is_stub(row.line):
-                if not is_stub(stored_line(join_cells(cells))):
-                    findings.append({"row": row_id, "problem": "left out as too large, and is not any more"})
-                continue
-            try:
-                stored = table.cells(row)
-            except DecodeError:
-                findings.append({"row": row_id, "problem": "can't be read"})
-                continue
-            columns = [c.name for c, a, b in zip(table.relation.columns, stored, cells, strict=True) if a != b]
-            if columns:
-                findings.append({"row": row_id, "problem": "other values", "columns": columns})
-            elif not _stands_right(table, row_id, row.members, cells):
-                findings.append({"row": row_id, "problem": "not in the buckets that the rules give it"})
-    return findings
+    problems: dict[str, dict[str, object] | None] = {
+        row_id: None if cells is None else {"problem": "missing in the store"} for row_id, cells in states.items()
+    }
+    for row in applier.stored_rows(table, list(states)):
+        cells = states[row.row_id]
+        problems[row.row_id] = {"problem": "not in the source"} if cells is None else _problem(table, row, cells)
+    return [{"row": row_id, **problem} for row_id, problem in problems.items() if problem is not None]
+
+
+def _problem(table: LiveTable, row: CurrentRow, cells: FullCells) -> dict[str, object] | None:
+    """What is wrong with a row that should be there, and is."""
+    if is_stub(row.line):
+        stays = is_stub(stored_line(join_cells(cells)))
+        return None if stays else {"problem": "left out as too large, and is not any more"}
+    try:
+        stored = table.cells(row)
+    except DecodeError:
+        return {"problem": "can't be read"}
+    columns = [c.name for c, a, b in zip(table.relation.columns, stored, cells, strict=True) if a != b]
+    if columns:
+        return {"problem": "other values", "columns": columns}
+    stands = _stands_right(table, row.row_id, row.members, cells)
+    return None if stands else {"problem": "not in the buckets that the rules give it"}
 
 
 def _stands_right(table: LiveTable, row_id: str, members: str, cells: FullCells) -> bool:

@@ -42,15 +42,16 @@ class Intake:
         self._careful_until = careful_until
         applier.careful = applier.position <= careful_until
 
-    def take(self, payloads: Sequence[bytes]) -> None:
-        """Raises PoisonError; without its `lsn` when it is not known yet which transaction it is."""
+    def take(self, payloads: Sequence[bytes], size: int) -> None:
+        """Messages of so many bytes together. Raises PoisonError; without its `lsn` when it is not known yet which
+        transaction it is."""
         with self._naming():
             try:
                 messages = self._decode(payloads)
             except DecodeError:
                 self._one_by_one(payloads)
             else:
-                self._applier.consume(messages)
+                self._applier.consume(messages, size)
 
     def settle(self, received: Lsn, *, idle: bool) -> None:
         """`Applier.settle`. Raises as `take` does."""
@@ -80,7 +81,7 @@ class Intake:
                 if self._applier.skipping:
                     continue
                 raise
-            self._applier.consume(messages)
+            self._applier.consume(messages, len(payload))
 
     def _poison(self, why: str) -> PoisonError:
         lsn = self._applier.final_lsn

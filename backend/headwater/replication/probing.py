@@ -20,6 +20,8 @@ from headwater.replication.touches import TouchLog
 from headwater.source.catalog import PublishedTable
 from headwater.source.probe import ProbeBusyError, SourceProbe
 
+_MISSING_AT_ONCE = 10  # nothing says how large they are
+
 Looking = Generator[int, None, list[str]]
 """Yields 0 while the stream has to come first; returns the ids of rows that are not as they should be."""
 
@@ -67,8 +69,8 @@ class Probing:
                     break
                 last = tuple(keys[-1][i] or "" for i in order)
                 lacking = yield from self._lacking(live, [live.identity.key(key) for key in keys])
-                if lacking:
-                    found += yield from self.other_rows(live, table, lacking)
+                for start in range(0, len(lacking), _MISSING_AT_ONCE):
+                    found += yield from self.other_rows(live, table, lacking[start : start + _MISSING_AT_ONCE])
                 yield len(keys)
         except ProbeBusyError:
             return found  # the next cycle comes by again
@@ -83,18 +85,16 @@ class Probing:
         in_source = {live.identity.key(split_line(line, width)): line for line in lines}
         if not (yield from self._arrived(live)):
             return []
-        there = self._site.applier.stored_rows(live, row_ids)
-        return [
-            row_id
-            for row_id in self._untouched(live, row_ids)
-            if (row_id in there or row_id in in_source)
-            and not (row_id in there and same_row(live, there[row_id], in_source.get(row_id)))
-        ]
+        wrong = set(in_source)  # those that are not there, or otherwise
+        for row in self._site.applier.stored_rows(live, row_ids):
+            same = same_row(live, row, in_source.get(row.row_id))
+            (wrong.discard if same else wrong.add)(row.row_id)
+        return [row_id for row_id in self._untouched(live, row_ids) if row_id in wrong]
 
     def _lacking(self, live: LiveTable, row_ids: Sequence[str]) -> Looking:
         if not (yield from self._arrived(live)):
             return []
-        there = self._site.applier.stored_rows(live, row_ids)
+        there = {row.row_id for row in self._site.applier.stored_rows(live, row_ids)}
         return [row_id for row_id in self._untouched(live, row_ids) if row_id not in there]
 
     def _arrived(self, live: LiveTable) -> Generator[int, None, bool]:

@@ -11,7 +11,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import islice
 
 from headwater.bulk.jobs import BrokenLookups, BulkProgress, VerifyJob, VerifyTable
 from headwater.decode.errors import DecodeError
@@ -21,6 +20,7 @@ from headwater.replication.background import Background
 from headwater.replication.live import FullCells, LiveTable
 from headwater.replication.site import Site
 from headwater.storage.contract import Flush, Progress
+from headwater.storage.loading import loaded_rows
 from headwater.storage.parts import BulkRecord, CurrentRow
 from headwater.storage.verify import open_verify
 from headwater_rules.plan import SyncPlan
@@ -125,7 +125,7 @@ class Rebuild:
             return
         flush = self._site.store.begin(self._site.lease)
         try:
-            writing = _Writing(flush, self._keys, self._note)
+            writing = _Writing(flush, self._keys, self._site.source.piece_bytes, self._note)
             for table, ids in rows.items():
                 writing.put_again(live[table], table, dict.fromkeys(ids))
             writing.finish()
@@ -140,8 +140,9 @@ class Rebuild:
 class _Writing:
     """The flush that builds buckets anew."""
 
-    def __init__(self, flush: Flush, keys: frozenset[int], note: Callable[[BulkProgress], None]) -> None:
+    def __init__(self, flush: Flush, keys: frozenset[int], piece: int, note: Callable[[BulkProgress], None]) -> None:
         self._flush = flush
+        self._piece = piece
         self._note = note
         self._keys = keys
         self._begun: set[int] = set()
@@ -149,12 +150,14 @@ class _Writing:
 
     def put_again(self, table: LiveTable | None, table_id: int, row_ids: Iterable[str]) -> None:
         """Those of a table's rows that the rules give these buckets; `table` is None when no rule reads it."""
-        ids = iter(row_ids)
-        while batch := list(islice(ids, _ROWS_AT_ONCE)):
+        ids, done = list(row_ids), 0
+        while done < len(ids):
             ops: list[DraftOp] = []
             buckets: dict[int, BucketName] = {}
             changed: list[CurrentRow] = []
-            for row in self._flush.current(table_id, batch).values():
+            rows, count = self._flush.load(table_id, ids[done : done + _ROWS_AT_ONCE], self._piece)
+            done += count
+            for row in rows.values():
                 mine = "" if table is None else self._enter(table, row, ops, buckets)
                 members = with_members(row.members, self._keys, mine)
                 if set(decode_members(members, row.row_id)) != set(decode_members(row.members, row.row_id)):
@@ -205,14 +208,18 @@ def repair_lookups(site: Site, broken: Sequence[BrokenLookups]) -> None:
         for table_id in dict.fromkeys(place.table for place in broken):
             ids = [place.row_id for place in broken if place.table == table_id]
             table = live.get(table_id)
-            rows = flush.current(table_id, ids) if table_id in live else {}
-            for row_id in ids if table_id in live else ():
-                row = rows.get(row_id)
-                cells = None if row is None or table is None else _cells(table, row)
-                if row is None or table is None:
-                    flush.replace_lookups(table_id, row_id, ())
-                elif cells is not None:
-                    flush.replace_lookups(table_id, row_id, table.bound.transform.evaluate(cells, row_id).lookups)
+            if table_id not in live:
+                continue
+            gone = set(ids)
+            if table is not None:
+                for row in loaded_rows(flush, table_id, ids, site.source.piece_bytes):
+                    gone.discard(row.row_id)
+                    cells = _cells(table, row)
+                    if cells is not None:
+                        lookups = table.bound.transform.evaluate(cells, row.row_id).lookups
+                        flush.replace_lookups(table_id, row.row_id, lookups)
+            for row_id in gone:
+                flush.replace_lookups(table_id, row_id, ())
         flush.commit(site.tag, Progress(site.applier.position))
     except BaseException:
         flush.rollback()

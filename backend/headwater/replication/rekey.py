@@ -54,6 +54,7 @@ class Rekey:
             salt=self._site.store.subkey_salt(),
             store=self._site.store.address,
             directory=self._site.store.staging_directory(),
+            piece=self._site.source.piece_bytes,
         )
         return Background(lambda: self._site.bulk.rekey(job, self._note, self._closed), "re-key")
 

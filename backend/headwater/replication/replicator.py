@@ -201,7 +201,7 @@ class Replicator:
         self, plans: Sequence[SyncPlan], stored: Sequence[StoredTable], asking: SharedConnection
     ) -> LiveContext:
         types = types_of(asking, stored)
-        return LiveContext(self.source.tag, distinct(plans), types, self.store.subkey_salt())
+        return LiveContext(self.source.tag, distinct(plans), types, self.store.subkey_salt(), self.source.piece_bytes)
 
     def _follow(self, lease: Lease, stop: threading.Event, watch: Watch, recovery: Recovery) -> None:
         state = self.store.source_state(self.source.tag)
@@ -272,7 +272,7 @@ def _pump(
     idle = True
     while not stop.is_set():
         received = stream.receive(work.patience if idle else 0.0, more_expected=applier.in_transaction)
-        intake.take(received.payloads)
+        intake.take(received.payloads, received.size)
         idle = received.idle
         intake.settle(received.position, idle=idle)
         stream.report(applier.position)  # before other work: commits at the source may wait for it

@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 from headwater.bulk.jobs import BulkProgress, CompareJob, CompareOutcome, CompareTable, Difference, TableChangedError
 from headwater.oplog.lsn import format_lsn
@@ -211,7 +212,8 @@ class Resync:
 
     def _merge(self) -> None:
         oid_of = {table.id: oid for oid, table in self._site.stored().items()}
-        some, self._batch = self._batch[:MERGED_AT_ONCE], self._batch[MERGED_AT_ONCE:]
+        count = _first(self._batch, self._site.source.piece_bytes)
+        some, self._batch = self._batch[:count], self._batch[count:]
         for table_id in dict.fromkeys(difference.table for difference in some):
             oid = oid_of.get(table_id)
             table = None if oid not in self._oids else self._site.applier.table(oid)
@@ -267,3 +269,9 @@ class Resync:
     def right(self) -> frozenset[int]:
         """The tables that are as the source has them, when all is done."""
         return self._oids | self._truncated
+
+
+def _first(differences: Sequence[Difference], room: int) -> int:
+    """How many of the differences are merged at once: one at least."""
+    sizes = accumulate(len(difference.line) for difference in differences[:MERGED_AT_ONCE])
+    return max(1, sum(size <= room for size in sizes))

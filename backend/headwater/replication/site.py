@@ -70,4 +70,6 @@ class Site:
 
     def context(self, plans: Sequence[SyncPlan], stored: Sequence[StoredTable]) -> LiveContext:
         """What the tables are followed by."""
-        return LiveContext(self.tag, distinct(plans), self.types(stored), self.store.subkey_salt())
+        return LiveContext(
+            self.tag, distinct(plans), self.types(stored), self.store.subkey_salt(), self.source.piece_bytes
+        )

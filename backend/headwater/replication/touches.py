@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from itertools import groupby
+from typing import NamedTuple
 
 from headwater.oplog.change import UNCHANGED, Cells, Delete, Insert, RowChange, Update
 from headwater.oplog.lsn import Lsn
@@ -39,7 +41,6 @@ class TableTouches:
     rows: dict[str, Inherited] = field(default_factory=dict)
     delta: Counter[str] = field(default_factory=Counter)
     truncated: bool = False
-    _uncounted: list[tuple[LiveTable, RowChange]] = field(default_factory=list)  # generated columns are not computed
 
     def heirs(self) -> dict[str, tuple[str, frozenset[int]]]:
         """By the row whose values they still have: touched rows, and the columns that they have from it."""
@@ -52,32 +53,23 @@ class TableTouches:
     def _truncate(self) -> None:
         self.rows.clear()
         self.delta.clear()
-        self._uncounted.clear()
         self.truncated = True
 
-    def _note(self, table: LiveTable, change: RowChange) -> None:
-        if table.identity.kind is not IdentityKind.KEY:
-            if table.computed:
-                self._uncounted.append((table, change))
-            else:
-                self._count(*_went_and_came(change))
-            return
-        key = table.identity.key
-        match change:
-            case Delete():
-                self.rows[key(change.old)] = _STREAMED
-            case Insert():
-                row_id = key(change.new)
-                self.rows[row_id] = Inherited(row_id, _left_out(change.new))
-            case Update():
-                self._update(table, change)
+    def _note(self, touch: _Touch) -> None:
+        if not touch.keyed:
+            if touch.went is not None:
+                self.delta[touch.went] -= 1
+            if touch.came is not None:
+                self.delta[touch.came] += 1
+        elif touch.came is None:
+            self.rows[touch.went or ""] = _STREAMED
+        elif touch.went is None:
+            self.rows[touch.came] = Inherited(touch.came, touch.left_out)
+        else:
+            self._update(touch.went, touch.came, touch.left_out)
 
-    def _update(self, table: LiveTable, change: Update) -> None:
-        key, old, new = table.identity.key, change.old, change.new
-        old_id = key(new if old is None else old)
-        new_id = key(new if old is None else tuple(o if n is UNCHANGED else n for n, o in zip(new, old, strict=True)))
+    def _update(self, old_id: str, new_id: str, left_out: frozenset[int]) -> None:
         before = self.rows.get(old_id)
-        left_out = _left_out(new) if old is None or change.old_is_key else frozenset[int]()
         if before is None:
             inherited = Inherited(old_id, left_out)
         else:
@@ -86,24 +78,36 @@ class TableTouches:
             self.rows[old_id] = _STREAMED
         self.rows[new_id] = inherited
 
-    def _count(self, went: Cells | None, came: Cells | None) -> None:
-        if went is not None:
-            self.delta[content_of(went)] -= 1
-        if came is not None and UNCHANGED not in came:  # else the fold asks for the table to be read again
-            self.delta[content_of(came)] += 1
 
-    def _count_filled(self, fill: Fill) -> None:
-        while self._uncounted:
-            table = self._uncounted[0][0]
-            some, self._uncounted = self._uncounted[:_FILLED_AT_ONCE], self._uncounted[_FILLED_AT_ONCE:]
-            pairs = [_went_and_came(change) for _, change in some]
-            went = filled(fill, table, [pair[0] for pair in pairs])
-            came = filled(fill, table, [None if pair[1] is None or UNCHANGED in pair[1] else pair[1] for pair in pairs])
-            for gone, come in zip(went, came, strict=True):
-                self._count(gone, come)
+class _Touch(NamedTuple):
+    """What a change did, without its values: which row went and which came, by its id or, where `keyed` is not, by its
+    content; and the columns of the new row that the stream left out."""
+
+    keyed: bool
+    went: str | None
+    came: str | None
+    left_out: frozenset[int] = frozenset()
 
 
-_FILLED_AT_ONCE = 5_000
+def _touch(table: LiveTable, change: RowChange) -> _Touch:
+    if table.identity.kind is not IdentityKind.KEY:
+        return _counted(*_went_and_came(change))
+    key = table.identity.key
+    match change:
+        case Delete(old=old):
+            return _Touch(True, key(old), None)
+        case Insert(new=new):
+            return _Touch(True, None, key(new), _left_out(new))
+        case Update(old=None, new=new):
+            return _Touch(True, key(new), key(new), _left_out(new))
+        case Update(old=old, new=new):
+            came = tuple(o if n is UNCHANGED else n for n, o in zip(new, old or (), strict=True))
+            return _Touch(True, key(old or ()), key(came), _left_out(new) if change.old_is_key else frozenset())
+
+
+def _counted(went: Cells | None, came: Cells | None) -> _Touch:
+    known = None if came is None or UNCHANGED in came else came  # else the fold asks for the table to be read again
+    return _Touch(False, None if went is None else content_of(went), None if known is None else content_of(known))
 
 
 def _went_and_came(change: RowChange) -> tuple[Cells | None, Cells | None]:
@@ -125,14 +129,18 @@ def _completed(new: Cells, old: Cells) -> Cells:
     return tuple(old[i] if cell is UNCHANGED and old else cell for i, cell in enumerate(new))
 
 
-_Event = tuple[Lsn, LiveTable, RowChange | None]
+_Event = tuple[Lsn, int, _Touch | None]
+"""Where the commit record begins, the table's oid, and a change of it; None for a TRUNCATE."""
+
+_FILLED_AT_ONCE, _FILLED_BYTES = 5_000, 8 << 20
 
 
 class TouchLog:
     """Records what the stream does to some tables, by oid.
 
-    The position from which it counts is known only after recording began: `begin_at` tells it. Until then changes
-    are kept as they are.
+    The position from which it counts is known only after recording began: `begin_at` tells it. Until then it is kept
+    what each change did. Values of rows are kept nowhere, but for those of a few whose generated columns have to be
+    computed before their content is known.
     """
 
     def __init__(self, oids: frozenset[int], fill: Fill) -> None:
@@ -142,16 +150,26 @@ class TouchLog:
         self._early: list[_Event] = []
         self._spoiled: dict[int, Lsn] = {}
         self._tables: dict[int, TableTouches] = {oid: TableTouches() for oid in oids}
+        self._unfilled: list[tuple[Lsn, LiveTable, RowChange]] = []
+        self._room = _FILLED_BYTES
 
     def note(self, commit: Lsn, table: LiveTable, change: RowChange) -> None:
         """A change of a transaction whose commit record begins at `commit`."""
-        if table.relation.oid in self._oids:
-            self._take((commit, table, change))
+        if table.relation.oid not in self._oids:
+            return
+        if not table.computed or table.identity.kind is IdentityKind.KEY:
+            self._take((commit, table.relation.oid, _touch(table, change)))
+            return
+        self._unfilled.append((commit, table, change))
+        self._room -= sum(_size(cells) for cells in _went_and_came(change))
+        if len(self._unfilled) >= _FILLED_AT_ONCE or self._room <= 0:
+            self._fill_in()
 
     def truncate(self, commit: Lsn, table: LiveTable) -> None:
         """A TRUNCATE in such a transaction."""
         if table.relation.oid in self._oids:
-            self._take((commit, table, None))
+            self._fill_in()
+            self._take((commit, table.relation.oid, None))
 
     def spoil(self, commit: Lsn, oid: int) -> None:
         """Not all of what such a transaction did to a table is known."""
@@ -173,15 +191,31 @@ class TouchLog:
 
     def of(self, oid: int) -> TableTouches:
         """What was touched in a table."""
-        touches = self._tables[oid]
-        touches._count_filled(self._fill)
-        return touches
+        self._fill_in()
+        return self._tables[oid]
 
     def _take(self, event: _Event) -> None:
-        commit, table, change = event
+        commit, oid, touch = event
         if self._start is None:
             self._early.append(event)
-        elif commit >= self._start and change is None:
-            self._tables[table.relation.oid]._truncate()
-        elif commit >= self._start and change is not None:
-            self._tables[table.relation.oid]._note(table, change)
+        elif commit >= self._start and touch is None:
+            self._tables[oid]._truncate()
+        elif commit >= self._start and touch is not None:
+            self._tables[oid]._note(touch)
+
+    def _fill_in(self) -> None:
+        unfilled, self._unfilled, self._room = self._unfilled, [], _FILLED_BYTES
+        for _, group in groupby(unfilled, key=lambda event: id(event[1])):
+            events = list(group)
+            table = events[0][1]
+            pairs = [_went_and_came(change) for _, _, change in events]
+            went = filled(self._fill, table, [pair[0] for pair in pairs])
+            came = filled(
+                self._fill, table, [None if pair[1] is None or UNCHANGED in pair[1] else pair[1] for pair in pairs]
+            )
+            for (commit, _, _), gone, come in zip(events, went, came, strict=True):
+                self._take((commit, table.relation.oid, _counted(gone, come)))
+
+
+def _size(cells: Cells | None) -> int:
+    return sum(len(cell) for cell in cells or () if isinstance(cell, str))

@@ -48,12 +48,19 @@ class SourceSettings:
     slot_prefix: str = "headwater_"
     heartbeat_seconds: int = 60
     poison_changes: str = "skip"  # or "stop": what is done about a transaction that can't be taken in
+    batch_bytes: int = 64 << 20  # of rows that bulk work or the stream hold at a time; see `piece_bytes`
     silence_seconds: float = 60.0  # a server that says nothing for so long, though asked, is taken for lost
 
     @property
     def address(self) -> str:
         """Where it is, for messages: no credentials."""
         return f"{self.host}:{self.port}/{self.database}"
+
+    @property
+    def piece_bytes(self) -> int:
+        """How many bytes of rows are received, loaded or written at once. Some such pieces are held at a time: the one
+        that came, what it is compared with, and what comes of it."""
+        return self.batch_bytes // 4
 
 
 class SourceUnreachable(HeadwaterError):

@@ -36,10 +36,11 @@ class StreamError(HeadwaterError):
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """Messages in order, without their headers. `position` is how far the server says the log reaches that this
-    stream was sent. `idle` says that nothing more was waiting."""
+    """Messages in order, without their headers, and their bytes. `position` is how far the server says the log reaches
+    that this stream was sent. `idle` says that nothing more was waiting."""
 
     payloads: list[bytes]
+    size: int
     position: Lsn
     idle: bool
 
@@ -55,6 +56,7 @@ class ReplicationStream:
         self._asked = False
         self._reported_at = self._heard_at = time.monotonic()
         self._silence = settings.silence_seconds
+        self._piece = settings.piece_bytes
         self._waiting_since: float | None = None
         try:
             self._start(slot, start, publications)
@@ -77,25 +79,26 @@ class ReplicationStream:
         self._conn.finish()
 
     def receive(self, wait: float, *, more_expected: bool) -> Received:
-        """What has arrived: up to about BATCH messages, waiting at most `wait` seconds for the first.
+        """What has arrived: up to about BATCH messages, of no more bytes than one piece and a message, waiting at most
+        `wait` seconds for the first.
 
         `more_expected` says that a transaction is half here: it pays to let packets gather. Raises StreamError, also
         when the server has nothing to say for too long though it was asked.
         """
         payloads: list[bytes] = []
-        self._drain(payloads)
+        room = self._drain(payloads, self._piece)
         if not payloads:
             if more_expected and not self._readable(0):
                 time.sleep(_NAP)
             if self._readable(wait):
                 self._consume()
-                self._drain(payloads)
+                room = self._drain(payloads, room)
             else:
                 self._mind_silence()
-        while len(payloads) < BATCH and self._readable(0):
+        while len(payloads) < BATCH and room > 0 and self._readable(0):
             self._consume()
-            self._drain(payloads)
-        return Received(payloads, self._position, idle=len(payloads) < BATCH)
+            room = self._drain(payloads, room)
+        return Received(payloads, self._piece - room, self._position, idle=len(payloads) < BATCH and room > 0)
 
     def report(self, flushed: Lsn, *, force: bool = False) -> None:
         """Tell the server how far our store has everything, if it asks, something is new, or ten seconds passed."""
@@ -131,19 +134,22 @@ class ReplicationStream:
         except Exception as error:
             raise StreamError("the connection to the source broke", self._where, "it is tried again") from error
 
-    def _drain(self, payloads: list[bytes]) -> None:
+    def _drain(self, payloads: list[bytes], room: int) -> int:
+        """Take what libpq has, until there is no room for more; returns the room that is left."""
         get, append = self._conn.get_copy_data, payloads.append
-        while True:
+        while room > 0:
             size, data = get(1)
             if size > 0:
                 if data[0] == _XLOGDATA:
                     append(bytes(data[25:]))
+                    room -= size
                 else:
                     self._keepalive(bytes(data))
             elif size == 0:
-                return
+                break
             else:
                 raise self._ended()
+        return room
 
     def _keepalive(self, data: bytes) -> None:
         self._position = Lsn(max(self._position, int.from_bytes(data[1:9], "big")))

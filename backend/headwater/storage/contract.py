@@ -249,6 +249,10 @@ class Flush(Protocol):
     def current(self, table: int, row_ids: Sequence[str]) -> dict[str, CurrentRow]:
         """The rows among `row_ids` that exist."""
 
+    def load(self, table: int, row_ids: Sequence[str], room: int) -> tuple[dict[str, CurrentRow], int]:
+        """The rows that exist among the first of `row_ids`, and how many of these were looked at: as many as have no
+        more than about `room` bytes together, and one at least."""
+
     def copies(self, table: int, content: str) -> list[str]:
         """Row ids of the copies of an identical row, in no order."""
 

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from headwater.storage.address import PostgresAddress, SqliteAddress, StoreAddress
 from headwater.storage.contract import StoreReader, StoreWriter
+from headwater.storage.loading import BATCH_BYTES
 from headwater.storage.parts import PartWriter, PlacedRow
 from headwater.storage.requests import RequestStore
 from headwater.storage.versions import OwnConfig, VersionStore
@@ -61,14 +62,17 @@ def open_part(address: StoreAddress, table: int, number: int, attempt: str) -> P
             return StageTables(address, table, number, attempt)
 
 
-def read_rows(address: StoreAddress, table: int, first: int, end: int) -> Iterator[list[PlacedRow]]:
-    """On an executor: the current rows at places [first, end) of a table, in batches, as of one moment."""
+def read_rows(
+    address: StoreAddress, table: int, first: int, end: int, room: int = BATCH_BYTES
+) -> Iterator[list[PlacedRow]]:
+    """On an executor: the current rows at places [first, end) of a table, as of one moment, in batches of no more than
+    about `room` bytes."""
     match address:
         case SqliteAddress():
             from headwater.storage.sqlite.rows import read_rows as read_sqlite
 
-            return read_sqlite(Path(address.directory), table, first, end)
+            return read_sqlite(Path(address.directory), table, first, end, room)
         case PostgresAddress():
             from headwater.storage.postgres.rows import read_rows as read_postgres
 
-            return read_postgres(address, table, first, end)
+            return read_postgres(address, table, first, end, room)

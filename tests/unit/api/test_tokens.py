@@ -160,9 +160,7 @@ def test_a_token_that_proves_nothing_is_refused(token: str, said: str) -> None:
     assert said in str(error)
 
 
-@pytest.mark.parametrize(
-    "sub", ["a\0b", "\ud800", ["\ud800"], {"a": 2**70}, float("nan"), [float("inf")]], ids=repr
-)
+@pytest.mark.parametrize("sub", ["a\0b", "\ud800", ["\ud800"], {"a": 2**70}, float("nan"), [float("inf")]], ids=repr)
 def test_a_user_that_no_store_can_name_is_refused(sub: object) -> None:
     error = refusal(f"Token {make_token(sub)}")
     assert (error.code, error.what) == ("PSYNC_S2101", "the claim 'sub' names no user that can be stored")

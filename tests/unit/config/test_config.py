@@ -164,6 +164,12 @@ def test_the_endpoint_keeps_64_mib_of_history_at_hand_unless_told_otherwise(tmp_
     assert "api.parameters.chunk_cache_mb" in mistakes(tmp_path, MINIMAL + "api: {parameters: {chunk_cache_mb: -1}}")
 
 
+def test_the_replicator_holds_64_mib_of_rows_at_a_time_unless_told_otherwise(tmp_path: Path) -> None:
+    assert load(tmp_path, MINIMAL).source().batch_bytes == 64 << 20
+    told = MINIMAL.replace("replication:\n", "replication:\n  batch_mb: 16\n")
+    assert load(tmp_path, told).source().batch_bytes == 16 << 20
+
+
 def test_anchors_and_merge_keys_are_plain_yaml(tmp_path: Path) -> None:
     text = """
     x-defaults: &defaults {sslmode: disable, username: u, database: d}
@@ -287,6 +293,7 @@ SOURCE = "replication:\n  connections:\n  - "
         (SOURCE + "{sslmode: verify-ca}", "[PSYNC_S1104] replication.connections[0].cacert: verify-ca needs it"),
         (SOURCE + "{sslmode: verify}", "must be one of verify-full, verify-ca, disable; did you mean verify-ca?"),
         (SOURCE + "{heartbeat_interval_seconds: 2}", "must be a number from 5 to 60"),
+        ("replication: {batch_mb: 1}", "replication.batch_mb: must be a number from 4 to 4096"),
         (SOURCE + "{reject_ip_ranges: [local]}", "reject_ip_ranges: is not supported by this version"),
         (SOURCE + "{hostname: a}\n  - {hostname: b}", "2 sources are configured, and this version follows one"),
     ],

@@ -45,18 +45,27 @@ select segmented, overtaken, ops, size, last, (select count(*) from candidates) 
 _RUNS = f"""
 select r.first_op, r.last_op, r.sealed, r.size, g.bodies, r.candidates from (
     select *, row_number() over (order by last_op) as number, sum(size) over (order by last_op) as upto,
-        count(*) over () as candidates
+        sum(length) over (order by last_op) as bytes, count(*) over () as candidates
     from (
-        select s.first_op, s.last_op, s.sealed, s.blob, g.size from segments s join segment_blobs g on g.id = s.blob
+        select s.first_op, s.last_op, s.sealed, s.blob, g.size, octet_length(g.bodies) as length
+        from segments s join segment_blobs g on g.id = s.blob
         where s.bucket = %(bucket)s and s.last_op > %(position)s and s.first_op <= %(upto)s
         order by s.last_op limit {_SEGMENTS}
     ) s
-) r join segment_blobs g on g.id = r.blob where number = 1 or upto <= {CHUNK_OPS} order by r.last_op
+) r join segment_blobs g on g.id = r.blob
+where number = 1 or (upto <= {CHUNK_OPS} and bytes <= {CHUNK_BYTES}) order by r.last_op
 """
 
+# As many as a chunk may have room for, and one more if there are more
 _LINES = f"""
-select id, convert_to(line, 'UTF8') from ops where bucket = %(bucket)s and id > %(position)s and id <= %(upto)s
-order by id limit {CHUNK_OPS + 1}
+select id, convert_to(line, 'UTF8') from (
+    select id, line, row_number() over (order by id) as number,
+        sum(octet_length(line)) over (order by id) - octet_length(line) as before
+    from (
+        select id, line from ops where bucket = %(bucket)s and id > %(position)s and id <= %(upto)s
+        order by id limit {CHUNK_OPS + 1}
+    ) o
+) o where number <= 2 or before <= {CHUNK_BYTES} order by id
 """
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import psycopg
 from psycopg import sql
 
 from headwater.storage.parts import CurrentRow
 from headwater.storage.postgres.tables import stored_id
+
+_SENT_AT_ONCE = 1 << 20  # characters
 
 _ESCAPES = str.maketrans({"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r"})
 
@@ -24,7 +26,22 @@ def escaped(value: str) -> str:
 def copy_lines(connection: psycopg.Connection, statement: sql.SQL | sql.Composed, lines: Iterable[str]) -> None:
     """Send lines of COPY text, without their line ends, into `copy … from stdin`."""
     with connection.cursor() as cursor, cursor.copy(statement) as copy:
-        copy.write("".join(f"{line}\n" for line in lines))
+        for part in _joined(lines):
+            copy.write(part)
+
+
+def _joined(lines: Iterable[str]) -> Iterator[str]:
+    """Lines with their ends, many at once."""
+    part: list[str] = []
+    room = _SENT_AT_ONCE
+    for line in lines:
+        part.append(line)
+        room -= len(line)
+        if room < 0:
+            yield "\n".join((*part, ""))
+            part, room = [], _SENT_AT_ONCE
+    if part:
+        yield "\n".join((*part, ""))
 
 
 def row_line(row: CurrentRow) -> str:

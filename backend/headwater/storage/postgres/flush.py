@@ -7,7 +7,9 @@ it is taken with the first op and held until the commit.
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
 from typing import Concatenate, ParamSpec, TypeVar
 
 import orjson
@@ -27,6 +29,7 @@ from headwater.storage.postgres import tables
 from headwater.storage.postgres.connection import explained
 from headwater.storage.postgres.copying import ROW_COLUMNS, columns, copy_lines, row_line
 from headwater.storage.postgres.lookups import PendingLookups
+from headwater.storage.postgres.rows import LINE_APART
 from headwater.storage.postgres.tables import rows_table, stored_id
 from headwater_rules.results import LookupEntry
 
@@ -43,6 +46,13 @@ _FEW_ROWS = sql.SQL(
     "unnest(%s::text[], %s::int[], %s::text[], %s::text[], %s::text[], %s::text[])"
     " as p (row_id, layout, line, members, subkey, long_id)"
 )
+
+# Large lines are read by themselves, when it is known for how many there is room
+_LOAD = sql.SQL(
+    "select row_id, layout, case when octet_length(line) <= {} then line end, members, subkey, long_id,"
+    " octet_length(line) from {} where row_id = any(%s)"
+)
+_LOAD_LINES = sql.SQL("select row_id, line from {} where row_id = any(%s)")
 
 _CLEAR_DEFINITIONS = """
 with held as (
@@ -113,11 +123,26 @@ class PostgresFlush:
 
     @_explaining
     def current(self, table: int, row_ids: Sequence[str]) -> dict[str, CurrentRow]:
-        query = "select row_id, layout, line, members, subkey, long_id from {} where row_id = any(%s)"
-        found = self._db.execute(
-            sql.SQL(query).format(rows_table(table)), [[stored_id(row_id)[0] for row_id in row_ids]]
-        )
-        return {(row[5] or row[0]): CurrentRow(row[5] or row[0], *row[1:5]) for row in found.fetchall()}
+        return self.load(table, row_ids, sys.maxsize)[0]
+
+    @_explaining
+    def load(self, table: int, row_ids: Sequence[str], room: int) -> tuple[dict[str, CurrentRow], int]:
+        keys = [stored_id(row_id)[0] for row_id in row_ids]
+        rows = self._db.execute(_LOAD.format(LINE_APART, rows_table(table)), [keys]).fetchall()
+        count = len(row_ids)
+        if sum(row[6] for row in rows) > room:
+            sizes = {(row[5] or row[0]): row[6] for row in rows}
+            count = max(1, sum(size <= room for size in accumulate(sizes.get(row_id, 0) for row_id in row_ids)))
+            kept = set(row_ids[:count])
+            rows = [row for row in rows if (row[5] or row[0]) in kept]
+        apart = [row[0] for row in rows if row[2] is None]
+        lines: dict[str, str] = {}
+        if apart:
+            lines = dict(self._db.execute(_LOAD_LINES.format(rows_table(table)), [apart]).fetchall())
+        return {
+            (long_id or key): CurrentRow(long_id or key, layout, lines[key] if line is None else line, members, subkey)
+            for key, layout, line, members, subkey, long_id, _ in rows
+        }, count
 
     @_explaining
     def copies(self, table: int, content: str) -> list[str]:

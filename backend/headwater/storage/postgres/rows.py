@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 
 import psycopg
 from psycopg import errors, sql
@@ -15,23 +16,65 @@ from headwater.storage.postgres.tables import rows_table
 
 BATCH_ROWS = 5_000
 
+LINE_APART = 8_000
+"""Bytes of a line beyond which it is read by itself, when there is room for it."""
+
+COLUMNS = sql.SQL(
+    "place, coalesce(long_id, row_id), layout, case when octet_length(line) <= {} then line end, members, subkey,"
+    " octet_length(line)"
+).format(LINE_APART)
+
 _ROWS = """
-declare placed no scroll cursor for
-select place, coalesce(long_id, row_id), layout, line, members, subkey from {} where place >= {} and place < {}
+declare placed no scroll cursor for select {} from {} where place >= {} and place < {}
 """
 
+_Found = tuple[int, str, int, str | None, str, str | None, int]
+"""What COLUMNS gives."""
 
-def read_rows(address: PostgresAddress, table: int, first: int, end: int) -> Iterator[list[PlacedRow]]:
+
+def batched(
+    connection: psycopg.Connection, table: int, rows: Iterable[_Found], count: int, room: int
+) -> Iterator[list[PlacedRow]]:
+    """As `storage.loading.batched`, of rows that were found in the transaction that the connection is in."""
+    batch, left = list[_Found](), room
+    for row in rows:
+        if batch and left < row[6]:
+            yield _whole(connection, table, batch)
+            batch, left = [], room
+        batch.append(row)
+        left -= row[6]
+        if len(batch) >= count:
+            yield _whole(connection, table, batch)
+            batch, left = [], room
+    if batch:
+        yield _whole(connection, table, batch)
+
+
+def _whole(connection: psycopg.Connection, table: int, rows: Sequence[_Found]) -> list[PlacedRow]:
+    apart = [row[0] for row in rows if row[3] is None]
+    lines: dict[int, str] = {}
+    if apart:
+        query = sql.SQL("select place, line from {} where place = any(%s)").format(rows_table(table))
+        lines = dict(connection.execute(query, [apart], binary=True).fetchall())
+    return [
+        PlacedRow(place, CurrentRow(row_id, layout, lines[place] if line is None else line, members, subkey))
+        for place, row_id, layout, line, members, subkey, _ in rows
+    ]
+
+
+def read_rows(address: PostgresAddress, table: int, first: int, end: int, room: int) -> Iterator[list[PlacedRow]]:
     """The rows at places [first, end), as of one moment. None when the table is no more."""
     with contextlib.closing(connect(address, "bulk work")) as connection, postgres_errors(address):
         # Whoever evaluates rules over a batch takes his time before he asks for the next
-        connection.execute("set idle_in_transaction_session_timeout = 0; begin read only")
+        connection.execute("set idle_in_transaction_session_timeout = 0")
+        connection.execute("begin isolation level repeatable read read only")
         try:
-            connection.execute(sql.SQL(_ROWS).format(rows_table(table), first, end))
+            connection.execute(sql.SQL(_ROWS).format(COLUMNS, rows_table(table), first, end))
         except errors.UndefinedTable:
             return
-        while rows := connection.execute(f"fetch {BATCH_ROWS} from placed", binary=True).fetchall():
-            yield [PlacedRow(row[0], CurrentRow(*row[1:])) for row in rows]
+        fetch = f"fetch {BATCH_ROWS} from placed"
+        found = iter(lambda: connection.execute(fetch, binary=True).fetchall(), [])
+        yield from batched(connection, table, chain.from_iterable(found), BATCH_ROWS, room)
 
 
 def place_ranges(connection: psycopg.Connection, table: int, rows: int) -> Places:

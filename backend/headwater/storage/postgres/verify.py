@@ -11,8 +11,10 @@ import psycopg
 from psycopg import errors, sql
 
 from headwater.storage.address import PostgresAddress
-from headwater.storage.parts import CurrentRow, PlacedRow
+from headwater.storage.loading import BATCH_BYTES
+from headwater.storage.parts import PlacedRow
 from headwater.storage.postgres.connection import connect, postgres_errors
+from headwater.storage.postgres.rows import COLUMNS, batched
 from headwater.storage.postgres.tables import rows_table, stored_id
 from headwater.storage.verify import BucketHead, DamageError, StoredSegment, cut_keys
 from headwater_rules.results import LookupEntry
@@ -39,10 +41,7 @@ _HOT = (
     "select id, convert_to(line, getdatabaseencoding()) from ops where bucket = %s and id > %s and id <= %s order by id"
 )
 
-_ROWS = """
-select place, coalesce(long_id, row_id), layout, line, members, subkey from {} where place >= {} and place < {}
-order by place
-"""
+_ROWS = "select {} from {} where place >= {} and place < {} order by place"
 
 _LONE = """
 select distinct row_id from lookups l where table_id = %s
@@ -116,9 +115,9 @@ class PostgresVerify:
         if not self._has_rows(table):
             return
         with self._db.cursor(f"verify_{next(_names)}", binary=True) as cursor:
-            cursor.execute(sql.SQL(_ROWS).format(rows_table(table), first, end))
-            while rows := cursor.fetchmany(_BATCH_ROWS):
-                yield [PlacedRow(row[0], CurrentRow(*row[1:])) for row in rows]
+            cursor.itersize = _BATCH_ROWS
+            cursor.execute(sql.SQL(_ROWS).format(COLUMNS, rows_table(table), first, end))
+            yield from batched(self._db, table, cursor, _BATCH_ROWS, BATCH_BYTES)
 
     def lookups(self, table: int, row_ids: Sequence[str]) -> dict[str, set[LookupEntry]]:
         whole = {stored_id(row_id)[0]: row_id for row_id in row_ids}

@@ -15,13 +15,19 @@ where s.bucket = ? and s.last_op > ? and s.first_op <= ? order by s.first_op
 """
 
 _HOT = """
-select count(*), max(id), coalesce(sum(octet_length(line)), 0), cast(group_concat(line, ',') as blob) from
+select count(*), max(id), cast(group_concat(line, ',') as blob) from
 (select id, line from ops where bucket = ? and id > ? and id <= ? order by id limit ?)
 """
 
-_ANY_HOT = "select 1 from ops where bucket = ? and id > ? and id <= ? limit 1"
+# SQLite knows the length of a line without reading all of it, unless it passes through a subquery
+_HOT_SIZE = """
+select count(*), coalesce(sum(length), 0) from
+(select octet_length(line) as length from ops where bucket = ? and id > ? and id <= ? order by id limit ?)
+"""
 
-_HOT_LINES = "select id, line from ops where bucket = ? and id > ? and id <= ? order by id limit ?"
+_HOT_SIZES = "select id, octet_length(line) from ops where bucket = ? and id > ? and id <= ? order by id limit ?"
+
+_ANY_HOT = "select 1 from ops where bucket = ? and id > ? and id <= ? limit 1"
 
 
 def read_chunk(connection: apsw.Connection, bucket: int, after: OpId, upto: OpId) -> Chunk:
@@ -69,14 +75,25 @@ class _Builder:
         room = CHUNK_OPS - self.parts.size
         if room <= 0:
             return not self._any_hot(after, upto)
-        size, last, length, ops = self._db.execute(_HOT, (self._bucket, after, upto, room)).fetchall()[0]
-        if not isinstance(ops, bytes):
-            return True
-        if not self.parts.fits(int(str(size)), int(str(length))):
-            rows = self._db.execute(_HOT_LINES, (self._bucket, after, upto, room + 1))
-            return self.parts.take_lines((int(str(op_id)), str(line).encode()) for op_id, line in rows)
-        self.parts.add(ops, int(str(size)), int(str(last)))
-        return size != room or not self._any_hot(int(str(last)), upto)
+        size, length = map(int, map(str, self._db.execute(_HOT_SIZE, (self._bucket, after, upto, room)).fetchall()[0]))
+        whole = self.parts.fits(size, length)
+        end = upto if whole else self._last_fitting(after, upto)
+        if size == 0 or end == after:
+            return size == 0
+        taken, last, ops = self._db.execute(_HOT, (self._bucket, after, end, room)).fetchall()[0]
+        assert isinstance(ops, bytes)
+        self.parts.add(ops, int(str(taken)), int(str(last)))
+        return whole and (size != room or not self._any_hot(int(str(last)), upto))
+
+    def _last_fitting(self, after: int, upto: int) -> int:
+        """The last op up to which there is room, at least for one in an empty chunk."""
+        last, size, bytes_ = after, 0, 0
+        for op_id, length in self._db.execute(_HOT_SIZES, (self._bucket, after, upto, CHUNK_OPS)).fetchall():
+            size, bytes_ = size + 1, bytes_ + int(str(length))
+            if (self.parts.size or size > 1) and not self.parts.fits(size, bytes_):
+                break
+            last = int(str(op_id))
+        return last
 
     def _any_hot(self, after: int, upto: int) -> bool:
         return self._db.execute(_ANY_HOT, (self._bucket, after, upto)).fetchone() is not None

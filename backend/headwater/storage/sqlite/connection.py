@@ -21,6 +21,7 @@ pragma synchronous = full;  -- a flush is acknowledged to Postgres, so it must o
 pragma cache_size = -131072;
 pragma temp_store = memory;
 pragma wal_autocheckpoint = 4000;
+pragma journal_size_limit = 33554432;  -- what a large transaction made of the WAL is given back by the next one
 """
 
 _READER_PRAGMAS = """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Concatenate, ParamSpec, TypeVar
@@ -74,9 +75,20 @@ class SqliteFlush:
 
     @_explaining
     def current(self, table: int, row_ids: Sequence[str]) -> dict[str, CurrentRow]:
+        return self.load(table, row_ids, sys.maxsize)[0]
+
+    @_explaining
+    def load(self, table: int, row_ids: Sequence[str], room: int) -> tuple[dict[str, CurrentRow], int]:
         sql = f"select row_id, layout, line, members, subkey from rows_{table:d} where row_id = ?"
+        found: dict[str, CurrentRow] = {}
         rows = self._db.executemany(sql, [(row_id,) for row_id in row_ids])
-        return {row[0]: CurrentRow(*row) for row in rows}
+        for row in rows:
+            loaded = found[row[0]] = CurrentRow._make(row)
+            room -= len(loaded.line)
+            if room <= 0:
+                rows.close(True)
+                return found, row_ids.index(loaded.row_id) + 1
+        return found, len(row_ids)
 
     @_explaining
     def copies(self, table: int, content: str) -> list[str]:
@@ -137,7 +149,7 @@ class SqliteFlush:
         first, sums = self._next_op, self._sums
         self._db.executemany(
             "insert into ops (id, bucket, line) values (?, ?, ?)",
-            [(op_id, op.bucket, finished_op(op_id, op.body)) for op_id, op in enumerate(ops, first)],
+            ((op_id, bucket, finished_op(op_id, body)) for op_id, (bucket, _, body) in enumerate(ops, first)),
         )
         for op_id, (bucket, checksum, _) in enumerate(ops, first):
             total = sums.get(bucket)

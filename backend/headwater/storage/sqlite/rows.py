@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from itertools import islice
 from pathlib import Path
 
 import apsw
 
+from headwater.storage.loading import batched
 from headwater.storage.parts import CurrentRow, PlacedRow, Places
 from headwater.storage.sqlite.connection import open_reader, sqlite_errors
 
 BATCH_ROWS = 5_000
 
 
-def read_rows(directory: Path, table: int, first: int, end: int) -> Iterator[list[PlacedRow]]:
+def read_rows(directory: Path, table: int, first: int, end: int, room: int) -> Iterator[list[PlacedRow]]:
     """The rows at places [first, end), as of one moment. None when the table is no more."""
     path = directory / "store.db"
     with contextlib.closing(open_reader(path)) as connection, sqlite_errors(path):
@@ -23,8 +23,7 @@ def read_rows(directory: Path, table: int, first: int, end: int) -> Iterator[lis
             return
         sql = f"select id, row_id, layout, line, members, subkey from rows_{table:d} where id >= ? and id < ?"
         rows = connection.execute(sql, (first, end))
-        while batch := [PlacedRow(row[0], CurrentRow(*row[1:])) for row in islice(rows, BATCH_ROWS)]:
-            yield batch
+        yield from batched((PlacedRow(row[0], CurrentRow(*row[1:])) for row in rows), BATCH_ROWS, room)
 
 
 def place_ranges(connection: apsw.Connection, table: int, rows: int) -> Places:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from itertools import islice
 from pathlib import Path
 
 import apsw
 
 from headwater.storage.address import SqliteAddress
+from headwater.storage.loading import BATCH_BYTES, batched
 from headwater.storage.parts import CurrentRow, PlacedRow
 from headwater.storage.sqlite.connection import open_reader, sqlite_errors
 from headwater.storage.verify import BucketHead, StoredSegment, cut_keys
@@ -97,8 +97,7 @@ class SqliteVerify:
         if not self._db.execute("select 1 from sqlite_master where name = ?", (f"rows_{table:d}",)).fetchall():
             return
         rows = self._db.execute(_ROWS.format(table), (first, end))
-        while batch := [_row(row) for row in islice(rows, _BATCH_ROWS)]:
-            yield batch
+        yield from batched(map(_row, rows), _BATCH_ROWS, BATCH_BYTES)
 
     def lookups(self, table: int, row_ids: Sequence[str]) -> dict[str, set[LookupEntry]]:
         found: dict[str, set[LookupEntry]] = {}

@@ -1,0 +1,65 @@
+"""What a store holds in memory follows the bytes of rows, not their number."""
+
+from __future__ import annotations
+
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
+
+import pytest
+
+from headwater.oplog.op import OpId
+from headwater.storage.contract import StoreReader
+from tests.contract.world import A, World, totals
+from tests.support.memory import forget_peak, peak
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads the memory of a process as Linux tells it")
+
+MB = 1 << 20
+ROWS, WIDTH = 12, 4 * MB
+CLIENTS = 20
+
+
+@pytest.fixture
+def large(world: World) -> World:
+    """A store with many bytes in few rows, all of them in one bucket."""
+    world.bootstrap({"first": (A, "a segment")})
+    for number in range(0, ROWS, 4):
+        world.write({str(number + i): (A, "x" * WIDTH) for i in range(4)})
+    return world
+
+
+def test_chunks_of_large_ops_for_many_clients_at_once(large: World, reader: StoreReader) -> None:
+    upto = OpId(totals(reader, A)[0])
+    together = Barrier(CLIENTS)
+
+    def read(_: int) -> list[tuple[int, bool]]:
+        together.wait(30)
+        at, found = OpId(0), list[tuple[int, bool]]()
+        while len(found) < 3:
+            chunk = reader.chunk(A, at, upto)
+            at = chunk.next_after
+            found.append((at, chunk.more and len(chunk.ops) < 2 * WIDTH))
+        return found
+
+    with ThreadPoolExecutor(CLIENTS) as threads:
+        before = forget_peak()
+        found = list(threads.map(read, range(CLIENTS)))
+        grown = peak() - before
+    assert all(each == found[0] and all(right for _, right in each) for each in found)
+    assert grown < CLIENTS * 8 * WIDTH, f"{grown // MB} MB"
+
+
+def test_rows_are_loaded_as_far_as_there_is_room(large: World) -> None:
+    flush = large.store.begin(large.lease)
+    try:
+        ids = ["nobody", *map(str, range(ROWS))]
+        before = forget_peak()
+        rows, looked_at = flush.load(large.table, ids, 3 * WIDTH)
+        assert peak() - before < 8 * WIDTH
+        assert list(rows) == ids[1:looked_at]
+        assert 2 <= len(rows) <= 4
+        assert flush.load(large.table, ids[looked_at:], 1)[1] == 1
+        assert flush.load(large.table, ["nobody"], 1) == ({}, 1)
+    finally:
+        flush.rollback()

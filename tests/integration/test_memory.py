@@ -1,0 +1,119 @@
+"""Memory follows the bytes of rows, not their number: large rows are taken in a few at a time."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support.changed_source import unheard
+from tests.support.fix_headwater import Deployment, wait_until
+from tests.support.memory import forget_peak, peak
+from tests.support.row_truth import device_rows, truth
+
+if TYPE_CHECKING:
+    from tests.support.fix_postgres import SourceDb
+
+Deploy = Callable[..., Deployment]
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads the memory of a process as Linux tells it")
+
+CONFIG = """
+config: {edition: 3}
+streams:
+  notes: {auto_subscribe: true, query: "SELECT * FROM notes"}
+"""
+MB = 1 << 20
+ALLOWED = 350 * MB
+"""Bytes beside what the tests take already: 128 MB are the store's page cache."""
+
+
+def create(source: SourceDb) -> None:
+    source.execute("create table notes (id text primary key, body text, n int)")
+    source.execute("alter table notes alter column body set storage external")
+
+
+def fill(source: SourceDb, rows: int, width: int) -> None:
+    source.execute(f"insert into notes select i::text, i || repeat('x', {width}), i from generate_series(1, {rows}) i")
+
+
+def grown(deployment: Deployment, sql: str, seconds: float = 120) -> int:
+    """By how many bytes the memory grows while a transaction is taken in."""
+    ops, before = deployment.op_count(), forget_peak()
+    deployment.source.execute(sql)
+    wait_until(lambda: deployment.op_count_now() > ops, "the transaction to arrive", seconds)
+    deployment.caught_up()
+    return peak() - before
+
+
+@pytest.mark.parametrize(
+    ("rows", "width", "rounds"),
+    [(60, 5 * MB, 1), pytest.param(70, 15 * MB - 100, 5, marks=[pytest.mark.long, pytest.mark.timeout(1200)])],
+)
+def test_rows_of_many_bytes_in_one_transaction(
+    deploy: Deploy, source_db: SourceDb, rows: int, width: int, rounds: int
+) -> None:
+    create(source_db)
+    deployment = deploy(CONFIG if rounds == 1 else CONFIG.replace("*", "id, n")).start()
+    for _ in range(rounds):
+        took = grown(
+            deployment,
+            "begin; truncate notes; insert into notes"
+            f" select i::text, i || repeat('x', {width}), i from generate_series(1, {rows}) i; commit",
+            600,
+        )
+        assert took < ALLOWED, f"{took // MB} MB"
+    assert deployment.op_count() >= rounds * rows
+
+
+def test_values_that_an_update_leaves_alone(deploy: Deploy, source_db: SourceDb) -> None:
+    create(source_db)
+    fill(source_db, 1_500, 200_000)
+    deployment = deploy(CONFIG).start()
+    took = grown(deployment, "update notes set n = n + 1")
+    assert took < ALLOWED, f"{took // MB} MB"
+
+
+@pytest.mark.parametrize("identity", ["default", "full"])
+@pytest.mark.parametrize("on_postgres", [False, True])
+def test_pieces_of_one_row_each_give_the_same(
+    deploy: Deploy, source_db: SourceDb, identity: str, *, on_postgres: bool
+) -> None:
+    create(source_db)
+    source_db.execute(f"alter table notes replica identity {identity}")
+    fill(source_db, 30, 10_000)
+    deployment = deploy(CONFIG, on_postgres=on_postgres)
+    deployment.batch_bytes = 4
+    deployment.start()
+    source_db.execute(
+        "begin; update notes set n = n + 1; update notes set id = 'moved ' || id where n % 3 = 0;"
+        " insert into notes select id || ' again', body, n from notes where n % 5 = 0;"
+        " update notes set id = 'swapped' where id = '1'; update notes set id = '1' where id = '4';"
+        " update notes set n = -n, id = '4' where id = 'swapped'; delete from notes where n % 7 = 0; commit"
+    )
+    assert device_rows(deployment) == truth(source_db, "notes")
+    with unheard(deployment):
+        source_db.execute("update notes set n = n + 100 where n % 2 = 0; delete from notes where n % 11 = 0")
+        source_db.execute("insert into notes select 'unheard ' || i, 'x', i from generate_series(1, 20) i")
+    assert deployment.ask("resync")["state"] == "done"
+    assert device_rows(deployment) == truth(source_db, "notes")
+    deployment.redeploy(CONFIG.replace("*", "id, body, n, n AS more"))
+    assert {row["more"] for row in deployment.rows("u").values()} == {
+        n for (n,) in source_db.fetch("select n from notes")
+    }
+    assert deployment.ask("audit")["differences"] == {}
+    deployment.close()
+    assert deployment.problems() == []
+
+
+def test_a_large_row_in_many_buckets(deploy: Deploy, source_db: SourceDb) -> None:
+    create(source_db)
+    source_db.execute("alter table notes add column readers jsonb")
+    query = "SELECT id, body FROM notes WHERE auth.user_id() IN notes.readers"
+    deployment = deploy(CONFIG.replace("SELECT * FROM notes", query)).start()
+    readers = "(select jsonb_agg(i::text) from generate_series(1, 100) i)"
+    took = grown(deployment, f"insert into notes values ('1', repeat('x', {5 * MB}), 1, {readers})")
+    assert took < ALLOWED, f"{took // MB} MB"
+    assert [row["id"] for row in deployment.rows("7").values()] == ["1"]

@@ -1,0 +1,23 @@
+"""The write-ahead file of the embedded store."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+
+from headwater.storage.sqlite.store import SqliteStore
+from tests.contract.world import SOURCE, World
+
+MB = 1 << 20
+
+
+def test_it_shrinks_again_after_a_large_transaction(tmp_path: Path) -> None:
+    with closing(SqliteStore(tmp_path)) as store:
+        world = World(store.address, store, store.acquire(SOURCE, "test:1", 60.0))
+        world.bootstrap({})
+        file = tmp_path / "store.db-wal"
+        world.write({str(number): ("todos.1[]", "x" * (5 * MB)) for number in range(10)})
+        assert file.stat().st_size > 90 * MB
+        for number in range(3):
+            world.write({str(number): ("todos.1[]", "small")})
+        assert file.stat().st_size <= 32 * MB
