@@ -10,7 +10,7 @@ import pytest
 
 from headwater.oplog.change import Cell, Relation
 from headwater.oplog.limits import ROW_LIMIT
-from headwater.replication import apply
+from headwater.replication import asking
 from headwater.source.fetch import Fetched, RowFetcher
 from tests.support.changed_source import compared, settled
 from tests.support.fix_headwater import Deployment, wait_until
@@ -104,7 +104,7 @@ def test_rows_that_lack_values_are_asked_for_together_and_once(
     )
     assert shown(deployment) == truth(source_db, "n > 0")
     assert sum(asked) <= 200
-    assert len(asked) <= 2
+    assert len(asked) <= 4, "a few at first, to see how large they are"
     deployment.close()
     assert deployment.problems() == []
 
@@ -140,7 +140,7 @@ def test_rows_that_a_comparison_brings_are_not_asked_for(deploy: Deploy, source_
 def test_a_table_of_which_rows_are_asked_for_again_and_again_is_compared_instead(
     deploy: Deploy, source_db: SourceDb, monkeypatch: pytest.MonkeyPatch, asked: list[int]
 ) -> None:
-    monkeypatch.setattr(apply, "ASKING_SECONDS", -1.0)
+    monkeypatch.setattr(asking, "ASKING_SECONDS", -1.0)
     source_db.needs(15, "row filters of publications")
     source_db.execute("create table items (id text, n int, body text, more text, primary key (id, n))")
     source_db.execute("alter table items alter body set storage external")
@@ -150,7 +150,7 @@ def test_a_table_of_which_rows_are_asked_for_again_and_again_is_compared_instead
     deployment = deploy(CONFIG).start()
     source_db.execute("update items set n = 1; update items set more = 'y' where id < '3'")
     wait_until(lambda: settled(deployment) and shown(deployment) == truth(source_db, "n > 0"), "the comparison")
-    assert asked == []
+    assert len(asked) == 1
     assert [record.kind for record in deployment.bulk_records()] == ["snapshot", "re-sync"]
     deployment.close()
     assert deployment.problems() == []

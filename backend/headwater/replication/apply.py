@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import islice
 
 from headwater.oplog.change import (
     Begin,
@@ -27,14 +28,14 @@ from headwater.oplog.change import (
 from headwater.oplog.limits import stored_line
 from headwater.oplog.lsn import ZERO, Lsn, format_lsn
 from headwater.oplog.row_id import IdentityKind
-from headwater.replication.adapt import REDEFINED, REKEYED, empty
-from headwater.replication.attached import only_attached
+from headwater.replication.adapt import REDEFINED, empty
+from headwater.replication.asking import Asking
 from headwater.replication.errors import ProtocolError, SchemaChangedError
 from headwater.replication.filling import Filler
 from headwater.replication.fold import Fold
+from headwater.replication.followed import Followed, same_name
 from headwater.replication.lacking import Lacking, completed
 from headwater.replication.live import FullCells, LiveContext, LiveTable
-from headwater.replication.reshape import Reshape, as_kept, reshape
 from headwater.replication.schema import SchemaWatch
 from headwater.replication.touches import TouchLog
 from headwater.source.fetch import RowFetcher
@@ -50,7 +51,6 @@ CHUNK_CHANGES = 5_000
 FLUSH_CHANGES = 20_000
 FLUSH_SECONDS = 0.2
 IDLE_SECONDS = 1.0
-ASKING_SECONDS = 1.0
 
 
 class Applier:
@@ -70,10 +70,8 @@ class Applier:
         self._store = store
         self._lease = lease
         self._context = context
-        self._streamed: dict[int, Relation] = {}  # by oid, the shape that the stream is at
-        self._shapes: dict[int, Reshape | None] = {}  # by oid, where the store is at another
-        self._know(stored)
-        self._fetcher = fetcher
+        self._followed = Followed(context, stored)
+        self._asking = Asking(fetcher, context.piece)
         self._filler = Filler(fetcher.generated, self._fetch)
         self._schema = schema
         self.position = position
@@ -88,43 +86,20 @@ class Applier:
         self._in_flush = 0  # changes in the open flush
         self._reached = position  # end of the last transaction or message that was read
         self._committed_us = 0
-        self._hold = ZERO  # the flush may not commit before the stream has passed this
         self._piece = context.piece  # bytes of rows that are pending, loaded or written at once
         self._pending: list[tuple[LiveTable, RowChange]] = []
         self._pending_bytes = 0  # of the messages that they came in, about
         self._xids: list[int] = []  # transactions of which changes are pending, and the last one
         self._lacking = Lacking()
-        self._asking_since = 0.0  # when the open flush first asked the source for rows; 0 before
         self.unsettled = False  # a table was marked to be compared with the source
         self._reported: set[str] = set()
         self.final_lsn = ZERO  # where the commit record of the transaction begins that is being read
         self._logs: list[TouchLog] = []
         self._written: dict[int, set[str]] = {}
 
-    def _know(self, stored: Sequence[StoredTable]) -> None:
-        self._tables = self._context.tables(stored)
-        self._compared = frozenset(table.id for table in stored if table.resync)  # with the source, now or soon
-        self._whole = self._compared - {table.id for table in stored if only_attached(table.resync)}
-        self._waiting = frozenset(table.id for table in stored if table.resync == REKEYED)
-        for table in self._tables.values():
-            self._fit(table)
-
-    def _fit(self, table: LiveTable) -> None:
-        """Find out how the stream's changes of a table become such of the stored one."""
-        told = self._streamed.get(table.relation.oid)
-        streamed = table.streamed if told is None else as_kept(told, table.relation)
-        if table.id in self._waiting or not _same_name(streamed, table.relation):
-            self._shapes[table.relation.oid] = None
-        elif streamed != table.streamed:
-            self._shapes[table.relation.oid] = reshape(streamed, table.relation)
-        elif table.widen is not None:
-            self._shapes[table.relation.oid] = table.widen
-        else:
-            self._shapes.pop(table.relation.oid, None)
-
     def consume(self, messages: Sequence[Message], size: int) -> None:
         """Take a batch of so many bytes in."""
-        pending, tables, shapes = self._pending, self._tables, self._shapes
+        pending, tables, shapes = self._pending, self._followed.tables, self._followed.shapes
         for message in messages:
             kind = type(message)
             if kind is Insert or kind is Update or kind is Delete:
@@ -187,20 +162,16 @@ class Applier:
             self.flush(self._reached)
 
     def _check_relation(self, relation: Relation) -> None:
-        self._streamed[relation.oid] = relation
-        table = self._tables.get(relation.oid)
-        if table is None and not self._context.reads(relation):
-            return
-        if table is not None:
-            self._fit(table)
-        self._schema.hint()  # a column that was dropped and made again looks the same here
+        self._followed.hear(relation)
+        if relation.oid in self._followed.tables or self._context.reads(relation):
+            self._schema.hint()  # a column that was dropped and made again looks the same here
 
     def _reshaped(self, table: LiveTable, change: RowChange) -> RowChange | None:
         """A change of another shape of its table in the present one; None for one that only the comparison with the
         source can take in, such as one from when the table had another name: it was not the one that rules speak of."""
-        if change.relation.oid not in self._shapes:
+        if change.relation.oid not in self._followed.shapes:
             return change
-        found = self._shapes[change.relation.oid]
+        found = self._followed.shapes[change.relation.oid]
         if found is None or not found.whole:
             self._leave(table)
         return None if found is None else found.change(change)
@@ -210,12 +181,11 @@ class Applier:
         which the flush takes note."""
         for log in self._logs:
             log.spoil(self.final_lsn, table.relation.oid)
-        if table.id in self._whole:
+        if table.id in self._followed.compared:
             return
         _log.info("%s has to be compared with the source", table.name)
         self._open().mark_resync(table.id, REDEFINED)
-        self._compared |= {table.id}
-        self._whole |= {table.id}
+        self._followed.compared.add(table.id)
         self.unsettled = True
 
     def _apply_pending(self) -> None:
@@ -238,61 +208,37 @@ class Applier:
         self._apply_pending()
         flush = self._open()
         for relation in message.relations:
-            table = self._tables.get(relation.oid)
+            table = self._followed.tables.get(relation.oid)
             if table is None:
                 continue
-            if not _same_name(relation, table.relation):
+            if not same_name(relation, table.relation):
                 self._leave(table)
                 continue
             for log in self._logs:
                 log.truncate(self.final_lsn, table)
             self._lacking.forget(table.id)
             new_id = empty(flush, table, self._context.salt)
-            if table.id in self._compared:
-                self._compared |= {new_id}
-            if table.id in self._whole:
-                self._whole |= {new_id}
-            if table.id in self._waiting:
-                self._waiting |= {new_id}
-            renewed = self._context.table(new_id, table.layouts)
-            if renewed is not None:
-                self._tables[relation.oid] = renewed
+            self._followed.emptied(table, new_id)
             self._in_flush += 1
 
     def _complete(self) -> None:
-        """Ask the source for what rows of this flush lack, all at once. Where that does not come to an end, and for
-        tables that are compared with the source anyway, the comparison brings it."""
-        for table in [table for table in self._tables.values() if self._lacking.of(table.id)]:
-            if table.id in self._whole:
-                continue
-            now = time.monotonic()
-            self._asking_since = self._asking_since or now
-            rows = list(self._lacking.of(table.id).values())
-            found = None if now - self._asking_since > ASKING_SECONDS else self._ask(table, rows)
-            if found is None:
-                self._leave(table)
-                continue
-            pairs = zip(self._lacking.of(table.id).items(), found, strict=True)
-            fold = self._fold()
-            # A row that is gone by now has its DELETE or key change ahead in the stream, before the flush may commit
-            fold.write(
-                table, {row_id: cells and completed(known, cells, table.computed) for (row_id, known), cells in pairs}
-            )
-            self._report(fold)
+        """Ask the source for what rows of this flush lack. Where that does not come to an end, and for tables that are
+        compared with the source anyway, the comparison brings it."""
+        for table in [table for table in self._followed.tables.values() if table.id not in self._followed.compared]:
+            while rows := dict(islice(self._lacking.of(table.id).items(), self._asking.at_once)):
+                found = None if self._asking.too_long else self._ask(table, list(rows.values()))
+                if found is None:
+                    self._leave(table)
+                    break
+                pairs = zip(rows.items(), found, strict=True)
+                states = {row_id: cells and completed(known, cells, table.computed) for (row_id, known), cells in pairs}
+                fold = self._fold()
+                # One that is gone by now has its DELETE or key change ahead in the stream, before the flush may commit
+                fold.write(table, states)
+                self._report(fold)
 
     def _ask(self, table: LiveTable, keys: Sequence[Sequence[Cell]]) -> list[FullCells | None] | None:
-        """Rows of a table by key, as the source has them now; None when it can't say. The flush then waits until the
-        stream has passed what they show."""
-        found = self._fetcher.fetch(table.relation, keys)
-        if found is not None and len(found.rows) < len(keys) and table.id not in self._whole:
-            # Gone, or not to be seen yet
-            found = self._fetcher.fetch(table.relation, keys) if self._fetcher.wait_until_visible(self._xids) else None
-        if found is None:
-            return None
-        self._hold = Lsn(max(self._hold, found.seen))
-        key = table.identity.key
-        rows = {key(row): row for row in found.rows}
-        return [rows.get(key(cells)) for cells in keys]
+        return self._asking.rows(table, keys, () if table.id in self._followed.compared else self._xids)
 
     def _fetch(self, table: LiveTable, keys: Sequence[Sequence[Cell]]) -> list[FullCells | None]:
         found = self._ask(table, keys)
@@ -317,7 +263,7 @@ class Applier:
         if self.in_transaction:
             return
         reached = Lsn(max(self._reached, received))
-        if self._flush is None and any(table not in self._whole for table in self._lacking.tables()):
+        if self._flush is None and any(table not in self._followed.compared for table in self._lacking.tables()):
             self._open()  # the comparison that was to bring what these rows lack is over
         if self._flush is None:
             self._advance(reached, idle=idle)
@@ -332,13 +278,12 @@ class Applier:
             return
         if self._lacking.tables():
             self._complete()
-        if reached < self._hold:
+        if reached < self._asking.hold:
             return
         self._flush.commit(self._context.tag, Progress(self._reached, self._committed_us))
         self._flush = None
         self._in_flush = 0
-        self._hold = ZERO
-        self._asking_since = 0.0
+        self._asking.over()
         del self._xids[:-1]
         self.position = self._reached
 
@@ -356,8 +301,7 @@ class Applier:
         if self._flush is not None:
             self._flush.rollback()
             self._flush = None
-            self._hold = ZERO
-            self._asking_since = 0.0
+            self._asking.over()
 
     @property
     def tag(self) -> str:
@@ -372,18 +316,17 @@ class Applier:
 
     def table(self, oid: int) -> LiveTable | None:
         """The present generation of a table that the rules read."""
-        return self._tables.get(oid)
+        return self._followed.tables.get(oid)
 
     def renew(self, context: LiveContext, plans: Sequence[SyncPlan], stored: Sequence[StoredTable]) -> None:
         """Follow other plans or tables from here on."""
         self._context = context
-        self._know(stored)
+        self._followed.renew(context, stored)
         self._schema.renew(plans, stored)
 
     def misnamed(self, oids: Collection[int]) -> bool:
-        """Whether the stream calls any of these tables by another name than the store."""
-        pairs = [(self._streamed.get(oid), self._tables.get(oid)) for oid in oids]
-        return any(told and table and not _same_name(told, table.relation) for told, table in pairs)
+        """See `Followed.misnamed`."""
+        return self._followed.misnamed(oids)
 
     def look_again(self) -> None:
         """Something says that a table is not what it was: have the catalog looked at."""
@@ -450,8 +393,3 @@ class Applier:
             if error not in self._reported and len(self._reported) < 1000:
                 self._reported.add(error)
                 _log.warning("a rule failed on a row and was left out: %s", error)
-
-
-def _same_name(streamed: Relation, kept: Relation) -> bool:
-    """Whether the stream calls a table what the store calls it: else it was another one to the rules."""
-    return (streamed.schema, streamed.name) == (kept.schema, kept.name)

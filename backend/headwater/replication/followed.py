@@ -1,0 +1,71 @@
+"""The tables that the stream is followed for: what the store has of each, and what the stream calls it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from headwater.oplog.change import Relation
+from headwater.replication.adapt import REKEYED
+from headwater.replication.attached import compared_whole
+from headwater.replication.live import LiveContext, LiveTable
+from headwater.replication.reshape import Reshape, as_kept, reshape
+from headwater.storage.contract import StoredTable
+
+
+class Followed:
+    """`tables` by oid. `shapes` has, by oid, what brings the stream's changes of a table to the form in which the store
+    has it, where that is another; None where only a comparison with the source can. `compared` are the ids of tables
+    all of which is compared, now or soon."""
+
+    def __init__(self, context: LiveContext, stored: Sequence[StoredTable]) -> None:
+        self._told: dict[int, Relation] = {}  # by oid, what the stream says of a table
+        self.shapes: dict[int, Reshape | None] = {}
+        self.renew(context, stored)
+
+    def renew(self, context: LiveContext, stored: Sequence[StoredTable]) -> None:
+        """Follow other tables, or by other plans, from here on."""
+        self.context = context
+        self.tables = context.tables(stored)
+        self.compared = {table.id for table in stored if compared_whole(table)}
+        self._waiting = {table.id for table in stored if table.resync == REKEYED}
+        for table in self.tables.values():
+            self._fit(table)
+
+    def hear(self, relation: Relation) -> None:
+        """The stream tells of a table."""
+        self._told[relation.oid] = relation
+        table = self.tables.get(relation.oid)
+        if table is not None:
+            self._fit(table)
+
+    def emptied(self, table: LiveTable, new_id: int) -> None:
+        """A new, empty generation stands in the place of a table."""
+        for ids in (self.compared, self._waiting):
+            if table.id in ids:
+                ids.add(new_id)
+        renewed = self.context.table(new_id, table.layouts)
+        if renewed is not None:
+            self.tables[table.relation.oid] = renewed
+
+    def misnamed(self, oids: Collection[int]) -> bool:
+        """Whether the stream calls any of these tables by another name than the store."""
+        pairs = [(self._told.get(oid), self.tables.get(oid)) for oid in oids]
+        return any(told and table and not same_name(told, table.relation) for told, table in pairs)
+
+    def _fit(self, table: LiveTable) -> None:
+        oid = table.relation.oid
+        told = self._told.get(oid)
+        streamed = table.streamed if told is None else as_kept(told, table.relation)
+        if table.id in self._waiting or not same_name(streamed, table.relation):
+            self.shapes[oid] = None
+        elif streamed != table.streamed:
+            self.shapes[oid] = reshape(streamed, table.relation)
+        elif table.widen is not None:
+            self.shapes[oid] = table.widen
+        else:
+            self.shapes.pop(oid, None)
+
+
+def same_name(streamed: Relation, kept: Relation) -> bool:
+    """Whether the stream calls a table what the store calls it: else it was another one to the rules."""
+    return (streamed.schema, streamed.name) == (kept.schema, kept.name)
