@@ -15,7 +15,7 @@ from headwater.errors import HeadwaterError, Kind
 from headwater.replication.adapt import REDEFINED, REKEYED
 from headwater.replication.audit import Audit
 from headwater.replication.deploy import NEW_IN_VERSION, Deploy
-from headwater.replication.errors import SchemaChangedError
+from headwater.replication.errors import ProtocolError, SchemaChangedError, SourceReplacedError
 from headwater.replication.pace import Pace
 from headwater.replication.poison import SKIP, PoisonBook
 from headwater.replication.rekey import Rekey
@@ -23,6 +23,7 @@ from headwater.replication.resync import Order, Resync
 from headwater.replication.sampling import Sampling, SamplingSettings
 from headwater.replication.site import Site
 from headwater.replication.versions import RETIRED_AT_ONCE, forget_half_built, in_state, in_use, plan_of
+from headwater.storage.contract import LeaseLostError, StoreBusyError, StoreError, StoreUnreachableError
 from headwater.storage.requests import Request, RequestState
 from headwater.storage.versions import ConfigVersion, VersionState
 from headwater_rules.errors import RuleErrors
@@ -251,7 +252,7 @@ class Work:
             self._give_up(asked, str(error))
             return
         except HeadwaterError as error:
-            if error.code in _ABOUT_THE_STREAM or error.kind not in {Kind.RETRY, Kind.RESYNC}:
+            if isinstance(error, _ABOUT_THE_STREAM) or error.kind not in {Kind.RETRY, Kind.RESYNC}:
                 self.close()
                 raise
             self._try_again(asked, error)
@@ -347,5 +348,13 @@ class Work:
             self._ended = True
 
 
-_ABOUT_THE_STREAM = frozenset({"HW_4001", "HW_4002", "HW_4003", "HW_4008", "HW_5001", "HW_5002", "HW_5003"})
+_ABOUT_THE_STREAM = (
+    StoreError,
+    StoreBusyError,
+    StoreUnreachableError,
+    LeaseLostError,
+    SchemaChangedError,
+    ProtocolError,
+    SourceReplacedError,
+)
 """Errors of the store and of the stream, which whoever runs the stream has to see."""
