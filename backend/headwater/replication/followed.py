@@ -20,12 +20,15 @@ class Followed:
     def __init__(self, context: LiveContext, stored: Sequence[StoredTable]) -> None:
         self._told: dict[int, Relation] = {}  # by oid, what the stream says of a table
         self.shapes: dict[int, Reshape | None] = {}
+        self.context = context
+        self.tables: dict[int, LiveTable] = {}
         self.renew(context, stored)
 
     def renew(self, context: LiveContext, stored: Sequence[StoredTable]) -> None:
         """Follow other tables, or by other plans, from here on."""
+        known = self.tables.values() if context == self.context else ()
         self.context = context
-        self.tables = context.tables(stored)
+        self.tables = context.tables(stored, known)
         self.compared = {table.id for table in stored if compared_whole(table)}
         self._waiting = {table.id for table in stored if table.resync == REKEYED}
         for table in self.tables.values():

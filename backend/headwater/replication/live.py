@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from headwater.bulk.binding import BoundTable, bind_layouts, current_cells, stands_right
@@ -64,10 +64,12 @@ class LiveContext:
     salt: bytes
     piece: int
 
-    def tables(self, stored: Sequence[StoredTable]) -> dict[int, LiveTable]:
-        """By oid, those of the stored tables that the rules use."""
-        live = {table.relation.oid: self.table(table.id, table.layouts) for table in stored}
-        return {oid: table for oid, table in live.items() if table is not None}
+    def tables(self, stored: Sequence[StoredTable], known: Iterable[LiveTable] = ()) -> dict[int, LiveTable]:
+        """By oid, those of the stored tables that the rules use. What is `known` of such tables, by the same context,
+        is taken over: to bind one to the rules takes about a millisecond."""
+        there = {(table.id, table.layouts): table for table in known}
+        live = [there.get((table.id, table.layouts)) or self.table(table.id, table.layouts) for table in stored]
+        return {table.relation.oid: table for table in live if table is not None}
 
     def table(self, table_id: int, layouts: tuple[Relation, ...]) -> LiveTable | None:
         """None when the rules do not use the table."""
