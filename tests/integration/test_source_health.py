@@ -148,6 +148,7 @@ def deployment(deploy: Deploy, source_db: SourceDb) -> Deployment:
 
 def standing(deployment: Deployment) -> Health:
     """How the replicator says it stands."""
+    wait_until(lambda: deployment.health() is not None, "the first look")
     deployment.raise_failure()
     health = deployment.health()
     assert health is not None
@@ -156,8 +157,9 @@ def standing(deployment: Deployment) -> Health:
 
 def flows(deployment: Deployment) -> bool:
     """The stream flows, and the source was looked at."""
-    health = standing(deployment)
-    return health.state is State.STREAMING and health.slot is not None
+    deployment.raise_failure()
+    health = deployment.health()
+    return health is not None and health.state is State.STREAMING and health.slot is not None
 
 
 def attempts(deployment: Deployment) -> int:

@@ -171,10 +171,12 @@ def test_a_store_that_is_away_for_long_does_not_fail_a_version(
     deployment.start()
     reprocess, failed = BulkJobs.reprocess, itertools.count(1)
 
-    def away(bulk: BulkJobs, job: ReprocessJob, progress: Callable[[BulkProgress], None]) -> BulkOutcome:
+    def away(
+        bulk: BulkJobs, job: ReprocessJob, progress: Callable[[BulkProgress], None], stop: threading.Event
+    ) -> BulkOutcome:
         if next(failed) <= 7:
             raise StoreUnreachableError("the store's database cannot be reached", "storage")
-        return reprocess(bulk, job, progress)
+        return reprocess(bulk, job, progress, stop)
 
     monkeypatch.setattr(BulkJobs, "reprocess", away)
     assert deployment.redeploy(config(LISTS, TODOS)).state is VersionState.ACTIVE

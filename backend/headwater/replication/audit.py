@@ -50,6 +50,11 @@ class Audit:
         """A bit of the work; True when all is done."""
         return next(self._steps, True)
 
+    @property
+    def left(self) -> frozenset[int]:
+        """See `Resync.left`."""
+        return self._resync.left
+
     def result(self) -> dict[str, object]:
         """What was found."""
         outcome = self._outcome or VerifyOutcome((), (), 0, 0, "", 0)

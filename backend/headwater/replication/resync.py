@@ -97,6 +97,10 @@ class Resync:
         self._slot = temporary_slot_name(slot_of(site.source, site.store))
         self._opening = Background(self._open, "snapshot")
 
+    def result(self) -> dict[str, object]:
+        """What was found, for whoever asked."""
+        return self.findings.as_dict()
+
     def describe(self) -> str:
         """How far it is, for a person."""
         if self._comparing is None:

@@ -292,15 +292,18 @@ class Work:
             self._note_left(asked.job.left)
         if isinstance(asked.job, (Resync, Rekey)):
             self._site.follow(self._plans())
-        if asked.request is not None and isinstance(asked.job, Resync):
-            self._end_request(asked.request, RequestState.DONE, asked.job.findings.as_dict())
-        elif asked.request is not None and isinstance(asked.job, Audit):
-            self._end_request(asked.request, RequestState.DONE, asked.job.result())
+        if asked.request is not None and isinstance(asked.job, (Resync, Audit)):
+            self._answer(asked.request, asked.job)
         if asked.version is not None:
             self._site.follow(self._plans())
         if isinstance(asked.job, Resync) and self._site.applier.misnamed(asked.job.right):
             # Before 16, Postgres goes on to tell the name that a schema had when the stream first spoke of its table
             raise SchemaChangedError("the stream calls a table by a name that it had", self._site.tag)
+
+    def _answer(self, request: Request, job: Resync | Audit) -> None:
+        """Say what was found; not before all tables were looked at, those too that were altered meanwhile."""
+        if not job.left & self._site.stored().keys():
+            self._end_request(request, RequestState.DONE, job.result())
 
     def _note_left(self, oids: frozenset[int]) -> None:
         """Tables that a comparison had to leave are compared once the catalog was looked at again. Raises
