@@ -30,6 +30,7 @@ from headwater.oplog.lsn import ZERO, Lsn, format_lsn
 from headwater.oplog.row_id import IdentityKind
 from headwater.replication.adapt import REDEFINED, empty
 from headwater.replication.asking import Asking
+from headwater.replication.attached import whole_too
 from headwater.replication.errors import ProtocolError, SchemaChangedError
 from headwater.replication.filling import Filler
 from headwater.replication.fold import Fold
@@ -179,6 +180,22 @@ class Applier:
     def _leave(self, table: LiveTable) -> None:
         """What happened to a table in the transaction that is being read is left to a comparison with the source, of
         which the flush takes note."""
+        if table.relation.oid in self._asking.completed:
+            self._leave_completed(table)
+        self._have_compared(table)
+
+    def _leave_completed(self, table: LiveTable) -> None:
+        """The open flush has rows with values of later, and waits for the stream to bring all else that was done to
+        them by then. With a part of that left out, they would be a mix of two. Once the table is marked, no row of it
+        is completed again. Raises SchemaChangedError."""
+        self.abandon()
+        stored = [stored for stored in self._store.tables(self.tag) if stored.relation.oid == table.relation.oid]
+        self._store.mark_resync(self._lease, whole_too(stored), REDEFINED)
+        what = "rows were completed with what they became in changes that can't be taken in"
+        raise SchemaChangedError(what, table.name, "the stream is read again")
+
+    def _have_compared(self, table: LiveTable) -> None:
+        """A comparison with the source is to bring what is missing."""
         for log in self._logs:
             log.spoil(self.final_lsn, table.relation.oid)
         if table.id in self._followed.compared:
@@ -228,8 +245,9 @@ class Applier:
             while rows := dict(islice(self._lacking.of(table.id).items(), self._asking.at_once)):
                 found = None if self._asking.too_long else self._ask(table, list(rows.values()))
                 if found is None:
-                    self._leave(table)
+                    self._have_compared(table)
                     break
+                self._asking.completed.add(table.relation.oid)
                 pairs = zip(rows.items(), found, strict=True)
                 states = {row_id: cells and completed(known, cells, table.computed) for (row_id, known), cells in pairs}
                 fold = self._fold()

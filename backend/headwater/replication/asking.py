@@ -16,7 +16,8 @@ _FIRST, _MOST = 4, 1_000
 
 class Asking:
     """For the flush that is open. It may not commit before the stream has passed `hold`: what was read is of later.
-    `at_once` is how many rows to ask for, so that they have about `piece` bytes."""
+    `completed` has the oids of tables of which it has rows with such values. `at_once` is how many rows to ask for, so
+    that they have about `piece` bytes."""
 
     def __init__(self, fetcher: RowFetcher, piece: int) -> None:
         self._fetcher = fetcher
@@ -24,10 +25,12 @@ class Asking:
         self._since = 0.0  # when the open flush first asked; 0 before
         self.at_once = _FIRST
         self.hold = ZERO
+        self.completed = set[int]()
 
     def over(self) -> None:
         """The flush is no more."""
         self._since, self.hold, self.at_once = 0.0, ZERO, _FIRST
+        self.completed.clear()
 
     @property
     def too_long(self) -> bool:

@@ -1,0 +1,143 @@
+"""Rows that are completed from the source: what was asked for belongs to what was streamed, and a comparison that could
+not bring it takes no row with it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import pytest
+
+from headwater.bulk.jobs import CompareJob, CompareOutcome, Difference
+from headwater.oplog.change import Cell, Relation
+from headwater.oplog.limits import ROW_LIMIT
+from headwater.pipeline.jobs import BulkJobs, Report
+from headwater.source.fetch import Fetched, RowFetcher
+from tests.integration.test_private_history import CONFIG, given
+from tests.support.changed_source import Device, published_rows, settled
+from tests.support.fix_headwater import Deployment, wait_until
+from tests.support.local_bulk import LocalEngine
+
+if TYPE_CHECKING:
+    from tests.support.fix_postgres import SourceDb
+
+Deploy = Callable[..., Deployment]
+
+BY_OWNER = """
+config: {edition: 3}
+streams:
+  own:
+    auto_subscribe: true
+    query: SELECT * FROM live WHERE owner = auth.user_id()
+"""
+
+LEFT_OUT = {
+    "private meanwhile": "alter table live rename to resting; {change}; alter table resting rename to live",
+    "another identity": "alter table live replica identity full; {change}",
+}
+
+
+@pytest.mark.parametrize("how", LEFT_OUT)
+def test_a_row_is_not_completed_by_what_it_became_while_its_changes_were_left_out(
+    deploy: Deploy, source_db: SourceDb, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """The row was one of a, and then one of b: no device gets what it says for b as a row of a."""
+    source_db.needs(15, "row filters of publications")
+    source_db.execute("create table live (id text, n int, owner text, body text, primary key (id, n))")
+    source_db.execute("alter table live alter body set storage external")
+    source_db.execute("create publication headwater for table live where (n > 0)")
+    source_db.execute("insert into live values ('1', 0, 'a', repeat('of a', 2000))")
+    fetch, asked, answer = RowFetcher.fetch, threading.Event(), threading.Event()
+
+    def late(fetcher: RowFetcher, relation: Relation, keys: Sequence[Sequence[Cell]]) -> Fetched | None:
+        asked.set()
+        assert answer.wait(20)
+        return fetch(fetcher, relation, keys)
+
+    monkeypatch.setattr(RowFetcher, "fetch", late)
+    deployment = deploy(BY_OWNER).start()
+    source_db.execute("update live set n = 1")
+    wait_until(asked.is_set, "the row to be asked for")
+    table = "resting" if "resting" in LEFT_OUT[how] else "live"
+    change = f"update {table} set owner = 'b', body = repeat('secret', 2000)"
+    for statement in LEFT_OUT[how].format(change=change).split(";"):
+        source_db.execute(statement)
+    answer.set()
+    wait_until(
+        lambda: settled(deployment) and list(deployment.rows("b")) == [("live", "1")], "the row to be shown to b"
+    )
+    assert deployment.rows("a") == {}
+    of_a = [op for op in given(deployment).split("\n") if r"\"owner\":\"a\"" in op]
+    assert not [op[:100] for op in of_a if "secret" in op]
+    deployment.close()
+    assert deployment.problems() == []
+
+
+class Waiting(BulkJobs):
+    """Bulk work whose comparisons begin when they are let go."""
+
+    def __init__(self) -> None:
+        super().__init__(LocalEngine())
+        self.begun, self.go = threading.Event(), threading.Event()
+
+    def compare(
+        self,
+        job: CompareJob,
+        progress: Report,
+        found: Callable[[Sequence[Difference]], None],
+        stop: threading.Event | None = None,
+    ) -> CompareOutcome:
+        self.begun.set()
+        while not self.go.wait(0.01) and not (stop is not None and stop.is_set()):
+            pass
+        return super().compare(job, progress, found, stop)
+
+
+COLUMNS = "id text, n int, body text, more text, primary key (id, n)"
+SOURCES = {
+    "enters a row filter": f"create table live ({COLUMNS}); alter table live alter body set storage external;"
+    " create publication headwater for table live where (n > 0);"
+    " insert into live values ('1', 0, repeat('toast', 2000))",
+    "enters one beside a new partition": f"create table live ({COLUMNS}) partition by list (id);"
+    " create table live_1 partition of live for values in ('1'); alter table live_1 alter body set storage external;"
+    " create publication headwater for table live where (n > 0) with (publish_via_partition_root);"
+    " insert into live values ('1', 0, repeat('toast', 2000))",
+    "is small enough now": f"create table live ({COLUMNS}); create publication headwater for table live;"
+    " alter table live alter body set storage external, alter more set storage external;"
+    f" insert into live values ('1', 0, repeat('x', {ROW_LIMIT}), repeat('y', 9000))",
+}
+
+
+@pytest.mark.parametrize("stopped", ["", "after the comparison", "within it"])
+@pytest.mark.parametrize("name", SOURCES)
+def test_a_row_that_comes_without_all_its_values_during_a_comparison_is_shown(
+    deploy: Deploy, source_db: SourceDb, name: str, stopped: str
+) -> None:
+    """The snapshot does not have the row, or has it as the store does: nothing differs that would bring the values."""
+    source_db.needs(15, "row filters of publications")
+    source_db.execute(SOURCES[name])
+    bulk = Waiting()
+    deployment = deploy(CONFIG.replace(", SELECT * FROM others", ""))
+    deployment.bulk = bulk
+    device = Device(deployment.start())
+    if "partition" in name:
+        source_db.execute("create table live_2 partition of live for values in ('2')")
+    else:
+        source_db.execute("alter table live add another int")
+    wait_until(bulk.begun.is_set, "the comparison")
+    source_db.execute("update live set body = 'small'" if "small" in name else "update live set n = 1")
+    deployment.caught_up()
+    if stopped == "within it":
+        deployment.stop()
+    bulk.go.set()
+    if stopped == "after the comparison":
+        wait_until(lambda: settled(deployment), "the comparison to end")
+        deployment.stop()
+    if stopped:
+        deployment.start()
+    truth = published_rows(source_db, {"public.live": "true"})
+    assert list(truth) == [("live", "1")]
+    wait_until(lambda: settled(deployment) and device.rows() == truth, "the row to be shown")
+    deployment.close()
+    assert deployment.problems() == []
