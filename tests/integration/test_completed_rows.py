@@ -13,6 +13,7 @@ from headwater.bulk.jobs import CompareJob, CompareOutcome, Difference
 from headwater.oplog.change import Cell, Relation
 from headwater.oplog.limits import ROW_LIMIT
 from headwater.pipeline.jobs import BulkJobs, Report
+from headwater.source.connect import SourceUnreachable
 from headwater.source.fetch import Fetched, RowFetcher
 from tests.integration.test_private_history import CONFIG, given
 from tests.support.changed_source import Device, published_rows, settled
@@ -139,5 +140,35 @@ def test_a_row_that_comes_without_all_its_values_during_a_comparison_is_shown(
     truth = published_rows(source_db, {"public.live": "true"})
     assert list(truth) == [("live", "1")]
     wait_until(lambda: settled(deployment) and device.rows() == truth, "the row to be shown")
+    deployment.close()
+    assert deployment.problems() == []
+
+
+def test_a_row_that_lacks_values_after_a_comparison_survives_an_error(
+    deploy: Deploy, source_db: SourceDb, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is known of the row is in memory only: without the mark, the next attempt would know nothing of it."""
+    source_db.needs(15, "row filters of publications")
+    source_db.execute(SOURCES["enters a row filter"])
+    fetch, failures = RowFetcher.fetch, [True]
+
+    def failing(fetcher: RowFetcher, relation: Relation, keys: Sequence[Sequence[Cell]]) -> Fetched | None:
+        if failures:
+            failures.pop()
+            raise SourceUnreachable("the connection was closed", "source", "it is tried again")
+        return fetch(fetcher, relation, keys)
+
+    monkeypatch.setattr(RowFetcher, "fetch", failing)
+    bulk = Waiting()
+    deployment = deploy(CONFIG.replace(", SELECT * FROM others", ""))
+    deployment.bulk = bulk
+    device = Device(deployment.start())
+    source_db.execute("alter table live add another int")
+    wait_until(bulk.begun.is_set, "the comparison")
+    source_db.execute("update live set n = 1")
+    deployment.caught_up()
+    bulk.go.set()
+    truth = published_rows(source_db, {"public.live": "true"})
+    wait_until(lambda: not failures and settled(deployment) and device.rows() == truth, "the row to be shown")
     deployment.close()
     assert deployment.problems() == []

@@ -302,7 +302,8 @@ class Applier:
         self._flush = None
         self._in_flush = 0
         self._asking.over()
-        del self._xids[:-1]
+        if not self._lacking.tables():
+            del self._xids[:-1]
         self.position = self._reached
 
     def _advance(self, reached: Lsn, *, idle: bool) -> None:
@@ -371,6 +372,14 @@ class Applier:
     def lacking(self, table: LiveTable) -> Mapping[str, Cells]:
         """By row id, what the stream told of rows of a table that lack values, and are not in the store for that."""
         return self._lacking.of(table.id)
+
+    def completes(self, table: LiveTable) -> bool:
+        """Whether rows of a table still lack values though a comparison brought what it has. They are asked for with
+        the next flush."""
+        if not self._lacking.of(table.id):
+            return False
+        self._followed.compared.discard(table.id)
+        return True
 
     def stored_rows(self, table: LiveTable, row_ids: Sequence[str]) -> Iterator[CurrentRow]:
         """Those rows of a table that are there, loaded a few at a time."""

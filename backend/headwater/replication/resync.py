@@ -152,8 +152,16 @@ class Resync:
             self._oids -= truncated
             self._truncated |= truncated
             return self._compare(self._keeper.snapshot)
+        if self._completes():
+            return False
         self._finish(outcome)
         return True
+
+    def _completes(self) -> bool:
+        """Whether rows that the stream brought since lack values that the snapshot did not bring. They are asked for
+        first: until they are stored, nothing but the mark says that something is missing."""
+        tables = [self._site.applier.table(oid) for oid in self.right]
+        return bool([table for table in tables if table is not None and self._site.applier.completes(table)])
 
     def leave(self, oids: frozenset[int]) -> None:
         """Tables that are others now are not compared any further, all others are."""
