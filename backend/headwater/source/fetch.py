@@ -18,6 +18,7 @@ from headwater.source.head import ping_statement
 
 _KEYS_AT_ONCE = 100
 _OTHER_TABLE = (errors.UndefinedTable, errors.UndefinedColumn, errors.InvalidTextRepresentation)
+_LOCKED_SECONDS = 1
 _VISIBLE_SECONDS = 1.0
 _VISIBLE_PAUSE = 0.005
 
@@ -49,7 +50,7 @@ class RowFetcher:
 
     def fetch(self, relation: Relation, keys: Sequence[Sequence[Cell]]) -> Fetched | None:
         """The rows that have these keys now. None when another table has the relation's name, or this one has other
-        columns by now.
+        columns by now, or somebody keeps it locked.
 
         Each of `keys` has the relation's columns, of which those of its identity count. Asks the source to log a
         message after the position that is returned, so that even an idle stream passes it.
@@ -66,7 +67,7 @@ class RowFetcher:
             conn.execute(ping_statement(conn.info.server_version))
         except psycopg.Error as error:
             self._disconnect()
-            if isinstance(error, _OTHER_TABLE):
+            if isinstance(error, (*_OTHER_TABLE, errors.LockNotAvailable)):
                 return None
             raise connection_error(self._settings, error) from error
         return Fetched(rows, parse_lsn(position))
@@ -100,6 +101,7 @@ class RowFetcher:
     def _connection(self) -> psycopg.Connection:
         if self._conn is None:
             self._conn = connect(self._settings, application_name="headwater fetch")
+            self._conn.execute(f"set lock_timeout = '{_LOCKED_SECONDS}s'")  # the whole stream waits meanwhile
         return self._conn
 
     def close(self) -> None:
