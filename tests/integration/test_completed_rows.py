@@ -217,3 +217,32 @@ def test_a_change_of_one_table_is_taken_up_while_another_is_locked(deploy: Deplo
         other.execute("lock table live")
         source_db.execute("alter table others add more int default 5; insert into others values ('1', 'one')")
         wait_until(lambda: device.rows().get(("others", "1"), {}).get("more") == 5, "the new column", 5)
+
+
+@pytest.mark.xfail(reason="nothing in the stream tells of a rewrite, and the row is taken from after it", strict=True)
+def test_a_row_is_not_completed_by_what_a_rewrite_made_of_it(
+    deploy: Deploy, source_db: SourceDb, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source_db.needs(15, "row filters of publications")
+    source_db.execute("create table live (id text, n int, owner text, body text, primary key (id, n))")
+    source_db.execute("alter table live alter body set storage external")
+    source_db.execute("create publication headwater for table live where (n > 0)")
+    source_db.execute("insert into live values ('1', 0, 'a', repeat('of a', 2000))")
+    fetch, asked, answer = RowFetcher.fetch, threading.Event(), threading.Event()
+
+    def late(fetcher: RowFetcher, relation: Relation, keys: Sequence[Sequence[Cell]]) -> Fetched | None:
+        asked.set()
+        assert answer.wait(20)
+        return fetch(fetcher, relation, keys)
+
+    monkeypatch.setattr(RowFetcher, "fetch", late)
+    deployment = deploy(BY_OWNER).start()
+    source_db.execute("update live set n = 1")
+    wait_until(asked.is_set, "the row to be asked for")
+    source_db.execute(
+        "alter table live alter owner type text using 'b', alter body type text using repeat('secret', 2000)"
+    )
+    answer.set()
+    wait_until(lambda: settled(deployment) and list(deployment.rows("b")) == [("live", "1")], "the row of b")
+    of_a = [op for op in given(deployment).split("\n") if r"\"owner\":\"a\"" in op]
+    assert not [op[:100] for op in of_a if "secret" in op]
