@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING
 
 import psycopg
@@ -38,9 +38,11 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     fetch = RowFetcher.fetch
     sizes: list[int] = []
 
-    def counting(fetcher: RowFetcher, relation: Relation, keys: Sequence[Sequence[Cell]]) -> Fetched | None:
+    def counting(
+        fetcher: RowFetcher, relation: Relation, keys: Sequence[Sequence[Cell]], files: Collection[int]
+    ) -> Fetched | None:
         sizes.append(len(keys))
-        return fetch(fetcher, relation, keys)
+        return fetch(fetcher, relation, keys, files)
 
     monkeypatch.setattr(RowFetcher, "fetch", counting)
     return sizes

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from itertools import groupby
 
 from headwater.bulk.jobs import (
@@ -29,6 +30,7 @@ from headwater.pipeline.rekey import RekeyCountTask, RekeyTask, needs_counts
 from headwater.pipeline.reprocess import ReprocessTask
 from headwater.pipeline.verify import verify_store
 from headwater.pipeline.verify_tasks import StandingTask
+from headwater.source.sizes import measured
 from headwater.storage.parts import BulkOutcome
 
 Report = Callable[[BulkProgress], None]
@@ -48,6 +50,9 @@ class BulkJobs:
         return self._engine.preparing()
 
     def snapshot(self, job: SnapshotJob, progress: Report) -> BulkOutcome:
+        published = measured(job.source, [table.published for table in job.tables])
+        tables = tuple(SnapshotTable(t.table_id, p) for t, p in zip(job.tables, published, strict=True))
+        job = replace(job, tables=tables)
         with self._engine.run(job, "snapshot") as run:
             parts = partitions(job.tables, run.parallelism)
             tasks = _number_copies(run, job, parts)
@@ -81,6 +86,9 @@ class BulkJobs:
     def compare(
         self, job: CompareJob, progress: Report, found: Callable[[Sequence[Difference]], None], stop: Stop = None
     ) -> CompareOutcome:
+        published = measured(job.source, [table.published for table in job.tables])
+        tables = tuple(replace(t, published=p) for t, p in zip(job.tables, published, strict=True))
+        job = replace(job, tables=tables)
         with self._engine.run(job, "comparison", stop) as run:
             snapshot_tables = [SnapshotTable(table.stored.id, table.published) for table in job.tables]
             parts = partitions(snapshot_tables, run.parallelism)

@@ -77,12 +77,19 @@ def read_lines(source: SourceSettings, snapshot: str, partition: Partition) -> I
 
 
 def _check_name(conn: psycopg.Connection, partition: Partition) -> None:
-    """What was read by its name was the table that is meant. It is locked until the transaction ends, and its name
-    with it."""
-    leaf = partition.leaf
+    """What was read by its name was the table that is meant, and it had that name when the snapshot was taken: else
+    rules may not have spoken of it. It is locked until the transaction ends, and its name with it."""
+    leaf, root = partition.leaf, partition.table.published.relation
     name = sql.Identifier(leaf.schema, leaf.name).as_string(conn)
-    if conn.execute("select %s::regclass::oid::int8", [name]).fetchall() != [(leaf.oid,)]:
+    if conn.execute("select %s::regclass::oid::int8", [name]).fetchall() != [(leaf.oid,)]:  # tells the present
         raise TableChangedError("another table has the name of one that is read", name, "it is read again")
+    rows = conn.execute(  # tells what the snapshot saw
+        "select c.oid::int8, n.nspname, c.relname from pg_class c join pg_namespace n on n.oid = c.relnamespace"
+        " where c.oid = any(%s::oid[])",
+        [[leaf.oid, root.oid]],
+    ).fetchall()
+    if set(rows) != {(leaf.oid, leaf.schema, leaf.name), (root.oid, root.schema, root.name)}:
+        raise TableChangedError("a table had another name when the snapshot was taken", name, "it is read again")
 
 
 def _check_unchanged(conn: psycopg.Connection, source: SourceSettings, partition: Partition) -> None:

@@ -256,7 +256,9 @@ class Applier:
                 self._report(fold)
 
     def _ask(self, table: LiveTable, keys: Sequence[Sequence[Cell]]) -> list[FullCells | None] | None:
-        return self._asking.rows(table, keys, () if table.id in self._followed.compared else self._xids)
+        known = self._followed
+        xids = () if table.id in known.compared else self._xids
+        return self._asking.rows(table, keys, known.files.get(table.relation.oid, ()), xids)
 
     def _fetch(self, table: LiveTable, keys: Sequence[Sequence[Cell]]) -> list[FullCells | None]:
         found = self._ask(table, keys)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from headwater.oplog.change import Cell
 from headwater.oplog.lsn import ZERO, Lsn
@@ -38,14 +38,16 @@ class Asking:
         return self._since > 0 and time.monotonic() - self._since > ASKING_SECONDS
 
     def rows(
-        self, table: LiveTable, keys: Sequence[Sequence[Cell]], xids: Sequence[int]
+        self, table: LiveTable, keys: Sequence[Sequence[Cell]], files: Collection[int], xids: Sequence[int]
     ) -> list[FullCells | None] | None:
         """Rows of a table by key, as the source has them now, None for one that is gone. None at all when it can't
-        say. A row that is missing is waited for until these transactions are to be seen; without any, it is gone."""
+        say, or they do not lie in `files` any more. A row that is missing is waited for until these transactions are to
+        be seen; without any, it is gone."""
         self._since = self._since or time.monotonic()
-        found = self._fetcher.fetch(table.relation, keys)
+        found = self._fetcher.fetch(table.relation, keys, files)
         if found is not None and len(found.rows) < len(keys) and xids:
-            found = self._fetcher.fetch(table.relation, keys) if self._fetcher.wait_until_visible(xids) else None
+            seen = self._fetcher.wait_until_visible(xids)
+            found = self._fetcher.fetch(table.relation, keys, files) if seen else None
         if found is None:
             return None
         self.hold = Lsn(max(self.hold, found.seen))

@@ -9,13 +9,15 @@ from headwater.replication.adapt import REKEYED
 from headwater.replication.attached import compared_whole
 from headwater.replication.live import LiveContext, LiveTable
 from headwater.replication.reshape import Reshape, as_kept, reshape
+from headwater.source.shape import files
 from headwater.storage.contract import StoredTable
 
 
 class Followed:
     """`tables` by oid. `shapes` has, by oid, what brings the stream's changes of a table to the form in which the store
     has it, where that is another; None where only a comparison with the source can. `compared` are the ids of tables
-    all of which is compared, now or soon."""
+    all of which is compared, now or soon. `files` tells, by oid, where rows of a table lay when it was last looked at:
+    nothing in the stream says that they were rewritten."""
 
     def __init__(self, context: LiveContext, stored: Sequence[StoredTable]) -> None:
         self._told: dict[int, Relation] = {}  # by oid, what the stream says of a table
@@ -29,6 +31,7 @@ class Followed:
         known = self.tables.values() if context == self.context else ()
         self.context = context
         self.tables = context.tables(stored, known)
+        self.files = {table.relation.oid: files(table.fingerprint) for table in stored}
         self.compared = {table.id for table in stored if compared_whole(table)}
         self._waiting = {table.id for table in stored if table.resync == REKEYED}
         for table in self.tables.values():

@@ -130,6 +130,7 @@ class SchemaWatch:
 
     def _poll(self) -> None:
         conn: psycopg.Connection | None = None
+        told = False
         pace, wait = self._pace, 0.0
         while not self._closing.wait(pace.rest if wait else 0.0):
             hinted = self._wake.wait(wait)
@@ -140,8 +141,11 @@ class SchemaWatch:
             try:
                 conn = conn or self._connect_patiently()
                 self._look(conn)
-            except (psycopg.Error, HeadwaterError) as error:  # the stream meets the same, and says so
-                _log.debug("the catalog could not be read: %s", error)
+                told = False
+            except (psycopg.Error, HeadwaterError) as error:  # somebody may keep a table locked: said once
+                level = logging.DEBUG if told else logging.WARNING
+                _log.log(level, "changes of tables are not seen: the catalog could not be read: %s", error)
+                told = True
                 if conn is not None:
                     conn.close()
                     conn = None

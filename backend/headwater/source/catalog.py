@@ -24,9 +24,9 @@ from headwater.source.traits import Standing, TypeDefinition, standing, type_def
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """A table that holds rows: the published table itself, or one partition of it. `pages` counts its present 8 kB
-    blocks, `estimated_rows` is the planner's guess for that many (0 when it never looked). `attached` changes when a
-    partition is detached and attached again."""
+    """A table that holds rows: the published table itself, or one partition of it. `pages` counts its 8 kB blocks,
+    `estimated_rows` its rows, both as the planner last knew them (0 when it never looked), or as of now where
+    `sizes.measured` was asked. `attached` changes when a partition is detached and attached again."""
 
     oid: int
     schema: str
@@ -306,9 +306,7 @@ def load_leaves(conn: psycopg.Connection, oids: list[int]) -> dict[int, tuple[Le
     rows = conn.execute(
         """select root.oid::int8, leaf.oid::int8, n.nspname, leaf.relname,
                   leaf.relfilenode::int8,
-                  (coalesce(pg_relation_size(leaf.oid), 0) / current_setting('block_size')::int8)::int8,
-                  coalesce(greatest(leaf.reltuples, 0) * pg_relation_size(leaf.oid)
-                    / nullif(leaf.relpages * current_setting('block_size')::float8, 0), 0)::int8,
+                  leaf.relpages::int8, greatest(leaf.reltuples, 0)::int8,
                   array(select i.inhparent || ' ' || i.xmin from pg_partition_ancestors(leaf.oid) a
                           join pg_inherits i on i.inhrelid = a.relid order by 1)::text
            from unnest(%s::oid[]) as root(oid)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import psycopg
@@ -48,9 +48,9 @@ class RowFetcher:
         self.generated = GeneratedValues(settings)
         self._conn: psycopg.Connection | None = None
 
-    def fetch(self, relation: Relation, keys: Sequence[Sequence[Cell]]) -> Fetched | None:
+    def fetch(self, relation: Relation, keys: Sequence[Sequence[Cell]], files: Collection[int] = ()) -> Fetched | None:
         """The rows that have these keys now. None when another table has the relation's name, or this one has other
-        columns by now, or somebody keeps it locked.
+        columns by now, or its rows do not lie in `files` any more, or somebody keeps it locked.
 
         Each of `keys` has the relation's columns, of which those of its identity count. Asks the source to log a
         message after the position that is returned, so that even an idle stream passes it.
@@ -59,7 +59,7 @@ class RowFetcher:
             conn = self._connection()
             rows: list[tuple[str | None, ...]] = []
             for first in range(0, len(keys), _KEYS_AT_ONCE):
-                found = _rows(conn, relation, keys[first : first + _KEYS_AT_ONCE])
+                found = _rows(conn, relation, keys[first : first + _KEYS_AT_ONCE], files)
                 if found is None:
                     return None
                 rows += found
@@ -115,14 +115,15 @@ class RowFetcher:
 
 
 def _rows(
-    conn: psycopg.Connection, relation: Relation, keys: Sequence[Sequence[Cell]]
+    conn: psycopg.Connection, relation: Relation, keys: Sequence[Sequence[Cell]], files: Collection[int]
 ) -> list[tuple[str | None, ...]] | None:
-    """None when another table has the name. Which one it is has to be told by the statement that reads the rows: the
-    name can go over to another table between two."""
+    """None when another table has the name, or its rows were rewritten. That has to be told by the statement that reads
+    them: the name can go over to another table between two."""
     places = [place for place, column in enumerate(relation.columns) if column.key]
     names = [sql.SQL("t.") + sql.Identifier(column.name) for column in relation.columns]
     query = sql.SQL(
-        "copy (select c.oid, {columns} from {table} t"  # locked first: from then on its name is its own
+        "copy (select c.oid, (select relfilenode from pg_class where oid = t.tableoid), {columns}"
+        " from {table} t"  # locked first: from then on its name is its own
         " right join (select oid from pg_class where oid = {name}::regclass) c"
         " on ({key}) in ({keys}) and {own}) to stdout"
     ).format(
@@ -138,7 +139,10 @@ def _rows(
     with conn.cursor() as cursor, cursor.copy(query) as copy:
         # Not splitlines: COPY leaves other separators of Unicode in a value as they are
         lines = b"".join(bytes(data) for data in copy).decode().split("\n")[:-1]
-    found = [split_line(line, len(relation.columns) + 1) for line in lines]
+    found = [split_line(line, len(relation.columns) + 2) for line in lines]
+    there = [row for row in found if row[2 + places[0]] is not None]
     if any(row[0] != str(relation.oid) for row in found):
         return None
-    return [row[1:] for row in found if row[1 + places[0]] is not None]
+    if files and not {int(row[1] or 0) for row in there} <= set(files):
+        return None
+    return [row[2:] for row in there]

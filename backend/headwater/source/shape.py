@@ -72,6 +72,12 @@ def attached(then: str, now: str) -> frozenset[int]:
     return frozenset(after.leaves.keys() - before.leaves.keys()) if stayed else frozenset()
 
 
+def files(shape: str) -> frozenset[int]:
+    """Where rows lay (`relfilenode`) when a shape was seen; nothing where that is not told."""
+    known = _decoded(shape)
+    return frozenset() if known is None else frozenset(leaf.where for leaf in known.leaves.values())
+
+
 def same_columns(then: str, now: str) -> bool:
     """Whether nobody wrote the columns' catalog rows between two shapes."""
     before, after = _decoded(then), _decoded(now)
