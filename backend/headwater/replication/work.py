@@ -179,12 +179,8 @@ class Work:
         if requests:
             self._begin_request(requests[0])
             return
-        obsolete = in_use(self._site.store, self._keep_seconds).obsolete
-        if obsolete:
-            _log.info("forgetting %d row sides that no version of the sync config needs", len(obsolete))
-            self._retiring = obsolete
-            self._retire()  # their buckets go before they are followed no more
-            self._site.follow(self._plans())
+        if in_use(self._site.store, self._keep_seconds).obsolete:
+            self._follow()
 
     def _undeployed(self) -> ConfigVersion | None:
         """The version on its way; or the served one, if it came from a store that did not keep its row sides."""
@@ -205,9 +201,10 @@ class Work:
         _log.info("deploying version %d of the sync config", version.id)
         try:
             plan = plan_of(version.yaml)
-            while self._site.store.retire(self._site.lease, (), RETIRED_AT_ONCE):
+            used = in_use(self._site.store, self._keep_seconds)
+            while self._site.store.retire(self._site.lease, used.obsolete, RETIRED_AT_ONCE):
                 pass  # row sides that are on their way out may be needed anew: they begin from nothing
-            self._current = _Asked(Deploy(self._site, version, plan, self._plans()), version, None)
+            self._current = _Asked(Deploy(self._site, version, plan, used.plans), version, None)
         except RuleErrors as error:
             self._ended = True
             self._site.store.mark_version(self._site.lease, version.id, VersionState.FAILED, str(error))
@@ -277,8 +274,7 @@ class Work:
             if present is None or present.id != asked.version.id:
                 _log.info("version %d of the sync config was replaced on its way", asked.version.id)
                 self.close()
-                forget_half_built(store, lease)
-                self._site.follow(self._plans())
+                self._follow()
                 return
             store.mark_version(lease, asked.version.id, VersionState.PROCESSING, said)
 
@@ -291,11 +287,11 @@ class Work:
             asked.job.unmark()
             self._note_left(asked.job.left)
         if isinstance(asked.job, (Resync, Rekey)):
-            self._site.follow(self._plans())
+            self._follow()
         if asked.request is not None and isinstance(asked.job, (Resync, Audit)):
             self._answer(asked.request, asked.job)
         if asked.version is not None:
-            self._site.follow(self._plans())
+            self._follow()
         if isinstance(asked.job, Resync) and self._site.applier.misnamed(asked.job.right):
             # Before 16, Postgres goes on to tell the name that a schema had when the stream first spoke of its table
             raise SchemaChangedError("the stream calls a table by a name that it had", self._site.tag)
@@ -342,8 +338,19 @@ class Work:
             self._end_request(asked.request, RequestState.FAILED, {"error": why})
         elif asked.version is not None:
             self._site.store.mark_version(self._site.lease, asked.version.id, VersionState.FAILED, why)
-            forget_half_built(self._site.store, self._site.lease)
-            self._site.follow(self._plans())
+            self._follow()
+
+    def _follow(self) -> None:
+        """With no deploy at hand: follow what is in use. The buckets of all other row sides go before that, for what
+        is not followed must not be taken for complete, or gone on with, by a version that wants it again."""
+        store, lease = self._site.store, self._site.lease
+        forget_half_built(store, lease)
+        used = in_use(store, self._keep_seconds)
+        if used.obsolete:
+            _log.info("forgetting %d row sides that no version of the sync config needs", len(used.obsolete))
+            self._retiring = used.obsolete
+            self._retire()
+        self._site.follow(used.plans)
 
     def _retire(self) -> None:
         if not self._site.store.retire(self._site.lease, self._retiring, RETIRED_AT_ONCE):
