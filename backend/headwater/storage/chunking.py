@@ -5,8 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-import zstandard
-
 from headwater.oplog.op import OpId
 from headwater.storage.common import CHUNK_BYTES, CHUNK_OPS
 from headwater.storage.contract import Chunk
@@ -63,11 +61,6 @@ class ChunkParts:
         """What was taken."""
         last = OpId(self._last) if self._parts else after
         return Chunk(b",".join(self._parts), self.size, last, more, overtaken)
-
-
-def unpacked(blob: bytes) -> bytes:
-    """The content of a segment."""
-    return zstandard.decompress(blob)
 
 
 def _between(ops: bytes, after: int, upto: int) -> Iterator[tuple[int, bytes]]:

@@ -19,10 +19,10 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import xxhash
-import zstandard
 
 from headwater.oplog.op import OpId
 from headwater.storage.common import SEGMENT_BYTES, SEGMENT_OPS
+from headwater.storage.packing import compressor
 from headwater.storage.upkeep import Again, SealedRun
 
 STANDS, REMOVES, SUPERSEDED, MOVED, CLEARS = range(5)
@@ -249,7 +249,7 @@ class Sealer:
     """Packs ops into segments of at most 999 ops and 1 MiB; a larger op has one for itself."""
 
     def __init__(self) -> None:
-        self._compressor = zstandard.ZstdCompressor(level=_LEVEL)
+        self._compressor = compressor(_LEVEL)
         self._runs: list[SealedRun] = []
         self._lines: list[bytes] = []
         self._bytes = 0

@@ -40,6 +40,13 @@ class StoreUnreachableError(HeadwaterError):
     code = "HW_4008"
 
 
+class PartLostError(HeadwaterError):
+    """What a task of a bulk job wrote is not there any more, or damaged; nothing of it was taken over."""
+
+    kind = Kind.RETRY
+    code = "HW_4009"
+
+
 class LeaseLostError(HeadwaterError):
     """Another replicator took over; nothing of this transaction was kept."""
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-import zstandard
-
 from headwater.oplog.transform import DraftOp
 from headwater.storage.common import SEGMENT_BYTES, SEGMENT_OPS
+from headwater.storage.packing import compressor
 
 _BUFFERED_BYTES = 64 << 20
 
@@ -34,7 +33,7 @@ class SegmentPacker:
         self._runs: dict[int, _Run] = {}
         self._buffered = 0
         # One compressor for all: making one costs more than a small segment
-        self._compressor = zstandard.ZstdCompressor(level=1)
+        self._compressor = compressor(level=1)
 
     def add(self, ops: Sequence[DraftOp]) -> None:
         runs = self._runs

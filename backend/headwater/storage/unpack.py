@@ -8,10 +8,10 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import orjson
 import xxhash
-import zstandard
 
 from headwater.oplog.op import OpId, finished_op
 from headwater.storage.history import HistoryOp
+from headwater.storage.packing import unpacked
 
 _BATCH_OPS = 5_000
 _BATCH_BYTES = 8 << 20
@@ -22,7 +22,7 @@ Line = tuple[int, str]
 
 def segment_lines(first: int, sealed: bool, bodies: bytes) -> list[Line]:
     """The finished ops of a segment that begins with op `first`, in order."""
-    lines = zstandard.decompress(bodies).decode().split("\n")
+    lines = unpacked(bodies).decode().split("\n")
     if not sealed:
         return [(op_id, finished_op(op_id, body)) for op_id, body in enumerate(lines, first)]
     # A finished op is {"op_id":"<id>", and its body

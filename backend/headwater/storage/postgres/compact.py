@@ -11,13 +11,13 @@ from contextlib import contextmanager
 
 import orjson
 import psycopg
-import zstandard
 
 from headwater.failpoints import passing
 from headwater.oplog.op import OpId, finished_op
 from headwater.storage.address import PostgresAddress
 from headwater.storage.compaction import clear_line, op_head
 from headwater.storage.contract import Lease
+from headwater.storage.packing import unpacked
 from headwater.storage.postgres import lease as leases
 from headwater.storage.postgres.connection import connect, postgres_errors
 from headwater.storage.upkeep import LEASE, Again, BucketState, Cleared, HistoryChangedError, Piece, SealedRun
@@ -157,7 +157,7 @@ class PostgresUpkeep:
         row = self._db.execute(query, [piece.blob, bucket], binary=True).fetchone()
         if row is None:
             raise _changed(bucket)
-        content = zstandard.decompress(row[0])
+        content = unpacked(row[0])
         if piece.sealed:
             return content
         bodies = content.split(b"\n")

@@ -9,7 +9,6 @@ import psycopg
 from psycopg import errors, sql
 
 from headwater.storage.address import PostgresAddress
-from headwater.storage.chunking import unpacked
 from headwater.storage.contract import Lease
 from headwater.storage.forget import (
     ERASURES,
@@ -20,6 +19,7 @@ from headwater.storage.forget import (
     UnerasedError,
     found_in_segment,
 )
+from headwater.storage.packing import unpacked
 from headwater.storage.postgres import lease as leases
 from headwater.storage.postgres.connection import connect, postgres_errors
 from headwater.storage.postgres.tables import rows_table, stored_id

@@ -6,7 +6,6 @@ from collections.abc import Iterable
 
 import orjson
 import psycopg
-import zstandard
 from psycopg import sql
 
 from headwater.failpoints import passing
@@ -15,6 +14,7 @@ from headwater.oplog.row_id import row_subkey
 from headwater.oplog.transform import decode_members
 from headwater.storage.common import NAMEABLE
 from headwater.storage.contract import Lease, StoreError
+from headwater.storage.packing import compressor, unpacked
 from headwater.storage.parts import StagedPart
 from headwater.storage.postgres import lease as leases
 from headwater.storage.postgres.bulk import check_part, lock_state
@@ -158,6 +158,6 @@ def _without(segment: Segment, starts: tuple[str, ...]) -> Segment:
     if not starts:
         return segment
     bucket, _, _, bodies = segment
-    kept = [body for body in zstandard.decompress(bodies).decode().split("\n") if not body.startswith(starts)]
+    kept = [body for body in unpacked(bodies).decode().split("\n") if not body.startswith(starts)]
     checksum = sum(int(orjson.loads("{" + body)["checksum"]) for body in kept)
-    return bucket, len(kept), checksum & 0xFFFFFFFF, zstandard.compress("\n".join(kept).encode(), level=1)
+    return bucket, len(kept), checksum & 0xFFFFFFFF, compressor(level=1).compress("\n".join(kept).encode())

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import apsw
@@ -10,12 +11,14 @@ import apsw
 from headwater.failpoints import passing
 from headwater.oplog.change import Relation
 from headwater.oplog.op import CLEAR_BODY, finished_op
-from headwater.storage.contract import Lease, SourceState, StoreError
+from headwater.storage.contract import Lease, PartLostError, SourceState, StoreError
 from headwater.storage.parts import BulkRecord, StagedPart, StagedTable
 from headwater.storage.sqlite import lease as leases
 from headwater.storage.sqlite import tables, versions
+from headwater.storage.sqlite.stage import is_whole
 
 _ROWS_A_TRANSACTION = 50_000
+_AGAIN = "the job starts over at the next attempt"
 
 
 def discard(connection: apsw.Connection, lease: Lease) -> None:
@@ -43,14 +46,27 @@ def stage_tables(
 def stage(connection: apsw.Connection, lease: Lease, parts: Sequence[StagedPart]) -> None:
     """Copy parts in, then index the rows of their tables."""
     for part in parts:
-        if not Path(part.path).is_file():
-            raise StoreError("a part of the bulk job is missing", part.path, "the job starts over at the next attempt")
+        with attached(connection, part):
+            _stage_part(connection, lease, part)
+        passing("stage.after_part")
+
+
+@contextmanager
+def attached(connection: apsw.Connection, part: StagedPart) -> Iterator[None]:
+    """The part's file as the database `part`. What is wrong with it must not be taken for damage of the store: raises
+    PartLostError."""
+    if not Path(part.path).is_file():
+        raise PartLostError("a part of the bulk job is missing", part.path, _AGAIN)
+    try:
         connection.execute("attach database ? as part", (part.path,))
         try:
-            _stage_part(connection, lease, part)
+            yield
         finally:
             connection.execute("detach database part")
-        passing("stage.after_part")
+    except (apsw.CorruptError, apsw.NotADBError, apsw.SQLError) as error:
+        if is_whole(Path(part.path)):
+            raise
+        raise PartLostError("a part of the bulk job is damaged", part.path, _AGAIN) from error
 
 
 def _stage_part(connection: apsw.Connection, lease: Lease, part: StagedPart) -> None:

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import apsw
 import orjson
-import zstandard
 
 from headwater.failpoints import passing
 from headwater.oplog.op import OpId, finished_op
 from headwater.storage.compaction import clear_line, op_head
 from headwater.storage.contract import Lease
+from headwater.storage.packing import unpacked
 from headwater.storage.sqlite import lease as leases
 from headwater.storage.sqlite.connection import open_reader, open_writer, sqlite_errors
 from headwater.storage.sqlite.wake import Waker
@@ -147,7 +147,7 @@ class SqliteUpkeep:
         rows = self._rows("select bodies from segment_blobs where id = ? and bucket = ?", piece.blob, bucket)
         if not rows or not isinstance(rows[0][0], bytes):
             raise _changed(bucket)
-        content = zstandard.decompress(rows[0][0])
+        content = unpacked(rows[0][0])
         if piece.sealed:
             return content
         bodies = content.decode().split("\n")

@@ -11,7 +11,6 @@ from pathlib import Path
 import apsw
 
 from headwater.storage.address import SqliteAddress
-from headwater.storage.chunking import unpacked
 from headwater.storage.contract import Lease, StoreError
 from headwater.storage.forget import (
     ERASURES,
@@ -22,6 +21,7 @@ from headwater.storage.forget import (
     UnerasedError,
     found_in_segment,
 )
+from headwater.storage.packing import unpacked
 from headwater.storage.sqlite import lease as leases
 from headwater.storage.sqlite.connection import immediate, open_writer, sqlite_errors
 

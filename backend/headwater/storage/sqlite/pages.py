@@ -6,7 +6,6 @@ from collections.abc import Iterable
 
 import apsw
 import orjson
-import zstandard
 
 from headwater.failpoints import passing
 from headwater.oplog.op import put_opening
@@ -14,9 +13,10 @@ from headwater.oplog.row_id import row_subkey
 from headwater.oplog.transform import decode_members
 from headwater.storage.common import NAMEABLE
 from headwater.storage.contract import Lease, StoreError
+from headwater.storage.packing import compressor, unpacked
 from headwater.storage.parts import StagedPart
 from headwater.storage.sqlite import lease as leases
-from headwater.storage.sqlite.bulk import insert_clear
+from headwater.storage.sqlite.bulk import attached, insert_clear
 
 Openings = dict[int, tuple[str, ...]]
 """By bucket, how the bodies begin that are not to be taken."""
@@ -24,8 +24,7 @@ Openings = dict[int, tuple[str, ...]]
 
 def take(connection: apsw.Connection, lease: Lease, part: StagedPart, page: int, skip: Iterable[str]) -> None:
     """See the contract."""
-    connection.execute("attach database ? as part", (part.path,))
-    try:
+    with attached(connection, part):
         with leases.holding(connection, lease):
             left_out = _skipped(connection, part.table, page, skip)
             _add_members(connection, part.table, page)
@@ -38,8 +37,6 @@ def take(connection: apsw.Connection, lease: Lease, part: StagedPart, page: int,
             connection.execute("drop table temp.skipped")
             passing("page.before_commit")
         passing("page.after_commit")
-    finally:
-        connection.execute("detach database part")
 
 
 def _skipped(connection: apsw.Connection, table: int, page: int, skip: Iterable[str]) -> Openings:
@@ -146,6 +143,6 @@ def _insert_segment(connection: apsw.Connection, bucket: int, first: int, segmen
 
 def _filtered(bodies: bytes, starts: tuple[str, ...]) -> tuple[int, int, bytes]:
     """A segment without the bodies that begin so."""
-    kept = [body for body in zstandard.decompress(bodies).decode().split("\n") if not body.startswith(starts)]
+    kept = [body for body in unpacked(bodies).decode().split("\n") if not body.startswith(starts)]
     checksum = sum(int(orjson.loads("{" + body)["checksum"]) for body in kept)
-    return len(kept), checksum & 0xFFFFFFFF, zstandard.compress("\n".join(kept).encode(), level=1)
+    return len(kept), checksum & 0xFFFFFFFF, compressor(level=1).compress("\n".join(kept).encode())

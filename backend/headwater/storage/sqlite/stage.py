@@ -6,6 +6,7 @@ The file needs no durability and no index: an attempt that fails leaves a file t
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 
 import apsw
@@ -13,6 +14,7 @@ import apsw
 from headwater.oplog.transform import BucketName, DraftOp
 from headwater.storage.parts import CurrentRow, StagedPart
 from headwater.storage.segments import SegmentPacker
+from headwater.storage.sqlite.connection import sqlite_errors
 from headwater_rules.results import LookupEntry
 
 _SCHEMA = """
@@ -26,6 +28,16 @@ create table segments (id integer primary key, page, bucket, size, checksum, bod
 """
 
 
+def is_whole(path: Path) -> bool:
+    """Whether a part's file is as it was written, as far as SQLite can tell."""
+    try:
+        with closing(apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)) as db:
+            tables = db.execute("select count(*) from sqlite_master where type = 'table'").fetchall()
+            return tables == [(4,)] and db.execute("pragma quick_check(1)").fetchall() == [("ok",)]
+    except apsw.Error:
+        return False
+
+
 class StageFile:
     """One attempt's result, see `storage.parts.PartWriter`. `finish` gives the file its final name."""
 
@@ -35,12 +47,13 @@ class StageFile:
         self._attempt = attempt
         self._rows = 0
         self._page = 0
-        path.parent.mkdir(parents=True, exist_ok=True)
         self._unfinished = path.with_suffix(".unfinished")
-        self._unfinished.unlink(missing_ok=True)
-        self._db = apsw.Connection(str(self._unfinished))
-        self._db.execute(_SCHEMA).fetchall()
-        self._db.execute("begin")
+        with sqlite_errors(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._unfinished.unlink(missing_ok=True)
+            self._db = apsw.Connection(str(self._unfinished))
+            self._db.execute(_SCHEMA).fetchall()
+            self._db.execute("begin")
         self._packer = SegmentPacker(self._keep)
         self._named: set[int] = set()
         self.ops = 0
@@ -60,29 +73,32 @@ class StageFile:
         buckets: Mapping[int, BucketName],
     ) -> None:
         page = self._page
-        self._db.executemany(
-            f"insert into rows (page, row_id, layout, line, members, subkey) values ({page:d}, ?, ?, ?, ?, ?)", rows
-        )
-        self._rows += len(rows)
-        if lookups:
+        with sqlite_errors(self._path):
             self._db.executemany(
-                f"insert into lookups values ({page:d}, ?, ?, ?)",
-                [(entry.key, row_id, entry.output) for row_id, entry in lookups],
+                f"insert into rows (page, row_id, layout, line, members, subkey) values ({page:d}, ?, ?, ?, ?, ?)", rows
             )
-        self._name(buckets)
-        self._packer.add(ops)
+            self._rows += len(rows)
+            if lookups:
+                self._db.executemany(
+                    f"insert into lookups values ({page:d}, ?, ?, ?)",
+                    [(entry.key, row_id, entry.output) for row_id, entry in lookups],
+                )
+            self._name(buckets)
+            self._packer.add(ops)
         self.ops += len(ops)
 
     def end_page(self) -> None:
-        self._packer.seal_all()
+        with sqlite_errors(self._path):
+            self._packer.seal_all()
         self._page += 1
 
     def finish(self) -> StagedPart:
-        self._packer.seal_all()
-        if self._page:
-            self._db.execute("create index rows_page on rows (page)")
-        self._db.execute("commit")
-        self._db.close()
+        with sqlite_errors(self._path):
+            self._packer.seal_all()
+            if self._page:
+                self._db.execute("create index rows_page on rows (page)")
+            self._db.execute("commit")
+            self._db.close()
         self._unfinished.rename(self._path)
         return StagedPart(str(self._path), self._table, self._rows, self.ops, self._attempt, self._page)
 

@@ -111,7 +111,12 @@ class SqliteStore:
 
     def staging_directory(self) -> str:
         directory = self._directory.resolve() / "stage"
-        directory.mkdir(exist_ok=True)
+        try:
+            directory.mkdir(exist_ok=True)
+        except OSError as error:
+            raise StoreError(
+                f"the directory for parts of bulk jobs can't be made: {error.strerror}", str(directory), "remove it"
+            ) from error
         return str(directory)
 
     def discard_staged(self, lease: Lease) -> None:

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import logging
 import os
 import socket
 import tempfile
 import uuid
 from pathlib import Path
+
+_log = logging.getLogger(__name__)
 
 _LONGEST_SOCKET_PATH = 100  # of 108 that Linux allows, 104 on macOS
 
@@ -31,11 +34,18 @@ class WakeListener:
 
     def __init__(self, store: Path) -> None:
         directory = wake_directory(store)
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._path = directory / f"{uuid.uuid4().hex[:12]}.sock"
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._socket.setblocking(False)
-        self._socket.bind(str(self._path))
+        try:
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._socket.bind(str(self._path))
+        except OSError as error:
+            _log.warning(
+                "commits reach devices up to a second later, for this is no directory to write in: %s (%s)",
+                directory,
+                error.strerror,
+            )
 
     def fileno(self) -> int:
         return self._socket.fileno()
@@ -47,7 +57,8 @@ class WakeListener:
 
     def close(self) -> None:
         self._socket.close()
-        self._path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            self._path.unlink()
 
 
 class Waker:
@@ -62,14 +73,15 @@ class Waker:
         """Tell every listener. One whose process died is forgotten; one that is behind has a datagram waiting."""
         try:
             names = os.listdir(self._directory)  # noqa: PTH208 - runs on every commit
-        except FileNotFoundError:
+        except OSError:
             return
         for name in names:
             path = os.path.join(self._directory, name)  # noqa: PTH118 - runs on every commit
             try:
                 self._socket.sendto(b"1", path)
             except ConnectionRefusedError:
-                Path(path).unlink(missing_ok=True)
+                with contextlib.suppress(OSError):
+                    Path(path).unlink()
             except OSError:
                 continue
 

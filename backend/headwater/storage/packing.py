@@ -1,0 +1,23 @@
+"""The content of segments, compressed. Each carries a checksum of its own: what a disk did to it never reaches a
+device."""
+
+from __future__ import annotations
+
+import zstandard
+
+from headwater.storage.contract import StoreError
+
+
+def compressor(level: int) -> zstandard.ZstdCompressor:
+    """Packs contents."""
+    return zstandard.ZstdCompressor(level=level, write_checksum=True)
+
+
+def unpacked(blob: bytes) -> bytes:
+    """The content of a segment. Raises StoreError."""
+    try:
+        return zstandard.decompress(blob)
+    except (zstandard.ZstdError, MemoryError) as error:
+        raise StoreError(
+            f"a segment of the history is damaged: {error}", "segment_blobs", "run `headwater audit --repair`"
+        ) from error

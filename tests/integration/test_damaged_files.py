@@ -1,0 +1,195 @@
+"""Files of an embedded store that were damaged or taken away: what is said, and what goes on."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import apsw
+import pytest
+
+from headwater.oplog.op import OpId
+from headwater.storage.contract import Checkpoint, Lease, StoreError
+from headwater.storage.parts import StagedPart
+from headwater.storage.sqlite import SqliteStore
+from headwater.storage.sqlite.wake import wake_directory
+from headwater.storage.versions import Origin
+from tests.integration.world import SmallDisk
+from tests.support.changed_source import Device
+from tests.support.fix_headwater import Deployment, wait_until
+from tests.support.fix_postgres import SourceDb
+from tests.support.fix_service import Service
+from tests.support.store_checker import leftovers
+
+Deploy = Callable[..., Deployment]
+Damage = Callable[[Path], None]
+
+CONFIG = """
+config: {edition: 3}
+streams:
+  notes:
+    auto_subscribe: true
+    query: SELECT * FROM notes
+"""
+ROWS = 300
+
+
+@pytest.fixture
+def stopped(deploy: Deploy, source_db: SourceDb) -> Deployment:
+    """A store that has read the source, with nobody at work on it."""
+    source_db.execute("create table notes (id text primary key, body text)")
+    source_db.execute(f"insert into notes select i::text, 'body ' || i * i from generate_series(1, {ROWS}) i")
+    deployment = deploy(CONFIG).start()
+    deployment.caught_up()
+    deployment.close()
+    return deployment
+
+
+def changed(content: bytes, at: int) -> bytes:
+    """The same, but for one bit."""
+    return content[:at] + bytes([content[at] ^ 4]) + content[at + 1 :]
+
+
+def test_no_bit_of_the_history_is_turned_unnoticed(stopped: Deployment) -> None:
+    places = random.Random(1)
+    said: list[str] = []
+    state = stopped.reader.checkpoint()
+    assert state is not None
+    db = apsw.Connection(str(stopped.directory / "store.db"))
+    number, whole = db.execute("select id, bodies from segment_blobs").fetchall()[0]
+    assert isinstance(whole, bytes)
+    (bucket,) = stopped.buckets("a")
+    right = stopped.reader.chunk(bucket, OpId(0), state[0].op_id)
+    turned = [*range(16), *places.sample(range(16, len(whole)), 50)]
+    for at in turned:
+        db.execute("update segment_blobs set bodies = ? where id = ?", (changed(whole, at), number))
+        try:
+            assert stopped.reader.chunk(bucket, OpId(0), state[0].op_id) == right
+        except StoreError as error:
+            said.append(str(error))
+    db.close()
+    assert len(said) >= len(turned) - 2  # some bits of the header mean nothing
+    assert all("a segment of the history is damaged" in each for each in said)
+    assert all("headwater audit --repair" in each for each in said)
+
+
+def remove(path: Path) -> None:
+    path.unlink()
+
+
+def empty(path: Path) -> None:
+    os.truncate(path, 0)
+
+
+def halve(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def overwrite(path: Path) -> None:
+    path.write_bytes(os.urandom(path.stat().st_size))
+
+
+@pytest.mark.parametrize("damage", [remove, empty, halve, overwrite])
+def test_a_damaged_part_of_a_bulk_job_is_not_taken_for_a_damaged_store(
+    stopped: Deployment, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, damage: Damage
+) -> None:
+    hurt: list[str] = []
+
+    def hurting(store: SqliteStore, lease: Lease, part: StagedPart, *rest: Any) -> Checkpoint:
+        if not hurt:
+            damage(Path(part.path))
+            hurt.append(part.path)
+        return take_page(store, lease, part, *rest)
+
+    take_page = SqliteStore.take_page
+    monkeypatch.setattr(SqliteStore, "take_page", hurting)
+    stopped.start()
+    device = Device(stopped)
+    stopped.redeploy(CONFIG.replace("*", "id, body, 'new' AS more"))
+    assert all(row["more"] == "new" for row in Device(stopped).rows().values())
+    assert len(device.rows()) == ROWS
+    assert "[HW_4009] a part of the bulk job is" in caplog.text
+    assert hurt[0] in caplog.text
+    assert "store.db" not in caplog.text
+    stopped.close()
+    assert stopped.problems() == []
+    assert leftovers(stopped.directory) == {}
+
+
+def test_a_damaged_part_of_the_first_snapshot_is_read_again(
+    deploy: Deploy, source_db: SourceDb, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def hurting(store: SqliteStore, lease: Lease, parts: Sequence[StagedPart]) -> None:
+        if "HW_4009" not in caplog.text:
+            halve(Path(parts[0].path))
+        stage(store, lease, parts)
+
+    stage = SqliteStore.stage
+    monkeypatch.setattr(SqliteStore, "stage", hurting)
+    source_db.execute("create table notes (id text primary key, body text); insert into notes values ('1', 'one')")
+    deployment = deploy(CONFIG).start()
+    assert len(deployment.rows("a")) == 1
+    assert "[HW_4009] a part of the bulk job is damaged" in caplog.text
+    deployment.close()
+    assert deployment.problems() == []
+
+
+def test_where_nobody_can_be_woken_devices_hear_of_commits_all_the_same(
+    stopped: Deployment, serve: Callable[[Deployment], Service], caplog: pytest.LogCaptureFixture
+) -> None:
+    wake = wake_directory(stopped.directory)
+    shutil.rmtree(wake, ignore_errors=True)
+    wake.touch()
+    stopped.start()
+    service = serve(stopped)
+    stopped.source.execute("insert into notes values ('later', 'than the start')")
+    assert ("notes", "later") in stopped.rows("a")
+    assert "HW_5005" not in caplog.text
+    service.stop()
+    said = service.config.with_suffix(".log").read_text(encoding="utf-8")
+    assert "commits reach devices up to a second later" in said
+    assert "Traceback" not in said
+    wake.unlink()
+
+
+def test_a_disk_that_is_full_in_the_middle_of_a_deploy_is_named_and_waited_for(
+    small_disk: Callable[[int], SmallDisk], deploy: Deploy, source_db: SourceDb, caplog: pytest.LogCaptureFixture
+) -> None:
+    disk = small_disk(10)
+    source_db.execute("create table notes (id text primary key, body text)")
+    source_db.execute(f"insert into notes select i::text, repeat(md5(i::text), 9) from generate_series(1, {ROWS}) i")
+    deployment = deploy(CONFIG, disk.path / "store").start()
+    device = Device(deployment)
+    yaml = CONFIG.replace("*", "id, body, 'new' AS more")
+    with deployment.store() as store:
+        store.deploy(yaml, Origin.COMMAND)
+        disk.fill()
+        wait_until(lambda: "the disk is full" in caplog.text, "the cause to be named")
+        disk.make_room()
+    deployment.redeploy(yaml)
+    assert all(row["more"] == "new" for row in device.rows().values())
+    deployment.close()
+    assert deployment.problems() == []
+    assert leftovers(deployment.directory) == {}
+
+
+def test_a_disk_that_is_full_in_the_middle_of_the_first_snapshot_is_named(
+    small_disk: Callable[[int], SmallDisk], deploy: Deploy, source_db: SourceDb
+) -> None:
+    disk = small_disk(4)
+    source_db.execute("create table notes (id text primary key, body text)")
+    source_db.execute("insert into notes select i::text, repeat(md5(i::text), 99) from generate_series(1, 9000) i")
+    deployment = deploy(CONFIG, disk.path / "store")
+    with pytest.raises(StoreError, match=r"the disk is full.*part-00000.*free space on it"):
+        deployment.start()
+    deployment.close()
+    source_db.execute("delete from notes where length(id) > 2")
+    deployment.start()
+    assert len(Device(deployment).rows()) == len(source_db.fetch("select from notes"))
+    deployment.close()
+    assert deployment.problems() == []
+    assert leftovers(deployment.directory) == {}
