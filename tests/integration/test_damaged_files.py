@@ -193,3 +193,23 @@ def test_a_disk_that_is_full_in_the_middle_of_the_first_snapshot_is_named(
     deployment.close()
     assert deployment.problems() == []
     assert leftovers(deployment.directory) == {}
+
+
+@pytest.mark.parametrize("damage", [halve, overwrite])
+@pytest.mark.parametrize(
+    ("name", "remedy"), [("store.db", "to build a new store"), ("write_checkpoints.db", "the store itself is whole")]
+)
+def test_a_damaged_file_is_named_and_a_new_one_made_when_it_was_moved_away(
+    stopped: Deployment, name: str, remedy: str, damage: Damage
+) -> None:
+    SqliteStore.open_reader(stopped.directory).close()
+    path = stopped.directory / name
+    damage(path)
+    with pytest.raises(StoreError, match=rf"{name}\); stop Headwater and move {name}, .*{remedy}"):
+        SqliteStore.open_reader(stopped.directory)
+    for file in stopped.directory.glob(f"{name}*"):
+        file.rename(file.with_name("away"))
+    stopped.start()
+    assert len(stopped.rows("a")) == ROWS
+    assert stopped.reader.create_write_checkpoint(["a/1"], {}) == {"a/1": 1}
+    assert stopped.problems() == []

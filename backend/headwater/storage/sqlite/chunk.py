@@ -54,7 +54,7 @@ class _Builder:
         """Take everything after a position; False when there is no room for all of it."""
         for row in self._db.execute(_SEGMENTS, (self._bucket, position, self._upto)):
             if row[3] is None:
-                raise StoreError("a segment is missing", f"segment {row[4]}", "move the store away to build a new one")
+                raise StoreError("a segment is missing", f"segment {row[4]}", "run `headwater audit --repair`")
             first, last, sealed, size, blob = (int(str(cell)) for cell in row)
             if not self._take_hot(position, first - 1) or self.parts.is_too_long(first, last, size, position):
                 return False

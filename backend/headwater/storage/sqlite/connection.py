@@ -86,9 +86,17 @@ def explained(error: apsw.Error, path: Path) -> HeadwaterError:
         case apsw.ConstraintError() if str(error).startswith(MARK):
             return sealed(str(error).removeprefix(MARK), where)
         case apsw.NotADBError() | apsw.CorruptError():
-            return StoreError("the file is damaged, or no SQLite database", where, "move it away to build a new store")
+            return StoreError("the file is damaged, or no SQLite database", where, _move_away(path))
         case _:
             return StoreError(f"SQLite failed: {error}", where, "see the disk's state and the log before this line")
+
+
+def _move_away(path: Path) -> str:
+    """Whoever has the file open would go on with it, and SQLite would apply its log to what takes its place."""
+    files = f"stop Headwater and move {path.name}, {path.name}-wal and {path.name}-shm away"
+    if path.name == "store.db":
+        return f"{files} to build a new store"
+    return f"{files}: the store itself is whole; a device that waits for its upload to come back waits for the next one"
 
 
 @contextmanager
