@@ -109,9 +109,6 @@ class Spark:
         call into it that hangs (its start, a planning step) can't be ended by itself. Whoever waits gets an error."""
         process = _jvm()
         if process is not None:
-            # Spark's own thread would print a trace for the connection that breaks with the JVM
-            for server in (AccumulatorTCPServer, AccumulatorUnixServer):
-                setattr(server, "handle_error", lambda *_: None)  # noqa: B010 - mypy refuses the assignment
             process.kill()
 
     def stop(self) -> None:
@@ -145,6 +142,9 @@ class Spark:
         quiet = {"spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile=file:{log4j}"}
         conf = {**_DEFAULTS, **quiet, **(_LOCAL if self._settings.local else {}), **self._settings.conf}
         master = "local[*,4]" if self._settings.master == "local[*]" else self._settings.master  # retry failed tasks
+        for server in (AccumulatorTCPServer, AccumulatorUnixServer):
+            # Spark's own thread would print a trace for the connection that breaks when the JVM is killed
+            setattr(server, "handle_error", lambda *_: None)  # noqa: B010 - mypy refuses the assignment
         with self._start_errors():
             if SparkContext._gateway is None:
                 gateway = launch_jvm(SparkConf(loadDefaults=False).setAll([("spark.master", master), *conf.items()]))
