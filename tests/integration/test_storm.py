@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.storm.life import Plan
+from tests.storm.plan import Plan
 from tests.support.fix_storm import Storm
 
 pytestmark = pytest.mark.timeout(900)

@@ -10,7 +10,7 @@ import pytest
 
 from headwater.pipeline.session import Spark, SparkJobError
 from headwater.pipeline.spark_engine import SparkEngine
-from tests.storm.life import ROUGH, Plan
+from tests.storm.plan import ROUGH, Plan, varied
 from tests.support.fix_storm import Storm
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
@@ -43,5 +43,5 @@ def test_parts_die_under_the_writers(storm: Storm) -> None:
 @pytest.mark.timeout(2400)
 @pytest.mark.parametrize("seed", [100, 101, 300, 310])
 def test_all_of_it_for_some_minutes(storm: Storm, seed: int) -> None:
-    tally = storm(seed, ROUGH, rounds=4)
+    tally = storm(seed, varied(ROUGH, seed), rounds=4)
     assert tally.rounds == 4

@@ -6,12 +6,14 @@ A seed that failed is lived again with `--seed N --minutes 0`. Its folder is kep
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import shutil
 import sys
 import tempfile
 import time
 import traceback
+from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -20,8 +22,8 @@ from headwater.pipeline.jobs import BulkJobs
 from headwater.pipeline.session import Spark
 from headwater.pipeline.settings import SparkSettings
 from headwater.pipeline.spark_engine import SparkEngine
-from tests.storm.life import ROUGH, Life, Plan, Tally
-from tests.storm.world import World
+from tests.storm.life import Life, Tally, worlds_of
+from tests.storm.plan import ROUGH, Plan, varied
 from tests.support.fix_postgres import FAST
 
 
@@ -35,6 +37,7 @@ def main() -> int:
     parser.add_argument("--changes", type=int, default=ROUGH.changes, help="of tables, in a round")
     parser.add_argument("--kills", type=int, default=ROUGH.kills, help="in a round")
     parser.add_argument("--apart", type=float, default=ROUGH.apart, help="share of starts as a process of its own")
+    parser.add_argument("--storage", choices=["sqlite", "postgres"], default="", help="(default: each life draws)")
     parser.add_argument("--folder", type=Path, help="for logs and stores (default: a temporary one)")
     options = parser.parse_args()
     plan = Plan(options.writers, options.transactions, options.changes, options.kills, options.apart)
@@ -46,7 +49,7 @@ def main() -> int:
     spark = Spark(SparkSettings(conf={"spark.driver.memory": "700m"}))
     bulk = BulkJobs(SparkEngine(spark))
     while True:
-        tally, error = live(folder / f"seed-{seed}", bulk, seed, plan, options.rounds)
+        tally, error = live(folder / f"seed-{seed}", bulk, seed, varied(plan, seed, options.storage), options.rounds)
         total += tally
         if error:
             failed[seed] = error
@@ -65,25 +68,27 @@ def main() -> int:
 def live(folder: Path, bulk: BulkJobs, seed: int, plan: Plan, rounds: int) -> tuple[Tally, str]:
     """One life: what happened in it, and what was wrong, if anything was."""
     folder.mkdir(parents=True)
-    with EmbeddedPostgres(folder / "postgres", settings=FAST) as server:
-        world = World(server, folder, bulk, f"storm_{seed}")
-        life = Life(world, seed, plan, folder / "log.txt")
-        error = ""
-        try:
+    tally, error = Tally(), ""
+    try:
+        with ExitStack() as servers:
+            numbers = itertools.count(1)
+
+            def new_server() -> EmbeddedPostgres:
+                return servers.enter_context(EmbeddedPostgres(folder / f"postgres-{next(numbers)}", settings=FAST))
+
+            worlds = servers.enter_context(worlds_of(new_server, folder, bulk, f"storm_{seed}", plan))
+            life = Life(worlds, seed, plan, folder / "log.txt")
+            tally = life.tally
+            servers.callback(life.close)
             life.begin()
             for _ in range(rounds):
                 life.round()
-        except Exception as failure:  # noqa: BLE001 - the next seed is tried all the same
-            error = str(failure).splitlines()[0] if str(failure) else type(failure).__name__
-            life.log(traceback.format_exc())
-        life.close()
-        try:
-            world.close()
-        except Exception:  # noqa: BLE001 - it may be what failed
-            (folder / "close.txt").write_text(traceback.format_exc(), encoding="utf-8")
+    except Exception as failure:  # noqa: BLE001 - the next seed is tried all the same
+        error = str(failure).splitlines()[0] if str(failure) else type(failure).__name__
+        (folder / "failure.txt").write_text(traceback.format_exc(), encoding="utf-8")
     if not error:
         shutil.rmtree(folder, ignore_errors=True)
-    return life.tally, error
+    return tally, error
 
 
 def summary(first: int, last: int, minutes: float, total: Tally, failed: dict[int, str]) -> str:

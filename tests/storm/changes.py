@@ -11,10 +11,11 @@ from typing import Any
 import psycopg
 
 from tests.storm.ledger import EVERYTHING, Ledger
+from tests.storm.secrets import private_for_a_while, replaced_by_one_with_a_past
 from tests.storm.tables import KINDS, REGIONS, Kind
 from tests.storm.writers import Log, connect_patiently
 
-_CORE = frozenset({"id", "owner", "n", "body", "big", "a", "b", "region", "room"})
+_CORE = frozenset({"id", "owner", "n", "body", "big", "a", "b", "region", "room", "spec"})
 _TYPES = {"integer": "bigint", "bigint": "text", "text": "text"}
 
 
@@ -259,17 +260,22 @@ CHANGES: dict[str, Change] = {
     "published by leaf for a while": _otherwise_for_a_while(
         "publish_via_partition_root = false", "publish_via_partition_root = true"
     ),
+    "private for a while": private_for_a_while,
+    "replaced by one with a past": replaced_by_one_with_a_past,
 }
+_SECRETIVE = ("private for a while", "replaced by one with a past")
 _OF_ALL = {"publication made again", "operations not published for a while", "published by leaf for a while"}
 
 
 class Changes:
-    """Makes one change after the other, of any table. `done` counts them by name."""
+    """Makes one change after the other, of any table; often of the one with many rows, where there are `many`. `done`
+    counts them by name."""
 
-    def __init__(self, dsn: str, chance: random.Random, log: Log) -> None:
+    def __init__(self, dsn: str, chance: random.Random, log: Log, *, many: bool) -> None:
         self._dsn = dsn
         self._chance = chance
         self._log = log
+        self._many = many
         self._number = 0
         self.done: Counter[str] = Counter()
 
@@ -300,6 +306,10 @@ class Changes:
     def _choose(self, conn: psycopg.Connection[Any]) -> tuple[str, str, str]:
         kind = self._chance.choice(list(KINDS.values()))
         name = self._chance.choice(list(CHANGES))
+        if self._chance.random() < 0.2:
+            name = self._chance.choice(_SECRETIVE)
+        if self._many and self._chance.random() < 0.2:
+            kind, name = KINDS["crowd"], "column dropped"
         table = self._table(conn, kind)
         if not table.columns:
             again = f"{kind.create()} alter publication headwater add table {kind.name}"

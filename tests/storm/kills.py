@@ -4,33 +4,39 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import psutil
 import psycopg
 from pyspark import SparkContext
 
-from headwater.embedded.postgres import StopMode
-from tests.storm.ledger import EVERYTHING, Ledger
+from headwater.embedded.postgres import EmbeddedPostgres, StopMode
+from tests.storm.ledger import EVERYTHING
+from tests.storm.side import Side
 from tests.storm.world import World
 from tests.storm.writers import Log
 
 
 class Kills:
-    """Ends one part or another. `done` counts them by name."""
+    """Ends one part or another of one of the services. `done` counts them by name."""
 
-    def __init__(self, world: World, chance: random.Random, apart: float, log: Log) -> None:
-        self._world = world
+    def __init__(self, sides: Sequence[Side], chance: random.Random, apart: float, log: Log) -> None:
+        self._sides = sides
+        self._side = sides[0]
         self._chance = chance
         self._apart = apart
         self._log = log
         self.done: Counter[str] = Counter()
-        self._all: dict[str, tuple[int, Callable[[Ledger], None]]] = {
+        stores = self._world.stores
+        self._all: dict[str, tuple[int, Callable[[], None]]] = {
             "replicator ended in order": (3, self._restart),
             "replicator killed": (4 if apart else 0, self._kill),
-            "Postgres ended in order": (1, lambda _: world.crash(StopMode.FAST)),
-            "Postgres crashed": (2, lambda _: world.crash(StopMode.IMMEDIATE)),
-            "Postgres cut off": (1, lambda _: world.crash(None)),
+            "tables changed while the replicator is stopped": (3, self._change_unseen),
+            "Postgres ended in order": (1, lambda: self._crash(self._world.server, StopMode.FAST)),
+            "Postgres crashed": (2, lambda: self._crash(self._world.server, StopMode.IMMEDIATE)),
+            "Postgres cut off": (1, lambda: self._crash(self._world.server, None)),
+            "the store's Postgres ended in order": (1 if stores else 0, lambda: self._crash(stores, StopMode.FAST)),
+            "the store's Postgres crashed": (2 if stores else 0, lambda: self._crash(stores, StopMode.IMMEDIATE)),
             "walsender ended": (2, self._end_walsenders),
             "all sessions of the replicator ended": (2, self._end_sessions),
             "Spark's workers killed": (2, self._kill_workers),
@@ -38,20 +44,42 @@ class Kills:
             "slot dropped": (1, self._drop_slot),
         }
 
-    def one(self, ledger: Ledger) -> None:
+    def one(self) -> None:
         """End something, and start it again if it does not do so by itself."""
+        self._side = self._chance.choice(self._sides)
         weights = [weight for weight, _ in self._all.values()]
         name = self._chance.choices(list(self._all), weights)[0]
-        self._log(f"kill: {name}")
-        self._all[name][1](ledger)
+        self._log(f"kill: {name} ({self._world.database})")
+        self._all[name][1]()
         self.done[name] += 1
         self._log(f"kill: {name}: done")
 
-    def _restart(self, _: Ledger) -> None:
+    @property
+    def _world(self) -> World:
+        return self._side.world
+
+    def _crash(self, server: EmbeddedPostgres | None, mode: StopMode | None) -> None:
+        """End a server in some way, None as by a power cut, and start it again."""
+        assert server is not None
+        if mode is None:
+            server.kill()
+            server.start()
+        else:
+            server.restart(mode)
+        for side in self._sides:
+            side.world.reconnect()
+
+    def _change_unseen(self) -> None:
+        self._chance.choice([self._world.stop, self._world.kill])()
+        for _ in range(self._chance.randint(1, 3)):
+            self._side.change()
+        self._world.start(apart=self._chance.random() < self._apart)
+
+    def _restart(self) -> None:
         self._world.stop()
         self._world.start(apart=self._chance.random() < self._apart)
 
-    def _kill(self, ledger: Ledger) -> None:
+    def _kill(self) -> None:
         if self._world.host is None:
             self._world.stop()
             self._world.start(apart=True)
@@ -59,18 +87,18 @@ class Kills:
         self._world.kill()
         self._world.start(apart=self._chance.random() < self._apart)
 
-    def _end_walsenders(self, _: Ledger) -> None:
+    def _end_walsenders(self) -> None:
         self._world.source.execute("select pg_terminate_backend(pid) from pg_stat_replication")
 
-    def _end_sessions(self, _: Ledger) -> None:
+    def _end_sessions(self) -> None:
         self._world.source.execute(
             "select pg_terminate_backend(pid) from pg_stat_activity where application_name like 'headwater%'"
         )
 
-    def _kill_workers(self, _: Ledger) -> None:
+    def _kill_workers(self) -> None:
         self._kill_named("python")
 
-    def _kill_jvm(self, _: Ledger) -> None:
+    def _kill_jvm(self) -> None:
         self._kill_named("java")
 
     def _kill_named(self, name: str) -> None:
@@ -91,10 +119,13 @@ class Kills:
         jvm = psutil.Process(started.pid)
         return [jvm, *jvm.children(recursive=True)]
 
-    def _drop_slot(self, ledger: Ledger) -> None:
-        ledger.exclude(EVERYTHING)
+    def _drop_slot(self) -> None:
+        self._side.ledger.exclude(EVERYTHING)
         self._world.stop()
-        slots = "select pg_drop_replication_slot(slot_name) from pg_replication_slots where not active"
+        slots = (
+            "select pg_drop_replication_slot(slot_name) from pg_replication_slots"
+            " where not active and database = current_database()"
+        )
         try:
             self._world.source.execute(slots)
         except psycopg.Error as error:

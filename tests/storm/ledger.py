@@ -14,19 +14,22 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from tests.storm.tables import KINDS, USERS, Rows, Shown, shown_to
+from tests.storm.tables import KINDS, USERS, Rows, Shown, Version, Versions, shown_to
+from tests.storm.versions import VersionsGiven
 
 EVERYTHING = "*"
 
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """What a statement made of the rows with one id, or of the whole table where `rows` is None."""
+    """What a statement made of the rows with one id, or of the whole table where `rows` is None. `rows` is what devices
+    are to be shown, and holds nothing where the table is not judged by it; `versions` is what is known in any case."""
 
     order: int
     table: str
     id: str
     rows: Rows | None
+    versions: tuple[Version, ...] = ()
 
 
 @dataclass(slots=True)
@@ -106,6 +109,17 @@ class Ledger:
                 break
         return found
 
+    def judge_versions(self, base: Versions) -> list[str]:
+        """What devices had that nobody gave to their users, tables that may be compared with the source included."""
+        given = VersionsGiven(base)
+        for transaction in self.transactions.values():
+            given.add(final_versions(transaction))
+        seen: set[tuple[str, str, str]] = set()
+        for sight in self.sights:
+            for user in USERS:
+                seen.update((user, *row) for row in sight.shown[user])
+        return [text for user, table, row in sorted(seen) if (text := given.fault(user, table, row))][:20]
+
     def _new(self, sight: Sight, previous: frozenset[str]) -> list[Transaction]:
         return [self.transactions[name] for name in sorted(sight.names - previous) if name in self.transactions]
 
@@ -119,6 +133,17 @@ class Ledger:
         missing = sorted(t.name for t in self.transactions.values() if t.done < newest and t.name not in known)
         if missing:
             yield f"without {missing[:5]}, which had been committed before others in it"
+
+
+def final_versions(transaction: Transaction) -> dict[tuple[str, str], tuple[Version, ...]]:
+    """What a transaction made in the end of the rows it wrote: what was between was nobody's to see."""
+    last: dict[tuple[str, str], tuple[Version, ...]] = {}
+    for effect in sorted(transaction.effects, key=lambda e: e.order):
+        if effect.rows is None:
+            last = {key: versions for key, versions in last.items() if key[0] != effect.table}
+        else:
+            last[effect.table, effect.id] = effect.versions
+    return last
 
 
 class _Reckoning:

@@ -7,6 +7,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 LEDGER = "ledger"
 USERS = ("u0", "u1")
@@ -40,18 +41,29 @@ streams:
   rooms:
     auto_subscribe: true
     query: SELECT * FROM rooms WHERE owner = auth.user_id()
+  heavy:
+    auto_subscribe: true
+    query: SELECT * FROM heavy WHERE owner = auth.user_id()
+  crowd:
+    auto_subscribe: true
+    query: SELECT * FROM crowd WHERE owner = auth.user_id()
   guests:
     auto_subscribe: true
     query: SELECT * FROM guests WHERE room IN (SELECT id FROM rooms WHERE owner = auth.user_id())
 """
 
 _COMMON = "owner text, n int, body text, big text"
+_MORE = ", ".join(f"c{n} text default 'c{n} of many'" for n in range(8))
+_LARGEST = 15 << 20
+HEAVY_SIZES = (500_000, 600_000, 500_000, 510_000, 800, 800, 31_250, 437_500)
+"""How often 32 letters are repeated in each of the first heavy rows: over 15 MiB, some kB, 1 MB and 14 MB."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
     """One table. `id` names a row to devices. `key` are the columns that an upsert finds a row by, `unique` says that
-    no two rows share an id, `fixed` that rows are never changed."""
+    no two rows share an id, `fixed` that rows are never changed. Where `heavy`, the column `spec` says what `big`
+    holds, which takes too long to read."""
 
     name: str
     columns: str
@@ -60,6 +72,13 @@ class Kind:
     unique: bool = True
     fixed: bool = False
     by_owner: bool = True
+    heavy: bool = False
+
+    @property
+    def known(self) -> tuple[str, ...]:
+        """The columns that always are there, and hold what writers wrote, whatever changes are made of the table."""
+        own = {"paired": ("a", "b"), "leaves": ("region",), "guests": ("room",), "heavy": ("spec",)}
+        return ("id", *own.get(self.name, ()), "owner", "body", "big")
 
     def create(self, name: str = "") -> str:
         """The statements that make it, perhaps under another name."""
@@ -98,6 +117,8 @@ KINDS = {
             key="id, region",
             unique=False,
         ),
+        Kind("heavy", f"(id text primary key, {_COMMON}, spec text)", heavy=True),
+        Kind("crowd", f"(id text primary key, {_COMMON}, {_MORE})"),
         Kind("rooms", f"(id text primary key, {_COMMON})"),
         Kind("guests", f"(id text primary key, room text, {_COMMON})", by_owner=False),
     )
@@ -117,7 +138,52 @@ class Row:
         return Row(canonical(fields), str(fields.get("owner")), str(fields.get("room")))
 
 
+@dataclass(frozen=True, slots=True)
+class Published:
+    """What of a table is published: its columns, and the condition that rows have to meet."""
+
+    columns: tuple[str, ...]
+    row_filter: str
+
+    def shown(self, fields: Mapping[str, object]) -> Rows:
+        """What devices are to be shown of a row: nothing, if it is too large."""
+        spec = str(fields.get("spec") or "") if "big" in self.columns else ""
+        if spec and 32 * int(spec.partition(":")[2]) > _LARGEST:
+            return ()
+        return (Row.of({name: fields.get(name) for name in self.columns}),)
+
+
+def select_rows(kind: Kind, published: Published | None) -> str:
+    """The query for the ids of a table's rows, what is to be known of them, and whether they are published."""
+    columns = dict.fromkeys((*kind.known, *(published.columns if published else ())))
+    named = ", ".join(name for name in columns if not (kind.heavy and name == "big"))
+    condition = published.row_filter if published else "false"
+    return f"select x.id, row_to_json(x), {condition} from (select {named} from {kind.name}) x"
+
+
+def completed(kind: Kind, fields: Mapping[str, object]) -> Mapping[str, object]:
+    """A row of that query with what was not read."""
+    return {**fields, "big": _heavy(str(fields["spec"])) if fields["spec"] else None} if kind.heavy else fields
+
+
+@lru_cache(maxsize=1000)
+def _heavy(spec: str) -> object:
+    seed, _, times = spec.partition(":")
+    return _short(hashlib.md5(seed.encode()).hexdigest() * int(times))
+
+
 Rows = tuple[Row, ...]
+Version = Mapping[str, object]
+"""A row's known columns that are not null, of long ones a digest."""
+Versions = Mapping[tuple[str, str], tuple[Version, ...]]
+"""By table and object id, all rows."""
+
+
+def version_of(kind: Kind, fields: Mapping[str, object]) -> Version:
+    """A row's version."""
+    return {name: _short(fields[name]) for name in kind.known if fields.get(name) is not None}
+
+
 State = Mapping[str, Mapping[str, Rows]]
 """By table and object id, all rows."""
 Shown = Counter[tuple[str, str]]

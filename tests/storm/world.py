@@ -9,12 +9,26 @@ from pathlib import Path
 
 import psycopg
 
-from headwater.embedded.postgres import EmbeddedPostgres, StopMode
+from headwater.embedded.postgres import EmbeddedPostgres
 from headwater.oplog.lsn import parse_lsn
 from headwater.pipeline.jobs import BulkJobs
 from headwater.source.catalog import published_tables
-from tests.storm.tables import CONFIG, KINDS, LEDGER, Row, Rows
-from tests.storm.writers import Published, connect_patiently
+from headwater.storage.address import PostgresAddress
+from headwater.storage.contract import StoreBusyError, StoreUnreachableError
+from tests.storm.tables import (
+    CONFIG,
+    HEAVY_SIZES,
+    KINDS,
+    LEDGER,
+    Published,
+    Rows,
+    Version,
+    Versions,
+    completed,
+    select_rows,
+    version_of,
+)
+from tests.storm.writers import connect_patiently
 from tests.support.changed_source import known
 from tests.support.command import command, environment
 from tests.support.fix_headwater import Deployment, wait_until
@@ -27,12 +41,14 @@ SETTLE_SECONDS = 600.0  # a Spark that was killed has to start again, perhaps se
 
 @dataclass
 class World:
-    """`host` is the replicator's process; without one it runs in this process, on a Spark that is warm."""
+    """`host` is the replicator's process; without one it runs in this process, on a Spark that is warm. `stores` is the
+    server of the store, where that is not embedded."""
 
     server: EmbeddedPostgres
     folder: Path
     bulk: BulkJobs
     database: str
+    stores: EmbeddedPostgres | None = None
     source: SourceDb = field(init=False)
     deployment: Deployment = field(init=False)
     host: Running | None = None
@@ -42,14 +58,32 @@ class World:
         with psycopg.connect(self.server.dsn(), autocommit=True) as admin:
             admin.execute(f"create database {self.database}".encode())
         self.source = SourceDb(self.server, self.database)
-        store = self.folder / "store"
-        self.deployment = Deployment(self.source, store, CONFIG, self.bulk, patience=SETTLE_SECONDS)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.deployment = Deployment(
+            self.source,
+            self.folder / "store",
+            CONFIG,
+            self.bulk,
+            patience=SETTLE_SECONDS,
+            slot_prefix="headwater_",
+            storage=PostgresAddress(self.stores.dsn(), self.database, "the storm's storage") if self.stores else None,
+        )
 
-    def lay_out(self) -> None:
-        """Make the tables, and publish them."""
+    def lay_out(self, *, many: int, heavy: bool) -> None:
+        """Make the tables, one with so many rows and perhaps one with large ones, and publish them."""
         self.source.execute(f"create table {LEDGER} (id text primary key); create sequence clock")
         for kind in KINDS.values():
             self.source.execute(kind.create())
+        ids = "lpad(i::text, greatest(2, length(i::text)), '0')"
+        self.source.execute(
+            f"insert into crowd (id, owner, n, body) select {ids}, 'u' || i % 2, i % 100, 'one of many'"
+            f" from generate_series(0, {many - 1}) i"
+        )
+        for number, times in enumerate(HEAVY_SIZES if heavy else ()):
+            self.source.execute(
+                f"insert into heavy values ('{number:02}', 'u{number % 2}', 1, 'heavy', repeat(md5('1'), {times}),"
+                f" '1:{times}')"
+            )
         self.source.execute(
             f"create publication headwater for table {', '.join([LEDGER, *KINDS])}"
             " with (publish_via_partition_root = true)"
@@ -75,7 +109,7 @@ class World:
         self._hosts += 1
         log = self.folder / f"replicator-{self._hosts}.log"
         path = self.folder / f"replicator-{self._hosts}.json"
-        path.write_text(json.dumps(config_of(self.deployment, free_port())), encoding="utf-8")
+        path.write_text(json.dumps(self._config()), encoding="utf-8")
         with log.open("wb") as out:
             process = subprocess.Popen(
                 command("replicate", "--config", path),
@@ -85,6 +119,13 @@ class World:
                 env=environment(),
             )
         self.host = Running(process, log, self.folder / "failpoints")
+
+    def _config(self) -> dict[str, object]:
+        config = config_of(self.deployment, free_port())
+        if self.stores is not None:
+            uri = f"postgresql://postgres@127.0.0.1:{self.stores.port}/postgres"
+            config["storage"] = {"type": "postgresql", "uri": uri, "sslmode": "disable", "schema": self.database}
+        return config
 
     def stop(self) -> None:
         """End the replicator in order."""
@@ -118,20 +159,17 @@ class World:
 
     # the source
 
-    def crash(self, mode: StopMode | None) -> None:
-        """End the server in some way, None as by a power cut, and start it again."""
-        if mode is None:
-            self.server.kill()
-            self.server.start()
-        else:
-            self.server.restart(mode)
-        self.reconnect()
-
     def published(self) -> dict[str, Published]:
         """What of each table that is there devices can see."""
         found: dict[str, Published] = {}
         detailed = self.source.connection.info.server_version >= 15_00_00
-        details = "attnames::text[], coalesce(rowfilter, 'true')" if detailed else "null::text[], 'true'"
+        every = (
+            "(select array_agg(column_name::text) from information_schema.columns"
+            " where table_schema = schemaname and table_name = tablename)"
+        )
+        details = (
+            f"coalesce(attnames::text[], {every}), coalesce(rowfilter, 'true')" if detailed else f"{every}, 'true'"
+        )
         for name in KINDS:
             rows = self.source.fetch(
                 f"select {details} from pg_publication_tables"
@@ -139,18 +177,29 @@ class World:
                 name,
             )
             for columns, row_filter in rows:
-                found[name] = Published(tuple(columns or ["*"]), row_filter)
+                found[name] = Published(tuple(columns), row_filter)
         return found
 
-    def truth(self) -> dict[str, dict[str, Rows]]:
-        """What is published now."""
+    def truth(self) -> tuple[dict[str, dict[str, Rows]], Versions]:
+        """What is published now, and what is known of all rows."""
         state: dict[str, dict[str, Rows]] = {}
-        for name, published in self.published().items():
-            rows = state.setdefault(name, {})
-            selected = f"select {', '.join(published.columns)} from {name} where {published.row_filter}"
-            for row_id, fields in self.source.fetch(f"select x.id, row_to_json(x) from ({selected}) x"):
-                rows[row_id] = (*rows.get(row_id, ()), Row.of(fields))
-        return state
+        versions: dict[tuple[str, str], tuple[Version, ...]] = {}
+        public = self.published()
+        there = {
+            name
+            for (name,) in self.source.fetch("select relname from pg_class where relnamespace = 'public'::regnamespace")
+        }
+        for name in KINDS.keys() & there:
+            published = public.get(name)
+            rows: dict[str, Rows] = {}
+            for row_id, fields, passes in self.source.fetch(select_rows(KINDS[name], published)):
+                whole = completed(KINDS[name], fields)
+                versions[name, row_id] = (*versions.get((name, row_id), ()), version_of(KINDS[name], whole))
+                if published and passes:
+                    rows[row_id] = (*rows.get(row_id, ()), *published.shown(whole))
+            if published:
+                state[name] = rows
+        return state, versions
 
     # quiet
 
@@ -172,5 +221,8 @@ class World:
 
     def _reached(self, position: int) -> bool:
         self.check_alive()
-        checkpoint = self.deployment.reader.checkpoint()
+        try:
+            checkpoint = self.deployment.reader.checkpoint()
+        except (StoreBusyError, StoreUnreachableError):
+            return False
         return checkpoint is not None and checkpoint[0].lsns["default"] >= position

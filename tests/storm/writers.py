@@ -7,14 +7,27 @@ import random
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 import psycopg
 from psycopg import errors
 
 from tests.storm.ledger import EVERYTHING, Effect, Ledger, Transaction
-from tests.storm.tables import KINDS, LEDGER, REGIONS, ROOMS, USERS, Kind, Row
+from tests.storm.tables import (
+    HEAVY_SIZES,
+    KINDS,
+    LEDGER,
+    REGIONS,
+    ROOMS,
+    USERS,
+    Kind,
+    Published,
+    Row,
+    Version,
+    completed,
+    select_rows,
+    version_of,
+)
 
 IDS = 40
 _LONGEST = 8
@@ -23,20 +36,13 @@ _RECONNECT_SECONDS = 120.0
 Log = Callable[[str], None]
 
 
-@dataclass(frozen=True, slots=True)
-class Published:
-    """What of a table is published: its columns, and the condition that rows have to meet."""
-
-    columns: tuple[str, ...]
-    row_filter: str
-
-
 class RolledBack(Exception):
     """The writer thought better of it."""
 
 
 class Writer(threading.Thread):
-    """Does `count` transactions. `published` tells of each table what devices can see of it in this round."""
+    """Does `count` transactions, all with rows that are `heavy` or none. `published` tells of each table what devices
+    can see of it in this round. `pace` is the pause after a transaction, on the average, in seconds."""
 
     def __init__(
         self,
@@ -48,13 +54,16 @@ class Writer(threading.Thread):
         published: Mapping[str, Published],
         log: Log,
         pace: float,
+        *,
+        heavy: bool = False,
     ) -> None:
         super().__init__(name=name, daemon=True)
         self._chance = random.Random(seed)
         self._dsn = dsn
-        self._count = count
+        self.count = count
         self._ledger = ledger
         self._published = published
+        self._kinds = [kind for name, kind in sorted(KINDS.items()) if name in published and kind.heavy == heavy]
         self._log = log
         self._pace = pace
         self._patience = threading.Event()
@@ -65,14 +74,14 @@ class Writer(threading.Thread):
 
     def run(self) -> None:
         try:
-            for number in range(self._count):
+            for number in range(self.count if self._kinds else 0):
                 self._transaction(f"{self.name}-{number}")
                 self.tried += 1
                 self._patience.wait(self._chance.expovariate(1 / self._pace))
         except BaseException as error:  # noqa: BLE001 - told by whoever started the thread
             self.failure = error
         finally:
-            self.tried = self._count
+            self.tried = self.count
             if self._conn is not None:
                 self._conn.close()
 
@@ -152,7 +161,7 @@ class Writer(threading.Thread):
     # one statement
 
     def _statement(self, conn: psycopg.Connection[Any], name: str, chance: random.Random) -> list[Effect]:
-        kind = KINDS[chance.choice(sorted(self._published))]
+        kind = chance.choice(self._kinds)
         action = _pick(chance, kind)
         if action == "truncate":
             self._log(f"{name} truncate {kind.name}")
@@ -163,21 +172,21 @@ class Writer(threading.Thread):
         return self._effects(conn, kind, touched)
 
     def _effects(self, conn: psycopg.Connection[Any], kind: Kind, ids: list[str]) -> list[Effect]:
-        excluded = self._ledger.excluded
-        if not ids or kind.name in excluded or EVERYTHING in excluded or kind.name not in self._published:
+        if not ids:
             return []
-        published = self._published[kind.name]
+        excluded = self._ledger.excluded  # told before the change, which waits for this transaction's lock since
+        judged = kind.name not in excluded and EVERYTHING not in excluded
+        published = self._published[kind.name] if judged else None
         rows: dict[str, list[Row]] = {row_id: [] for row_id in ids}
-        columns = ", ".join(published.columns)
-        found = conn.execute(
-            f"select x.id, row_to_json(x) from (select {columns} from {kind.name}"
-            f" where id = any(%s) and {published.row_filter}) x",
-            [ids],
-        ).fetchall()
-        for row_id, fields in found:
-            rows[row_id].append(Row.of(fields))
+        versions: dict[str, list[Version]] = {row_id: [] for row_id in ids}
+        found = conn.execute(f"{select_rows(kind, published)} where x.id = any(%s)", [ids]).fetchall()
+        for row_id, fields, passes in found:
+            whole = completed(kind, fields)
+            versions[row_id].append(version_of(kind, whole))
+            if published and passes:
+                rows[row_id] += published.shown(whole)
         order = _draw(conn)
-        return [Effect(order, kind.name, row_id, tuple(every)) for row_id, every in rows.items()]
+        return [Effect(order, kind.name, row_id, tuple(rows[row_id]), tuple(versions[row_id])) for row_id in versions]
 
 
 def connect_patiently(dsn: str) -> psycopg.Connection[Any]:
@@ -222,6 +231,8 @@ def _pick(chance: random.Random, kind: Kind) -> str:
         del weights["upsert"]
     if kind.fixed:
         weights = {"insert": 30, "twin": 3, "truncate": 1, "update": 1}  # the last one fails
+    elif kind.heavy:
+        weights = {"touch": 95, "resize": 3, "delete": 1}
     elif kind.unique:
         del weights["twin"]
     return chance.choices(list(weights), list(weights.values()))[0]
@@ -344,6 +355,26 @@ def _twin(conn: Conn, kind: Kind, chance: random.Random) -> Touched:
     return sorted({row[0] for row in found}), f"twin {kind.name} {row_id}"
 
 
+def _touch(conn: Conn, kind: Kind, chance: random.Random) -> Touched:
+    """Most often a row that is too large, least often one of many MB: what it says is sent again each time."""
+    (row_id,) = chance.choices([f"{n:02}" for n in range(len(HEAVY_SIZES))], [30, 30, 15, 15, 15, 15, 4, 1])
+    found = conn.execute(
+        "update heavy set n = %s, body = %s where id = %s returning id", [chance.randrange(100), _word(chance), row_id]
+    ).fetchall()
+    return [row[0] for row in found], f"touch heavy {row_id}"
+
+
+def _resize(conn: Conn, kind: Kind, chance: random.Random) -> Touched:
+    number = chance.randrange(len(HEAVY_SIZES))
+    seed, times = chance.randrange(3), chance.choice([10, 1, 1, 1, 1]) * HEAVY_SIZES[number] // 10
+    found = conn.execute(
+        "insert into heavy (id, owner, n, body, big, spec) values (%s, %s, 1, 'sized', repeat(md5(%s), %s), %s)"
+        " on conflict (id) do update set big = excluded.big, spec = excluded.spec returning id",
+        [f"{number:02}", chance.choice(USERS), str(seed), times, f"{seed}:{times}"],
+    ).fetchall()
+    return [row[0] for row in found], f"resize heavy {number} to {times}"
+
+
 _ACTIONS: Mapping[str, Callable[[Conn, Kind, random.Random], Touched]] = {
     "insert": _insert,
     "upsert": _upsert,
@@ -353,4 +384,6 @@ _ACTIONS: Mapping[str, Callable[[Conn, Kind, random.Random], Touched]] = {
     "update_many": _update_many,
     "delete": _delete,
     "twin": _twin,
+    "touch": _touch,
+    "resize": _resize,
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -10,7 +10,8 @@ import pytest
 
 from headwater.embedded.postgres import EmbeddedPostgres
 from headwater.pipeline.jobs import BulkJobs
-from tests.storm.life import Life, Plan, Tally
+from tests.storm.life import Life, Tally, worlds_of
+from tests.storm.plan import Plan
 from tests.storm.world import World
 
 Storm = Callable[..., Tally]
@@ -21,8 +22,10 @@ def storm(postgres_with: Callable[..., EmbeddedPostgres], bulk: BulkJobs, tmp_pa
     """`storm(seed, plan, rounds)` lives one life on a server of its own. Its log is shown where it fails."""
 
     def rage(seed: int, plan: Plan, rounds: int) -> Tally:
-        world = World(postgres_with(), tmp_path, bulk, f"storm_{seed}")
-        with _life(world, seed, plan, tmp_path / "log.txt") as life:
+        with (
+            worlds_of(postgres_with, tmp_path, bulk, f"storm_{seed}", plan) as worlds,
+            _life(worlds, seed, plan, tmp_path / "log.txt") as life,
+        ):
             life.begin()
             for _ in range(rounds):
                 life.round()
@@ -32,11 +35,10 @@ def storm(postgres_with: Callable[..., EmbeddedPostgres], bulk: BulkJobs, tmp_pa
 
 
 @contextmanager
-def _life(world: World, seed: int, plan: Plan, log: Path) -> Iterator[Life]:
-    life = Life(world, seed, plan, log)
+def _life(worlds: Sequence[World], seed: int, plan: Plan, log: Path) -> Iterator[Life]:
+    life = Life(worlds, seed, plan, log)
     try:
         yield life
     finally:
         life.close()
         print(log.read_text(encoding="utf-8"))
-        world.close()

@@ -1,0 +1,39 @@
+"""How rough a life gets."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Of each round and each of the services: how many writers and transactions each, changes of tables, kills, and
+    transactions with large rows. `apart` is the share of starts as a process of its own, `many` how many rows the
+    table with many rows has, and `storage` is sqlite or postgres."""
+
+    writers: int = 2
+    transactions: int = 60
+    changes: int = 0
+    kills: int = 0
+    apart: float = 0.0
+    heavy: int = 0
+    many: int = 0
+    services: int = 1
+    storage: str = "sqlite"
+
+
+ROUGH = Plan(writers=3, transactions=80, changes=3, kills=2, apart=0.25)
+
+
+def varied(plan: Plan, seed: int, storage: str = "") -> Plan:
+    """What a life of this seed has beside that; one that is named has this storage."""
+    chance = random.Random(f"{seed} plan")
+    drawn = chance.choice(["sqlite", "postgres"])
+    return replace(
+        plan,
+        heavy=chance.choice([0, 30]),
+        many=chance.choice([0, 20_000]),
+        services=chance.choice([1, 1, 2]),
+        storage=storage or drawn,
+    )

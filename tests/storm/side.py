@@ -1,0 +1,122 @@
+"""One of the services in a life: its world, the device that follows it, and how both are judged."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from tests.storm.changes import Changes
+from tests.storm.ledger import Ledger, differences
+from tests.storm.plan import Plan
+from tests.storm.tables import KINDS, LEDGER, USERS, shown_to
+from tests.storm.watcher import Device, Watcher
+from tests.storm.world import World
+from tests.storm.writers import Log, Writer
+from tests.support.store_checker import problems
+
+PACE = 0.015
+_HEAVY_PACE = 0.2  # some 20 changes of large rows a second
+_WRITER_SECONDS = 180.0
+
+
+class StormFailed(AssertionError):
+    """What a device saw, or the store has, is not what the source had."""
+
+
+class Side:
+    """`seed` is of all that happens on this side; `ledger` is that of the round."""
+
+    def __init__(self, world: World, seed: str, plan: Plan, log: Log) -> None:
+        self.world = world
+        self._seed = seed
+        self._plan = plan
+        self._log = log
+        self._changes = Changes(world.source.dsn, random.Random(f"{seed} changes"), log, many=plan.many > 0)
+        self.done = self._changes.done
+        self.ledger = Ledger("")
+        self.writers: list[Writer] = []
+
+    def begin(self) -> None:
+        """Lay the tables out and read them for the first time."""
+        self.world.lay_out(many=self._plan.many, heavy=self._plan.heavy > 0)
+        self.world.start()
+        self._device = Device(self.world.deployment.reader)
+        self._base, self._versions = self.world.truth()
+
+    def change(self) -> None:
+        """Change a table."""
+        self._changes.make(self.ledger)
+
+    @contextmanager
+    def round(self, number: int) -> Iterator[None]:
+        """Writers write and a device looks, until what is done meanwhile is over and the store is quiet."""
+        self.ledger = Ledger(f"{number}.")
+        self.writers = self._new_writers(number)
+        watcher = Watcher(self._device, self.ledger)
+        watcher.start()
+        try:
+            for writer in self.writers:
+                writer.start()
+            yield
+            for writer in self.writers:
+                writer.join(_WRITER_SECONDS)
+                if writer.failure is not None:
+                    raise writer.failure
+                assert not writer.is_alive(), f"{writer.name} hangs"
+            self._log("quiet")
+            self.world.settle()
+            self._log("settled")
+        finally:
+            watcher.end()
+        if watcher.failure is not None:
+            raise watcher.failure
+
+    def _new_writers(self, number: int) -> list[Writer]:
+        published = self.world.published()
+        paces = [(self._plan.transactions, PACE, False)] * self._plan.writers
+        paces += [(self._plan.heavy, _HEAVY_PACE, True)] * (self._plan.heavy > 0)
+        return [
+            Writer(
+                f"{number}.{place}",
+                f"{self._seed} {number} {place}",
+                self.world.source.dsn,
+                count,
+                self.ledger,
+                published,
+                self._log,
+                pace,
+                heavy=heavy,
+            )
+            for place, (count, pace, heavy) in enumerate(paces)
+        ]
+
+    @property
+    def tried(self) -> int:
+        """How many transactions the writers have behind them."""
+        return sum(writer.tried for writer in self.writers)
+
+    def judge(self) -> None:
+        """All that the device saw in the round was so. Raises StormFailed."""
+        self._log(f"{len(self.ledger.sights)} checkpoints, {len(self.ledger.transactions)} transactions")
+        self._fail_on(self.ledger.judge(self._base), "a checkpoint is not a state that the source had")
+        self._fail_on(self.ledger.judge_versions(self._versions), "a device had what it was not given")
+
+    def agree(self) -> None:
+        """Devices, those that stayed and new ones, show what the source has, and the store is whole."""
+        self._base, self._versions = self.world.truth()
+        for device, what in ((self._device, "the device"), (Device(self.world.deployment.reader), "a new device")):
+            shown = device.complete()
+            assert shown is not None
+            for user in USERS:
+                wanted = shown_to(user, self._base, self._base)
+                seen = {row: count for row, count in shown[user].items() if row[0] in KINDS}
+                self._fail_on(differences(wanted, seen), f"{what} of {user} does not show what the source has")
+        self._fail_on(problems(self.world.deployment.address), "the store contradicts itself")
+        self.world.source.execute(f"delete from {LEDGER}")
+
+    def _fail_on(self, found: list[str], what: str) -> None:
+        if found:
+            text = "\n  ".join([f"seed {self._seed}: {what}", *found])
+            self._log(text)
+            raise StormFailed(text)
