@@ -20,3 +20,9 @@ def test_writers_at_once(storm: Storm) -> None:
 def test_tables_change_under_the_writers(storm: Storm, seed: int) -> None:
     tally = storm(seed, Plan(transactions=40, changes=3), rounds=2)
     assert tally.rounds == 2
+
+
+def test_two_services_with_secrets_and_large_rows(storm: Storm) -> None:
+    plan = Plan(transactions=20, changes=2, heavy=2, services=2, storage="postgres")
+    tally = storm(3, plan, rounds=1)
+    assert tally.transactions > 40

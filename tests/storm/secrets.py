@@ -18,6 +18,10 @@ SECRET = "secret"
 def private_for_a_while(chance: random.Random, table: Table) -> str:
     """The table leaves the rules' reach, tells secrets, forgets them, and comes back."""
     name, number = table.name, table.number
+    if (
+        table.partitioned
+    ):  # of a renamed root, published as such, Postgres goes on to send changes under its former name
+        return ""
     out, private, back = chance.choice(
         [
             (f"alter table {name} rename to away_{number}", f"away_{number}", f"rename to {name}"),
@@ -75,7 +79,6 @@ def _past(chance: random.Random, table: Table, name: str) -> list[str]:
 def _told(chance: random.Random, table: Table, name: str) -> list[str]:
     keys, values = {
         "paired": ("a, b, ", f"{table.number + 1000}, prefix || i, "),
-        "leaves": ("region, ", "'east', "),
         "guests": ("room, ", "'r0', "),
     }.get(table.name, ("", ""))
     body, big = f"'{SECRET} ' || i", f"repeat('{SECRET}', {chance.choice([1, 2000])})"
