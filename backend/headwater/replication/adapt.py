@@ -26,11 +26,25 @@ REDEFINED = "its definition changed"
 """Why a table is compared with the source after this. Its rows are evaluated, too, for what the rules make of them
 can be another although their values are the same."""
 
+REPLACED = "changes of it were not seen, or it was another table"
+"""Why a table is compared with the source although nothing may have changed in its definition: what the store has of a
+row may be older than what the stream leaves out as unchanged."""
+
+SLOT_LOST = "the slot was lost"
+LEFT_OUT = "a transaction was left out: "
+UNSEEN = "not all of its changes are published"
+"""More reasons of that kind. The second one goes on with its position."""
+
 REKEYED = "its replica identity changed"
 """Why a table waits for its rows to get other ids. Until then its changes can't be applied."""
 
 LOST = "its rows can't be told apart by its new replica identity"
 """Why a table is to be emptied and filled again."""
+
+
+def changed_unseen(reason: str) -> bool:
+    """Whether a table that is compared for that reason may have rows older than the stream is."""
+    return reason in {REPLACED, SLOT_LOST, UNSEEN} or reason.startswith(LEFT_OUT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,12 +153,19 @@ def adapt(store: StoreWriter, lease: Lease, state: SourceState, context: LiveCon
             published.qualified_name,
             "its rows get other ids, and " if rekeyed else "",
         )
-        store.mark_resync(lease, [table.id], REKEYED if rekeyed else REDEFINED)
+        reason = REPLACED if changed_unseen(table.resync) or _another(table, published) else REDEFINED
+        store.mark_resync(lease, [table.id], REKEYED if rekeyed else reason)
         store.add_layout(lease, table.id, published.relation, published.shape)
     if changes.new:
         _log.info("new: %s", ", ".join(table.qualified_name for table in changes.new))
         pairs = [(table.relation, table.shape) for table in changes.new]
         store.create_tables(lease, state.tag, pairs, "new in the source")
+
+
+def _another(table: StoredTable, published: PublishedTable) -> bool:
+    """Whether it was not the same table under the same name all the time."""
+    before, now = table.relation, published.relation
+    return (before.oid, before.schema, before.name) != (now.oid, now.schema, now.name)
 
 
 def verified_key(tag: str) -> str:

@@ -28,9 +28,8 @@ from headwater.oplog.change import (
 from headwater.oplog.limits import stored_line
 from headwater.oplog.lsn import ZERO, Lsn, format_lsn
 from headwater.oplog.row_id import IdentityKind
-from headwater.replication.adapt import REDEFINED, empty
+from headwater.replication.adapt import REPLACED, empty
 from headwater.replication.asking import Asking
-from headwater.replication.attached import whole_too
 from headwater.replication.errors import ProtocolError, SchemaChangedError
 from headwater.replication.filling import Filler
 from headwater.replication.fold import Fold
@@ -190,7 +189,7 @@ class Applier:
         is completed again. Raises SchemaChangedError."""
         self.abandon()
         stored = [stored for stored in self._store.tables(self.tag) if stored.relation.oid == table.relation.oid]
-        self._store.mark_resync(self._lease, whole_too(stored), REDEFINED)
+        self._store.mark_resync(self._lease, [table.id for table in stored], REPLACED)
         what = "rows were completed with what they became in changes that can't be taken in"
         raise SchemaChangedError(what, table.name, "the stream is read again")
 
@@ -198,11 +197,12 @@ class Applier:
         """A comparison with the source is to bring what is missing."""
         for log in self._logs:
             log.spoil(self.final_lsn, table.relation.oid)
-        if table.id in self._followed.compared:
+        if table.id in self._followed.stale:
             return
         _log.info("%s has to be compared with the source", table.name)
-        self._open().mark_resync(table.id, REDEFINED)
+        self._open().mark_resync(table.id, REPLACED)
         self._followed.compared.add(table.id)
+        self._followed.stale.add(table.id)
         self.unsettled = True
 
     def _apply_pending(self) -> None:
@@ -219,7 +219,9 @@ class Applier:
         self._report(fold)
 
     def _fold(self) -> Fold:
-        return Fold(self._open(), self.fill, self._lacking, self._leave, self._written, self._piece)
+        return Fold(
+            self._open(), self.fill, self._lacking, self._leave, self._written, self._followed.stale, self._piece
+        )
 
     def _truncate(self, message: Truncate) -> None:
         self._apply_pending()

@@ -12,7 +12,7 @@ from dataclasses import replace
 import psycopg
 
 from headwater.oplog.lsn import format_lsn
-from headwater.replication.adapt import LOST
+from headwater.replication.adapt import LOST, SLOT_LOST
 from headwater.replication.attached import whole_too
 from headwater.replication.errors import SourceReplacedError
 from headwater.replication.own_slot import OwnSlot
@@ -122,7 +122,7 @@ class Attachment:
         stored = self._store.tables(self._source.tag)
         if now.system_id != state.system_id:
             stored = self._renumber(conn, lease, stored, plans)
-        self._store.mark_resync(lease, whole_too(stored), "the slot was lost")
+        self._store.mark_resync(lease, whole_too(stored), SLOT_LOST)
         if (now.system_id, now.timeline) != (state.system_id, state.timeline) or position < state.lsn:
             self._store.cap_writes(state.tag, end_of_log(conn))
             PoisonBook(self._source, self._store).forget(lease)  # positions of another history

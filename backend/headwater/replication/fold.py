@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple, cast
 
 from headwater.decode.copytext import join_cells
@@ -74,11 +74,13 @@ class Fold:
         lacking: Lacking,
         leave: Callable[[LiveTable], None],
         written: Mapping[int, set[str]],
+        stale: Collection[int],
         piece: int,
     ) -> None:
         self._flush = flush
         self._piece = piece  # bytes of rows that are loaded or written at once
         self._fill = fill
+        self._stale = stale  # table ids; what the store has of these may be older than what the stream left out
         self._lacking = lacking  # takes rows that can't be completed here
         self._leave = leave  # has a table compared with the source, since one without a key could not be completed
         self._incomplete = False  # whether any row of this fold may be so
@@ -148,6 +150,8 @@ class Fold:
         rows: dict[str, _Row],
     ) -> dict[str, _Row]:
         """Bring rows to where the changes leave them. Returns those that are complete."""
+        if table.id in self._stale:
+            self._distrust(table, rows)
         for change, (old_id, new_id) in zip(changes, places, strict=True):
             if type(change) is Delete:
                 rows[old_id].cells = None
@@ -162,6 +166,14 @@ class Fold:
         if table.computed:
             self._fill_in(table, rows)
         return rows
+
+    def _distrust(self, table: LiveTable, rows: Mapping[str, _Row]) -> None:
+        """Take no value from the store for a row of a table that changed unseen: with those that the stream brings, it
+        would make a row that never was."""
+        lacking = self._lacking.of(table.id)
+        for row_id, row in rows.items():
+            if row.cells is not None and row_id not in lacking:
+                row.cells = (UNCHANGED,) * len(table.relation.columns)
 
     def _merged(self, table: LiveTable, change: Insert | Update, current: _Known | None) -> _Known:
         """The new row with every value that the stream left out and that is known here."""

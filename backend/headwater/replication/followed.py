@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from headwater.oplog.change import Relation
-from headwater.replication.adapt import REKEYED
+from headwater.replication.adapt import REKEYED, changed_unseen
 from headwater.replication.attached import compared_whole
 from headwater.replication.live import LiveContext, LiveTable
 from headwater.replication.reshape import Reshape, as_kept, reshape
@@ -16,8 +16,9 @@ from headwater.storage.contract import StoredTable
 class Followed:
     """`tables` by oid. `shapes` has, by oid, what brings the stream's changes of a table to the form in which the store
     has it, where that is another; None where only a comparison with the source can. `compared` are the ids of tables
-    all of which is compared, now or soon. `files` tells, by oid, where rows of a table lay when it was last looked at:
-    nothing in the stream says that they were rewritten."""
+    all of which is compared, now or soon; `stale` those of them of which the store may have rows from before a change
+    that nobody saw. `files` tells, by oid, where rows of a table lay when it was last looked at: nothing in the stream
+    says that they were rewritten."""
 
     def __init__(self, context: LiveContext, stored: Sequence[StoredTable]) -> None:
         self._told: dict[int, Relation] = {}  # by oid, what the stream says of a table
@@ -33,6 +34,7 @@ class Followed:
         self.tables = context.tables(stored, known)
         self.files = {table.relation.oid: files(table.fingerprint) for table in stored}
         self.compared = {table.id for table in stored if compared_whole(table)}
+        self.stale = {table.id for table in stored if changed_unseen(table.resync)}
         self._waiting = {table.id for table in stored if table.resync == REKEYED}
         for table in self.tables.values():
             self._fit(table)
@@ -46,7 +48,7 @@ class Followed:
 
     def emptied(self, table: LiveTable, new_id: int) -> None:
         """A new, empty generation stands in the place of a table."""
-        for ids in (self.compared, self._waiting):
+        for ids in (self.compared, self.stale, self._waiting):
             if table.id in ids:
                 ids.add(new_id)
         renewed = self.context.table(new_id, table.layouts)

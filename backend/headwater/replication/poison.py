@@ -16,6 +16,7 @@ from headwater.decode.errors import DecodeError
 from headwater.decode.pgoutput import Decoder
 from headwater.errors import HeadwaterError
 from headwater.oplog.lsn import Lsn, format_lsn, parse_lsn
+from headwater.replication.adapt import LEFT_OUT
 from headwater.replication.apply import Applier
 from headwater.replication.attached import whole_too
 from headwater.replication.errors import PoisonError
@@ -168,5 +169,5 @@ class PoisonBook:
 
     def _compare_all(self, lease: Lease, lsn: str) -> None:
         stored = self._store.tables(self._source.tag)
-        reason = f"the transaction at {lsn} was left out"
+        reason = f"{LEFT_OUT}{lsn}"
         self._store.mark_resync(lease, whole_too(stored), reason)

@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 
 from headwater.bulk.jobs import BulkProgress, RekeyJob
-from headwater.replication.adapt import LOST, REDEFINED
+from headwater.replication.adapt import LOST, REPLACED
 from headwater.replication.background import Background
 from headwater.replication.site import Site
 from headwater.storage.contract import StoredTable
@@ -90,7 +90,7 @@ class Rekey:
         present = self._site.stored().get(self._table.relation.oid)
         if present != self._table:
             return  # it was truncated meanwhile: what is there now is looked at anew
-        if not store.replace_table(lease, self._table.id, self._staged, REDEFINED):
+        if not store.replace_table(lease, self._table.id, self._staged, REPLACED):
             store.mark_resync(lease, [self._table.id], LOST)
             _log.warning("rows of %s have equal ids by its new replica identity; it is sent anew", self._name)
             return

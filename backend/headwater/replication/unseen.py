@@ -5,13 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 
+from headwater.replication.adapt import UNSEEN
 from headwater.source.catalog import PublishedTable
 from headwater.storage.contract import Lease, StoreWriter
 
 _FIRST_SECONDS = 60.0
-
-UNSEEN = "not all of its changes are published"
-"""Why such a table is compared with the source."""
 
 
 class UnseenAudit:

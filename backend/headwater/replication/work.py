@@ -12,7 +12,7 @@ import orjson
 
 from headwater.bulk.jobs import TableChangedError
 from headwater.errors import HeadwaterError, Kind
-from headwater.replication.adapt import REDEFINED, REKEYED
+from headwater.replication.adapt import REDEFINED, REKEYED, REPLACED
 from headwater.replication.audit import Audit
 from headwater.replication.deploy import NEW_IN_VERSION, Deploy
 from headwater.replication.errors import ProtocolError, SchemaChangedError, SourceReplacedError
@@ -169,7 +169,9 @@ class Work:
             marked = {oid: reason for oid, reason in marked.items() if not reason.startswith(NEW_IN_VERSION)}
         if marked:
             reason = next(iter(marked.values()))
-            order = Order(tuple(self._plans()), frozenset(marked), reason, verify=REDEFINED in marked.values())
+            order = Order(
+                tuple(self._plans()), frozenset(marked), reason, verify=bool({REDEFINED, REPLACED} & {*marked.values()})
+            )
             self._current = _Asked(Resync(self._site, order), None, None)
             return
         if version is not None:
