@@ -44,7 +44,7 @@ LOST = "its rows can't be told apart by its new replica identity"
 
 def changed_unseen(reason: str) -> bool:
     """Whether a table that is compared for that reason may have rows older than the stream is."""
-    return reason in {REPLACED, SLOT_LOST, UNSEEN} or reason.startswith(LEFT_OUT)
+    return reason in {REPLACED, SLOT_LOST, UNSEEN, REKEYED, LOST} or reason.startswith(LEFT_OUT)
 
 
 @dataclass(frozen=True, slots=True)
