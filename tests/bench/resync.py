@@ -74,7 +74,7 @@ def to_device(rows: int) -> None:
     seconds and as event triggers tell of it; and the longest that a commit to another table took meanwhile."""
     sizes = (*SIZES, rows)
     found = {"by looking": False, "by triggers": True}
-    tables = {(size, how): f"items_{size}_{number}" for size in sizes for number, how in enumerate(found)}
+    tables = {(size, how): f"items_{size}_{number}" for number, how in enumerate(found) for size in sizes}
     with world() as place:
         for (size, _), table in tables.items():
             place.execute(
