@@ -179,10 +179,11 @@ def verify_once(store: StoreWriter, lease: Lease, tag: str) -> None:
     key = verified_key(tag)
     if store.noted(key):
         return
-    altered = [t.id for t in store.tables(tag) if len(t.layouts) > 1 and t.resync not in {REKEYED, LOST}]
+    altered = [t for t in store.tables(tag) if len(t.layouts) > 1 and t.resync not in {REKEYED, LOST}]
     if altered:
         _log.info("%d tables that were altered are compared with the source once", len(altered))
-        store.mark_resync(lease, altered, REDEFINED)
+    for table in altered:
+        store.mark_resync(lease, [table.id], REPLACED if changed_unseen(table.resync) else REDEFINED)
     store.note(lease, key, "done")
 
 
