@@ -34,8 +34,8 @@ test-all: install-tests ## all tests in every way, in parts; one of them: make t
 all-quick:
 	$(PYTEST) -m 'not long' $(ARGS)
 
-all-long:
-	$(PYTEST) -m long $(ARGS)
+all-long:  # some write many GB, which are not to lie in memory
+	PYTEST_DEBUG_TEMPROOT=$${TMPDIR:-/tmp} $(PYTEST) -m long $(ARGS)
 
 all-spark:
 	HEADWATER_TEST_BULK=spark $(PYTEST) --numprocesses 3 tests/integration tests/e2e $(ARGS)

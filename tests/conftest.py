@@ -5,16 +5,19 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import psutil
 from hypothesis import HealthCheck, settings
 
 # Dozens of short-lived JVMs spend most of their time on optimising code that is hardly run
 os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 
-# Nothing that tests write is to outlive the machine, and memory is a quarter quicker than a disk, where there is plenty
-_MEMORY, _PLENTY = Path("/dev/shm"), 4 << 30
+# Nothing that tests write is to outlive the machine, and memory is a quarter quicker than a disk, where there is plenty:
+# a run takes some 5 GB
+_MEMORY, _PLENTY = Path("/dev/shm"), 12 << 30
 if _MEMORY.is_dir():
     _there = os.statvfs(_MEMORY)
-    if _there.f_bavail * _there.f_frsize >= _PLENTY and not _there.f_flag & os.ST_NOEXEC:
+    _room = min(_there.f_bavail * _there.f_frsize, psutil.virtual_memory().available)
+    if _room >= _PLENTY and not _there.f_flag & os.ST_NOEXEC:
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(_MEMORY))
 
 # How fast examples come says something of the machine and what else it does, nothing of the code
