@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, settings
 # Dozens of short-lived JVMs spend most of their time on optimising code that is hardly run
 os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 
-# Nothing that tests write is to outlive the machine, and memory is a quarter quicker than a disk, where there is plenty:
-# a run takes some 5 GB
+# Nothing that tests write is to outlive the machine, and memory is a quarter quicker than a disk. A run takes some
+# 5 GB, so only where there is plenty
 _MEMORY, _PLENTY = Path("/dev/shm"), 12 << 30
 if _MEMORY.is_dir():
     _there = os.statvfs(_MEMORY)
