@@ -100,6 +100,28 @@ def test_a_table_is_replaced_by_one_whose_rows_have_other_ids(world: World, read
     assert world.store.tables(SOURCE) == [stored]
 
 
+def test_a_generation_is_staged_by_pages_until_two_rows_have_one_id(world: World, reader: StoreReader) -> None:
+    world.bootstrap({"1": (A, "x")})
+    (staged,) = world.store.stage_tables(world.lease, SOURCE, [(RELATION, "f")], indexed=True)
+    with open_part(world.address, staged.id, 0, "0") as part:
+        for number, row_id in enumerate(["one", "two", "one"]):
+            row = CurrentRow(row_id, 0, f"{number}\tx", "", "1/1")
+            part.write([row], [(row_id, LookupEntry("k", f"[{number}]"))], (), {})
+            part.end_page()
+        finished = part.finish()
+        assert finished.pages == 3
+        assert world.store.stage_page(world.lease, finished, 0)
+        assert world.store.stage_page(world.lease, finished, 1)
+        assert not world.store.stage_page(world.lease, finished, 2)
+    assert lookups(reader, ["k"]) == {"k": []}
+    assert world.store.replace_table(world.lease, world.table, staged, "compare it")
+    assert lookups(reader, ["k"]) == {"k": ["[0]", "[1]"]}
+    flush = world.store.begin(world.lease)
+    found = flush.current(staged.id, ["1", "one", "two"])
+    flush.rollback()
+    assert {row_id: row.line for row_id, row in found.items()} == {"one": "0\tx", "two": "1\tx"}
+
+
 def test_a_table_is_not_replaced_by_one_with_equal_ids(world: World) -> None:
     world.bootstrap({"1": (A, "x")})
     (staged,) = world.store.stage_tables(world.lease, SOURCE, [(RELATION, "f")])

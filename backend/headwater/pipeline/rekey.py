@@ -21,8 +21,10 @@ from headwater.oplog.transform import rekeyed_members
 from headwater.pipeline.partition import CountedCopies
 from headwater.pipeline.progress import TaskProgress
 from headwater.storage.open import open_part, read_rows
-from headwater.storage.parts import CurrentRow, StagedPart
+from headwater.storage.parts import CurrentRow, PlacedRow, StagedPart
 from headwater_rules.results import LookupEntry
+
+_PAGE_ROWS = 2_000
 
 _UNKNOWN = "\x01"
 """How ids begin that no row of the source has."""
@@ -66,21 +68,30 @@ class RekeyTask:
             open_part(job.store, job.target, number, attempt) as part,
         ):
             for batch in read_rows(job.store, job.stored.id, self.first, self.end, job.piece):
-                rows: list[CurrentRow] = []
-                lookups: list[tuple[str, LookupEntry]] = []
-                for _, row in batch:
-                    cells = _cells(job, row)
-                    row_id = keys.of(row, cells)
-                    if row_id is None:
-                        continue
-                    rows.append(_rekeyed(job, row, row_id))
-                    lookups += _lookups(bound, cells, row_id)
-                part.write(rows, lookups, (), {})
+                for first in range(0, len(batch), _PAGE_ROWS):
+                    part.write(*_page(job, keys, bound, batch[first : first + _PAGE_ROWS]), (), {})
+                    part.end_page()
                 progress.add(len(batch))
             return part.finish()
 
 
 Cells = Sequence[str | None]
+
+
+def _page(
+    job: RekeyJob, keys: _Keys, bound: BoundTable | None, batch: Sequence[PlacedRow]
+) -> tuple[list[CurrentRow], list[tuple[str, LookupEntry]]]:
+    """What is taken over at once, between two flushes of the stream."""
+    rows: list[CurrentRow] = []
+    lookups: list[tuple[str, LookupEntry]] = []
+    for _, row in batch:
+        cells = _cells(job, row)
+        row_id = keys.of(row, cells)
+        if row_id is None:
+            continue
+        rows.append(_rekeyed(job, row, row_id))
+        lookups += _lookups(bound, cells, row_id)
+    return rows, lookups
 
 
 class _Keys:

@@ -9,6 +9,7 @@ and went since.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 
 from headwater.bulk.jobs import Difference
 from headwater.decode.copytext import join_cells, split_line
@@ -23,8 +24,30 @@ from headwater.replication.live import FullCells, LiveTable
 from headwater.replication.touches import TableTouches
 from headwater.storage.parts import CurrentRow
 
+_FEWEST, _MOST = 100, 2_000
+_SECONDS = 0.03
+
 States = dict[str, FullCells | None]
 """What rows should be, by row id; None for one that should not be there."""
+
+
+class Portion:
+    """How much is merged between two flushes of the stream. Commits of all tables wait for it, so it is as much as
+    this machine does in some 30 ms."""
+
+    def __init__(self) -> None:
+        self._rows = _MOST // 4
+
+    def of(self, differences: Sequence[Difference], room: int) -> int:
+        """How many of the differences to merge, whose lines take `room` bytes at most: one at least."""
+        sizes = accumulate(len(difference.line) for difference in differences[: self._rows])
+        return max(1, sum(size <= room for size in sizes))
+
+    def took(self, rows: int, seconds: float) -> None:
+        """The next one is smaller when this was too long, and larger when a whole one was soon done."""
+        if seconds > _SECONDS or rows == self._rows:
+            fitting = int(self._rows * _SECONDS / max(seconds, _SECONDS / 2))
+            self._rows = min(max(fitting, self._rows // 2, _FEWEST), _MOST)
 
 
 def wanted_states(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from headwater.bulk.jobs import BulkProgress, RekeyJob
 from headwater.replication.adapt import LOST, REPLACED
@@ -33,10 +33,10 @@ class Rekey:
         self._started = time.time()
         self._progress = BulkProgress(0, 0, 0, 0)
         self._outcome: BulkOutcome | None = None
-        self._unstaged: list[StagedPart] = []
+        self._pages: Iterator[tuple[StagedPart, int]] = iter(())
         self._closed = threading.Event()
         pairs = [(table.relation, table.fingerprint)]
-        (self._staged,) = site.store.stage_tables(site.lease, site.tag, pairs)
+        (self._staged,) = site.store.stage_tables(site.lease, site.tag, pairs, indexed=True)
         self._running = self._begin()
 
     def _begin(self) -> Background[BulkOutcome] | None:
@@ -76,13 +76,16 @@ class Rekey:
         if self._running is not None:
             if self._running.done:
                 self._outcome = self._running.result()
-                self._unstaged = list(self._outcome.parts)
+                self._pages = ((part, page) for part in self._outcome.parts for page in range(part.pages))
                 self._running = None
             return False
-        if self._unstaged:
-            self._site.store.stage(self._site.lease, [self._unstaged.pop()])
+        page = next(self._pages, None)
+        if page is None:
+            self._replace()
+            return True
+        if self._site.store.stage_page(self._site.lease, *page):
             return False
-        self._replace()
+        self._give_up()
         return True
 
     def _replace(self) -> None:
@@ -91,14 +94,18 @@ class Rekey:
         if present != self._table:
             return  # it was truncated meanwhile: what is there now is looked at anew
         if not store.replace_table(lease, self._table.id, self._staged, REPLACED):
-            store.mark_resync(lease, [self._table.id], LOST)
-            _log.warning("rows of %s have equal ids by its new replica identity; it is sent anew", self._name)
+            self._give_up()
             return
         _log.info("rows of %s have the ids of its new replica identity", self._name)
         if self._outcome is not None:
             rows = sum(part.rows for part in self._outcome.parts)
             tag, application, tasks = self._site.tag, self._outcome.application, self._outcome.tasks
             store.note_job(BulkRecord("re-key", tag, application, tasks, rows, 0, self._started, time.time()))
+
+    def _give_up(self) -> None:
+        if self._site.stored().get(self._table.relation.oid) == self._table:
+            self._site.store.mark_resync(self._site.lease, [self._table.id], LOST)
+            _log.warning("rows of %s have equal ids by its new replica identity; it is sent anew", self._name)
 
     def close(self) -> None:
         """Give everything back, at the end or in the middle."""

@@ -16,13 +16,12 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
 
 from headwater.bulk.jobs import BulkProgress, CompareJob, CompareOutcome, CompareTable, Difference, TableChangedError
 from headwater.oplog.lsn import format_lsn
 from headwater.replication.attached import narrowed, only_attached
 from headwater.replication.background import Background
-from headwater.replication.merge import describe, wanted_states
+from headwater.replication.merge import Portion, describe, wanted_states
 from headwater.replication.own_slot import slot_of
 from headwater.replication.site import Site
 from headwater.replication.touches import TouchLog
@@ -36,7 +35,6 @@ from headwater_rules.plan import SyncPlan
 
 _log = logging.getLogger(__name__)
 
-MERGED_AT_ONCE = 2_000
 NAMED_ROWS = 100
 
 
@@ -83,6 +81,7 @@ class Resync:
         self._started = time.time()
         self._batches: queue.Queue[Sequence[Difference]] = queue.Queue(maxsize=2)
         self._batch: list[Difference] = []
+        self._portion = Portion()
         self._merged = 0
         self._keeper: SnapshotKeeper | None = None
         self._comparing: Background[CompareOutcome] | None = None
@@ -223,9 +222,16 @@ class Resync:
         return bool(self._batch)
 
     def _merge(self) -> None:
-        oid_of = {table.id: oid for oid, table in self._site.stored().items()}
-        count = _first(self._batch, self._site.source.piece_bytes)
+        count = self._portion.of(self._batch, self._site.source.piece_bytes)
         some, self._batch = self._batch[:count], self._batch[count:]
+        started = time.perf_counter()
+        self._merge_some(some)
+        self._portion.took(count, time.perf_counter() - started)
+        self._merged += len(some)
+        self._note_merged()
+
+    def _merge_some(self, some: Sequence[Difference]) -> None:
+        oid_of = {table.id: oid for oid, table in self._site.stored().items()}
         for table_id in dict.fromkeys(difference.table for difference in some):
             oid = oid_of.get(table_id)
             table = None if oid not in self._oids else self._site.applier.table(oid)
@@ -241,8 +247,6 @@ class Resync:
                 self.findings.rows += [{"table": name, **finding} for finding in found[:NAMED_ROWS]]
             if self._order.repair and states:
                 self.findings.ops += self._site.applier.merge(table, states, anew=self._order.verify)
-        self._merged += len(some)
-        self._note_merged()
 
     def _finish(self, outcome: CompareOutcome) -> None:
         self.findings.compared = outcome.source_rows
@@ -281,9 +285,3 @@ class Resync:
     def right(self) -> frozenset[int]:
         """The tables that are as the source has them, when all is done."""
         return self._oids | self._truncated
-
-
-def _first(differences: Sequence[Difference], room: int) -> int:
-    """How many of the differences are merged at once: one at least."""
-    sizes = accumulate(len(difference.line) for difference in differences[:MERGED_AT_ONCE])
-    return max(1, sum(size <= room for size in sizes))

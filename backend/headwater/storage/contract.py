@@ -328,11 +328,18 @@ class StoreWriter(Protocol):
     def discard_staged(self, lease: Lease) -> None:
         """Drop what an unfinished bulk job left."""
 
-    def stage_tables(self, lease: Lease, source: str, tables: Sequence[tuple[Relation, str]]) -> list[StagedTable]:
-        """New generations, invisible until published, for relations and their fingerprints."""
+    def stage_tables(
+        self, lease: Lease, source: str, tables: Sequence[tuple[Relation, str]], *, indexed: bool = False
+    ) -> list[StagedTable]:
+        """New generations, invisible until published, for relations and their fingerprints. Whole parts are quicker
+        staged without an index, pages while the stream flows with one."""
 
     def stage(self, lease: Lease, parts: Sequence[StagedPart]) -> None:
         """Take parts over. Work in their size, in short transactions; readers see nothing of it."""
+
+    def stage_page(self, lease: Lease, part: StagedPart, page: int) -> bool:
+        """Take rows and lookups of one page over into an indexed generation, in one short transaction; readers see
+        nothing of it. False, and nothing was done, when one of its rows has an id that is there."""
 
     def publish(
         self,

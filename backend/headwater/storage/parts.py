@@ -41,8 +41,8 @@ class StagedTable:
 @dataclass(frozen=True, slots=True)
 class StagedPart:
     """What one task left behind for the store: where it is, and how much. `attempt` names the try that succeeded.
-    A part of additions has `pages` to be taken one by one; one of a snapshot has none. `refused` says, in words, which
-    rows or ops were too large, as far as there is room for it."""
+    A part has `pages` to be taken one by one while the stream flows; one of a snapshot has none. `refused` says, in
+    words, which rows or ops were too large, as far as there is room for it."""
 
     path: str
     table: int

@@ -119,14 +119,22 @@ def _parts(connection: psycopg.Connection) -> list[str]:
 
 
 def make_tables(
-    connection: psycopg.Connection, lease: Lease, source: str, relations: Sequence[tuple[Relation, str]]
+    connection: psycopg.Connection,
+    lease: Lease,
+    source: str,
+    relations: Sequence[tuple[Relation, str]],
+    *,
+    indexed: bool,
 ) -> list[StagedTable]:
     """New generations for a bulk job to fill."""
     with leases.holding(connection, lease):
-        return [
+        staged = [
             StagedTable(tables.create_generation(connection, source, [relation], fingerprint, "staged"), relation)
             for relation, fingerprint in relations
         ]
+    if indexed:
+        index_rows(connection, lease, staged)
+    return staged
 
 
 def check_part(connection: psycopg.Connection, part: StagedPart, page: int, rows: int, ops: int) -> None:
@@ -170,8 +178,31 @@ def stage(connection: psycopg.Connection, lease: Lease, parts: Sequence[StagedPa
         passing("stage.after_part")
 
 
+def stage_page(connection: psycopg.Connection, lease: Lease, part: StagedPart, page: int) -> bool:
+    """See the contract."""
+    names = stage_tables(part.path)
+    try:
+        with leases.holding(connection, lease):
+            rows = connection.execute(
+                sql.SQL(
+                    "insert into {} {} select row_id, layout, line, members, subkey, long_id from {} where page = {}"
+                ).format(rows_table(part.table), ROW_COLUMNS, names["rows"], page)
+            ).rowcount
+            connection.execute(
+                sql.SQL(
+                    "insert into lookups (key, table_id, row_id, output)"
+                    " select distinct key, {}, row_id, output from {} where page = {}"
+                ).format(part.table, names["lookups"], page)
+            )
+            check_part(connection, part, page, rows, 0)
+    except psycopg.errors.UniqueViolation:
+        return False
+    passing("stage.after_page")
+    return True
+
+
 def index_rows(connection: psycopg.Connection, lease: Lease, staged: Sequence[StagedTable]) -> None:
-    """Give the rows of full generations the indexes that live replication needs."""
+    """Give the rows of generations the indexes that live replication needs, if they lack them."""
     for table in staged:
         with leases.holding(connection, lease):
             tables.index_rows(connection, table.id)

@@ -142,13 +142,19 @@ class PostgresStore:
         if self._staging is not None:
             shutil.rmtree(self._staging, ignore_errors=True)
 
-    def stage_tables(self, lease: Lease, source: str, tables: Sequence[tuple[Relation, str]]) -> list[StagedTable]:
+    def stage_tables(
+        self, lease: Lease, source: str, tables: Sequence[tuple[Relation, str]], *, indexed: bool = False
+    ) -> list[StagedTable]:
         with self._connections.lend() as connection:
-            return bulk.make_tables(connection, lease, source, tables)
+            return bulk.make_tables(connection, lease, source, tables, indexed=indexed)
 
     def stage(self, lease: Lease, parts: Sequence[StagedPart]) -> None:
         with self._connections.lend() as connection:
             bulk.stage(connection, lease, parts)
+
+    def stage_page(self, lease: Lease, part: StagedPart, page: int) -> bool:
+        with self._connections.lend() as connection:
+            return bulk.stage_page(connection, lease, part, page)
 
     def publish(
         self,

@@ -33,14 +33,17 @@ def discard(connection: apsw.Connection, lease: Lease) -> None:
 
 
 def stage_tables(
-    connection: apsw.Connection, lease: Lease, source: str, relations: Sequence[tuple[Relation, str]]
+    connection: apsw.Connection, lease: Lease, source: str, relations: Sequence[tuple[Relation, str]], *, indexed: bool
 ) -> list[StagedTable]:
     """New generations for a bulk job to fill."""
     with leases.holding(connection, lease):
-        return [
+        staged = [
             StagedTable(tables.create_generation(connection, source, [relation], fingerprint, "staged"), relation)
             for relation, fingerprint in relations
         ]
+    if indexed:
+        index_rows(connection, lease, staged)
+    return staged
 
 
 def stage(connection: apsw.Connection, lease: Lease, parts: Sequence[StagedPart]) -> None:
@@ -49,6 +52,27 @@ def stage(connection: apsw.Connection, lease: Lease, parts: Sequence[StagedPart]
         with attached(connection, part):
             _stage_part(connection, lease, part)
         passing("stage.after_part")
+
+
+def stage_page(connection: apsw.Connection, lease: Lease, part: StagedPart, page: int) -> bool:
+    """See the contract."""
+    with attached(connection, part):
+        try:
+            with leases.holding(connection, lease):
+                connection.execute(
+                    f"insert into rows_{part.table:d} (row_id, layout, line, members, subkey)"
+                    " select row_id, layout, line, members, subkey from part.rows where page = ?",
+                    (page,),
+                )
+                connection.execute(
+                    "insert or ignore into lookups (key, table_id, row_id, output)"
+                    " select key, ?, row_id, output from part.lookups where page = ?",
+                    (part.table, page),
+                )
+        except apsw.ConstraintError:
+            return False
+    passing("stage.after_page")
+    return True
 
 
 @contextmanager
@@ -110,7 +134,7 @@ def _take_segments(connection: apsw.Connection) -> None:
 
 
 def index_rows(connection: apsw.Connection, lease: Lease, staged: Sequence[StagedTable]) -> None:
-    """Give the rows of full generations the index that live replication needs."""
+    """Give the rows of generations the index that live replication needs, if they lack it."""
     for table in staged:
         with leases.holding(connection, lease):
             connection.execute(tables.ROWS_INDEX.format(table.id))

@@ -97,6 +97,7 @@ class StageFile:
             self._packer.seal_all()
             if self._page:
                 self._db.execute("create index rows_page on rows (page)")
+                self._db.execute("create index lookups_page on lookups (page)")
             self._db.execute("commit")
             self._db.close()
         self._unfinished.rename(self._path)

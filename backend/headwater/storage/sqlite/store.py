@@ -124,13 +124,19 @@ class SqliteStore:
             bulk.discard(self._db, lease)
         shutil.rmtree(self._directory / "stage", ignore_errors=True)
 
-    def stage_tables(self, lease: Lease, source: str, tables: Sequence[tuple[Relation, str]]) -> list[StagedTable]:
+    def stage_tables(
+        self, lease: Lease, source: str, tables: Sequence[tuple[Relation, str]], *, indexed: bool = False
+    ) -> list[StagedTable]:
         with sqlite_errors(self._path):
-            return bulk.stage_tables(self._db, lease, source, tables)
+            return bulk.stage_tables(self._db, lease, source, tables, indexed=indexed)
 
     def stage(self, lease: Lease, parts: Sequence[StagedPart]) -> None:
         with sqlite_errors(self._path):
             bulk.stage(self._db, lease, parts)
+
+    def stage_page(self, lease: Lease, part: StagedPart, page: int) -> bool:
+        with sqlite_errors(self._path):
+            return bulk.stage_page(self._db, lease, part, page)
 
     def publish(
         self,

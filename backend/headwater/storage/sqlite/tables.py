@@ -21,7 +21,7 @@ create table rows_{0:d} (
 ) strict
 """
 
-ROWS_INDEX = "create unique index rows_{0:d}_row_id on rows_{0:d} (row_id)"
+ROWS_INDEX = "create unique index if not exists rows_{0:d}_row_id on rows_{0:d} (row_id)"
 
 PUT_ROW = """
 insert into rows_{0:d} (row_id, layout, line, members, subkey) values (?, ?, ?, ?, ?)
