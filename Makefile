@@ -2,7 +2,7 @@
 # since they often wait: WORKERS=0 runs them in one.
 .DEFAULT_GOAL := help
 unexport PYTHONDONTWRITEBYTECODE  # dozens of processes would compile the same modules again
-.PHONY: help install install-tests demo test test-all bench storm lint format lock clean $(addprefix all-,$(PARTS))
+.PHONY: help install install-tests demo test test-all bench storm lint format reference lock clean $(addprefix all-,$(PARTS))
 
 BIN := .venv/bin
 ARGS ?=
@@ -66,6 +66,9 @@ format: install ## put the style right where that can be done by itself
 lock: install ## requirements.lock anew from pyproject.toml (make lock ARGS=--upgrade for newer versions)
 	$(BIN)/uv pip compile pyproject.toml --extra embedded --group dev --universal --python-version 3.11 \
 		--generate-hashes --no-emit-index-url --no-annotate --no-header --quiet $(ARGS) --output-file requirements.lock
+
+reference: install ## the pages of docs that are written from the code
+	$(BIN)/python -m docs.generate.errors
 
 clean: ## remove everything that the other targets made
 	rm -rf .venv dist clients/web/dist clients/web/node_modules tests/e2e/*/node_modules tests/postgres/node_modules \

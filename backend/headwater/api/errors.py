@@ -22,6 +22,8 @@ class ApiError(HeadwaterError):
 
 
 class UnknownRouteError(ApiError):
+    """Nothing is served at this path."""
+
     code = "PSYNC_S2002"
     status = 404
 
@@ -46,6 +48,8 @@ class NoActiveConfigError(ApiError):
 
 
 class BodyTooLargeError(ApiError):
+    """The body of a request is larger than is read."""
+
     code = "HW_6002"
     status = 413
 

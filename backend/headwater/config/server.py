@@ -8,6 +8,9 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 from headwater.config.section import Section
 
+NO_HOSTNAME, NO_DATABASE, NO_USERNAME = "PSYNC_S1106", "PSYNC_S1105", "PSYNC_S1107"
+"""A setting that says where the database is, or who logs in there, is missing or is a URI."""
+
 _LOWEST_PORT, _HIGHEST_PORT = 1024, 65535
 _SSL_MODES = ("verify-full", "verify-ca", "disable")
 _AUTHORITY_END = re.compile(r"[/?#]")
@@ -49,9 +52,9 @@ def read_server(section: Section) -> Server:
     database = section.text("database") or address.database
     user = section.text("username") or address.user
     for key, value, code in (
-        ("hostname", host, "PSYNC_S1106"),
-        ("database", database, "PSYNC_S1105"),
-        ("username", user, "PSYNC_S1107"),
+        ("hostname", host, NO_HOSTNAME),
+        ("database", database, NO_DATABASE),
+        ("username", user, NO_USERNAME),
     ):
         if not value:
             section.error(f"neither {key} nor uri says which one", key, fix=f"add {key}", code=code)

@@ -36,6 +36,8 @@ _MEDIA_TYPES = {".js": "text/javascript", ".wasm": "application/wasm"}
 
 
 class UnknownUserError(ApiError):
+    """The demo has no such user."""
+
     code = "HW_8015"
     status: ClassVar[int] = 404
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 from headwater.bulk.jobs import BulkProgress, VerifyOutcome
 from headwater.replication.background import Background
+from headwater.replication.errors import BROKEN_BUCKET, BROKEN_LOOKUPS
 from headwater.replication.rebuild import Rebuild, repair_lookups, verify_job
 from headwater.replication.resync import Order, Resync
 from headwater.replication.site import Site
@@ -90,9 +91,11 @@ class Audit:
             yield False
         outcome = self._outcome = verifying.result()
         for bucket in outcome.buckets[:NAMED_BUCKETS]:
-            _log.warning("[HW_5301] bucket %s: %s", bucket.name or bucket.key, bucket.problem)
+            _log.warning("[%s] bucket %s: %s", BROKEN_BUCKET, bucket.name or bucket.key, bucket.problem)
         if outcome.lookups:
-            _log.warning("[HW_5302] %d rows have other lookups than the rules give them", len(outcome.lookups))
+            _log.warning(
+                "[%s] %d rows have other lookups than the rules give them", BROKEN_LOOKUPS, len(outcome.lookups)
+            )
         if self._order.repair:
             repair_lookups(self._site, outcome.lookups)
             if outcome.buckets:

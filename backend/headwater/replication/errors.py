@@ -37,6 +37,16 @@ class PoisonError(HeadwaterError):
         self.upto = upto
 
 
+BROKEN_BUCKET = "HW_5301"
+"""A bucket's history does not lead to the rows that belong in it."""
+
+BROKEN_LOOKUPS = "HW_5302"
+"""Rows have other lookups than the rules give them."""
+
+BROKEN_ROWS = "HW_5304"
+"""Stored rows are not what the source has, or stand in other buckets than the rules give them."""
+
+
 class ProtocolError(HeadwaterError):
     """The stream's messages are in an order that the protocol does not know."""
 

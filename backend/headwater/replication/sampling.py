@@ -18,6 +18,7 @@ import orjson
 
 from headwater.bulk.jobs import BrokenLookups
 from headwater.errors import HeadwaterError
+from headwater.replication.errors import BROKEN_BUCKET, BROKEN_LOOKUPS, BROKEN_ROWS
 from headwater.replication.live import LiveTable
 from headwater.replication.probing import Probing
 from headwater.replication.rebuild import Rebuild, repair_lookups
@@ -259,7 +260,7 @@ class Sampling:
     # what is broken
 
     def _bucket_broken(self, key: int, name: str, problem: str) -> None:
-        self._tell("HW_5301", f"bucket {name or key}", problem)
+        self._tell(BROKEN_BUCKET, f"bucket {name or key}", problem)
         if self._may_mend(key):
             self._wanted.note()
             self._wanted.buckets.add(key)
@@ -268,7 +269,7 @@ class Sampling:
         if not row_ids:
             return
         named = ", ".join(sorted(row_ids)[:5]) + (", …" if len(row_ids) > 5 else "")
-        self._tell("HW_5304", f"{live.name}, rows {named}", problem)
+        self._tell(BROKEN_ROWS, f"{live.name}, rows {named}", problem)
         if self._may_mend((live.name, problem)):
             self._wanted.note()
             self._wanted.tables.add(live.relation.oid)
@@ -276,7 +277,7 @@ class Sampling:
     def _lookups_broken(self, live: LiveTable, row_ids: Sequence[str]) -> None:
         if not row_ids:
             return
-        self._tell("HW_5302", f"{live.name}, {len(row_ids)} rows", "other lookups than the rules give them")
+        self._tell(BROKEN_LOOKUPS, f"{live.name}, {len(row_ids)} rows", "other lookups than the rules give them")
         if self._may_mend((live.name, "lookups")):
             self._wanted.lookups += [BrokenLookups(live.id, row_id) for row_id in row_ids]
 

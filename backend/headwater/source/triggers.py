@@ -15,6 +15,10 @@ from headwater.source.connect import SourceSettings, connect
 from headwater.source.finding import Finding
 
 SCHEMA = "headwater_source"
+
+NOT_TOLD = "HW_2020"
+"""The source won't tell of changed tables at once: its event triggers can't be made, or not be removed."""
+
 _PREFIX, _CONTENT = "headwater", b"ddl"
 
 # The handler is a subtransaction, because of which Postgres may send the message after the row that follows.
@@ -140,7 +144,7 @@ def _run(conn: psycopg.Connection, statements: tuple[str, ...], refused: tuple[s
     except psycopg.Error as error:
         reason = error.diag.message_primary or type(error).__name__
         what, fix = refused
-        return Installed(warnings=(Finding("HW_2020", f"{what}: {reason}", fix, fatal=False),))
+        return Installed(warnings=(Finding(NOT_TOLD, f"{what}: {reason}", fix, fatal=False),))
     return Installed(done=tuple(statement.partition(" AS $")[0] for statement in statements))
 
 

@@ -14,6 +14,8 @@ class AuthError(ApiError):
 
 
 class TokenExpiredError(AuthError):
+    """The token was good until some time that has passed."""
+
     code = "PSYNC_S2103"
 
 
