@@ -28,7 +28,7 @@ from headwater.oplog.change import (
 from headwater.oplog.limits import stored_line
 from headwater.oplog.lsn import ZERO, Lsn, format_lsn
 from headwater.oplog.row_id import IdentityKind
-from headwater.replication.adapt import REPLACED, empty
+from headwater.replication.adapt import LOCKED, REPLACED, empty
 from headwater.replication.asking import Asking
 from headwater.replication.errors import ProtocolError, SchemaChangedError
 from headwater.replication.filling import Filler
@@ -39,6 +39,7 @@ from headwater.replication.live import FullCells, LiveContext, LiveTable
 from headwater.replication.schema import SchemaWatch
 from headwater.replication.touches import TouchLog
 from headwater.source.fetch import RowFetcher
+from headwater.source.generated import NotComputedLockedError
 from headwater.source.triggers import is_hint
 from headwater.storage.contract import Flush, Lease, Progress, StoredTable, StoreWriter
 from headwater.storage.loading import loaded_rows
@@ -188,10 +189,14 @@ class Applier:
         them by then. With a part of that left out, they would be a mix of two. Once the table is marked, no row of it
         is completed again. Raises SchemaChangedError."""
         self.abandon()
-        stored = [stored for stored in self._store.tables(self.tag) if stored.relation.oid == table.relation.oid]
-        self._store.mark_resync(self._lease, [table.id for table in stored], REPLACED)
+        self._mark(table, REPLACED)
         what = "rows were completed with what they became in changes that can't be taken in"
         raise SchemaChangedError(what, table.name, "the stream is read again")
+
+    def _mark(self, table: LiveTable, reason: str) -> None:
+        """Have a table compared, with no flush open."""
+        stored = [stored for stored in self._store.tables(self.tag) if stored.relation.oid == table.relation.oid]
+        self._store.mark_resync(self._lease, [table.id for table in stored], reason)
 
     def _have_compared(self, table: LiveTable) -> None:
         """A comparison with the source is to bring what is missing."""
@@ -269,8 +274,14 @@ class Applier:
         return found
 
     def fill(self, table: LiveTable, rows: Sequence[FullCells]) -> list[FullCells | None]:
-        """Rows with the values of their generated columns; None for one that is gone from the source."""
-        return self._filler.fill(table, rows)
+        """Rows with the values of their generated columns; None for one that is gone from the source. Raises
+        SchemaChangedError when nobody can say, since the table is locked: its changes are left to a comparison."""
+        try:
+            return self._filler.fill(table, rows)
+        except NotComputedLockedError as error:
+            self.abandon()
+            self._mark(table, LOCKED)
+            raise SchemaChangedError(error.what, table.name, "the stream is read again, without its changes") from error
 
     def _open(self) -> Flush:
         if self._flush is None:

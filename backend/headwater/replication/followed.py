@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from headwater.oplog.change import Relation
-from headwater.replication.adapt import REKEYED, changed_unseen
+from headwater.replication.adapt import LOCKED, REKEYED, changed_unseen
 from headwater.replication.attached import compared_whole
 from headwater.replication.live import LiveContext, LiveTable
 from headwater.replication.reshape import Reshape, as_kept, reshape
@@ -35,7 +35,7 @@ class Followed:
         self.files = {table.relation.oid: files(table.fingerprint) for table in stored}
         self.compared = {table.id for table in stored if compared_whole(table)}
         self.stale = {table.id for table in stored if changed_unseen(table.resync)}
-        self._waiting = {table.id for table in stored if table.resync == REKEYED}
+        self._waiting = {table.id for table in stored if table.resync in {REKEYED, LOCKED}}
         for table in self.tables.values():
             self._fit(table)
 
