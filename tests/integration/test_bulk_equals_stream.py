@@ -35,8 +35,9 @@ from headwater.pipeline.reprocess import ReprocessTask
 from headwater.replication.fold import Fold
 from headwater.replication.lacking import Lacking
 from headwater.replication.live import LiveContext, LiveTable
-from headwater.source.catalog import Leaf, PublishedTable
+from headwater.source.catalog import PublishedTable
 from headwater.source.connect import SourceSettings
+from headwater.source.leaves import Leaf
 from headwater.storage.address import PostgresAddress, StoreAddress
 from headwater.storage.contract import Progress, SourceState
 from headwater.storage.open import open_reader, open_store

@@ -4,17 +4,20 @@ change. Nothing that a row said under a private name ever reaches a device, whoe
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import apsw
 import pytest
 
 from headwater.oplog.lsn import ZERO
+from headwater.replication.apply import FLUSH_CHANGES
+from headwater.source.fetch import Names, RowFetcher
 from headwater.source.stream import Received, ReplicationStream
 from tests.support.changed_source import Device, published_rows, settled
-from tests.support.fix_headwater import Deployment, wait_until
+from tests.support.fix_headwater import HASTY, TRIGGERED, Deployment, wait_until
 
 if TYPE_CHECKING:
     from tests.support.fix_postgres import SourceDb
@@ -209,19 +212,106 @@ def test_a_row_is_not_completed_from_what_it_was_before_a_change_nobody_saw(
     assert [line for line in said if r"\"n\":2" in line] == []
 
 
-@pytest.mark.xfail(reason="after a root was renamed, Postgres sends what follows under its former name", strict=False)
+PRIVATE = (
+    "update resting set body = 'private for a while'",
+    "insert into resting values ('r', 'private')",
+    "update live_0 set body = 'private still' where id = '2'",
+)
+
+
+def partitioned(deployment: Deployment, source: SourceDb) -> Device:
+    """A device that shows a partitioned table, of whose partition the stream has told."""
+    source.execute("create table live (id text primary key, body text) partition by hash (id)")
+    source.execute("create table live_0 partition of live for values with (modulus 1, remainder 0)")
+    source.execute("create table others (id text primary key, body text)")
+    source.execute("create publication headwater for table live, others with (publish_via_partition_root)")
+    source.execute("insert into live values ('1', 'public')")
+    device = Device(deployment.start())
+    source.execute("insert into live values ('2', 'public')")
+    deployment.caught_up()
+    return device
+
+
+def shows_live(deployment: Deployment) -> bool:
+    deployment.raise_failure()
+    with deployment.store() as store:
+        return any(table.relation.name == "live" for table in store.tables("default"))
+
+
+@pytest.mark.parametrize("looks", [0.2, 3.0], ids=["by a look", "by its rows"])
+def test_what_a_partitioned_table_is_under_a_private_name_is_shown_to_nobody(
+    deploy: Deploy, source_db: SourceDb, looks: float
+) -> None:
+    """After its root was renamed, Postgres sends what follows under its former name."""
+    deployment = deploy(CONFIG)
+    deployment.pace = replace(HASTY, catalog=looks)
+    device = partitioned(deployment, source_db)
+    source_db.execute("alter table live rename to resting")
+    for statement in PRIVATE:
+        source_db.execute(statement)
+    deployment.caught_up()
+    assert "private" not in given(deployment)
+    source_db.execute("update resting set body = 'shown again'; alter table resting rename to live")
+    hold_to_the_truth(deployment, source_db, device)
+
+
+@pytest.mark.parametrize("after", ["", "alter table resting rename to live"], ids=["for good", "for a while"])
 def test_what_a_partitioned_table_was_under_a_private_name_is_shown_to_nobody(
+    deploy: Deploy, source_db: SourceDb, after: str
+) -> None:
+    """The stream comes to it when the catalog's news were taken up."""
+    deployment = deploy(CONFIG)
+    device = partitioned(deployment, source_db)
+    with held_back():
+        source_db.execute("alter table live rename to resting")
+        wait_until(lambda: not shows_live(deployment), "the table to be gone")
+        for statement in PRIVATE:
+            source_db.execute(statement)
+        if after:
+            source_db.execute("insert into others select i::text, 'x' from generate_series(1, %s) i", FLUSH_CHANGES)
+            source_db.execute("update resting set body = 'shown again'")
+            source_db.execute(after)
+            wait_until(lambda: shows_live(deployment), "the table to be back")
+    if not after:
+        deployment.caught_up()
+        assert device.rows() == {}
+        source_db.execute("update resting set body = 'shown again'; alter table resting rename to live")
+    hold_to_the_truth(deployment, source_db, device)
+
+
+def test_a_partitioned_table_is_asked_for_once_a_flush(
+    deploy: Deploy, source_db: SourceDb, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    names = RowFetcher.names
+
+    def counted(fetcher: RowFetcher, oids: Collection[int]) -> Names:
+        asked.append(len(oids))
+        return names(fetcher, oids)
+
+    monkeypatch.setattr(RowFetcher, "names", counted)
+    deployment = deploy(CONFIG)
+    partitioned(deployment, source_db)
+    before = len(asked)
+    source_db.execute("insert into others select i::text, 'x' from generate_series(1, 100) i")
+    deployment.caught_up()
+    assert len(asked) == before
+    source_db.execute("insert into live select i::text, 'x' from generate_series(3, 30000) i")
+    deployment.caught_up()
+    assert asked[before:] == [1]
+
+
+@pytest.mark.xfail(reason="a name that came and went before anybody looked is nowhere to be seen", strict=False)
+def test_what_a_partitioned_table_was_under_a_name_that_nobody_saw_is_shown_to_nobody(
     deploy: Deploy, source_db: SourceDb
 ) -> None:
-    source_db.execute("create table live (id text primary key, body text) partition by hash (id)")
-    source_db.execute("create table live_0 partition of live for values with (modulus 1, remainder 0)")
-    source_db.execute("create table others (id text primary key, body text)")
-    source_db.execute("create publication headwater for table live, others with (publish_via_partition_root)")
-    source_db.execute("insert into live values ('1', 'public')")
-    deployment = deploy(CONFIG).start()
-    device = Device(deployment)
-    source_db.execute("insert into live values ('2', 'public')")
-    deployment.caught_up()
-    for statement in MOVES["private while renamed"].replace("truncate staging;", "").split(";"):
-        source_db.execute(statement)
+    deployment = deploy(CONFIG)
+    deployment.pace = TRIGGERED
+    device = partitioned(deployment, source_db)
+    with held_back():
+        source_db.execute("alter table live rename to resting")
+        for statement in PRIVATE:
+            source_db.execute(statement)
+        source_db.execute("insert into others select i::text, 'x' from generate_series(1, %s) i", FLUSH_CHANGES)
+        source_db.execute("update resting set body = 'shown again'; alter table resting rename to live")
     hold_to_the_truth(deployment, source_db, device)

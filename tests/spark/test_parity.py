@@ -37,8 +37,9 @@ from headwater.pipeline.partition import Partition
 from headwater.pipeline.session import Spark
 from headwater.pipeline.spark_engine import SparkEngine
 from headwater.replication.bulk import BulkWork, Report, Stop
-from headwater.source.catalog import Leaf, PublishedTable
+from headwater.source.catalog import PublishedTable
 from headwater.source.connect import SourceSettings
+from headwater.source.leaves import Leaf
 from headwater.storage.address import SqliteAddress
 from headwater.storage.contract import StoredTable
 from headwater.storage.parts import BulkOutcome, StagedPart

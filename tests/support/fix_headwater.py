@@ -31,8 +31,8 @@ from headwater.replication.health import Health, from_json, health_key
 from headwater.replication.pace import Pace
 from headwater.replication.replicator import Replicator
 from headwater.replication.sampling import SamplingSettings
-from headwater.source.catalog import load_publications
 from headwater.source.connect import SourceSettings
+from headwater.source.publications import load_publications
 from headwater.storage.address import PostgresAddress, SqliteAddress, StoreAddress
 from headwater.storage.contract import StoreReader
 from headwater.storage.open import Store, open_reader, open_store

@@ -21,6 +21,13 @@ class TableChangedError(HeadwaterError):
     code: ClassVar[str] = "HW_2301"
 
 
+class TableLockedError(HeadwaterError):
+    """Somebody keeps a table locked, so that it can't be read, nor be told what it is."""
+
+    kind: ClassVar[Kind] = Kind.RETRY
+    code: ClassVar[str] = "HW_2302"
+
+
 class GivenUpError(HeadwaterError):
     """Nobody wants a job's result any more."""
 

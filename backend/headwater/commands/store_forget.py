@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import click
 import orjson
 
+from headwater.bulk.jobs import TableLockedError
 from headwater.commands.rules_store import existing_store
 from headwater.commands.rules_words import count, size
 from headwater.config import ServiceConfig
@@ -158,6 +159,8 @@ def _check_source(config: ServiceConfig, stored: Sequence[StoredTable], row_id: 
         for table in published_tables(conn, config.source().publications):
             if table.qualified_name not in names:
                 continue
+            if table.locked:
+                raise TableLockedError("somebody keeps the table locked", table.qualified_name, "run it again later")
             if row_id is not None and has_row(conn, table, row_id):
                 raise StillHeldError(
                     "the source still has the row", table.qualified_name, "delete it there first, then run it again"

@@ -30,13 +30,15 @@ from headwater.oplog.limits import (
 from headwater.oplog.row_id import IdentityKind, RowIdentity, content_id, copy_id, random_id
 from headwater.oplog.transform import BucketName, DraftOp
 from headwater.pipeline.progress import TaskProgress
-from headwater.source.catalog import Leaf, published_tables
+from headwater.source.catalog import fingerprint_of
 from headwater.source.connect import SourceSettings, connect, source_errors
+from headwater.source.leaves import Leaf
 from headwater.storage.open import open_part
 from headwater.storage.parts import CurrentRow, PartWriter, StagedPart
 from headwater_rules.results import LookupEntry
 
 BATCH_ROWS = 5_000
+_LOCK_TIMEOUT = "set lock_timeout = '10s'"  # all other tables of the job wait meanwhile
 
 
 class PartitionError(HeadwaterError):
@@ -67,6 +69,7 @@ def read_lines(source: SourceSettings, snapshot: str, partition: Partition) -> I
     """The partition's rows as COPY text, in batches. Raises TableChangedError when the table is not, or does not
     stay, what the snapshot saw: a rewrite or a TRUNCATE would read as no rows and move others between ranges."""
     with connect(source, application_name="headwater snapshot") as conn:
+        conn.execute(_LOCK_TIMEOUT)
         _check_unchanged(conn, source, partition)
         conn.execute("begin transaction isolation level repeatable read read only")
         conn.execute(sql.SQL("set transaction snapshot {}").format(snapshot))
@@ -94,8 +97,7 @@ def _check_name(conn: psycopg.Connection, partition: Partition) -> None:
 
 def _check_unchanged(conn: psycopg.Connection, source: SourceSettings, partition: Partition) -> None:
     seen = partition.table.published
-    now = published_tables(conn, source.publications, seen.relation.oid)
-    if [table.fingerprint for table in now] != [seen.fingerprint]:
+    if fingerprint_of(conn, source.publications, seen.relation.oid) != seen.fingerprint:
         raise TableChangedError(
             "a table was altered, rewritten or truncated during the snapshot", seen.qualified_name, "it is read again"
         )

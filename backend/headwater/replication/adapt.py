@@ -38,13 +38,17 @@ UNSEEN = "not all of its changes are published"
 REKEYED = "its replica identity changed"
 """Why a table waits for its rows to get other ids. Until then its changes can't be applied."""
 
+LOCKED = "somebody keeps it locked"
+"""Why changes of a table wait for a comparison: what they lack only the source can say, which does not as long as the
+table is locked."""
+
 LOST = "its rows can't be told apart by its new replica identity"
 """Why a table is to be emptied and filled again."""
 
 
 def changed_unseen(reason: str) -> bool:
     """Whether a table that is compared for that reason may have rows older than the stream is."""
-    return reason in {REPLACED, SLOT_LOST, UNSEEN, REKEYED, LOST} or reason.startswith(LEFT_OUT)
+    return reason in {REPLACED, SLOT_LOST, UNSEEN, REKEYED, LOCKED, LOST} or reason.startswith(LEFT_OUT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +85,9 @@ def table_changes(stored: Sequence[StoredTable], published: Sequence[PublishedTa
     kept: set[int] = set()
     for table in stored:
         found = by_name[table.id] or (None if table.relation.oid in taken else now.get(table.relation.oid))
+        if found is not None and found.locked:
+            kept.add(found.relation.oid)  # what it is now is seen when the lock is gone
+            continue
         if found is None or table.resync == LOST or ids_after(table, found.relation) is Ids.LOST:
             gone.append(table)
             continue

@@ -28,7 +28,7 @@ from headwater.oplog.change import (
 from headwater.oplog.limits import stored_line
 from headwater.oplog.lsn import ZERO, Lsn, format_lsn
 from headwater.oplog.row_id import IdentityKind
-from headwater.replication.adapt import REPLACED, empty
+from headwater.replication.adapt import LOCKED, REPLACED, empty
 from headwater.replication.asking import Asking
 from headwater.replication.errors import ProtocolError, SchemaChangedError
 from headwater.replication.filling import Filler
@@ -36,9 +36,11 @@ from headwater.replication.fold import Fold
 from headwater.replication.followed import Followed, same_name
 from headwater.replication.lacking import Lacking, completed
 from headwater.replication.live import FullCells, LiveContext, LiveTable
+from headwater.replication.roots import NameBook
 from headwater.replication.schema import SchemaWatch
 from headwater.replication.touches import TouchLog
 from headwater.source.fetch import RowFetcher
+from headwater.source.generated import NotComputedLockedError
 from headwater.source.triggers import is_hint
 from headwater.storage.contract import Flush, Lease, Progress, StoredTable, StoreWriter
 from headwater.storage.loading import loaded_rows
@@ -70,7 +72,9 @@ class Applier:
         self._store = store
         self._lease = lease
         self._context = context
-        self._followed = Followed(context, stored)
+        self._names = NameBook(store, context.tag)
+        self._followed = Followed(context, stored, self._names.read())
+        self._by_root = set[int]()  # the oids of partitioned tables that the open flush has changes of
         self._asking = Asking(fetcher, context.piece)
         self._filler = Filler(fetcher.generated, self._fetch)
         self._schema = schema
@@ -128,6 +132,8 @@ class Applier:
                 self.in_transaction = True
                 self._xids.append(message.xid)
                 self.final_lsn = message.final_lsn
+                if self._followed.doubted:
+                    self._followed.reach(message.final_lsn)
                 self.skipping = message.final_lsn < self.position or message.final_lsn in self._left_out
             case Commit():
                 self._end_transaction(message)
@@ -188,10 +194,14 @@ class Applier:
         them by then. With a part of that left out, they would be a mix of two. Once the table is marked, no row of it
         is completed again. Raises SchemaChangedError."""
         self.abandon()
-        stored = [stored for stored in self._store.tables(self.tag) if stored.relation.oid == table.relation.oid]
-        self._store.mark_resync(self._lease, [table.id for table in stored], REPLACED)
+        self._mark(table, REPLACED)
         what = "rows were completed with what they became in changes that can't be taken in"
         raise SchemaChangedError(what, table.name, "the stream is read again")
+
+    def _mark(self, table: LiveTable, reason: str) -> None:
+        """Have a table compared, with no flush open."""
+        stored = [stored for stored in self._store.tables(self.tag) if stored.relation.oid == table.relation.oid]
+        self._store.mark_resync(self._lease, [table.id for table in stored], reason)
 
     def _have_compared(self, table: LiveTable) -> None:
         """A comparison with the source is to bring what is missing."""
@@ -209,6 +219,9 @@ class Applier:
         self._pending_bytes = 0
         if not self._pending:
             return
+        if self._followed.roots:
+            oids = {table.relation.oid for table in {id(table): table for table, _ in self._pending}.values()}
+            self._by_root |= oids & self._followed.roots
         fold = self._fold()
         fold.apply(self._pending)
         self.rows += len(self._pending)
@@ -233,6 +246,8 @@ class Applier:
             if not same_name(relation, table.relation):
                 self._leave(table)
                 continue
+            if relation.oid in self._followed.roots:
+                self._by_root.add(relation.oid)
             for log in self._logs:
                 log.truncate(self.final_lsn, table)
             self._lacking.forget(table.id)
@@ -269,8 +284,14 @@ class Applier:
         return found
 
     def fill(self, table: LiveTable, rows: Sequence[FullCells]) -> list[FullCells | None]:
-        """Rows with the values of their generated columns; None for one that is gone from the source."""
-        return self._filler.fill(table, rows)
+        """Rows with the values of their generated columns; None for one that is gone from the source. Raises
+        SchemaChangedError when nobody can say, since the table is locked: its changes are left to a comparison."""
+        try:
+            return self._filler.fill(table, rows)
+        except NotComputedLockedError as error:
+            self.abandon()
+            self._mark(table, LOCKED)
+            raise SchemaChangedError(error.what, table.name, "the stream is read again, without its changes") from error
 
     def _open(self) -> Flush:
         if self._flush is None:
@@ -302,13 +323,30 @@ class Applier:
             self._complete()
         if reached < self._asking.hold:
             return
+        if self._by_root:
+            self._check_names()
         self._flush.commit(self._context.tag, Progress(self._reached, self._committed_us))
         self._flush = None
         self._in_flush = 0
+        self._by_root.clear()
         self._asking.over()
         if not self._lacking.tables():
             del self._xids[:-1]
         self.position = self._reached
+
+    def _check_names(self) -> None:
+        """Partitioned tables that the open flush has changes of are still called what the store calls them. Raises
+        SchemaChangedError."""
+        now = self._asking.names(self._by_root)
+        renamed = self._followed.misnamed_now(now.by_oid)
+        if not renamed:
+            return
+        self.abandon()
+        for table in [self._followed.tables[oid] for oid in renamed]:
+            self._mark(table, REPLACED)
+        self._names.distrust(self._lease, renamed, now.seen)
+        what = "a partitioned table has another name by now, which the stream does not say"
+        raise SchemaChangedError(what, self.tag, "the stream is read again, without its changes")
 
     def _advance(self, reached: Lsn, *, idle: bool) -> None:
         """With nothing to store, still note now and then how far the log was read, so that the source may drop it.
@@ -324,6 +362,7 @@ class Applier:
         if self._flush is not None:
             self._flush.rollback()
             self._flush = None
+            self._by_root.clear()
             self._asking.over()
 
     @property
@@ -350,6 +389,10 @@ class Applier:
     def misnamed(self, oids: Collection[int]) -> bool:
         """See `Followed.misnamed`."""
         return self._followed.misnamed(oids)
+
+    def doubt(self, tables: Mapping[int, Lsn]) -> None:
+        """Leave what the stream brings of these tables, by oid, up to a position to comparisons."""
+        self._followed.doubted.update(tables)
 
     def look_again(self) -> None:
         """Something says that a table is not what it was: have the catalog looked at."""

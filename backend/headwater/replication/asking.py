@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 from headwater.oplog.change import Cell
 from headwater.oplog.lsn import ZERO, Lsn
 from headwater.replication.live import FullCells, LiveTable
-from headwater.source.fetch import RowFetcher
+from headwater.source.fetch import Names, RowFetcher
 
 ASKING_SECONDS = 1.0
 _FIRST, _MOST = 4, 1_000
@@ -26,6 +26,10 @@ class Asking:
         self.at_once = _FIRST
         self.hold = ZERO
         self.completed = set[int]()
+
+    def names(self, oids: Collection[int]) -> Names:
+        """What tables are called in the source now."""
+        return self._fetcher.names(oids)
 
     def over(self) -> None:
         """The flush is no more."""

@@ -17,6 +17,7 @@ from headwater.replication.attached import whole_too
 from headwater.replication.errors import SourceReplacedError
 from headwater.replication.own_slot import OwnSlot
 from headwater.replication.poison import PoisonBook
+from headwater.replication.roots import NameBook
 from headwater.replication.schema import wanted_tables
 from headwater.source.catalog import published_tables
 from headwater.source.connect import SourceSettings, SourceUnreachable, connect
@@ -126,6 +127,7 @@ class Attachment:
         if (now.system_id, now.timeline) != (state.system_id, state.timeline) or position < state.lsn:
             self._store.cap_writes(state.tag, end_of_log(conn))
             PoisonBook(self._source, self._store).forget(lease)  # positions of another history
+            NameBook(self._store, state.tag).forget(lease)
         self._store.move_source(lease, SourceState(state.tag, position, name, now.system_id, now.timeline))
         _log.info("slot %s starts at %s; all tables are compared with the source", name, format_lsn(position))
 

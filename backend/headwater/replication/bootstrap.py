@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import psycopg
 from psycopg import sql
 
-from headwater.bulk.jobs import BulkProgress, SnapshotJob, SnapshotTable
+from headwater.bulk.jobs import BulkProgress, SnapshotJob, SnapshotTable, TableLockedError
 from headwater.errors import HeadwaterError
 from headwater.oplog.lsn import format_lsn
 from headwater.replication.bulk import BulkWork
@@ -103,6 +103,9 @@ class Bootstrap:
             conn.execute("set transaction isolation level repeatable read read only")
             conn.execute(sql.SQL("set transaction snapshot {}").format(keeper.snapshot))
             published = readable_tables(conn, self.source, [self.plan], stored)
+            for table in published:
+                if table.locked:
+                    raise TableLockedError("somebody keeps a table locked", table.qualified_name, "it is waited for")
             types = load_types(conn, {c.type_oid for table in published for c in table.relation.columns})
         pairs = [(table.relation, table.shape) for table in published]
         staged = self.store.stage_tables(lease, self.source.tag, pairs)

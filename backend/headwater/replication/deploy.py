@@ -117,6 +117,10 @@ class Deploy:
         if self._pages is not None:
             self._take_page(self._pages)
             return False
+        if self._new and self._resync is None:
+            stored = self._site.stored()
+            locked = self._site.locked([stored[oid] for oid in self._new & stored.keys()])
+            self._new -= locked  # they stay marked: whoever has them locked does not hold the version up
         if self._new:
             if self._resync is None:
                 self._resync = Resync(self._site, Order((self._plan,), self._new, f"version {self._version.id}"))

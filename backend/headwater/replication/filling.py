@@ -10,7 +10,7 @@ from typing import cast
 from headwater.oplog.change import Cell, Cells
 from headwater.oplog.row_id import IdentityKind
 from headwater.replication.live import FullCells, LiveTable
-from headwater.source.generated import GeneratedValues, NotComputedError
+from headwater.source.generated import GeneratedValues, NotComputedError, NotComputedLockedError
 
 _log = logging.getLogger(__name__)
 
@@ -31,11 +31,14 @@ class Filler:
     fetch: Fetch
 
     def fill(self, table: LiveTable, rows: Sequence[FullCells]) -> list[FullCells | None]:
-        """See `Fill`. Raises NotComputedError where rows can't be asked for by a key."""
+        """See `Fill`. Raises NotComputedError where rows can't be asked for by a key, NotComputedLockedError where
+        somebody keeps the table locked."""
         if not rows or not table.computed:
             return list(rows)
         try:
             computed = self.values.compute(table.relation, rows)
+        except NotComputedLockedError:
+            raise
         except NotComputedError as error:
             if table.identity.kind is not IdentityKind.KEY:
                 raise

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from headwater.oplog.change import Relation
-from headwater.replication.adapt import REKEYED, changed_unseen
+from headwater.oplog.lsn import Lsn
+from headwater.replication.adapt import LOCKED, REKEYED, changed_unseen
 from headwater.replication.attached import compared_whole
 from headwater.replication.live import LiveContext, LiveTable
 from headwater.replication.reshape import Reshape, as_kept, reshape
+from headwater.replication.roots import is_root
 from headwater.source.shape import files
 from headwater.storage.contract import StoredTable
 
@@ -18,9 +20,11 @@ class Followed:
     has it, where that is another; None where only a comparison with the source can. `compared` are the ids of tables
     all of which is compared, now or soon; `stale` those of them of which the store may have rows from before a change
     that nobody saw. `files` tells, by oid, where rows of a table lay when it was last looked at: nothing in the stream
-    says that they were rewritten."""
+    says that they were rewritten. `roots` are the oids of those whose names the stream does not always tell; up to the
+    positions in `doubted` what it says of them is left to comparisons."""
 
-    def __init__(self, context: LiveContext, stored: Sequence[StoredTable]) -> None:
+    def __init__(self, context: LiveContext, stored: Sequence[StoredTable], doubted: Mapping[int, Lsn]) -> None:
+        self.doubted = dict(doubted)
         self._told: dict[int, Relation] = {}  # by oid, what the stream says of a table
         self.shapes: dict[int, Reshape | None] = {}
         self.context = context
@@ -35,9 +39,22 @@ class Followed:
         self.files = {table.relation.oid: files(table.fingerprint) for table in stored}
         self.compared = {table.id for table in stored if compared_whole(table)}
         self.stale = {table.id for table in stored if changed_unseen(table.resync)}
-        self._waiting = {table.id for table in stored if table.resync == REKEYED}
+        self._waiting = {table.id for table in stored if table.resync in {REKEYED, LOCKED}}
+        self.roots = {table.relation.oid for table in stored if is_root(table)}
         for table in self.tables.values():
             self._fit(table)
+
+    def reach(self, position: Lsn) -> None:
+        """The stream has come to a transaction whose commit record begins there."""
+        for oid in [oid for oid, upto in self.doubted.items() if upto <= position]:
+            del self.doubted[oid]
+            if oid in self.tables:
+                self._fit(self.tables[oid])
+
+    def misnamed_now(self, names: Mapping[int, tuple[str | None, str | None]]) -> list[int]:
+        """Those of the tables that the source calls by another name than the store."""
+        kept = {oid: self.tables[oid].relation for oid in names if oid in self.tables}
+        return [oid for oid, relation in kept.items() if names[oid] != (relation.schema, relation.name)]
 
     def hear(self, relation: Relation) -> None:
         """The stream tells of a table."""
@@ -64,7 +81,7 @@ class Followed:
         oid = table.relation.oid
         told = self._told.get(oid)
         streamed = table.streamed if told is None else as_kept(told, table.relation)
-        if table.id in self._waiting or not same_name(streamed, table.relation):
+        if table.id in self._waiting or oid in self.doubted or not same_name(streamed, table.relation):
             self.shapes[oid] = None
         elif streamed != table.streamed:
             self.shapes[oid] = reshape(streamed, table.relation)

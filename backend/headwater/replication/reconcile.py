@@ -4,6 +4,7 @@ which concerns tables that are others now."""
 from __future__ import annotations
 
 from headwater.replication.adapt import adapt, table_changes
+from headwater.replication.roots import NameBook, distrust_named
 from headwater.replication.schema import SchemaWatch
 from headwater.replication.site import Site
 from headwater.replication.work import Work
@@ -31,6 +32,9 @@ class Reconciler:
         changes = table_changes(stored, found)
         if not changes:
             return
+        with site.asking.use() as conn:
+            doubted = distrust_named(NameBook(site.store, site.tag), site.lease, conn, changes)
+        applier.doubt(doubted)
         adapt(site.store, site.lease, state, site.context(self._schema.plans, stored), changes)
         if changes.oids:
             site.follow(self._schema.plans)

@@ -25,6 +25,7 @@ from headwater.replication.pace import Pace
 from headwater.replication.poison import Intake, PoisonBook
 from headwater.replication.reconcile import Reconciler
 from headwater.replication.recovery import Recovery
+from headwater.replication.roots import NameBook, distrust_named
 from headwater.replication.sampling import SamplingSettings
 from headwater.replication.schema import SchemaWatch, readable_tables
 from headwater.replication.site import Site, types_of
@@ -193,7 +194,8 @@ class Replicator:
             wanted = readable_tables(conn, self.source, plans, {table.relation.oid for table in stored})
             for finding in unseen_findings(conn, wanted):
                 _log.warning("%s", finding)
-        changes = table_changes(stored, wanted)
+            changes = table_changes(stored, wanted)
+            distrust_named(NameBook(self.store, self.source.tag), lease, conn, changes)
         if changes:
             adapt(self.store, lease, state, self._context(plans, stored, asking), changes)
 
@@ -234,6 +236,7 @@ class Replicator:
             contextlib.closing(RowFetcher(self.source)) as fetcher,
             contextlib.closing(SchemaWatch(self.source, plans, stored, self.pace)) as schema,
         ):
+            NameBook(self.store, self.source.tag).pass_over(lease, state.lsn)
             left_out = PoisonBook(self.source, self.store).skipped()
             applier = Applier(self.store, lease, context, stored, state.lsn, fetcher, schema, left_out)
             site = Site(self.source, self.store, lease, self.bulk, applier, self.progress, asking)

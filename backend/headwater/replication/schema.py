@@ -25,12 +25,14 @@ from headwater.source.catalog import (
     unsent_key_error,
 )
 from headwater.source.connect import SourceSettings, connect
+from headwater.source.words import kept_locked
 from headwater.storage.contract import StoredTable
 from headwater_rules.plan import SyncPlan
 
 _log = logging.getLogger(__name__)
 
 _CLOSE_SECONDS = 3.0
+_BRIEFLY = 0.5  # seconds for which a new table may be locked without being left for later
 
 
 def wanted_tables(conn: psycopg.Connection, source: SourceSettings, plans: Sequence[SyncPlan]) -> list[PublishedTable]:
@@ -50,11 +52,20 @@ def wanted_tables(conn: psycopg.Connection, source: SourceSettings, plans: Seque
 def readable_tables(
     conn: psycopg.Connection, source: SourceSettings, plans: Sequence[SyncPlan], stored: Collection[int]
 ) -> list[PublishedTable]:
-    """`wanted_tables`, without those that we may not read and that are not `stored` (by oid): the others are served
-    without them until somebody grants the right, which looks as if a table were new."""
+    """`wanted_tables`, without those that are not `stored` (by oid) and that we may not read, or that somebody keeps
+    locked: the others are served without them until somebody grants the right or lets go of the lock, which looks as if
+    a table were new."""
     wanted = wanted_tables(conn, source, plans)
-    barred = unreadable(conn, [Reading.of(table) for table in wanted if table.relation.oid not in stored])
+    new = [table for table in wanted if table.relation.oid not in stored]
+    barred = {*unreadable(conn, [Reading.of(table) for table in new]), *out_of_reach(conn, new)}
     return [table for table in wanted if table.relation.oid not in barred]
+
+
+def out_of_reach(conn: psycopg.Connection, tables: Sequence[PublishedTable]) -> frozenset[int]:
+    """The oids of those tables that can't be read now because somebody keeps them, or partitions of them, locked."""
+    leaves = {leaf.oid for table in tables for leaf in table.leaves}
+    locked = kept_locked(conn, leaves, _BRIEFLY)
+    return frozenset(t.relation.oid for t in tables if t.locked or locked.intersection(leaf.oid for leaf in t.leaves))
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +83,10 @@ class Expected:
         )
 
     def met_by(self, now: Sequence[PublishedTable]) -> bool:
-        """Whether the catalog says so."""
-        return {table.relation.oid: table.shape for table in now} == self.shapes
+        """Whether the catalog says so, as far as it can be told."""
+        locked = {table.relation.oid for table in now if table.locked}
+        shapes = {table.relation.oid: table.shape for table in now if not table.locked}
+        return shapes | {oid: shape for oid, shape in self.shapes.items() if oid in locked} == self.shapes
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,19 +168,13 @@ class SchemaWatch:
     def _look(self, conn: psycopg.Connection) -> None:
         expected = self._expected
         try:
-            tables = self._read(conn, expected)
+            tables = readable_tables(conn, self._source, expected.plans, expected.shapes.keys())
             if expected.met_by(tables):
                 return
-            # Some functions of Postgres tell the present, whatever the snapshot: a look beside a change is a mix
-            while tables != (again := self._read(conn, expected)):
-                tables = again
         except (PublicationUnusable, KeyNotSentError) as error:  # the stream may meet it much later
             self._found = _Found(expected, error=error)
             return
         self._found = _Found(expected, tuple(tables))
-
-    def _read(self, conn: psycopg.Connection, expected: Expected) -> list[PublishedTable]:
-        return readable_tables(conn, self._source, expected.plans, expected.shapes.keys())
 
     def _connect_patiently(self) -> psycopg.Connection:
         """A connection that rather gives up than waits for somebody's lock."""

@@ -14,6 +14,8 @@ from headwater.replication.live import LiveContext
 from headwater.replication.schema import readable_tables
 from headwater.source.catalog import PublishedTable, load_types
 from headwater.source.connect import SharedConnection, SourceSettings
+from headwater.source.shape import leaf_oids
+from headwater.source.words import locked_tables
 from headwater.storage.contract import Lease, StoredTable
 from headwater.storage.open import Store
 from headwater.storage.parts import Places
@@ -45,11 +47,18 @@ class Site:
         return self.source.tag
 
     def published(self, plans: Sequence[SyncPlan]) -> dict[int, PublishedTable]:
-        """The tables that the plans read and that can be read, as they are published now, by oid. Raises
-        KeyNotSentError."""
+        """The tables that the plans read and that can be read, as they are published now, by oid; without those of
+        which that can't be told since somebody keeps them locked. Raises KeyNotSentError."""
         with self.asking.use() as conn:
             tables = readable_tables(conn, self.source, plans, self.stored().keys())
-        return {table.relation.oid: table for table in tables}
+        return {table.relation.oid: table for table in tables if not table.locked}
+
+    def locked(self, tables: Sequence[StoredTable]) -> frozenset[int]:
+        """The oids of those tables that can't be read since somebody keeps them, or partitions of them, locked."""
+        leaves = {table.relation.oid: leaf_oids(table.fingerprint) | {table.relation.oid} for table in tables}
+        with self.asking.use() as conn:
+            locked = locked_tables(conn, frozenset[int]().union(*leaves.values()))
+        return frozenset(oid for oid, own in leaves.items() if own & locked)
 
     def stored(self) -> dict[int, StoredTable]:
         """The source's tables in the store, by oid."""

@@ -12,7 +12,7 @@ import orjson
 
 from headwater.bulk.jobs import TableChangedError
 from headwater.errors import HeadwaterError, Kind
-from headwater.replication.adapt import REDEFINED, REKEYED, REPLACED
+from headwater.replication.adapt import LOCKED, REDEFINED, REKEYED, REPLACED
 from headwater.replication.audit import Audit
 from headwater.replication.deploy import NEW_IN_VERSION, Deploy
 from headwater.replication.errors import ProtocolError, SchemaChangedError, SourceReplacedError
@@ -167,6 +167,11 @@ class Work:
         marked = {oid: table.resync for oid, table in stored.items() if table.resync}
         if version is not None:  # which fills its own tables
             marked = {oid: reason for oid, reason in marked.items() if not reason.startswith(NEW_IN_VERSION)}
+        locked = self._site.locked([stored[oid] for oid in marked]) if marked else ()
+        marked = {oid: reason for oid, reason in marked.items() if oid not in locked}  # those wait by themselves
+        if LOCKED in marked.values():
+            self._take_up([stored[oid].id for oid, reason in marked.items() if reason == LOCKED])
+            return
         if marked:
             reason = next(iter(marked.values()))
             order = Order(
@@ -183,6 +188,12 @@ class Work:
             return
         if in_use(self._site.store, self._keep_seconds).obsolete:
             self._follow()
+
+    def _take_up(self, tables: Sequence[int]) -> None:
+        """Follow tables again that were locked, before they are compared."""
+        self._site.store.mark_resync(self._site.lease, tables, REPLACED)
+        self._site.follow(self._plans())
+        self._ended = True
 
     def _undeployed(self) -> ConfigVersion | None:
         """The version on its way; or the served one, if it came from a store that did not keep its row sides."""

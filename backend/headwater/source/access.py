@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import psycopg
 from psycopg import sql
 
-from headwater.source.catalog import Leaf, PublishedTable
+from headwater.source.catalog import PublishedTable
 from headwater.source.finding import Finding
+from headwater.source.leaves import Leaf
 
 
 @dataclass(frozen=True, slots=True)

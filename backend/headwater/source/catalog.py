@@ -7,9 +7,9 @@ it says whether they can be followed on by the stream.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import psycopg
 from psycopg.rows import class_row
@@ -18,23 +18,14 @@ from headwater.decode.catalog import TYPE_QUERY, TypeCatalog
 from headwater.errors import HeadwaterError, Kind
 from headwater.oplog.change import Column, Generated, Relation, ReplicaIdentity
 from headwater.source.identity import NO_IDENTITY, USABLE, Identity, identifies, leaf_identities, told_apart
+from headwater.source.leaves import Leaf, load_leaves
+from headwater.source.publications import OPERATIONS, Membership, Publication, load_publications, memberships
 from headwater.source.shape import LeafShape, Shape, attached, digest, followed_on
 from headwater.source.traits import Standing, TypeDefinition, standing, type_definitions
+from headwater.source.words import Words, in_words
 
-
-@dataclass(frozen=True, slots=True)
-class Leaf:
-    """A table that holds rows: the published table itself, or one partition of it. `pages` counts its 8 kB blocks,
-    `estimated_rows` its rows, both as the planner last knew them (0 when it never looked), or as of now where
-    `sizes.measured` was asked. `attached` changes when a partition is detached and attached again."""
-
-    oid: int
-    schema: str
-    name: str
-    relfilenode: int
-    pages: int
-    estimated_rows: int
-    attached: str = ""
+NOTHING = "(false)"
+"""The row filter of a table whose own is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +39,8 @@ class PublishedTable:
     can pass them by; updates and deletes are among these where `mixed` says that the partitions tell rows apart in ways
     that have nothing in common. `left_out` names generated columns that nobody here can compute, since what they are
     computed from is not published; `unsent_key` those that identify a row, and are not streamed. `former` is what
-    earlier versions had for a shape: any difference in it was one of the table.
+    earlier versions had for a shape: any difference in it was one of the table. Of one that somebody keeps `locked` it
+    is not known what it is, since it has a row filter or generated columns: it is to be left as it was.
     """
 
     relation: Relation
@@ -62,6 +54,7 @@ class PublishedTable:
     unsent_key: tuple[str, ...] = ()
     mixed: bool = False
     former: str = ""
+    locked: bool = False
 
     def followed_on(self, shape: str) -> bool:
         """Whether rows that were stored under that shape, of whatever version, can be followed by the stream."""
@@ -103,50 +96,34 @@ def unsent_key_error(table: PublishedTable) -> KeyNotSentError:
     )
 
 
-class Publication(NamedTuple):
-    """One row of pg_publication, with what it publishes. `made` is another when it was altered or made again."""
-
-    name: str
-    all_tables: bool
-    via_root: bool
-    operations: tuple[str, ...]
-    generated: bool
-    made: str
-
-
-_OPERATIONS = ("insert", "update", "delete", "truncate")
-
-
-def load_publications(conn: psycopg.Connection, names: Sequence[str]) -> dict[str, Publication]:
-    """Those of the named publications that exist."""
-    generated = "pubgencols::text = 's'" if conn.info.server_version >= 18_00_00 else "false"
-    rows = conn.execute(
-        f"""select pubname, puballtables, pubviaroot, {generated},
-                   array_remove(array[case when pubinsert then 'insert' end, case when pubupdate then 'update' end,
-                     case when pubdelete then 'delete' end, case when pubtruncate then 'truncate' end], null),
-                   oid || ' ' || xmin
-            from pg_publication where pubname = any(%s)""",
-        [list(names)],
-    ).fetchall()
-    return {name: Publication(name, every, root, tuple(ops), gen, made) for name, every, root, gen, ops, made in rows}
-
-
 def published_tables(
     conn: psycopg.Connection, publications: Sequence[str], only: int | None = None
 ) -> list[PublishedTable]:
     """Every table the publications publish, or `only` the one with this oid, ordered by schema and name, read in one
-    consistent look at the catalog.
+    consistent look at the catalog. No table that somebody keeps locked is waited for.
 
     Raises PublicationUnusable when a publication is missing or two of them want different columns of one table.
     """
     if conn.info.transaction_status != psycopg.pq.TransactionStatus.IDLE or not conn.autocommit:
-        return _published_tables(conn, publications, only)[0]
-    while True:  # as long as tables are made while we look
+        look = _look(conn, publications, only)
+        return look.tables(in_words(conn, publications, look.worded))
+    while True:  # as long as tables are made or altered while we look
         with conn.transaction():
             conn.execute("set transaction isolation level repeatable read read only")
-            tables, whole = _published_tables(conn, publications, only)
-        if whole:
-            return tables
+            look = _look(conn, publications, only)
+            words = in_words(conn, publications, look.worded)
+        # An expression is put into words as of now, with the names that columns have by then
+        if look.whole and (not look.worded or _entries(conn, look.worded) == look.entries(look.worded)):
+            return look.tables(words)
+
+
+def fingerprint_of(conn: psycopg.Connection, publications: Sequence[str], oid: int) -> str | None:
+    """The `fingerprint` of a table, None for one that is not published."""
+    with conn.transaction():
+        if conn.info.transaction_status == psycopg.pq.TransactionStatus.INTRANS:
+            conn.execute("set transaction isolation level repeatable read read only")
+        found = _look(conn, publications, oid).tables(Words())
+    return found[0].fingerprint if found else None
 
 
 def load_types(conn: psycopg.Connection, oids: Iterable[int]) -> TypeCatalog:
@@ -154,48 +131,70 @@ def load_types(conn: psycopg.Connection, oids: Iterable[int]) -> TypeCatalog:
     return TypeCatalog.from_rows(conn.execute(TYPE_QUERY, {"oids": sorted(set(oids))}).fetchall())
 
 
-def _published_tables(
-    conn: psycopg.Connection, publications: Sequence[str], only: int | None
-) -> tuple[list[PublishedTable], bool]:
-    """The tables, and whether all that are published were seen: what a publication has, Postgres tells as of now,
-    whatever the transaction's snapshot shows of the rest."""
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """What one look brought, without the expressions in words, which the tables `worded` have. Unless it is `whole`,
+    some tables came or went meanwhile."""
+
+    publications: Mapping[str, Publication]
+    members: Mapping[int, list[Membership]]
+    stands: Mapping[int, Standing]
+    columns: Mapping[int, list[_Attribute]]
+    leaves: Mapping[int, tuple[Leaf, ...]]
+    types: Mapping[int, TypeDefinition]
+    found: tuple[_Table, ...]
+    whole: bool
+
+    @property
+    def worded(self) -> frozenset[int]:
+        filtered = {t.oid for t in self.found if any(m.filtered is not None for m in self.members[t.oid])}
+        generated = {t.oid for t in self.found if any(a.generated == "s" for a in self.columns[t.oid])}
+        return frozenset(filtered | generated)
+
+    def entries(self, oids: Iterable[int]) -> set[tuple[int, int, str]]:
+        """Of their columns in the catalog: others when one got another name, even if it has its former one again."""
+        return {(a.table, a.number, a.changed_by) for oid in oids for a in self.columns[oid]}
+
+    def tables(self, words: Words) -> list[PublishedTable]:
+        tables = [_published(self, table, words) for table in self.found]
+        return sorted(tables, key=lambda table: (table.relation.schema, table.relation.name))
+
+
+def _entries(conn: psycopg.Connection, oids: Iterable[int]) -> set[tuple[int, int, str]]:
+    return set(
+        conn.execute(
+            """select attrelid::int8, attnum::int4, xmin::text from pg_attribute
+               where attrelid = any(%s::oid[]) and attnum > 0 and not attisdropped""",
+            [list(oids)],
+        ).fetchall()
+    )
+
+
+def _look(conn: psycopg.Connection, publications: Sequence[str], only: int | None) -> _Look:
     known = load_publications(conn, publications)
     for name in publications:
         if name not in known:
             raise PublicationUnusable(
                 f'publication "{name}" does not exist', conn.info.dbname, "run `headwater source prepare`"
             )
-    members = _memberships(conn, publications)
+    members = memberships(conn, publications)
     sought = [oid for oid in members if only in {None, oid}]
     stands = standing(conn, sought, publications)
     oids = [oid for oid in sought if not members.keys() & stands[oid].ancestors]  # else the root stands for it
     columns = _columns(conn, oids)
     leaves = load_leaves(conn, oids)
     identities = leaf_identities(conn, oids)
-    types = type_definitions(conn, {column.type_oid for found in columns.values() for column in found})
-    tables = [
-        _published(
-            _identified(info, columns[info.oid], identities.get(info.oid, ())),
-            members[info.oid],
-            columns[info.oid],
-            leaves.get(info.oid, ()),
-            known,
-            (stands[info.oid], types),
-        )
-        for info in _tables(conn, oids)
-    ]
-    whole = {table.relation.oid for table in tables} == set(oids)
-    return sorted(tables, key=lambda table: (table.relation.schema, table.relation.name)), whole
-
-
-@dataclass(frozen=True, slots=True)
-class _Membership:
-    """One table in one publication. `columns` None stands for all that are published by default."""
-
-    oid: int
-    publication: str
-    columns: list[int] | None
-    row_filter: str | None
+    found = tuple(_identified(info, columns[info.oid], identities.get(info.oid, ())) for info in _tables(conn, oids))
+    return _Look(
+        known,
+        members,
+        stands,
+        columns,
+        leaves,
+        type_definitions(conn, {column.type_oid for each in columns.values() for column in each}),
+        found,
+        whole={table.oid for table in found} == set(oids),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,28 +219,8 @@ class _Attribute:
     type_modifier: int
     generated: str
     changed_by: str
-    expression: str | None
+    computed: str | None
     inputs: list[int]
-
-
-def _memberships(conn: psycopg.Connection, publications: Sequence[str]) -> dict[int, list[_Membership]]:
-    # Before 15 the function gives the table only: there were no column lists and filters yet.
-    details = (
-        "published.attrs::int2[]::int4[] as columns, pg_get_expr(published.qual, published.relid) as row_filter"
-        if conn.info.server_version >= 15_00_00
-        else "null::int4[] as columns, null::text as row_filter"
-    )
-    with conn.cursor(row_factory=class_row(_Membership)) as cursor:
-        cursor.execute(
-            f"""select published.relid as oid, p.pubname as publication, {details}
-                from pg_publication p, lateral pg_get_publication_tables(p.pubname) published
-                where p.pubname = any(%s) order by p.pubname""",
-            [list(publications)],
-        )
-        members: dict[int, list[_Membership]] = defaultdict(list)
-        for row in cursor:
-            members[row.oid].append(row)
-        return members
 
 
 def _tables(conn: psycopg.Connection, oids: list[int]) -> list[_Table]:
@@ -281,7 +260,7 @@ def _columns(conn: psycopg.Connection, oids: list[int]) -> Mapping[int, list[_At
         cursor.execute(
             """select a.attrelid::int8 as table, a.attnum::int4 as number, a.attname as name,
                       a.atttypid::int8 as type_oid, a.atttypmod as type_modifier, a.attgenerated::text as generated,
-                      a.xmin::text as changed_by, pg_get_expr(d.adbin, d.adrelid) as expression,
+                      a.xmin::text as changed_by, md5(d.adbin::text) as computed,
                       case when d.oid is null then '{}'::int4[] else array(
                           select refobjsubid from pg_depend
                           where refclassid = 'pg_class'::regclass and refobjid = a.attrelid
@@ -301,62 +280,25 @@ def _columns(conn: psycopg.Connection, oids: list[int]) -> Mapping[int, list[_At
         return columns
 
 
-def load_leaves(conn: psycopg.Connection, oids: list[int]) -> dict[int, tuple[Leaf, ...]]:
-    """The leaves of these tables, by the table's oid."""
-    rows = conn.execute(
-        """select root.oid::int8, leaf.oid::int8, n.nspname, leaf.relname,
-                  leaf.relfilenode::int8,
-                  leaf.relpages::int8, greatest(leaf.reltuples, 0)::int8,
-                  array(select i.inhparent || ' ' || i.xmin from pg_partition_ancestors(leaf.oid) a
-                          join pg_inherits i on i.inhrelid = a.relid order by 1)::text
-           from unnest(%s::oid[]) as root(oid)
-             join pg_class top on top.oid = root.oid
-             cross join lateral (select root.oid as relid where top.relkind <> 'p'
-                                 union all
-                                 select tree.relid from pg_partition_tree(root.oid) tree
-                                 where top.relkind = 'p' and tree.isleaf) part
-             join pg_class leaf on leaf.oid = part.relid and leaf.relkind = 'r'
-             join pg_namespace n on n.oid = leaf.relnamespace
-           order by root.oid, leaf.oid""",
-        [oids],
-    ).fetchall()
-    leaves: dict[int, list[Leaf]] = defaultdict(list)
-    for root, *leaf in rows:
-        leaves[root].append(Leaf(*leaf))
-    return {root: tuple(found) for root, found in leaves.items()}
-
-
-def _published(
-    table: _Table,
-    members: list[_Membership],
-    attributes: list[_Attribute],
-    leaves: tuple[Leaf, ...],
-    publications: Mapping[str, Publication],
-    traits: tuple[Standing, Mapping[int, TypeDefinition]],
-) -> PublishedTable:
-    stands, types = traits
-    selections = {
-        member.publication: _selected(member, attributes, publications[member.publication]) for member in members
-    }
-    chosen = next(iter(selections.values()))
-    if any(other != chosen for other in selections.values()):
-        raise PublicationUnusable(
-            f"publications {', '.join(selections)} publish different columns of one table",
-            f"{table.schema}.{table.name}",
-            "give it the same column list in each, or follow one publication only",
-        )
+def _published(look: _Look, table: _Table, words: Words) -> PublishedTable:
+    members, attributes = look.members[table.oid], look.columns[table.oid]
+    leaves, locked = look.leaves.get(table.oid, ()), table.oid in words.locked
+    chosen = _chosen(look, table)
     kept = _kept(chosen, attributes)
-    shown = _shown(table, kept, chosen)
+    expressions = {a.number: words.generated.get((a.table, a.number), "") for a in kept if a.computed is not None}
+    shown = _shown(table, kept, chosen, expressions)
     relation = Relation(table.oid, table.schema, table.name, ReplicaIdentity(table.identity), shown, table.by_leaf)
-    row_filter = _combined_filter(members)
-    unseen = _unseen(table, members, publications)
+    filters = {m.publication: words.filters.get((m.oid, m.publication), m.filtered) for m in members}
+    row_filter = NOTHING if locked else _combined(filters.values())
+    unseen = _unseen(table, filters, look.publications)
     pinned = table.kind == "p" or "truncate" in unseen
-    made = sorted(publications[name].made for name in selections)
+    made = sorted(look.publications[name].made for name in filters)
+    entries = look.stands[table.oid].entries
     shape = Shape(
         definition=digest(
             relation,
-            [(a.number, a.generated, a.expression, _now(types, a)) for a in kept],
-            (row_filter, made, stands.entries),
+            [(a.number, a.generated, expressions.get(a.number), _now(look.types, a)) for a in kept],
+            (row_filter, made, entries),
         ),
         columns=digest([(a.number, a.changed_by) for a in kept]),
         leaves={
@@ -366,28 +308,51 @@ def _published(
     )
     former = digest(
         relation,
-        sorted((a.name, a.generated, a.changed_by, _formerly(types, a)) for a in kept),
+        sorted((a.name, a.generated, a.changed_by, _formerly(look.types, a)) for a in kept),
         row_filter,
         made,
-        stands.entries,
+        entries,
         [(leaf.oid, leaf.schema, leaf.name, leaf.attached) for leaf in leaves],
         [(leaf.oid, leaf.relfilenode) for leaf in leaves] if pinned else (),
     )
-    left_out = tuple(a.name for a in attributes if a.generated == "s" and a not in kept)
-    unsent = tuple(a.name for a in attributes if a.generated and a.number in table.key and a not in chosen)
+    read_as = digest(
+        replace(relation, columns=()),
+        [(replace(a, changed_by=""), a.number in table.key, _now(look.types, a)) for a in kept],
+        [(m.publication, m.filtered) for m in members],
+        (made, entries),
+        sorted(shape.leaves.items()),
+    )
     return PublishedTable(
         relation,
         leaves,
         row_filter,
         shape.encoded(),
-        shape.read_as,
-        tuple(selections),
+        read_as,
+        tuple(filters),
         unseen,
-        left_out,
-        unsent,
-        table.mixed,
-        former,
+        left_out=tuple(a.name for a in attributes if a.generated == "s" and a not in kept),
+        unsent_key=tuple(a.name for a in attributes if a.generated and a.number in table.key and a not in chosen),
+        mixed=table.mixed,
+        former=former,
+        locked=locked,
     )
+
+
+def _chosen(look: _Look, table: _Table) -> list[_Attribute]:
+    """The columns that all publications of a table send."""
+    attributes = look.columns[table.oid]
+    selections = {
+        member.publication: _selected(member, attributes, look.publications[member.publication])
+        for member in look.members[table.oid]
+    }
+    chosen = next(iter(selections.values()))
+    if any(other != chosen for other in selections.values()):
+        raise PublicationUnusable(
+            f"publications {', '.join(selections)} publish different columns of one table",
+            f"{table.schema}.{table.name}",
+            "give it the same column list in each, or follow one publication only",
+        )
+    return chosen
 
 
 def _now(types: Mapping[int, TypeDefinition], column: _Attribute) -> str | None:
@@ -400,19 +365,21 @@ def _formerly(types: Mapping[int, TypeDefinition], column: _Attribute) -> str | 
     return None if found is None else found.former
 
 
-def _unseen(table: _Table, members: Sequence[_Membership], publications: Mapping[str, Publication]) -> tuple[str, ...]:
+def _unseen(
+    table: _Table, filters: Mapping[str, str | None], publications: Mapping[str, Publication]
+) -> tuple[str, ...]:
     """Kinds of change that the stream does not have for all rows. Publications add up for each kind by itself: a row
     that only one lets pass which has no updates is not seen again."""
     unseen = []
-    for operation in _OPERATIONS:
-        telling = [m for m in members if operation in publications[m.publication].operations]
-        partly = operation != "truncate" and telling and _combined_filter(telling) != _combined_filter(members)
+    for operation in OPERATIONS:
+        telling = [found for name, found in filters.items() if operation in publications[name].operations]
+        partly = operation != "truncate" and telling and _combined(telling) != _combined(filters.values())
         if not telling or partly or (table.mixed and operation in {"update", "delete"}):
             unseen.append(operation)
     return tuple(unseen)
 
 
-def _selected(member: _Membership, attributes: list[_Attribute], publication: Publication) -> list[_Attribute]:
+def _selected(member: Membership, attributes: list[_Attribute], publication: Publication) -> list[_Attribute]:
     """The columns that the stream carries. A column list names generated columns itself (18), else the publication
     decides; virtual ones have no stored value to send."""
     if member.columns is not None:
@@ -427,20 +394,22 @@ def _kept(streamed: list[_Attribute], attributes: list[_Attribute]) -> list[_Att
     return [a for a in attributes if a.number in there or (a.generated == "s" and there.issuperset(a.inputs))]
 
 
-def _shown(table: _Table, kept: list[_Attribute], streamed: list[_Attribute]) -> tuple[Column, ...]:
+def _shown(
+    table: _Table, kept: list[_Attribute], streamed: list[_Attribute], expressions: Mapping[int, str]
+) -> tuple[Column, ...]:
     full = table.identity == ReplicaIdentity.FULL.value
     names = {a.number: a.name for a in kept}
     shown = []
     for a in kept:
-        unsent = a.expression is not None and a not in streamed
-        generated = Generated(a.expression or "", tuple(names[number] for number in a.inputs)) if unsent else None
+        unsent = a.number in expressions and a not in streamed
+        inputs = tuple(names[number] for number in a.inputs) if unsent else ()
+        generated = Generated(expressions[a.number], inputs) if unsent else None
         shown.append(Column(a.name, a.type_oid, a.type_modifier, full or a.number in table.key, generated))
     return tuple(shown)
 
 
-def _combined_filter(members: Sequence[_Membership]) -> str | None:
+def _combined(filters: Collection[str | None]) -> str | None:
     """Publications add up: a row passes if one lets it pass."""
-    filters = [member.row_filter for member in members]
     if None in filters:
         return None
     return f"({' or '.join(f'({text})' for text in dict.fromkeys(filters))})"

@@ -11,10 +11,11 @@ from psycopg import sql
 from headwater.errors import HeadwaterError, Kind
 from headwater.oplog.change import ReplicaIdentity
 from headwater.source.access import Reading, unreadable
-from headwater.source.catalog import PublishedTable, load_publications, published_tables, unsent_key_error
+from headwater.source.catalog import PublishedTable, published_tables, unsent_key_error
 from headwater.source.connect import SourceSettings
 from headwater.source.finding import Finding
 from headwater.source.named import unpublished_findings
+from headwater.source.publications import load_publications
 from headwater.source.slot import former_slot_name, slot_name, slot_status
 from headwater_rules.plan import TablePattern
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import psycopg
@@ -29,6 +29,22 @@ class Fetched:
 
     rows: list[tuple[str | None, ...]]
     seen: Lsn
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """Schema and name of tables by oid, None where there is none any more, and a position at or after everything that
+    gave them these."""
+
+    by_oid: Mapping[int, tuple[str | None, str | None]]
+    seen: Lsn
+
+
+# The position is asked for after the snapshot is taken by which the names are read
+_NAMES = """
+select t::int8, n.nspname, c.relname, pg_current_wal_insert_lsn()::text
+from unnest(%s::oid[]) t left join pg_class c on c.oid = t left join pg_namespace n on n.oid = c.relnamespace
+"""
 
 
 def own_rows(relation: Relation) -> sql.Composed:
@@ -71,6 +87,15 @@ class RowFetcher:
                 return None
             raise connection_error(self._settings, error) from error
         return Fetched(rows, parse_lsn(position))
+
+    def names(self, oids: Collection[int]) -> Names:
+        """What these tables are called now."""
+        try:
+            rows = self._connection().execute(_NAMES, [list(oids)]).fetchall()
+        except psycopg.Error as error:
+            self._disconnect()
+            raise connection_error(self._settings, error) from error
+        return Names({oid: (schema, name) for oid, schema, name, _ in rows}, parse_lsn(rows[0][3]))
 
     def wait_until_visible(self, xids: Sequence[int]) -> bool:
         """Wait until others see what these transactions did; False when that takes longer than _VISIBLE_SECONDS.

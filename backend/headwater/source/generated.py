@@ -20,6 +20,7 @@ from headwater.source.connect import SourceSettings, connect, connection_error
 Row = tuple[str | None, ...]
 
 _BATCH_BYTES = 8 << 20
+_LOCKED_SECONDS = 1
 
 
 class NotComputedError(HeadwaterError):
@@ -27,6 +28,12 @@ class NotComputedError(HeadwaterError):
 
     kind: ClassVar[Kind] = Kind.RETRY
     code: ClassVar[str] = "HW_2601"
+
+
+class NotComputedLockedError(NotComputedError):
+    """Postgres does not compute while somebody keeps the table locked."""
+
+    code: ClassVar[str] = "HW_2603"
 
 
 class NotComputableError(NotComputedError):
@@ -57,10 +64,13 @@ class GeneratedValues:
     def compute(self, relation: Relation, rows: Sequence[Row]) -> list[Row]:
         """The values of the relation's generated columns for each of `rows`, whose cells are in its order.
 
-        Raises NotComputedError when Postgres refuses, and what `connection_error` makes of a lost connection.
+        Raises NotComputedError when Postgres refuses, NotComputedLockedError while somebody keeps the table locked, and
+        what `connection_error` makes of a lost connection.
         """
         try:
             return self._compute(relation, rows)
+        except NotComputedLockedError:
+            raise
         except NotComputedError:
             self._plans.pop(relation.oid, None)  # the table may have got or lost columns since
         return self._compute(relation, rows)
@@ -70,6 +80,9 @@ class GeneratedValues:
         try:
             plan = self._plan(conn, relation)
             return [row for batch in _batches(plan, rows) for row in _evaluated(conn, plan, batch)]
+        except psycopg.errors.LockNotAvailable as error:
+            name = f"{relation.schema}.{relation.name}"
+            raise NotComputedLockedError("a generated column can't be computed: the table is locked", name) from error
         except psycopg.OperationalError as error:
             self.close()
             raise connection_error(self._settings, error) from error
@@ -92,6 +105,7 @@ class GeneratedValues:
     def _connection(self) -> psycopg.Connection:
         if self._conn is None:
             self._conn = connect(self._settings, application_name="headwater generated columns")
+            self._conn.execute(f"set lock_timeout = '{_LOCKED_SECONDS}s'")  # the whole stream waits meanwhile
         return self._conn
 
     def close(self) -> None:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import psycopg
 
 from headwater.oplog.change import ReplicaIdentity
+from headwater.source.leaves import TREE
 
 USABLE = "i.indisvalid and i.indisunique and i.indimmediate and i.indpred is null"
 """What Postgres asks of an index `i` that is to identify rows, beside columns that are not null."""
@@ -35,23 +36,20 @@ class Identity(NamedTuple):
 
 NO_IDENTITY = Identity(ReplicaIdentity.NOTHING, frozenset())
 
-_LEAVES = f"""
-select distinct root.oid::int8, leaf.relreplident::text, coalesce((
+_LEAVES = f"""{TREE}
+select distinct part.root::int8, leaf.relreplident::text, coalesce((
     select array(select a.attname::text from pg_attribute a
                  where a.attrelid = leaf.oid and a.attnum = any((i.indkey::int2[])[0:i.indnkeyatts - 1]) order by 1)
     from pg_index i where {identifies("leaf")}), '{{}}')
-from unnest(%s::oid[]) as root(oid)
-  join pg_class top on top.oid = root.oid and top.relkind = 'p'
-  cross join lateral pg_partition_tree(root.oid) tree
-  join pg_class leaf on leaf.oid = tree.relid and leaf.relkind = 'r'
-where tree.isleaf
+from part join pg_class top on top.oid = part.root and top.relkind = 'p'
+  join pg_class leaf on leaf.oid = part.oid and leaf.relkind = 'r'
 """
 
 
 def leaf_identities(conn: psycopg.Connection, oids: Sequence[int]) -> Mapping[int, Sequence[Identity]]:
     """By oid of those of the tables that are partitioned, the different identities of their partitions."""
     found: dict[int, list[Identity]] = defaultdict(list)
-    for root, kind, key in conn.execute(_LEAVES.encode(), [list(oids)]):
+    for root, kind, key in conn.execute(_LEAVES.encode(), {"oids": list(oids)}):
         identity = Identity(ReplicaIdentity(kind), frozenset(key))
         keyless = identity.kind is not ReplicaIdentity.FULL and not key
         found[root].append(NO_IDENTITY if keyless else identity)

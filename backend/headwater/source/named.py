@@ -10,9 +10,11 @@ from psycopg import sql
 from psycopg.rows import class_row
 
 from headwater.source.access import Reading, unreadable
-from headwater.source.catalog import PublicationUnusable, load_leaves, load_publications, published_tables
+from headwater.source.catalog import PublicationUnusable, published_tables
 from headwater.source.connect import SourceSettings
 from headwater.source.finding import Finding
+from headwater.source.leaves import load_leaves
+from headwater.source.publications import load_publications, memberships
 from headwater_rules.plan import TablePattern
 
 _NAMED = 10
@@ -85,7 +87,7 @@ def lacking(conn: psycopg.Connection, publications: Sequence[str], tables: Seque
     known = load_publications(conn, publications)
     if any(publication.all_tables for publication in known.values()):
         return []
-    present = _members(conn, list(known))
+    present = set(memberships(conn, list(known))) | _listed(conn, list(known))
     return [table for table in tables if not present.intersection((table.oid, *table.ancestors))]
 
 
@@ -178,14 +180,10 @@ def _absent(settings: SourceSettings, patterns: Sequence[TablePattern], tables: 
     ]
 
 
-def _members(conn: psycopg.Connection, publications: list[str]) -> set[int]:
+def _listed(conn: psycopg.Connection, publications: list[str]) -> set[int]:
     rows = conn.execute(
         """select r.prrelid::int8 from pg_publication_rel r join pg_publication p on p.oid = r.prpubid
-           where p.pubname = any(%(names)s)
-           union
-           select c.oid::int8 from pg_publication_tables t join pg_namespace n on n.nspname = t.schemaname
-             join pg_class c on c.relname = t.tablename and c.relnamespace = n.oid
-           where t.pubname = any(%(names)s)""",
-        {"names": publications},
+           where p.pubname = any(%s)""",
+        [publications],
     ).fetchall()
     return {oid for (oid,) in rows}

@@ -14,10 +14,11 @@ from psycopg import sql
 
 from headwater.errors import HeadwaterError, Kind
 from headwater.source.access import Reading, unreadable
-from headwater.source.catalog import load_publications, published_tables
+from headwater.source.catalog import published_tables
 from headwater.source.checks import SourceNotReady, check_source, raise_if_fatal, server_findings
 from headwater.source.connect import SourceSettings, connect
 from headwater.source.finding import Finding
+from headwater.source.leaves import TREE
 from headwater.source.named import (
     NamedTable,
     add_statement,
@@ -29,6 +30,7 @@ from headwater.source.named import (
     readings,
     to_publish,
 )
+from headwater.source.publications import load_publications
 from headwater_rules.plan import TablePattern
 
 
@@ -167,12 +169,12 @@ def _rights(
     hidden = [each for findings in barred.values() for each in findings if each.code != "HW_2018"]
     oids = [oid for oid, findings in barred.items() if any(each.code == "HW_2018" for each in findings)]
     rows = conn.execute(
-        """select n.nspname, c.relname, has_schema_privilege(%(user)s, n.oid, 'USAGE'),
+        f"""{TREE}
+           select n.nspname, c.relname, has_schema_privilege(%(user)s, n.oid, 'USAGE'),
                   has_table_privilege(%(user)s, c.oid, 'SELECT')
-           from unnest(%(oids)s::oid[]) as top(oid)
-             join lateral (select top.oid as relid union select relid from pg_partition_tree(top.oid)) part on true
-             join pg_class c on c.oid = part.relid join pg_namespace n on n.oid = c.relnamespace
-           order by 1, 2""",
+           from (select distinct oid from tree) part
+             join pg_class c on c.oid = part.oid join pg_namespace n on n.oid = c.relnamespace
+           order by 1, 2""".encode(),
         {"user": settings.user, "oids": oids},
     ).fetchall()
     role = sql.Identifier(settings.user)

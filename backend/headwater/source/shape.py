@@ -44,11 +44,6 @@ class Shape:
         }
         return orjson.dumps(parts).decode()
 
-    @property
-    def read_as(self) -> str:
-        """A digest that stays the same as long as the same statement reads the same rows."""
-        return digest(self.definition, sorted(self.leaves.items()))
-
 
 def followed_on(then: str, now: str) -> bool:
     """Whether rows that were stored under one shape can be followed by the stream under another."""
@@ -76,6 +71,12 @@ def files(shape: str) -> frozenset[int]:
     """Where rows lay (`relfilenode`) when a shape was seen; nothing where that is not told."""
     known = _decoded(shape)
     return frozenset() if known is None else frozenset(leaf.where for leaf in known.leaves.values())
+
+
+def leaf_oids(shape: str) -> frozenset[int]:
+    """The tables that held the rows when a shape was seen; nothing where that is not told."""
+    known = _decoded(shape)
+    return frozenset() if known is None else frozenset(known.leaves)
 
 
 def same_columns(then: str, now: str) -> bool:

@@ -1,12 +1,18 @@
-"""How large tables are, asked of those only that are to be read: Postgres waits for the lock of each."""
+"""How large tables are, asked of those only that are to be read: Postgres waits for the lock of each.
+
+Where somebody keeps one locked, the planner's guess has to do for all.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
 
-from headwater.source.catalog import Leaf, PublishedTable
+from psycopg import errors
+
+from headwater.source.catalog import PublishedTable
 from headwater.source.connect import SourceSettings, connect
+from headwater.source.leaves import Leaf
 
 _SIZES = """
 select c.oid::int8, (coalesce(pg_relation_size(c.oid), 0) / current_setting('block_size')::int8)::int8, c.relpages::int8
@@ -19,7 +25,11 @@ def measured(source: SourceSettings, tables: Sequence[PublishedTable]) -> list[P
     `connect` does."""
     oids = [leaf.oid for table in tables for leaf in table.leaves]
     with connect(source, application_name="headwater sizes", patient=True) as conn:
-        found = {oid: (pages, known) for oid, pages, known in conn.execute(_SIZES, [oids]).fetchall()}
+        conn.execute("set lock_timeout = '2s'")
+        try:
+            found = {oid: (pages, known) for oid, pages, known in conn.execute(_SIZES, [oids]).fetchall()}
+        except errors.LockNotAvailable:
+            return list(tables)
     leaves = [tuple(_sized(leaf, *found.get(leaf.oid, (0, 0))) for leaf in table.leaves) for table in tables]
     return [replace(table, leaves=own) for table, own in zip(tables, leaves, strict=True)]
 

@@ -21,10 +21,11 @@ class Standing(NamedTuple):
 
 # A table in a schema that is published depends on the schema by an entry that a move there and back makes anew.
 _STANDING = """
-with path as (
-    select t.oid, t.oid as relid from unnest(%(oids)s::oid[]) as t(oid)
+with recursive path (oid, relid) as (
+    select t, t from unnest(%(oids)s::oid[]) t
     union
-    select t.oid, a.relid::oid from unnest(%(oids)s::oid[]) as t(oid), pg_partition_ancestors(t.oid) a
+    select path.oid, i.inhparent from path join pg_class c on c.oid = path.relid and c.relispartition
+      join pg_inherits i on i.inhrelid = path.relid and not i.inhdetachpending
 ), publication as (
     select oid from pg_publication where pubname = any(%(names)s)
 ), entry as (
