@@ -17,7 +17,7 @@ def main() -> None:
     parser.add_argument(
         "--large",
         action="store_true",
-        help="resync also changes tables of 1,000,000 rows in every way, which takes some twenty minutes",
+        help="resync also changes tables of 1,000,000 rows in every way, which takes an hour on two cores",
     )
     arguments = parser.parse_args()
     print(f"headwater benchmarks on {cores()} cores, {platform.platform()}, Python {platform.python_version()}")

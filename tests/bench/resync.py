@@ -79,7 +79,12 @@ def to_device(sizes: Sequence[int]) -> None:
     seconds and as event triggers tell of it; the same of some tables that are changed at once; and the longest that a
     commit to another table took meanwhile."""
     found = {"by looking": False, "by triggers": True}
-    alone = {(size, how): f"items_{size}_{number}" for number, how in enumerate(found) for size in sizes}
+    alone = {
+        (size, how): f"items_{size}_{number}"
+        for number, how in enumerate(found)
+        for size in sizes
+        if found[how] or size <= max(SIZES)  # the wait for a look is nothing beside what a large table takes
+    }
     beside = {size: [f"beside_{size}_{number}" for number in range(TABLES_AT_ONCE)] for size in sizes}
     with world() as place:
         tables = [(table, size) for (size, _), table in alone.items()]

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import pytest
 
+from headwater.bulk.jobs import EngineError
 from headwater.pipeline.session import Spark, SparkJobError
 from headwater.pipeline.spark_engine import SparkEngine
 from tests.storm.plan import ROUGH, Plan, varied
@@ -29,7 +30,7 @@ def _whole_again(spark: Spark) -> Iterator[None]:
     """The next test is not the one that finds out what died."""
     yield
     for _ in range(3):
-        with suppress(SparkJobError), SparkEngine(spark).run(None, "look") as run:
+        with suppress(SparkJobError, EngineError), SparkEngine(spark).run(None, "look") as run:
             assert run.tasks([Nothing()] * 4) == [True] * 4
             return
 
