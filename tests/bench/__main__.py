@@ -1,4 +1,4 @@
-"""`python -m tests.bench [name …] [--scale 1.0]`: run benchmarks and print their figures."""
+"""`python -m tests.bench [name …] [--scale 1.0] [--large]`: run benchmarks and print their figures."""
 
 from __future__ import annotations
 
@@ -14,6 +14,11 @@ def main() -> None:
     every = ("snapshot", "reprocess", "resync", "rules", "decode", "live", "latency", "download", "connect", "storage")
     parser.add_argument("names", nargs="*", metavar="name", help=f"which: {', '.join(every)} (default: all)")
     parser.add_argument("--scale", type=float, default=1.0, help="share of the full size (default: 1.0)")
+    parser.add_argument(
+        "--large",
+        action="store_true",
+        help="resync also changes tables of 1,000,000 rows in every way, which takes an hour on two cores",
+    )
     arguments = parser.parse_args()
     print(f"headwater benchmarks on {cores()} cores, {platform.platform()}, Python {platform.python_version()}")
     scale = arguments.scale
@@ -24,7 +29,7 @@ def main() -> None:
             case "reprocess":
                 reprocess.run(int(1_000_000 * scale))
             case "resync":
-                resync.to_device(int(1_000_000 * scale))
+                resync.to_device([*resync.SIZES, int(1_000_000 * scale)] if arguments.large else resync.SIZES)
                 resync.run(int(1_000_000 * scale))
             case "rules":
                 rules.run(int(100_000 * scale))

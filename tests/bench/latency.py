@@ -53,7 +53,7 @@ def read_until(stream: socket.socket, mark: bytes) -> None:
     while mark not in buffer:
         data_ = stream.recv(1 << 16)
         assert data_, f"the stream ended before {mark!r}"
-        buffer += data_
+        buffer = buffer[1 - len(mark) :] + data_  # there may be millions of rows before it
     _rest[stream] = buffer.partition(mark)[2]
 
 

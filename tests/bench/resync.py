@@ -7,6 +7,7 @@ import os
 import socket
 import threading
 import time
+from collections.abc import Mapping, Sequence
 
 import psycopg
 
@@ -33,8 +34,9 @@ CHANGES = {
     "other ids": "alter table items replica identity full",
 }
 
-
 SAMPLES = 300
+_READY_SECONDS = 3600.0
+_STALL = "  longest commit of another table meanwhile"
 
 KINDS = {
     "column added with a constant": "alter table {0} add column x text default 'some text'",
@@ -46,6 +48,9 @@ KINDS = {
     "other identity": "alter table {0} replica identity full",
     "dropped": "drop table {0}",
 }
+AT_ONCE = ("column added with a constant", "1 row in 100 rewritten", "other identity")
+TABLES_AT_ONCE = 3
+
 SIZES = (50, 10_000)
 
 
@@ -69,51 +74,101 @@ def run(rows: int) -> None:
         stream.close()
 
 
-def to_device(rows: int) -> None:
+def to_device(sizes: Sequence[int]) -> None:
     """Seconds from the commit of a change to the device, by kind and size, as a look at the catalog finds it every few
-    seconds and as event triggers tell of it; and the longest that a commit to another table took meanwhile."""
-    sizes = (*SIZES, rows)
+    seconds and as event triggers tell of it; the same of some tables that are changed at once; and the longest that a
+    commit to another table took meanwhile."""
     found = {"by looking": False, "by triggers": True}
-    tables = {(size, how): f"items_{size}_{number}" for number, how in enumerate(found) for size in sizes}
+    alone = {
+        (size, how): f"items_{size}_{number}"
+        for number, how in enumerate(found)
+        for size in sizes
+        if found[how] or size <= max(SIZES)  # the wait for a look is nothing beside what a large table takes
+    }
+    beside = {size: [f"beside_{size}_{number}" for number in range(TABLES_AT_ONCE)] for size in sizes}
     with world() as place:
-        for (size, _), table in tables.items():
+        tables = [(table, size) for (size, _), table in alone.items()]
+        tables += [(table, size) for size, some in beside.items() for table in some]
+        for table, size in tables:
             place.execute(
                 f"create table {table} (id bigint primary key, title text)",
                 f"insert into {table} select i, 'title ' || i from generate_series(1, {size}) i",
             )
         place.execute("create table others (id text primary key, title text)")
         place.execute("create publication headwater for all tables")
-        queries = ", ".join(f"SELECT * FROM {name}" for name in [*tables.values(), "others"])
+        queries = ", ".join(f"SELECT * FROM {name}" for name in [*(table for table, _ in tables), "others"])
         place.serve(f"config: {{edition: 3}}\nstreams:\n  all: {{auto_subscribe: true, queries: [{queries}]}}\n")
-        place.wait_ready()
+        place.wait_ready(_READY_SECONDS)
         stream = place.stream("somebody")
         read_until(stream, b"checkpoint_complete")
         _measure(place, stream, None)
-        for (size, how), table in tables.items():
+        longest = max(_measure(place, stream, None))
+        took: dict[tuple[int, str], float] = {}
+        for (size, how), table in alone.items():
             if found[how]:
                 install(place.source)
-            report.heading(f"from a change of a table of {size:,} rows to the device, found {how}")
-            started = time.perf_counter()
-            place.copy_out(table)
-            copied = time.perf_counter() - started
-            for kind, change in KINDS.items():
-                seconds, stall = _until_shown(place, stream, change.format(table))
-                report.line(kind, seconds, "s", "COPY of the table alone", copied)
-                report.line("  longest commit of another table meanwhile", stall * 1000, "ms")
+            took |= _each_kind(place, stream, longest, table, size, how)
+        for size, some in beside.items():
+            _at_once(place, stream, longest, some, size, took)
         stream.close()
 
 
-def _until_shown(place: World, stream: socket.socket, change: str) -> tuple[float, float]:
+def _each_kind(
+    place: World, stream: socket.socket, longest: float, table: str, size: int, how: str
+) -> dict[tuple[int, str], float]:
+    """Returns the seconds of each kind of change, with the size."""
+    report.heading(f"from a change of a table of {size:,} rows to the device, found {how}")
+    copied = _copied(place, [table])
+    took: dict[tuple[int, str], float] = {}
+    for kind, change in KINDS.items():
+        seconds, stall = _until_shown(place, stream, [change.format(table)])
+        took[size, kind] = seconds
+        report.line(kind, seconds, "s", "COPY of the table alone", copied)
+        report.line(_STALL, stall * 1000, "ms", "without", longest * 1000)
+    return took
+
+
+def _at_once(
+    place: World,
+    stream: socket.socket,
+    longest: float,
+    tables: Sequence[str],
+    size: int,
+    took: Mapping[tuple[int, str], float],
+) -> None:
+    """`took` says how long a change of one table was on its way that was found as these are."""
+    report.heading(f"the same of {len(tables)} tables of {size:,} rows in one transaction, found by triggers")
+    copied = _copied(place, tables)
+    for kind in AT_ONCE:
+        seconds, stall = _until_shown(place, stream, [KINDS[kind].format(table) for table in tables])
+        report.line(kind, seconds, "s", "of one table", took[size, kind])
+        report.line("", seconds, "s", "COPY of the tables alone", copied)
+        report.line(_STALL, stall * 1000, "ms", "without", longest * 1000)
+
+
+def _copied(place: World, tables: Sequence[str]) -> float:
+    started = time.perf_counter()
+    for table in tables:
+        place.copy_out(table)
+    return time.perf_counter() - started
+
+
+def _until_shown(place: World, stream: socket.socket, changes: Sequence[str]) -> tuple[float, float]:
+    """Seconds until changes of as many tables, in one transaction, were taken up; and the longest of other commits."""
     done = threading.Event()
     before = place.shapes()
 
+    def waiting() -> bool:
+        now = place.shapes()
+        return sum(now.get(oid) != shape for oid, shape in before.items()) < len(changes) or place.marked()
+
     def wait() -> None:
-        while place.shapes() == before or place.marked():
+        while waiting():
             time.sleep(0.02)
         done.set()
 
     started = time.perf_counter()
-    place.execute(change)
+    place.execute("; ".join(changes))
     waiter = threading.Thread(target=wait, daemon=True)
     waiter.start()
     taken = _measure(place, stream, done)

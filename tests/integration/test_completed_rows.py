@@ -40,16 +40,8 @@ LEFT_OUT = {
 }
 
 
-@pytest.mark.parametrize("how", LEFT_OUT)
-def test_a_row_is_not_completed_by_what_it_became_while_its_changes_were_left_out(
-    deploy: Deploy, source_db: SourceDb, monkeypatch: pytest.MonkeyPatch, how: str
-) -> None:
-    """The row was one of a, and then one of b: no device gets what it says for b as a row of a."""
-    source_db.needs(15, "row filters of publications")
-    source_db.execute("create table live (id text, n int, owner text, body text, primary key (id, n))")
-    source_db.execute("alter table live alter body set storage external")
-    source_db.execute("create publication headwater for table live where (n > 0)")
-    source_db.execute("insert into live values ('1', 0, 'a', repeat('of a', 2000))")
+def held_questions(monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, threading.Event]:
+    """Rows that are asked of the source come when they are let go: whether any was asked for, and what lets them go."""
     fetch, asked, answer = RowFetcher.fetch, threading.Event(), threading.Event()
 
     def late(
@@ -60,9 +52,37 @@ def test_a_row_is_not_completed_by_what_it_became_while_its_changes_were_left_ou
         return fetch(fetcher, relation, keys, files)
 
     monkeypatch.setattr(RowFetcher, "fetch", late)
+    return asked, answer
+
+
+def asking_for_a_row_of_a(
+    deploy: Deploy, source: SourceDb, monkeypatch: pytest.MonkeyPatch
+) -> tuple[Deployment, threading.Event]:
+    """A deployment that asks for a row of a, whose body the stream left out; it is answered once the event is set."""
+    source.needs(15, "row filters of publications")
+    source.execute("create table live (id text, n int, owner text, body text, primary key (id, n))")
+    source.execute("alter table live alter body set storage external")
+    source.execute("create publication headwater for table live where (n > 0)")
+    source.execute("insert into live values ('1', 0, 'a', repeat('of a', 2000))")
+    asked, answer = held_questions(monkeypatch)
     deployment = deploy(BY_OWNER).start()
-    source_db.execute("update live set n = 1")
+    source.execute("update live set n = 1")
     wait_until(asked.is_set, "the row to be asked for")
+    return deployment, answer
+
+
+def secrets_given_to_a(deployment: Deployment) -> list[str]:
+    """What says the secret, of all that was given out as a row of a."""
+    of_a = [op for op in given(deployment).split("\n") if r"\"owner\":\"a\"" in op]
+    return [op[:100] for op in of_a if "secret" in op]
+
+
+@pytest.mark.parametrize("how", LEFT_OUT)
+def test_a_row_is_not_completed_by_what_it_became_while_its_changes_were_left_out(
+    deploy: Deploy, source_db: SourceDb, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """The row was one of a, and then one of b: no device gets what it says for b as a row of a."""
+    deployment, answer = asking_for_a_row_of_a(deploy, source_db, monkeypatch)
     table = "resting" if "resting" in LEFT_OUT[how] else "live"
     change = f"update {table} set owner = 'b', body = repeat('secret', 2000)"
     for statement in LEFT_OUT[how].format(change=change).split(";"):
@@ -72,8 +92,7 @@ def test_a_row_is_not_completed_by_what_it_became_while_its_changes_were_left_ou
         lambda: settled(deployment) and list(deployment.rows("b")) == [("live", "1")], "the row to be shown to b"
     )
     assert deployment.rows("a") == {}
-    of_a = [op for op in given(deployment).split("\n") if r"\"owner\":\"a\"" in op]
-    assert not [op[:100] for op in of_a if "secret" in op]
+    assert secrets_given_to_a(deployment) == []
     deployment.close()
     assert deployment.problems() == []
 
@@ -186,16 +205,7 @@ def test_a_table_that_is_locked_when_its_rows_are_asked_for_holds_up_no_other(
     source_db.execute(SOURCES["enters a row filter"])
     source_db.execute("create table others (id text primary key, body text)")
     source_db.execute("alter publication headwater add table others")
-    fetch, asked, locked = RowFetcher.fetch, threading.Event(), threading.Event()
-
-    def late(
-        fetcher: RowFetcher, relation: Relation, keys: Sequence[Sequence[Cell]], files: Collection[int]
-    ) -> Fetched | None:
-        asked.set()
-        assert locked.wait(20)
-        return fetch(fetcher, relation, keys, files)
-
-    monkeypatch.setattr(RowFetcher, "fetch", late)
+    asked, locked = held_questions(monkeypatch)
     deployment = deploy(CONFIG)
     device = Device(deployment.start())
     source_db.execute("update live set n = 1")
@@ -235,28 +245,10 @@ def columns(deployment: Deployment, name: str) -> set[str]:
 def test_a_row_is_not_completed_by_what_a_rewrite_made_of_it(
     deploy: Deploy, source_db: SourceDb, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source_db.needs(15, "row filters of publications")
-    source_db.execute("create table live (id text, n int, owner text, body text, primary key (id, n))")
-    source_db.execute("alter table live alter body set storage external")
-    source_db.execute("create publication headwater for table live where (n > 0)")
-    source_db.execute("insert into live values ('1', 0, 'a', repeat('of a', 2000))")
-    fetch, asked, answer = RowFetcher.fetch, threading.Event(), threading.Event()
-
-    def late(
-        fetcher: RowFetcher, relation: Relation, keys: Sequence[Sequence[Cell]], files: Collection[int]
-    ) -> Fetched | None:
-        asked.set()
-        assert answer.wait(20)
-        return fetch(fetcher, relation, keys, files)
-
-    monkeypatch.setattr(RowFetcher, "fetch", late)
-    deployment = deploy(BY_OWNER).start()
-    source_db.execute("update live set n = 1")
-    wait_until(asked.is_set, "the row to be asked for")
+    deployment, answer = asking_for_a_row_of_a(deploy, source_db, monkeypatch)
     source_db.execute(
         "alter table live alter owner type text using 'b', alter body type text using repeat('secret', 2000)"
     )
     answer.set()
     wait_until(lambda: settled(deployment) and list(deployment.rows("b")) == [("live", "1")], "the row of b")
-    of_a = [op for op in given(deployment).split("\n") if r"\"owner\":\"a\"" in op]
-    assert not [op[:100] for op in of_a if "secret" in op]
+    assert secrets_given_to_a(deployment) == []

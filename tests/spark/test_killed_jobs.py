@@ -1,24 +1,35 @@
-"""Spark's JVM is killed in the midst of each kind of bulk job, as by a machine that runs out of memory."""
+"""Spark's JVM is killed in the midst of each kind of bulk job, as by a machine that runs out of memory: the job is done
+again from its beginning, and until then devices are served, commits reach them, and nothing half-done is seen."""
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-import psutil
+import apsw
+import psycopg
 import pytest
 from pyspark import SparkContext
 
 import headwater.pipeline.plan
+from headwater.commands.compacting import SparkCompaction
 from headwater.pipeline.engine import Job
 from headwater.pipeline.jobs import BulkJobs
 from headwater.pipeline.session import Spark
 from headwater.pipeline.spark_engine import SparkEngine, SparkRun
-from tests.support.changed_source import Device, published_rows, settled
+from headwater.storage.address import PostgresAddress, SqliteAddress
+from headwater.storage.versions import Origin, VersionState
+from headwater.upkeep import Upkeep
+from headwater.upkeep.background import Rhythm
+from tests.spark.test_archive import everything, export, fill, take_in
+from tests.support.changed_source import Device, Rows, published_rows, settled
 from tests.support.fix_headwater import Deployment, wait_until
 from tests.support.store_checker import leftovers
+from tests.support.written_store import WrittenStore
 
 if TYPE_CHECKING:
     from tests.support.fix_postgres import SourceDb
@@ -30,28 +41,36 @@ config: {edition: 3}
 streams:
   items:
     auto_subscribe: true
-    query: SELECT * FROM items
+    queries: [SELECT * FROM items, SELECT * FROM others]
 """
 ANOTHER = """
   copies:
     auto_subscribe: true
     query: SELECT id, body FROM items AS copies
+  news:
+    auto_subscribe: true
+    query: SELECT * FROM news
 """
+SHOWN = {"public.items": "true", "public.others": "true"}
+ROWS = 20_000
 
 
 class KillingEngine(SparkEngine):
-    """Kills the JVM as soon as Spark is at work on the first job of each kind; `killed` names the kinds."""
+    """Kills the JVM as soon as Spark is at work on the first job of each kind; `killed` names the kinds. Then
+    `meanwhile` is called, which has to come to its end before the job can be begun again."""
 
     def __init__(self, spark: Spark) -> None:
         super().__init__(spark)
-        self.killed: set[str] = set()
+        self.killed: list[str] = []
+        self.meanwhile: Callable[[], None] = lambda: None
+        self._failures: list[BaseException] = []
 
     @contextmanager
     def run(self, job: Job, what: str, stop: threading.Event | None = None) -> Iterator[SparkRun[Job]]:
-        kind, over = type(job).__name__, threading.Event()
+        over = threading.Event()
         with super().run(job, what, stop) as run:
-            killer = threading.Thread(target=self._kill, args=(kind, over))
-            if kind not in self.killed:
+            killer = threading.Thread(target=self._kill, args=(what, over))
+            if what not in self.killed:
                 killer.start()
             try:
                 yield run
@@ -60,15 +79,26 @@ class KillingEngine(SparkEngine):
                 if killer.ident is not None:
                     killer.join()
 
-    def _kill(self, kind: str, over: threading.Event) -> None:
+    def _kill(self, what: str, over: threading.Event) -> None:
         context = SparkContext._active_spark_context
         assert context is not None
-        process = psutil.Process(SparkContext._gateway.proc.pid)  # type: ignore[union-attr]  # where Spark keeps it
-        while not over.wait(0.01):
+        while not over.wait(0.002):
             if context.statusTracker().getActiveJobsIds():
-                self.killed.add(kind)
-                process.kill()
-                return
+                break
+        else:
+            return
+        SparkContext._gateway.proc.kill()  # type: ignore[union-attr]  # where Spark keeps it
+        try:
+            self.meanwhile()
+        except BaseException as error:  # noqa: BLE001 - raised in the test's thread
+            self._failures.append(error)
+        self.killed.append(what)
+
+    def has_killed(self, *kinds: str) -> bool:
+        """Whether it killed jobs of all these kinds. Raises what was wrong meanwhile."""
+        for failure in self._failures:
+            raise failure
+        return set(kinds) <= set(self.killed)
 
 
 @pytest.fixture
@@ -78,36 +108,179 @@ def engine(spark: Spark, monkeypatch: pytest.MonkeyPatch) -> KillingEngine:
     return KillingEngine(spark)
 
 
-def test_every_kind_of_job_is_done_again(
-    deploy: Callable[..., Deployment], source_db: SourceDb, engine: KillingEngine
-) -> None:
+@pytest.fixture
+def deployment(deploy: Callable[..., Deployment], source_db: SourceDb, engine: KillingEngine) -> Deployment:
+    """Not started."""
     source_db.execute("create table items (id text primary key, body text)")
-    source_db.execute("insert into items select i::text, 'body ' || i from generate_series(1, 20000) i")
-    deployment = deploy(STREAMS)
-    deployment.bulk = BulkJobs(engine)
-    deployment.start()
-    assert engine.killed == {"SnapshotJob"}
-    device = Device(deployment)
-    device.rows()
+    source_db.execute(f"insert into items select i::text, 'body ' || i from generate_series(1, {ROWS}) i")
+    source_db.execute("create table others (id text primary key, body text)")
+    made: Deployment = deploy(STREAMS)
+    made.bulk = BulkJobs(engine)
+    return made
 
-    source_db.execute("alter table items add column extra text default 'filled'")
-    wait_until(lambda: "CompareJob" in engine.killed and settled(deployment), "the comparison")
-    source_db.execute("alter table items replica identity full")
-    wait_until(lambda: "RekeyJob" in engine.killed and settled(deployment), "the re-key")
-    deployment.redeploy(STREAMS + ANOTHER)
-    assert "ReprocessJob" in engine.killed
-    audited = deployment.ask("audit")
-    assert (audited["state"], audited["buckets"], audited["rows"]) == ("done", [], [])
-    assert "VerifyJob" in engine.killed
 
+def truth(deployment: Deployment) -> Rows:
+    return published_rows(deployment.source, SHOWN)
+
+
+def served(deployment: Deployment) -> Callable[[], None]:
+    """What looks whether a commit reaches a device now."""
+    numbers = itertools.count()
+    deployment.reader.checkpoint()
+
+    def look() -> None:
+        number = f"meanwhile {next(numbers)}"
+        with psycopg.connect(deployment.source.dsn, autocommit=True) as conn:
+            conn.execute("insert into others values (%s, 'x')", [number])
+        wait_until(lambda: ("others", number) in Device(deployment).rows(), "a commit while there is no Spark", 60)
+
+    return look
+
+
+def ends_well(deployment: Deployment) -> None:
+    """Everything is as if nothing had been killed."""
+    source = deployment.source
     deployment.caught_up()
-    truth = published_rows(source_db, {"public.items": "true"})
-    copies = {("copies", key): {"id": row["id"], "body": row["body"]} for (_, key), row in truth.items()}
-    assert device.rows() == truth | copies
+    with deployment.store() as store:
+        assert VersionState.FAILED not in {version.state for version in store.versions()}
     deployment.close()
     assert deployment.problems() == []
     assert list(deployment.directory.glob("stage/part-*")) == []
     assert leftovers(deployment.directory).keys() <= {"files"}  # how far the last job was
-    slots = source_db.fetch("select slot_name, temporary from pg_replication_slots where database = current_database()")
-    assert len(slots) == 1
-    assert not slots[0][1]
+    slots = source.fetch("select slot_name, temporary from pg_replication_slots where database = current_database()")
+    assert [temporary for _, temporary in slots] == [False]
+
+
+def test_a_first_read_is_begun_again_and_nothing_of_it_is_seen_before(
+    deployment: Deployment, engine: KillingEngine
+) -> None:
+    def nothing() -> None:
+        with deployment.reader.snapshot() as snapshot:
+            assert snapshot is None
+
+    engine.meanwhile = nothing
+    deployment.reader.checkpoint()
+    deployment.start()
+    assert engine.has_killed("snapshot")
+    assert Device(deployment).rows() == truth(deployment)
+    ends_well(deployment)
+
+
+def test_tables_that_were_altered_are_compared_and_get_other_ids(
+    deployment: Deployment, engine: KillingEngine, source_db: SourceDb
+) -> None:
+    device = Device(deployment.start())
+    device.rows()
+    engine.meanwhile = served(deployment)
+    source_db.execute("alter table items add column extra text default 'filled'")
+    wait_until(lambda: engine.has_killed("comparison") and settled(deployment), "the comparison")
+    source_db.execute("alter table items replica identity full")
+    wait_until(lambda: engine.has_killed("re-key") and settled(deployment), "the re-key")
+    source_db.execute("update items set body = 'changed' where id < '2'")
+    deployment.caught_up()
+    assert device.rows() == truth(deployment)
+    ends_well(deployment)
+
+
+def test_a_deploy_is_done_again_and_served_when_it_is_whole(
+    deployment: Deployment, engine: KillingEngine, source_db: SourceDb
+) -> None:
+    """Some of it was written already when the table that is new in it is read."""
+    source_db.execute("create table news (id text primary key, body text)")
+    source_db.execute(f"insert into news select i::text, 'news ' || i from generate_series(1, {ROWS}) i")
+    device = Device(deployment.start())
+    device.rows()
+    commit_is_seen = served(deployment)
+
+    def old_config_is_served() -> None:
+        with deployment.store() as store:
+            assert [version.state for version in store.versions()] == [VersionState.ACTIVE, VersionState.PROCESSING]
+        commit_is_seen()
+        with deployment.reader.snapshot() as snapshot:
+            assert snapshot is not None
+            assert snapshot.config.yaml == STREAMS
+
+    engine.meanwhile = old_config_is_served
+    engine.killed.remove("snapshot")
+    with deployment.store() as store:
+        version = store.deploy(STREAMS + ANOTHER, Origin.COMMAND).id
+
+        def active() -> bool:
+            deployment.raise_failure()
+            state = next(each.state for each in store.versions() if each.id == version)
+            assert state is not VersionState.FAILED
+            return state is VersionState.ACTIVE
+
+        wait_until(active, "the version to be served")
+    assert engine.has_killed("reprocess", "comparison")
+    deployment.yaml = STREAMS + ANOTHER
+    source_db.execute("delete from items where id < '3'; update news set body = 'changed' where id < '2'")
+    deployment.caught_up()
+    items = {key: row for key, row in truth(deployment).items() if key[0] == "items"}
+    copies: Rows = {("copies", key): row for (_, key), row in items.items()}
+    assert device.rows() == truth(deployment) | copies | published_rows(source_db, {"public.news": "true"})
+    ends_well(deployment)
+
+
+def test_an_audit_comes_to_its_end_and_mends(deployment: Deployment, engine: KillingEngine) -> None:
+    deployment.start()
+    deployment.caught_up()
+    deployment.stop()
+    with closing(apsw.Connection(str(deployment.directory / "store.db"))) as db:
+        db.execute("update buckets set checksum = (checksum + 1) & 4294967295")
+        assert db.changes() == 1
+    deployment.start()
+    engine.meanwhile = lambda: None  # no device can have the bucket until it is mended
+    audited = deployment.ask("audit", repair=True)
+    assert engine.has_killed("comparison", "verification", "search for rows")
+    assert (audited["state"], audited["broken_buckets"], audited["rows"]) == ("done", 1, [])
+    engine.meanwhile = served(deployment)
+    engine.killed.remove("verification")
+    audited = deployment.ask("audit")
+    assert engine.has_killed("verification")
+    assert (audited["state"], audited["broken_buckets"], audited["rows"]) == ("done", 0, [])
+    assert Device(deployment).rows() == truth(deployment)
+    ends_well(deployment)
+
+
+def test_histories_are_compacted_in_the_end(
+    deployment: Deployment, engine: KillingEngine, source_db: SourceDb, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headwater.upkeep.background.LARGE_OPS", 1)
+    device = Device(deployment.start())
+    for number in range(3):
+        source_db.execute("update items set body = %s", f"version {number}")
+        deployment.caught_up()
+    assert device.rows() == truth(deployment)
+    engine.meanwhile = served(deployment)
+    upkeep = Upkeep(
+        deployment.address,
+        "test:upkeep",
+        rhythm=Rhythm(interval=0.05, settled=0.0),
+        elsewhere=SparkCompaction(engine),
+    )
+    upkeep.start()
+    try:
+        wait_until(lambda: engine.has_killed("compaction"), "the compaction to begin")
+        wait_until(lambda: deployment.op_count_now() < 1.5 * ROWS, "the history to be short")
+    finally:
+        upkeep.stop()
+    deployment.caught_up()
+    assert device.rows() == Device(deployment).rows() == truth(deployment)
+    ends_well(deployment)
+
+
+def test_a_store_is_taken_out_and_in(engine: KillingEngine, tmp_path: Path, source_db: SourceDb) -> None:
+    archive = tmp_path / "archive"
+    with closing(WrittenStore(SqliteAddress(str(tmp_path / "old")))) as written:
+        fill(written)
+        export(engine, written.address, archive)
+        assert engine.has_killed("export of a store")
+        assert [path for path in archive.rglob("*") if path.name.startswith(".")] == []
+        before = everything(written.address)
+    for address in (PostgresAddress(source_db.dsn, "new", "test"), SqliteAddress(str(tmp_path / "new"))):
+        engine.killed = [kind for kind in engine.killed if kind != "check of an archive"]
+        take_in(engine, archive, address)
+        assert engine.has_killed("check of an archive", "import of a store")
+        after = everything(address)
+        assert {key for key in before if before[key] != after[key]} == set()

@@ -5,12 +5,19 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import psutil
 import pytest
-from pyspark import SparkContext
+from py4j.java_gateway import JavaGateway
+from pyspark import SparkConf, SparkContext
 
+import headwater.pipeline.session
+from headwater.bulk.jobs import EngineLostError
+from headwater.pipeline.output import launch_jvm
+from headwater.pipeline.session import Spark
+from headwater.pipeline.spark_engine import SparkEngine, SparkRun
 from tests.support.fix_headwater import Deployment, wait_until
 
 if TYPE_CHECKING:
@@ -50,3 +57,64 @@ def test_a_spark_that_was_killed_is_started_again_and_that_is_told(
     assert ended.startswith("Spark's JVM has ended")
     assert starting.startswith("starting Spark (local[*]), which takes 5 to 15 seconds")
     assert re.fullmatch(r"Spark is ready after \d+\.\d s", ready)
+
+
+def kill_jvm() -> None:
+    process = SparkContext._gateway.proc  # type: ignore[union-attr]  # where Spark itself keeps it
+    process.kill()
+    process.wait(20)
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_spark_that_is_killed_as_it_starts_holds_up_no_stream_and_is_started_again(
+    deploy: Callable[..., Deployment],
+    source_db: SourceDb,
+    spark: Spark,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    times: int,
+) -> None:
+    launched: list[JavaGateway] = []
+
+    def launch_and_kill(conf: SparkConf) -> JavaGateway:
+        launched.append(launch_jvm(conf))
+        if len(launched) <= times:
+            launched[-1].proc.kill()
+            launched[-1].proc.wait(20)
+        return launched[-1]
+
+    source_db.execute("create table notes (id text primary key); insert into notes values ('1')")
+    deployment = deploy(CONFIG).start()
+    caplog.set_level(logging.INFO, "headwater.replication")
+    caplog.clear()
+    kill_jvm()
+    monkeypatch.setattr(headwater.pipeline.session, "launch_jvm", launch_and_kill)
+    source_db.execute("alter table notes add column extra int default 7")
+    wait_until(lambda: deployment.rows("x") == {("notes", "1"): {"id": "1", "extra": 7}}, "the comparison")
+    assert len(launched) == times + 1
+    assert "Spark's JVM was killed; it is started again; trying again in 1 s" in caplog.text
+    assert "following the stream" not in caplog.text, "it was not interrupted"
+
+
+@dataclass(frozen=True)
+class Nothing:
+    """A task that any Spark can do."""
+
+    def run(self, job: None, number: int, attempt: str) -> bool:
+        return True
+
+
+def overtaken(spark: Spark, work: Callable[[SparkRun[None]], object]) -> None:
+    """Spark ends in the midst of a job, and another job is the first to notice and to start a new one."""
+    with SparkEngine(spark).run(None, "test") as run:
+        kill_jvm()
+        spark.context()
+        work(run)
+
+
+def test_a_job_learns_that_its_spark_is_another_ones_by_now(spark: Spark) -> None:
+    for work in (lambda run: run.tasks([Nothing()]), lambda run: run.parallelism):
+        with pytest.raises(EngineLostError, match="Spark's JVM has ended"):
+            overtaken(spark, work)
+    with SparkEngine(spark).run(None, "test") as run:
+        assert run.tasks([Nothing()] * 3) == [True] * 3

@@ -93,7 +93,7 @@ def live(folder: Path, bulk: BulkJobs, seed: int, plan: Plan, rounds: int) -> tu
 
 def summary(first: int, last: int, minutes: float, total: Tally, failed: dict[int, str]) -> str:
     """The run as a section of `runs.md`."""
-    changes = ", ".join(f"{name} {count}" for name, count in sorted(total.done.items()))
+    changes = ", ".join(f"{name} {count}" for name, count in sorted((total.done + total.kills).items()))
     lines = [
         f"## {datetime.now(UTC):%Y-%m-%d}, seeds {first} to {last}, {minutes:.0f} minutes",
         "",

@@ -24,18 +24,20 @@ _WRITER_SECONDS = 180.0
 
 @dataclass
 class Tally:
-    """What happened, for the summary."""
+    """What happened, for the summary: `done` counts changes of tables by name, `kills` what was ended."""
 
     rounds: int = 0
     transactions: int = 0
     sights: int = 0
     done: Counter[str] = field(default_factory=Counter)
+    kills: Counter[str] = field(default_factory=Counter)
 
     def __iadd__(self, other: Tally) -> Tally:
         self.rounds += other.rounds
         self.transactions += other.transactions
         self.sights += other.sights
         self.done += other.done
+        self.kills += other.kills
         return self
 
 
@@ -82,7 +84,7 @@ class Life:
     def close(self) -> None:
         for side in self._sides:
             self.tally.done += side.done
-        self.tally.done += self._kills.done
+        self.tally.kills += self._kills.done
         self._log_file.close()
 
     def begin(self) -> None:

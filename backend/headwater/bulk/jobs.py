@@ -28,6 +28,21 @@ class TableLockedError(HeadwaterError):
     code: ClassVar[str] = "HW_2302"
 
 
+class EngineError(HeadwaterError):
+    """What runs bulk jobs is not there, which says nothing of a job that it was given: that can be begun again as often
+    as it takes."""
+
+    code: ClassVar[str] = "HW_5100"
+
+
+class EngineLostError(EngineError):
+    """It ended in the midst of its work, as by a machine that ran out of memory. It is started again with the next
+    job."""
+
+    kind: ClassVar[Kind] = Kind.RETRY
+    code: ClassVar[str] = "HW_5106"
+
+
 class GivenUpError(HeadwaterError):
     """Nobody wants a job's result any more."""
 

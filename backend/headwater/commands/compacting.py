@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from headwater.pipeline.engine import Engine
+from headwater.pipeline.engine import Engine, persistently
 from headwater.upkeep import Share, Summary, compact_share
 
 
@@ -20,11 +20,15 @@ class ShareTask:
 
 
 class SparkCompaction:
-    """See `upkeep.Elsewhere`. A share whose task fails is tried again by Spark: its steps are good by themselves."""
+    """See `upkeep.Elsewhere`. A share whose task fails is tried again by Spark, and all of them if it is Spark that
+    ended: their steps are good by themselves."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
     def __call__(self, shares: Sequence[Share]) -> list[Summary]:
+        return persistently(lambda: self._compact(shares))
+
+    def _compact(self, shares: Sequence[Share]) -> list[Summary]:
         with self._engine.run(None, "compaction") as run:
             return run.tasks([ShareTask(share) for share in shares])

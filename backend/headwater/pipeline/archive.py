@@ -23,7 +23,7 @@ from headwater.pipeline.archive_files import (
     write_file,
     write_manifest,
 )
-from headwater.pipeline.engine import Engine, Job, Result, Task
+from headwater.pipeline.engine import Engine, Job, Result, Task, persistently
 from headwater.pipeline.progress import ProgressReporter, TaskProgress
 from headwater.storage.address import StoreAddress
 from headwater.storage.archive import ArchiveError, DumpPart, DumpView, Load, check_empty, dump, load, load_rows
@@ -151,7 +151,7 @@ def _export(engine: Engine, address: StoreAddress, directory: Path, progress: Re
         tasks = [ExportTask(part) for part in frozen.parts]
         job = ExportJob(frozen.view, str(directory))
         with ProgressReporter("export", str(directory / _SCRATCH), expected, len(tasks), progress):
-            files = _run(engine, job, tasks, "export of a store")
+            files = persistently(lambda: _run(engine, job, tasks, "export of a store"))
         manifest = Manifest(frozen.state, tuple(files), version("headwater"), time.time(), str(address))
         counts: Counter[str] = Counter()
         for part in frozen.parts:
@@ -170,11 +170,15 @@ def import_store(engine: Engine, directory: Path, address: StoreAddress, progres
     directory = directory.resolve()
     manifest = read_manifest(directory)
     check_empty(address)
-    _verify(engine, directory, manifest)
+    persistently(lambda: _verify(engine, directory, manifest))
+    persistently(lambda: _load(engine, directory, manifest, address, progress))
+    return manifest
+
+
+def _load(engine: Engine, directory: Path, manifest: Manifest, address: StoreAddress, progress: Report) -> None:
     with load(address) as loading:
         _load_all(engine, directory, manifest, loading, progress)
         loading.finish(manifest.state, manifest.counts())
-    return manifest
 
 
 def _load_all(engine: Engine, directory: Path, manifest: Manifest, loading: Load, progress: Report) -> None:

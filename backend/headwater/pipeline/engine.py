@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol, TypeVar
 
-from headwater.bulk.jobs import CompareJob, Difference, TableChangedError
+from headwater.bulk.jobs import CompareJob, Difference, EngineLostError, TableChangedError
 from headwater.pipeline.compare import RowsTask
 from headwater.storage.contract import StoreBusyError, StoreError, StoreUnreachableError
 
@@ -18,6 +19,10 @@ Result = TypeVar("Result")
 ResultT_co = TypeVar("ResultT_co", covariant=True)
 
 Found = Callable[[Sequence[Difference]], None]
+
+_TRIES = 3
+
+_log = logging.getLogger(__name__)
 
 RAISED_AS_THEY_ARE = (TableChangedError, StoreError, StoreBusyError, StoreUnreachableError)
 """Errors in tasks that are not the job's: whoever gave it knows better what to do."""
@@ -31,7 +36,7 @@ class Task(Protocol[JobT_contra, ResultT_co]):
 
 class Run(Protocol[JobT_co]):
     """A job at work. What a task fails of is raised as an error of ours: those of RAISED_AS_THEY_ARE, all else as one
-    that may go better the next time. The first ends the other tasks."""
+    that may go better the next time. The first ends the other tasks. EngineLostError when the engine itself ended."""
 
     @property
     def application(self) -> str:
@@ -60,3 +65,14 @@ class Engine(Protocol):
     def run(self, job: Job, what: str, stop: threading.Event | None = None) -> AbstractContextManager[Run[Job]]:
         """Ready for the job's tasks; `what` names it for a person. Once `stop` is set, tasks that run are ended soon
         and GivenUpError is raised."""
+
+
+def persistently(work: Callable[[], Result]) -> Result:
+    """Do work on an engine, from its beginning each time the engine ends in the midst of it. Not for ever: nobody
+    else begins it again, but a person waits for it."""
+    for _ in range(_TRIES - 1):
+        try:
+            return work()
+        except EngineLostError as error:
+            _log.warning("%s", error)
+    return work()

@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import resources
 from typing import ClassVar
 
@@ -23,6 +23,7 @@ from pyspark.accumulators import AccumulatorTCPServer, AccumulatorUnixServer
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
+from headwater.bulk.jobs import EngineError, EngineLostError
 from headwater.embedded.java import java_home
 from headwater.errors import HeadwaterError, Kind
 from headwater.pipeline.output import launch_jvm
@@ -31,7 +32,7 @@ from headwater.pipeline.settings import SparkSettings
 _log = logging.getLogger(__name__)
 
 
-class SparkError(HeadwaterError):
+class SparkError(EngineError):
     """Spark could not be started."""
 
     code: ClassVar[str] = "HW_5102"
@@ -60,6 +61,7 @@ _LOCAL = {
 }
 
 
+_DEATH_SECONDS = 5.0
 _START_TIMES = {True: "5 to 15 seconds, longer on a busy machine", False: "as long as the cluster needs"}
 
 
@@ -87,10 +89,11 @@ class Spark:
 
     def context(self) -> SparkContext:
         """Spark's core; a new one if the JVM of the last has ended. Raises SparkError, or what `java_home` raises, when
-        there is none to be had."""
+        there is none to be had; EngineLostError when the JVM was killed as it started."""
         with self._lock:
-            if self._context is not None and _ended():
-                _log.warning("Spark's JVM has ended; it is started again")
+            if _ended():  # perhaps before there was a core
+                if self._context is not None:
+                    _log.warning("Spark's JVM has ended; it is started again")
                 self._context = self._session = None
                 _forget()
             if self._context is None:
@@ -103,6 +106,15 @@ class Spark:
         with self._lock, self._start_errors():
             self._session = SparkSession.builder.getOrCreate()
             return self._session
+
+    def lost(self, context: SparkContext, *, wait: bool) -> bool:
+        """Whether the JVM of a core has ended. With `wait`, something says so: a process that is killed lets go of its
+        connections before others can see that it is gone."""
+        process = _jvm()
+        if wait and process is not None and self._context is context:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(_DEATH_SECONDS)
+        return self._context is not context or _ended()
 
     def cancel(self) -> None:
         """Give up whatever Spark is doing, from another thread: the JVM that this process started is ended, because a
@@ -156,6 +168,8 @@ class Spark:
         try:
             yield
         except Exception as error:  # on a JVM that is gone, PySpark raises whatever its next line happens to meet
+            if _killed():
+                raise EngineLostError("Spark's JVM was killed", fix="it is started again") from error
             raise SparkError(
                 f"Spark does not start: {type(error).__name__}",
                 f"master {self._settings.master}",
@@ -172,6 +186,16 @@ def _jvm() -> subprocess.Popen[bytes] | None:
 def _ended() -> bool:
     process = _jvm()
     return process is not None and process.poll() is not None
+
+
+def _killed() -> bool:
+    """Whether a signal ended it. A JVM that can't work with what it is told ends by itself."""
+    process = _jvm()
+    if process is None:
+        return False
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(0.5)
+    return process.returncode is not None and process.returncode < 0
 
 
 def _forget() -> None:

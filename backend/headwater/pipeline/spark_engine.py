@@ -12,7 +12,7 @@ from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark import SparkContext
 from pyspark.errors import PySparkException
 
-from headwater.bulk.jobs import CompareJob, GivenUpError
+from headwater.bulk.jobs import CompareJob, EngineLostError, GivenUpError
 from headwater.errors import HeadwaterError
 from headwater.pipeline.compare import RowsTask
 from headwater.pipeline.differences import hand_over_differences
@@ -38,8 +38,24 @@ class SparkEngine:
     @contextmanager
     def run(self, job: Job, what: str, stop: threading.Event | None = None) -> Iterator[SparkRun[Job]]:
         context = self._spark.context()
-        with _spark_errors(what):
+        with self._spark_errors(context, what):
             yield SparkRun(self._spark, context, job, what, stop or threading.Event())
+
+    @contextmanager
+    def _spark_errors(self, context: SparkContext, what: str) -> Iterator[None]:
+        """What Spark raises, as errors of ours."""
+        try:
+            yield
+        except HeadwaterError:
+            raise
+        except Exception as error:  # on a JVM that is gone, PySpark raises whatever its next line happens to meet
+            if self._spark.lost(context, wait=_is_silence(error)):
+                raise EngineLostError("Spark's JVM has ended", what, "it is started again") from error
+            if isinstance(error, Py4JJavaError):
+                raise _failed(str(error.java_exception.getMessage()), what) from error
+            if isinstance(error, (PySparkException, Py4JError, OSError)):
+                raise _failed(str(error), what) from error
+            raise
 
 
 class SparkRun(Generic[Job]):
@@ -114,17 +130,9 @@ class SparkRun(Generic[Job]):
                     self._context.cancelJobGroup(self._group)
 
 
-@contextmanager
-def _spark_errors(what: str) -> Iterator[None]:
-    """What Spark raises, as errors of ours."""
-    try:
-        yield
-    except PySparkException as error:
-        raise _failed(str(error), what) from error
-    except Py4JJavaError as error:
-        raise _failed(str(error.java_exception.getMessage()), what) from error
-    except (Py4JError, OSError) as error:  # the JVM is gone
-        raise SparkJobError(f"the Spark job failed: {type(error).__name__}", what, "it is tried again") from error
+def _is_silence(error: Exception) -> bool:
+    """Whether the JVM did not answer."""
+    return isinstance(error, (Py4JError, OSError)) and not isinstance(error, Py4JJavaError)
 
 
 def _failed(text: str, what: str) -> HeadwaterError:

@@ -11,10 +11,11 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
+from itertools import islice
 
 from headwater.oplog.change import Column, Relation
 from headwater.oplog.row_id import IdentityKind, RowIdentity
-from headwater.oplog.transform import RowKeys, decode_members, row_ops
+from headwater.oplog.transform import DraftOp, RowKeys, decode_members, row_ops
 from headwater.replication.attached import attach_reason
 from headwater.replication.live import LiveContext, LiveTable
 from headwater.source.catalog import PublishedTable
@@ -44,6 +45,9 @@ table is locked."""
 
 LOST = "its rows can't be told apart by its new replica identity"
 """Why a table is to be emptied and filled again."""
+
+REMOVED_AT_ONCE = 5_000
+"""Rows of a table that is emptied, of which all are not held in memory."""
 
 
 def changed_unseen(reason: str) -> bool:
@@ -213,7 +217,12 @@ def empty(flush: Flush, table: LiveTable, salt: bytes) -> int:
     names = {(layout.schema, layout.name) for layout in table.layouts}  # by another name it may stand elsewhere
     exclusive = table.bound.exclusive and len(names) == 1
     if not exclusive:
-        for row_id, members, subkey in list(flush.table_members(table.id)):
-            keys = RowKeys(table.id, row_id, salt, subkey)
-            flush.append(row_ops(decode_members(members, row_id), (), keys)[0], {})
+        rows = iter(flush.table_members(table.id))
+        while some := list(islice(rows, REMOVED_AT_ONCE)):
+            flush.append([op for row in some for op in _removes(table.id, salt, *row)], {})
     return flush.truncate(table.id, table.bound.definitions if exclusive else ())
+
+
+def _removes(table_id: int, salt: bytes, row_id: str, members: str, subkey: str | None) -> list[DraftOp]:
+    """Ops that take a row out of all buckets in which it stands."""
+    return row_ops(decode_members(members, row_id), (), RowKeys(table_id, row_id, salt, subkey))[0]

@@ -10,7 +10,7 @@ from typing import Protocol
 
 import orjson
 
-from headwater.bulk.jobs import TableChangedError
+from headwater.bulk.jobs import EngineError, TableChangedError
 from headwater.errors import HeadwaterError, Kind
 from headwater.replication.adapt import LOCKED, REDEFINED, REKEYED, REPLACED
 from headwater.replication.audit import Audit
@@ -83,6 +83,7 @@ class Work:
         self._ended = True
         self._thorough = 0.0
         self._failures: dict[tuple[str, int], int] = {}
+        self._engine_losses = 0
         self._left: Counter[int] = Counter()  # by oid, how many comparisons in a row had to leave a table
         self._retiring: tuple[str, ...] = ()
         self._sampling = Sampling(site, sampling)
@@ -261,6 +262,9 @@ class Work:
         except RuleErrors as error:
             self._give_up(asked, str(error))
             return
+        except EngineError as error:
+            self._begin_again(asked, error)
+            return
         except HeadwaterError as error:
             if isinstance(error, _ABOUT_THE_STREAM) or error.kind not in {Kind.RETRY, Kind.RESYNC}:
                 self.close()
@@ -278,6 +282,9 @@ class Work:
         if said == asked.told or time.monotonic() < self._looked + self._pace.work:
             return
         self._looked = time.monotonic()
+        self._say(asked, said)
+
+    def _say(self, asked: _Asked, said: str) -> None:
         asked.told = said
         store, lease = self._site.store, self._site.lease
         if asked.request is not None:
@@ -294,6 +301,7 @@ class Work:
     def _finish(self, asked: _Asked) -> None:
         asked.job.close()
         self._failures.pop(asked.key, None)
+        self._engine_losses = 0
         self._current = None
         self._ended = True
         if isinstance(asked.job, Resync):
@@ -329,6 +337,15 @@ class Work:
         self._ended = True
         text = orjson.dumps(result).decode()
         self._site.store.update_request(self._site.lease, request.id, state, result=text)
+
+    def _begin_again(self, asked: _Asked, error: EngineError) -> None:
+        """However often what runs bulk jobs is not there, no job is given up for it, least of all a version."""
+        pause = min(self._pace.retry * 2 ** min(self._engine_losses, 10), _GIVEN_UP_SECONDS)
+        self._engine_losses += 1
+        _log.warning("%s; trying again in %.0f s", error, pause)
+        self._say(asked, f"waits {pause:.0f} s before it begins again: {error}")
+        self.close()
+        self._not_before = time.monotonic() + pause
 
     def _try_again(self, asked: _Asked, error: HeadwaterError) -> None:
         self._failures[asked.key] = self._failures.get(asked.key, 0) + 1
