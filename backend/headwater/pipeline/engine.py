@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager
 from typing import Protocol, TypeVar
 
 from headwater.bulk.jobs import CompareJob, Difference, TableChangedError
+from headwater.errors import MachineError
 from headwater.pipeline.compare import RowsTask
 from headwater.storage.contract import StoreBusyError, StoreError, StoreUnreachableError
 
@@ -19,7 +20,7 @@ ResultT_co = TypeVar("ResultT_co", covariant=True)
 
 Found = Callable[[Sequence[Difference]], None]
 
-RAISED_AS_THEY_ARE = (TableChangedError, StoreError, StoreBusyError, StoreUnreachableError)
+RAISED_AS_THEY_ARE = (TableChangedError, StoreError, StoreBusyError, StoreUnreachableError, MachineError)
 """Errors in tasks that are not the job's: whoever gave it knows better what to do."""
 
 

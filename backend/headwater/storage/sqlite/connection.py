@@ -87,8 +87,16 @@ def explained(error: apsw.Error, path: Path) -> HeadwaterError:
             return sealed(str(error).removeprefix(MARK), where)
         case apsw.NotADBError() | apsw.CorruptError():
             return StoreError("the file is damaged, or no SQLite database", where, _move_away(path))
+        case apsw.IOError():
+            return StoreError(f"the disk fails ({_code(error)})", where, "see its state, and the system's log")
+        case apsw.NoMemError():
+            return StoreError("there is not enough memory for the store", where, "give the process more memory")
         case _:
             return StoreError(f"SQLite failed: {error}", where, "see the disk's state and the log before this line")
+
+
+def _code(error: apsw.Error) -> str:
+    return str(apsw.mapping_extended_result_codes.get(getattr(error, "extendedresult", 0), "SQLITE_IOERR"))
 
 
 def _move_away(path: Path) -> str:
