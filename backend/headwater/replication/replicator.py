@@ -43,6 +43,7 @@ from headwater.storage.contract import (
     SourceState,
     StoreBusyError,
     StoredTable,
+    StoreError,
     StoreUnreachableError,
     StoreWriter,
 )
@@ -324,7 +325,7 @@ class _LeaseKeeper:
         self._done.set()
         self._thread.join()
         if self._lost is None:
-            with contextlib.suppress(StoreBusyError, StoreUnreachableError):
+            with contextlib.suppress(StoreError, StoreBusyError, StoreUnreachableError):  # it ends by itself
                 self._store.release(self._lease)
 
     def raise_if_lost(self) -> None:

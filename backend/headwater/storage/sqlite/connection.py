@@ -11,6 +11,7 @@ import apsw
 from headwater.errors import HeadwaterError
 from headwater.storage.contract import StoreBusyError, StoreError
 from headwater.storage.seal import MARK, sealed
+from headwater.storage.sqlite.files import OpenedFiles
 from headwater.storage.sqlite.format import found_format
 
 BUSY_SECONDS = 30.0
@@ -32,13 +33,15 @@ pragma mmap_size = 1073741824;
 
 
 def open_writer(path: Path) -> apsw.Connection:
-    """A connection that may write, creating the file. Raises StoreError."""
+    """A connection that may write, creating the file, and commits nothing once its files were removed or replaced.
+    Raises StoreError."""
     with sqlite_errors(path):
         connection = apsw.Connection(str(path))
         connection.set_busy_timeout(int(BUSY_SECONDS * 1000))
         connection.config(apsw.SQLITE_DBCONFIG_ENABLE_QPSG, 1)  # otherwise a query is planned anew for each value
         connection.execute(_WRITER_PRAGMAS).fetchall()  # runs to the end only when drained
-        return _checked(connection, path)
+        OpenedFiles(path).guard(_checked(connection, path))
+        return connection
 
 
 def open_reader(path: Path) -> apsw.Connection:
