@@ -7,6 +7,10 @@ processes, and never carry a cell value or a secret.
 
 from __future__ import annotations
 
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import Enum
 from typing import ClassVar
 
@@ -39,3 +43,64 @@ class HeadwaterError(Exception):
         place = f" ({self.where})" if self.where else ""
         remedy = f"; {self.fix}" if self.fix else ""
         return f"[{self.code}] {self.what}{place}{remedy}"
+
+
+class MachineError(HeadwaterError):
+    """The machine refuses what every work needs: room on a disk, a file, memory. It says nothing of what was worked on,
+    which may go well later."""
+
+    kind: ClassVar[Kind] = Kind.RETRY
+    code: ClassVar[str] = "HW_1001"
+
+
+_REMEDIES = {
+    errno.ENOSPC: "free space on the disk",
+    errno.EDQUOT: "free space on the disk, or raise its quota",
+    errno.EMFILE: "raise the limit of open files (ulimit -n)",
+    errno.ENFILE: "raise the machine's limit of open files (fs.file-max)",
+    errno.EIO: "see the state of the disk, and the system's log",
+    errno.EROFS: "make the file system writable again",
+    errno.EACCES: "check owner and rights of the file",
+    errno.EPERM: "check owner and rights of the file, and whether it is immutable",
+    errno.ENOENT: "look for what removed the file",
+    errno.ENOMEM: "give the process more memory",
+}
+
+
+def machine_error(error: BaseException) -> MachineError | None:
+    """What an error of Python's says of the machine, if it or what it came of is one of those."""
+    seen: BaseException | None = error
+    while seen is not None:
+        if isinstance(seen, OSError):
+            return _of_system(seen)
+        if isinstance(seen, MemoryError):
+            return MachineError("there is not enough memory", fix=f"{_REMEDIES[errno.ENOMEM]}; {_AGAIN}")
+        seen = seen.__cause__ or (None if seen.__suppress_context__ else seen.__context__)
+    return None
+
+
+def _of_system(error: OSError) -> MachineError:
+    reason = error.strerror if error.errno is None else os.strerror(error.errno)
+    remedy = _REMEDIES.get(error.errno or 0)
+    return MachineError(
+        f"the machine refuses: {reason or type(error).__name__}",
+        os.fsdecode(error.filename) if isinstance(error.filename, (str, bytes)) else "",
+        _AGAIN if remedy is None else f"{remedy}; {_AGAIN}",
+    )
+
+
+_AGAIN = "it is tried again"
+
+
+@contextmanager
+def machine_errors() -> Iterator[None]:
+    """Turn what Python raises of the machine into errors of ours, and leave all others as they are."""
+    try:
+        yield
+    except HeadwaterError:
+        raise
+    except Exception as error:
+        found = machine_error(error)
+        if found is None:
+            raise
+        raise found from error

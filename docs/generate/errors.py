@@ -26,6 +26,7 @@ _DONE = {
     Kind.REJECT: "whoever sent it",
 }
 _GROUPS = (
+    ("HW_1", "The machine"),
     ("HW_2", "Source and stream"),
     ("HW_4", "Store and embedded servers"),
     ("HW_5", "Bulk work and audit"),

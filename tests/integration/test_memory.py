@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from typing import TYPE_CHECKING
 
+import apsw
 import pytest
 
 from tests.support.changed_source import unheard
 from tests.support.fix_headwater import Deployment, wait_until
+from tests.support.fix_processes import Launch
+from tests.support.fix_service import config_of, free_port
 from tests.support.memory import forget_peak, peak
 from tests.support.row_truth import device_rows, truth
 
@@ -48,15 +52,30 @@ def grown(deployment: Deployment, sql: str, seconds: float = 120) -> int:
     return peak() - before
 
 
-@pytest.mark.parametrize(
-    ("rows", "width", "rounds"),
-    [(60, 5 * MB, 1), pytest.param(70, 15 * MB - 100, 5, marks=[pytest.mark.long, pytest.mark.timeout(1200)])],
-)
-def test_rows_of_many_bytes_in_one_transaction(
-    deploy: Deploy, source_db: SourceDb, rows: int, width: int, rounds: int
+def test_a_transaction_of_a_gigabyte_passes_a_process_of_600_megabytes(
+    deploy: Deploy, source_db: SourceDb, launch: Launch
 ) -> None:
+    # Compressed at rest, which is quick; the stream brings each value whole
+    source_db.execute("create table notes (id text primary key, body text, n int)")
+    deployment = deploy(CONFIG, on_postgres=False).start()
+    deployment.stop()
+    running = launch("replicate", config_of(deployment, free_port()))
+    running.wait_for("following the stream")
+    fill(source_db, 200, 5 * MB)
+    wait_until(lambda: deployment.op_count_now() > 200, "the transaction to arrive")
+    took = peak(running.process.pid)
+    assert took < 600 * MB, f"{took // MB} MB"
+    with closing(apsw.Connection(str(deployment.directory / "store.db"))) as db:
+        whole = db.execute("select count(*) from ops where octet_length(line) > ?", (5 * MB,)).fetchall()
+    assert whole == [(200,)]
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1200)
+def test_five_gigabytes_of_rows_as_large_as_may_be(deploy: Deploy, source_db: SourceDb) -> None:
+    rows, width, rounds = 70, 15 * MB - 100, 5
     create(source_db)
-    deployment = deploy(CONFIG if rounds == 1 else CONFIG.replace("*", "id, n")).start()
+    deployment = deploy(CONFIG.replace("*", "id, n")).start()
     for _ in range(rounds):
         took = grown(
             deployment,

@@ -9,7 +9,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -154,25 +154,26 @@ class Deployment:
         return self
 
     def _run(self, following: threading.Event) -> None:
-        store = open_store(self.address)
         try:
-            Replicator(
-                source=self.settings,
-                store=store,
-                yaml=self.yaml,
-                bulk=self.bulk,
-                owner=f"test:{next(_numbers)}",
-                progress=self.snapshots.append,
-                following=following.set,
-                keep_stopped=self.keep_stopped,
-                sampling=self.sampling,
-                pace=self.pace,
-                take_slot=self.take_slot,
-            ).run(self._stop)
+            with closing(open_store(self.address)) as store:
+                self._replicate(store, following)
         except BaseException as error:  # noqa: BLE001 - told to the test
             self._failure = error
-        finally:
-            store.close()
+
+    def _replicate(self, store: Store, following: threading.Event) -> None:
+        Replicator(
+            source=self.settings,
+            store=store,
+            yaml=self.yaml,
+            bulk=self.bulk,
+            owner=f"test:{next(_numbers)}",
+            progress=self.snapshots.append,
+            following=following.set,
+            keep_stopped=self.keep_stopped,
+            sampling=self.sampling,
+            pace=self.pace,
+            take_slot=self.take_slot,
+        ).run(self._stop)
 
     @property
     def running(self) -> bool:

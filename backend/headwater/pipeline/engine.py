@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager
 from typing import Protocol, TypeVar
 
 from headwater.bulk.jobs import CompareJob, Difference, EngineLostError, TableChangedError
+from headwater.errors import MachineError
 from headwater.pipeline.compare import RowsTask
 from headwater.storage.contract import StoreBusyError, StoreError, StoreUnreachableError
 
@@ -24,7 +25,7 @@ _TRIES = 3
 
 _log = logging.getLogger(__name__)
 
-RAISED_AS_THEY_ARE = (TableChangedError, StoreError, StoreBusyError, StoreUnreachableError)
+RAISED_AS_THEY_ARE = (TableChangedError, StoreError, StoreBusyError, StoreUnreachableError, MachineError)
 """Errors in tasks that are not the job's: whoever gave it knows better what to do."""
 
 

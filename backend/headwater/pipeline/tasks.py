@@ -17,7 +17,7 @@ from typing import ClassVar, Generic
 from pyspark import Accumulator, AccumulatorParam, SparkContext, TaskContext
 from pyspark.accumulators import _accumulatorRegistry
 
-from headwater.errors import HeadwaterError, Kind
+from headwater.errors import HeadwaterError, Kind, machine_error
 from headwater.pipeline.engine import RAISED_AS_THEY_ARE, Job, Result, Task
 from headwater.pipeline.session import SparkJobError
 
@@ -101,7 +101,7 @@ def _once(job: Job, task: Task[Job, Result], number: int, attempt: str) -> Done[
     except HeadwaterError as error:
         return Failed(error)
     except Exception as error:  # noqa: BLE001 - told where the results are awaited
-        return Failed(_unforeseen(error))
+        return Failed(machine_error(error) or _unforeseen(error))
 
 
 def _unforeseen(error: Exception) -> TaskError:

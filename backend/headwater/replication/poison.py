@@ -14,7 +14,7 @@ import psycopg
 
 from headwater.decode.errors import DecodeError
 from headwater.decode.pgoutput import Decoder
-from headwater.errors import HeadwaterError
+from headwater.errors import HeadwaterError, machine_error
 from headwater.oplog.lsn import Lsn, format_lsn, parse_lsn
 from headwater.replication.adapt import LEFT_OUT
 from headwater.replication.apply import Applier
@@ -29,13 +29,17 @@ from headwater.storage.requests import RequestState
 SKIP = "skip"
 """Kind of request. Payload: `{"lsn": "0/1A2B3C"}`, as the error names it."""
 
+_OF_THE_TRANSACTION = (DecodeError, NotComputableError)
+"""Errors of ours that say of a transaction that it can't be taken in."""
+
 _KEPT = 50
 _BY_ITSELF, _BY_ITSELF_SECONDS = 10, 3600.0  # beyond that, something else is wrong
 
 
 class Intake:
     """Takes batches of the stream in. Where one fails for no outside reason, the next attempt goes transaction by
-    transaction until it has passed that place, and so tells which one it is."""
+    transaction until it has passed that place, and so tells which one it is. What the machine lacks is an outside
+    reason, whichever way it shows."""
 
     def __init__(self, applier: Applier, careful_until: Lsn) -> None:
         self._decode = Decoder().decode
@@ -65,12 +69,14 @@ class Intake:
     def _naming(self) -> Iterator[None]:
         try:
             yield
-        except (DecodeError, NotComputableError) as error:
-            raise self._poison(str(error)) from error
-        except (HeadwaterError, psycopg.Error):
-            raise
         except Exception as error:
-            raise self._poison(f"{type(error).__name__} in {_place(error)}") from error
+            if isinstance(error, (HeadwaterError, psycopg.Error)) and not isinstance(error, _OF_THE_TRANSACTION):
+                raise
+            machine = machine_error(error)
+            if machine is not None:
+                raise machine from error
+            told = isinstance(error, _OF_THE_TRANSACTION)
+            raise self._poison(str(error) if told else f"{type(error).__name__} in {_place(error)}") from error
 
     def _one_by_one(self, payloads: Sequence[bytes]) -> None:
         """What can't be decoded is passed over in a transaction that is left out."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from headwater.bulk.binding import distinct
 from headwater.bulk.jobs import BulkProgress
-from headwater.errors import HeadwaterError, Kind
+from headwater.errors import HeadwaterError, Kind, machine_errors
 from headwater.oplog.lsn import format_lsn
 from headwater.replication.adapt import adapt, table_changes, verify_once
 from headwater.replication.apply import Applier
@@ -44,6 +44,7 @@ from headwater.storage.contract import (
     SourceState,
     StoreBusyError,
     StoredTable,
+    StoreError,
     StoreUnreachableError,
     StoreWriter,
 )
@@ -130,7 +131,7 @@ class Replicator:
         while not stop.is_set():
             started = time.monotonic()
             try:
-                with source_errors(self.source):
+                with machine_errors(), source_errors(self.source):
                     self._attempt(lease, stop, watch, recovery)
             except HeadwaterError as error:
                 if stop.is_set() and not isinstance(error, LeaseLostError):
@@ -327,7 +328,7 @@ class _LeaseKeeper:
         self._done.set()
         self._thread.join()
         if self._lost is None:
-            with contextlib.suppress(StoreBusyError, StoreUnreachableError):
+            with contextlib.suppress(StoreError, StoreBusyError, StoreUnreachableError):  # it ends by itself
                 self._store.release(self._lease)
 
     def raise_if_lost(self) -> None:
@@ -337,7 +338,8 @@ class _LeaseKeeper:
     def _renew(self) -> None:
         while not self._done.wait(self._lease.ttl / 3):
             try:
-                self._store.renew(self._lease)
+                with machine_errors():
+                    self._store.renew(self._lease)
             except LeaseLostError as error:
                 self._lost = error
                 self._ended.set()

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import psycopg
 
-from headwater.errors import HeadwaterError
+from headwater.errors import HeadwaterError, machine_errors
 from headwater.replication.adapt import LOST
 from headwater.replication.pace import Pace
 from headwater.source.access import Reading, unreadable
@@ -152,8 +152,9 @@ class SchemaWatch:
             if self._closing.is_set():
                 break
             try:
-                conn = conn or self._connect_patiently()
-                self._look(conn)
+                with machine_errors():
+                    conn = conn or self._connect_patiently()
+                    self._look(conn)
                 told = False
             except (psycopg.Error, HeadwaterError) as error:  # somebody may keep a table locked: said once
                 level = logging.DEBUG if told else logging.WARNING

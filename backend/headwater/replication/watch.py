@@ -15,7 +15,7 @@ from types import TracebackType
 import psycopg
 
 from headwater.bulk.jobs import BulkProgress
-from headwater.errors import HeadwaterError
+from headwater.errors import HeadwaterError, machine_errors
 from headwater.oplog.lsn import Lsn
 from headwater.replication.health import Compared, Health, State, Trouble, health_key, to_json
 from headwater.replication.own_slot import slot_of
@@ -135,7 +135,8 @@ class Watch:
                 self._health = replace(self._health, compared=compared)
                 streaming = self._health.state is State.STREAMING
             oids = {table.relation.oid for table in stored}
-            self._look(slot_of(self._source, store), oids, tables_named(store), beat=streaming)
+            with machine_errors():
+                self._look(slot_of(self._source, store), oids, tables_named(store), beat=streaming)
         except (psycopg.Error, HeadwaterError) as error:  # whoever follows the stream meets the same, and says so
             _log.debug("the source could not be looked at: %s", error)
             self._disconnect()
@@ -182,7 +183,8 @@ class Watch:
             return
         health = replace(health, at=now)
         try:
-            store.note(self._lease, health_key(self._lease.name), to_json(health))
+            with machine_errors():
+                store.note(self._lease, health_key(self._lease.name), to_json(health))
         except HeadwaterError as error:  # a long transaction of our own, or the lease is another's by now
             _log.debug("how things stand could not be kept: %s", error)
             return

@@ -11,7 +11,7 @@ from typing import Protocol
 import orjson
 
 from headwater.bulk.jobs import EngineError, TableChangedError
-from headwater.errors import HeadwaterError, Kind
+from headwater.errors import HeadwaterError, Kind, MachineError, machine_errors
 from headwater.replication.adapt import LOCKED, REDEFINED, REKEYED, REPLACED
 from headwater.replication.audit import Audit
 from headwater.replication.deploy import NEW_IN_VERSION, Deploy
@@ -23,7 +23,13 @@ from headwater.replication.resync import Order, Resync
 from headwater.replication.sampling import Sampling, SamplingSettings
 from headwater.replication.site import Site
 from headwater.replication.versions import RETIRED_AT_ONCE, forget_half_built, in_state, in_use, plan_of
-from headwater.storage.contract import LeaseLostError, StoreBusyError, StoreError, StoreUnreachableError
+from headwater.storage.contract import (
+    LeaseLostError,
+    PartLostError,
+    StoreBusyError,
+    StoreError,
+    StoreUnreachableError,
+)
 from headwater.storage.requests import Request, RequestState
 from headwater.storage.versions import ConfigVersion, VersionState
 from headwater_rules.errors import RuleErrors
@@ -258,7 +264,8 @@ class Work:
 
     def _continue(self, asked: _Asked) -> None:
         try:
-            finished = asked.job.step()
+            with machine_errors():
+                finished = asked.job.step()
         except RuleErrors as error:
             self._give_up(asked, str(error))
             return
@@ -348,8 +355,9 @@ class Work:
         self._not_before = time.monotonic() + pause
 
     def _try_again(self, asked: _Asked, error: HeadwaterError) -> None:
-        self._failures[asked.key] = self._failures.get(asked.key, 0) + 1
-        if self._failures[asked.key] >= _ATTEMPTS:
+        if not isinstance(error, _OF_THE_MACHINE):
+            self._failures[asked.key] = self._failures.get(asked.key, 0) + 1
+        if self._failures.get(asked.key, 0) >= _ATTEMPTS:
             self._give_up(asked, str(error))
             return
         changed = isinstance(error, TableChangedError)
@@ -398,3 +406,6 @@ _ABOUT_THE_STREAM = (
     SourceReplacedError,
 )
 """Errors of the store and of the stream, which whoever runs the stream has to see."""
+
+_OF_THE_MACHINE = (MachineError, PartLostError)
+"""Errors that no work can help, however often it is tried: they are waited out, and no version fails of them."""

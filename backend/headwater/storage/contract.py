@@ -26,6 +26,12 @@ class StoreError(HeadwaterError):
     code = "HW_4001"
 
 
+class StoreGoneError(StoreError):
+    """A file of the embedded store was removed or replaced under those who have it open."""
+
+    code = "HW_4010"
+
+
 class StoreBusyError(HeadwaterError):
     """Another process holds the store's write lock for longer than we wait."""
 

@@ -274,6 +274,7 @@ class PostgresFlush:
     def mark_resync(self, table: int, reason: str) -> None:
         tables.mark_resync(self._db, [table], reason)
 
+    @_explaining
     def truncate(self, table: int, definitions: Iterable[str]) -> int:
         self._lock()
         self._lookups.write()

@@ -11,6 +11,7 @@ import apsw
 from headwater.errors import HeadwaterError
 from headwater.storage.contract import StoreBusyError, StoreError
 from headwater.storage.seal import MARK, sealed
+from headwater.storage.sqlite.files import OpenedFiles
 from headwater.storage.sqlite.format import found_format
 
 BUSY_SECONDS = 30.0
@@ -32,13 +33,15 @@ pragma mmap_size = 1073741824;
 
 
 def open_writer(path: Path) -> apsw.Connection:
-    """A connection that may write, creating the file. Raises StoreError."""
+    """A connection that may write, creating the file, and commits nothing once its files were removed or replaced.
+    Raises StoreError."""
     with sqlite_errors(path):
         connection = apsw.Connection(str(path))
         connection.set_busy_timeout(int(BUSY_SECONDS * 1000))
         connection.config(apsw.SQLITE_DBCONFIG_ENABLE_QPSG, 1)  # otherwise a query is planned anew for each value
         connection.execute(_WRITER_PRAGMAS).fetchall()  # runs to the end only when drained
-        return _checked(connection, path)
+        OpenedFiles(path).guard(_checked(connection, path))
+        return connection
 
 
 def open_reader(path: Path) -> apsw.Connection:
@@ -87,8 +90,16 @@ def explained(error: apsw.Error, path: Path) -> HeadwaterError:
             return sealed(str(error).removeprefix(MARK), where)
         case apsw.NotADBError() | apsw.CorruptError():
             return StoreError("the file is damaged, or no SQLite database", where, _move_away(path))
+        case apsw.IOError():
+            return StoreError(f"the disk fails ({_code(error)})", where, "see its state, and the system's log")
+        case apsw.NoMemError():
+            return StoreError("there is not enough memory for the store", where, "give the process more memory")
         case _:
             return StoreError(f"SQLite failed: {error}", where, "see the disk's state and the log before this line")
+
+
+def _code(error: apsw.Error) -> str:
+    return str(apsw.mapping_extended_result_codes.get(getattr(error, "extendedresult", 0), "SQLITE_IOERR"))
 
 
 def _move_away(path: Path) -> str:

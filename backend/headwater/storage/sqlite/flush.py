@@ -105,9 +105,12 @@ class SqliteFlush:
         self._db.executemany(f"delete from rows_{table:d} where row_id = ?", [(row_id,) for row_id in row_ids])
 
     def table_members(self, table: int) -> Iterator[tuple[str, str, str | None]]:
-        rows = self._db.execute(f"select row_id, members, subkey from rows_{table:d} where members <> ''")
-        for row_id, members, subkey in rows:
-            yield str(row_id), str(members), None if subkey is None else str(subkey)
+        try:
+            rows = self._db.execute(f"select row_id, members, subkey from rows_{table:d} where members <> ''")
+            for row_id, members, subkey in rows:
+                yield str(row_id), str(members), None if subkey is None else str(subkey)
+        except apsw.Error as error:
+            raise explained(error, self.path) from error
 
     @_explaining
     def rows_with_lines(self, table: int, lines: Sequence[str]) -> dict[str, list[str]]:
@@ -258,6 +261,7 @@ class SqliteFlush:
         self._wake()
         return read_checkpoint(self._db)
 
+    @_explaining
     def rollback(self) -> None:
         if self._db.in_transaction:
             self._db.execute("rollback")

@@ -28,6 +28,7 @@ from headwater.storage.sqlite import lease as leases
 from headwater.storage.sqlite import versions
 from headwater.storage.sqlite.chunk import read_chunk
 from headwater.storage.sqlite.connection import open_reader, sqlite_errors
+from headwater.storage.sqlite.files import OpenedFiles
 from headwater.storage.sqlite.flush import read_checkpoint
 from headwater.storage.sqlite.wake import WakeListener
 from headwater.storage.sqlite.write_checkpoints import WriteCheckpoints
@@ -53,14 +54,20 @@ class SqliteReader:
         self._all: list[apsw.Connection] = []
         self._lock = threading.Lock()
         self._write_checkpoints = WriteCheckpoints(directory / "write_checkpoints.db")
-        self._db()  # fails now rather than at the first request
+        self._connect()  # fails now rather than at the first request
+        self._files = OpenedFiles(self._path)
 
     def _db(self) -> apsw.Connection:
+        """The thread's connection. Raises StoreGoneError: what others have open is not the store any more, or not the
+        same one."""
+        self._files.check()
         connection: apsw.Connection | None = getattr(self._local, "connection", None)
-        if connection is None:
-            connection = self._local.connection = open_reader(self._path)
-            with self._lock:
-                self._all.append(connection)
+        return self._connect() if connection is None else connection
+
+    def _connect(self) -> apsw.Connection:
+        connection = self._local.connection = open_reader(self._path)
+        with self._lock:
+            self._all.append(connection)
         return connection
 
     @contextmanager

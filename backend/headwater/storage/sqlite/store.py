@@ -20,6 +20,7 @@ from headwater.storage.sqlite import bulk, pages, requests, retire, versions
 from headwater.storage.sqlite import lease as leases
 from headwater.storage.sqlite import tables as generations
 from headwater.storage.sqlite.connection import immediate, open_writer, sqlite_errors
+from headwater.storage.sqlite.files import OpenedFiles
 from headwater.storage.sqlite.flush import SqliteFlush, read_checkpoint
 from headwater.storage.sqlite.migrate import migrate
 from headwater.storage.sqlite.reader import SqliteReader
@@ -46,6 +47,7 @@ class SqliteStore:
         self._known_buckets = KnownBuckets()
         with sqlite_errors(self._path):
             migrate(self._db, self._path)
+        self._files = OpenedFiles(self._path)
 
     @staticmethod
     def open_reader(directory: Path, own: OwnConfig | None = None) -> SqliteReader:
@@ -105,7 +107,12 @@ class SqliteStore:
 
     def begin(self, lease: Lease) -> SqliteFlush:
         with sqlite_errors(self._path):
-            return SqliteFlush(self._db, lease, self._known_buckets, self._waker.wake)
+            return SqliteFlush(self._db, lease, self._known_buckets, self._committed)
+
+    def _committed(self) -> None:
+        """What is committed may be confirmed to the source, unless it went to a file that nobody will find again."""
+        self._files.check()
+        self._waker.wake()
 
     # bulk
 

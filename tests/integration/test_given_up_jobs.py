@@ -1,0 +1,267 @@
+"""A bulk job whose store goes away, or whose replicator loses its lease, in the midst of it: nothing of it is seen, it
+is done again, and neither a version nor a request fails of it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg.conninfo import make_conninfo
+
+from headwater.pipeline.jobs import BulkJobs
+from headwater.storage.address import PostgresAddress
+from headwater.storage.compaction import Thrift
+from headwater.storage.contract import Lease
+from headwater.storage.open import Store, open_store
+from headwater.storage.postgres.compact import PostgresUpkeep
+from headwater.storage.requests import RequestState
+from headwater.storage.versions import Origin, VersionState
+from headwater.upkeep.background import Rhythm, Upkeep
+from tests.support.fix_headwater import Deployment, wait_until
+from tests.support.fix_postgres import SourceDb
+from tests.support.network import Network
+from tests.support.row_truth import device_rows, truth
+
+CONFIG = """
+config: {edition: 3}
+streams:
+  notes:
+    auto_subscribe: true
+    query: SELECT * FROM notes
+"""
+MORE = CONFIG.replace("*", "id, body, 'new' AS more")
+
+
+@dataclass
+class Stage:
+    """A replicator that reaches its store over a network, and the store as everybody else reaches it."""
+
+    source: SourceDb
+    network: Network
+    replicator: Deployment
+    direct: Deployment
+
+    @property
+    def address(self) -> PostgresAddress:
+        assert self.direct.storage is not None
+        return self.direct.storage
+
+
+@pytest.fixture
+def stage(
+    source_db: SourceDb,
+    bulk: BulkJobs,
+    postgres_storage: PostgresAddress,
+    tmp_path: Path,
+) -> Iterator[Stage]:
+    source_db.execute("create table notes (id text primary key, body text)")
+    source_db.execute("insert into notes select i::text, 'body ' || i from generate_series(1, 300) i")
+    source_db.execute("create publication headwater for all tables")
+    with Network(source_db.server.port) as network:
+        over = replace(postgres_storage, conninfo=make_conninfo(postgres_storage.conninfo, port=network.port))
+        replicator = Deployment(source_db, tmp_path, CONFIG, bulk, storage=over)
+        direct = Deployment(source_db, tmp_path, CONFIG, bulk, storage=postgres_storage)
+        open_store(postgres_storage).close()
+        yield Stage(source_db, network, replicator, direct)
+        direct.close()
+        replicator.close()
+
+
+class StoreAway:
+    """The store can't be reached."""
+
+    told = "[HW_4008]"
+
+    def __init__(self, stage: Stage) -> None:
+        self._network = stage.network
+
+    def begin(self) -> None:
+        self._network.cut()
+
+    def mend(self) -> None:
+        self._network.mend()
+
+
+class LeaseLost:
+    """Another replicator has the lease."""
+
+    told = "[HW_4003]"
+
+    def __init__(self, stage: Stage) -> None:
+        self._address = stage.address
+        self._store: Store | None = None
+        self._lease: Lease | None = None
+
+    def begin(self) -> None:
+        self._store = open_store(self._address)
+        change_leases(self._address, "owner = 'another' where name = 'default'")
+        self._lease = self._store.acquire("default", "another", 600.0)
+
+    def mend(self) -> None:
+        assert self._store is not None
+        assert self._lease is not None
+        self._store.release(self._lease)
+        self._store.close()
+
+
+def change_leases(address: PostgresAddress, change: str) -> None:
+    """Whoever holds them."""
+    execute(address, f"update leases set {change}")
+
+
+def execute(address: PostgresAddress, statement: str) -> None:
+    """In the store's schema."""
+    with psycopg.connect(address.conninfo, autocommit=True, options=f"-c search_path={address.schema}") as db:
+        db.execute(statement.encode())
+
+
+Fault = type[StoreAway] | type[LeaseLost]
+
+
+def snapshot(stage: Stage) -> Callable[[], bool]:
+    stage.replicator.start(publish=False)
+    return lambda: stage.direct.reader.checkpoint() is not None
+
+
+def deploy(stage: Stage) -> Callable[[], bool]:
+    stage.direct.yaml = MORE
+    with stage.direct.store() as store:
+        number = store.deploy(MORE, Origin.COMMAND).id
+
+    def served() -> bool:
+        with stage.direct.store() as store:
+            state = next(version.state for version in store.versions() if version.id == number)
+        assert state is not VersionState.FAILED
+        return state is VersionState.ACTIVE
+
+    return served
+
+
+def request(kind: str) -> Callable[[Stage], Callable[[], bool]]:
+    def begin(stage: Stage) -> Callable[[], bool]:
+        with stage.direct.store() as store:
+            number = store.submit(kind, "default", '{"repair": true}' if kind == "audit" else "{}")
+
+        def done() -> bool:
+            with stage.direct.store() as store:
+                found = store.request(number)
+            assert found is not None
+            assert found.state is not RequestState.FAILED, found.result
+            return found.state is RequestState.DONE
+
+        return done
+
+    return begin
+
+
+JOBS = {
+    "snapshot": (snapshot, "snapshot"),
+    "deploy": (deploy, "reprocess"),
+    "re-sync": (request("resync"), "compare"),
+    "audit": (request("audit"), "verify"),
+    "rebuild": (request("audit"), "standing"),
+}
+
+
+BEFORE, AFTER = "before its tasks", "after its tasks"
+
+
+@pytest.mark.parametrize(
+    ("fault", "moment"),
+    [
+        (StoreAway, BEFORE),
+        (LeaseLost, AFTER),
+        pytest.param(StoreAway, AFTER, marks=pytest.mark.long),
+        pytest.param(LeaseLost, BEFORE, marks=pytest.mark.long),
+    ],
+)
+@pytest.mark.parametrize("name", JOBS)
+def test_a_job_that_is_cut_short_is_done_again(
+    stage: Stage,
+    name: str,
+    moment: str,
+    fault: Fault,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    begin, method = JOBS[name]
+    if name != "snapshot":
+        stage.replicator.start()
+        stage.direct.caught_up()
+    if name == "rebuild":
+        execute(stage.address, "update buckets set checksum = checksum + 1")
+    harm, work, began = fault(stage), getattr(BulkJobs, method), threading.Event()
+
+    def cut_short() -> None:
+        if not began.is_set():
+            harm.begin()
+            began.set()
+
+    def working(jobs: BulkJobs, *args: Any) -> Any:
+        if moment == BEFORE:
+            cut_short()
+        outcome = work(jobs, *args)
+        cut_short()
+        return outcome
+
+    monkeypatch.setattr(BulkJobs, method, working)
+    ended = begin(stage)
+    wait_until(began.is_set, "the job to be cut short", 30)
+    wait_until(lambda: harm.told in caplog.text, "the cause to be named", 30)
+    assert not ended()
+    harm.mend()
+    wait_until(ended, "the job to be done", 40)
+    columns = "*, 'new' as more" if name == "deploy" else "*"
+    assert device_rows(stage.direct) == truth(stage.source, "notes", columns)
+    audit = stage.direct.ask("audit")
+    assert (audit["differences"], audit["broken_buckets"]) == ({}, 0)
+    assert [record.kind for record in stage.direct.bulk_records()].count("snapshot") == 1
+    stage.replicator.raise_failure()
+    assert "given up" not in caplog.text
+
+
+@pytest.mark.parametrize("fault", [StoreAway, LeaseLost])
+def test_a_compaction_that_is_cut_short_is_done_again(
+    stage: Stage, fault: Fault, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    stage.replicator.start()
+    for _ in range(3):
+        stage.source.execute("update notes set body = body || 'x'")
+        stage.direct.caught_up()
+    caplog.set_level(logging.INFO)
+    before, began, write = stage.direct.op_count(), threading.Event(), PostgresUpkeep.replace
+
+    def cut_short(store: PostgresUpkeep, *args: Any) -> Any:
+        if not began.is_set():
+            if fault is StoreAway:
+                stage.network.cut()
+            else:
+                change_leases(stage.address, "owner = 'another', epoch = epoch + 1 where name = 'upkeep'")
+            began.set()
+        return write(store, *args)
+
+    monkeypatch.setattr(PostgresUpkeep, "replace", cut_short)
+    assert stage.replicator.storage is not None
+    upkeep = Upkeep(stage.replicator.storage, "test", rhythm=Rhythm(0.05, 0.0), thrift=Thrift())
+    upkeep.start()
+    try:
+        wait_until(began.is_set, "the compaction to be cut short", 30)
+        wait_until(lambda: "histories are not compacted for now" in caplog.text, "the cause to be named", 30)
+        if fault is StoreAway:
+            stage.network.mend()
+        else:
+            change_leases(stage.address, "expires_at = now() where name = 'upkeep'")
+        assert device_rows(stage.direct) == truth(stage.source, "notes")
+        wait_until(lambda: "compacted 1 buckets" in caplog.text, "the compaction", 30)
+    finally:
+        upkeep.stop()
+    assert stage.direct.op_count() <= before
+    assert device_rows(stage.direct) == truth(stage.source, "notes")
+    audit = stage.direct.ask("audit")
+    assert (audit["differences"], audit["broken_buckets"]) == ({}, 0)
