@@ -141,7 +141,7 @@ def test_a_source_that_is_stopped_at_once_in_the_middle_of_a_load(
                 writer.start()
                 writer.allow(10_000)
                 seen = deployment.op_count_now()
-                wait_until(lambda seen=seen: deployment.op_count_now() > seen + 30, "the load to arrive")  # type: ignore[misc]
+                wait_until(lambda seen=seen: deployment.op_count_now() > seen + 40, "the load to arrive")  # type: ignore[misc]
                 source.connection.close()
                 server.stop(StopMode.IMMEDIATE)
                 writer.end()

@@ -53,7 +53,11 @@ FORMS = {
 }
 
 
-@pytest.fixture(params=FORMS)
+ALL_FORMS = ["generated", *(pytest.param(name, marks=pytest.mark.long) for name in FORMS if name != "generated")]
+"""A generated column is what most looks would have to wait for."""
+
+
+@pytest.fixture(params=ALL_FORMS)
 def form(request: pytest.FixtureRequest, source_db: SourceDb) -> str:
     name = str(request.param)
     if name == "filtered":

@@ -96,6 +96,7 @@ FAULTS = {
     "store away": (of_postgres(psycopg.OperationalError), "[HW_4008] the store's database cannot be reached"),
     "its disk full": (of_postgres(psycopg.errors.DiskFull), "[HW_4001] the disk of the store's database is full"),
 }
+OFTEN = ("disk full", "memory, hidden", "store broken", "store away")
 
 
 @dataclass
@@ -116,7 +117,9 @@ class Ailing:
             self.fail()
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize(
+    "fault", [*OFTEN, *(pytest.param(fault, marks=pytest.mark.long) for fault in FAULTS if fault not in OFTEN)]
+)
 def test_no_transaction_is_left_out_for_what_the_machine_lacks(
     deploy: Deploy,
     source_db: SourceDb,

@@ -65,7 +65,7 @@ def kill_jvm() -> None:
     process.wait(20)
 
 
-@pytest.mark.parametrize("times", [1, 2])
+@pytest.mark.parametrize("times", [2, pytest.param(1, marks=pytest.mark.long)])
 def test_a_spark_that_is_killed_as_it_starts_holds_up_no_stream_and_is_started_again(
     deploy: Callable[..., Deployment],
     source_db: SourceDb,

@@ -55,6 +55,7 @@ FAVOURITES = {
     "retire.before_commit": "retire",
     "compact.before_commit": "compact",
     "compact.after_commit": "compact",
+    "stage.after_page": "rekey",
     "replace.before_commit": "rekey",
 }
 """By failpoint, what to do often so as to come by it soon."""
@@ -181,7 +182,7 @@ class Life:
         """Put the rows into a new generation, as they are, unless a version is on its way."""
         if self._deploying is not None:
             return
-        (staged,) = self._store.stage_tables(self._lease, SOURCE, [(RELATION, "print")])
+        (staged,) = self._store.stage_tables(self._lease, SOURCE, [(RELATION, "print")], indexed=True)
         followed = self._followed()
         for number, (first, end) in enumerate(self._store.place_ranges(self._table, 25).ranges):
             with open_part(self._address, staged.id, number, str(self._chance.random())) as part:
@@ -189,7 +190,9 @@ class Life:
                     rows = [self._moved(placed.row) for placed in batch]
                     found = [(row.row_id, e) for row in rows for e in entries(followed, *row.line.split("\t"))]
                     part.write(rows, found, (), {})
-                self._store.stage(self._lease, [part.finish()])
+                    part.end_page()
+                finished = part.finish()
+            assert all(self._store.stage_page(self._lease, finished, page) for page in range(finished.pages))
         assert self._store.replace_table(self._lease, self._table, staged, "")
         self._table = staged.id
 
