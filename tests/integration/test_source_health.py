@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from headwater.source.connect import SourceSettings, connect
 from headwater.source.finding import Finding
 from headwater.source.health import look
 from tests.integration.test_catalog import settings_for
-from tests.support.fix_headwater import Deployment, wait_until
+from tests.support.fix_headwater import HASTY, Deployment, wait_until
 from tests.support.fix_postgres import SourceDb
 
 Deploy = Callable[..., Deployment]
@@ -172,6 +173,7 @@ def test_the_replicator_warns_once_and_says_when_it_is_over(
     deployment: Deployment, source_db: SourceDb, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "headwater.replication.watch")
+    deployment.pace = replace(deployment.pace, health=0.2)
     deployment.start()
     wait_until(lambda: flows(deployment), "the first look")
     assert standing(deployment).findings == ()
@@ -209,7 +211,7 @@ def test_an_error_is_kept_with_its_cause_and_remedy_until_rows_flow_again(
     server = postgres_with()
     source = SourceDb(server, "postgres")
     source.execute("create table notes (id text primary key)")
-    deployment = Deployment(source, tmp_path / "store", NOTES, bulk).start()
+    deployment = Deployment(source, tmp_path / "store", NOTES, bulk, pace=replace(HASTY, health=0.2)).start()
     try:
         wait_until(lambda: flows(deployment), "the first look")
         source.connection.close()

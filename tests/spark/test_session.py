@@ -65,7 +65,8 @@ def kill_jvm() -> None:
     process.wait(20)
 
 
-@pytest.mark.parametrize("times", [2, pytest.param(1, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("times", [1, 2])
 def test_a_spark_that_is_killed_as_it_starts_holds_up_no_stream_and_is_started_again(
     deploy: Callable[..., Deployment],
     source_db: SourceDb,
@@ -113,8 +114,7 @@ def overtaken(spark: Spark, work: Callable[[SparkRun[None]], object]) -> None:
 
 
 def test_a_job_learns_that_its_spark_is_another_ones_by_now(spark: Spark) -> None:
-    for work in (lambda run: run.tasks([Nothing()]), lambda run: run.parallelism):
-        with pytest.raises(EngineLostError, match="Spark's JVM has ended"):
-            overtaken(spark, work)
+    with pytest.raises(EngineLostError, match="Spark's JVM has ended"):
+        overtaken(spark, lambda run: run.tasks([Nothing()]))
     with SparkEngine(spark).run(None, "test") as run:
         assert run.tasks([Nothing()] * 3) == [True] * 3

@@ -12,7 +12,7 @@ def differences(count: int, line: str = "1\tx") -> list[Difference]:
     return [Difference(1, str(number), line, 1) for number in range(count)]
 
 
-def merged_at(portion: Portion, seconds_a_row: float, rows: int = 100_000) -> int:
+def merged_at(portion: Portion, seconds_a_row: float, rows: int = 2_500) -> int:
     """How many are merged at once in the end, where each takes so long."""
     for _ in range(50):
         count = portion.of(differences(rows), ROOM)
