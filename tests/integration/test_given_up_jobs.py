@@ -7,6 +7,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -172,16 +173,18 @@ JOBS = {
 BEFORE, AFTER = "before its tasks", "after its tasks"
 
 
-@pytest.mark.parametrize(
-    ("fault", "moment"),
-    [
-        (StoreAway, BEFORE),
-        (LeaseLost, AFTER),
-        pytest.param(StoreAway, AFTER, marks=pytest.mark.long),
-        pytest.param(LeaseLost, BEFORE, marks=pytest.mark.long),
-    ],
-)
-@pytest.mark.parametrize("name", JOBS)
+OFTEN = ((StoreAway, BEFORE), (LeaseLost, AFTER))
+
+
+CASES = [
+    pytest.param(name, fault, moment, marks=() if OFTEN[number % 2] == (fault, moment) else pytest.mark.long)
+    for number, name in enumerate(JOBS)
+    for fault, moment in product((StoreAway, LeaseLost), (BEFORE, AFTER))
+]
+"""Every kind of job cut short in every way, of which each kind and each way is tried often."""
+
+
+@pytest.mark.parametrize(("name", "fault", "moment"), CASES)
 def test_a_job_that_is_cut_short_is_done_again(
     stage: Stage,
     name: str,

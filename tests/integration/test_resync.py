@@ -107,7 +107,10 @@ def test_a_resync_sends_what_differs_and_other_tables_flow_meanwhile(deploy: Dep
     assert deployment.problems() == []
 
 
-@pytest.mark.parametrize(("identity", "on_postgres"), [("default", False), ("full", False), ("default", True)])
+@pytest.mark.parametrize(
+    ("identity", "on_postgres"),
+    [pytest.param("default", False, marks=pytest.mark.long), ("full", False), ("default", True)],
+)
 def test_rows_lost_changed_and_left_over_are_mended(
     deploy: Deploy, source_db: SourceDb, identity: str, on_postgres: bool
 ) -> None:

@@ -128,7 +128,15 @@ def assert_nothing_at(address: StoreAddress) -> None:
         history_limits(address)
 
 
-@pytest.mark.parametrize("way", [["sqlite"], ["postgres", "sqlite"], ["postgres", "postgres"]], ids="-".join)
+@pytest.mark.parametrize(
+    "way",
+    [
+        pytest.param(["sqlite"], marks=pytest.mark.long),
+        ["postgres", "sqlite"],
+        pytest.param(["postgres", "postgres"], marks=pytest.mark.long),
+    ],
+    ids="-".join,
+)
 def test_a_store_that_moved_is_the_same_to_the_byte_and_goes_on(
     engine: SparkEngine,
     written: WrittenStore,
@@ -190,7 +198,7 @@ def test_an_export_of_a_running_store_is_one_moment_of_it(
     assert shown(device) == truth[moment]
 
 
-@pytest.mark.parametrize("back_end", ["sqlite", "postgres"])
+@pytest.mark.parametrize("back_end", [pytest.param("sqlite", marks=pytest.mark.long), "postgres"])
 def test_a_sealed_store_refuses_every_writer_and_says_where_it_went(
     engine: SparkEngine, place: Callable[[str, str], StoreAddress], tmp_path: Path, back_end: str
 ) -> None:
@@ -269,7 +277,7 @@ def test_an_archive_that_is_not_whole_is_refused_before_anything_is_written(
     take_in(engine, whole, new)
 
 
-@pytest.mark.parametrize("back_end", ["sqlite", "postgres"])
+@pytest.mark.parametrize("back_end", [pytest.param("sqlite", marks=pytest.mark.long), "postgres"])
 def test_an_import_that_fails_leaves_nothing_and_can_be_repeated(
     engine: SparkEngine,
     written: WrittenStore,
@@ -300,7 +308,7 @@ def test_an_import_that_fails_leaves_nothing_and_can_be_repeated(
     assert everything(new)["totals"] == everything(written.address)["totals"]
 
 
-@pytest.mark.parametrize("back_end", ["sqlite", "postgres"])
+@pytest.mark.parametrize("back_end", [pytest.param("sqlite", marks=pytest.mark.long), "postgres"])
 def test_a_store_takes_the_place_of_an_empty_one_only(
     engine: SparkEngine,
     written: WrittenStore,

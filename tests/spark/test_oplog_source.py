@@ -45,6 +45,12 @@ def written(tmp_path: Path) -> Iterator[WrittenStore]:
     store.close()
 
 
+ONE_STORE_OFTEN = pytest.mark.parametrize(
+    "stored", ["sqlite", pytest.param("postgres", marks=pytest.mark.long)], indirect=True
+)
+"""For what Spark does alike, whichever store it reads."""
+
+
 @pytest.fixture(params=["sqlite", "postgres"])
 def stored(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[WrittenStore]:
     """A store in each back end."""
@@ -172,6 +178,7 @@ def test_a_large_range_is_read_by_several_tasks(session: SparkSession, written: 
     assert rows.select("op_id").distinct().count() == 60_002
 
 
+@ONE_STORE_OFTEN
 def test_a_stream_gives_each_op_once_and_continues(session: SparkSession, stored: WrittenStore, tmp_path: Path) -> None:
     some_history(stored)
     folder = tmp_path / "tap"
@@ -235,6 +242,7 @@ def test_a_snapshot_and_the_stream_from_there_give_the_truth(
     assert replay(later, snapshot) == stored.standing()
 
 
+@ONE_STORE_OFTEN
 def test_a_stream_from_the_beginning_of_compacted_history_reaches_the_truth(
     session: SparkSession, stored: WrittenStore, tmp_path: Path
 ) -> None:
@@ -275,6 +283,7 @@ def test_a_batch_is_as_large_as_allowed_and_ends_with_a_flush_where_one_is_in_re
         assert taken == min(most, len(ids)) or (taken < most and upto in flushes)
 
 
+@ONE_STORE_OFTEN
 def test_a_stream_overtaken_by_compaction_says_how_to_start_again(
     session: SparkSession, stored: WrittenStore, tmp_path: Path
 ) -> None:
@@ -318,6 +327,7 @@ def test_a_stream_does_not_go_on_with_another_store(
     other.close()
 
 
+@ONE_STORE_OFTEN
 def test_an_empty_store_is_read_as_nothing(session: SparkSession, stored: WrittenStore, tmp_path: Path) -> None:
     assert read(session, stored).count() == 0
     assert read(session, stored, snapshot=True).count() == 0
