@@ -12,7 +12,7 @@ from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark import SparkContext
 from pyspark.errors import PySparkException
 
-from headwater.bulk.jobs import CompareJob, EngineLostError, GivenUpError
+from headwater.bulk.jobs import CompareJob, Difference, EngineLostError, GivenUpError
 from headwater.errors import HeadwaterError
 from headwater.pipeline.compare import RowsTask
 from headwater.pipeline.differences import hand_over_differences
@@ -21,6 +21,7 @@ from headwater.pipeline.session import Spark, SparkJobError
 from headwater.pipeline.tasks import Done, Failed, accumulated_errors, explained, run_tasks
 
 _LOOK_SECONDS = 0.1
+_MOST_IDLE_WORKERS = 32
 
 
 class SparkEngine:
@@ -98,11 +99,27 @@ class SparkRun(Generic[Job]):
         return found
 
     def differences(self: SparkRun[CompareJob], tasks: Sequence[RowsTask], found: Found) -> None:
-        session = self._spark.session()
         with self._watched(lambda: False):
-            failed = hand_over_differences(session, self._job, tasks, found)
+            failed = self._differences(tasks, found)
         if failed is not None:
             raise explained(failed, self._what)
+
+    def _differences(self: SparkRun[CompareJob], tasks: Sequence[RowsTask], found: Found) -> HeadwaterError | None:
+        session = self._spark.session()
+        handed = False
+
+        def hand(differences: Sequence[Difference]) -> None:
+            nonlocal handed
+            handed = True
+            found(differences)
+
+        for _ in range(_MOST_IDLE_WORKERS):
+            try:
+                return hand_over_differences(session, self._job, tasks, hand)
+            except Py4JJavaError as error:
+                if handed or not _is_lost_worker(error):
+                    raise
+        return hand_over_differences(session, self._job, tasks, hand)
 
     @contextmanager
     def _watched(self, failed: Callable[[], bool]) -> Iterator[None]:
@@ -128,6 +145,12 @@ class SparkRun(Generic[Job]):
             if self._stop.is_set() or failed():
                 with suppress(Py4JError, OSError):  # the JVM may be gone
                     self._context.cancelJobGroup(self._group)
+
+
+def _is_lost_worker(error: Py4JJavaError) -> bool:
+    """Whether Spark wanted to plan with an idle Python worker that was killed. Each fails once, and unlike a task,
+    planning is not tried again."""
+    return bool(error.java_exception.getClass().getName() == "java.io.IOException")
 
 
 def _is_silence(error: Exception) -> bool:
