@@ -42,6 +42,7 @@ RESYNC, AUDIT = "resync", "audit"
 """Kinds of requests. Payload: `{"tables": ["public.todos", …]}`, all when empty; an audit may say `"repair": true`."""
 
 _SHORTEST_PAUSE = 0.02
+_WORTH_SECONDS = 0.005
 _THOROUGH_SECONDS = 5.0
 _ATTEMPTS = 5
 _GIVEN_UP_SECONDS = 60.0
@@ -88,6 +89,7 @@ class Work:
         self._inbox = -1
         self._ended = True
         self._thorough = 0.0
+        self._worked = False  # in the last step, rather than only looked whether there was anything to do
         self._failures: dict[tuple[str, int], int] = {}
         self._engine_losses = 0
         self._left: Counter[int] = Counter()  # by oid, how many comparisons in a row had to leave a table
@@ -103,11 +105,16 @@ class Work:
     def patience(self) -> float:
         """Seconds that the stream may be silent before `step` is to be called."""
         if self.busy:
-            return _SHORTEST_PAUSE
+            return 0.0 if self._worked else _SHORTEST_PAUSE
         return min(max(self._sampling.pause, _SHORTEST_PAUSE), self._pace.work)
 
     def step(self) -> None:
         """A bit of whatever is to be done."""
+        started = time.monotonic()
+        self._step()
+        self._worked = time.monotonic() - started > _WORTH_SECONDS
+
+    def _step(self) -> None:
         if self._current is not None:
             self._continue(self._current)
         elif self._retiring:
