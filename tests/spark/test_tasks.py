@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +25,6 @@ from headwater.source.connect import SourceSettings
 from headwater.storage.address import SqliteAddress
 from headwater.storage.contract import StoredTable
 from tests.support.fix_headwater import wait_until
-from tests.support.spark_jobs import spark_jobs
 
 pytestmark = pytest.mark.spark
 
@@ -48,6 +48,18 @@ class Fails:
             return attempt
         for first in attempts[:1]:
             first.unlink()
+        raise self.error
+
+
+@dataclass(frozen=True)
+class FailsForGood:
+    """A task that leaves a file in `directory` each time that it fails."""
+
+    error: Exception
+    directory: str
+
+    def run(self, job: None, number: int, attempt: str) -> None:
+        Path(self.directory, attempt).touch()
         raise self.error
 
 
@@ -80,28 +92,18 @@ def both(first: Task[None, object], second: Task[None, object]) -> list[Task[Non
     return [first, second]
 
 
-@pytest.fixture
-def none_failed(spark: Spark) -> Iterator[None]:
-    """In the eyes of Spark, every attempt of the test's tasks went well."""
-    before = spark_jobs(spark.context())
-    yield
-    made = [job for number, job in spark_jobs(spark.context()).items() if number not in before]
-    assert made
-    assert not any(job.failed for job in made)
-
-
 def hanging(directory: Path) -> list[int]:
     """Processes of tasks without end that still run."""
     pids = [int(path.read_text() or 0) for path in directory.iterdir()]
     return [pid for pid in pids if psutil.pid_exists(pid)]
 
 
-@pytest.mark.usefixtures("none_failed")
-def test_an_error_of_a_task_arrives_as_it_is_and_no_attempt_is_made_again(engine: SparkEngine) -> None:
+def test_an_error_of_a_task_arrives_as_it_is_and_no_attempt_is_made_again(engine: SparkEngine, tmp_path: Path) -> None:
     changed = TableChangedError("a table was truncated", "public.items", "it is read again")
     with pytest.raises(TableChangedError) as failure, engine.run(None, "test") as run:
-        run.tasks(both(Answers(), Fails(changed)))
+        run.tasks(both(Answers(), FailsForGood(changed, str(tmp_path))))
     assert failure.value.args == changed.args
+    assert len(list(tmp_path.iterdir())) == 1
 
 
 def test_other_errors_may_go_better_the_next_time(engine: SparkEngine) -> None:
@@ -163,9 +165,12 @@ def test_a_job_that_is_given_up_before_it_begins_does_nothing(engine: SparkEngin
 
 @dataclass(frozen=True)
 class Truncated(StoreRows):
-    """Rows that can't be read any more."""
+    """Rows that can't be read any more. Leaves a file in `directory` for each attempt to read them."""
+
+    directory: str
 
     def rows(self, job: CompareJob) -> Iterator[list[ComparedRow]]:
+        Path(self.directory, str(uuid.uuid4())).touch()
         yield [ComparedRow(0, "1", 1, "")]
         raise TableChangedError("a table was truncated", "public.items")
 
@@ -185,14 +190,14 @@ JOB = CompareJob(SourceSettings("", "", ""), "", (), (), TypeCatalog(), SqliteAd
 TABLE = StoredTable(1, "default", (Relation(1, "public", "items", ReplicaIdentity.DEFAULT, ()),), "")
 
 
-@pytest.mark.usefixtures("none_failed")
-def test_where_rows_meet_an_error_is_a_value_too(engine: SparkEngine) -> None:
+def test_where_rows_meet_an_error_is_a_value_too(engine: SparkEngine, tmp_path: Path) -> None:
     found: list[Difference] = []
-    task = RowsTask(Truncated(TABLE, 0, 1), 1, frozenset({0}))
+    task = RowsTask(Truncated(TABLE, 0, 1, str(tmp_path)), 1, frozenset({0}))
     with pytest.raises(TableChangedError) as failure, engine.run(JOB, "test") as run:
         run.differences([task], found.extend)
     assert failure.value.where == "public.items"
     assert found == []
+    assert len(list(tmp_path.iterdir())) == 1
 
 
 def test_where_rows_meet_a_job_can_be_given_up(engine: SparkEngine, tmp_path: Path) -> None:
