@@ -42,6 +42,11 @@ def times_said(caplog: pytest.LogCaptureFixture, text: str) -> int:
     return sum(text in record.getMessage() for record in caplog.records)
 
 
+SWAP = (
+    "create table copy (like third including all); insert into copy select * from third; drop table third;"
+    " alter table copy rename to third"
+)
+
 CHANGES = [
     "alter table first add x int default 7",
     "alter table first drop n",
@@ -52,6 +57,11 @@ CHANGES = [
     "truncate first; alter table first add x int default 7; insert into first values ('a', 1, 'b')",
     "alter publication headwater rename to other; alter publication other rename to headwater",
     "alter table first rename to tmp; alter table second rename to first; alter table tmp rename to second",
+    SWAP,
+    "insert into third values ('new', 0, 'under the new name'); truncate second",
+    f"{SWAP}; alter table third replica identity full",
+    "delete from third where n < 9; alter table third rename to tmp",
+    "insert into tmp values ('hidden', 0, 'from all'); alter table tmp rename to third",
 ]
 
 
@@ -73,6 +83,31 @@ def test_changes_of_tables_never_begin_the_stream_anew(
     assert not [r for r in caplog.records if r.levelno >= logging.ERROR]
     followed.close()
     assert followed.problems() == []
+
+
+def test_rows_of_a_renamed_schema_go_on_under_its_new_name(deploy: Deploy, source_db: SourceDb) -> None:
+    """Before 16, Postgres itself goes on to tell the old one."""
+    source_db.execute("create schema before")
+    source_db.execute("create table before.items (id text primary key)")
+    source_db.execute("create publication headwater for all tables")
+    queries = "queries: [SELECT * FROM before.items, SELECT * FROM later.items]"
+    deployment = deploy(f"config: {{edition: 3}}\nstreams:\n  all:\n    auto_subscribe: true\n    {queries}\n")
+    device = Device(deployment.start())
+    source_db.execute("insert into before.items values ('1'), ('2')")
+    wait_until(lambda: len(device.rows()) == 2, "the rows of before")
+    source_db.execute("alter schema before rename to later")
+    wait_until(lambda: settled(deployment), "the new name to be taken up")
+    for change in (
+        "insert into later.items values ('3')",
+        "truncate later.items",
+        "insert into later.items values ('4')",
+    ):
+        source_db.execute(change)
+        wait_until(
+            lambda: device.rows() == published_rows(source_db, {"later.items": "true"}), f"the truth after {change}"
+        )
+    deployment.close()
+    assert deployment.problems() == []
 
 
 def test_a_comparison_goes_on_when_another_table_changes(

@@ -184,7 +184,11 @@ class Applier:
 
     def _leave(self, table: LiveTable) -> None:
         """What happened to a table in the transaction that is being read is left to a comparison with the source, of
-        which the flush takes note."""
+        which the flush takes note. Raises SchemaChangedError."""
+        if table.relation.oid in self._followed.unheard:
+            self.abandon()
+            what = "the stream calls a table by a name that it had"
+            raise SchemaChangedError(what, table.name, "it is read again, and tells all tables anew")
         if table.relation.oid in self._asking.completed:
             self._leave_completed(table)
         self._have_compared(table)
@@ -386,9 +390,9 @@ class Applier:
         self._followed.renew(context, stored)
         self._schema.renew(plans, stored)
 
-    def misnamed(self, oids: Collection[int]) -> bool:
-        """See `Followed.misnamed`."""
-        return self._followed.misnamed(oids)
+    def brought(self, oids: Collection[int]) -> None:
+        """See `Followed.brought`."""
+        self._followed.brought(oids)
 
     def doubt(self, tables: Mapping[int, Lsn]) -> None:
         """Leave what the stream brings of these tables, by oid, up to a position to comparisons."""

@@ -20,12 +20,16 @@ class Followed:
     has it, where that is another; None where only a comparison with the source can. `compared` are the ids of tables
     all of which is compared, now or soon; `stale` those of them of which the store may have rows from before a change
     that nobody saw. `files` tells, by oid, where rows of a table lay when it was last looked at: nothing in the stream
-    says that they were rewritten. `roots` are the oids of those whose names the stream does not always tell; up to the
-    positions in `doubted` what it says of them is left to comparisons."""
+    says that they were rewritten. `unheard` are the oids of those that were compared and of which the stream was last
+    heard under another name: the next change is the first under the present one, unless Postgres goes on to tell the
+    name that it has in mind, as it does before 16 for a schema that was renamed. `roots` are the oids of those whose
+    names the stream does not always tell; up to the positions in `doubted` what it says of them is left to
+    comparisons."""
 
     def __init__(self, context: LiveContext, stored: Sequence[StoredTable], doubted: Mapping[int, Lsn]) -> None:
         self.doubted = dict(doubted)
         self._told: dict[int, Relation] = {}  # by oid, what the stream says of a table
+        self.unheard = set[int]()
         self.shapes: dict[int, Reshape | None] = {}
         self.context = context
         self.tables: dict[int, LiveTable] = {}
@@ -59,6 +63,7 @@ class Followed:
     def hear(self, relation: Relation) -> None:
         """The stream tells of a table."""
         self._told[relation.oid] = relation
+        self.unheard.discard(relation.oid)
         table = self.tables.get(relation.oid)
         if table is not None:
             self._fit(table)
@@ -72,10 +77,10 @@ class Followed:
         if renewed is not None:
             self.tables[table.relation.oid] = renewed
 
-    def misnamed(self, oids: Collection[int]) -> bool:
-        """Whether the stream calls any of these tables by another name than the store."""
+    def brought(self, oids: Collection[int]) -> None:
+        """A comparison has brought what these tables had when the stream was where it is."""
         pairs = [(self._told.get(oid), self.tables.get(oid)) for oid in oids]
-        return any(told and table and not same_name(told, table.relation) for told, table in pairs)
+        self.unheard |= {told.oid for told, table in pairs if told and table and not same_name(told, table.relation)}
 
     def _fit(self, table: LiveTable) -> None:
         oid = table.relation.oid

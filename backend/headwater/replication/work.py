@@ -321,15 +321,12 @@ class Work:
         if isinstance(asked.job, Resync):
             asked.job.unmark()
             self._note_left(asked.job.left)
-        if isinstance(asked.job, (Resync, Rekey)):
+        if asked.version is not None or isinstance(asked.job, (Resync, Rekey)):
             self._follow()
+        if isinstance(asked.job, Resync):
+            self._site.applier.brought(asked.job.right)
         if asked.request is not None and isinstance(asked.job, (Resync, Audit)):
             self._answer(asked.request, asked.job)
-        if asked.version is not None:
-            self._follow()
-        if isinstance(asked.job, Resync) and self._site.applier.misnamed(asked.job.right):
-            # Before 16, Postgres goes on to tell the name that a schema had when the stream first spoke of its table
-            raise SchemaChangedError("the stream calls a table by a name that it had", self._site.tag)
 
     def _answer(self, request: Request, job: Resync | Audit) -> None:
         """Say what was found; not before all tables were looked at, those too that were altered meanwhile."""
