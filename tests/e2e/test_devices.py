@@ -9,13 +9,12 @@ import pytest
 
 from tests.integration.type_cases import CASES, CUSTOM_TYPES
 from tests.support.fix_devices import Device, DeviceFactory
-from tests.support.fix_headwater import Deployment
+from tests.support.fix_headwater import Deploy, Deployment
 from tests.support.fix_postgres import SourceDb
 from tests.support.fix_service import Service
 
 pytestmark = pytest.mark.e2e
 
-Deploy = Callable[..., Deployment]
 Serve = Callable[[Deployment], Service]
 Open = Callable[..., Sequence[Device]]
 

@@ -13,13 +13,12 @@ import pytest
 
 from tests.support.command import headwater
 from tests.support.fix_devices import DEADLINE, Device, DeviceFactory
-from tests.support.fix_headwater import Deployment, wait_until
+from tests.support.fix_headwater import Deploy, Deployment, wait_until
 from tests.support.fix_postgres import SourceDb
 from tests.support.fix_service import Service
 
 pytestmark = pytest.mark.e2e
 
-Deploy = Callable[..., Deployment]
 Serve = Callable[[Deployment], Service]
 
 HEAD = "config: {edition: 3}\nstreams:\n"

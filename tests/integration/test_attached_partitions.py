@@ -13,13 +13,12 @@ from headwater.bulk.jobs import CompareJob, CompareOutcome, Difference
 from headwater.pipeline.jobs import BulkJobs, Report
 from headwater.replication.attached import ATTACHED
 from tests.support.changed_source import Device, compared, published_rows, settled
-from tests.support.fix_headwater import Deployment, wait_until
+from tests.support.fix_headwater import Deploy, Deployment, wait_until
 from tests.support.local_bulk import LocalEngine
 
 if TYPE_CHECKING:
     from tests.support.fix_postgres import SourceDb
 
-Deploy = Callable[..., Deployment]
 
 CONFIG = """
 config: {edition: 3}

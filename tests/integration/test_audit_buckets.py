@@ -15,14 +15,13 @@ import zstandard
 
 from headwater.oplog.op import bucket_key
 from headwater.replication.sampling import SamplingSettings, sampled
-from tests.support.fix_headwater import Deployment, wait_until
+from tests.support.fix_headwater import Deploy, Deployment, wait_until
 from tests.support.model_device import contents
 from tests.support.store_checker import Op, histories, problems
 
 if TYPE_CHECKING:
     from tests.support.fix_postgres import SourceDb
 
-Deploy = Callable[..., Deployment]
 
 CONFIG = """
 config: {edition: 3}

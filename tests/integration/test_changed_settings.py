@@ -17,10 +17,8 @@ from headwater.source.slot import slot_name
 from headwater.source.stream import ReplicationStream
 from tests.integration.world import CONFIG, SHOWN, NewWorld, World
 from tests.support.changed_source import Device, published_rows, settled
-from tests.support.fix_headwater import Deployment, wait_until
+from tests.support.fix_headwater import Deploy, Deployment, wait_until
 from tests.support.fix_postgres import SourceDb
-
-Deploy = Callable[..., Deployment]
 
 ROWS = 50
 

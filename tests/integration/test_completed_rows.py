@@ -18,13 +18,12 @@ from headwater.source.connect import SourceUnreachable
 from headwater.source.fetch import Fetched, RowFetcher
 from tests.integration.test_private_history import CONFIG, given
 from tests.support.changed_source import Device, published_rows, settled
-from tests.support.fix_headwater import Deployment, wait_until
+from tests.support.fix_headwater import Deploy, Deployment, wait_until
 from tests.support.local_bulk import LocalEngine
 
 if TYPE_CHECKING:
     from tests.support.fix_postgres import SourceDb
 
-Deploy = Callable[..., Deployment]
 
 BY_OWNER = """
 config: {edition: 3}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import re
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,15 +16,13 @@ from headwater.storage.parts import CurrentRow
 from headwater.storage.sqlite import SqliteStore
 from tests.support import small_bulk
 from tests.support.each_once import NOTES, Writer, assert_each_once, snapshot_of_empty_table, write
-from tests.support.fix_headwater import Deployment, read_bucket, wait_until
+from tests.support.fix_headwater import Deploy, Deployment, read_bucket, wait_until
 from tests.support.fix_postgres import SourceDb
 from tests.support.fix_processes import Launch, Running, wait_gone
 from tests.support.fix_service import config_of, free_port
 from tests.support.model_device import ModelBucket, contents
 from tests.support.store_checker import leftovers, problems
 from tests.support.store_life import FAVOURITES, MIGRATION_POINTS
-
-Deploy = Callable[..., Deployment]
 
 FLUSH_POINTS = ("flush.before_totals", "flush.before_commit", "flush.after_commit")
 BULK_POINTS = ("stage.after_part", "publish.before_segments", "publish.before_commit", "publish.after_commit")

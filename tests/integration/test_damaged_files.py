@@ -20,21 +20,13 @@ from headwater.storage.sqlite.wake import wake_directory
 from headwater.storage.versions import Origin
 from tests.integration.world import SmallDisk
 from tests.support.changed_source import Device
-from tests.support.fix_headwater import Deployment, wait_until
+from tests.support.fix_headwater import NOTES, Deploy, Deployment, wait_until
 from tests.support.fix_postgres import SourceDb
 from tests.support.fix_service import Service
 from tests.support.store_checker import leftovers
 
-Deploy = Callable[..., Deployment]
 Damage = Callable[[Path], None]
 
-CONFIG = """
-config: {edition: 3}
-streams:
-  notes:
-    auto_subscribe: true
-    query: SELECT * FROM notes
-"""
 ROWS = 300
 
 
@@ -43,7 +35,7 @@ def stopped(deploy: Deploy, source_db: SourceDb) -> Deployment:
     """A store that has read the source, with nobody at work on it."""
     source_db.execute("create table notes (id text primary key, body text)")
     source_db.execute(f"insert into notes select i::text, 'body ' || i * i from generate_series(1, {ROWS}) i")
-    deployment = deploy(CONFIG).start()
+    deployment = deploy(NOTES).start()
     deployment.caught_up()
     deployment.close()
     return deployment
@@ -109,7 +101,7 @@ def test_a_damaged_part_of_a_bulk_job_is_not_taken_for_a_damaged_store(
     monkeypatch.setattr(SqliteStore, "take_page", hurting)
     stopped.start()
     device = Device(stopped)
-    stopped.redeploy(CONFIG.replace("*", "id, body, 'new' AS more"))
+    stopped.redeploy(NOTES.replace("*", "id, body, 'new' AS more"))
     assert all(row["more"] == "new" for row in Device(stopped).rows().values())
     assert len(device.rows()) == ROWS
     assert "[HW_4009] a part of the bulk job is" in caplog.text
@@ -131,7 +123,7 @@ def test_a_damaged_part_of_the_first_snapshot_is_read_again(
     stage = SqliteStore.stage
     monkeypatch.setattr(SqliteStore, "stage", hurting)
     source_db.execute("create table notes (id text primary key, body text); insert into notes values ('1', 'one')")
-    deployment = deploy(CONFIG).start()
+    deployment = deploy(NOTES).start()
     assert len(deployment.rows("a")) == 1
     assert "[HW_4009] a part of the bulk job is damaged" in caplog.text
     deployment.close()
@@ -162,9 +154,9 @@ def test_a_disk_that_is_full_in_the_middle_of_a_deploy_is_named_and_waited_for(
     disk = small_disk(10)
     source_db.execute("create table notes (id text primary key, body text)")
     source_db.execute(f"insert into notes select i::text, repeat(md5(i::text), 9) from generate_series(1, {ROWS}) i")
-    deployment = deploy(CONFIG, disk.path / "store").start()
+    deployment = deploy(NOTES, disk.path / "store").start()
     device = Device(deployment)
-    yaml = CONFIG.replace("*", "id, body, 'new' AS more")
+    yaml = NOTES.replace("*", "id, body, 'new' AS more")
     with deployment.store() as store:
         store.deploy(yaml, Origin.COMMAND)
         disk.fill()
@@ -183,7 +175,7 @@ def test_a_disk_that_is_full_in_the_middle_of_the_first_snapshot_is_named(
     disk = small_disk(4)
     source_db.execute("create table notes (id text primary key, body text)")
     source_db.execute("insert into notes select i::text, repeat(md5(i::text), 99) from generate_series(1, 9000) i")
-    deployment = deploy(CONFIG, disk.path / "store")
+    deployment = deploy(NOTES, disk.path / "store")
     with pytest.raises(StoreError, match=r"the disk is full.*part-00000.*free space on it"):
         deployment.start()
     deployment.close()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import psycopg
 import pytest
@@ -12,10 +12,8 @@ from headwater.oplog.change import Insert, LogicalMessage
 from headwater.source.connect import connect
 from headwater.source.triggers import Installed, install, is_hint, remove, triggers_on
 from tests.integration.test_catalog import settings_for
-from tests.support.fix_headwater import TRIGGERED, Deployment, wait_until
+from tests.support.fix_headwater import TRIGGERED, Deploy, wait_until
 from tests.support.fix_postgres import SourceDb
-
-Deploy = Callable[..., Deployment]
 
 
 @pytest.fixture

@@ -13,20 +13,13 @@ import pytest
 from headwater.embedded.postgres import EmbeddedPostgres, PostgresBinaries
 from headwater.source.slot import system_identity
 from tests.support.changed_source import Device
-from tests.support.fix_headwater import Deployment, wait_until
+from tests.support.fix_headwater import NOTES, Deployment, wait_until
 from tests.support.fix_postgres import FAST, SourceDb
 from tests.support.standby import copy_of, end_of, promote, standby_of, wait_for
 
 if TYPE_CHECKING:
     from headwater.pipeline.jobs import BulkJobs
 
-CONFIG = """
-config: {edition: 3}
-streams:
-  notes:
-    auto_subscribe: true
-    query: SELECT * FROM notes
-"""
 
 ROWS = 200
 
@@ -61,7 +54,7 @@ def follow(tmp_path: Path, bulk: BulkJobs) -> Iterator[Callable[[EmbeddedPostgre
             before.source.connection.close()
             before.source = source
         if not deployments:
-            deployments.append(Deployment(source, tmp_path / "store", CONFIG, bulk))
+            deployments.append(Deployment(source, tmp_path / "store", NOTES, bulk))
         return deployments[0].start()
 
     yield start

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import psycopg
@@ -13,7 +13,7 @@ from headwater.errors import HeadwaterError
 from headwater.pipeline.jobs import BulkJobs
 from headwater.source.catalog import published_tables
 from headwater.source.checks import table_findings
-from tests.support.fix_headwater import Deployment, wait_until
+from tests.support.fix_headwater import NOTES, Deploy, Deployment, wait_until
 from tests.support.fix_postgres import FAST
 from tests.support.postgres_versions import postgres_of
 from tests.support.row_truth import device_rows, truth
@@ -23,18 +23,9 @@ if TYPE_CHECKING:
 
     from tests.support.fix_postgres import SourceDb
 
-Deploy = Callable[..., Deployment]
-
-CONFIG = """
-config: {edition: 3}
-streams:
-  notes:
-    auto_subscribe: true
-    query: SELECT * FROM notes
-"""
 
 SHOWN = "body, loud, n, size, feels, odd, tags, first"
-ANONYMOUS = CONFIG.replace("*", SHOWN)  # rows with equal ids would be one on a device
+ANONYMOUS = NOTES.replace("*", SHOWN)  # rows with equal ids would be one on a device
 
 TABLE = """
 create function shout(value text) returns text immutable language sql as $$select upper(value) || '!'$$;
@@ -75,7 +66,7 @@ def insert(source: SourceDb, row_id: str, body: str, n: int | None, tags: str | 
 @pytest.mark.parametrize("identity", ["default", "full"])
 def test_rows_have_them_from_snapshot_and_stream(deploy: Deploy, source_db: SourceDb, identity: str) -> None:
     create(source_db, identity)
-    deployment = deploy(CONFIG).start()
+    deployment = deploy(NOTES).start()
     assert device_rows(deployment) == truth(source_db, "notes")
     for number, body in enumerate(["", 'a "quoted", {text}\\', "tab\tand\nline", "naïve ☃", "(,)"]):
         insert(source_db, f"new {number}", body, number, r'{"x\"\\y",NULL}' if number % 2 else None)
@@ -129,7 +120,7 @@ def test_a_column_that_is_added_changed_and_dropped(
     deploy: Deploy, source_db: SourceDb, identity: str, stopped: bool
 ) -> None:
     create(source_db, identity)
-    deployment = deploy(CONFIG).start()
+    deployment = deploy(NOTES).start()
     assert device_rows(deployment) == truth(source_db, "notes")
     changes = [
         "alter table notes add column twice int generated always as (n * 2) stored",
@@ -158,7 +149,7 @@ def test_what_happens_during_a_comparison_is_filled_in(deploy: Deploy, source_db
     """Changes between the comparison's snapshot and its merge, over rows that the store has wrong."""
     create(source_db, identity)
     source_db.execute(f"insert into notes (id, body, n) select i::text, {BIG}, i from generate_series(10, 60) i")
-    deployment = deploy(CONFIG).start()
+    deployment = deploy(NOTES).start()
     deployment.stop()
     source_db.execute("alter table notes add column twice int generated always as (n * 2) stored")
     deployment.start()
@@ -176,7 +167,7 @@ def test_where_postgres_refuses_to_compute_rows_are_read(deploy: Deploy, source_
         "create domain filled as text not null;"
         " alter table notes add column must filled generated always as (coalesce(body, 'none')) stored"
     )  # a row of the table can't be given without a value for such a column
-    deployment = deploy(CONFIG).start()
+    deployment = deploy(NOTES).start()
     insert(source_db, "new", "there", 1)
     insert(source_db, "short", "gone soon", 1)
     source_db.execute("delete from notes where id = 'short'; update notes set n = 8 where id = '1'")
@@ -193,11 +184,11 @@ def test_a_generated_key_that_is_not_streamed_is_refused(deploy: Deploy, source_
     (finding,) = table_findings(source_db.connection, [table])
     assert (finding.code, finding.fatal) == ("HW_2026", True)
     with pytest.raises(HeadwaterError, match=r"HW_2026.*part.*public\.notes.*REPLICA IDENTITY FULL"):
-        deploy(CONFIG).start()
+        deploy(NOTES).start()
     source_db.execute("create unique index plain on notes (id)")
     source_db.execute("alter table notes alter id set not null, replica identity using index plain")
     source_db.execute("insert into notes values ('a')")
-    deployment = deploy(CONFIG).start()
+    deployment = deploy(NOTES).start()
     source_db.execute("insert into notes values ('b'); update notes set id = 'c' where id = 'a'")
     assert device_rows(deployment) == truth(source_db, "notes")
 
@@ -206,7 +197,7 @@ def test_a_column_list_without_what_it_is_computed_from_leaves_it_out(deploy: De
     source_db.needs(15, "column lists")
     create(source_db)
     source_db.execute("create publication headwater for table notes (id, n)")
-    deployment = deploy(CONFIG).start()
+    deployment = deploy(NOTES).start()
     insert(source_db, "new", "there", 3)
     (table,) = published_tables(source_db.connection, ["headwater"])
     assert [column.name for column in table.relation.columns] == ["id", "n", "feels", "odd"]
@@ -223,7 +214,7 @@ def test_a_publication_that_begins_or_ends_to_stream_them(
     before, _, after = changed.split()
     create(newest)
     newest.execute(f"create publication headwater for all tables with (publish_generated_columns = {before})")
-    deployment = newest_deploy(CONFIG).start()
+    deployment = newest_deploy(NOTES).start()
     for number, setting in enumerate([before, after]):
         newest.execute(f"alter publication headwater set (publish_generated_columns = {setting})")
         insert(newest, f"new {number}", "there", number)
@@ -261,7 +252,7 @@ def newest(newest_server: EmbeddedPostgres) -> Iterator[SourceDb]:
 
 @pytest.fixture
 def newest_deploy(newest: SourceDb, bulk: BulkJobs, tmp_path: Path) -> Iterator[Deploy]:
-    deployment = Deployment(newest, tmp_path / "store", CONFIG, bulk)
+    deployment = Deployment(newest, tmp_path / "store", NOTES, bulk)
     try:
         yield lambda _: deployment
     finally:

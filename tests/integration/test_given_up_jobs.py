@@ -24,19 +24,12 @@ from headwater.storage.postgres.compact import PostgresUpkeep
 from headwater.storage.requests import RequestState
 from headwater.storage.versions import Origin, VersionState
 from headwater.upkeep.background import Rhythm, Upkeep
-from tests.support.fix_headwater import Deployment, wait_until
+from tests.support.fix_headwater import NOTES, Deployment, wait_until
 from tests.support.fix_postgres import SourceDb
 from tests.support.network import Network
 from tests.support.row_truth import device_rows, truth
 
-CONFIG = """
-config: {edition: 3}
-streams:
-  notes:
-    auto_subscribe: true
-    query: SELECT * FROM notes
-"""
-MORE = CONFIG.replace("*", "id, body, 'new' AS more")
+MORE = NOTES.replace("*", "id, body, 'new' AS more")
 
 
 @dataclass
@@ -66,8 +59,8 @@ def stage(
     source_db.execute("create publication headwater for all tables")
     with Network(source_db.server.port) as network:
         over = replace(postgres_storage, conninfo=make_conninfo(postgres_storage.conninfo, port=network.port))
-        replicator = Deployment(source_db, tmp_path, CONFIG, bulk, storage=over)
-        direct = Deployment(source_db, tmp_path, CONFIG, bulk, storage=postgres_storage)
+        replicator = Deployment(source_db, tmp_path, NOTES, bulk, storage=over)
+        direct = Deployment(source_db, tmp_path, NOTES, bulk, storage=postgres_storage)
         open_store(postgres_storage).close()
         yield Stage(source_db, network, replicator, direct)
         direct.close()

@@ -14,7 +14,7 @@ import pytest
 
 from headwater.embedded.postgres import EmbeddedPostgres, StopMode
 from tests.support.each_once import NOTES, OWNERS, Writer, assert_each_once, snapshot_of_empty_table
-from tests.support.fix_headwater import Deployment, wait_until
+from tests.support.fix_headwater import Deploy, Deployment, wait_until
 from tests.support.fix_postgres import SourceDb
 from tests.support.fix_processes import Launch
 from tests.support.fix_service import config_of, free_port
@@ -22,7 +22,6 @@ from tests.support.fix_service import config_of, free_port
 if TYPE_CHECKING:
     from headwater.pipeline.jobs import BulkJobs
 
-Deploy = Callable[..., Deployment]
 
 LARGE = 40_000
 INSERT = (

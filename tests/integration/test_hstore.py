@@ -7,19 +7,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.fix_headwater import wait_until
+from tests.support.fix_headwater import NOTES, wait_until
 
 if TYPE_CHECKING:
     from tests.support.fix_headwater import Deployment
     from tests.support.fix_postgres import SourceDb
 
-CONFIG = """
-config: {edition: 3}
-streams:
-  notes:
-    auto_subscribe: true
-    query: SELECT * FROM notes
-"""
 
 VALUES = {
     "1": r'''"a"=>"1", "b \"c"=>NULL, "d\\\\e"=>"tab\there"''',
@@ -43,7 +36,7 @@ def test_hstore_columns_arrive_as_text(deploy: Callable[..., Deployment], source
 
     for key in ("1", "4"):
         source_db.execute("insert into notes values (%s, %s::hstore)", key, VALUES[key])
-    deployment = deploy(CONFIG).start()
+    deployment = deploy(NOTES).start()
     assert deployment.rows("a") == truth()
     for key in ("2", "3"):
         source_db.execute("insert into notes values (%s, %s::hstore)", key, VALUES[key])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -12,13 +11,12 @@ import pytest
 from headwater.source.catalog import published_tables
 from headwater.source.checks import table_findings
 from tests.support.changed_source import settled
-from tests.support.fix_headwater import Deployment, wait_until
+from tests.support.fix_headwater import Deploy, wait_until
 from tests.support.row_truth import Rows, device_rows, truth
 
 if TYPE_CHECKING:
     from tests.support.fix_postgres import SourceDb
 
-Deploy = Callable[..., Deployment]
 
 ANONYMOUS = "part, owner, body, n"
 CONFIG = """

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,12 +11,11 @@ from headwater.source.catalog import published_tables
 from headwater.source.fetch import RowFetcher
 from headwater.source.search import has_row, has_text
 from tests.support.changed_source import Device, Rows, settled
-from tests.support.fix_headwater import Deployment, wait_until
+from tests.support.fix_headwater import Deploy, wait_until
 
 if TYPE_CHECKING:
     from tests.support.fix_postgres import SourceDb
 
-Deploy = Callable[..., Deployment]
 
 SOURCE = """
 create table cities (id text primary key, name text, n int);

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import pytest
@@ -11,12 +10,11 @@ from headwater.replication.schema import wanted_tables
 from headwater.source.catalog import PublishedTable
 from headwater.storage.contract import StoredTable
 from tests.support.changed_source import Device, published_rows, settled
-from tests.support.fix_headwater import Deployment, plan_of, wait_until
+from tests.support.fix_headwater import Deploy, Deployment, plan_of, wait_until
 
 if TYPE_CHECKING:
     from tests.support.fix_postgres import SourceDb
 
-Deploy = Callable[..., Deployment]
 
 CONFIG = """
 config: {edition: 3}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 import psycopg
@@ -13,12 +13,11 @@ from headwater.oplog.limits import ROW_LIMIT
 from headwater.replication import asking
 from headwater.source.fetch import Fetched, RowFetcher
 from tests.support.changed_source import compared, settled
-from tests.support.fix_headwater import Deployment, wait_until
+from tests.support.fix_headwater import Deploy, Deployment, wait_until
 
 if TYPE_CHECKING:
     from tests.support.fix_postgres import SourceDb
 
-Deploy = Callable[..., Deployment]
 Rows = dict[tuple[str, str], tuple[object, ...]]
 
 CONFIG = """

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -12,13 +11,12 @@ from headwater.oplog.limits import OP_LIMIT, ROW_LIMIT
 from headwater.storage.address import SqliteAddress
 from headwater.storage.stats import LeftOutRow, store_stats
 from tests.support.changed_source import unheard
-from tests.support.fix_headwater import Deployment
+from tests.support.fix_headwater import Deploy, Deployment
 from tests.support.store_checker import problems
 
 if TYPE_CHECKING:
     from tests.support.fix_postgres import SourceDb
 
-Deploy = Callable[..., Deployment]
 
 CONFIG = """
 config: {edition: 3}

@@ -3,7 +3,7 @@ other tables are read and compared, and sync configs are deployed, as if it were
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -20,12 +20,11 @@ from headwater.source.triggers import install
 from headwater.storage.versions import VersionState
 from headwater_rules.plan import TablePattern
 from tests.support.changed_source import Device, compared, published_rows, settled
-from tests.support.fix_headwater import TRIGGERED, Deployment, wait_until
+from tests.support.fix_headwater import TRIGGERED, Deploy, Deployment, wait_until
 
 if TYPE_CHECKING:
     from tests.support.fix_postgres import SourceDb
 
-Deploy = Callable[..., Deployment]
 
 OTHERS = """
 config: {edition: 3}

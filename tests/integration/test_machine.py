@@ -23,21 +23,13 @@ from headwater.storage.postgres.connection import postgres_errors
 from headwater.storage.sqlite.connection import sqlite_errors
 from headwater.storage.sqlite.stage import StageFile
 from headwater.storage.versions import VersionState
-from tests.support.fix_headwater import HASTY, Deployment, wait_until
+from tests.support.fix_headwater import HASTY, NOTES, Deploy, wait_until
 from tests.support.row_truth import device_rows, truth
 
 if TYPE_CHECKING:
     from tests.support.fix_postgres import SourceDb
 
-Deploy = Callable[..., Deployment]
 
-CONFIG = """
-config: {edition: 3}
-streams:
-  notes:
-    auto_subscribe: true
-    query: SELECT * FROM notes
-"""
 MARK = "fails for a while"
 ADDRESS = PostgresAddress("host=127.0.0.1", "store", "the store")
 
@@ -137,7 +129,7 @@ def test_no_transaction_is_left_out_for_what_the_machine_lacks(
 
     monkeypatch.setattr(Fold, "apply", apply_or_fail)
     source_db.execute("create table notes (id text primary key, body text)")
-    deployment = deploy(CONFIG).start()
+    deployment = deploy(NOTES).start()
     source_db.execute(f"insert into notes values ('1', '{MARK}')")
     source_db.execute("insert into notes values ('2', 'after')")
     wait_until(lambda: device_rows(deployment) == truth(source_db, "notes"), "all rows")
@@ -160,7 +152,7 @@ def test_no_version_fails_for_what_a_task_of_its_job_lacks(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     source_db.execute("create table notes (id text primary key, body text); insert into notes values ('1', 'one')")
-    deployment = deploy(CONFIG, on_postgres=False)
+    deployment = deploy(NOTES, on_postgres=False)
     deployment.pace = replace(HASTY, retry=0.05)
     deployment.start()
     ailing, finish = Ailing(broken, times=25), StageFile.finish  # three to an attempt
@@ -170,7 +162,7 @@ def test_no_version_fails_for_what_a_task_of_its_job_lacks(
         return finish(part)
 
     monkeypatch.setattr(StageFile, "finish", finish_or_fail)
-    version = deployment.redeploy(CONFIG.replace("*", "id, body, 'new' AS more"))
+    version = deployment.redeploy(NOTES.replace("*", "id, body, 'new' AS more"))
     assert version.state is VersionState.ACTIVE
     assert ailing.left == 0
     assert "[HW_1001]" in caplog.text

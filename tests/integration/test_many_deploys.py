@@ -6,7 +6,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -18,11 +18,9 @@ from headwater.storage.stats import StoreStats, store_stats
 from headwater.storage.versions import ConfigVersion, Origin, VersionState
 from headwater_rules.versions import sides
 from tests.support.changed_source import Device
-from tests.support.fix_headwater import Deployment, plan_of, wait_until
+from tests.support.fix_headwater import Deploy, Deployment, plan_of, wait_until
 from tests.support.fix_postgres import SourceDb
 from tests.support.store_checker import problems
-
-Deploy = Callable[..., Deployment]
 
 HEAD = "config: {edition: 3}\nstreams:\n"
 NOTES = """

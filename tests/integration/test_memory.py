@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from contextlib import closing
 from typing import TYPE_CHECKING
 
@@ -11,7 +10,7 @@ import apsw
 import pytest
 
 from tests.support.changed_source import unheard
-from tests.support.fix_headwater import Deployment, wait_until
+from tests.support.fix_headwater import Deploy, Deployment, wait_until
 from tests.support.fix_processes import Launch
 from tests.support.fix_service import config_of, free_port
 from tests.support.memory import forget_peak, peak
@@ -20,7 +19,6 @@ from tests.support.row_truth import device_rows, truth
 if TYPE_CHECKING:
     from tests.support.fix_postgres import SourceDb
 
-Deploy = Callable[..., Deployment]
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads the memory of a process as Linux tells it")
 

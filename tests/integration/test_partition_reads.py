@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import psycopg
@@ -13,12 +13,11 @@ from headwater.pipeline import partition as partitions
 from headwater.pipeline.partition import Partition, read_lines
 from headwater.source.catalog import published_tables
 from headwater.source.connect import SourceSettings
-from tests.support.fix_headwater import Deployment
+from tests.support.fix_headwater import Deploy
 
 if TYPE_CHECKING:
     from tests.support.fix_postgres import SourceDb
 
-Deploy = Callable[..., Deployment]
 
 MEANWHILE = {
     "rewritten": "vacuum full items",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,21 +22,12 @@ from headwater.replication.errors import PoisonError
 from headwater.replication.fold import Fold
 from headwater.replication.poison import Poison, PoisonBook
 from tests.support.command import Outcome, headwater_here
-from tests.support.fix_headwater import Deployment, wait_until
+from tests.support.fix_headwater import NOTES, Deploy, Deployment, wait_until
 from tests.support.fix_service import config_of
 
 if TYPE_CHECKING:
     from tests.support.fix_postgres import SourceDb
 
-Deploy = Callable[..., Deployment]
-
-CONFIG = """
-config: {edition: 3}
-streams:
-  notes:
-    auto_subscribe: true
-    query: SELECT * FROM notes
-"""
 
 MARK = "can not be read"
 
@@ -78,7 +69,7 @@ def truth(source: SourceDb) -> dict[tuple[str, str], dict[str, object]]:
 @pytest.mark.usefixtures("faulty")
 def test_a_transaction_that_fails_is_left_out_and_what_it_did_is_compared(deploy: Deploy, source_db: SourceDb) -> None:
     source_db.execute("create table notes (id text primary key, body text)")
-    deployment = deploy(CONFIG).start()
+    deployment = deploy(NOTES).start()
     source_db.execute("insert into notes values ('1', 'before')")
     source_db.execute(f"begin; insert into notes values ('2', 'with it'), ('3', '{MARK}'); commit")
     source_db.execute("insert into notes values ('4', 'after')")
@@ -111,7 +102,7 @@ def named(deployment: Deployment) -> Poison:
 @pytest.mark.usefixtures("faulty")
 def test_where_it_is_to_stop_a_request_goes_on(deploy: Deploy, source_db: SourceDb) -> None:
     source_db.execute("create table notes (id text primary key, body text)")
-    deployment = deploy(CONFIG)
+    deployment = deploy(NOTES)
     deployment.poison_changes = "stop"
     deployment.start()
     source_db.execute(f"insert into notes values ('1', '{MARK}')")
@@ -163,7 +154,7 @@ def test_the_command_names_the_transaction_and_leaves_it_out(
 ) -> None:
     fail_to_apply(monkeypatch)
     source_db.execute("create table notes (id text primary key, body text)")
-    deployment = deploy(CONFIG, on_postgres=False)
+    deployment = deploy(NOTES, on_postgres=False)
     deployment.poison_changes = "stop"
     deployment.start()
     operator = Operator.of(deployment, tmp_path)
@@ -206,7 +197,7 @@ def test_after_ten_within_an_hour_the_next_one_stops(
 ) -> None:
     fail_to_apply(monkeypatch)
     source_db.execute("create table notes (id text primary key, body text)")
-    deployment = deploy(CONFIG).start()
+    deployment = deploy(NOTES).start()
     deployment.stop()
     with deployment.store() as store:
         lease, book = store.acquire("default", "test", 60), PoisonBook(deployment.settings, store)

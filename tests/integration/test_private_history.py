@@ -4,7 +4,7 @@ change. Nothing that a row said under a private name ever reaches a device, whoe
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -17,12 +17,11 @@ from headwater.replication.apply import FLUSH_CHANGES
 from headwater.source.fetch import Names, RowFetcher
 from headwater.source.stream import Received, ReplicationStream
 from tests.support.changed_source import Device, published_rows, settled
-from tests.support.fix_headwater import HASTY, TRIGGERED, Deployment, wait_until
+from tests.support.fix_headwater import HASTY, TRIGGERED, Deploy, Deployment, wait_until
 
 if TYPE_CHECKING:
     from tests.support.fix_postgres import SourceDb
 
-Deploy = Callable[..., Deployment]
 
 CONFIG = """
 config: {edition: 3}

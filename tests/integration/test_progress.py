@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,21 +16,13 @@ from headwater.replication.health import Health, State, health_key, to_json
 from headwater.storage.requests import RequestState
 from tests.support.changed_source import unheard
 from tests.support.command import headwater_here
-from tests.support.fix_headwater import HASTY, Deployment, wait_until
+from tests.support.fix_headwater import HASTY, NOTES, Deploy, Deployment, wait_until
 from tests.support.fix_service import config_of
 
 if TYPE_CHECKING:
     from tests.support.fix_postgres import SourceDb
 
-Deploy = Callable[..., Deployment]
 
-CONFIG = """
-config: {edition: 3}
-streams:
-  notes:
-    auto_subscribe: true
-    query: SELECT * FROM notes
-"""
 ROWS = 2_525
 
 
@@ -53,11 +44,11 @@ def told(deployment: Deployment, what: str) -> set[tuple[int, int]]:
 
 @pytest.mark.parametrize("on_postgres", [False, True], ids=["embedded", "postgres"])
 def test_as_many_rows_are_announced_as_there_are(deploy: Deploy, world: SourceDb, on_postgres: bool) -> None:
-    deployment = deploy(CONFIG, on_postgres=on_postgres).start()
+    deployment = deploy(NOTES, on_postgres=on_postgres).start()
     assert told(deployment, "snapshot") == {(ROWS, ROWS)}
     assert deployment.ask("resync")["state"] == "done"
     assert told(deployment, "comparison") == {(2 * ROWS, 2 * ROWS)}  # of either side
-    deployment.redeploy(CONFIG.replace("*", "id"))
+    deployment.redeploy(NOTES.replace("*", "id"))
     assert told(deployment, "reprocess") == {(ROWS, ROWS)}
     world.execute("alter table notes replica identity using index nr")
     wait_until(lambda: any(p.what == "re-key" and p.tasks for p in deployment.snapshots), "the re-key")
@@ -69,14 +60,14 @@ def test_rows_are_told_by_the_size_of_a_table_that_grew_since_the_planner_looked
     deploy: Deploy, world: SourceDb
 ) -> None:
     world.execute(f"insert into notes select i, i, 'x' from generate_series({ROWS + 1}, {4 * ROWS}) i")
-    ((rows, expected),) = told(deploy(CONFIG).start(), "snapshot")
+    ((rows, expected),) = told(deploy(NOTES).start(), "snapshot")
     assert rows == 4 * ROWS
     assert 3 * ROWS < expected < 5 * ROWS
 
 
 def test_a_merge_tells_its_rows_to_the_log_and_to_the_command_that_waits(deploy: Deploy, world: SourceDb) -> None:
     world.execute(f"insert into notes select i, i, 'x' from generate_series({ROWS + 1}, 9000) i")
-    deployment = deploy(CONFIG)
+    deployment = deploy(NOTES)
     deployment.pace = replace(HASTY, work=0.0)
     deployment.start()
     with unheard(deployment):
@@ -98,7 +89,7 @@ def test_a_merge_tells_its_rows_to_the_log_and_to_the_command_that_waits(deploy:
 
 
 def test_source_status_tells_what_is_being_done(deploy: Deploy, world: SourceDb, tmp_path: Path) -> None:
-    deployment = deploy(CONFIG)
+    deployment = deploy(NOTES)
     (tmp_path / "headwater.yaml").write_text(json.dumps(config_of(deployment, 0)))
     with deployment.store() as store:
         lease = store.acquire("default", "here:1", 30.0)
@@ -111,7 +102,7 @@ def test_source_status_tells_what_is_being_done(deploy: Deploy, world: SourceDb,
 
 
 def test_buckets_that_are_built_anew_tell_their_rows(deploy: Deploy, world: SourceDb) -> None:
-    deployment = deploy(CONFIG).start()
+    deployment = deploy(NOTES).start()
     deployment.caught_up()
     deployment.stop()
     db = apsw.Connection(str(deployment.directory / "store.db"))

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.support.changed_source import Change, Device, play, published_rows, settled
-from tests.support.fix_headwater import Deployment, wait_until
+from tests.support.fix_headwater import Deploy, wait_until
 from tests.support.turns import in_turn
 
 if TYPE_CHECKING:
     from tests.support.fix_postgres import SourceDb
 
-Deploy = Callable[..., Deployment]
 
 CONFIG = """
 config: {edition: 3}

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 
-from tests.support.fix_headwater import Deployment
+from tests.support.fix_headwater import Deploy
 from tests.support.fix_postgres import SourceDb
-
-Deploy = Callable[..., Deployment]
 
 ROWS, OWNERS = 100_000, 10
 

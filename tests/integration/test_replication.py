@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import psycopg
 import pytest
 
-from tests.support.fix_headwater import Deployment, read_bucket, wait_until
+from tests.support.fix_headwater import Deploy, Deployment, read_bucket, wait_until
 from tests.support.fix_postgres import SourceDb
 from tests.support.model_device import ModelBucket, contents
-
-Deploy = Callable[..., Deployment]
 
 NOTES = """
 config: {edition: 3}

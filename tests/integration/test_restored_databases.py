@@ -14,13 +14,12 @@ import pytest
 from headwater.embedded.postgres import EmbeddedPostgres
 from headwater.source.stream import ReplicationStream
 from tests.support.changed_source import Device, published_rows, settled
-from tests.support.fix_headwater import Deployment, wait_until
+from tests.support.fix_headwater import Deploy, Deployment, wait_until
 from tests.support.fix_postgres import SourceDb
 
 if TYPE_CHECKING:
     from headwater.pipeline.jobs import BulkJobs
 
-Deploy = Callable[..., Deployment]
 
 CONFIG = """
 config: {edition: 3}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import apsw
@@ -14,13 +13,12 @@ import pytest
 from headwater.pipeline.jobs import BulkJobs
 from headwater.storage.versions import Origin
 from tests.support.changed_source import settled, unheard
-from tests.support.fix_headwater import Deployment, wait_until
+from tests.support.fix_headwater import Deploy, Deployment, wait_until
 from tests.support.local_bulk import EVERYTHING_ON_SPARK, local_bulk
 
 if TYPE_CHECKING:
     from tests.support.fix_postgres import SourceDb
 
-Deploy = Callable[..., Deployment]
 
 CONFIG = """
 config: {edition: 3}

@@ -10,11 +10,10 @@ import pytest
 
 from tests.support import ruled_configs
 from tests.support.command import Outcome
-from tests.support.fix_headwater import Deployment
+from tests.support.fix_headwater import Deploy, Deployment
 from tests.support.fix_postgres import SourceDb
 from tests.support.ruled_store import EMBEDDED, RuledStore
 
-Deploy = Callable[..., Deployment]
 Run = Callable[..., Outcome]
 
 SERVED = """\

@@ -19,10 +19,8 @@ from headwater.source.connect import SourceSettings, connect
 from headwater.source.finding import Finding
 from headwater.source.health import look
 from tests.integration.test_catalog import settings_for
-from tests.support.fix_headwater import HASTY, Deployment, wait_until
+from tests.support.fix_headwater import HASTY, Deploy, Deployment, wait_until
 from tests.support.fix_postgres import SourceDb
-
-Deploy = Callable[..., Deployment]
 
 SLOT = "headwater_default"
 

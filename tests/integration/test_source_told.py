@@ -18,9 +18,9 @@ from headwater.embedded.postgres import EmbeddedPostgres, StopMode
 from headwater.pipeline.jobs import BulkJobs
 from headwater.replication.health import State
 from headwater.source.triggers import install
-from tests.integration.test_source_health import NOTES, Deploy, attempts, flows, standing
+from tests.integration.test_source_health import NOTES, attempts, flows, standing
 from tests.support.command import headwater, headwater_here
-from tests.support.fix_headwater import Deployment, wait_until
+from tests.support.fix_headwater import Deploy, Deployment, wait_until
 from tests.support.fix_postgres import SourceDb
 from tests.support.fix_processes import Launch
 from tests.support.fix_service import config_of, free_port

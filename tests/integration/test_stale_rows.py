@@ -10,13 +10,12 @@ import pytest
 import headwater.pipeline.compare
 from headwater.replication.adapt import verified_key
 from tests.support.changed_source import compared, settled
-from tests.support.fix_headwater import Deployment, wait_until
+from tests.support.fix_headwater import Deploy, Deployment, wait_until
 from tests.support.local_bulk import EVERYTHING_ON_SPARK
 
 if TYPE_CHECKING:
     from tests.support.fix_postgres import SourceDb
 
-Deploy = Callable[..., Deployment]
 
 CONFIG = """
 config: {edition: 3}

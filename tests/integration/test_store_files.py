@@ -17,21 +17,11 @@ from headwater.oplog.lsn import Lsn, parse_lsn
 from headwater.storage.contract import Lease, StoreError, StoreGoneError
 from headwater.storage.sqlite import SqliteStore
 from headwater.storage.sqlite.flush import SqliteFlush
-from tests.support.fix_headwater import Deployment, wait_until
+from tests.support.fix_headwater import NOTES, Deploy, Deployment, wait_until
 from tests.support.row_truth import device_rows, truth
 
 if TYPE_CHECKING:
     from tests.support.fix_postgres import SourceDb
-
-Deploy = Callable[..., Deployment]
-
-CONFIG = """
-config: {edition: 3}
-streams:
-  notes:
-    auto_subscribe: true
-    query: SELECT * FROM notes
-"""
 
 
 @pytest.fixture
@@ -39,7 +29,7 @@ def running(deploy: Deploy, source_db: SourceDb) -> Deployment:
     """A replicator at work on an embedded store."""
     source_db.execute("create table notes (id text primary key, body text)")
     source_db.execute("insert into notes select i::text, 'body ' || i from generate_series(1, 300) i")
-    deployment = deploy(CONFIG, on_postgres=False).start()
+    deployment = deploy(NOTES, on_postgres=False).start()
     deployment.caught_up()
     return deployment
 

@@ -17,14 +17,13 @@ import zstandard
 from headwater.commands import store_forget
 from headwater.oplog.op import OpId
 from tests.support.command import Outcome
-from tests.support.fix_headwater import Deployment, read_bucket
+from tests.support.fix_headwater import Deploy, Deployment, read_bucket
 from tests.support.model_device import ModelBucket, contents
 from tests.support.store_checker import histories, problems
 
 if TYPE_CHECKING:
     from tests.support.fix_postgres import SourceDb
 
-Deploy = Callable[..., Deployment]
 Run = Callable[..., Outcome]
 
 CONFIG = """

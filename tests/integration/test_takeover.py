@@ -26,12 +26,10 @@ from headwater.storage.sqlite import SqliteStore
 from headwater.storage.versions import Origin, VersionState
 from tests.support import small_bulk
 from tests.support.each_once import NOTES, OWNERS, assert_each_once, snapshot_of_empty_table, write
-from tests.support.fix_headwater import Deployment, wait_until
+from tests.support.fix_headwater import Deploy, Deployment, wait_until
 from tests.support.fix_postgres import SourceDb
 from tests.support.fix_processes import Launch, Running, wait_gone
 from tests.support.fix_service import config_of, free_port
-
-Deploy = Callable[..., Deployment]
 
 
 @pytest.fixture

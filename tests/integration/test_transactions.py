@@ -16,7 +16,7 @@ from headwater.oplog.op import OpId
 from headwater.pipeline.jobs import BulkJobs
 from headwater.storage.address import SqliteAddress
 from headwater.storage.stats import store_stats
-from tests.support.fix_headwater import Deployment, wait_until
+from tests.support.fix_headwater import Deploy, Deployment, wait_until
 from tests.support.memory import forget_peak, peak
 from tests.support.model_device import parse_ops
 from tests.support.row_truth import device_rows, truth
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
     from tests.support.fix_postgres import SourceDb
 
-Deploy = Callable[..., Deployment]
 Connection = psycopg.Connection[tuple[Any, ...]]
 Writers = Callable[[], Connection]
 

@@ -6,17 +6,15 @@ from __future__ import annotations
 import json
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from headwater.commands.waiting import wait_for_source
 from tests.support.command import Outcome, headwater_here
-from tests.support.fix_headwater import Deployment, plan_of, wait_until
+from tests.support.fix_headwater import Deploy, Deployment, plan_of, wait_until
 from tests.support.fix_postgres import SourceDb
-
-Deploy = Callable[..., Deployment]
 
 HEAD = "config: {edition: 3}\nstreams:\n"
 SERVED = HEAD + "  notes: {auto_subscribe: true, query: SELECT * FROM notes}\n"

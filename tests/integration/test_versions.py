@@ -16,12 +16,11 @@ from headwater.pipeline.jobs import BulkJobs
 from headwater.storage.contract import StoreUnreachableError
 from headwater.storage.parts import BulkOutcome
 from headwater.storage.versions import Origin, VersionState
-from tests.support.fix_headwater import HASTY, Deployment, wait_until
+from tests.support.fix_headwater import HASTY, Deploy, wait_until
 
 if TYPE_CHECKING:
     from tests.support.fix_postgres import SourceDb
 
-Deploy = Callable[..., Deployment]
 
 LISTS = """
   lists:

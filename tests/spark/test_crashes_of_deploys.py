@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 
 from headwater.storage.versions import Origin, VersionState
-from tests.support.fix_headwater import Deployment, wait_until
+from tests.support.fix_headwater import Deploy, Deployment, wait_until
 from tests.support.fix_postgres import SourceDb
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(400)]
 
-Deploy = Callable[..., Deployment]
 
 NOTES = """
   notes:

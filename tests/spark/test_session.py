@@ -18,20 +18,12 @@ from headwater.bulk.jobs import EngineLostError
 from headwater.pipeline.output import launch_jvm
 from headwater.pipeline.session import Spark
 from headwater.pipeline.spark_engine import SparkEngine, SparkRun
-from tests.support.fix_headwater import Deployment, wait_until
+from tests.support.fix_headwater import NOTES, Deployment, wait_until
 
 if TYPE_CHECKING:
     from tests.support.fix_postgres import SourceDb
 
 pytestmark = pytest.mark.spark
-
-CONFIG = """
-config: {edition: 3}
-streams:
-  notes:
-    auto_subscribe: true
-    query: SELECT * FROM notes
-"""
 
 
 def test_a_spark_that_was_killed_is_started_again_and_that_is_told(
@@ -42,7 +34,7 @@ def test_a_spark_that_was_killed_is_started_again_and_that_is_told(
 ) -> None:
     caplog.set_level(logging.INFO, "headwater.pipeline.session")
     source_db.execute("create table notes (id text primary key); insert into notes values ('1')")
-    deployment = deploy(CONFIG).start()
+    deployment = deploy(NOTES).start()
     first = SparkContext._gateway.proc.pid  # type: ignore[union-attr]  # where Spark itself keeps it
     jvm = psutil.Process(first)
     jvm.kill()
@@ -85,7 +77,7 @@ def test_a_spark_that_is_killed_as_it_starts_holds_up_no_stream_and_is_started_a
         return launched[-1]
 
     source_db.execute("create table notes (id text primary key); insert into notes values ('1')")
-    deployment = deploy(CONFIG).start()
+    deployment = deploy(NOTES).start()
     caplog.set_level(logging.INFO, "headwater.replication")
     caplog.clear()
     kill_jvm()

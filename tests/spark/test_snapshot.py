@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -27,14 +27,13 @@ from headwater.storage.parts import StagedPart
 from headwater.storage.sqlite import SqliteStore
 from headwater_rules.compile import compile_config
 from tests.integration.type_cases import CASES, CUSTOM_TYPES
-from tests.support.fix_headwater import Deployment
+from tests.support.fix_headwater import Deploy, Deployment
 from tests.support.fix_postgres import SourceDb
 from tests.support.local_bulk import local_bulk
 from tests.support.spark_jobs import spark_jobs
 
 pytestmark = pytest.mark.spark
 
-Deploy = Callable[..., Deployment]
 
 RULES = """
 config: {edition: 3}

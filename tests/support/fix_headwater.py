@@ -53,6 +53,14 @@ if TYPE_CHECKING:  # plugins must not import each other: pytest rewrites each as
 DEADLINE = 120.0
 HASTY = Pace(catalog=0.2, again=0.2, rest=0.02, health=1.0, work=0.1, retry=1.0)
 TRIGGERED = replace(HASTY, catalog=3600.0)
+
+NOTES = """
+config: {edition: 3}
+streams:
+  notes:
+    auto_subscribe: true
+    query: SELECT * FROM notes
+"""
 """Of a replicator that hears of changes of tables by event triggers alone."""
 
 _numbers = itertools.count(1)
@@ -303,6 +311,9 @@ class Deployment:
             return int(str(hot)) + int(str(sealed))
         finally:
             db.close()
+
+
+Deploy = Callable[..., Deployment]
 
 
 def read_bucket(reader: StoreReader, bucket: str, upto: int, model: ModelBucket | None = None) -> ModelBucket:

@@ -7,11 +7,13 @@ from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from itertools import groupby
+from typing import TypeVar
 
 from headwater.bulk.jobs import (
     BulkProgress,
     CompareJob,
     CompareOutcome,
+    CompareTable,
     Difference,
     RekeyJob,
     ReprocessJob,
@@ -30,9 +32,11 @@ from headwater.pipeline.rekey import RekeyCountTask, RekeyTask, needs_counts
 from headwater.pipeline.reprocess import ReprocessTask
 from headwater.pipeline.verify import verify_store
 from headwater.pipeline.verify_tasks import StandingTask
+from headwater.source.connect import SourceSettings
 from headwater.source.sizes import measured
 from headwater.storage.parts import BulkOutcome
 
+Read = TypeVar("Read", SnapshotTable, CompareTable)
 Report = Callable[[BulkProgress], None]
 Stop = threading.Event | None
 
@@ -50,9 +54,7 @@ class BulkJobs:
         return self._engine.preparing()
 
     def snapshot(self, job: SnapshotJob, progress: Report) -> BulkOutcome:
-        published = measured(job.source, [table.published for table in job.tables])
-        tables = tuple(SnapshotTable(t.table_id, p) for t, p in zip(job.tables, published, strict=True))
-        job = replace(job, tables=tables)
+        job = replace(job, tables=_measured(job.source, job.tables))
         with self._engine.run(job, "snapshot") as run:
             parts = partitions(job.tables, run.parallelism)
             tasks = _number_copies(run, job, parts)
@@ -86,9 +88,7 @@ class BulkJobs:
     def compare(
         self, job: CompareJob, progress: Report, found: Callable[[Sequence[Difference]], None], stop: Stop = None
     ) -> CompareOutcome:
-        published = measured(job.source, [table.published for table in job.tables])
-        tables = tuple(replace(t, published=p) for t, p in zip(job.tables, published, strict=True))
-        job = replace(job, tables=tables)
+        job = replace(job, tables=_measured(job.source, job.tables))
         with self._engine.run(job, "comparison", stop) as run:
             snapshot_tables = [SnapshotTable(table.stored.id, table.published) for table in job.tables]
             parts = partitions(snapshot_tables, run.parallelism)
@@ -119,6 +119,12 @@ class BulkJobs:
             for task, rows in zip(tasks, run.tasks(tasks), strict=True):
                 found[task.table.id] += rows
             return found
+
+
+def _measured(source: SourceSettings, tables: Sequence[Read]) -> tuple[Read, ...]:
+    """The tables with their sizes of now."""
+    published = measured(source, [table.published for table in tables])
+    return tuple(replace(table, published=now) for table, now in zip(tables, published, strict=True))
 
 
 def _number_copies(run: Run[SnapshotJob], job: SnapshotJob, parts: Sequence[Partition]) -> list[SnapshotTask]:

@@ -164,7 +164,7 @@ def adapt(store: StoreWriter, lease: Lease, state: SourceState, context: LiveCon
             published.qualified_name,
             "its rows get other ids, and " if rekeyed else "",
         )
-        reason = REPLACED if changed_unseen(table.resync) or _another(table, published) else REDEFINED
+        reason = REPLACED if changed_unseen(table.resync) or is_another(table, published) else REDEFINED
         store.mark_resync(lease, [table.id], REKEYED if rekeyed else reason)
         store.add_layout(lease, table.id, published.relation, published.shape)
     if changes.new:
@@ -173,7 +173,7 @@ def adapt(store: StoreWriter, lease: Lease, state: SourceState, context: LiveCon
         store.create_tables(lease, state.tag, pairs, "new in the source")
 
 
-def _another(table: StoredTable, published: PublishedTable) -> bool:
+def is_another(table: StoredTable, published: PublishedTable) -> bool:
     """Whether it was not the same table under the same name all the time."""
     before, now = table.relation, published.relation
     return (before.oid, before.schema, before.name) != (now.oid, now.schema, now.name)

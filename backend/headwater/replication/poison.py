@@ -69,14 +69,13 @@ class Intake:
     def _naming(self) -> Iterator[None]:
         try:
             yield
+        except _OF_THE_TRANSACTION as error:
+            raise (machine_error(error) or self._poison(str(error))) from error
+        except (HeadwaterError, psycopg.Error):
+            raise
         except Exception as error:
-            if isinstance(error, (HeadwaterError, psycopg.Error)) and not isinstance(error, _OF_THE_TRANSACTION):
-                raise
-            machine = machine_error(error)
-            if machine is not None:
-                raise machine from error
-            told = isinstance(error, _OF_THE_TRANSACTION)
-            raise self._poison(str(error) if told else f"{type(error).__name__} in {_place(error)}") from error
+            why = f"{type(error).__name__} in {_place(error)}"
+            raise (machine_error(error) or self._poison(why)) from error
 
     def _one_by_one(self, payloads: Sequence[bytes]) -> None:
         """What can't be decoded is passed over in a transaction that is left out."""

@@ -80,19 +80,18 @@ class Rekey:
                 self._running = None
             return False
         page = next(self._pages, None)
+        if page is not None and self._site.store.stage_page(self._site.lease, *page):
+            return False
+        if self._site.stored().get(self.oid) != self._table:
+            return True  # it was truncated meanwhile: what is there now is looked at anew
         if page is None:
             self._replace()
-            return True
-        if self._site.store.stage_page(self._site.lease, *page):
-            return False
-        self._give_up()
+        else:
+            self._give_up()
         return True
 
     def _replace(self) -> None:
         store, lease = self._site.store, self._site.lease
-        present = self._site.stored().get(self._table.relation.oid)
-        if present != self._table:
-            return  # it was truncated meanwhile: what is there now is looked at anew
         if not store.replace_table(lease, self._table.id, self._staged, REPLACED):
             self._give_up()
             return
@@ -103,9 +102,8 @@ class Rekey:
             store.note_job(BulkRecord("re-key", tag, application, tasks, rows, 0, self._started, time.time()))
 
     def _give_up(self) -> None:
-        if self._site.stored().get(self._table.relation.oid) == self._table:
-            self._site.store.mark_resync(self._site.lease, [self._table.id], LOST)
-            _log.warning("rows of %s have equal ids by its new replica identity; it is sent anew", self._name)
+        self._site.store.mark_resync(self._site.lease, [self._table.id], LOST)
+        _log.warning("rows of %s have equal ids by its new replica identity; it is sent anew", self._name)
 
     def close(self) -> None:
         """Give everything back, at the end or in the middle."""

@@ -14,7 +14,7 @@ import orjson
 import psycopg
 
 from headwater.oplog.lsn import Lsn, format_lsn, parse_lsn
-from headwater.replication.adapt import TableChanges
+from headwater.replication.adapt import TableChanges, is_another
 from headwater.source.catalog import PublishedTable
 from headwater.source.shape import leaf_oids
 from headwater.source.slot import end_of_log
@@ -61,7 +61,7 @@ class NameBook:
 def distrust_named(book: NameBook, lease: Lease, conn: psycopg.Connection, changes: TableChanges) -> Mapping[int, Lsn]:
     """Before roots are taken up that came to their names: what was written to them before may be told under these."""
     named = [table for table in changes.new if _is_root(table)]
-    named += [found for stored, found in changes.altered if _is_root(found) and _renamed(stored, found)]
+    named += [found for stored, found in changes.altered if _is_root(found) and is_another(stored, found)]
     if not named:
         return {}
     oids, upto = [table.relation.oid for table in named], end_of_log(conn)
@@ -71,8 +71,3 @@ def distrust_named(book: NameBook, lease: Lease, conn: psycopg.Connection, chang
 
 def _is_root(table: PublishedTable) -> bool:
     return [leaf.oid for leaf in table.leaves] != [table.relation.oid]
-
-
-def _renamed(stored: StoredTable, found: PublishedTable) -> bool:
-    before, now = stored.relation, found.relation
-    return (before.oid, before.schema, before.name) != (now.oid, now.schema, now.name)

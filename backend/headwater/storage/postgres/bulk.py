@@ -154,17 +154,7 @@ def stage(connection: psycopg.Connection, lease: Lease, parts: Sequence[StagedPa
             raise StoreError("a part of the bulk job is missing", part.path, "the job starts over at the next attempt")
         with leases.holding(connection, lease):
             connection.execute(BULK_PLANS)
-            rows = connection.execute(
-                sql.SQL("insert into {} {} select row_id, layout, line, members, subkey, long_id from {}").format(
-                    rows_table(part.table), ROW_COLUMNS, names["rows"]
-                )
-            ).rowcount
-            connection.execute(
-                sql.SQL(
-                    "insert into lookups (key, table_id, row_id, output)"
-                    " select distinct key, {}, row_id, output from {}"
-                ).format(part.table, names["lookups"])
-            )
+            rows = _take_rows(connection, part, sql.SQL("true"))
             connection.execute(
                 sql.SQL(
                     "insert into staged_buckets (table_id, id, name, definition)"
@@ -178,23 +168,28 @@ def stage(connection: psycopg.Connection, lease: Lease, parts: Sequence[StagedPa
         passing("stage.after_part")
 
 
+def _take_rows(connection: psycopg.Connection, part: StagedPart, which: sql.Composable) -> int:
+    """Rows of a part, and what lookups find of them. Returns how many rows there are."""
+    names = stage_tables(part.path)
+    rows = connection.execute(
+        sql.SQL("insert into {} {} select row_id, layout, line, members, subkey, long_id from {} where {}").format(
+            rows_table(part.table), ROW_COLUMNS, names["rows"], which
+        )
+    ).rowcount
+    connection.execute(
+        sql.SQL(
+            "insert into lookups (key, table_id, row_id, output)"
+            " select distinct key, {}, row_id, output from {} where {}"
+        ).format(part.table, names["lookups"], which)
+    )
+    return rows
+
+
 def stage_page(connection: psycopg.Connection, lease: Lease, part: StagedPart, page: int) -> bool:
     """See the contract."""
-    names = stage_tables(part.path)
     try:
         with leases.holding(connection, lease):
-            rows = connection.execute(
-                sql.SQL(
-                    "insert into {} {} select row_id, layout, line, members, subkey, long_id from {} where page = {}"
-                ).format(rows_table(part.table), ROW_COLUMNS, names["rows"], page)
-            ).rowcount
-            connection.execute(
-                sql.SQL(
-                    "insert into lookups (key, table_id, row_id, output)"
-                    " select distinct key, {}, row_id, output from {} where page = {}"
-                ).format(part.table, names["lookups"], page)
-            )
-            check_part(connection, part, page, rows, 0)
+            check_part(connection, part, page, _take_rows(connection, part, sql.SQL("page = {}").format(page)), 0)
     except psycopg.errors.UniqueViolation:
         return False
     passing("stage.after_page")

@@ -59,16 +59,8 @@ def stage_page(connection: apsw.Connection, lease: Lease, part: StagedPart, page
     with attached(connection, part):
         try:
             with leases.holding(connection, lease):
-                connection.execute(
-                    f"insert into rows_{part.table:d} (row_id, layout, line, members, subkey)"
-                    " select row_id, layout, line, members, subkey from part.rows where page = ?",
-                    (page,),
-                )
-                connection.execute(
-                    "insert or ignore into lookups (key, table_id, row_id, output)"
-                    " select key, ?, row_id, output from part.lookups where page = ?",
-                    (part.table, page),
-                )
+                _take_rows(connection, part.table, "page = ?", page)
+                _take_lookups(connection, part.table, "page = ?", page)
         except apsw.ConstraintError:
             return False
     passing("stage.after_page")
@@ -97,19 +89,27 @@ def _stage_part(connection: apsw.Connection, lease: Lease, part: StagedPart) -> 
     last = int(str(connection.execute("select coalesce(max(id), 0) from part.rows").fetchall()[0][0]))
     for first in range(1, last + 1, _ROWS_A_TRANSACTION):
         with leases.holding(connection, lease):
-            connection.execute(
-                f"insert into rows_{part.table:d} (row_id, layout, line, members, subkey)"
-                " select row_id, layout, line, members, subkey from part.rows where id >= ? and id < ?",
-                (first, first + _ROWS_A_TRANSACTION),
-            )
+            _take_rows(connection, part.table, "id >= ? and id < ?", first, first + _ROWS_A_TRANSACTION)
     with leases.holding(connection, lease):
-        connection.execute(
-            "insert or ignore into lookups (key, table_id, row_id, output)"
-            " select key, ?, row_id, output from part.lookups",
-            (part.table,),
-        )
+        _take_lookups(connection, part.table, "true")
         connection.execute("insert or ignore into staged_buckets select id, name, definition from part.buckets")
         _take_segments(connection)
+
+
+def _take_rows(connection: apsw.Connection, table: int, which: str, *values: int) -> None:
+    connection.execute(
+        f"insert into rows_{table:d} (row_id, layout, line, members, subkey)"
+        f" select row_id, layout, line, members, subkey from part.rows where {which}",
+        values,
+    )
+
+
+def _take_lookups(connection: apsw.Connection, table: int, which: str, *values: int) -> None:
+    connection.execute(
+        "insert or ignore into lookups (key, table_id, row_id, output)"
+        f" select key, ?, row_id, output from part.lookups where {which}",
+        (table, *values),
+    )
 
 
 def _take_segments(connection: apsw.Connection) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import apsw
 
-from headwater.errors import MachineError, machine_errors
+from headwater.errors import machine_errors
 from headwater.storage.contract import StoreGoneError
 
 _Identity = tuple[int, int]
@@ -51,11 +51,9 @@ class OpenedFiles:
 def _identity(name: str) -> _Identity | None:
     """None when it is not there. Raises MachineError when the machine does not tell. Opens nothing: to close a file of
     SQLite's gives up all locks that the process holds on it."""
-    try:
-        with machine_errors():
+    with machine_errors():
+        try:
             found = os.stat(name)  # noqa: PTH116 - runs on every commit
-    except MachineError as error:
-        if isinstance(error.__cause__, FileNotFoundError | NotADirectoryError):
+        except (FileNotFoundError, NotADirectoryError):
             return None
-        raise
     return found.st_dev, found.st_ino
