@@ -317,7 +317,7 @@ class Work:
         self._failures.pop(asked.key, None)
         self._engine_losses = 0
         self._current = None
-        self._ended = True
+        self.look_soon()  # one often leaves something for the next, such as a comparison
         if isinstance(asked.job, Resync):
             asked.job.unmark()
             self._note_left(asked.job.left)
