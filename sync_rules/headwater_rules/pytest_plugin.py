@@ -25,7 +25,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.fixture(scope="session")
 def sync_rules_plan(pytestconfig: pytest.Config) -> SyncPlan:
     """The configured sync config, compiled once. A config with errors fails the tests with all of them."""
-    from headwater_rules.compile import compile_config
+    from headwater_rules.compiler.compile import compile_config
     from headwater_rules.errors import RuleErrors
 
     path = _path(pytestconfig)

@@ -9,9 +9,9 @@ from collections.abc import Callable
 import orjson
 import sqlglot
 
-from headwater_rules.compile import compile_config
+from headwater_rules.compiler.compile import compile_config
+from headwater_rules.evaluate.rows import bind_table
 from headwater_rules.plan import Value
-from headwater_rules.rows import bind_table
 from tests.bench import report
 
 BEST_OF = 5

@@ -43,9 +43,9 @@ from headwater.storage.contract import Progress, SourceState
 from headwater.storage.open import open_reader, open_store
 from headwater.storage.parts import BulkRecord
 from headwater.storage.versions import Origin
-from headwater_rules.compile import compile_config
+from headwater_rules.compiler.compile import compile_config
+from headwater_rules.evaluate.requests import resolve
 from headwater_rules.plan import SyncPlan
-from headwater_rules.requests import resolve
 from headwater_rules.results import SyncRequest
 from headwater_rules.versions import sides, without
 from tests.support.fix_headwater import read_bucket

@@ -25,7 +25,7 @@ from headwater.storage.address import PostgresAddress, SqliteAddress
 from headwater.storage.contract import StoreUnreachableError
 from headwater.storage.parts import StagedPart
 from headwater.storage.sqlite import SqliteStore
-from headwater_rules.compile import compile_config
+from headwater_rules.compiler.compile import compile_config
 from tests.integration.type_cases import CASES, CUSTOM_TYPES
 from tests.support.fix_headwater import Deploy, Deployment
 from tests.support.fix_postgres import SourceDb

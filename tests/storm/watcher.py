@@ -9,8 +9,8 @@ from functools import lru_cache
 
 from headwater.oplog.op import OpId
 from headwater.storage.contract import StoreBusyError, StoreReader, StoreUnreachableError
-from headwater_rules.compile import compile_config
-from headwater_rules.requests import resolve
+from headwater_rules.compiler.compile import compile_config
+from headwater_rules.evaluate.requests import resolve
 from headwater_rules.results import SyncRequest
 from tests.storm.ledger import Ledger
 from tests.storm.secrets import SECRET

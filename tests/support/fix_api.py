@@ -19,8 +19,8 @@ from headwater.api.app import ApiSettings, create_app
 from headwater.api.auth.keys import StaticKeys, parse_key
 from headwater.api.server import ApiServer, bind
 from headwater.oplog.lsn import Lsn
-from headwater_rules.compile import compile_config
-from headwater_rules.requests import resolve
+from headwater_rules.compiler.compile import compile_config
+from headwater_rules.evaluate.requests import resolve
 from headwater_rules.results import SyncRequest
 from tests.support.memory_store import MemoryStore
 from tests.support.model_client import ModelClient

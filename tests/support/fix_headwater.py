@@ -39,9 +39,9 @@ from headwater.storage.open import Store, open_reader, open_store
 from headwater.storage.parts import BulkRecord
 from headwater.storage.requests import RequestState
 from headwater.storage.versions import ConfigVersion, Origin, VersionState
-from headwater_rules.compile import compile_config
+from headwater_rules.compiler.compile import compile_config
+from headwater_rules.evaluate.requests import resolve
 from headwater_rules.plan import SyncPlan
-from headwater_rules.requests import resolve
 from headwater_rules.results import SyncRequest
 from tests.support.local_bulk import EVERYTHING_ON_SPARK, local_bulk
 from tests.support.model_device import ModelBucket, contents, parse_ops

@@ -17,9 +17,9 @@ from headwater.storage.contract import Flush, Progress, SourceState, StoredTable
 from headwater.storage.open import open_store
 from headwater.storage.parts import CurrentRow
 from headwater.storage.versions import ConfigVersion, Origin, VersionState
-from headwater_rules.compile import compile_config
+from headwater_rules.compiler.compile import compile_config
+from headwater_rules.evaluate.rows import bind_table
 from headwater_rules.plan import SyncPlan
-from headwater_rules.rows import bind_table
 from headwater_rules.versions import sides, without
 from tests.support.ruled_configs import LISTS, TODOS, USERS
 

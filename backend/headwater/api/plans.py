@@ -6,9 +6,9 @@ import threading
 from dataclasses import dataclass
 
 from headwater.storage.contract import StoredConfig
-from headwater_rules.compile import compile_config
+from headwater_rules.compiler.compile import compile_config
+from headwater_rules.evaluate.requests import resolve
 from headwater_rules.plan import SyncPlan
-from headwater_rules.requests import resolve
 from headwater_rules.results import LookupReader, Resolution, SyncRequest
 
 

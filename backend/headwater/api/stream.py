@@ -34,7 +34,7 @@ from headwater.sync import lines
 from headwater.sync.interest import News
 from headwater.sync.request import StreamRequest, parse_stream_request, write_key
 from headwater.sync.ticks import next_tick
-from headwater_rules.limits import LIMIT_CODE
+from headwater_rules.evaluate.limits import LIMIT_CODE
 from headwater_rules.results import SyncRequest
 
 NDJSON = "application/x-ndjson"

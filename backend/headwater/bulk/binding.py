@@ -15,9 +15,9 @@ from headwater.decode.values import row_converter
 from headwater.oplog.change import Relation
 from headwater.oplog.transform import Member, RowProgram, TableTransform, decode_members, expected_members
 from headwater.storage.parts import CurrentRow
+from headwater_rules.evaluate.rows import TableProgram, bind_table
 from headwater_rules.plan import SyncPlan, Value
 from headwater_rules.results import LookupEntry, Put, RowResult
-from headwater_rules.rows import TableProgram, bind_table
 from headwater_rules.versions import check_names, sides, without
 
 Cells = Sequence[str | None]

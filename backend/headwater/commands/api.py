@@ -15,7 +15,7 @@ from headwater.config import ConfigError, ServiceConfig
 from headwater.source.head import SourceHead
 from headwater.storage.open import open_reader
 from headwater.storage.versions import OwnConfig
-from headwater_rules.compile import compile_config
+from headwater_rules.compiler.compile import compile_config
 from headwater_rules.errors import RuleErrors
 from headwater_rules.versions import sides
 

@@ -25,7 +25,7 @@ from headwater.dev.workspace import Workspace, open_workspace
 from headwater.embedded.postgres import EmbeddedPostgres
 from headwater.source.connect import SourceSettings
 from headwater.source.prepare import prepare
-from headwater_rules.compile import compile_config
+from headwater_rules.compiler.compile import compile_config
 
 _DATABASE = "demo"
 _USER = "postgres"

@@ -6,7 +6,7 @@ import logging
 from dataclasses import dataclass
 
 from headwater.config import ServiceConfig
-from headwater_rules.compile import Compiled, compile_config
+from headwater_rules.compiler.compile import Compiled, compile_config
 from headwater_rules.errors import RuleErrors
 
 _log = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ import click
 import orjson
 
 from headwater.config.errors import ConfigError, ConfigIssue
-from headwater_rules.compile import Compiled, compile_config
+from headwater_rules.compiler.compile import Compiled, compile_config
 from headwater_rules.errors import RuleErrors
 
 

@@ -17,8 +17,8 @@ from headwater.commands.rules_store import existing_store, served, when
 from headwater.commands.rules_words import count, per_bucket, size
 from headwater.config import ServiceConfig
 from headwater.storage.stats import DefinitionStats, definition_stats, store_exists
+from headwater_rules.describe.per_row import BucketPerRow, buckets_per_row
 from headwater_rules.errors import RuleError
-from headwater_rules.per_row import BucketPerRow, buckets_per_row
 from headwater_rules.plan import ConversionOptions, SyncPlan
 from headwater_rules.versions import Change, Comparison, Kind, SideChange, StreamChange, compare
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import click
 
 from headwater.commands.rules import compile_rules, read_rules, to_json
-from headwater_rules.explain import explain
-from headwater_rules.explain_text import explanation_lines
+from headwater_rules.describe.explain import explain
+from headwater_rules.describe.explain_text import explanation_lines
 
 _WIDTH = 100
 

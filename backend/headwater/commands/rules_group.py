@@ -14,7 +14,7 @@ from headwater.commands.arguments import json_object, subscription
 from headwater.commands.options import config_options, examples, load
 from headwater.config import ConfigSource
 from headwater.config.origin import is_configured
-from headwater_rules.client_languages import Language
+from headwater_rules.describe.client_languages import Language
 from headwater_rules.results import Subscription, SyncRequest
 from headwater_rules.schema import SourceSchema
 

@@ -17,8 +17,8 @@ from headwater.commands.rules_words import count, size
 from headwater.config import ServiceConfig
 from headwater.storage.open import open_reader
 from headwater_rules.errors import did_you_mean
+from headwater_rules.evaluate.requests import resolve
 from headwater_rules.plan import Expr, FromRequest, RequestInput, RequestStage, Stream, SyncPlan
-from headwater_rules.requests import resolve
 from headwater_rules.results import Put, Resolution, ResolvedBucket, SyncRequest
 from headwater_rules.versions import only
 

@@ -26,9 +26,9 @@ from headwater.source.catalog import load_types
 from headwater.source.connect import SourceSettings, connect
 from headwater.storage.contract import StoredTable
 from headwater.storage.open import Store, read_rows
+from headwater_rules.evaluate.rows import TableProgram, bind_table
 from headwater_rules.plan import SyncPlan, TablePattern
 from headwater_rules.results import Put, RowResult
-from headwater_rules.rows import TableProgram, bind_table
 
 _FULL_DIGEST = 0xFFFFFFFF  # a checksum of ten digits, as most have
 _ID_BYTES = len('{"op_id":"1234567890123456",') + 1  # and the comma between two ops

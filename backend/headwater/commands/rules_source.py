@@ -12,7 +12,7 @@ from headwater.config import ServiceConfig
 from headwater.config.errors import ConfigError, ConfigIssue
 from headwater.source.connect import SourceRefused, SourceUnreachable
 from headwater.source.schema import read_schema
-from headwater_rules.compile import compile_config
+from headwater_rules.compiler.compile import compile_config
 from headwater_rules.errors import Code, RuleError, RuleErrors
 from headwater_rules.schema import SchemaFormatError, SourceSchema
 

@@ -11,7 +11,7 @@ from headwater.config.sources import with_login
 from headwater.source import triggers
 from headwater.source.finding import Finding
 from headwater.source.prepare import missing_sql, prepare, sql_block
-from headwater_rules.compile import compile_config
+from headwater_rules.compiler.compile import compile_config
 
 
 def prepare_source(

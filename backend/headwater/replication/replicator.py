@@ -50,7 +50,7 @@ from headwater.storage.contract import (
 )
 from headwater.storage.open import Store
 from headwater.storage.versions import KEEP_STOPPED_SECONDS, VersionState
-from headwater_rules.compile import compile_config
+from headwater_rules.compiler.compile import compile_config
 from headwater_rules.errors import RuleErrors
 from headwater_rules.plan import SyncPlan
 

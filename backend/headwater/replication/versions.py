@@ -15,7 +15,7 @@ from functools import lru_cache
 from headwater.storage.contract import Lease
 from headwater.storage.open import Store
 from headwater.storage.versions import ConfigVersion, Origin, VersionState
-from headwater_rules.compile import compile_config
+from headwater_rules.compiler.compile import compile_config
 from headwater_rules.errors import RuleErrors
 from headwater_rules.plan import SyncPlan, TablePattern
 from headwater_rules.versions import only, sides

@@ -6,9 +6,11 @@ from collections.abc import Iterator, Sequence
 
 import orjson
 
-from headwater_rules.binding import Bound, Layout
+from headwater_rules.describe.wording import request_words, row_words
 from headwater_rules.errors import EvaluationError
-from headwater_rules.inputs import Inputs
+from headwater_rules.evaluate.binding import Bound, Layout
+from headwater_rules.evaluate.inputs import Inputs
+from headwater_rules.evaluate.requests import resolve
 from headwater_rules.plan import (
     Expr,
     FromRequest,
@@ -19,10 +21,8 @@ from headwater_rules.plan import (
     Value,
     Variant,
 )
-from headwater_rules.requests import resolve
 from headwater_rules.results import Put, SyncRequest
 from headwater_rules.testing.world import SourceRow, World, like
-from headwater_rules.wording import request_words, row_words
 
 _MOST_ROWS = 3
 

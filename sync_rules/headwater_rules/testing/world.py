@@ -6,11 +6,11 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 
+from headwater_rules.describe.wording import columns_of
 from headwater_rules.errors import did_you_mean
+from headwater_rules.evaluate.rows import TableProgram, bind_table
 from headwater_rules.plan import Output, Star, SyncPlan, Value
 from headwater_rules.results import Put, RowResult
-from headwater_rules.rows import TableProgram, bind_table
-from headwater_rules.wording import columns_of
 
 
 @dataclass(frozen=True, slots=True)

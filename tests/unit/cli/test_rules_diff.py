@@ -11,7 +11,7 @@ import pytest
 from headwater.commands.rules_estimate import SAMPLE_PAGE, Tally
 from headwater.storage.open import open_reader
 from headwater.storage.stats import definition_stats
-from headwater_rules.compile import compile_config
+from headwater_rules.compiler.compile import compile_config
 from tests.support.command import Outcome
 from tests.support.model_device import parse_ops
 from tests.support.ruled_configs import (

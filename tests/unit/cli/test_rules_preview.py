@@ -13,8 +13,8 @@ from headwater.commands.rules_rows import CurrentRows
 from headwater.oplog.op import OpId
 from headwater.source.connect import SourceSettings
 from headwater.storage.open import open_reader
-from headwater_rules.compile import compile_config
-from headwater_rules.requests import resolve
+from headwater_rules.compiler.compile import compile_config
+from headwater_rules.evaluate.requests import resolve
 from headwater_rules.results import SyncRequest
 from tests.support.command import Outcome
 from tests.support.model_device import ModelBucket, contents, parse_ops

@@ -12,7 +12,7 @@ from headwater.dev.ready import Address, what_to_try
 from headwater.dev.workspace import AUDIENCE, WorkspaceError, open_workspace
 from headwater.source.connect import SourceSettings
 from headwater.storage.address import SqliteAddress
-from headwater_rules.compile import compile_config
+from headwater_rules.compiler.compile import compile_config
 
 
 def test_a_temporary_workspace_is_gone_afterwards() -> None:

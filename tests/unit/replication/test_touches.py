@@ -9,7 +9,7 @@ from headwater.oplog.change import UNCHANGED, Column, Relation, ReplicaIdentity,
 from headwater.oplog.lsn import Lsn
 from headwater.replication.live import LiveContext
 from headwater.replication.touches import Inherited, TouchLog
-from headwater_rules.compile import compile_config
+from headwater_rules.compiler.compile import compile_config
 
 YAML = """
 config: {edition: 3}

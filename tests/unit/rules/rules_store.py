@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from headwater_rules.compile import compile_config
+from headwater_rules.compiler.compile import compile_config
 from headwater_rules.errors import RuleErrors
+from headwater_rules.evaluate.requests import resolve
+from headwater_rules.evaluate.rows import TableProgram, bind_table
 from headwater_rules.plan import SyncPlan, Value
-from headwater_rules.requests import resolve
 from headwater_rules.results import Put, Resolution, Subscription, SyncRequest
-from headwater_rules.rows import TableProgram, bind_table
 
 Rows = Mapping[str, Sequence[Mapping[str, Value]]]
 

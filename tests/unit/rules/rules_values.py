@@ -7,11 +7,11 @@ from functools import cache
 
 import pytest
 
-from headwater_rules.compile import compile_config
+from headwater_rules.compiler.compile import compile_config
 from headwater_rules.errors import RuleError, RuleErrors
+from headwater_rules.evaluate.rows import TableProgram
 from headwater_rules.plan import Value
 from headwater_rules.results import RowResult
-from headwater_rules.rows import TableProgram
 from tests.unit.rules.rules_store import bound, plan_of
 
 COLUMNS = ("id", "a", "b", "c")

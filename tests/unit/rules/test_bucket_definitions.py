@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 import orjson
 import pytest
 
-from headwater_rules.compile import Compiled, compile_config
+from headwater_rules.compiler.compile import Compiled, compile_config
 from headwater_rules.errors import Code, RuleErrors
+from headwater_rules.evaluate.requests import resolve
 from headwater_rules.plan import ConversionOptions
-from headwater_rules.requests import resolve
 from headwater_rules.results import Subscription, SyncRequest
 from tests.unit.rules.rules_store import Rows, RuleStore
 

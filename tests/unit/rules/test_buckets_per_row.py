@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from headwater_rules.compile import compile_config
+from headwater_rules.compiler.compile import compile_config
+from headwater_rules.describe.per_row import buckets_per_row
 from headwater_rules.errors import Code, Severity
-from headwater_rules.per_row import buckets_per_row
 from tests.unit.rules.rules_store import plan_of
 
 MINE = "(SELECT k FROM m WHERE u = auth.user_id())"

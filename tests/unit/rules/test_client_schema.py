@@ -8,9 +8,9 @@ import sqlite3
 
 import pytest
 
-from headwater_rules.client_languages import Language, written
-from headwater_rules.client_schema import ClientColumn, ClientSchema, ClientTable, ClientType, client_schema
-from headwater_rules.compile import compile_config
+from headwater_rules.compiler.compile import compile_config
+from headwater_rules.describe.client_languages import Language, written
+from headwater_rules.describe.client_schema import ClientColumn, ClientSchema, ClientTable, ClientType, client_schema
 from headwater_rules.schema import SourceSchema
 
 SCHEMA = SourceSchema.from_json(

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from headwater_rules.compile import compile_config
-from headwater_rules.explain import Explanation, explain
-from headwater_rules.explain_text import POSTGRES, explanation_lines
+from headwater_rules.compiler.compile import compile_config
+from headwater_rules.describe.explain import Explanation, explain
+from headwater_rules.describe.explain_text import POSTGRES, explanation_lines
+from headwater_rules.describe.wording import request_words, row_words
 from headwater_rules.plan import SyncPlan
-from headwater_rules.wording import request_words, row_words
 
 
 def plan_of(*queries: str, more: str = "") -> SyncPlan:

@@ -12,7 +12,7 @@ from jsonschema import Draft202012Validator
 from ruamel.yaml import YAML
 
 import headwater_rules
-from headwater_rules.compile import compile_config
+from headwater_rules.compiler.compile import compile_config
 from headwater_rules.errors import Code, RuleErrors
 from tests.support.command import Outcome
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence, Set
 
 import pytest
 
-from headwater_rules.compile import compile_config
-from headwater_rules.requests import resolve
+from headwater_rules.compiler.compile import compile_config
+from headwater_rules.evaluate.requests import resolve
 from headwater_rules.results import Resolution, Subscription, SyncRequest
 from tests.unit.rules.rules_store import RuleStore, plan_of
 

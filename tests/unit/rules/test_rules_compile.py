@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from headwater_rules.compile import Compiled, compile_config
+from headwater_rules.compiler.compile import Compiled, compile_config
 from headwater_rules.errors import Code, RuleErrors
 from headwater_rules.plan import ConversionOptions
 from tests.unit.rules.rules_store import RuleStore, plan_of
@@ -104,7 +104,8 @@ def test_a_plan_survives_pickling() -> None:
 def test_a_plan_does_not_depend_on_the_order_of_sets() -> None:
     text = EXAMPLES[-1].read_text()
     program = (
-        "import sys; from headwater_rules.compile import compile_config; print(compile_config(sys.stdin.read()).plan)"
+        "import sys; from headwater_rules.compiler.compile import compile_config\n"
+        "print(compile_config(sys.stdin.read()).plan)"
     )
     plans = [
         subprocess.run(

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headwater_rules.compile import compile_config
+from headwater_rules.compiler.compile import compile_config
 from headwater_rules.errors import Code, RuleError, RuleErrors
 from tests.unit.rules.rules_store import errors_of
 

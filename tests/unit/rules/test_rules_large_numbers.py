@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwater_rules.compile import compile_config
-from headwater_rules.large_numbers import readings
+from headwater_rules.compiler.compile import compile_config
+from headwater_rules.evaluate.large_numbers import readings
+from headwater_rules.evaluate.requests import resolve
 from headwater_rules.plan import SyncPlan, Value
-from headwater_rules.requests import resolve
 from headwater_rules.results import Resolution, Subscription, SyncRequest
 from tests.unit.rules.rules_store import RuleStore, plan_of
 

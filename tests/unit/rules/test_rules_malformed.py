@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headwater_rules.compile import compile_config
-from headwater_rules.engine import engine
+from headwater_rules.compiler.compile import compile_config
 from headwater_rules.errors import Code, EvaluationError, RuleError, RuleErrors
-from headwater_rules.rows import bind_table
+from headwater_rules.evaluate.engine import engine
+from headwater_rules.evaluate.rows import bind_table
 from headwater_rules.testing import Rehearsal
 from tests.unit.rules.mutations import mutants
 from tests.unit.rules.rules_store import plan_of

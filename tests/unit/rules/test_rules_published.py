@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwater_rules.compile import Compiled, compile_config
+from headwater_rules.compiler.compile import Compiled, compile_config
 from headwater_rules.errors import Code, Severity
 from headwater_rules.plan import Value
 from tests.unit.rules.rules_store import RuleStore, errors_of, plan_of

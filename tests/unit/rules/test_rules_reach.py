@@ -8,11 +8,11 @@ from pathlib import Path
 import apsw
 import pytest
 
-from headwater_rules import natives
-from headwater_rules.compile import compile_config
-from headwater_rules.engine import Engine, engine
+from headwater_rules.compiler.compile import compile_config
+from headwater_rules.compiler.functions import KNOWN
 from headwater_rules.errors import EvaluationError, RuleErrors
-from headwater_rules.functions import KNOWN
+from headwater_rules.evaluate import natives
+from headwater_rules.evaluate.engine import Engine, engine
 from headwater_rules.plan import Value
 from tests.unit.rules.rules_values import value_of
 

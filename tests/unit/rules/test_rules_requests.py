@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from headwater_rules.compile import compile_config
-from headwater_rules.requests import default_stream_names, resolve
+from headwater_rules.compiler.compile import compile_config
+from headwater_rules.evaluate.requests import default_stream_names, resolve
 from headwater_rules.results import Subscription, SyncRequest
 from tests.unit.rules.rules_store import Rows, RuleStore, plan_of
 

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 import pytest
 
+from headwater_rules.evaluate.rows import bind_table
 from headwater_rules.plan import Value
 from headwater_rules.results import RowResult
-from headwater_rules.rows import bind_table
 from tests.unit.rules.rules_store import bound, plan_of
 
 COLUMNS = ["id", "a", "b"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headwater_rules.compile import compile_config
+from headwater_rules.compiler.compile import compile_config
 from headwater_rules.errors import Code, RuleError, RuleErrors
 from headwater_rules.schema import SchemaFormatError, SourceColumn, SourceSchema, ValueKind, column_of
 

@@ -281,7 +281,8 @@ def test_a_project_that_has_the_package_installed_has_the_fixture(
 
 def test_neither_the_language_nor_the_plugin_costs_anything_before_a_test_asks_for_it() -> None:
     program = (
-        "import sys, headwater_rules.compile, headwater_rules.requests; assert 'pytest' not in sys.modules\n"
+        "import sys, headwater_rules.compiler.compile, headwater_rules.evaluate.requests\n"
+        "assert 'pytest' not in sys.modules\n"
         "for name in [name for name in sys.modules if name.startswith(('headwater_rules', 'sqlglot', 'ruamel'))]:\n"
         "    del sys.modules[name]\n"
         "import headwater_rules.pytest_plugin\n"

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headwater_rules import catalog, naming
-from headwater_rules.compile import compile_config
+from headwater_rules.compiler import catalog
+from headwater_rules.compiler.compile import compile_config
 from headwater_rules.errors import RuleErrors
+from headwater_rules.evaluate import naming
 from headwater_rules.plan import SyncPlan
 from headwater_rules.versions import (
     Change,

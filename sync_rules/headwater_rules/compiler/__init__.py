@@ -1,0 +1,1 @@
+"""From the text of a sync config to its plan, or to all that is wrong with it."""

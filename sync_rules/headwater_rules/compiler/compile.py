@@ -1,0 +1,87 @@
+"""A sync config's text to its plan, or to everything that is wrong with it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from headwater_rules.compiler.catalog import Catalog
+from headwater_rules.compiler.checks import SourceChecks
+from headwater_rules.compiler.definitions import check_event, compile_definition
+from headwater_rules.compiler.drafts import Job
+from headwater_rules.compiler.streams import compile_stream, warn_of_unused
+from headwater_rules.describe.per_row import buckets_per_row
+from headwater_rules.errors import Code, Report, RuleError, RuleErrors, Severity
+from headwater_rules.plan import Stream, SyncPlan
+from headwater_rules.schema import SourceSchema
+from headwater_rules.text.config import Config, read_config
+from headwater_rules.text.document import load
+
+MAX_QUERIES = 5_000
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """A usable plan, and what its author should know about it."""
+
+    plan: SyncPlan
+    warnings: tuple[RuleError, ...]
+
+
+def compile_config(
+    text: str, *, default_schema: str = "public", schema: SourceSchema | None = None, advise: bool = False
+) -> Compiled:
+    """Compile a sync config. The same text always gives the same plan; the source's `schema` only adds findings, and
+    so does `advise`: of what works, and may have a price. Raises RuleErrors with all that is wrong."""
+    report = Report()
+    try:
+        config = read_config(load(text), report)
+        _bound(config)
+    except RuleError as error:
+        raise RuleErrors([*report.sorted_errors(), error], report.sorted_warnings()) from None
+    custom_types = config.options.conversion.custom_postgres_types
+    checks = None if schema is None else SourceChecks(schema, custom_types=custom_types)
+    job = Job(config.options, Catalog(config.options.conversion), default_schema, report, checks)
+    streams = _streams(job, config)
+    if checks is not None:
+        checks.tell(report, strict=config.options.strict)
+    if report.errors:
+        raise RuleErrors(report.sorted_errors(), report.sorted_warnings())
+    plan = SyncPlan(job.catalog.buckets, job.catalog.lookups, streams, config.options.conversion)
+    if advise:
+        _advise(config, plan, report)
+    return Compiled(plan, tuple(report.sorted_warnings()))
+
+
+def _advise(config: Config, plan: SyncPlan, report: Report) -> None:
+    places = {source.name: source.place for source in config.streams}
+    places |= {source.name: source.place for source in config.buckets}
+    for found in buckets_per_row(plan):
+        message = f"`{found.stream}` has one bucket for each row of `{found.table}`, by `{found.value}`"
+        hint = (
+            "a device may have 1,000 buckets (api.parameters.max_buckets_per_connection); if one gets more rows of it, "
+            "select by a value that many rows share, such as their owner or project"
+        )
+        report.add(RuleError(Code.BUCKET_PER_ROW, message, places[found.stream], hint, Severity.WARNING))
+
+
+def _bound(config: Config) -> None:
+    """Aliases of YAML can repeat a query more often than anybody could write it."""
+    counted = [(source.place, len(source.queries)) for source in config.streams]
+    counted += [(source.place, len(source.data) * max(len(source.parameters), 1)) for source in config.buckets]
+    total = 0
+    for place, count in counted:
+        total += count
+        if total > MAX_QUERIES:
+            message = f"the sync config has more than {MAX_QUERIES} queries"
+            raise RuleError(Code.TOO_MANY, message, place, "split the config")
+
+
+def _streams(job: Job, config: Config) -> tuple[Stream, ...]:
+    used: set[str] = set()
+    streams = [compile_definition(job, source) for source in config.buckets]
+    streams += [compile_stream(job, source, used) for source in config.streams]
+    for event in config.events:
+        check_event(job, event)
+    for name in sorted(config.shared_ctes.keys() - used):
+        warn_of_unused(job, name, config.shared_ctes[name], "any stream")
+    return tuple(streams)

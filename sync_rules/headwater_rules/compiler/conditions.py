@@ -1,0 +1,157 @@
+"""Conditions as trees of atoms, and their disjunctive normal form."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import product
+
+from headwater_rules.compiler.fragment import Frag, Kind, Ref, joined
+from headwater_rules.errors import Code, Place, RuleError
+from headwater_rules.plan import AUTHENTICATED
+
+MAX_TERMS = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Atom:
+    """One condition, 0 or 1. `link` holds both sides if it is an equality; `tables` are those that have to be joined
+    for it, beyond the ones it names; `whole` is what it was made of, if it was several conditions."""
+
+    frag: Frag
+    link: tuple[Frag, Frag] | None = None
+    tables: frozenset[int] = frozenset()
+    whole: Condition | None = None
+
+    @property
+    def place(self) -> Place:
+        return self.frag.place
+
+
+@dataclass(frozen=True, slots=True)
+class All:
+    items: tuple[Condition, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Either:
+    items: tuple[Condition, ...]
+
+
+Condition = Atom | All | Either
+Owner = Callable[[int], int]
+"""The table or request that a number in a fragment belongs to: an expanded array belongs to its table."""
+
+
+def terms(condition: Condition, owner: Owner, place: Place) -> list[list[Atom]]:
+    """Lists of atoms, one of which has to hold entirely. What depends on one source only stays a single atom, so
+    that `a OR b` on the same row is one term. Raises RuleError for more than MAX_TERMS."""
+    return [list(dict.fromkeys(term)) for term in _expand(_gather(condition, owner), place)]
+
+
+def dependencies(frag: Frag, owner: Owner) -> frozenset[int]:
+    return frozenset(owner(source) for source in frag.sources)
+
+
+def is_vouched_for(condition: Condition) -> bool:
+    """Whether each way to fulfil a condition on the request depends on something that the token vouches for."""
+    match condition:
+        case Atom():
+            if condition.whole is not None:
+                return is_vouched_for(condition.whole)
+            return any(isinstance(part, Ref) and part.column in AUTHENTICATED for part in condition.frag.parts)
+        case All(items):
+            return any(map(is_vouched_for, items))
+        case Either(items):
+            return all(map(is_vouched_for, items))
+
+
+def _expand(condition: Condition, place: Place) -> list[tuple[Atom, ...]]:
+    match condition:
+        case Atom():
+            return [(condition,)]
+        case Either(items):
+            expanded = [term for item in items for term in _expand(item, place)]
+            _bound(len(expanded), place)
+            return expanded
+        case All(items):
+            sides = [_expand(item, place) for item in items]
+            size = 1
+            for side in sides:
+                size *= len(side)
+                _bound(size, place)
+            return [tuple(atom for part in choice for atom in part) for choice in product(*sides)]
+
+
+def _bound(size: int, place: Place) -> None:
+    if size > MAX_TERMS:
+        raise RuleError(
+            Code.TOO_MANY,
+            f"the condition has more than {MAX_TERMS} combinations of AND and OR",
+            place,
+            "split the query, or compare with a list: `x IN (…)`",
+        )
+
+
+def _gather(condition: Condition, owner: Owner) -> Condition:
+    """Merge what depends on one source within each OR."""
+    match condition:
+        case Atom():
+            return condition
+        case All(items):
+            return All(tuple(_gather(item, owner) for item in items))
+        case Either(items):
+            return _merged([_gather(item, owner) for item in items], owner)
+
+
+def _merged(items: list[Condition], owner: Owner) -> Condition:
+    groups: dict[frozenset[int], list[Atom]] = {}
+    result: list[Condition | frozenset[int]] = []
+    for item in items:
+        atom = _as_filter(item, owner)
+        if atom is None:
+            result.append(item)
+            continue
+        key = dependencies(atom.frag, owner)
+        if key not in groups:
+            result.append(key)
+        groups.setdefault(key, []).append(atom)
+    merged = tuple(_either(groups[item]) if isinstance(item, frozenset) else item for item in result)
+    return merged[0] if len(merged) == 1 else Either(merged)
+
+
+def _either(atoms: list[Atom]) -> Atom:
+    return atoms[0] if len(atoms) == 1 else _combined(Either(tuple(atoms)), atoms, " OR ")
+
+
+def _as_filter(condition: Condition, owner: Owner) -> Atom | None:
+    """The whole condition as one atom, if it depends on one source and joins nothing."""
+    if isinstance(condition, Either):
+        return None  # gathered already: what could be merged is an atom
+    atoms = list(_atoms(condition))
+    if not atoms or any(atom is None for atom in atoms):
+        return None
+    found = [atom for atom in atoms if atom is not None]
+    sources = frozenset[int]().union(*(dependencies(atom.frag, owner) for atom in found))
+    # an array expanded for one alternative would have to have elements for the others to hold too
+    joins = frozenset[int]().union(*(atom.tables for atom in found))
+    if len(sources) > 1 or not joins <= sources:
+        return None
+    return found[0] if len(found) == 1 else _combined(All(tuple(found)), found, " AND ")
+
+
+def _atoms(condition: Condition) -> Iterator[Atom | None]:
+    match condition:
+        case Atom():
+            yield condition
+        case All(items):
+            for item in items:
+                yield from _atoms(item)
+        case Either():
+            yield None
+
+
+def _combined(whole: Condition, atoms: list[Atom], between: str) -> Atom:
+    frag = joined(Kind.CERTAIN, atoms[0].place, [atom.frag for atom in atoms], between)
+    tables = frozenset[int]().union(*(atom.tables for atom in atoms))
+    return Atom(frag, tables=tables, whole=whole)

@@ -1,0 +1,173 @@
+"""Bucket definitions: parameter queries, which give a request its buckets, and data queries, which fill them.
+
+A data query together with a parameter query is a stream: the parameters are a table called `bucket` that is joined
+to the data by the conditions on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from sqlglot import exp
+
+from headwater_rules.compiler.catalog import united
+from headwater_rules.compiler.conditions import All
+from headwater_rules.compiler.drafts import Job, check_danger, check_number, draft_query
+from headwater_rules.compiler.expressions import identifier
+from headwater_rules.compiler.flatten import flatten, flatten_select
+from headwater_rules.compiler.fragment import Frag, Kind
+from headwater_rules.compiler.planner import VariantDraft, find_mixed, find_target
+from headwater_rules.compiler.relations import Column, Context, Scope, Selection
+from headwater_rules.compiler.semantics import Requests
+from headwater_rules.errors import Code, RuleError, Severity, did_you_mean
+from headwater_rules.plan import Stream, Variant
+from headwater_rules.text.config import BucketSource, EventSource
+from headwater_rules.text.sqltext import SqlText, parse_select
+
+_BUCKET = "bucket"
+_PRIORITY = "_priority"
+
+
+@dataclass(frozen=True, slots=True)
+class _Parameters:
+    """A parameter query: a fresh copy of its flattened form is made for each data query."""
+
+    text: SqlText | None
+    names: frozenset[str]
+    priority: int | None
+
+
+def compile_definition(job: Job, source: BucketSource) -> Stream:
+    """The bucket definition as a stream that everybody is subscribed to. Its parts go to the catalog, findings to the
+    report."""
+    variants: list[Variant] = []
+    parameters = _parameters(job, source)
+    for query in source.data:
+        with job.report.collecting(query.place()):
+            node = parse_select(query)
+            if not _is_covered(job, query, node, parameters):
+                _check_only(job, query, node)
+                continue
+            for each in parameters:
+                for draft in _drafts(job, each, query, node):
+                    variants.append(job.catalog.variant(source.name, draft, query.place(), each.priority))
+                    if not source.accepts_dangerous:
+                        check_danger(job, draft, each.text.place() if each.text else query.place())
+    check_number(variants, f"bucket definition `{source.name}`", source.place, job.report)
+    return Stream(source.name, auto_subscribe=True, priority=source.priority, variants=united(variants))
+
+
+def check_event(job: Job, source: EventSource) -> None:
+    """Report what is wrong with the payload queries of an event, and that nothing reads them here."""
+    for query in source.payloads:
+        with job.report.collecting(query.place()):
+            context = _context(job).naming(Requests.NONE)
+            before = len(job.report.errors)
+            selection = flatten(context, query)
+            if len(job.report.errors) == before:
+                find_target(context, selection, query.place())
+    message = f"event `{source.name}` is checked, but nothing here listens to events"
+    hint = 'remove it, or read changes with Spark: `spark.readStream.format("headwater")`'
+    job.report.add(RuleError(Code.NO_EFFECT, message, source.place, hint, Severity.WARNING))
+
+
+def _context(job: Job) -> Context:
+    return Context(job.semantics(Requests.PARAMETERS), {}, job.default_schema, job.report, checks=job.checks)
+
+
+# parameter queries
+
+
+def _parameters(job: Job, source: BucketSource) -> list[_Parameters]:
+    """All that can be understood; without any, the definition has one bucket for everybody."""
+    if not source.parameters:
+        return [_Parameters(None, frozenset(), None)]
+    found: list[_Parameters] = []
+    for text in source.parameters:
+        before = len(job.report.errors)
+        names, priority = frozenset[str](), None
+        with job.report.collecting(text.place()):
+            selection, priority = _without_priority(flatten(_context(job), text), source)
+            names = frozenset(selection.named())
+        if len(job.report.errors) > before:
+            continue
+        if found and names != found[0].names:
+            message = f"this query gives {_listed(names)}, the first one {_listed(found[0].names)}"
+            hint = "all parameter queries of a definition must select the same names"
+            job.report.add(RuleError(Code.STRUCTURE, message, text.place(), hint))
+            continue
+        found.append(_Parameters(text, names, priority))
+    return found
+
+
+def _without_priority(selection: Selection, source: BucketSource) -> tuple[Selection, int | None]:
+    """The column `_priority` is no parameter, but says how urgent the buckets of this query are."""
+    chosen = [item for item in selection.columns if isinstance(item, Column) and item.name == _PRIORITY]
+    if not chosen:
+        return selection, None
+    value, place = chosen[-1].value.parts[0], chosen[-1].value.place
+    if len(chosen) > 1 or value not in {"0", "1", "2", "3"}:
+        message = f"`{_PRIORITY}` must be one of 0, 1, 2, 3"
+        raise RuleError(Code.STRUCTURE, message, place, f"write `1 AS {_PRIORITY}`")
+    if source.own_priority is not None:
+        message = f"`{source.name}` sets its priority twice"
+        raise RuleError(Code.STRUCTURE, message, place, f"remove `priority:` or the column `{_PRIORITY}`")
+    others = tuple(item for item in selection.columns if item is not chosen[0])
+    return replace(selection, columns=others), int(str(value))
+
+
+# data queries
+
+
+def _drafts(job: Job, parameters: _Parameters, query: SqlText, node: exp.Select) -> list[VariantDraft]:
+    context = _context(job)
+    before = len(job.report.errors)
+    given = Selection((), All(()), frozenset())
+    if parameters.text is not None:
+        given = flatten(context, parameters.text)
+    columns: dict[str, Frag] = {column.name: column.value for column in given.columns if isinstance(column, Column)}
+    scope = Scope(None, {_BUCKET: columns})
+    selection = flatten_select(context.naming(Requests.NONE), query, node, scope)
+    if len(job.report.errors) > before:
+        find_mixed(context, selection.condition)
+        return []
+    return draft_query(context, selection, given.condition, given.tables, query.place())
+
+
+def _is_covered(job: Job, query: SqlText, node: exp.Select, parameters: list[_Parameters]) -> bool:
+    """Whether a data query can be joined to the parameter queries; what keeps it from that is reported."""
+    before = len(job.report.errors)
+    with job.report.collecting(query.place()):
+        _check_cover(query, node, parameters)
+    return len(job.report.errors) == before and bool(parameters)  # without any, all were wrong
+
+
+def _check_only(job: Job, query: SqlText, node: exp.Select) -> None:
+    """Report what else is wrong with a data query, whatever its parameters are."""
+    used = {
+        identifier(found.this): Frag(("NULL",), Kind.ANY, query.place_of(found))
+        for found in node.find_all(exp.Column)
+        if found.table == _BUCKET
+    }
+    flatten_select(_context(job).naming(Requests.NONE), query, node, Scope(None, {_BUCKET: used}))
+
+
+def _check_cover(query: SqlText, node: exp.Select, parameters: Iterable[_Parameters]) -> None:
+    """A parameter without a condition would put a row into the buckets of every value, which have no end."""
+    used = [(identifier(found.this), found) for found in node.find_all(exp.Column) if found.table == _BUCKET]
+    for each in parameters:
+        for name, found in used:
+            if name not in each.names:
+                hint = did_you_mean(name, each.names) or f"the parameters are {_listed(each.names)}"
+                message = f"the parameter queries give no `{name}`"
+                raise RuleError(Code.UNKNOWN_NAME, message, query.place_of(found), hint)
+        missing = each.names - {name for name, _ in used}
+        if missing:
+            message = f"this data query does not use {_listed(missing)}"
+            hint = f"add a condition such as `… = bucket.{min(missing)}`: every parameter has to be compared"
+            raise RuleError(Code.STRUCTURE, message, query.place(), hint)
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(f"`bucket.{name}`" for name in sorted(names)) or "no parameters"

@@ -1,0 +1,391 @@
+"""Scalar expressions of a rule, translated to SQLite with the meaning that the rule language gives them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from sqlglot import exp
+
+from headwater_rules.compiler import functions
+from headwater_rules.compiler.fragment import Frag, Kind, build, equal, joined, negated, text, truth
+from headwater_rules.compiler.request_values import (
+    REQUEST_SCHEMAS,
+    is_request_table,
+    request_call,
+    request_column,
+)
+from headwater_rules.compiler.scope import Names, Watcher
+from headwater_rules.compiler.semantics import Semantics
+from headwater_rules.errors import Code, RuleError, did_you_mean
+from headwater_rules.evaluate.engine import MAX_PATTERN
+from headwater_rules.text.sqltext import SqlText
+
+_COMPARISONS: dict[type[exp.Expr], str] = {exp.LT: "<", exp.LTE: "<=", exp.GT: ">", exp.GTE: ">="}
+_ARITHMETIC: dict[type[exp.Expr], str] = {
+    exp.Add: "+", exp.Sub: "-", exp.Mul: "*", exp.Div: "/", exp.Mod: "%", exp.BitwiseAnd: "&", exp.BitwiseOr: "|",
+    exp.BitwiseLeftShift: "<<", exp.BitwiseRightShift: ">>",
+}  # fmt: skip
+_CASTS: dict[exp.DType, tuple[str, Kind]] = {
+    exp.DType.TEXT: ("TEXT", Kind.TEXT),
+    exp.DType.VARCHAR: ("TEXT", Kind.TEXT),
+    exp.DType.INT: ("INTEGER", Kind.INTEGER),
+    exp.DType.BIGINT: ("INTEGER", Kind.INTEGER),
+    exp.DType.DECIMAL: ("NUMERIC", Kind.NUMBER),
+    exp.DType.FLOAT: ("REAL", Kind.NUMBER),
+    exp.DType.DOUBLE: ("REAL", Kind.NUMBER),
+    exp.DType.VARBINARY: ("BLOB", Kind.ANY),
+    exp.DType.BLOB: ("BLOB", Kind.ANY),
+}
+_CAST_HINTS = {
+    exp.DType.BOOLEAN: "booleans are 1 and 0: write `iif(x, 1, 0)`",
+    exp.DType.UUID: "a uuid is a text here, `uuid_blob(x)` gives its bytes",
+    exp.DType.JSON: "a JSON value is a text here, `json(x)` checks and shortens it",
+    exp.DType.JSONB: "a JSON value is a text here, `json(x)` checks and shortens it",
+    exp.DType.DATE: "write `date(x)`",
+    exp.DType.TIME: "write `time(x)`",
+    exp.DType.TIMESTAMP: "write `datetime(x)`",
+    exp.DType.TIMESTAMPTZ: "write `datetime(x)`",
+}
+_REFUSED: dict[type[exp.Expr], tuple[str, str]] = {
+    exp.ILike: ("`ILIKE` is not supported", "`LIKE` ignores the case of A to Z, `lower(x) LIKE …` that of all letters"),
+    exp.RegexpLike: ("regular expressions are not supported", "use `LIKE`, `instr` or `substring`"),
+    exp.RegexpILike: ("regular expressions are not supported", "use `LIKE`, `instr` or `substring`"),
+    exp.SimilarTo: ("`SIMILAR TO` is not supported", "use `LIKE`, `instr` or `substring`"),
+    exp.Pow: ("`^` is not supported: its last digits depend on the machine", "multiply"),
+    exp.BitwiseXor: ("`#` is not supported", "write `(a | b) - (a & b)`"),
+    exp.Array: ("an array is not supported here", "write `x IN ARRAY[…]` or `json_array(…)`"),
+    exp.Bracket: ("`[…]` is not supported", "write `x ->> '$.0'` for the first element of a JSON array"),
+    exp.ArrayContainsAll: ("`@>` and `<@` are not supported", "write `x IN array` or `a && b`"),
+    exp.Collate: ("`COLLATE` is not supported", "texts are ordered by UTF-16 unit"),
+    exp.AtTimeZone: ("`AT TIME ZONE` is not supported", "write `datetime(x, '+02:00')`"),
+    exp.Interval: ("`INTERVAL` is not supported", "write `datetime(x, '+1 day')`"),
+    exp.HexString: ("hexadecimal literals are not supported", "write the number in decimal digits"),
+    exp.Subquery: ("a subquery is not supported here", "write `x IN (SELECT …)` as a condition of the WHERE"),
+    exp.Select: ("a subquery is not supported here", "write `x IN (SELECT …)` as a condition of the WHERE"),
+    exp.Exists: ("`EXISTS` is not supported here", "write it as a condition of the WHERE"),
+    exp.Any: ("`ANY` is not supported here", "write `x IN array`, or `x IN (SELECT …)`"),
+    exp.All: ("`ALL` is not supported", "write `x NOT IN array`, or several conditions"),
+    exp.Window: ("window functions are not supported", "compute the value in Postgres"),
+}
+_WORDS = {"order": "ORDER BY", "group": "GROUP BY", "locks": "FOR UPDATE", "on": "DISTINCT ON", "sample": "TABLESAMPLE"}
+_HINTS = {
+    "with": "write the query under `with:` of the stream",
+    "order": "a device sorts in its own queries",
+    "limit": "say in the WHERE which rows are synced",
+    "group": "aggregate in Postgres, or on the device",
+}
+_MOMENTS = frozenset({"current_date", "current_time", "current_timestamp", "localtime", "localtimestamp"})
+_LARGEST = 2**63 - 1
+_MOST_DIGITS = 19  # of a 64-bit integer
+
+
+class Scalars:
+    """Translates the expressions of one SQL text."""
+
+    def __init__(self, source: SqlText, semantics: Semantics, watch: Watcher) -> None:
+        self._source = source
+        self._semantics = semantics
+        self._watch = watch
+        self._rules: dict[type[exp.Expr], Callable[..., Frag]] = {
+            exp.Paren: lambda node, names: self.frag(node.this, names),
+            exp.Literal: self._literal,
+            exp.Boolean: lambda node, _: self._build(node, Kind.CERTAIN, str(int(bool(node.this)))),
+            exp.Null: lambda node, _: self._build(node, Kind.ANY, "NULL"),
+            exp.Column: self._column,
+            exp.Dot: self._qualified_call,
+            exp.Anonymous: self._call,
+            exp.Neg: self._minus,
+            exp.EQ: self._equal,
+            exp.NEQ: self._not_equal,
+            exp.Not: lambda node, names: negated(self.frag(node.this, names)),
+            exp.And: lambda node, names: self._logic(node, names, " AND "),
+            exp.Or: lambda node, names: self._logic(node, names, " OR "),
+            exp.Is: self._is,
+            exp.NullSafeEQ: lambda node, names: self._distinct(node, names, "IS"),
+            exp.NullSafeNEQ: lambda node, names: self._distinct(node, names, "IS NOT"),
+            exp.Like: self._like,
+            exp.Escape: self._escaped_like,
+            exp.BitwiseNot: lambda node, names: self._build(node, Kind.NUMBER, "(~ ", self.frag(node.this, names), ")"),
+            exp.DPipe: self._concat,
+            exp.JSONExtract: lambda node, names: self._access(node, names, "->"),
+            exp.JSONExtractScalar: lambda node, names: self._access(node, names, "->>"),
+            exp.In: self._in,
+            exp.Between: self._between,
+            exp.Case: self._case,
+            exp.Cast: self._cast,
+            **dict.fromkeys(_COMPARISONS, self._compare),
+            **dict.fromkeys(_ARITHMETIC, self._arithmetic),
+        }
+        self._arguments: dict[type[exp.Expr], frozenset[str]] = {
+            exp.Div: frozenset({"this", "expression", "typed", "safe"}),
+            exp.DPipe: frozenset({"this", "expression", "safe"}),
+            exp.Cast: frozenset({"this", "to"}),
+            exp.Literal: frozenset({"this", "is_string"}),
+            exp.Like: frozenset({"this", "expression", "negate"}),
+        }
+
+    def frag(self, node: exp.Expr, names: Names) -> Frag:
+        """The value of `node`. What the language does not have goes to the watch."""
+        try:
+            return self._translate(node, names)
+        except RuleError as error:
+            return self._watch.failed(error)
+
+    def _translate(self, node: exp.Expr, names: Names) -> Frag:
+        rule = self._rules.get(type(node))
+        if rule is None:
+            raise self.refused(node)
+        allowed = self._arguments.get(type(node))
+        if allowed is not None:
+            self.only(node, allowed)
+        translated: Frag = rule(node, names)
+        return translated
+
+    def only(self, node: exp.Expr, allowed: frozenset[str]) -> None:
+        """Refuse a node with parts that would otherwise be ignored."""
+        for name, value in node.args.items():
+            if value and name not in allowed:
+                part = value[0] if isinstance(value, list) else value
+                where = part if isinstance(part, exp.Expr) else node
+                word = name.rstrip("_")
+                hint = _HINTS.get(word, "")
+                message = f"`{_WORDS.get(word, word.upper())}` is not supported"
+                self._watch.failed(self.fail(Code.UNSUPPORTED, message, where, hint))
+
+    def refused(self, node: exp.Expr) -> RuleError:
+        for kind, (message, suggestion) in _REFUSED.items():
+            if isinstance(node, kind):
+                return self.fail(Code.UNSUPPORTED, message, node, suggestion)
+        what = self._source.source_of(node)
+        named = f" `{what}`" if 0 < len(what) <= 60 else ""
+        return self.fail(Code.UNSUPPORTED, f"this expression{named} is not supported ({type(node).__name__})", node)
+
+    def fail(self, code: Code, message: str, node: exp.Expr, suggestion: str = "") -> RuleError:
+        return RuleError(code, message, self._source.place_of(node), suggestion)
+
+    def _build(self, node: exp.Expr, kind: Kind, *pieces: str | Frag) -> Frag:
+        return build(kind, self._source.place_of(node), *pieces)
+
+    def _literal(self, node: exp.Literal, _: Names) -> Frag:
+        value = str(node.this)
+        if node.is_string:
+            if "\0" in value:
+                raise self.fail(Code.UNSUPPORTED, "a text may not contain the NUL character", node)
+            return self._build(node, Kind.TEXT, functions.quoted(value))
+        if value.isdecimal() and len(value) <= _MOST_DIGITS and int(value) <= _LARGEST:
+            return self._build(node, Kind.INTEGER, str(int(value)))
+        try:
+            return self._build(node, Kind.NUMBER, repr(float(value)).replace("inf", "9e999"))
+        except ValueError:
+            raise self.refused(node) from None
+
+    def _minus(self, node: exp.Neg, names: Names) -> Frag:
+        if isinstance(node.this, exp.Literal) and not node.this.is_string and node.this.name == str(_LARGEST + 1):
+            return self._build(node, Kind.INTEGER, f"(-{_LARGEST + 1})")  # its digits alone would be a real
+        return self._build(node, Kind.NUMBER, "(- ", self.frag(node.this, names), ")")
+
+    def _column(self, node: exp.Column, names: Names) -> Frag:
+        if isinstance(node.this, exp.Star):
+            raise self.fail(Code.UNSUPPORTED, "`*` is not supported here", node, "name the column")
+        if not node.table and str(node.name).lower() in _MOMENTS and not node.this.args.get("quoted"):
+            return functions.call(str(node.name).lower(), [], [], self._source.place_of(node))  # refused there
+        if node.args.get("db") or node.args.get("catalog"):
+            raise self.fail(
+                Code.UNSUPPORTED, "a column may not be qualified by a schema", node, "give the table an alias"
+            )
+        if node.table and is_request_table(table := identifier(node.args["table"]), self._semantics):
+            return request_column(table, identifier(node.this), self._source.place_of(node))
+        return names.column(node)
+
+    def _call(self, node: exp.Anonymous, names: Names) -> Frag:
+        name = node.name.lower()
+        self.only(node, frozenset({"this", "expressions"}))
+        if name == "row_id" and not node.expressions:
+            return names.row_function(None, name, node)
+        arguments = [self.frag(argument, names) for argument in node.expressions if name in functions.KNOWN]
+        place = self._source.place_of(node)
+        if name in functions.JSON_READERS and arguments:
+            self._watch.json(arguments[0], place, f"`{name}`")
+        return functions.call(name, arguments, node.expressions, place, fixed=self._semantics.fixed_paths)
+
+    def _qualified_call(self, node: exp.Dot, names: Names) -> Frag:
+        schema, function = node.this, node.expression
+        if not isinstance(schema, exp.Identifier) or not isinstance(function, exp.Anonymous):
+            raise self.refused(node)
+        qualifier, name = identifier(schema), function.name.lower()
+        if qualifier in REQUEST_SCHEMAS and not schema.args.get("quoted"):
+            self.only(function, frozenset({"this", "expressions"}))
+            return request_call(qualifier, function, self._semantics, self._source.place_of(node))
+        if name in functions.ROW_FUNCTIONS:
+            if function.expressions:
+                raise self.fail(Code.UNKNOWN_FUNCTION, f"`{name}` takes no arguments", node)
+            return names.row_function(qualifier, name, node)
+        hint = did_you_mean(qualifier, REQUEST_SCHEMAS)
+        raise self.fail(Code.UNKNOWN_FUNCTION, f"unknown function `{qualifier}.{name}`", node, hint)
+
+    def _equal(self, node: exp.Binary, names: Names) -> Frag:
+        left, right = self.frag(node.this, names), self.frag(node.expression, names)
+        place = self._source.place_of(node)
+        self._watch.compared(left, right, place)
+        return equal(left, right, place)
+
+    def _not_equal(self, node: exp.NEQ, names: Names) -> Frag:
+        if self._semantics.null_differs:
+            return negated(self._equal(node, names))
+        left, right = self.frag(node.this, names), self.frag(node.expression, names)
+        unequal = self._build(node, Kind.LOGICAL, "(", left, " <> ", right, ")")
+        self._watch.compared(left, right, unequal.place)
+        return unequal
+
+    def _compare(self, node: exp.Binary, names: Names) -> Frag:
+        left, right = self.frag(node.this, names), self.frag(node.expression, names)
+        sign = _COMPARISONS[type(node)]
+        compared = self._build(node, Kind.LOGICAL, "(", left, _collation(left, right), f" {sign} ", right, ")")
+        self._watch.compared(left, right, compared.place, equality=False)
+        return compared
+
+    def _arithmetic(self, node: exp.Binary, names: Names) -> Frag:
+        left, right = self.frag(node.this, names), self.frag(node.expression, names)
+        return self._build(node, Kind.NUMBER, "(", left, f" {_ARITHMETIC[type(node)]} ", right, ")")
+
+    def _concat(self, node: exp.DPipe, names: Names) -> Frag:
+        items = [text(self.frag(item, names)) for item in node.flatten()]
+        return joined(Kind.TEXT, self._source.place_of(node), items, " || ")
+
+    def _logic(self, node: exp.Connector, names: Names, between: str) -> Frag:
+        items = [truth(self.frag(item, names)) for item in node.flatten()]
+        return joined(Kind.CERTAIN, self._source.place_of(node), items, between)
+
+    def _is(self, node: exp.Is, names: Names) -> Frag:
+        wanted = node.expression
+        if isinstance(wanted, exp.Null):
+            against = "NULL"
+        elif isinstance(wanted, exp.Boolean):
+            against = str(int(bool(wanted.this)))
+        else:
+            raise self.refused(node)
+        sign = "IS NOT" if node.args.get("negate") else "IS"
+        return self._build(node, Kind.CERTAIN, "(", self.frag(node.this, names), f" {sign} {against})")
+
+    def _distinct(self, node: exp.Binary, names: Names, sign: str) -> Frag:
+        left, right = self.frag(node.this, names), self.frag(node.expression, names)
+        return self._build(node, Kind.CERTAIN, "(", left, f" {sign} ", right, ")")
+
+    def _like(self, node: exp.Like, names: Names, escape: str = "") -> Frag:
+        pattern = node.expression
+        if isinstance(pattern, exp.Literal) and len(str(pattern.this).encode()) > MAX_PATTERN:
+            raise self.fail(Code.TOO_MANY, f"the pattern of `LIKE` is longer than {MAX_PATTERN} bytes", node)
+        left, right = text(self.frag(node.this, names)), text(self.frag(pattern, names))
+        matches = self._build(node, Kind.LOGICAL, "(", left, " LIKE ", right, escape, ")")
+        return negated(matches) if node.args.get("negate") else matches
+
+    def _escaped_like(self, node: exp.Escape, names: Names) -> Frag:
+        character = node.expression
+        if not isinstance(node.this, exp.Like):
+            raise self.refused(node.this)
+        if not (isinstance(character, exp.Literal) and len(str(character.this)) == 1):
+            raise self.fail(Code.UNSUPPORTED, "`ESCAPE` takes one character", node, "write `LIKE 'a!%' ESCAPE '!'`")
+        return self._like(node.this, names, f" ESCAPE {functions.quoted(str(character.this))}")
+
+    def _access(self, node: exp.Binary, names: Names, operator: str) -> Frag:
+        value, place = self.frag(node.this, names), self._source.place_of(node)
+        self._watch.json(value, place, f"`{operator}`")
+        return functions.json_access(value, node.expression, operator, place, fixed=self._semantics.fixed_paths)
+
+    def _in(self, node: exp.In, names: Names) -> Frag:
+        left = self.frag(node.this, names)
+        literals = in_list(node)
+        if literals is None:
+            array = node.args.get("field")
+            if array is None:
+                raise self.refused(node.args.get("query") or node)
+            elements = self.frag(array, names)
+            self._watch.searched(left, elements, self._source.place_of(node))
+            return self.in_array(left, elements)
+        self.refuse_ambiguous(node)
+        listed = [self.frag(item, names) for item in literals]
+        for item in listed:
+            self._watch.compared(left, item, item.place)
+        items = joined(Kind.ANY, left.place, listed, ", ")
+        return self._build(node, Kind.LOGICAL, "(", left, " IN ", items, ")")
+
+    def in_array(self, left: Frag, array: Frag) -> Frag:
+        """Whether `left` is an element of a JSON array text."""
+        return build(Kind.LOGICAL, left.place, "(", left, " IN (SELECT value FROM json_each(", array, ")))")
+
+    def refuse_ambiguous(self, node: exp.In) -> None:
+        """`x IN (y)` would be a comparison in SQL and a search in an array in the rule language."""
+        listed = node.expressions
+        if len(listed) == 1 and not isinstance(listed[0], exp.Literal | exp.Boolean | exp.Null | exp.Neg):
+            raise self.fail(
+                Code.UNSUPPORTED,
+                "`IN` with one computed value in brackets is ambiguous",
+                node,
+                "leave the brackets out to search a JSON array, or compare with `=`",
+            )
+
+    def _between(self, node: exp.Between, names: Names) -> Frag:
+        self.only(node, frozenset({"this", "low", "high"}))
+        value, low, high = (self.frag(node.args[name], names) for name in ("this", "low", "high"))
+        collation = _collation(value, low) or _collation(value, high)
+        between = self._build(node, Kind.LOGICAL, "(", value, collation, " BETWEEN ", low, " AND ", high, ")")
+        for bound in (low, high):
+            self._watch.compared(value, bound, between.place, equality=False)
+        return between
+
+    def _case(self, node: exp.Case, names: Names) -> Frag:
+        subject = node.args.get("this")
+        pieces: list[str | Frag] = ["(CASE"]
+        if subject is not None:
+            pieces += [" ", self.frag(subject, names)]
+        for branch in node.args["ifs"]:
+            when = self.frag(branch.this, names)
+            pieces += [" WHEN ", when if subject is not None else truth(when)]
+            pieces += [" THEN ", self.frag(branch.args["true"], names)]
+        default = node.args.get("default")
+        if default is not None:
+            pieces += [" ELSE ", self.frag(default, names)]
+        return self._build(node, Kind.ANY, *pieces, " END)")
+
+    def _cast(self, node: exp.Cast, names: Names) -> Frag:
+        target = _CASTS.get(node.to.this)
+        if target is None or node.to.expressions:
+            hint = _CAST_HINTS.get(node.to.this, "use text, integer, numeric, real or blob")
+            raise self.fail(Code.UNSUPPORTED, "unsupported type in a cast", node, hint)
+        name, kind = target
+        value = self.frag(node.this, names)
+        if name == "TEXT":
+            return text(value)
+        if name == "BLOB":
+            return self._build(node, Kind.ANY, "hw_blob(", value, ")")
+        if name == "INTEGER" and value.kind not in {Kind.CERTAIN, Kind.LOGICAL, Kind.INTEGER, Kind.TEXT}:
+            value = self._build(node, Kind.ANY, "hw_floor(", value, ")")
+        # the plus takes the affinity away that a cast would lend to a comparison
+        return self._build(node, kind, "(+CAST(", value, f" AS {name}))")
+
+
+def identifier(node: exp.Expr) -> str:
+    """The name that an identifier stands for: unquoted ones are lower-cased."""
+    return str(node.name) if node.args.get("quoted") else str(node.name).lower()
+
+
+def in_list(node: exp.In) -> list[exp.Expr] | None:
+    """The items of `IN (…)`, `IN ARRAY[…]` and `IN ROW(…)`; None for other forms."""
+    if node.expressions:
+        return list(node.expressions)
+    field = node.args.get("field")
+    if isinstance(field, exp.Array) or (isinstance(field, exp.Anonymous) and str(field.this).lower() == "row"):
+        return list(field.expressions)
+    return None
+
+
+def _collation(left: Frag, right: Frag) -> str:
+    """Text is ordered by UTF-16 code units. SQLite's order by bytes is the same unless both sides can hold
+    characters beyond U+D7FF."""
+    for side in (left, right):
+        if side.kind in {Kind.CERTAIN, Kind.LOGICAL, Kind.INTEGER, Kind.NUMBER}:
+            return ""
+        literal = side.parts[0] if side.simple else None
+        if isinstance(literal, str) and all(character < "\ud800" for character in literal):
+            return ""
+    return " COLLATE utf16"

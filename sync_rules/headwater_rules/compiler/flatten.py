@@ -1,0 +1,424 @@
+"""FROM, joins, subqueries and CTEs, moved into one flat list of tables and one condition.
+
+`x IN (SELECT c FROM s WHERE w)` becomes the table `s` plus `x = s.c AND w`: equality does the joining, so nothing
+needs to be nested.
+"""
+
+from __future__ import annotations
+
+from sqlglot import exp
+
+from headwater_rules.compiler.conditions import All, Atom, Condition, Either
+from headwater_rules.compiler.expressions import Scalars, identifier, in_list
+from headwater_rules.compiler.fragment import REQUEST, Frag, Kind, Ref, build, equal, negated, truth
+from headwater_rules.compiler.relations import Column, Context, Each, Everything, Relation, Scope, Selection, Table
+from headwater_rules.compiler.semantics import Requests
+from headwater_rules.compiler.watch import Watch
+from headwater_rules.errors import Code, Place, RuleError, Severity, did_you_mean
+from headwater_rules.plan import RowFunction
+from headwater_rules.text.sqltext import SqlText, parse_select
+
+_ROW_FUNCTIONS = {
+    "row_id": RowFunction.ROW_ID,
+    "table_name": RowFunction.TABLE_NAME,
+    "table_suffix": RowFunction.TABLE_SUFFIX,
+    "schema": RowFunction.SCHEMA,
+}
+_SELECT_PARTS = frozenset({"expressions", "from_", "joins", "where", "distinct"})
+_SUFFIX = "_table_suffix"
+_ELEMENT = ("key", "value")
+_CONDITIONS = (exp.EQ, exp.And, exp.Or, exp.Not, exp.In, exp.Exists, exp.ArrayOverlaps)
+_JOIN_PARTS = frozenset({"this", "on", "kind", "side", "method", "using"})  # what is wrong of these is said better
+_INNER = frozenset({"", "INNER", "CROSS"})
+
+
+def flatten(context: Context, text: SqlText, outer: Scope | None = None) -> Selection:
+    """The flattened form of the one SELECT in `text`, which may use the names of `outer` too. Raises RuleError where
+    it can't be understood far enough to look for further errors; what can be passed over goes to the report."""
+    return flatten_select(context, text, parse_select(text), outer)
+
+
+def flatten_select(context: Context, text: SqlText, node: exp.Select, outer: Scope | None = None) -> Selection:
+    """`flatten` for a SELECT of `text` that is parsed already."""
+    return _Select(context, text, outer).run(node)
+
+
+class _Select:
+    """One SELECT on its way into the flat list."""
+
+    def __init__(self, context: Context, text: SqlText, outer: Scope | None) -> None:
+        self._context = context
+        self._text = text
+        self._watch = Watch(context.checks, context.instances, context.report)
+        self._scalars = Scalars(text, context.semantics, self._watch)
+        self._scope = Scope(outer)
+        self._tables: set[int] = set()
+        self._conditions: list[Condition] = []
+
+    def run(self, node: exp.Select) -> Selection:
+        self._scalars.only(node, _SELECT_PARTS)
+        if node.args.get("distinct"):
+            self._scalars.only(node.args["distinct"], frozenset())  # no device has a row twice, but ON would choose
+        self._watch.cases(node, self._text)
+        if node.args.get("from_"):
+            self._from(node.args["from_"].this)
+        elif self._context.semantics.requests is not Requests.PARAMETERS:
+            raise self._fail(Code.UNSUPPORTED, "a query needs a FROM", node, "select from the table to sync")
+        for join in node.args.get("joins") or []:
+            self._join(join)
+        columns = self._columns(node)
+        if node.args.get("where"):
+            self._conditions.append(self._guarded(node.args["where"].this, negate=False))
+        return Selection(tuple(columns), All(tuple(self._conditions)), frozenset(self._tables))
+
+    def column(self, node: exp.Column) -> Frag:
+        """See `Names`."""
+        name, place = identifier(node.this), self._text.place_of(node)
+        relation = self._relation(identifier(node.args["table"]), node) if node.table else self._holder(name, node)
+        if isinstance(relation, dict):
+            if name not in relation:
+                hint = did_you_mean(name, relation)
+                raise self._fail(Code.UNKNOWN_NAME, f"the subquery has no column `{name}`", node, hint)
+            return relation[name]
+        instance = self._context.instances[relation]
+        if isinstance(instance, Each) and name not in _ELEMENT:
+            hint = "there are `value` and `key`"
+            raise self._fail(Code.UNKNOWN_NAME, f"`json_each` has no column `{name}` here", node, hint)
+        if name == _SUFFIX and self._has_suffix(relation):
+            name = RowFunction.TABLE_SUFFIX.value
+        elif isinstance(instance, Table):
+            self._watch.column(instance, name, node.this, self._text)
+        return Frag((Ref(relation, name),), Kind.ANY, place)
+
+    def _has_suffix(self, relation: int) -> bool:
+        """`table_suffix()` is a column too, by its older name."""
+        table = self._context.instances[relation]
+        return isinstance(table, Table) and table.pattern.name.endswith("%")
+
+    def row_function(self, qualifier: str | None, name: str, node: exp.Expr) -> Frag:
+        """See `Names`."""
+        relation = self._relation(qualifier, node) if qualifier else self._only_relation(node)
+        table = self._context.instances[relation] if isinstance(relation, int) else None
+        if not isinstance(relation, int) or not isinstance(table, Table):
+            raise self._fail(Code.UNKNOWN_NAME, f"`{name}()` needs a table", node)
+        place = self._text.place_of(node)
+        if name == "table_suffix" and table.pattern.exact:
+            message = "`table_suffix()` is empty: the table is named without a wildcard"
+            self._warn(Code.NO_EFFECT, message, place, 'name the table `"prefix_%"`')
+        return Frag((Ref(relation, _ROW_FUNCTIONS[name].value),), Kind.ANY, place)
+
+    def _fail(self, code: Code, message: str, node: exp.Expr, suggestion: str = "") -> RuleError:
+        return self._scalars.fail(code, message, node, suggestion)
+
+    def _warn(self, code: Code, message: str, place: Place, suggestion: str) -> None:
+        self._context.report.add(RuleError(code, message, place, suggestion, Severity.WARNING))
+
+    def _holder(self, name: str, node: exp.Expr) -> Relation:
+        """What has the unqualified column `name`. The columns of a subquery and of `json_each` are known; anything
+        else can only be one of the table's, if there is one table."""
+        named = [relation for relation in self._scope.relations.values() if self._has(relation, name)]
+        if len(named) == 1 and len(self._scope.relations) > 1:
+            return named[0]
+        return self._only_relation(node)
+
+    def _has(self, relation: Relation, name: str) -> bool:
+        if isinstance(relation, dict):
+            return name in relation
+        return self._is_table(relation) or name in _ELEMENT
+
+    def _is_table(self, relation: Relation) -> bool:
+        return isinstance(relation, int) and isinstance(self._context.instances[relation], Table)
+
+    def _only_relation(self, node: exp.Expr) -> Relation:
+        relations = self._scope.relations
+        if len(relations) != 1:
+            hint = f"write `{next(iter(relations))}.…`" if relations else ""
+            raise self._fail(
+                Code.UNKNOWN_NAME, "columns must be qualified where several tables are in scope", node, hint
+            )
+        return next(iter(relations.values()))
+
+    def _relation(self, name: str, node: exp.Expr) -> Relation:
+        scope: Scope | None = self._scope
+        while scope is not None:
+            if name in scope.relations:
+                return scope.relations[name]
+            scope = scope.outer
+        known = list(self._scope.relations)
+        hint = did_you_mean(name, known) or f"in scope: {', '.join(known) or 'nothing'}"
+        raise self._fail(Code.UNKNOWN_NAME, f"no table `{name}` in scope", node, hint)
+
+    # FROM
+
+    def _join(self, join: exp.Join) -> None:
+        if join.args.get("side") or join.args.get("method") or (join.args.get("kind") or "") not in _INNER:
+            hint = "list the tables in FROM and compare in WHERE"
+            self._watch.failed(self._fail(Code.UNSUPPORTED, "only inner joins are supported", join, hint))
+        if join.args.get("using"):
+            hint = "write `ON a.x = b.x`"
+            self._watch.failed(self._fail(Code.UNSUPPORTED, "`USING` is not supported", join, hint))
+        self._scalars.only(join, _JOIN_PARTS)
+        self._from(join.this)
+        if join.args.get("on"):
+            self._conditions.append(self._guarded(join.args["on"], negate=False))
+
+    def _from(self, node: exp.Expr) -> None:
+        alias = node.args.get("alias")
+        columns = alias.args.get("columns") if alias is not None else None
+        if columns and not isinstance(node.this, exp.Anonymous):
+            raise self._fail(Code.UNSUPPORTED, "column names after an alias are not supported", node)
+        name = identifier(alias.this) if alias is not None else None
+        if isinstance(node, exp.Subquery):
+            self._scalars.only(node, frozenset({"this", "alias"}))
+            if name is None or not isinstance(node.this, exp.Select):
+                raise self._fail(Code.UNSUPPORTED, "a subquery in FROM must be a SELECT with an alias", node)
+            self._derive(node, name, self._inner(node.this))
+            return
+        if not isinstance(node, exp.Table) or not isinstance(node.this, exp.Identifier | exp.Anonymous):
+            raise self._fail(Code.UNSUPPORTED, "only tables and subqueries can stand in FROM", node)
+        self._scalars.only(node, frozenset({"this", "db", "alias", "joins"}))
+        if isinstance(node.this, exp.Anonymous):
+            self._from_each(node, node.this, name, columns or [])
+        elif self._cte(node) is not None:
+            cte = identifier(node.this)
+            self._derive(node, name or cte, self._expand(cte))
+        else:
+            self._context.warn_of_hidden(node, self._text.place_of(node))
+            table = self._context.table(node, self._text.place_of(node))
+            self._watch.table(table, node.this, self._text)
+            self._name(table.alias or table.pattern.name, self._context.add(table), node)
+        for join in node.args.get("joins") or []:
+            self._join(join)
+
+    def _from_each(self, node: exp.Table, call: exp.Anonymous, name: str | None, columns: list[exp.Expr]) -> None:
+        function = str(call.this).lower()
+        if function != "json_each" or len(call.expressions) != 1:
+            hint = "there is `json_each(array) AS name`"
+            error = self._fail(Code.UNKNOWN_FUNCTION, f"`{function}` cannot stand in FROM", node, hint)
+            array = self._watch.failed(error)
+        else:
+            array = self._scalars.frag(call.expressions[0], self)
+        number, _ = self._element(array)
+        self._name(name or function, self._renamed(number, columns, node) if columns else number, node)
+
+    def _renamed(self, number: int, columns: list[exp.Expr], node: exp.Expr) -> dict[str, Frag]:
+        """The elements of an array under names of their own: `json_each(array) AS a (key, value)`."""
+        names = [identifier(column) for column in columns if isinstance(column, exp.Identifier)]
+        if len(names) != len(columns) or len(set(names)) != len(_ELEMENT):
+            hint = "write two different names, for key and value, or none: `AS a (position, element)`"
+            raise self._fail(Code.UNSUPPORTED, "`json_each` has two columns, `key` and `value`", node, hint)
+        self._tables.add(number)
+        place = self._text.place_of(node)
+        return {
+            name: Frag((Ref(number, column),), Kind.ANY, place) for name, column in zip(names, _ELEMENT, strict=True)
+        }
+
+    def _derive(self, node: exp.Expr, name: str, selection: Selection) -> None:
+        columns = selection.named()
+        self._tables |= selection.tables
+        self._conditions.append(selection.condition)
+        self._name(name, columns, node)
+
+    def _name(self, name: str, relation: Relation, node: exp.Expr) -> None:
+        if name in self._scope.relations:
+            hint = "give one of them an alias"
+            self._watch.failed(self._fail(Code.UNKNOWN_NAME, f"two tables are called `{name}`", node, hint))
+            return
+        self._scope.relations[name] = relation
+        if isinstance(relation, int):
+            self._tables.add(relation)
+
+    def _inner(self, node: exp.Select) -> Selection:
+        return _Select(self._context, self._text, self._scope).run(node)
+
+    def _cte(self, node: exp.Table | exp.Column) -> SqlText | None:
+        qualified = node.args.get("db") or node.args.get("table")
+        return None if qualified else self._context.ctes.get(identifier(node.this))
+
+    def _expand(self, name: str) -> Selection:
+        """A fresh copy of a CTE: each use is independent."""
+        self._context.used.add(name)
+        return flatten(self._context.inside(name), self._context.ctes[name])
+
+    # the select list
+
+    def _columns(self, node: exp.Select) -> list[Column | Everything]:
+        columns: list[Column | Everything] = []
+        for item in node.expressions:
+            try:
+                columns += self._item(item)
+            except RuleError as error:
+                self._context.report.add(error)
+        return columns
+
+    def _item(self, item: exp.Expr) -> list[Column | Everything]:
+        if isinstance(item, exp.Alias):
+            return [Column(identifier(item.args["alias"]), self._scalars.frag(item.this, self))]
+        if isinstance(item, exp.Star):
+            self._scalars.only(item, frozenset())
+            tables = [each for each in self._scope.relations.values() if self._is_table(each)]
+            return self._star(tables[0] if len(tables) == 1 else self._only_relation(item), item)
+        if isinstance(item, exp.Column) and isinstance(item.this, exp.Star):
+            self._scalars.only(item.this, frozenset())
+            return self._star(self._relation(identifier(item.args["table"]), item), item)
+        value = self._scalars.frag(item, self)
+        if isinstance(item, exp.Column):
+            return [Column(identifier(item.this), value)]
+        name = self._text.source_of(item)
+        message = f"this column has no name and will be called `{name}`"
+        self._warn(Code.UNNAMED_COLUMN, message, value.place, "add `AS name`")
+        return [Column(name, value)]
+
+    def _star(self, relation: Relation, item: exp.Expr) -> list[Column | Everything]:
+        if isinstance(relation, dict):
+            return [Column(name, value) for name, value in relation.items()]
+        if isinstance(self._context.instances[relation], Each):
+            raise self._fail(Code.UNSUPPORTED, "`*` of `json_each` is not supported", item, "select its `value`")
+        return [Everything(relation, self._text.place_of(item))]
+
+    # WHERE and ON
+
+    def _condition(self, node: exp.Expr, *, negate: bool) -> Condition:
+        match node:
+            case exp.Paren():
+                return self._condition(node.this, negate=negate)
+            case exp.Not():
+                return self._condition(node.this, negate=not negate)
+            case exp.And() | exp.Or():
+                items = tuple(self._guarded(item, negate=negate) for item in node.flatten())
+                return All(items) if isinstance(node, exp.And) is not negate else Either(items)
+            case exp.Is() if self._is_held(node):
+                return self._condition(node.this, negate=negate is not bool(node.args.get("negate")))
+            case exp.In() if node.args.get("query") is not None:
+                return self._in_select(node, negate=negate)
+            case exp.In() if in_list(node) is None and node.args.get("field") is not None:
+                return self._in_expression(node, node.args["field"], negate=negate)
+            case exp.In() if not negate:
+                return self._in_values(node)
+            case exp.Exists() if isinstance(node.this, exp.Select):
+                return self._exists(node, node.this, negate=negate)
+            case exp.ArrayOverlaps():
+                return self._overlap(node, negate=negate)
+            case exp.EQ() if not negate:
+                left, right = (self._scalars.frag(side, self) for side in (node.this, node.expression))
+                return self._link(left, right, node)
+        value = self._scalars.frag(node, self)
+        return Atom(negated(value) if negate else truth(value))
+
+    def _is_held(self, node: exp.Is) -> bool:
+        """Whether `(condition) IS TRUE` is one that no single table's row decides: then it is the condition itself."""
+        condition, wanted = node.this.unnest(), node.expression
+        if not (isinstance(wanted, exp.Boolean) and wanted.this and isinstance(condition, _CONDITIONS)):
+            return False
+        searched = (found.args.get("field") for found in condition.find_all(exp.In))
+        if condition.find(exp.Select, exp.ArrayOverlaps) or any(
+            isinstance(array, exp.Column) and self._cte(array) is not None for array in searched
+        ):
+            return True
+        owners = {self._context.owner(source) for source in self._scalars.frag(condition, self).sources}
+        return len(owners) > 1 or owners == {REQUEST}
+
+    def _guarded(self, node: exp.Expr, *, negate: bool) -> Condition:
+        try:
+            return self._condition(node, negate=negate)
+        except RuleError as error:
+            self._context.report.add(error)
+            return All(())
+
+    def _in_select(self, node: exp.In, *, negate: bool) -> Condition:
+        if negate:
+            raise self._no_negation(node, "NOT IN (SELECT …)")
+        query = node.args["query"]
+        inner = query.this if isinstance(query, exp.Subquery) else query
+        if not isinstance(inner, exp.Select):
+            raise self._fail(Code.UNSUPPORTED, "expected a SELECT statement", node, "use several queries")
+        selection = self._inner(inner)
+        if not isinstance(node.this, exp.Tuple):
+            return self._member(self._scalars.frag(node.this, self), selection, node)
+        values, columns = node.this.expressions, list(selection.named().values())
+        if len(values) != len(columns):
+            message = f"{len(values)} values are compared with {len(columns)} columns"
+            raise self._fail(Code.UNSUPPORTED, message, node)
+        links = (
+            self._link(self._scalars.frag(value, self), column, node, selection.tables)
+            for value, column in zip(values, columns, strict=True)
+        )
+        return All((*links, selection.condition))
+
+    def _exists(self, node: exp.Exists, inner: exp.Select, *, negate: bool) -> Condition:
+        """What the subquery selects is of no interest; its tables have to have rows."""
+        if negate:
+            raise self._no_negation(node, "NOT EXISTS (SELECT …)")
+        bare = inner.copy()
+        bare.set("expressions", [])
+        selection = self._inner(bare)
+        found = Atom(build(Kind.CERTAIN, self._text.place_of(node), "1"), tables=selection.tables)
+        return All((found, selection.condition))
+
+    def _in_expression(self, node: exp.In, array: exp.Expr, *, negate: bool) -> Condition:
+        left = self._scalars.frag(node.this, self)
+        if isinstance(array, exp.Column) and self._cte(array) is not None:
+            if negate:
+                raise self._no_negation(node, "NOT IN")
+            return self._member(left, self._expand(identifier(array.this)), node)
+        if isinstance(array, exp.Column):
+            self._context.refuse_hidden(array, self._text.place_of(array))
+        elements = self._scalars.frag(array, self)
+        together = {self._context.owner(source) for source in left.sources | elements.sources}
+        if negate or len(together) <= 1:
+            self._watch.searched(left, elements, self._text.place_of(node))
+            found = self._scalars.in_array(left, elements)
+            return Atom(negated(found) if negate else truth(found))
+        number, element = self._element(elements)
+        return self._link(left, element, node, frozenset({number}))
+
+    def _in_values(self, node: exp.In) -> Condition:
+        """A list; where its items come from elsewhere than the left side, one equality for each."""
+        whole = truth(self._scalars.frag(node, self))
+        if len({self._context.owner(source) for source in whole.sources}) <= 1:
+            return Atom(whole)
+        left = self._scalars.frag(node.this, self)
+        return Either(tuple(self._link(left, self._scalars.frag(item, self), node) for item in in_list(node) or ()))
+
+    def _member(self, left: Frag, selection: Selection, node: exp.Expr) -> Condition:
+        link = self._link(left, self._single(selection, node), node, selection.tables)
+        return All((link, selection.condition))
+
+    def _single(self, selection: Selection, node: exp.Expr) -> Frag:
+        columns = selection.columns
+        if len(columns) != 1 or isinstance(columns[0], Everything):
+            raise self._fail(Code.UNSUPPORTED, "this subquery must select exactly one named column", node)
+        return columns[0].value
+
+    def _element(self, array: Frag) -> tuple[int, Frag]:
+        self._watch.json(array, array.place, "an expanded array")
+        number = self._context.add_each(array)
+        return number, Frag((Ref(number, "value"),), Kind.ANY, array.place)
+
+    def _overlap(self, node: exp.ArrayOverlaps, *, negate: bool) -> Condition:
+        if negate:
+            raise self._no_negation(node, "NOT (a && b)")
+        sides: list[Frag] = []
+        conditions: list[Condition] = []
+        tables: set[int] = set()
+        for side in (node.this, node.expression):
+            inner = side.this if isinstance(side, exp.Subquery | exp.Paren) else side
+            if isinstance(inner, exp.Select):
+                selection = self._inner(inner)
+                conditions.append(selection.condition)
+                tables |= selection.tables
+                sides.append(self._single(selection, side))
+            else:
+                number, element = self._element(self._scalars.frag(side, self))
+                tables.add(number)
+                sides.append(element)
+        return All((self._link(sides[0], sides[1], node, frozenset(tables)), *conditions))
+
+    def _link(self, left: Frag, right: Frag, node: exp.Expr, tables: frozenset[int] = frozenset()) -> Atom:
+        place = self._text.place_of(node)
+        self._watch.compared(left, right, place)
+        return Atom(truth(equal(left, right, place)), (left, right), tables)
+
+    def _no_negation(self, node: exp.Expr, what: str) -> RuleError:
+        hint = "access can follow from a row that is there, not from one that is missing"
+        return self._fail(Code.UNSUPPORTED, f"`{what}` is not supported", node, hint)

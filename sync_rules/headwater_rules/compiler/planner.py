@@ -1,0 +1,410 @@
+"""One term of a query's condition, split into the row side, the lookups and the request side.
+
+The request is the starting point: tables are placed one after another, each found by what the request and the
+tables before it provide, until only the synced table is left; what it is compared with are its bucket parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from headwater_rules.compiler.conditions import Atom, Condition, dependencies, is_vouched_for
+from headwater_rules.compiler.fragment import REQUEST, Frag, Kind, Ref, build, to_expr
+from headwater_rules.compiler.relations import Column, Context, Each, Everything, Selection, Table
+from headwater_rules.errors import Code, Place, RuleError
+from headwater_rules.evaluate.naming import expr_order
+from headwater_rules.plan import (
+    Expr,
+    FromRequest,
+    FromStage,
+    Output,
+    ParamSource,
+    RequestStage,
+    RowSource,
+    Star,
+    TablePattern,
+    element_input,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class LookupDraft:
+    """A lookup without its name, and what a request finds it by."""
+
+    table: TablePattern
+    filters: tuple[Expr, ...]
+    each: tuple[Expr, ...]
+    keys: tuple[Expr, ...]
+    outputs: tuple[Expr, ...]
+    sources: tuple[ParamSource, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class VariantDraft:
+    """A variant whose bucket and lookups have no names yet. The first stage is `arrays`, if the request brings rows
+    along; then each of `lookups` is one. `vouched`: some gate opens by what the token vouches for only."""
+
+    row: RowSource
+    gates: tuple[Expr, ...]
+    arrays: RequestStage | None
+    lookups: tuple[LookupDraft, ...]
+    params: tuple[tuple[ParamSource, ...], ...]
+    vouched: bool
+
+    def requested(self) -> list[FromRequest]:
+        """The values of the request that lead to lookups and buckets."""
+        sources = [source for group in self.params for source in group]
+        sources += [source for lookup in self.lookups for source in lookup.sources]
+        return [source for source in sources if isinstance(source, FromRequest)]
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The synced table of a query and what is selected from it."""
+
+    table: int
+    output_table: str | None
+    columns: tuple[Column | Everything, ...]
+
+
+def find_target(context: Context, selection: Selection, place: Place) -> Target:
+    """The one table that all selected columns come from. Raises RuleError when there is none, or several, and for
+    what no row of a table has."""
+    owners: dict[int, Place] = {}
+    foreign = [error for column in selection.columns if (error := _foreign(context, column)) is not None]
+    for error in foreign[:-1]:
+        context.report.add(error)
+    if foreign:
+        raise foreign[-1]
+    for column in selection.columns:
+        if isinstance(column, Everything):
+            owners.setdefault(column.table, column.place)
+            continue
+        for source in column.value.sources:
+            owners.setdefault(context.owner(source), column.value.place)
+    tables = [number for number in sorted(selection.tables) if isinstance(context.instances[number], Table)]
+    if not owners and len(tables) == 1:
+        owners[tables[0]] = place
+    if len(owners) != 1:
+        message = "all selected columns must come from one table" if owners else "no column of a table is selected"
+        raise RuleError(Code.SINGLE_TABLE, message, list(owners.values())[-1] if owners else place,
+                        "sync the other table by a query of its own, under `queries`")  # fmt: skip
+    number = next(iter(owners))
+    table = context.instances[number]
+    assert isinstance(table, Table)
+    name = table.alias or (None if table.pattern.name.endswith("%") else table.pattern.name)
+    return Target(number, name, selection.columns)
+
+
+def _foreign(context: Context, column: Column | Everything) -> RuleError | None:
+    """What is wrong with a selected value that is no row's: of the request, or of the elements of an array. A row is
+    on a device once, however many of its elements pass."""
+    if isinstance(column, Everything):
+        return None
+    arrays = [context.instances[source] for source in column.value.sources - {REQUEST}]
+    elements = [instance for instance in arrays if isinstance(instance, Each)]
+    hint = "select columns of the synced table"
+    if REQUEST in column.value.sources or any(REQUEST in instance.array.sources for instance in elements):
+        message = f"column `{column.name}` is a value of the request, which cannot be synced"
+    elif elements:
+        message = f"column `{column.name}` has values of `json_each`, which cannot be selected: a row is synced once"
+        hint = "select the array, and expand it in the device's own query"
+    else:
+        return None
+    return RuleError(Code.SINGLE_TABLE, message, column.place, hint)
+
+
+def plan_term(context: Context, target: Target, tables: frozenset[int], term: Sequence[Atom]) -> VariantDraft:
+    """The variant that gives the rows for which every atom of `term` holds. `tables` are those of the whole query;
+    atoms bring further ones. Raises RuleError for a condition that cannot be split."""
+    joined = tables.union(*(atom.tables for atom in term))
+    return _Term(context, target, joined).plan(term)
+
+
+def find_mixed(context: Context, condition: Condition) -> None:
+    """Report the conditions that could not be split in a query that is refused for something else already."""
+    if not isinstance(condition, Atom):
+        for item in condition.items:
+            find_mixed(context, item)
+        return
+    sides = condition.link or (condition.frag,)
+    if any(len(_sources(context, side)) > 1 for side in sides):
+        context.report.add(_mixed(context, condition))
+
+
+def _sources(context: Context, frag: Frag) -> set[int]:
+    """Whom a value comes from: the request, with its arrays, or tables."""
+    owners = dependencies(frag, context.owner)
+    return {owner if isinstance(context.instances[owner], Table) else REQUEST for owner in owners - {REQUEST}} | (
+        owners & {REQUEST}
+    )
+
+
+def _mixed(context: Context, atom: Atom) -> RuleError:
+    owners = dependencies(atom.frag, context.owner)
+    what = "the request with a table" if REQUEST in owners and len(owners) == 2 else "several tables"
+    return RuleError(
+        Code.MIXED_FILTER,
+        f"this condition combines {what} in another way than by `=`",
+        atom.place,
+        "connect them by `a = b` or `a IN (…)`, with the values of one side only on each side of it",
+    )
+
+
+_ELEMENTS = -2
+"""Rows made of the request's arrays, as a source beside the request and the tables."""
+
+
+@dataclass(slots=True)
+class _Link:
+    """An equality between values of two different owners."""
+
+    sides: tuple[Frag, Frag]
+    owners: tuple[int, int]
+
+    def side(self, owner: int) -> Frag | None:
+        return self.sides[self.owners.index(owner)] if owner in self.owners else None
+
+    def other(self, owner: int) -> tuple[Frag, int]:
+        position = 1 - self.owners.index(owner)
+        return self.sides[position], self.owners[position]
+
+
+@dataclass(slots=True)
+class _Parts:
+    """What one table, or the request's arrays together, contribute."""
+
+    filters: list[Frag] = field(default_factory=list)
+    arrays: list[int] = field(default_factory=list)
+
+
+class _Term:
+    def __init__(self, context: Context, target: Target, joined: frozenset[int]) -> None:
+        self._context = context
+        self._target = target
+        self._parts: dict[int, _Parts] = {}
+        self._request_arrays: dict[int, int] = {}  # and how many links have used it
+        self._elements = _Parts()
+        self._links: list[_Link] = []
+        self._gates: list[Frag] = []
+        self._vouched = False
+        for number in sorted(joined):
+            owner = context.owner(number)
+            if isinstance(context.instances[owner], Each):
+                self._request_arrays[owner] = 0
+            else:
+                parts = self._parts.setdefault(owner, _Parts())
+                if owner != number:
+                    parts.arrays.append(number)
+        self._order_arrays()
+
+    def plan(self, term: Sequence[Atom]) -> VariantDraft:
+        self._sort_out(term)
+        self._combine_arrays()
+        stages = self._place_tables()
+        if self._elements.arrays:
+            stages.insert(0, _ELEMENTS)
+        provided = {table: stage for stage, table in enumerate(stages)}
+        outputs = self._outputs(stages)
+        lookups = tuple(self._lookup(table, provided, outputs) for table in stages if table != _ELEMENTS)
+        row_params = self._keyed(self._target.table, provided, outputs)
+        for number, uses in self._request_arrays.items():
+            if not uses:
+                array = self._array(number)
+                condition = build(Kind.CERTAIN, array.place, "EXISTS (SELECT 1 FROM json_each(", array, "))")
+                self._gate(Atom(condition))
+        return VariantDraft(
+            self._row_source(tuple(row_params)),
+            tuple(self._sorted(self._gates)),
+            self._request_stage(outputs.get(_ELEMENTS, ())),
+            lookups,
+            tuple(tuple(sources) for sources in row_params.values()),
+            self._vouched,
+        )
+
+    # sorting atoms out
+
+    def _sort_out(self, term: Sequence[Atom]) -> None:
+        failed: RuleError | None = None
+        for atom in term:
+            try:
+                self._classify(atom)
+            except RuleError as error:
+                self._context.report.add(error)
+                failed = error
+        if failed is not None:
+            raise failed
+
+    def _classify(self, atom: Atom) -> None:
+        owners = dependencies(atom.frag, self._context.owner)
+        if owners <= {REQUEST}:
+            if atom.frag.parts != ("1",):
+                self._gate(atom)
+        elif owners <= {REQUEST, *self._request_arrays}:
+            self._elements.filters.append(atom.frag)
+            self._need_elements(owners)
+        elif len(owners) == 1:
+            self._parts[next(iter(owners))].filters.append(atom.frag)
+        elif atom.link is None:
+            raise _mixed(self._context, atom)
+        else:
+            left, right = (self._owner(side, atom) for side in atom.link)
+            if left == right:
+                raise _mixed(self._context, atom)
+            self._links.append(_Link(atom.link, (left, right)))
+
+    def _gate(self, atom: Atom) -> None:
+        self._gates.append(atom.frag)
+        self._vouched = self._vouched or is_vouched_for(atom)
+
+    def _owner(self, side: Frag, atom: Atom) -> int:
+        """What one side of a link belongs to. Raises RuleError for a mixture."""
+        owners = dependencies(side, self._context.owner)
+        if len(owners) == 1:
+            (owner,) = owners
+            if owner in self._request_arrays:
+                self._request_arrays[owner] += 1
+                if side.ref is None or side.ref.column != "value":
+                    self._need_elements(owners)
+            return owner
+        if not owners or not owners <= {REQUEST, *self._request_arrays}:
+            raise _mixed(self._context, atom)
+        self._need_elements(owners)
+        return _ELEMENTS
+
+    def _need_elements(self, owners: Iterable[int]) -> None:
+        wanted = [owner for owner in owners if owner != REQUEST and owner not in self._elements.arrays]
+        self._elements.arrays = sorted([*self._elements.arrays, *wanted])
+
+    def _combine_arrays(self) -> None:
+        """An array whose elements are compared once, as they are, gives values; any other one gives rows."""
+        self._need_elements(number for number, uses in self._request_arrays.items() if uses > 1)
+        for number in self._elements.arrays:
+            del self._request_arrays[number]
+        for link in self._links:
+            left, right = link.owners
+            link.owners = (self._merged(left), self._merged(right))
+
+    def _merged(self, owner: int) -> int:
+        return _ELEMENTS if owner in self._elements.arrays else owner
+
+    # the order of lookups
+
+    def _place_tables(self) -> list[int]:
+        """Tables beside the synced one, each after those that its key comes from. One that nothing leads to comes
+        as a whole: it is looked up without a key."""
+        waiting = [table for table in self._parts if table != self._target.table]
+        known = {REQUEST, _ELEMENTS, *self._request_arrays}
+        placed: list[int] = []
+        while waiting:
+            reachable = [table for table in waiting if self._connected(table, known)]
+            table = (reachable or waiting)[0]
+            waiting.remove(table)
+            placed.append(table)
+            known.add(table)
+        return placed
+
+    def _connected(self, table: int, known: set[int]) -> bool:
+        return any(link.side(table) is not None and link.other(table)[1] in known for link in self._links)
+
+    def _outputs(self, stages: Sequence[int]) -> dict[int, tuple[Expr, ...]]:
+        """Per stage the values that later stages or the bucket parameters take from it."""
+        order = {table: number for number, table in enumerate((*stages, self._target.table))}
+        needed: dict[int, set[Expr]] = {table: set() for table in stages}
+        for link in self._links:
+            left, right = (order.get(owner) for owner in link.owners)
+            if left is None or right is None:
+                continue
+            giver = 0 if left < right else 1
+            needed[link.owners[giver]].add(self._expr(link.sides[giver]))
+        return {table: tuple(sorted(exprs, key=expr_order)) for table, exprs in needed.items()}
+
+    def _lookup(self, table: int, provided: dict[int, int], outputs: dict[int, tuple[Expr, ...]]) -> LookupDraft:
+        earlier = {other: stage for other, stage in provided.items() if stage < provided[table]}
+        pairs = [(key, source) for key, sources in self._keyed(table, earlier, outputs).items() for source in sources]
+        instance = self._context.instances[table]
+        assert isinstance(instance, Table)
+        return LookupDraft(
+            instance.pattern,
+            tuple(self._sorted(self._parts[table].filters)),
+            self._arrays(self._parts[table]),
+            tuple(key for key, _ in pairs),
+            outputs[table],
+            tuple(source for _, source in pairs),
+        )
+
+    def _request_stage(self, outputs: tuple[Expr, ...]) -> RequestStage | None:
+        if not self._elements.arrays:
+            return None
+        return RequestStage(self._arrays(self._elements), tuple(self._sorted(self._elements.filters)), outputs)
+
+    def _keyed(
+        self, table: int, provided: dict[int, int], outputs: dict[int, tuple[Expr, ...]]
+    ) -> dict[Expr, list[ParamSource]]:
+        """Values of `table` and where those they have to equal come from, in an order of their own."""
+        keys: dict[Expr, list[ParamSource]] = {}
+        for link in self._links:
+            own = link.side(table)
+            if own is None:
+                continue
+            source = self._source(*link.other(table), provided, outputs)
+            if source is not None:
+                sources = keys.setdefault(self._expr(own), [])
+                if source not in sources:
+                    sources.append(source)
+        return {key: sorted(keys[key], key=repr) for key in sorted(keys, key=expr_order)}
+
+    def _source(
+        self, value: Frag, owner: int, provided: dict[int, int], outputs: dict[int, tuple[Expr, ...]]
+    ) -> ParamSource | None:
+        if owner == REQUEST:
+            return FromRequest(self._expr(value))
+        if owner in self._request_arrays:
+            return FromRequest(self._expr(self._array(owner)), each=True)
+        if owner not in provided:
+            return None
+        return FromStage(provided[owner], outputs[owner].index(self._expr(value)))
+
+    # the row side
+
+    def _row_source(self, params: tuple[Expr, ...]) -> RowSource:
+        table = self._context.instances[self._target.table]
+        assert isinstance(table, Table)
+        return RowSource(
+            table.pattern,
+            self._target.output_table,
+            tuple(self._sorted(self._parts[self._target.table].filters)),
+            self._arrays(self._parts[self._target.table]),
+            params,
+            tuple(self._projected(column) for column in self._target.columns),
+        )
+
+    def _projected(self, column: Column | Everything) -> Output | Star:
+        if isinstance(column, Everything):
+            return Star(self._context.semantics.star_is_all)
+        return Output(column.name, self._expr(column.value))
+
+    def _arrays(self, parts: _Parts) -> tuple[Expr, ...]:
+        return tuple(self._expr(self._array(number)) for number in parts.arrays)
+
+    def _order_arrays(self) -> None:
+        for parts in self._parts.values():
+            parts.arrays.sort(key=lambda number: (expr_order(self._expr(self._array(number))), number))
+
+    def _array(self, number: int) -> Frag:
+        instance = self._context.instances[number]
+        assert isinstance(instance, Each)
+        return instance.array
+
+    def _sorted(self, frags: Sequence[Frag]) -> list[Expr]:
+        return sorted({self._expr(frag) for frag in frags}, key=expr_order)
+
+    def _expr(self, frag: Frag) -> Expr:
+        return to_expr(frag, self._input)
+
+    def _input(self, ref: Ref) -> str:
+        if ref.table == REQUEST or not isinstance(self._context.instances[ref.table], Each):
+            return ref.column
+        parts = self._parts.get(self._context.owner(ref.table), self._elements)
+        return element_input(ref.column, parts.arrays.index(ref.table))

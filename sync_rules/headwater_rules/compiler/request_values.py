@@ -1,0 +1,82 @@
+"""Values of the request in an expression: what they are called in streams and in bucket definitions."""
+
+from __future__ import annotations
+
+from sqlglot import exp
+
+from headwater_rules.compiler.fragment import REQUEST, Frag, Kind, Ref, build
+from headwater_rules.compiler.functions import json_access, quoted
+from headwater_rules.compiler.semantics import Requests, Semantics
+from headwater_rules.errors import Code, Place, RuleError
+from headwater_rules.plan import RequestInput
+
+_SCHEMAS = {
+    Requests.STREAM: {
+        "auth": RequestInput.CLAIMS, "connection": RequestInput.CONNECTION, "subscription": RequestInput.SUBSCRIPTION,
+    },
+    Requests.PARAMETERS: {"request": RequestInput.CONNECTION},
+    Requests.NONE: {},
+}  # fmt: skip
+_TABLES = frozenset({"token_parameters", "user_parameters"})
+_CALLED = {
+    Requests.STREAM: "values of the request are called `auth.…`, `connection.…` and `subscription.…`",
+    Requests.PARAMETERS: "values of the request are called `request.user_id()`, `request.jwt()` and "
+    "`request.parameters()`",
+    Requests.NONE: "select it in a query under `parameters`, and compare with `bucket.…` here",
+}
+
+_ELSEWHERE = {"jwt": "write `auth.parameters()`", **dict.fromkeys(("uid", "sub"), "write `auth.user_id()`")}
+
+REQUEST_SCHEMAS = frozenset(schema for schemas in _SCHEMAS.values() for schema in schemas)
+"""What stands before the function in a value of the request, in some place of a config."""
+
+
+def is_request_table(name: str, semantics: Semantics) -> bool:
+    """Whether `name.column` is a value of the request."""
+    return name in _TABLES and semantics.requests is Requests.PARAMETERS
+
+
+def request_call(schema: str, call: exp.Anonymous, semantics: Semantics, place: Place) -> Frag:
+    """The value of `schema.function(…)`. Raises RuleError when there is none of that name in this place."""
+    name, arguments = call.name.lower(), call.expressions
+    source = _SCHEMAS[semantics.requests].get(schema)
+    if source is None:
+        message = f"`{schema}.{name}` is not available in this query"
+        raise RuleError(Code.UNKNOWN_FUNCTION, message, place, _CALLED[semantics.requests])
+    if name == "user_id" and not arguments and schema in {"auth", "request"}:
+        return Frag((Ref(REQUEST, RequestInput.USER_ID.value),), Kind.ANY, place)
+    if name == "jwt" and not arguments and schema == "request":
+        return _whole(RequestInput.CLAIMS, semantics, place)
+    if name == "parameters" and not arguments:
+        return _whole(source, semantics, place)
+    if name == "parameter" and len(arguments) == 1:
+        return json_access(_whole(source, semantics, place), arguments[0], "->>", place, fixed=semantics.fixed_paths)
+    if schema == "auth" and name in _ELSEWHERE:
+        raise RuleError(Code.UNKNOWN_FUNCTION, f"unknown use of `auth.{name}`", place, _ELSEWHERE[name])
+    user = f"`{schema}.user_id()`, " if schema in {"auth", "request"} else ""
+    token = "`request.jwt()`, " if schema == "request" else ""
+    hint = f"there are {user}{token}`{schema}.parameters()` and `{schema}.parameter('name')`"
+    raise RuleError(Code.UNKNOWN_FUNCTION, f"unknown use of `{schema}.{name}`", place, hint)
+
+
+def request_column(table: str, name: str, place: Place) -> Frag:
+    """`token_parameters.x` is `sub` under its name `user_id`, and else a claim under `parameters`; `user_parameters.x`
+    is a client parameter."""
+    if table == "token_parameters" and name == "user_id":
+        return Frag((Ref(REQUEST, RequestInput.USER_ID.value),), Kind.ANY, place)
+    source = RequestInput.CLAIMS if table == "token_parameters" else RequestInput.CONNECTION
+    whole = Frag((Ref(REQUEST, source.value),), Kind.TEXT, place)
+    path = '$."parameters"' if table == "token_parameters" else "$"
+    return build(Kind.ANY, place, "(", whole, f" ->> {quoted(path + _key(name))})")
+
+
+def _key(name: str) -> str:
+    escaped = name.replace("\\", "\\\\").replace('"', '\\"')
+    return f'."{escaped}"'
+
+
+def _whole(source: RequestInput, semantics: Semantics, place: Place) -> Frag:
+    whole = Frag((Ref(REQUEST, source.value),), Kind.TEXT, place)
+    if source is RequestInput.SUBSCRIPTION and semantics.empty_subscription:
+        return build(Kind.TEXT, place, "ifnull(", whole, ", '{}')")
+    return whole

@@ -1,0 +1,75 @@
+"""Streams: each query for itself, united where requests lead to them in the same way."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from headwater_rules.compiler.catalog import united
+from headwater_rules.compiler.conditions import All
+from headwater_rules.compiler.drafts import Job, check_danger, check_number, draft_query
+from headwater_rules.compiler.flatten import flatten
+from headwater_rules.compiler.planner import VariantDraft, find_mixed
+from headwater_rules.compiler.relations import Context
+from headwater_rules.compiler.semantics import Requests
+from headwater_rules.errors import Code, RuleError, Severity
+from headwater_rules.evaluate.inputs import Inputs
+from headwater_rules.plan import RequestInput, Stream, Variant
+from headwater_rules.text.config import StreamSource
+from headwater_rules.text.sqltext import SqlText
+
+_CHOSEN = (RequestInput.SUBSCRIPTION.value,)
+
+
+def compile_stream(job: Job, source: StreamSource, used: set[str]) -> Stream:
+    """The stream, whose definitions go to the catalog and whose findings to the report. The names of the `with`
+    queries that it needs are added to `used`."""
+    drafts: list[VariantDraft] = []
+    variants: list[Variant] = []
+    names: set[str] = set()
+    for query in source.queries:
+        with job.report.collecting(query.place()):
+            for draft in _drafts(job, source, query, names):
+                drafts.append(draft)
+                variants.append(job.catalog.variant(source.name, draft, query.place()))
+                if not source.accepts_dangerous:
+                    check_danger(job, draft, query.place())
+    if source.auto_subscribe and drafts and all(_needs_subscription(draft) for draft in drafts):
+        message = (
+            f"`{source.name}` is subscribed to by itself, but then gives nothing: it needs a subscription's values"
+        )
+        hint = "remove `auto_subscribe`, or add a query without `subscription.…`"
+        job.report.add(RuleError(Code.NO_EFFECT, message, source.place, hint, Severity.WARNING))
+    check_number(variants, f"stream `{source.name}`", source.place, job.report)
+    for name in sorted(set(source.own_ctes) - names):
+        warn_of_unused(job, name, source.ctes[name], "any query of the stream")
+    used |= names - set(source.own_ctes)
+    return Stream(source.name, source.auto_subscribe, source.priority, united(variants))
+
+
+def _needs_subscription(draft: VariantDraft) -> bool:
+    """Whether null in the place of a subscription's parameters leads to no bucket."""
+    chosen = [source for source in draft.requested() if source.expr.inputs == _CHOSEN]
+    return not all(Inputs({}, None, None).values(source) for source in chosen)
+
+
+def warn_of_unused(job: Job, name: str, query: SqlText, where: str) -> None:
+    """Report a `with` query that nothing reads, and what is wrong with it."""
+    with job.report.collecting(query.place()):
+        flatten(_context(job, {}, set()), query)
+    message = f"`{name}` is not used by {where}"
+    job.report.add(RuleError(Code.NO_EFFECT, message, query.place(), "remove it", Severity.WARNING))
+
+
+def _context(job: Job, ctes: Mapping[str, SqlText], used: set[str]) -> Context:
+    semantics = job.semantics(Requests.STREAM)
+    return Context(semantics, ctes, job.default_schema, job.report, used=used, checks=job.checks)
+
+
+def _drafts(job: Job, source: StreamSource, query: SqlText, used: set[str]) -> list[VariantDraft]:
+    context = _context(job, source.ctes, used)
+    before = len(job.report.errors)
+    selection = flatten(context, query)
+    if len(job.report.errors) > before:
+        find_mixed(context, selection.condition)
+        return []
+    return draft_query(context, selection, All(()), frozenset(), query.place())

@@ -1,0 +1,233 @@
+"""The tables and columns that devices get under a plan, with the types that client SDKs declare them with."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import islice, product
+
+from headwater_rules.describe.wording import columns_of
+from headwater_rules.errors import EvaluationError
+from headwater_rules.evaluate.engine import engine
+from headwater_rules.plan import Expr, Output, RowFunction, RowSource, Star, SyncPlan, TablePattern, Value
+from headwater_rules.schema import SourceSchema, SourceTable, ValueKind
+
+_MAX_SAMPLES = 64
+_REFUSED = re.compile(r"[\"'%,.#\s\[\]]")  # what no client SDK takes in a name
+
+
+class ClientType(StrEnum):
+    """The types of columns on a device."""
+
+    TEXT = "text"
+    INTEGER = "integer"
+    REAL = "real"
+
+
+@dataclass(frozen=True, slots=True)
+class ClientColumn:
+    """A column of a device's table; `note` says what its type is guessed from, if it is."""
+
+    name: str
+    type: ClientType
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ClientTable:
+    """A table of the device without its `id`. `notes` are for whoever reads the schema."""
+
+    name: str
+    columns: tuple[ClientColumn, ...]
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ClientSchema:
+    """Everything that a plan can put on a device. `notes` are of what is not among the tables."""
+
+    tables: tuple[ClientTable, ...]
+    notes: tuple[str, ...] = ()
+
+
+def client_schema(plan: SyncPlan, schema: SourceSchema | None) -> ClientSchema:
+    """The client schema of a plan, with the types that the source's `schema` has; without one, with what the plan
+    alone says. Tables stand in the order of the config, columns in that of the source."""
+    drafts: dict[str, _Draft] = {}
+    notes: dict[str, None] = {}
+    for source in (source for bucket in plan.buckets for source in bucket.sources):
+        tables = () if schema is None else schema.matching(source.table)
+        names = [source.output_table] if source.output_table else [table.name for table in tables]
+        if not names:
+            notes[f"tables called like {source.table.name}: the source's schema would tell which there are"] = None
+        for name in names:
+            if _REFUSED.search(name):
+                notes[f"table {_shown(name)}: SDKs refuse its name; select from it AS another one"] = None
+                continue
+            own = [table for table in tables if source.output_table or table.name == name]
+            drafts.setdefault(name, _Draft(name)).add(plan, source, own)
+    return ClientSchema(tuple(draft.table() for draft in drafts.values()), tuple(notes))
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """One column as one query gives it; None is a type that nobody knows."""
+
+    name: str
+    type: ClientType | None
+
+
+class _Draft:
+    """A table of the device, put together from all queries that give rows of it."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._types: dict[str, list[ClientType | None]] = {}
+        self._notes: dict[str, None] = {}
+
+    def add(self, plan: SyncPlan, source: RowSource, tables: Sequence[SourceTable]) -> None:
+        if not tables:
+            unknown = f"the columns of {_shown(source.table.name)} in the source are not known"
+            self._notes[unknown] = None
+            if any(isinstance(item, Star) for item in source.projection):
+                self._notes["add those that the rules do not name"] = None
+            self._merge(_of_source(plan, source, None))
+        for table in tables:
+            blobs = [c.name for c in table.columns if _kind(table, c.name, plan) is ValueKind.BLOB]
+            if any(isinstance(item, Star) for item in source.projection):
+                for blob in blobs:
+                    self._notes[f"{_shown(blob)} is bytea and not synced"] = None
+            self._merge(_of_source(plan, source, table))
+
+    def _merge(self, found: Iterable[_Found]) -> None:
+        for column in found:
+            known = {"id": "id"} | {name.lower(): name for name in self._types}
+            same = known.get(column.name.lower(), column.name)
+            if column.name == "id":
+                continue
+            if _REFUSED.search(column.name):
+                self._notes[f"column {_shown(column.name)}: SDKs refuse its name; select it AS another one"] = None
+            elif same != column.name:
+                self._notes[f"column {_shown(column.name)}: a device cannot tell it from {same}"] = None
+            else:
+                self._types.setdefault(column.name, []).append(column.type)
+
+    def table(self) -> ClientTable:
+        columns = tuple(ClientColumn(name, *_united(types)) for name, types in self._types.items())
+        return ClientTable(self._name, columns, tuple(self._notes))
+
+
+def _united(types: Sequence[ClientType | None]) -> tuple[ClientType, str]:
+    """The type that holds the values of all queries, and what there is to say of it."""
+    known = {each for each in types if each is not None}
+    if None in types and not known:
+        return ClientType.TEXT, "type not known"
+    if len(known) == 1:
+        return known.pop(), "type not known to all queries" if None in types else ""
+    if known == {ClientType.INTEGER, ClientType.REAL}:
+        return ClientType.REAL, ""
+    return ClientType.TEXT, "different types in different queries"
+
+
+def _of_source(plan: SyncPlan, source: RowSource, table: SourceTable | None) -> Iterator[_Found]:
+    """The columns of one query's rows, each once: what is selected later takes the place of what came before."""
+    found: dict[str, ClientType | None] = {}
+    for item in source.projection:
+        if isinstance(item, Star):
+            for name, known in _of_star(plan, source, table, item):
+                if item.everything or name not in found:
+                    found[name] = known
+        elif not _is_blob(item.expr, table, plan):
+            found[item.name] = _type_of(item.expr, table, plan)
+    return (_Found(name, known) for name, known in found.items())
+
+
+def _of_star(
+    plan: SyncPlan, source: RowSource, table: SourceTable | None, star: Star
+) -> Iterator[tuple[str, ClientType | None]]:
+    names = _named(plan, source.table) if table is None else [column.name for column in table.columns]
+    for name in names:
+        kind = None if table is None else _kind(table, name, plan)
+        if kind is not ValueKind.BLOB and (star.everything or not name.startswith("_")):
+            yield name, None if kind is None else _CLIENT[kind]
+
+
+def _named(plan: SyncPlan, pattern: TablePattern) -> list[str]:
+    """The columns of a table that the rules mention anywhere."""
+    exprs: list[Expr] = []
+    for source in (source for bucket in plan.buckets for source in bucket.sources):
+        if source.table == pattern:
+            outputs = [item.expr for item in source.projection if isinstance(item, Output)]
+            exprs += [*outputs, *source.filters, *source.each, *source.params]
+    for lookup in plan.lookups:
+        if lookup.table == pattern:
+            exprs += lookup.exprs()
+    return columns_of(exprs)
+
+
+# types of expressions
+
+_CLIENT = {
+    ValueKind.INTEGER: ClientType.INTEGER,
+    ValueKind.REAL: ClientType.REAL,
+    ValueKind.TEXT: ClientType.TEXT,
+    ValueKind.JSON: ClientType.TEXT,
+    ValueKind.BLOB: ClientType.TEXT,
+}
+_UUID = "00000000-0000-4000-8000-000000000000"
+_SAMPLES: dict[ValueKind | None, tuple[Value, ...]] = {
+    ValueKind.INTEGER: (1, 0, None),
+    ValueKind.REAL: (1.5, 0.0, None),
+    ValueKind.TEXT: ("a", "1.5", "12", "2024-01-31 10:00:00Z", _UUID, None),
+    ValueKind.JSON: ("{}", "[]", "[1]", None),
+    ValueKind.BLOB: (b"a", None),
+    None: (1, 1.5, "a", "{}", b"a", None),
+}
+_OF_SQLITE = {"integer": ClientType.INTEGER, "real": ClientType.REAL, "text": ClientType.TEXT}
+
+
+def _type_of(expr: Expr, table: SourceTable | None, plan: SyncPlan) -> ClientType | None:
+    """The type of a selected value: that of its column, or the one that the expression has for sample values."""
+    if expr.sql == "?1":
+        kind = _input_kind(expr.inputs[0], table, plan)
+        return None if kind is None else _CLIENT[kind]
+    found = _tried(expr, table, plan) - {"null", "blob"}
+    if found == {"integer", "real"}:
+        return ClientType.REAL
+    return _OF_SQLITE[found.pop()] if len(found) == 1 else ClientType.TEXT if found else None
+
+
+def _is_blob(expr: Expr, table: SourceTable | None, plan: SyncPlan) -> bool:
+    """Whether devices never get the value."""
+    if expr.sql == "?1":
+        return _input_kind(expr.inputs[0], table, plan) is ValueKind.BLOB
+    return _tried(expr, table, plan) - {"null"} == {"blob"}
+
+
+def _tried(expr: Expr, table: SourceTable | None, plan: SyncPlan) -> set[str]:
+    """What SQLite calls the types of the expression's values for samples of its inputs."""
+    samples = [_SAMPLES[_input_kind(name, table, plan)] for name in expr.inputs]
+    found: set[str] = set()
+    for values in islice(product(*samples), _MAX_SAMPLES):
+        try:
+            found.add(str(engine().rows(f"SELECT typeof({expr.sql})", values)[0][0]))
+        except EvaluationError:
+            continue  # a sample that the expression fails on says nothing
+    return found
+
+
+def _input_kind(name: str, table: SourceTable | None, plan: SyncPlan) -> ValueKind | None:
+    if name in {function.value for function in RowFunction}:
+        return ValueKind.TEXT
+    return None if table is None else _kind(table, name, plan)
+
+
+def _kind(table: SourceTable, name: str, plan: SyncPlan) -> ValueKind | None:
+    column = table.column(name)
+    return None if column is None else column.value_kind(custom_types=plan.options.custom_postgres_types)
+
+
+def _shown(name: str) -> str:
+    return " ".join(name.split()) or "without a name"

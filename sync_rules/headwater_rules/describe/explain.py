@@ -1,0 +1,238 @@
+"""What a config does, in words: for each stream who gets which rows and how, and what a change of a table touches."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from headwater_rules.describe.wording import columns_of, request_words, row_words
+from headwater_rules.plan import (
+    BucketDefinition,
+    Expr,
+    FromRequest,
+    FromStage,
+    LookupStage,
+    Output,
+    ParamSource,
+    RequestStage,
+    RowSource,
+    Star,
+    Stream,
+    SyncPlan,
+    TablePattern,
+    Variant,
+)
+
+_VALUE = re.compile(r"\b(?:auth|connection|subscription)\.[a-z_]+\((?:'(?:[^']|'')*')?\)")
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step of a request. Rows of `table` that pass `filters` and whose `keys` (column, value) agree are found, and
+    give `outputs`. Without a table the rows are the elements of the request's `arrays`."""
+
+    table: str | None
+    arrays: tuple[str, ...]
+    filters: tuple[str, ...]
+    keys: tuple[tuple[str, str], ...]
+    outputs: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """The rows of one query: those of `table` that pass `filters`, as `output_table` with `columns`. `parameters` are
+    the row's values that decide its bucket, and where a request has them from."""
+
+    table: str
+    output_table: str | None
+    filters: tuple[str, ...]
+    columns: tuple[str, ...]
+    parameters: tuple[tuple[str, tuple[str, ...]], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """One way from a request to buckets. `limits` are what a device with much in it can run into."""
+
+    buckets: tuple[str, ...]
+    priority: int
+    gates: tuple[str, ...]
+    steps: tuple[Step, ...]
+    rows: tuple[Rows, ...]
+    limits: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StreamWords:
+    """A stream or bucket definition. `reads` are the values of the request that it depends on."""
+
+    name: str
+    default: bool
+    priority: int
+    reads: tuple[str, ...]
+    ways: tuple[Way, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TableWords:
+    """What a change of a row of a table does. `moves` (column, streams) has rows enter, leave or change buckets;
+    `rights` has requests get other buckets; `sent` are the streams whose devices are sent the row."""
+
+    name: str
+    moves: tuple[tuple[str, tuple[str, ...]], ...]
+    rights: tuple[tuple[str, tuple[str, ...]], ...]
+    sent: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Everything, in the order of the config."""
+
+    streams: tuple[StreamWords, ...]
+    tables: tuple[TableWords, ...]
+
+
+def explain(plan: SyncPlan, *, max_buckets: int = 1000, max_results: int = 1000) -> Explanation:
+    """What a plan does. The limits are those of the service."""
+    limits = (max_buckets, max_results)
+    streams = tuple(_stream(plan, stream, limits) for stream in plan.streams)
+    return Explanation(streams, tuple(_table(plan, pattern) for pattern in plan.tables()))
+
+
+def _stream(plan: SyncPlan, stream: Stream, limits: tuple[int, int]) -> StreamWords:
+    ways = tuple(_way(plan, stream, variant, limits) for variant in stream.variants)
+    return StreamWords(stream.name, stream.auto_subscribe, stream.priority, tuple(_reads(stream)), ways)
+
+
+def _reads(stream: Stream) -> list[str]:
+    words: list[str] = []
+    for variant in stream.variants:
+        words += map(request_words, variant.gates)
+        words += map(request_words, _from_request(source for sources in variant.params for source in sources))
+        for stage in variant.stages:
+            if isinstance(stage, LookupStage):
+                words += map(request_words, _from_request(stage.keys))
+            else:
+                words += map(request_words, stage.arrays)
+                words += (request_words(each, stage.arrays) for each in (*stage.filters, *stage.outputs))
+    return list(dict.fromkeys(found for text in words for found in _VALUE.findall(text)))
+
+
+def _from_request(sources: Iterable[ParamSource]) -> list[Expr]:
+    return [source.expr for source in sources if isinstance(source, FromRequest)]
+
+
+def _way(plan: SyncPlan, stream: Stream, variant: Variant, limits: tuple[int, int]) -> Way:
+    steps = tuple(_step(plan, variant, stage) for stage in variant.stages)
+    definitions = [plan.buckets[number] for number in variant.buckets]
+    rows = tuple(_rows(plan, variant, source) for each in definitions for source in each.sources)
+    return Way(
+        tuple(each.name for each in definitions),
+        stream.priority if variant.priority is None else variant.priority,
+        tuple(request_words(gate) for gate in variant.gates),
+        steps,
+        rows,
+        tuple(_limits(variant, steps, limits)),
+    )
+
+
+def _step(plan: SyncPlan, variant: Variant, stage: LookupStage | RequestStage) -> Step:
+    if isinstance(stage, RequestStage):
+        arrays = tuple(request_words(array) for array in stage.arrays)
+        filters = tuple(request_words(each, stage.arrays) for each in stage.filters)
+        outputs = tuple(request_words(each, stage.arrays) for each in stage.outputs)
+        return Step(None, arrays, filters, (), outputs)
+    lookup = plan.lookups[stage.lookup]
+    keys = zip(lookup.keys, stage.keys, strict=True)
+    return Step(
+        _name(lookup.table),
+        (),
+        tuple(row_words(each, lookup.each) for each in lookup.filters),
+        tuple((row_words(key, lookup.each), _source(plan, variant, source)) for key, source in keys),
+        tuple(row_words(each, lookup.each) for each in lookup.outputs),
+    )
+
+
+def _rows(plan: SyncPlan, variant: Variant, source: RowSource) -> Rows:
+    parameters = zip(source.params, variant.params, strict=True)
+    return Rows(
+        _name(source.table),
+        source.output_table,
+        tuple(row_words(each, source.each) for each in source.filters),
+        tuple("*" if isinstance(item, Star) else _column(item, source.each) for item in source.projection),
+        tuple(
+            (row_words(param, source.each), tuple(_source(plan, variant, each) for each in sources))
+            for param, sources in parameters
+        ),
+    )
+
+
+def _column(item: Output, arrays: Sequence[Expr]) -> str:
+    words = row_words(item.expr, arrays)
+    return words if words.strip('"') == item.name else f"{words} AS {item.name}"
+
+
+def _source(plan: SyncPlan, variant: Variant, source: ParamSource) -> str:
+    match source:
+        case FromRequest(expr, each):
+            return f"each({request_words(expr)})" if each else request_words(expr)
+        case FromStage(stage, output):
+            return _given(plan, variant, stage, output)
+
+
+def _given(plan: SyncPlan, variant: Variant, stage: int, output: int) -> str:
+    found = variant.stages[stage]
+    if isinstance(found, RequestStage):
+        return request_words(found.outputs[output], found.arrays)
+    lookup = plan.lookups[found.lookup]
+    return f"{row_words(lookup.outputs[output], lookup.each)} of {_name(lookup.table)} (step {stage + 1})"
+
+
+def _limits(variant: Variant, steps: Sequence[Step], limits: tuple[int, int]) -> Iterable[str]:
+    if any(all(map(_many, sources)) for sources in variant.params):
+        yield f"a device gets at most {limits[0]:,} buckets, of all its streams together"
+    if any(step.table for step in steps):
+        yield f"each step finds at most {limits[1]:,} rows for a request"
+    for step in steps:
+        if step.table and not step.keys:
+            yield f"every row of {step.table} that passes is read for each request: nothing connects it to one"
+
+
+def _many(source: ParamSource) -> bool:
+    return isinstance(source, FromStage) or source.each
+
+
+# what changes do
+
+
+def _table(plan: SyncPlan, pattern: TablePattern) -> TableWords:
+    moves: dict[str, dict[str, None]] = {}
+    rights: dict[str, dict[str, None]] = {}
+    sent: dict[str, None] = {}
+    for stream in plan.streams:
+        for variant in stream.variants:
+            for source in _sources(plan, variant):
+                if source.table == pattern:
+                    sent[stream.name] = None
+                    for column in columns_of([*source.filters, *source.each, *source.params]):
+                        moves.setdefault(column, {})[stream.name] = None
+            for number in variant.lookups():
+                if plan.lookups[number].table == pattern:
+                    for column in columns_of(plan.lookups[number].exprs()) or ["*"]:
+                        rights.setdefault(column, {})[stream.name] = None
+    return TableWords(_name(pattern), _frozen(moves), _frozen(rights), tuple(sent))
+
+
+def _sources(plan: SyncPlan, variant: Variant) -> list[RowSource]:
+    definitions: list[BucketDefinition] = [plan.buckets[number] for number in variant.buckets]
+    return [source for each in definitions for source in each.sources]
+
+
+def _frozen(found: dict[str, dict[str, None]]) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    return tuple((column, tuple(streams)) for column, streams in found.items())
+
+
+def _name(pattern: TablePattern) -> str:
+    schema = pattern.schema if pattern.tag == "default" else f"{pattern.tag}.{pattern.schema}"
+    return pattern.name if schema == "public" else f"{schema}.{pattern.name}"

@@ -1,0 +1,80 @@
+"""Streams that have a bucket for each row of a table, of which a device may need as many as it gets rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from headwater_rules.describe.wording import row_words
+from headwater_rules.plan import (
+    Expr,
+    FromRequest,
+    FromStage,
+    LookupStage,
+    ParamSource,
+    RowFunction,
+    RowSource,
+    SyncPlan,
+    Variant,
+)
+
+_UNIQUE: dict[tuple[str, ...], str] = {("id",): "id", (RowFunction.ROW_ID.value,): "row_id()"}
+"""What no two rows of a table share."""
+
+
+@dataclass(frozen=True, slots=True)
+class BucketPerRow:
+    """`definition` has a bucket for each row of `table` (`schema.name`), by `value`, and a request of `stream` can lead
+    to many of them."""
+
+    stream: str
+    definition: str
+    table: str
+    value: str
+
+
+def buckets_per_row(plan: SyncPlan) -> tuple[BucketPerRow, ...]:
+    """All that a plan has, in its order, each once."""
+    return tuple(dict.fromkeys(_found(plan)))
+
+
+def _found(plan: SyncPlan) -> Iterator[BucketPerRow]:
+    for stream in plan.streams:
+        for variant in stream.variants:
+            for definition in (plan.buckets[number] for number in variant.buckets):
+                for source in definition.sources:
+                    value = _unique(plan, variant, source)
+                    if value is not None:
+                        table = f"{source.table.schema}.{source.table.name}"
+                        yield BucketPerRow(stream.name, definition.name, table, value)
+
+
+def _unique(plan: SyncPlan, variant: Variant, source: RowSource) -> str | None:
+    """The unique value that decides a row's bucket, unless a request has just one."""
+    for param, given in zip(source.params, variant.params, strict=True):
+        value = _value(param, source.each)
+        if value is not None and not any(_single(plan, variant, each) for each in given):
+            return value
+    return None
+
+
+def _value(expr: Expr, arrays: Sequence[Expr]) -> str | None:
+    """The unique value that an expression is, as it is or as text; of any other form it need not be unique."""
+    unique = _UNIQUE.get(expr.inputs)
+    return unique if row_words(expr, arrays) == unique else None
+
+
+def _single(plan: SyncPlan, variant: Variant, source: ParamSource) -> bool:
+    """Whether a request has one value of it at most."""
+    match source:
+        case FromRequest(_, each):
+            return not each
+        case FromStage(number, _):
+            stage = variant.stages[number]
+            if not isinstance(stage, LookupStage):
+                return False
+            lookup = plan.lookups[stage.lookup]
+            if lookup.each:
+                return False
+            keys = zip(lookup.keys, stage.keys, strict=True)
+            return any(_value(key, ()) is not None and _single(plan, variant, given) for key, given in keys)

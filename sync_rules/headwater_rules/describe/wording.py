@@ -1,0 +1,188 @@
+"""Expressions of a plan in the words of the rule language, for people: without what is only there for SQLite."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+
+import sqlglot
+from sqlglot import exp
+from sqlglot.errors import SqlglotError
+
+from headwater_rules.evaluate.engine import renumber
+from headwater_rules.plan import Expr, RequestInput, RowFunction, element_column
+from headwater_rules.text.sqltext import RuleDialect
+
+_PLAIN = re.compile(r"[a-z_][a-z0-9_]*")
+_ELEMENT = re.compile(r"e([0-9]+)\.(value|key)")
+_REQUEST = {
+    RequestInput.USER_ID.value: "auth.user_id()",
+    RequestInput.CLAIMS.value: "auth.parameters()",
+    RequestInput.CONNECTION.value: "connection.parameters()",
+    RequestInput.SUBSCRIPTION.value: "subscription.parameters()",
+}
+_OF_ROW = {
+    RowFunction.ROW_ID.value: "row_id()",
+    RowFunction.TABLE_NAME.value: "table_name()",
+    RowFunction.TABLE_SUFFIX.value: "table_suffix()",
+    RowFunction.SCHEMA.value: "schema()",
+}
+_INNER_FUNCTIONS = frozenset({"hw_truth", "hw_text", "hw_floor", "hw_moment"})
+_OWN = "hw_"  # begins the names of functions that read as SQLite's of the same name do not
+_LOOSE = (exp.Binary, exp.Not, exp.In, exp.Between)
+
+
+def row_words(expr: Expr, arrays: Sequence[Expr] = ()) -> str:
+    """An expression over a row, whose expanded `arrays` its inputs may be elements of."""
+    return _words(expr, {}, arrays)
+
+
+def request_words(expr: Expr, arrays: Sequence[Expr] = ()) -> str:
+    """An expression over values of the request."""
+    return _words(expr, _REQUEST, arrays)
+
+
+def columns_of(exprs: Sequence[Expr]) -> list[str]:
+    """The source columns that expressions over a row read."""
+    return list(dict.fromkeys(name for expr in exprs for name in expr.inputs if not name.startswith("\x00")))
+
+
+def _words(expr: Expr, names: Mapping[str, str], arrays: Sequence[Expr]) -> str:
+    written = renumber(expr.sql, [_named(name, names, arrays) for name in expr.inputs])
+    try:
+        tree = sqlglot.parse_one(written, dialect=RuleDialect)
+        return str(_tidied(tree).sql(dialect=RuleDialect, normalize_functions=False))
+    except (SqlglotError, RecursionError):
+        return written  # SQLite's own SQL is still true
+
+
+def _named(name: str, names: Mapping[str, str], arrays: Sequence[Expr]) -> str:
+    element = _ELEMENT.fullmatch(element_column(name) or "")
+    if element:
+        array = _words(arrays[int(element[1])], names, ())
+        return f"each({array})" if element[2] == "value" else f"key_of({array})"
+    return names.get(name) or _OF_ROW.get(name) or '"' + name.replace('"', '""') + '"'
+
+
+def _tidied(tree: exp.Expr) -> exp.Expr:
+    for _ in range(8):  # what one step uncovers is for the next
+        before = tree.sql(dialect=RuleDialect)
+        tree = tree.transform(_step)
+        if tree.sql(dialect=RuleDialect) == before:
+            break
+    return tree
+
+
+def _step(node: exp.Expr) -> exp.Expr:
+    for rule in _RULES:
+        found = rule(node)
+        if found is not None:
+            return found
+    return node
+
+
+def _without_guard(node: exp.Expr) -> exp.Expr | None:
+    """`ifnull(x, 0)` of a condition: null is false there."""
+    name = str(node.this).lower() if isinstance(node, exp.Anonymous) else ""
+    if name in _INNER_FUNCTIONS:
+        return _inner(node.expressions[0])
+    if name == "ifnull" and len(node.expressions) == 2 and node.expressions[1].sql() == "0":
+        return _inner(node.expressions[0])
+    return None
+
+
+def _without_truth(node: exp.Expr) -> exp.Expr | None:
+    """`x <> 0`, which the rule did not say: `!=` is written as NOT (… = …)."""
+    if isinstance(node, exp.NEQ) and node.expression.sql() == "0":
+        inner = _inner(node.this)
+        return inner.this if isinstance(inner, exp.Cast) else inner
+    return None
+
+
+def _without_type(node: exp.Expr) -> exp.Expr | None:
+    """The truth of a value whose type is not known before."""
+    if isinstance(node, exp.Case) and isinstance(node.this, exp.Anonymous) and str(node.this.this).lower() == "typeof":
+        return _inner(node.this.expressions[0])
+    return None
+
+
+def _in_array(node: exp.Expr) -> exp.Expr | None:
+    """`x IN (SELECT value FROM json_each(array))`, which the rule wrote as `x IN array`."""
+    query = node.args.get("query") if isinstance(node, exp.In) else None
+    found = query.find(exp.Table) if query is not None else None
+    if found is None or not isinstance(found.this, exp.Anonymous):
+        return None
+    return exp.In(this=node.this, field=_inner(found.this.expressions[0]))
+
+
+def _own_name(node: exp.Expr) -> exp.Expr | None:
+    """`hw_substring` is `substring` in a rule."""
+    name = str(node.this) if isinstance(node, exp.Anonymous) else ""
+    if not name.startswith(_OWN) or name in _INNER_FUNCTIONS:
+        return None
+    return exp.Anonymous(this=name.removeprefix(_OWN), expressions=[_bare(item) for item in node.expressions])
+
+
+def _bare(node: exp.Expr) -> exp.Expr:
+    """A literal without a cast to the kind that it has."""
+    return node.this if isinstance(node, exp.Cast) and isinstance(node.this, exp.Literal) else node
+
+
+def _without_collation(node: exp.Expr) -> exp.Expr | None:
+    return node.this if isinstance(node, exp.Collate) else None
+
+
+def _parameter(node: exp.Expr) -> exp.Expr | None:
+    """`auth.parameters() ->> '$."x"'` is `auth.parameter('x')`; other paths lose their quotes."""
+    if not isinstance(node, exp.JSONExtract | exp.JSONExtractScalar) or not isinstance(node.expression, exp.Literal):
+        return None
+    path = str(node.expression.this)
+    if not path.startswith('$."'):
+        return None
+    try:
+        keys = [json.loads(key) for key in re.findall(r'"(?:[^"\\]|\\.)*"', path)]
+    except ValueError:
+        return None
+    shown = keys[0] if len(keys) == 1 else "$." + ".".join(keys)
+    value = _inner(node.this)
+    call = value.sql(dialect=RuleDialect)
+    if isinstance(node, exp.JSONExtractScalar) and call in _REQUEST.values():
+        return exp.Dot(
+            this=exp.to_identifier(call.split(".")[0]),
+            expression=exp.Anonymous(this="parameter", expressions=[exp.Literal.string(shown)]),
+        )
+    return type(node)(this=value, expression=exp.Literal.string(shown))
+
+
+def _without_brackets(node: exp.Expr) -> exp.Expr | None:
+    if not isinstance(node, exp.Paren):
+        return None
+    inner, parent = node.this, node.parent
+    needed = isinstance(inner, _LOOSE) and isinstance(parent, _LOOSE) and not isinstance(inner, exp.Dot)
+    return None if needed else inner
+
+
+def _unquoted(node: exp.Expr) -> exp.Expr | None:
+    if isinstance(node, exp.Identifier) and node.args.get("quoted") and _PLAIN.fullmatch(str(node.this)):
+        return exp.to_identifier(str(node.this), quoted=False)
+    return None
+
+
+_RULES: tuple[Callable[[exp.Expr], exp.Expr | None], ...] = (
+    _without_guard,
+    _without_truth,
+    _without_type,
+    _without_collation,
+    _own_name,
+    _in_array,
+    _parameter,
+    _without_brackets,
+    _unquoted,
+)
+
+
+def _inner(node: exp.Expr) -> exp.Expr:
+    while isinstance(node, exp.Paren):
+        node = node.this
+    return node

@@ -1,0 +1,1 @@
+"""Running a plan: rows to bucket and lookup entries, requests to buckets, on the pinned SQLite."""

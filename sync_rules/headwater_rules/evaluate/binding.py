@@ -1,0 +1,129 @@
+"""Expressions of a plan bound to the positions of a table's values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from operator import itemgetter
+
+from headwater_rules.evaluate.engine import engine, renumber, select_sql
+from headwater_rules.plan import Expr, RowFunction, TablePattern, Value, element_column
+
+Row = tuple[Value, ...]
+
+
+class Layout:
+    """Positions in the tuple that an expression sees: the columns, then the row id, then constants."""
+
+    def __init__(self, tag: str, schema: str, table: str, columns: tuple[str, ...]) -> None:
+        self.tag = tag
+        self.schema = schema
+        self.table = table
+        self.columns = columns
+        self._positions = {name: position for position, name in enumerate(columns)}
+        self._constants: list[Value] = []
+        self._used: set[str] = set()
+        self._all = False
+        self._extended = False
+
+    def matches(self, pattern: TablePattern) -> bool:
+        return pattern.matches(self.tag, self.schema, self.table)
+
+    def need_all(self) -> None:
+        self._all = True
+
+    def needed(self) -> frozenset[str] | None:
+        """The columns whose values were asked for; None when all were."""
+        return None if self._all else frozenset(self._used)
+
+    def constants(self) -> tuple[Value, ...] | None:
+        """What follows the row id; None when no expression looks beyond the columns."""
+        return tuple(self._constants) if self._extended else None
+
+    def position(self, name: str, pattern: TablePattern) -> int:
+        """Where the input `name` of an expression over a row of `pattern` stands."""
+        known = self._positions.get(name)
+        if known is not None:
+            self._used.add(name)
+            return known
+        self._extended = True
+        match name:
+            case RowFunction.ROW_ID.value:
+                return len(self.columns)
+            case RowFunction.TABLE_NAME.value:
+                return self._constant(self.table)
+            case RowFunction.SCHEMA.value:
+                return self._constant(self.schema)
+            case RowFunction.TABLE_SUFFIX.value:
+                wild = pattern.name.endswith("%")
+                return self._constant(self.table[len(pattern.name) - 1 :] if wild else "")
+            case _:
+                return self._constant(None)  # a column that the table lacks
+
+    def _constant(self, value: Value) -> int:
+        if value not in self._constants:
+            self._constants.append(value)
+        return len(self.columns) + 1 + self._constants.index(value)
+
+
+class Statement:
+    """One prepared SELECT over values of a row."""
+
+    __slots__ = ("_pick", "_sql")
+
+    def __init__(self, sql: str, positions: Sequence[int]) -> None:
+        self._sql = sql
+        self._pick: Callable[[Row], Row] = itemgetter(*positions) if len(positions) > 1 else _few(positions)
+
+    def check(self) -> None:
+        """Prepare without running. Raises EvaluationError."""
+        engine().check(self._sql)
+
+    def rows(self, row: Row) -> list[Row]:
+        """The computed values, once for each way in which the row passes. Raises EvaluationError."""
+        return engine().rows(self._sql, self._pick(row))
+
+
+class Bound:
+    """The expressions of one source, bound. Plain columns are positions from the start of the row; values that
+    SQLite computes are appended to the row, so their positions count from its end."""
+
+    def __init__(self, layout: Layout, pattern: TablePattern, filters: Sequence[Expr], each: Sequence[Expr]) -> None:
+        self._layout = layout
+        self._pattern = pattern
+        self._bindings: dict[int, int] = {}
+        self._computed: list[str] = []
+        self._arrays = [self._sql(expr) for expr in each]
+        self._filters = [self._sql(expr) for expr in filters]
+
+    def position(self, expr: Expr) -> int:
+        """Where the value of `expr` stands in a row to which this source's computed values are appended."""
+        if expr.sql == "?1" and element_column(expr.inputs[0]) is None:
+            return self._layout.position(expr.inputs[0], self._pattern)
+        sql = self._sql(expr)
+        if sql not in self._computed:
+            self._computed.append(sql)
+        return -1 - self._computed.index(sql)
+
+    def statement(self) -> Statement | None:
+        """What has to be run for a row; None when every value is a plain column and every row passes."""
+        if not (self._filters or self._arrays or self._computed):
+            return None
+        sql = select_sql(self._computed[::-1], self._arrays, self._filters)
+        return Statement(sql, tuple(self._bindings))
+
+    def _sql(self, expr: Expr) -> str:
+        return renumber(expr.sql, [self._target(name) for name in expr.inputs])
+
+    def _target(self, name: str) -> str:
+        element = element_column(name)
+        if element is not None:
+            return element
+        position = self._layout.position(name, self._pattern)
+        return f"?{self._bindings.setdefault(position, len(self._bindings) + 1)}"
+
+
+def _few(positions: Sequence[int]) -> Callable[[Row], Row]:
+    if not positions:
+        return lambda _: ()
+    only = positions[0]
+    return lambda row: (row[only],)

@@ -1,0 +1,168 @@
+"""The values of a request as expressions see them. Numbers are doubles there, as in the JSON they came from; those that
+doubles round cannot be read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+
+import orjson
+
+from headwater_rules.errors import EvaluationError
+from headwater_rules.evaluate.engine import engine, renumber, select_sql
+from headwater_rules.evaluate.large_numbers import LARGEST, Steps, holds_inexact, is_exact, named, readings
+from headwater_rules.evaluate.naming import canonical
+from headwater_rules.plan import Expr, FromRequest, RequestInput, RequestStage, Value, element_column
+
+Canonical = int | float | str
+
+_CALLED = {
+    RequestInput.USER_ID: "the user id",
+    RequestInput.CLAIMS: "the token",
+    RequestInput.CONNECTION: "the connection's parameters",
+    RequestInput.SUBSCRIPTION: "the subscription's parameters",
+}
+
+
+class Inputs:
+    """Claims and parameters for one subscription. Converts only what is asked for, and that once."""
+
+    def __init__(
+        self,
+        claims: Mapping[str, object],
+        connection: Mapping[str, object] | None,
+        subscription: Mapping[str, object] | None,
+    ) -> None:
+        self._sources: dict[RequestInput, object] = {
+            RequestInput.USER_ID: claims.get("sub"),
+            RequestInput.CLAIMS: claims,
+            RequestInput.CONNECTION: connection,
+            RequestInput.SUBSCRIPTION: subscription,
+        }
+        self._values: dict[str, Value] = {}
+        self._inexact: dict[str, bool] = {}
+        self._computed: dict[FromRequest, tuple[Canonical, ...]] = {}
+
+    def holds(self, gate: Expr) -> bool:
+        """Whether a condition is true. Raises EvaluationError."""
+        return bool(self._scalar(gate))
+
+    def values(self, source: FromRequest) -> tuple[Canonical, ...]:
+        """The value of `source` in the form that names use, or every distinct one of an array; nothing for null and
+        blobs. Raises EvaluationError."""
+        known = self._computed.get(source)
+        if known is None:
+            found = self._elements(source.expr) if source.each else [self._scalar(source.expr)]
+            parts = [_canonical(value) for value in found]
+            known = self._computed[source] = tuple(dict.fromkeys(part for part in parts if part is not None))
+        return known
+
+    def rows(self, stage: RequestStage) -> list[tuple[Canonical, ...]]:
+        """The distinct rows of a stage, without those that hold a null or a blob. Raises EvaluationError."""
+        sql, names = stage_statement(stage)
+        found = engine().rows(sql, self._bindings(sql, names))
+        wanted = len(stage.outputs)
+        rows = (tuple(part for value in row[:wanted] if (part := _canonical(value)) is not None) for row in found)
+        return list(dict.fromkeys(row for row in rows if len(row) == wanted))
+
+    def _scalar(self, expr: Expr) -> Value:
+        bindings = self._bindings(expr.sql, expr.inputs)
+        if expr.sql == "?1":
+            return bindings[0]
+        return engine().rows(f"SELECT {expr.sql}", bindings)[0][0]
+
+    def _elements(self, expr: Expr) -> list[Value]:
+        rows = engine().rows(f"SELECT value FROM json_each({expr.sql})", self._bindings(expr.sql, expr.inputs))
+        return [row[0] for row in rows]
+
+    def _bindings(self, sql: str, names: Sequence[str]) -> list[Value]:
+        """The inputs of an expression. Raises EvaluationError when it reads a number that is not exact."""
+        values = [self._input(name) for name in names]
+        if any(self._inexact[name] for name in names):
+            for position, steps in readings(sql):
+                self._refuse_inexact(names[position], steps)
+        return values
+
+    def _input(self, name: str) -> Value:
+        if name not in self._values:
+            source = self._sources[RequestInput(name)]
+            self._values[name] = _value(source)  # which fails for what is nested too deeply to be searched
+            self._inexact[name] = holds_inexact(source)
+        return self._values[name]
+
+    def _refuse_inexact(self, name: str, steps: Steps) -> None:
+        source = RequestInput(name)
+        if holds_inexact(self._sources[source], steps):
+            where = f"`{named(steps)}` of {_CALLED[source]}" if steps else _CALLED[source]
+            raise EvaluationError(f"{where} holds a number beyond 2^53, which JSON rounds: send it as a text")
+
+
+@lru_cache(maxsize=1000)
+def stage_statement(stage: RequestStage) -> tuple[str, tuple[str, ...]]:
+    """The SELECT of a stage, and the inputs to bind."""
+    bindings: dict[str, int] = {}
+
+    def written(expr: Expr) -> str:
+        return renumber(
+            expr.sql,
+            [element_column(name) or f"?{bindings.setdefault(name, len(bindings) + 1)}" for name in expr.inputs],
+        )
+
+    outputs, arrays, filters = ([*map(written, exprs)] for exprs in (stage.outputs, stage.arrays, stage.filters))
+    return select_sql(outputs, arrays, filters), tuple(bindings)
+
+
+def _value(claim: object) -> Value:
+    match claim:
+        case None:
+            return None
+        case bool():
+            return int(claim)
+        case int() | float():
+            return _double(claim)
+        case str():
+            return _encodable(claim)
+        case _:
+            return _json(claim)
+
+
+def _double(number: float) -> float | None:
+    """Null stands for what nobody may read."""
+    return float(number) if is_exact(number) else None
+
+
+def _canonical(value: Value) -> Canonical | None:
+    """`canonical`, for reals that were computed exactly."""
+    if isinstance(value, float) and abs(value) > LARGEST:
+        raise EvaluationError("a real beyond 2^53 is computed, which is rounded: write `…::integer` of a text")
+    return canonical(value)
+
+
+def _encodable(text: str) -> str:
+    if not text.isascii():
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise EvaluationError("a value of the request is no valid Unicode text") from None
+    return text
+
+
+def _json(value: object) -> str:
+    try:
+        return orjson.dumps(_doubles(value)).decode()
+    except (TypeError, RecursionError):
+        raise EvaluationError("a value of the request is not valid JSON, or nested too deeply") from None
+
+
+def _doubles(value: object) -> object:
+    match value:
+        case bool():
+            return value
+        case int() | float():
+            return _double(value)
+        case Mapping():
+            return {str(key): _doubles(item) for key, item in value.items()}
+        case list() | tuple():
+            return [_doubles(item) for item in value]
+        case _:
+            return value

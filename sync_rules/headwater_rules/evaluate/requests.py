@@ -1,0 +1,299 @@
+"""A request to the buckets it may read, and why.
+
+Lookup stages are joined: what comes from one looked-up row is only ever combined with values of the same row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence, Set
+from dataclasses import dataclass, field
+from itertools import product
+
+import orjson
+
+from headwater_rules.errors import EvaluationError
+from headwater_rules.evaluate.inputs import Canonical, Inputs
+from headwater_rules.evaluate.limits import Asker, Limits, Setting, TooManyResultsError
+from headwater_rules.evaluate.naming import key_text
+from headwater_rules.plan import (
+    FromRequest,
+    FromStage,
+    LookupStage,
+    ParamSource,
+    RequestStage,
+    Stage,
+    Stream,
+    SyncPlan,
+    Variant,
+)
+from headwater_rules.results import LeftOut, LookupReader, Resolution, ResolvedBucket, StreamStatus, SyncRequest
+
+Found = tuple[Canonical, ...]
+State = tuple[Found, ...]
+"""Per stage that has run the outputs of the row it found, or nothing once nobody needs them."""
+Rows = Sequence[Found]
+Family = tuple[tuple[int, ...], str]
+"""The buckets of several definitions for the same values."""
+
+_COUNTED = 9
+"""Buckets beyond the limit that are counted only to be told, in limits: a client decides how many there are."""
+
+_PATIENCE = 20
+"""Buckets, lookups and rows of subscriptions that were left out, in limits, after which no more are looked at: a client
+decides how many such subscriptions there are, too."""
+
+
+def resolve(
+    plan: SyncPlan,
+    request: SyncRequest,
+    read: LookupReader,
+    *,
+    max_buckets: int = 1000,
+    max_results: int = 1000,
+    left_out: Set[str] = frozenset(),
+) -> Resolution:
+    """The buckets of a request, with lookups answered by `read` (at one checkpoint). Without lookup keys in the
+    answer it holds for as long as the plan does. A subscription to an unknown stream is left out. Expressions that
+    fail on the request's values are reported with their stream.
+
+    So is a subscription that does not fit into the limits, which is left out whole. Those of more urgent streams are
+    fitted in first, then those of streams defined earlier. `left_out` are the keys of those that were left out before:
+    see `Limits`."""
+    streams: list[Stream] = []
+    entries: list[_Entry] = []
+    for stream in plan.streams:
+        found = _entries(stream, request, len(streams))
+        if found:
+            streams.append(stream)
+            entries += found
+    limits = Limits(max_buckets, max_results, left_out)
+    resolver = _Resolver(plan, read, limits)
+    answers: dict[int, _Answer] = {}
+    for number in sorted(range(len(entries)), key=lambda number: entries[number].urgency):
+        answers[number] = resolver.answer(entries[number])
+    given = [answers[number] for number in range(len(entries))]
+    return Resolution(
+        tuple(_buckets(plan, given)),
+        tuple(_statuses(streams, given)),
+        frozenset(resolver.answers),
+        tuple(answer.left_out for answer in given if answer.left_out is not None),
+    )
+
+
+def default_stream_names(plan: SyncPlan) -> tuple[str, ...]:
+    """The streams that a request gets without naming them, in the order of the config."""
+    return tuple(stream.name for stream in plan.streams if stream.auto_subscribe)
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """One reason to resolve a stream: the implicit subscription, or one that the client named. `priority` is what the
+    client asked for."""
+
+    stream: Stream
+    reason: dict[str, int]
+    label: str | int
+    priority: int | None
+    asker: Asker
+    inputs: Inputs
+
+    @property
+    def urgency(self) -> int:
+        """The priority of the most urgent buckets that it can lead to."""
+        return min((self.priority_of(variant) for variant in self.stream.variants), default=self.stream.priority)
+
+    def priority_of(self, variant: Variant) -> int:
+        if self.priority is not None:
+            return self.priority
+        return self.stream.priority if variant.priority is None else variant.priority
+
+
+@dataclass(slots=True)
+class _Answer:
+    """What an entry leads to, with priorities; what failed, in words."""
+
+    entry: _Entry
+    families: dict[Family, int] = field(default_factory=dict)
+    messages: dict[str, None] = field(default_factory=dict)
+    left_out: LeftOut | None = None
+
+
+@dataclass(slots=True)
+class _Bucket:
+    definition: int
+    priority: int
+    reasons: list[dict[str, int]] = field(default_factory=list)
+
+
+def _entries(stream: Stream, request: SyncRequest, index: int) -> list[_Entry]:
+    entries: list[_Entry] = []
+    named = [(number, entry) for number, entry in enumerate(request.subscriptions) if entry.stream == stream.name]
+    # one without parameters takes the place of the implicit subscription
+    replaced = any(subscription.parameters is None for _, subscription in named)
+    if stream.auto_subscribe and request.include_defaults and not replaced:
+        inputs = Inputs(request.claims, request.parameters, None)
+        entries.append(_Entry(stream, {"default": index}, "default", None, Asker(stream.name, None), inputs))
+    for number, subscription in named:
+        inputs = Inputs(request.claims, request.parameters, subscription.parameters)
+        asker = Asker(stream.name, subscription.parameters)
+        entries.append(_Entry(stream, {"sub": number}, number, subscription.override_priority, asker, inputs))
+    return entries
+
+
+def _statuses(streams: Iterable[Stream], answers: Iterable[_Answer]) -> Iterator[StreamStatus]:
+    errors: dict[str, list[dict[str, object]]] = {}
+    for answer in answers:
+        told = errors.setdefault(answer.entry.stream.name, [])
+        told += ({"subscription": answer.entry.label, "message": message} for message in answer.messages)
+    for stream in streams:
+        yield StreamStatus(stream.name, stream.auto_subscribe, tuple(errors[stream.name]))
+
+
+def _buckets(plan: SyncPlan, answers: Iterable[_Answer]) -> Iterator[ResolvedBucket]:
+    buckets: dict[str, _Bucket] = {}
+    for answer in answers:
+        reason = answer.entry.reason
+        for (definitions, values), priority in answer.families.items():
+            for definition in definitions:
+                name = plan.buckets[definition].name + values
+                bucket = buckets.setdefault(name, _Bucket(definition, priority))
+                bucket.priority = min(bucket.priority, priority)
+                if not bucket.reasons or bucket.reasons[-1] is not reason:
+                    bucket.reasons.append(reason)
+    for name, found in buckets.items():
+        yield ResolvedBucket(name, found.definition, found.priority, tuple(found.reasons))
+
+
+class _Resolver:
+    def __init__(self, plan: SyncPlan, read: LookupReader, limits: Limits) -> None:
+        self.answers: dict[str, tuple[Found, ...]] = {}
+        self._plan = plan
+        self._read = read
+        self._limits = limits
+        self._given: set[Family] = set()
+        self._spare = _COUNTED * limits.buckets
+        self._patience = _PATIENCE * max(limits.buckets, limits.results)
+        self._max_results = limits.results
+
+    def answer(self, entry: _Entry) -> _Answer:
+        """What an entry leads to, if that fits in beside what was answered before."""
+        answer = _Answer(entry)
+        if self._patience <= 0:
+            return _without(answer, self._limits.beyond_patience(entry.asker))
+        self._max_results = self._limits.most(Setting.RESULTS, entry.asker)
+        try:
+            counted = self._collect(answer)
+        except TooManyResultsError as error:
+            self._patience -= self._max_results
+            return _without(answer, self._limits.beyond_results(entry.asker, error.what))
+        new = answer.families.keys() - self._given
+        total = len(self._given) + len(new)
+        if new and total > self._limits.most(Setting.BUCKETS, entry.asker):
+            self._patience -= min(len(answer.families), self._limits.buckets)
+            least = "" if counted else "at least "
+            own, all_of = f"{least}{len(answer.families):,}", f"{least}{total:,}"
+            return _without(answer, self._limits.beyond_buckets(entry.asker, own, all_of))
+        self._given |= new
+        return answer
+
+    def _collect(self, answer: _Answer) -> bool:
+        """Run all variants of the entry. The buckets of a variant's definitions for the same values count as one: how
+        many queries a stream has does not decide how many users it serves. False when there are too many to go on
+        counting."""
+        families = answer.families
+        for variant in answer.entry.stream.variants:
+            priority = answer.entry.priority_of(variant)
+            try:
+                for values in self._values(variant, answer.entry.inputs):
+                    family = (variant.buckets, values)
+                    families[family] = min(families.get(family, priority), priority)
+                    if len(families) > self._limits.buckets:
+                        if not self._spare:
+                            return False
+                        self._spare -= 1
+            except EvaluationError as error:
+                answer.messages.setdefault(f"Error evaluating bucket ids: {error}")
+        return True
+
+    def _values(self, variant: Variant, inputs: Inputs) -> Iterator[str]:
+        """The part of the buckets' names that the request decides."""
+        if not all(inputs.holds(gate) for gate in variant.gates):
+            return
+        for state in self._states(variant, inputs):
+            choices = [_agreed([_values(source, state, inputs) for source in sources]) for sources in variant.params]
+            for values in product(*choices):
+                text = key_text("", values)
+                if text is not None:
+                    yield text
+
+    def _states(self, variant: Variant, inputs: Inputs) -> Iterable[State]:
+        states: Iterable[State] = [()]
+        for number, stage in enumerate(variant.stages):
+            needed = _needed_after(variant, number)
+            joined: dict[State, None] = {}
+            for state, rows in self._run(stage, states, inputs):
+                for found in rows:
+                    row = (*state, found)
+                    joined.setdefault(tuple(kept if i in needed else () for i, kept in enumerate(row)))
+                    if len(joined) > self._max_results:
+                        raise TooManyResultsError("lookup rows")
+            states = joined
+        return states
+
+    def _run(self, stage: Stage, states: Iterable[State], inputs: Inputs) -> list[tuple[State, Rows]]:
+        """What the stage finds for each state, in several pieces if need be."""
+        if isinstance(stage, RequestStage):
+            rows = inputs.rows(stage)
+            return [(state, rows) for state in states]
+        name = self._plan.lookups[stage.lookup].name
+        asked = [(state, key) for state in states for key in self._keys(name, stage.keys, state, inputs)]
+        self._ask(key for _, key in asked)
+        return [(state, self.answers[key]) for state, key in asked]
+
+    def _keys(self, name: str, sources: Sequence[ParamSource], state: State, inputs: Inputs) -> list[str]:
+        keys: list[str] = []
+        for values in product(*(_values(source, state, inputs) for source in sources)):
+            key = key_text(name, values)
+            if key is not None:
+                keys.append(key)
+            if len(keys) > self._max_results:
+                raise TooManyResultsError("lookups")
+        return keys
+
+    def _ask(self, keys: Iterable[str]) -> None:
+        wanted = dict.fromkeys(keys)
+        if len(wanted) > self._max_results:
+            raise TooManyResultsError("lookups")
+        missing = [key for key in wanted if key not in self.answers]
+        if not missing:
+            return
+        outputs = self._read(missing)
+        for key in missing:
+            texts = dict.fromkeys(outputs.get(key, ()))
+            self.answers[key] = tuple(tuple(orjson.loads(text)) for text in texts)
+
+
+def _without(answer: _Answer, left_out: LeftOut) -> _Answer:
+    return _Answer(answer.entry, {}, {**answer.messages, left_out.message: None}, left_out)
+
+
+def _needed_after(variant: Variant, number: int) -> set[int]:
+    """The stages whose outputs are still used once stage `number` has run."""
+    stages = [stage for stage in variant.stages[number + 1 :] if isinstance(stage, LookupStage)]
+    later = [source for stage in stages for source in stage.keys]
+    later += [source for sources in variant.params for source in sources]
+    return {source.stage for source in later if isinstance(source, FromStage)}
+
+
+def _values(source: ParamSource, state: State, inputs: Inputs) -> Found:
+    match source:
+        case FromRequest():
+            return inputs.values(source)
+        case FromStage(stage, output):
+            return (state[stage][output],)
+
+
+def _agreed(sources: Sequence[Found]) -> Found:
+    """The values that every source gives."""
+    first, *others = sources
+    return tuple(value for value in first if all(value in other for other in others)) if others else first

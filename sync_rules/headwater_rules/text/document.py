@@ -1,0 +1,196 @@
+"""The YAML text of a sync config as typed values that know where they stand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from ruamel.yaml import YAML
+from ruamel.yaml.error import MarkedYAMLError, StringMark, YAMLError
+from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
+from ruamel.yaml.scanner import Scanner, ScannerError
+
+from headwater_rules.errors import Code, Place, Report, RuleError, did_you_mean, place_in
+from headwater_rules.text.escapes import half_in, joined
+from headwater_rules.text.sqltext import SqlText
+
+_TAG = "tag:yaml.org,2002:"
+_MAX_TEXT = 2_000_000
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Item:
+    """One YAML node. The reading methods raise RuleError, naming what was expected, when it is something else."""
+
+    text: str
+    node: Node
+
+    @property
+    def place(self) -> Place:
+        end = self.node.end_mark.index if isinstance(self.node, ScalarNode) else self.node.start_mark.index
+        return place_in(self.text, self.node.start_mark.index, max(end, self.node.start_mark.index))
+
+    def fail(self, message: str, suggestion: str = "", code: Code = Code.STRUCTURE) -> RuleError:
+        return RuleError(code, message, self.place, suggestion)
+
+    def mapping(self, what: str) -> Mapping:
+        if not isinstance(self.node, MappingNode):
+            raise self.fail(f"{what} must be a mapping", "write `key: value` lines below it")
+        return Mapping(self, what)
+
+    def sequence(self, what: str) -> list[Item]:
+        if not isinstance(self.node, SequenceNode):
+            raise self.fail(f"{what} must be a list", "begin each entry with `- `")
+        return [Item(self.text, node) for node in self.node.value]
+
+    @property
+    def is_sequence(self) -> bool:
+        return isinstance(self.node, SequenceNode)
+
+    def string(self, what: str) -> str:
+        if not isinstance(self.node, ScalarNode) or self.node.tag != _TAG + "str":
+            raise self.fail(f"{what} must be a text")
+        return str(self.node.value)
+
+    def boolean(self, what: str) -> bool:
+        if not isinstance(self.node, ScalarNode) or self.node.tag != _TAG + "bool":
+            raise self.fail(f"{what} must be true or false")
+        return str(self.node.value).lower() == "true"
+
+    def integer(self, what: str, allowed: Iterable[int]) -> int:
+        values = list(allowed)
+        wanted = f"{what} must be one of {', '.join(map(str, values))}"
+        if not isinstance(self.node, ScalarNode) or self.node.tag != _TAG + "int":
+            raise self.fail(wanted)
+        try:
+            value = int(str(self.node.value), 0)
+        except ValueError:
+            raise self.fail(wanted) from None
+        if value not in values:
+            raise self.fail(wanted)
+        return value
+
+    def sql(self, what: str) -> SqlText:
+        value = self.string(what)
+        assert isinstance(self.node, ScalarNode)  # it has been read as a text
+        start, end = self.node.start_mark.index, self.node.end_mark.index
+        return SqlText(self.text, start, end, self.node.style, value)
+
+
+class Mapping:
+    """A YAML mapping with unique text keys."""
+
+    def __init__(self, item: Item, what: str) -> None:
+        self.item = item
+        self.what = what
+        self._entries: dict[str, tuple[Item, Item]] = {}
+        self._duplicates: list[RuleError] = []
+        for key_node, value_node in item.node.value:
+            key, value = Item(item.text, key_node), Item(item.text, value_node)
+            name = str(key_node.value) if isinstance(key_node, ScalarNode) else ""
+            if not name:
+                raise key.fail(f"a key of {what} must be a text")
+            if name in self._entries:
+                self._duplicates.append(key.fail(f"`{name}` is defined twice", "rename or remove one of them"))
+                continue
+            self._entries[name] = (key, value)
+
+    def check(self, known: Iterable[str] | None, report: Report) -> None:
+        """Report duplicate keys, and keys not in `known` if that is given."""
+        for duplicate in self._duplicates:
+            report.add(duplicate)
+        allowed = None if known is None else set(known)
+        for name, (key, _) in self._entries.items():
+            if allowed is not None and name not in allowed:
+                hint = did_you_mean(name, allowed) or f"the keys here are {', '.join(sorted(allowed))}"
+                report.add(key.fail(f"unknown key `{name}` in {self.what}", hint))
+
+    def get(self, name: str) -> Item | None:
+        entry = self._entries.get(name)
+        return entry[1] if entry else None
+
+    def key(self, name: str) -> Item:
+        return self._entries[name][0]
+
+    def names(self) -> list[str]:
+        return list(self._entries)
+
+    def items(self) -> list[tuple[str, Item]]:
+        return [(name, value) for name, (_, value) in self._entries.items()]
+
+    def read(self, name: str, reader: Callable[[Item], T], default: T, report: Report) -> T:
+        """The value of `name` through `reader`, or `default` when it is absent or wrong (then reported)."""
+        item = self.get(name)
+        if item is None:
+            return default
+        try:
+            return reader(item)
+        except RuleError as error:
+            report.add(error)
+            return default
+
+
+def load(text: str) -> Item:
+    """The root of the document. Raises RuleError for what is not one YAML document."""
+    if len(text) > _MAX_TEXT:
+        message = f"the sync config is longer than {_MAX_TEXT} characters"
+        raise RuleError(Code.YAML, message, place_in(text, _MAX_TEXT, _MAX_TEXT))
+    try:
+        yaml = YAML(typ="safe", pure=True)
+        yaml.Scanner = _BlankLines
+        node = yaml.compose(text)
+    except MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        place = place_in(text, mark.index, mark.index + 1) if mark else None
+        raise RuleError(Code.YAML, f"not valid YAML: {error.problem or error.context}", place) from None
+    except YAMLError as error:
+        position = int(getattr(error, "position", 0))
+        message = "not valid YAML: a character that is not allowed"
+        raise RuleError(Code.YAML, message, place_in(text, position, position + 1)) from None
+    except (RecursionError, ValueError):
+        message = "not valid YAML: nested too deeply, or a malformed value"
+        raise RuleError(Code.YAML, message, place_in(text, 0, 0)) from None
+    if node is None:
+        raise RuleError(Code.YAML, "the sync config is empty", place_in(text, 0, 0), "define at least one stream")
+    _join_pairs(text, node)
+    return Item(text, node)
+
+
+class _BlankLines(Scanner):
+    """Reads block scalars whose first lines are blank, with fewer spaces than the first line of text."""
+
+    def scan_block_scalar_indentation(self) -> tuple[list[str], int, StringMark]:
+        chunks: list[str] = []
+        blank, end = 0, self.reader.get_mark()
+        while self.reader.peek() in " \r\n\x85\u2028\u2029":
+            if self.reader.peek() == " ":
+                self.reader.forward()
+                continue
+            blank = max(blank, self.reader.column)
+            chunks.append(self.scan_line_break())
+            end = self.reader.get_mark()
+        if self.indent < self.reader.column < blank:
+            raise ScannerError(problem="a blank line has more spaces than the text below it", problem_mark=end)
+        return chunks, max(blank, self.reader.column), end
+
+
+def _join_pairs(text: str, root: Node) -> None:
+    """Make characters of the surrogate pairs in all scalars. Raises RuleError for half of one."""
+    waiting, seen = [root], set[int]()
+    while waiting:
+        node = waiting.pop()
+        if id(node) in seen:
+            continue
+        seen.add(id(node))
+        if isinstance(node, MappingNode):
+            waiting += [each for pair in node.value for each in pair]
+        elif isinstance(node, SequenceNode):
+            waiting += node.value
+        elif (whole := joined(str(node.value))) is not None:
+            node.value = whole
+        else:
+            place = place_in(text, *half_in(text, node.start_mark.index, node.end_mark.index))
+            hint = "write both halves of the pair, or the character itself"
+            raise RuleError(Code.YAML, "half of a surrogate pair is no character", place, hint)

@@ -1,0 +1,231 @@
+"""SQL as it stands in the YAML: its parse tree, and the way back from a node to a place in the file."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar
+
+import sqlglot
+from sqlglot import exp
+from sqlglot.dialects.postgres import Postgres
+from sqlglot.errors import ParseError, TokenError
+from sqlglot.parsers.postgres import PostgresParser
+from sqlglot.tokenizer_core import TokenType
+
+from headwater_rules.errors import Code, Place, RuleError, place_in
+from headwater_rules.text.escapes import escape_at
+
+_CLOSING = re.compile(r"\s*\)")
+MAX_SQL = 100_000  # characters of one query
+
+
+def _parse_in(parser: PostgresParser, this: exp.Expr | None) -> exp.Expr | None:
+    # `x IN a ->> 'b'` is no standard SQL, and sqlglot would read `(x IN a) ->> 'b'`
+    if parser._curr and parser._curr.token_type in {TokenType.L_PAREN, TokenType.UNNEST}:
+        return parser._parse_in(this)
+    return parser.expression(exp.In(this=this, field=parser._parse_bitwise()))
+
+
+def _parse_keyword_call(parser: PostgresParser) -> exp.Expr:
+    """`substring(x FROM 2 FOR 3)` becomes `substring(x, 2, 3)`, a call without keywords as every other function's."""
+    token = parser._tokens[parser._index - 2]
+    arguments = parser._parse_csv(parser._parse_disjunction)
+    if parser._match(TokenType.FROM):
+        arguments.append(_operand(parser))
+    if parser._match(TokenType.FOR):
+        if len(arguments) == 1:
+            arguments.append(exp.Literal.number(1))
+        arguments.append(_operand(parser))
+    return parser.expression(exp.Anonymous(this=token.text, expressions=arguments)).update_positions(token)
+
+
+def _operand(parser: PostgresParser) -> exp.Expr:
+    found = parser._parse_bitwise()
+    if found is None:
+        parser.raise_error("Expected an expression")
+    return found or exp.Null()
+
+
+class RuleDialect(Postgres):
+    """Postgres' grammar with every function left as it is written: the language has its own list of them."""
+
+    class Parser(PostgresParser):
+        FUNCTIONS: ClassVar = {}
+        NO_PAREN_FUNCTIONS: ClassVar = {}
+        FUNCTION_PARSERS = {
+            "CAST": PostgresParser.FUNCTION_PARSERS["CAST"],
+            **dict.fromkeys(("SUBSTRING", "EXTRACT"), _parse_keyword_call),
+        }
+        NO_PAREN_FUNCTION_PARSERS = {"CASE": PostgresParser.NO_PAREN_FUNCTION_PARSERS["CASE"]}
+        LAMBDAS: ClassVar = {}  # `f(x -> 'k')` is an access to JSON
+        RANGE_PARSERS = {**PostgresParser.RANGE_PARSERS, TokenType.IN: _parse_in}
+        JSON_OPERATORS = {
+            TokenType.ARROW: lambda self, this, path: self.expression(exp.JSONExtract(this=this, expression=path)),
+            TokenType.DARROW: lambda self, this, path: self.expression(
+                exp.JSONExtractScalar(this=this, expression=path)
+            ),
+        }
+
+
+@dataclass(frozen=True)
+class SqlText:
+    """One SQL string. `sql` is its value; `start` and `end` delimit the scalar as written in `document`."""
+
+    document: str
+    start: int
+    end: int
+    style: str | None
+    sql: str
+
+    def place(self, start: int = 0, end: int | None = None) -> Place:
+        """Where characters [start, end) of the SQL stand in the file."""
+        if not self.sql:
+            return place_in(self.document, self.start, self.end)
+        last = max((len(self.sql) if end is None else end) - 1, start)
+        return place_in(self.document, self._offset(start), self._offset(last) + 1)
+
+    def place_of(self, node: exp.Expr) -> Place:
+        """Where a node stands; the nearest ancestor with a position, if it has none itself."""
+        span = self._span(node)
+        while span is None and node.parent is not None:
+            node = node.parent
+            span = self._span(node)
+        return self.place(*span) if span else self.place()
+
+    def source_of(self, node: exp.Expr) -> str:
+        """The SQL of a node, on one line."""
+        span = self._span(node)
+        return " ".join(self.sql[slice(*span)].split()) if span else ""
+
+    def _span(self, node: exp.Expr) -> tuple[int, int] | None:
+        """First and last character of what the parser has noted of a node, and the brackets that close it."""
+        starts = [item.meta["start"] for item in node.walk() if "start" in item.meta]
+        ends = [item.meta["end"] for item in node.walk() if "end" in item.meta]
+        if not starts or not ends:
+            return None
+        start, end = min(starts), max(ends) + 1
+        if self.sql.startswith("()", end):
+            end += 2
+        missing = self.sql.count("(", start, end) - self.sql.count(")", start, end)
+        while missing > 0 and (bracket := _CLOSING.match(self.sql, end)):
+            missing, end = missing - 1, bracket.end()
+        return start, end
+
+    def _offset(self, position: int) -> int:
+        return self._offsets[min(max(position, 0), len(self._offsets) - 1)]
+
+    @cached_property
+    def _offsets(self) -> Sequence[int]:
+        """Offset in the document of each character of the value. Folding and indentation only ever touch white
+        space, so the other characters are met in the same order."""
+        verbatim = self.document.find(self.sql, self.start, self.end)
+        if verbatim >= 0:
+            return range(verbatim, verbatim + len(self.sql))
+        raw = self.start
+        if self.style in {"|", ">"}:
+            raw = self.document.find("\n", raw) + 1
+        offsets = []
+        for character in self.sql:
+            if character.isspace():
+                offsets.append(min(raw, self.end))
+                raw += self.document[raw : raw + 1].isspace()
+                continue
+            raw, after = self._written(raw, character)
+            offsets.append(min(raw, self.end))
+            raw = after
+        return offsets
+
+    def _written(self, raw: int, character: str) -> tuple[int, int]:
+        """Where the next `character` stands from `raw` on, and where it ends: it may be an escape."""
+        while raw < self.end and self.document[raw] != character:
+            after = raw + 1
+            if self.style == '"' and self.document[raw] == "\\":
+                meant, behind = escape_at(self.document, raw, self.end)
+                if meant == character:
+                    return raw, behind
+                after = behind if meant or self.document[raw + 1] in "ntr" else after
+            raw = after
+        return raw, raw + (2 if self.style == '"' and character == "\\" else 1)
+
+
+def parse_select(text: SqlText) -> exp.Select:
+    """The one SELECT in `text`. Raises RuleError for anything else, with its place."""
+    if len(text.sql) > MAX_SQL:
+        raise RuleError(Code.TOO_MANY, f"a query is longer than {MAX_SQL} characters", text.place())
+    logging.getLogger("sqlglot").setLevel(logging.ERROR)  # it warns of statements that are refused below
+    try:
+        statements = [statement for statement in sqlglot.parse(text.sql, dialect=RuleDialect) if statement]
+    except ParseError as error:
+        raise _syntax_error(text, error) from None
+    except TokenError:
+        raise RuleError(
+            Code.SQL_SYNTAX, "the SQL ends inside a quoted text or comment", text.place(), "close the quote"
+        ) from None
+    except RecursionError:
+        raise RuleError(Code.TOO_MANY, "the SQL is nested too deeply", text.place(), "nest fewer brackets") from None
+    if not statements:
+        raise RuleError(Code.SQL_SYNTAX, "the query is empty", text.place(), "write a SELECT statement")
+    if len(statements) > 1:
+        raise RuleError(
+            Code.UNSUPPORTED,
+            "only one statement is allowed in a query",
+            text.place_of(statements[1]),
+            "list further statements under `queries`",
+        )
+    statement = statements[0]
+    if not isinstance(statement, exp.Select):
+        raise RuleError(
+            Code.UNSUPPORTED,
+            "expected a SELECT statement",
+            text.place_of(statement),
+            "combine several SELECT statements by listing them under `queries`",
+        )
+    for node in list(statement.find_all(exp.EQ)):
+        _read_any(node)
+    for searched in list(statement.find_all(exp.In)):
+        _read_brackets(searched)
+    return statement
+
+
+def _read_brackets(node: exp.In) -> None:
+    """`x IN (a ->> 'b')` and `x IN (auth.parameter('b'))` search an array: a list of one such value helps nobody."""
+    if len(node.expressions) != 1:
+        return
+    value = node.expressions[0].unnest()
+    parameter = isinstance(value, exp.Dot) and value.expression.name.lower() == "parameter"
+    if parameter or isinstance(value, exp.JSONExtract | exp.JSONExtractScalar):
+        node.set("expressions", None)
+        node.set("field", value)
+
+
+def _read_any(node: exp.EQ) -> None:
+    """`x = ANY (array)`, as Postgres writes it, is `x IN array` in the rule language."""
+    for value, other in ((node.this, node.expression), (node.expression, node.this)):
+        if isinstance(other, exp.Any):
+            node.replace(exp.In(this=value, query=other.this))
+            return
+        if (
+            isinstance(other, exp.Anonymous)
+            and str(other.this).lower() in {"any", "some"}
+            and len(other.expressions) == 1
+        ):
+            node.replace(exp.In(this=value, field=other.expressions[0]))
+            return
+
+
+def _syntax_error(text: SqlText, error: ParseError) -> RuleError:
+    found = error.errors[0] if error.errors else {}
+    highlight = str(found.get("highlight") or "")
+    end = _position(text.sql, int(found.get("line") or 1), int(found.get("col") or len(text.sql)))
+    place = text.place(max(end - len(highlight), 0), end)
+    near = f" near `{highlight}`" if highlight else ""
+    return RuleError(Code.SQL_SYNTAX, f"the SQL cannot be parsed{near}", place, "the syntax is that of Postgres")
+
+
+def _position(sql: str, line: int, column: int) -> int:
+    lines = sql.split("\n")
+    return min(sum(len(each) + 1 for each in lines[: line - 1]) + column, len(sql))
