@@ -12,15 +12,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from ruamel.yaml import YAML
-from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from headwater.config.errors import ConfigError, ConfigIssue, Mark, shown
+from headwater_rules.text.yaml import TAG, NotYamlError, compose
 
 Scalar = None | bool | int | float | str
 
-_TAG: Final = "tag:yaml.org,2002:"
 _NAME: Final = re.compile(r"[A-Za-z_]\w*")
 _NUMBER: Final = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?")
 
@@ -53,16 +51,11 @@ class Item:
 def parse_yaml(text: str, origin: str, environment: Mapping[str, str]) -> Item:
     """The tree of a YAML text; an empty one is an empty mapping. Raises ConfigError with all that can't be read."""
     try:
-        node = YAML(typ="safe", pure=True).compose(text)
-    except MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        what = error.problem or error.context or "it is not YAML"
-        at = Mark(mark.line + 1, mark.column + 1) if mark is not None else None
-        raise ConfigError(origin, [ConfigIssue(f"not valid YAML: {what}", mark=at)]) from error
-    except YAMLError as error:
-        raise ConfigError(origin, [ConfigIssue(f"not valid YAML: {error}")]) from error
-    except RecursionError as error:
-        raise ConfigError(origin, [ConfigIssue("not valid YAML: it is nested too deep")]) from error
+        node = compose(text)
+    except NotYamlError as error:
+        at = None if error.start is None else _mark_at(text, error.start)
+        hint = f"; {error.hint}" if error.hint else ""
+        raise ConfigError(origin, [ConfigIssue(f"not valid YAML: {error.problem}{hint}", mark=at)]) from None
     if node is None:
         return Item({}, Mark(1, 1))
     reader = _NodeReader(environment)
@@ -93,6 +86,11 @@ def _plain(value: object) -> Item:
             return Item(value, None)
         case _:
             raise TypeError(type(value))
+
+
+def _mark_at(text: str, index: int) -> Mark:
+    before = text[:index]
+    return Mark(before.count("\n") + 1, index - before.rfind("\n"))
 
 
 class _NodeReader:
@@ -127,7 +125,7 @@ class _NodeReader:
         merged: dict[str, Item] = {}
         own: dict[str, Item] = {}
         for key, value in node.value:
-            if _tag(key) == f"{_TAG}merge":
+            if _tag(key) == f"{TAG}merge":
                 self._merge(value, merged)
             elif not isinstance(key, ScalarNode):
                 self.issues.append(ConfigIssue("a key must be text", mark=_mark(key)))
@@ -147,7 +145,7 @@ class _NodeReader:
 
     def _scalar(self, node: Node) -> Scalar:
         text = str(node.value)
-        match _tag(node).removeprefix(_TAG):
+        match _tag(node).removeprefix(TAG):
             case "null":
                 return None
             case "bool":

@@ -6,16 +6,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from ruamel.yaml import YAML
-from ruamel.yaml.error import MarkedYAMLError, StringMark, YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
-from ruamel.yaml.scanner import Scanner, ScannerError
 
 from headwater_rules.errors import Code, Place, Report, RuleError, did_you_mean, place_in
-from headwater_rules.text.escapes import half_in, joined
 from headwater_rules.text.sqltext import SqlText
+from headwater_rules.text.yaml import TAG, NotYamlError, compose
 
-_TAG = "tag:yaml.org,2002:"
 _MAX_TEXT = 2_000_000
 T = TypeVar("T")
 
@@ -50,19 +46,19 @@ class Item:
         return isinstance(self.node, SequenceNode)
 
     def string(self, what: str) -> str:
-        if not isinstance(self.node, ScalarNode) or self.node.tag != _TAG + "str":
+        if not isinstance(self.node, ScalarNode) or self.node.tag != TAG + "str":
             raise self.fail(f"{what} must be a text")
         return str(self.node.value)
 
     def boolean(self, what: str) -> bool:
-        if not isinstance(self.node, ScalarNode) or self.node.tag != _TAG + "bool":
+        if not isinstance(self.node, ScalarNode) or self.node.tag != TAG + "bool":
             raise self.fail(f"{what} must be true or false")
         return str(self.node.value).lower() == "true"
 
     def integer(self, what: str, allowed: Iterable[int]) -> int:
         values = list(allowed)
         wanted = f"{what} must be one of {', '.join(map(str, values))}"
-        if not isinstance(self.node, ScalarNode) or self.node.tag != _TAG + "int":
+        if not isinstance(self.node, ScalarNode) or self.node.tag != TAG + "int":
             raise self.fail(wanted)
         try:
             value = int(str(self.node.value), 0)
@@ -138,59 +134,10 @@ def load(text: str) -> Item:
         message = f"the sync config is longer than {_MAX_TEXT} characters"
         raise RuleError(Code.YAML, message, place_in(text, _MAX_TEXT, _MAX_TEXT))
     try:
-        yaml = YAML(typ="safe", pure=True)
-        yaml.Scanner = _BlankLines
-        node = yaml.compose(text)
-    except MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        place = place_in(text, mark.index, mark.index + 1) if mark else None
-        raise RuleError(Code.YAML, f"not valid YAML: {error.problem or error.context}", place) from None
-    except YAMLError as error:
-        position = int(getattr(error, "position", 0))
-        message = "not valid YAML: a character that is not allowed"
-        raise RuleError(Code.YAML, message, place_in(text, position, position + 1)) from None
-    except (RecursionError, ValueError):
-        message = "not valid YAML: nested too deeply, or a malformed value"
-        raise RuleError(Code.YAML, message, place_in(text, 0, 0)) from None
+        node = compose(text)
+    except NotYamlError as error:
+        place = None if error.start is None or error.end is None else place_in(text, error.start, error.end)
+        raise RuleError(Code.YAML, f"not valid YAML: {error.problem}", place, error.hint) from None
     if node is None:
         raise RuleError(Code.YAML, "the sync config is empty", place_in(text, 0, 0), "define at least one stream")
-    _join_pairs(text, node)
     return Item(text, node)
-
-
-class _BlankLines(Scanner):
-    """Reads block scalars whose first lines are blank, with fewer spaces than the first line of text."""
-
-    def scan_block_scalar_indentation(self) -> tuple[list[str], int, StringMark]:
-        chunks: list[str] = []
-        blank, end = 0, self.reader.get_mark()
-        while self.reader.peek() in " \r\n\x85\u2028\u2029":
-            if self.reader.peek() == " ":
-                self.reader.forward()
-                continue
-            blank = max(blank, self.reader.column)
-            chunks.append(self.scan_line_break())
-            end = self.reader.get_mark()
-        if self.indent < self.reader.column < blank:
-            raise ScannerError(problem="a blank line has more spaces than the text below it", problem_mark=end)
-        return chunks, max(blank, self.reader.column), end
-
-
-def _join_pairs(text: str, root: Node) -> None:
-    """Make characters of the surrogate pairs in all scalars. Raises RuleError for half of one."""
-    waiting, seen = [root], set[int]()
-    while waiting:
-        node = waiting.pop()
-        if id(node) in seen:
-            continue
-        seen.add(id(node))
-        if isinstance(node, MappingNode):
-            waiting += [each for pair in node.value for each in pair]
-        elif isinstance(node, SequenceNode):
-            waiting += node.value
-        elif (whole := joined(str(node.value))) is not None:
-            node.value = whole
-        else:
-            place = place_in(text, *half_in(text, node.start_mark.index, node.end_mark.index))
-            hint = "write both halves of the pair, or the character itself"
-            raise RuleError(Code.YAML, "half of a surrogate pair is no character", place, hint)

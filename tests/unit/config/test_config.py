@@ -236,6 +236,8 @@ SOURCE = "replication:\n  connections:\n  - "
     ("text", "message"),
     [
         ("port: [1", "line 1, column 9: [HW_7001] not valid YAML"),
+        ('port: 1\nhost: "a\\ud83d"', "line 2, column 9: [HW_7001] not valid YAML: half of a surrogate pair"),
+        ('host: "\\UFFFFFFFF"', "[HW_7001] not valid YAML: nested too deeply, or a malformed value"),
         ("- a", "line 1, column 1: [HW_7001] must be a mapping, and is a list"),
         ("port: 1\nport: 2", "line 2, column 1: [HW_7001] port: this key is there twice"),
         ("port: eight", "line 1, column 7: [HW_7001] port: must be a whole number, and is text"),

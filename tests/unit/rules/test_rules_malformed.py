@@ -72,6 +72,12 @@ def test_many_configs_broken_at_random_are_plans_or_errors_with_places(path: Pat
         refusals(mutant)
 
 
+def test_an_anchor_may_be_given_twice() -> None:
+    """The later one counts from there on, without a word."""
+    found = compile_config("config: &a {edition: 3}\nstreams: &a {}\n")
+    assert found.plan is not None
+
+
 STREAM = "config: {edition: 3}\nstreams:\n  s: "
 LAUGHS = "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 30))
 
@@ -89,6 +95,7 @@ LAUGHS = "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in ran
         (STREAM + "{query: !!binary U0VMRUNU}\n", 3),
         (STREAM + "{query: !own SELECT}\n", 3),
         ("x: &x {query: SELECT * FROM t}\n" + STREAM + "\n    <<: *x\n", None),
+        (STREAM + '"\\UFFFFFFFF"\n', 1),
         (STREAM + "&a {query: *a}\n", 3),
         (STREAM + "&a\n    queries: [*a]\n", None),
         (STREAM + "*nothing\n", 3),
