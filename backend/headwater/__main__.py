@@ -1,6 +1,6 @@
 """`python -m headwater`."""
 
-from headwater.cli import main
+from headwater.cli.main import main
 
 if __name__ == "__main__":
     main()

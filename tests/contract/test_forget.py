@@ -10,8 +10,8 @@ from contextlib import closing
 
 import pytest
 
-from headwater.commands import store_forget
-from headwater.commands.store_forget import Forgetting, NotForgottenError, StillHeldError
+from headwater.cli.store import forget as store_forget
+from headwater.cli.store.forget import Forgetting, NotForgottenError, StillHeldError
 from headwater.oplog.op import OpId, bucket_key
 from headwater.storage.address import SqliteAddress, StoreAddress
 from headwater.storage.contract import Checkpoint

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from headwater.commands.compacting import SparkCompaction
+from headwater.cli.compact_on_spark import SparkCompaction
 from headwater.oplog.op import OpId
 from headwater.pipeline.session import Spark
 from headwater.pipeline.spark_engine import SparkEngine

@@ -16,7 +16,7 @@ import pytest
 from pyspark import SparkContext
 
 import headwater.pipeline.plan
-from headwater.commands.compacting import SparkCompaction
+from headwater.cli.compact_on_spark import SparkCompaction
 from headwater.pipeline.engine import Job
 from headwater.pipeline.jobs import BulkJobs
 from headwater.pipeline.session import Spark

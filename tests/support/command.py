@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from unittest import mock
 
-from headwater import cli
-from headwater.commands import options
+from headwater.cli import main as cli
+from headwater.cli import options
 
 # Configuration of whoever runs the tests must not leak into them.
 _CLEAN = {name: value for name, value in os.environ.items() if not name.startswith(("HEADWATER_", "POWERSYNC_", "PS_"))}

@@ -8,9 +8,9 @@ from pathlib import Path
 import click
 
 from headwater.api.server import serve_app
-from headwater.commands.api import build
-from headwater.commands.logs import set_up_logging
-from headwater.commands.supervise import EXIT_STOP, end_with_supervisor
+from headwater.cli.api import build
+from headwater.cli.logs import set_up_logging
+from headwater.cli.supervise import EXIT_STOP, end_with_supervisor
 from headwater.config import ConfigSource, load_config
 from headwater.dev.checkout import find_checkout
 from headwater.dev.routes import Demo, demo_routes

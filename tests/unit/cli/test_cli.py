@@ -10,9 +10,9 @@ from pathlib import Path
 import click
 import pytest
 
-from headwater.cli import cli
-from headwater.commands import serve
-from headwater.commands.supervise import Child
+from headwater.cli import serve
+from headwater.cli.main import cli
+from headwater.cli.supervise import Child
 from tests.support.command import Outcome, headwater, headwater_here
 
 RULES = """\

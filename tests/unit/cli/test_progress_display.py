@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from headwater.bulk.jobs import BulkProgress
-from headwater.commands import progress as display
+from headwater.cli import progress as display
 
 
 def test_work_of_two_kinds_at_a_time_is_told_apart_with_as_many_rows_as_are_known(

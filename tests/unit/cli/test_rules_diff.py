@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from headwater.commands.rules_estimate import SAMPLE_PAGE, Tally
+from headwater.cli.rules.estimate import SAMPLE_PAGE, Tally
 from headwater.storage.open import open_reader
 from headwater.storage.stats import definition_stats
 from headwater_rules.compiler.compile import compile_config

@@ -13,11 +13,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from headwater.commands.supervise import Child
+from headwater.cli.supervise import Child
 
 SUPERVISOR = """
 import sys
-from headwater.commands import supervise
+from headwater.cli import supervise
 
 folder = sys.argv[1]
 children = [supervise.Child(name, [sys.executable, "-c", code, folder]) for name, code in zip("ab", sys.argv[2:])]
@@ -29,7 +29,7 @@ except supervise.ChildStoppedError as error:
 """
 NOTED = "import os, pathlib, sys; pathlib.Path(sys.argv[1], f'NAME-{os.getpid()}').touch(); "
 STAYS = NOTED + "import signal; signal.pause()"
-STAYS_WITH_US = NOTED + "import threading; from headwater.commands import supervise; supervise.end_with_supervisor(); "
+STAYS_WITH_US = NOTED + "import threading; from headwater.cli import supervise; supervise.end_with_supervisor(); "
 STAYS_WITH_US += "threading.Event().wait()"
 
 DEADLINE = 60.0

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from headwater.commands.progress import BulkProgressDisplay
+from headwater.cli.progress import BulkProgressDisplay
 from headwater.config import ServiceConfig
 from headwater.pipeline.archive import export_store, import_store
 from headwater.pipeline.archive_files import Manifest

@@ -1,4 +1,4 @@
-"""The `headwater` command. Composition only: each command's work is in `headwater.commands`."""
+"""The `headwater` command. Composition only: what each command does is beside this, in a file of its own."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from pathlib import Path
 
 import click
 
-from headwater.commands.logs import set_up_logging
-from headwater.commands.options import config_options, examples, load
-from headwater.commands.rules_group import rules
-from headwater.commands.supervise import ChildStoppedError, end_with_supervisor
+from headwater.cli.logs import set_up_logging
+from headwater.cli.options import config_options, examples, load
+from headwater.cli.rules.group import rules
+from headwater.cli.supervise import ChildStoppedError, end_with_supervisor
 from headwater.config import ConfigSource
 from headwater.config.origin import CONFIG_B64, SYNC_B64
 from headwater.errors import HeadwaterError, Kind
@@ -78,7 +78,7 @@ cli.add_command(rules)
 @_take_slot
 def serve(configs: ConfigSource, source_timeout: float, take_slot: bool) -> None:
     """Replicate the source and serve devices: everything on one machine."""
-    from headwater.commands import serve as command
+    from headwater.cli import serve as command
 
     command.run(
         load(configs),
@@ -97,7 +97,7 @@ def serve(configs: ConfigSource, source_timeout: float, take_slot: bool) -> None
 @_source_timeout
 def start(runner_type: str, configs: ConfigSource, source_timeout: float) -> None:
     """`serve` under the name and options of an existing compose file."""
-    from headwater.commands import serve as command
+    from headwater.cli import serve as command
 
     command.run(
         load(configs),
@@ -115,13 +115,13 @@ def start(runner_type: str, configs: ConfigSource, source_timeout: float) -> Non
 @_take_slot
 def replicate(configs: ConfigSource, source_timeout: float, take_slot: bool) -> None:
     """Only the replicator: follow the source into the store. A second one waits for the first to end."""
-    from headwater.commands.signals import stop_on_signals
+    from headwater.cli.signals import stop_on_signals
 
     config = load(configs)
     stop = threading.Event()
     stop_on_signals(stop)
     end_with_supervisor()
-    from headwater.commands import replicate as command
+    from headwater.cli import replicate as command
 
     command.run(config, stop, source_timeout=source_timeout, take_slot=take_slot)
 
@@ -131,7 +131,7 @@ def replicate(configs: ConfigSource, source_timeout: float, take_slot: bool) -> 
 def api(configs: ConfigSource) -> None:
     """Only the endpoint: serve devices from the store."""
     config = load(configs)
-    from headwater.commands import api as command
+    from headwater.cli import api as command
 
     end_with_supervisor()
     command.run(config)
@@ -172,7 +172,7 @@ def prepare_(
     What the configured role may not do is done as --admin-uri; without it, all that is missing is printed as SQL for
     somebody else to run. Safe to repeat.
     """
-    from headwater.commands import source as command
+    from headwater.cli.source import prepare as command
 
     if remove_triggers and print_sql:
         raise click.UsageError("--print-sql is of no use with --remove-triggers")
@@ -198,7 +198,7 @@ def status(configs: ConfigSource, as_json: bool) -> None:
     The exit code is 1 when there is a problem: the source does not answer, something keeps rows from flowing (a cause),
     or it would (a problem). Notes leave it at 0.
     """
-    from headwater.commands.source_status import show_status
+    from headwater.cli.source.status import show_status
 
     sys.exit(show_status(load(configs, warn=not as_json), as_json=as_json))
 
@@ -210,7 +210,7 @@ def status(configs: ConfigSource, as_json: bool) -> None:
 def schema_(configs: ConfigSource, output: Path | None) -> None:
     """Write the source's tables and column types as JSON, for `headwater rules … --schema-file` where there is no
     database, as in CI."""
-    from headwater.commands.rules_source import show_schema
+    from headwater.cli.rules.source_schema import show_schema
 
     show_schema(load(configs, warn=False), output)
 
@@ -221,7 +221,7 @@ def schema_(configs: ConfigSource, output: Path | None) -> None:
 @click.option("--wait/--no-wait", default=True, help="Wait until it is done (the default), or only hand it in.")
 def resync_(configs: ConfigSource, tables: tuple[str, ...], wait: bool) -> None:
     """Compare tables with the source and send devices what differs, while everything else flows."""
-    from headwater.commands.asking import resync
+    from headwater.cli.requests import resync
 
     resync(load(configs), tables, wait=wait)
 
@@ -231,7 +231,7 @@ def resync_(configs: ConfigSource, tables: tuple[str, ...], wait: bool) -> None:
 @config_options
 def skip_(configs: ConfigSource, lsn: str) -> None:
     """Leave a transaction out that can't be taken in and keeps the stream, and compare all tables with the source."""
-    from headwater.commands.asking import skip
+    from headwater.cli.requests import skip
 
     skip(load(configs), lsn)
 
@@ -245,7 +245,7 @@ def skip_(configs: ConfigSource, lsn: str) -> None:
 def audit(configs: ConfigSource, tables: tuple[str, ...], repair: bool, wait: bool, as_json: bool) -> None:
     """Compare the source, the stored rows and what devices are sent; name what differs. The exit code is 1 when
     something does and was not mended."""
-    from headwater.commands.asking import audit as command
+    from headwater.cli.requests import audit as command
 
     sys.exit(command(load(configs), tables, repair=repair, wait=wait, as_json=as_json))
 
@@ -272,12 +272,12 @@ def compact_(
 
     The service does this by itself, some time after changes. Devices in the middle of a download are not disturbed.
     """
-    from headwater.commands.signals import stop_on_signals
+    from headwater.cli.signals import stop_on_signals
 
     config = load(configs, warn=False)
     stop = threading.Event()
     stop_on_signals(stop)
-    from headwater.commands import compact as command
+    from headwater.cli import compact as command
 
     command.run(config, stop, bucket=bucket, definition=definition, budget=budget, spark=spark)
 
@@ -298,7 +298,7 @@ def stats_(configs: ConfigSource, top: int, as_json: bool) -> None:
 
     Reads all of the store once, while the service runs. Rows that are too large for a device are named here.
     """
-    from headwater.commands.store_stats import show_stats
+    from headwater.cli.store.stats import show_stats
 
     show_stats(load(configs, warn=False), top=top, as_json=as_json)
 
@@ -327,7 +327,7 @@ def forget_(
     Delete it in the source first: it refuses while the source, or a row that stands, still holds the value. Runs
     beside the service; see docs/forget.md.
     """
-    from headwater.commands.store_forget import forget
+    from headwater.cli.store.forget import forget
 
     if (text is None) == (table is None) or (table is None) != (row_id is None):
         raise click.UsageError("name either --table and --id, or --contains")
@@ -347,7 +347,7 @@ def export_(configs: ConfigSource, directory: Path, seal: bool) -> None:
     The files hold one consistent state, rows of the source included: guard them as you guard the store. See
     docs/backup.md.
     """
-    from headwater.commands.store import export_to
+    from headwater.cli.store.archive import export_to
 
     export_to(load(configs, warn=False), directory, seal=seal)
 
@@ -361,7 +361,7 @@ def import_(configs: ConfigSource, directory: Path) -> None:
     All ids stay as they were, whatever storage the old and the new store have: connected devices go on where they
     are and download nothing again.
     """
-    from headwater.commands.store import import_from
+    from headwater.cli.store.archive import import_from
 
     import_from(load(configs, warn=False), directory)
 
@@ -370,7 +370,7 @@ def import_(configs: ConfigSource, directory: Path) -> None:
 @config_options
 def unseal(configs: ConfigSource) -> None:
     """Open a store again that `headwater store export --seal` has sealed."""
-    from headwater.commands.store import unseal as command
+    from headwater.cli.store.archive import unseal as command
 
     command(load(configs, warn=False))
 
@@ -382,7 +382,7 @@ def unseal(configs: ConfigSource) -> None:
 @click.option("--keep", type=click.Path(path_type=Path), help="Keep database and store there, and use them again.")
 def dev(host: str, port: int, rows: int, keep: Path | None) -> None:
     """Everything in one command: a Postgres with sample data, Spark, the store, the endpoint and a demo app."""
-    from headwater.commands.dev import run
+    from headwater.cli.dev import run
 
     run(host=host, port=port, rows=rows, keep=keep)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from headwater.commands.rules import read_text
+from headwater.cli.rules.sync_config import read_text
 from headwater.config import ServiceConfig
 from headwater.config.errors import ConfigError, ConfigIssue
 from headwater.source.connect import SourceRefused, SourceUnreachable

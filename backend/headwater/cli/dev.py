@@ -15,8 +15,8 @@ import psycopg
 from psycopg import sql
 
 from headwater.api.server import bind
-from headwater.commands.signals import stop_on_signals
-from headwater.commands.supervise import Child, supervise
+from headwater.cli.signals import stop_on_signals
+from headwater.cli.supervise import Child, supervise
 from headwater.config.origin import SYNC_B64
 from headwater.dev.checkout import Checkout, find_checkout
 from headwater.dev.ready import Address, what_to_try, when_ready

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from headwater.api.status import health_of
-from headwater.commands.own_rules import own_rules
+from headwater.cli.own_rules import own_rules
 from headwater.config import ServiceConfig
 from headwater.errors import HeadwaterError
 from headwater.oplog.lsn import format_lsn

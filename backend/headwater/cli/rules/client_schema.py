@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from headwater.commands.rules import compile_rules, read_rules
+from headwater.cli.rules.sync_config import compile_rules, read_rules
 from headwater_rules.describe.client_languages import Language, written
 from headwater_rules.describe.client_schema import client_schema
 from headwater_rules.schema import SourceSchema

@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from headwater.commands.signals import stop_on_signals
+from headwater.cli.signals import stop_on_signals
 from headwater.errors import HeadwaterError
 
 _log = logging.getLogger(__name__)

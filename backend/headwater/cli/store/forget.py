@@ -12,8 +12,8 @@ import click
 import orjson
 
 from headwater.bulk.jobs import TableLockedError
-from headwater.commands.rules_store import existing_store
-from headwater.commands.rules_words import count, size
+from headwater.cli.rules.store import existing_store
+from headwater.cli.rules.words import count, size
 from headwater.config import ServiceConfig
 from headwater.errors import HeadwaterError, Kind
 from headwater.source.catalog import published_tables

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import click
 
-from headwater.commands.rules import compile_rules, read_rules, to_json
-from headwater.commands.rules_source import unsent
-from headwater.commands.rules_store import UnknownVersionError, existing_store, find, served, when
-from headwater.commands.waited import WaitDisplay
+from headwater.cli.rules.source_schema import unsent
+from headwater.cli.rules.store import UnknownVersionError, existing_store, find, served, when
+from headwater.cli.rules.sync_config import compile_rules, read_rules, to_json
+from headwater.cli.watch_request import WaitDisplay
 from headwater.config import ServiceConfig
 from headwater.errors import HeadwaterError
 from headwater.storage.contract import StoreBusyError, StoreReader

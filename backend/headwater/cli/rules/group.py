@@ -10,8 +10,8 @@ from pathlib import Path
 
 import click
 
-from headwater.commands.arguments import json_object, subscription
-from headwater.commands.options import config_options, examples, load
+from headwater.cli.arguments import json_object, subscription
+from headwater.cli.options import config_options, examples, load
 from headwater.config import ConfigSource
 from headwater.config.origin import is_configured
 from headwater_rules.describe.client_languages import Language
@@ -35,7 +35,7 @@ def schema_options(command: Callable[..., None]) -> Callable[..., None]:
     def wrapped(
         *args: object, configs: ConfigSource, live: bool, file_of_schema: Path | None, **options: object
     ) -> None:
-        from headwater.commands.rules_source import live_schema, stored_schema
+        from headwater.cli.rules.source_schema import live_schema, stored_schema
 
         if live and file_of_schema is not None:
             raise click.UsageError("give either --schema or --schema-file")
@@ -70,7 +70,7 @@ def check(files: tuple[Path, ...], schema: SourceSchema | None, form: str, warni
     not be read, and comparisons that can never hold. The exit code is 1 when a config can't be deployed. See
     docs/rule-tools.md.
     """
-    from headwater.commands.rules_check import check_files
+    from headwater.cli.rules.check import check_files
 
     sys.exit(check_files(files, schema, form=form, warnings_as_errors=warnings_as_errors))
 
@@ -89,7 +89,7 @@ def schema_(file: Path, schema: SourceSchema | None, language: str) -> None:
     Column types come from the source (--schema) or from a file of its schema. Without either, columns of * that the
     config does not name are missing, and what is not certain is text.
     """
-    from headwater.commands.rules_client import show_client_schema
+    from headwater.cli.rules.client_schema import show_client_schema
 
     show_client_schema(file, schema, Language(language))
 
@@ -107,7 +107,7 @@ def explain_(file: Path, as_json: bool) -> None:
     For each stream: who gets it, what it reads of the request, how that leads to buckets, and what limits a device can
     run into. For each table: what a change of which column does.
     """
-    from headwater.commands.rules_explain import show_explanation
+    from headwater.cli.rules.explain import show_explanation
 
     show_explanation(file, as_json=as_json)
 
@@ -142,7 +142,7 @@ def diff(configs: ConfigSource, file: Path, against: Path | None, sample: int, e
     A bucket definition whose rows stay the same keeps its name, and devices keep its data. Rows and bytes come from
     the store; those of definitions that are new are an estimate from the rows that the store holds now.
     """
-    from headwater.commands.rules_diff import show_diff
+    from headwater.cli.rules.diff import show_diff
 
     alone = against is not None and not is_configured(configs, os.environ, Path.cwd())
     config = None if alone else load(configs, warn=False)
@@ -181,7 +181,7 @@ def preview(
     Everything is made from the rows that the store holds now. Without --subscribe the user gets the streams that are
     subscribed to by themselves (auto_subscribe).
     """
-    from headwater.commands.rules_preview import show_preview
+    from headwater.cli.rules.preview import show_preview
 
     if (claims or {}).get("sub", user) != user:
         raise click.BadParameter("names another user than --user", param_hint="'--claims'")
@@ -205,7 +205,7 @@ def deploy_(configs: ConfigSource, file: Path, wait: bool, force: bool) -> None:
     A table that is there, but not published, or not to be read by the configured role, would give nobody a row: then
     nothing is deployed, and the statements that mend it are shown.
     """
-    from headwater.commands.rules_versions import deploy
+    from headwater.cli.rules.versions import deploy
 
     deploy(load(configs, warn=False), file, wait=wait, force=force)
 
@@ -215,7 +215,7 @@ def deploy_(configs: ConfigSource, file: Path, wait: bool, force: bool) -> None:
 @_json
 def versions(configs: ConfigSource, as_json: bool) -> None:
     """List the versions of the sync config that were deployed, newest first."""
-    from headwater.commands.rules_versions import list_versions
+    from headwater.cli.rules.versions import list_versions
 
     list_versions(load(configs, warn=False), as_json=as_json)
 
@@ -226,7 +226,7 @@ def versions(configs: ConfigSource, as_json: bool) -> None:
 @_wait
 def rollback_(configs: ConfigSource, version: int | None, wait: bool) -> None:
     """Deploy an earlier version again: VERSION, or the one that was served before."""
-    from headwater.commands.rules_versions import rollback
+    from headwater.cli.rules.versions import rollback
 
     rollback(load(configs, warn=False), version, wait=wait)
 
@@ -236,6 +236,6 @@ def rollback_(configs: ConfigSource, version: int | None, wait: bool) -> None:
 @config_options
 def show_(configs: ConfigSource, version: int | None) -> None:
     """Print the text of VERSION, or of the one that is served."""
-    from headwater.commands.rules_versions import show
+    from headwater.cli.rules.versions import show
 
     show(load(configs, warn=False), version)

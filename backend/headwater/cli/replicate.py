@@ -7,10 +7,10 @@ import logging
 import threading
 from collections.abc import Sequence
 
-from headwater.commands.compacting import SparkCompaction
-from headwater.commands.own_rules import own_rules
-from headwater.commands.progress import BulkProgressDisplay
-from headwater.commands.waiting import wait_for_source
+from headwater.cli.await_source import wait_for_source
+from headwater.cli.compact_on_spark import SparkCompaction
+from headwater.cli.own_rules import own_rules
+from headwater.cli.progress import BulkProgressDisplay
 from headwater.config import ServiceConfig
 from headwater.pipeline.jobs import BulkJobs
 from headwater.pipeline.session import Spark

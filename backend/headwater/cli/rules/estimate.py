@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from headwater.commands.rules_rows import CurrentRows, Pages, ScanProgress, op_size
+from headwater.cli.rules.rows import CurrentRows, Pages, ScanProgress, op_size
 from headwater.oplog.op import bucket_key
 from headwater_rules.plan import SyncPlan
 from headwater_rules.versions import only

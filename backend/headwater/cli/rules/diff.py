@@ -9,12 +9,12 @@ from pathlib import Path
 import click
 
 from headwater.api.plans import RequestLimits
-from headwater.commands.rules import compile_rules, read_rules, to_json
-from headwater.commands.rules_estimate import Estimate, estimates
-from headwater.commands.rules_rows import CurrentRows
-from headwater.commands.rules_source import unsent
-from headwater.commands.rules_store import existing_store, served, when
-from headwater.commands.rules_words import count, per_bucket, size
+from headwater.cli.rules.estimate import Estimate, estimates
+from headwater.cli.rules.rows import CurrentRows
+from headwater.cli.rules.source_schema import unsent
+from headwater.cli.rules.store import existing_store, served, when
+from headwater.cli.rules.sync_config import compile_rules, read_rules, to_json
+from headwater.cli.rules.words import count, per_bucket, size
 from headwater.config import ServiceConfig
 from headwater.storage.stats import DefinitionStats, definition_stats, store_exists
 from headwater_rules.describe.per_row import BucketPerRow, buckets_per_row

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from headwater.commands.rules import read_rules, to_json
+from headwater.cli.rules.sync_config import read_rules, to_json
 from headwater_rules.compiler.compile import compile_config
 from headwater_rules.errors import Code, Place, RuleError, RuleErrors, Severity
 from headwater_rules.plan import SyncPlan

@@ -10,8 +10,8 @@ from typing import Any
 import click
 import orjson
 
-from headwater.commands.rules_store import existing_store
-from headwater.commands.waited import WaitDisplay
+from headwater.cli.rules.store import existing_store
+from headwater.cli.watch_request import WaitDisplay
 from headwater.config import ServiceConfig
 from headwater.errors import HeadwaterError
 from headwater.oplog.lsn import format_lsn, parse_lsn

@@ -9,11 +9,11 @@ from pathlib import Path
 import click
 import orjson
 
-from headwater.commands.rules import compile_rules, read_rules, to_json
-from headwater.commands.rules_lookups import LookupScan
-from headwater.commands.rules_rows import CurrentRows, ScanProgress, op_size
-from headwater.commands.rules_store import existing_store
-from headwater.commands.rules_words import count, size
+from headwater.cli.rules.lookups import LookupScan
+from headwater.cli.rules.rows import CurrentRows, ScanProgress, op_size
+from headwater.cli.rules.store import existing_store
+from headwater.cli.rules.sync_config import compile_rules, read_rules, to_json
+from headwater.cli.rules.words import count, size
 from headwater.config import ServiceConfig
 from headwater.storage.open import open_reader
 from headwater_rules.errors import did_you_mean

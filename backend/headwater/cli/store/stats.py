@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 import click
 import orjson
 
-from headwater.commands.rules_store import existing_store, when
-from headwater.commands.rules_words import count, size
+from headwater.cli.rules.store import existing_store, when
+from headwater.cli.rules.words import count, size
 from headwater.config import ServiceConfig
 from headwater.oplog.lsn import format_lsn
 from headwater.storage.stats import BucketStats, StoreStats, TableStats, store_stats

@@ -6,10 +6,10 @@ import sys
 import threading
 from collections.abc import Mapping, Sequence
 
-from headwater.commands.own_rules import own_rules
-from headwater.commands.signals import stop_on_signals
-from headwater.commands.supervise import Child, supervise
-from headwater.commands.waiting import wait_for_source
+from headwater.cli.await_source import wait_for_source
+from headwater.cli.own_rules import own_rules
+from headwater.cli.signals import stop_on_signals
+from headwater.cli.supervise import Child, supervise
 from headwater.config import ServiceConfig
 
 

@@ -8,7 +8,7 @@ import time
 
 import click
 
-from headwater.commands.rules_store import existing_store
+from headwater.cli.rules.store import existing_store
 from headwater.config import ServiceConfig
 from headwater.errors import HeadwaterError
 from headwater.oplog.op import OpId
@@ -90,7 +90,7 @@ def _compact(work: UpkeepWork, upkeep: UpkeepStore, buckets: list[BucketState], 
 def _on_spark(
     config: ServiceConfig, work: UpkeepWork, upkeep: UpkeepStore, buckets: list[BucketState], thrift: Thrift
 ) -> Summary:
-    from headwater.commands.compacting import SparkCompaction
+    from headwater.cli.compact_on_spark import SparkCompaction
     from headwater.pipeline.session import Spark
     from headwater.pipeline.spark_engine import SparkEngine
 

@@ -1,0 +1,1 @@
+"""The commands `headwater store …`, for work on stores."""

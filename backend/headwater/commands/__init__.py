@@ -1,1 +1,0 @@
-"""The commands of `headwater`, one file each."""
