@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import psycopg
 import pytest
 
-from headwater.bulk.jobs import CompareJob, CompareOutcome, Difference
+from headwater.bulk.contract import CompareJob, CompareOutcome, Difference
 from headwater.pipeline.jobs import BulkJobs, Report
-from headwater.replication.attached import ATTACHED
+from headwater.replication.tables.attached import ATTACHED
 from tests.support.changed_source import Device, compared, published_rows, settled
 from tests.support.fix_headwater import Deploy, Deployment, wait_until
 from tests.support.local_bulk import LocalEngine

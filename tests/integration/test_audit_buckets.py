@@ -14,7 +14,7 @@ import psycopg
 import zstandard
 
 from headwater.oplog.op import bucket_key
-from headwater.replication.sampling import SamplingSettings, sampled
+from headwater.replication.sampling.audit import SamplingSettings, sampled
 from tests.support.fix_headwater import Deploy, Deployment, wait_until
 from tests.support.model_device import contents
 from tests.support.store_checker import Op, histories, problems

@@ -14,7 +14,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 import headwater.pipeline.partition as partitions
-from headwater.bulk.jobs import ReprocessJob, ReprocessTable, SnapshotJob, SnapshotTable
+from headwater.bulk.contract import ReprocessJob, ReprocessTable, SnapshotJob, SnapshotTable
 from headwater.decode.catalog import TypeCatalog
 from headwater.decode.copytext import join_cells
 from headwater.oplog.change import (
@@ -32,9 +32,9 @@ from headwater.oplog.lsn import Lsn
 from headwater.oplog.row_id import content_id
 from headwater.pipeline.partition import CountedCopies, Partition, SnapshotTask
 from headwater.pipeline.reprocess import ReprocessTask
-from headwater.replication.fold import Fold
-from headwater.replication.lacking import Lacking
-from headwater.replication.live import LiveContext, LiveTable
+from headwater.replication.stream.fold import Fold
+from headwater.replication.stream.lacking import Lacking
+from headwater.replication.tables.live import LiveContext, LiveTable
 from headwater.source.catalog import PublishedTable
 from headwater.source.connect import SourceSettings
 from headwater.source.leaves import Leaf

@@ -11,7 +11,7 @@ import pytest
 
 from headwater.embedded.postgres import EmbeddedPostgres
 from headwater.oplog.lsn import ZERO
-from headwater.replication.health import State
+from headwater.replication.health.model import State
 from headwater.source.connect import SourceRefused
 from headwater.source.slot import slot_name
 from headwater.source.stream import ReplicationStream

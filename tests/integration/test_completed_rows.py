@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import psycopg
 import pytest
 
-from headwater.bulk.jobs import CompareJob, CompareOutcome, Difference
+from headwater.bulk.contract import CompareJob, CompareOutcome, Difference
 from headwater.oplog.change import Cell, Relation
 from headwater.oplog.limits import ROW_LIMIT
 from headwater.pipeline.jobs import BulkJobs, Report

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from headwater.oplog.transform import DraftOp
-from headwater.replication import adapt
+from headwater.replication.tables import changes
 from headwater.storage.sqlite.flush import SqliteFlush
 from tests.support.changed_source import Device, published_rows, settled
 from tests.support.fix_headwater import Deploy, Deployment, wait_until
@@ -47,7 +47,7 @@ def given(deploy: Deploy, source: SourceDb, *, on_postgres: bool) -> Deployment:
 def test_its_rows_go_in_one_checkpoint(
     deploy: Deploy, source_db: SourceDb, monkeypatch: pytest.MonkeyPatch, way: str, *, on_postgres: bool
 ) -> None:
-    monkeypatch.setattr(adapt, "REMOVED_AT_ONCE", AT_ONCE)
+    monkeypatch.setattr(changes, "REMOVED_AT_ONCE", AT_ONCE)
     deployment = given(deploy, source_db, on_postgres=on_postgres)
     device = Device(deployment)
     seen = {len(device.rows())}
@@ -68,7 +68,7 @@ def test_its_rows_go_in_one_checkpoint(
 def test_its_rows_are_not_held_all_at_once(
     deploy: Deploy, source_db: SourceDb, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(adapt, "REMOVED_AT_ONCE", AT_ONCE)
+    monkeypatch.setattr(changes, "REMOVED_AT_ONCE", AT_ONCE)
     read, append = SqliteFlush.table_members, SqliteFlush.append
     held, most, appended = 0, 0, list[int]()
 

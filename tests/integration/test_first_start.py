@@ -65,6 +65,6 @@ def test_without_java_no_slot_is_made(first: Deployment, monkeypatch: pytest.Mon
         raise NoJava("Spark needs Java")
 
     monkeypatch.setattr("headwater.pipeline.session.java_home", none)
-    monkeypatch.setattr("headwater.replication.bootstrap.SnapshotKeeper", None)  # making one would be another error
+    monkeypatch.setattr("headwater.replication.jobs.snapshot.SnapshotKeeper", None)  # making one would be another error
     first.bulk = BulkJobs(SparkEngine(Spark(SparkSettings())))
     failure_of(first, NoJava)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from headwater.replication.schema import wanted_tables
+from headwater.replication.tables.schema_watch import wanted_tables
 from headwater.source.catalog import PublishedTable
 from headwater.storage.contract import StoredTable
 from tests.support.changed_source import Device, published_rows, settled

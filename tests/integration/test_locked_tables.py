@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 import pytest
 
-from headwater.replication.bootstrap import Bootstrap
+from headwater.replication.jobs.snapshot import Bootstrap
 from headwater.source.catalog import PublishedTable, published_tables
 from headwater.source.checks import source_findings
 from headwater.source.health import look

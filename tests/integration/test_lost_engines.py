@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from headwater.bulk.jobs import EngineError, EngineLostError
+from headwater.bulk.contract import EngineError, EngineLostError
 from headwater.pipeline.engine import Job
 from headwater.pipeline.jobs import BulkJobs
 from headwater.pipeline.session import SparkError

@@ -15,8 +15,8 @@ import psycopg
 import pytest
 
 from headwater.decode.errors import DecodeError
-from headwater.replication.fold import Fold
-from headwater.replication.poison import PoisonBook
+from headwater.replication.stream.fold import Fold
+from headwater.replication.stream.intake import PoisonBook
 from headwater.storage.address import PostgresAddress
 from headwater.storage.parts import StagedPart
 from headwater.storage.postgres.connection import postgres_errors

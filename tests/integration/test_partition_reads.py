@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import psycopg
 import pytest
 
-from headwater.bulk.jobs import SnapshotTable, TableChangedError
+from headwater.bulk.contract import SnapshotTable, TableChangedError
 from headwater.pipeline import partition as partitions
 from headwater.pipeline.partition import Partition, read_lines
 from headwater.source.catalog import published_tables

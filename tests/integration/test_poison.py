@@ -19,8 +19,8 @@ from headwater.decode.pgoutput import Decoder
 from headwater.oplog.change import Message
 from headwater.oplog.lsn import Lsn, format_lsn
 from headwater.replication.errors import PoisonError
-from headwater.replication.fold import Fold
-from headwater.replication.poison import Poison, PoisonBook
+from headwater.replication.stream.fold import Fold
+from headwater.replication.stream.intake import Poison, PoisonBook
 from tests.support.command import Outcome, headwater_here
 from tests.support.fix_headwater import NOTES, Deploy, Deployment, wait_until
 from tests.support.fix_service import config_of

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import apsw
 import pytest
 
-from headwater.replication.health import Health, State, health_key, to_json
+from headwater.replication.health.model import Health, State, health_key, to_json
 from headwater.storage.requests import RequestState
 from tests.support.changed_source import unheard
 from tests.support.command import headwater_here

@@ -14,7 +14,7 @@ import pytest
 from headwater.embedded.postgres import EmbeddedPostgres, StopMode
 from headwater.oplog.lsn import Lsn, parse_lsn
 from headwater.pipeline.jobs import BulkJobs
-from headwater.replication.health import Health, State, from_json
+from headwater.replication.health.model import Health, State, from_json
 from headwater.source.connect import SourceSettings, connect
 from headwater.source.finding import Finding
 from headwater.source.health import look
@@ -170,7 +170,7 @@ def attempts(deployment: Deployment) -> int:
 def test_the_replicator_warns_once_and_says_when_it_is_over(
     deployment: Deployment, source_db: SourceDb, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO, "headwater.replication.watch")
+    caplog.set_level(logging.INFO, "headwater.replication.health.monitor")
     deployment.pace = replace(deployment.pace, health=0.2)
     deployment.start()
     wait_until(lambda: flows(deployment), "the first look")

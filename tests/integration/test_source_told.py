@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from headwater.embedded.postgres import EmbeddedPostgres, StopMode
 from headwater.pipeline.jobs import BulkJobs
-from headwater.replication.health import State
+from headwater.replication.health.model import State
 from headwater.source.triggers import install
 from tests.integration.test_source_health import NOTES, attempts, flows, standing
 from tests.support.command import headwater, headwater_here

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import headwater.pipeline.compare
-from headwater.replication.adapt import verified_key
+from headwater.replication.tables.changes import verified_key
 from tests.support.changed_source import compared, settled
 from tests.support.fix_headwater import Deploy, Deployment, wait_until
 from tests.support.local_bulk import EVERYTHING_ON_SPARK

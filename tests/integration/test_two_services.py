@@ -12,9 +12,9 @@ import apsw
 import psycopg
 import pytest
 
-from headwater.bulk.jobs import BulkProgress, SnapshotJob
+from headwater.bulk.contract import BulkProgress, SnapshotJob
+from headwater.bulk.work import BulkWork
 from headwater.pipeline.jobs import BulkJobs
-from headwater.replication.bulk import BulkWork
 from headwater.replication.own_slot import slot_note
 from headwater.source.slot import SlotForeignError, SnapshotKeeper, former_slot_name, slot_name
 from headwater.storage.parts import BulkOutcome

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import psycopg
 import pytest
 
-from headwater.bulk.jobs import BulkProgress, ReprocessJob
+from headwater.bulk.contract import BulkProgress, ReprocessJob
 from headwater.pipeline.jobs import BulkJobs
 from headwater.storage.contract import StoreUnreachableError
 from headwater.storage.parts import BulkOutcome

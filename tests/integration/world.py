@@ -10,7 +10,7 @@ from pathlib import Path
 import psycopg
 
 from headwater.embedded.postgres import EmbeddedPostgres
-from headwater.replication.health import State, Trouble
+from headwater.replication.health.model import State, Trouble
 from tests.support.changed_source import Device, Rows, published_rows, settled
 from tests.support.fix_headwater import Deployment, wait_until
 from tests.support.fix_postgres import SourceDb

@@ -12,7 +12,7 @@ from pathlib import Path
 import apsw
 import pytest
 
-from headwater.bulk.jobs import BulkProgress
+from headwater.bulk.contract import BulkProgress
 from headwater.oplog.lsn import Lsn
 from headwater.oplog.op import OpId
 from headwater.pipeline import archive

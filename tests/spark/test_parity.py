@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 import headwater.pipeline.plan
-from headwater.bulk.jobs import (
+from headwater.bulk.contract import (
     CompareJob,
     CompareOutcome,
     Difference,
@@ -29,6 +29,7 @@ from headwater.bulk.jobs import (
     VerifyJob,
     VerifyOutcome,
 )
+from headwater.bulk.work import BulkWork, Report, Stop
 from headwater.decode.catalog import TypeCatalog
 from headwater.oplog.change import Relation, ReplicaIdentity
 from headwater.oplog.op import bucket_key
@@ -37,7 +38,6 @@ from headwater.pipeline.jobs import BulkJobs
 from headwater.pipeline.partition import Partition
 from headwater.pipeline.session import Spark
 from headwater.pipeline.spark_engine import SparkEngine
-from headwater.replication.bulk import BulkWork, Report, Stop
 from headwater.source.catalog import PublishedTable
 from headwater.source.connect import SourceSettings
 from headwater.source.leaves import Leaf

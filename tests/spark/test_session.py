@@ -14,7 +14,7 @@ from py4j.java_gateway import JavaGateway
 from pyspark import SparkConf, SparkContext
 
 import headwater.pipeline.session
-from headwater.bulk.jobs import EngineLostError
+from headwater.bulk.contract import EngineLostError
 from headwater.pipeline.output import launch_jvm
 from headwater.pipeline.session import Spark
 from headwater.pipeline.spark_engine import SparkEngine, SparkRun

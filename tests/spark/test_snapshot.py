@@ -11,14 +11,14 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from headwater.bulk.jobs import BulkProgress, SnapshotJob, SnapshotTable, TableChangedError
+from headwater.bulk.contract import BulkProgress, SnapshotJob, SnapshotTable, TableChangedError
 from headwater.errors import Kind
 from headwater.pipeline import jobs
 from headwater.pipeline.jobs import BulkJobs
 from headwater.pipeline.partition import CountedCopies, SnapshotTask
 from headwater.pipeline.plan import LARGEST_PAGES, partitions
 from headwater.pipeline.session import Spark, SparkJobError
-from headwater.replication.schema import wanted_tables
+from headwater.replication.tables.schema_watch import wanted_tables
 from headwater.source.catalog import load_types
 from headwater.source.slot import SnapshotKeeper
 from headwater.storage.address import PostgresAddress, SqliteAddress

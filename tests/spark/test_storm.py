@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from headwater.bulk.jobs import EngineError
+from headwater.bulk.contract import EngineError
 from headwater.pipeline.session import Spark, SparkJobError
 from headwater.pipeline.spark_engine import SparkEngine
 from tests.storm.plan import ROUGH, Plan, varied

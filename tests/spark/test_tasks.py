@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from headwater.bulk.jobs import CompareJob, Difference, GivenUpError, TableChangedError
+from headwater.bulk.contract import CompareJob, Difference, GivenUpError, TableChangedError
 from headwater.decode.catalog import TypeCatalog
 from headwater.errors import HeadwaterError, Kind
 from headwater.oplog.change import Relation, ReplicaIdentity

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import psycopg
 import pytest
 
-from headwater.replication.schema import wanted_tables
+from headwater.replication.tables.schema_watch import wanted_tables
 from headwater.source.catalog import PublishedTable
 from headwater.source.stream import Received, ReplicationStream
 from headwater.source.triggers import install

@@ -18,7 +18,8 @@ import apsw
 import psycopg
 import pytest
 
-from headwater.bulk.jobs import BulkProgress
+from headwater.bulk.contract import BulkProgress
+from headwater.bulk.work import BulkWork
 from headwater.embedded.postgres import EmbeddedPostgres
 from headwater.oplog.lsn import parse_lsn
 from headwater.oplog.op import OpId
@@ -26,11 +27,10 @@ from headwater.pipeline.jobs import BulkJobs
 from headwater.pipeline.session import Spark
 from headwater.pipeline.settings import SparkSettings
 from headwater.pipeline.spark_engine import SparkEngine
-from headwater.replication.bulk import BulkWork
-from headwater.replication.health import Health, from_json, health_key
+from headwater.replication.health.model import Health, from_json, health_key
 from headwater.replication.pace import Pace
 from headwater.replication.replicator import Replicator
-from headwater.replication.sampling import SamplingSettings
+from headwater.replication.sampling.audit import SamplingSettings
 from headwater.source.connect import SourceSettings
 from headwater.source.publications import load_publications
 from headwater.storage.address import PostgresAddress, SqliteAddress, StoreAddress

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final, Generic
 
-from headwater.bulk.jobs import CompareJob, GivenUpError
+from headwater.bulk.contract import CompareJob, GivenUpError
 from headwater.errors import HeadwaterError
 from headwater.pipeline.compare import RowsTask, SourceRows
 from headwater.pipeline.engine import Found, Job, Result, Task

@@ -13,7 +13,7 @@ from prometheus_client.registry import Collector
 from headwater.api.server import AddressInUseError
 from headwater.api.status import health_of
 from headwater.errors import HeadwaterError
-from headwater.replication.health import Health, State
+from headwater.replication.health.model import Health, State
 from headwater.source.health import SlotHealth
 from headwater.storage.contract import StoreReader
 

@@ -12,7 +12,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from headwater.api.errors import ApiError
-from headwater.replication.health import Health, from_json, health_key
+from headwater.replication.health.model import Health, from_json, health_key
 from headwater.storage.contract import StoreReader
 
 

@@ -10,7 +10,7 @@ import time
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from headwater.bulk.jobs import BulkProgress
+from headwater.bulk.contract import BulkProgress
 
 _log = logging.getLogger(__name__)
 

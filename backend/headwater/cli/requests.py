@@ -15,8 +15,8 @@ from headwater.cli.watch_request import WaitDisplay
 from headwater.config import ServiceConfig
 from headwater.errors import HeadwaterError
 from headwater.oplog.lsn import format_lsn, parse_lsn
-from headwater.replication.poison import SKIP
-from headwater.replication.work import AUDIT, RESYNC
+from headwater.replication.scheduler import AUDIT, RESYNC
+from headwater.replication.stream.intake import SKIP
 from headwater.storage.contract import StoreBusyError, StoreReader
 from headwater.storage.open import Store, open_reader
 from headwater.storage.requests import Request, RequestState

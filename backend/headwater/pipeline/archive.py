@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
-from headwater.bulk.jobs import BulkProgress
+from headwater.bulk.contract import BulkProgress
 from headwater.pipeline.archive_files import (
     ArchiveFile,
     Manifest,

@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from headwater.bulk.binding import BoundTable, bind_layouts, current_cells, lookups_stand_right, stands_right
-from headwater.bulk.jobs import CompareJob
+from headwater.bulk.bound_table import BoundTable, bind_layouts, current_cells, lookups_stand_right, stands_right
+from headwater.bulk.contract import CompareJob
 from headwater.decode.copytext import join_cells, split_line
 from headwater.decode.errors import DecodeError
 from headwater.oplog.change import Relation

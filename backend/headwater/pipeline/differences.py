@@ -14,7 +14,7 @@ from pyspark.sql import functions as f
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType
 
-from headwater.bulk.jobs import CompareJob, Difference
+from headwater.bulk.contract import CompareJob, Difference
 from headwater.errors import HeadwaterError
 from headwater.pipeline.compare import ComparedRow, RowsTask, SourceRows
 from headwater.pipeline.engine import Found

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from headwater.bulk.jobs import CompareJob, CompareOutcome, CompareTable
+from headwater.bulk.contract import CompareJob, CompareOutcome, CompareTable
 from headwater.pipeline.compare import DigestTask, Rows, RowsTask, SourceRows, StoreRows, TableDigests
 from headwater.pipeline.engine import Found, Run
 from headwater.pipeline.meeting import WholeTask

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol, TypeVar
 
-from headwater.bulk.jobs import CompareJob, Difference, EngineLostError, TableChangedError
+from headwater.bulk.contract import CompareJob, Difference, EngineLostError, TableChangedError
 from headwater.errors import MachineError
 from headwater.pipeline.compare import RowsTask
 from headwater.storage.contract import StoreBusyError, StoreError, StoreUnreachableError

@@ -9,7 +9,7 @@ from dataclasses import replace
 from itertools import groupby
 from typing import TypeVar
 
-from headwater.bulk.jobs import (
+from headwater.bulk.contract import (
     BulkProgress,
     CompareJob,
     CompareOutcome,

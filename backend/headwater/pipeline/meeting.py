@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from headwater.bulk.jobs import CompareJob, Difference
+from headwater.bulk.contract import CompareJob, Difference
 from headwater.pipeline.compare import ComparedRow, SourceRows, StoreRows
 from headwater.pipeline.progress import TaskProgress
 

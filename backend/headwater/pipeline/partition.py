@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 import psycopg
 from psycopg import pq, sql
 
-from headwater.bulk.binding import bind
-from headwater.bulk.jobs import SnapshotJob, SnapshotTable, TableChangedError
+from headwater.bulk.bound_table import bind
+from headwater.bulk.contract import SnapshotJob, SnapshotTable, TableChangedError
 from headwater.decode.copytext import split_line
 from headwater.errors import HeadwaterError, Kind
 from headwater.oplog.limits import (

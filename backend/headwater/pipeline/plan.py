@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from headwater.bulk.jobs import SnapshotTable
+from headwater.bulk.contract import SnapshotTable
 from headwater.pipeline.partition import Partition
 from headwater.source.catalog import PublishedTable
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from headwater.bulk.jobs import BulkProgress
+from headwater.bulk.contract import BulkProgress
 
 _SECONDS = 0.25
 

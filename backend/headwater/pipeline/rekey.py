@@ -11,8 +11,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from headwater.bulk.binding import BoundTable, bind, current_cells, distinct, only_renamed
-from headwater.bulk.jobs import RekeyJob
+from headwater.bulk.bound_table import BoundTable, bind, current_cells, distinct, only_renamed
+from headwater.bulk.contract import RekeyJob
 from headwater.decode.copytext import join_cells
 from headwater.decode.errors import DecodeError
 from headwater.oplog.limits import is_stub, read_stub

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from headwater.bulk.binding import BoundTable, bind, current_cells
-from headwater.bulk.jobs import ReprocessJob
+from headwater.bulk.bound_table import BoundTable, bind, current_cells
+from headwater.bulk.contract import ReprocessJob
 from headwater.oplog.limits import REFUSED_NAMED, is_stub, left_out_of, op_refused
 from headwater.oplog.op import bucket_key
 from headwater.oplog.transform import BucketName, DraftOp, decode_members

@@ -23,7 +23,7 @@ from pyspark.accumulators import AccumulatorTCPServer, AccumulatorUnixServer
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from headwater.bulk.jobs import EngineError, EngineLostError
+from headwater.bulk.contract import EngineError, EngineLostError
 from headwater.embedded.java import java_home
 from headwater.errors import HeadwaterError, Kind
 from headwater.pipeline.output import launch_jvm

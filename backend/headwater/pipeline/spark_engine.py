@@ -12,7 +12,7 @@ from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark import SparkContext
 from pyspark.errors import PySparkException
 
-from headwater.bulk.jobs import CompareJob, Difference, EngineLostError, GivenUpError
+from headwater.bulk.contract import CompareJob, Difference, EngineLostError, GivenUpError
 from headwater.errors import HeadwaterError
 from headwater.pipeline.compare import RowsTask
 from headwater.pipeline.differences import hand_over_differences

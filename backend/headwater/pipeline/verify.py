@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from headwater.bulk.jobs import BrokenBucket, BrokenLookups, TableChangedError, VerifyJob, VerifyOutcome
+from headwater.bulk.contract import BrokenBucket, BrokenLookups, TableChangedError, VerifyJob, VerifyOutcome
 from headwater.pipeline.engine import Run
 from headwater.pipeline.verify_tasks import HistoryFound, HistoryTask, LoneLookupsTask, MembersTask, RowsFound
 from headwater.storage.verify import MODULUS, NOT_THE_ROWS, NOT_THERE, changed_parts, open_verify

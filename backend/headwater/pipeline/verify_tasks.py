@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from headwater.bulk.binding import BoundTable, bind, current_cells
-from headwater.bulk.jobs import BrokenBucket, VerifyJob, VerifyTable
+from headwater.bulk.bound_table import BoundTable, bind, current_cells
+from headwater.bulk.contract import BrokenBucket, VerifyJob, VerifyTable
 from headwater.decode.errors import DecodeError
 from headwater.oplog.transform import decode_members
 from headwater.pipeline.progress import TaskProgress

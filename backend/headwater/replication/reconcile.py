@@ -3,11 +3,11 @@ which concerns tables that are others now."""
 
 from __future__ import annotations
 
-from headwater.replication.adapt import adapt, table_changes
-from headwater.replication.roots import NameBook, distrust_named
-from headwater.replication.schema import SchemaWatch
-from headwater.replication.site import Site
-from headwater.replication.work import Work
+from headwater.replication.jobs.context import Site
+from headwater.replication.scheduler import Work
+from headwater.replication.tables.changes import adapt, table_changes
+from headwater.replication.tables.roots import NameBook, distrust_named
+from headwater.replication.tables.schema_watch import SchemaWatch
 
 
 class Reconciler:

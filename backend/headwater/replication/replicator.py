@@ -9,30 +9,30 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from headwater.bulk.binding import distinct
-from headwater.bulk.jobs import BulkProgress
+from headwater.bulk.bound_table import distinct
+from headwater.bulk.contract import BulkProgress
+from headwater.bulk.work import BulkWork
 from headwater.errors import HeadwaterError, Kind, machine_errors
 from headwater.oplog.lsn import format_lsn
-from headwater.replication.adapt import adapt, table_changes, verify_once
-from headwater.replication.apply import Applier
-from headwater.replication.attach import Attachment
-from headwater.replication.bootstrap import Bootstrap
-from headwater.replication.bulk import BulkWork
 from headwater.replication.errors import PoisonError, SchemaChangedError, SourceReplacedError
-from headwater.replication.live import LiveContext
+from headwater.replication.health.monitor import Watch
+from headwater.replication.jobs.context import Site, types_of
+from headwater.replication.jobs.snapshot import Bootstrap
 from headwater.replication.own_slot import OwnSlot, own_slot
 from headwater.replication.pace import Pace
-from headwater.replication.poison import Intake, PoisonBook
 from headwater.replication.reconcile import Reconciler
 from headwater.replication.recovery import Recovery
-from headwater.replication.roots import NameBook, distrust_named
-from headwater.replication.sampling import SamplingSettings
-from headwater.replication.schema import SchemaWatch, readable_tables
-from headwater.replication.site import Site, types_of
-from headwater.replication.unseen import UnseenAudit
+from headwater.replication.resume import Attachment
+from headwater.replication.sampling.audit import SamplingSettings
+from headwater.replication.scheduler import Work
+from headwater.replication.stream.apply import Applier
+from headwater.replication.stream.intake import Intake, PoisonBook
+from headwater.replication.tables.changes import adapt, table_changes, verify_once
+from headwater.replication.tables.live import LiveContext
+from headwater.replication.tables.partly_published import UnseenAudit
+from headwater.replication.tables.roots import NameBook, distrust_named
+from headwater.replication.tables.schema_watch import SchemaWatch, readable_tables
 from headwater.replication.versions import RETIRED_AT_ONCE, deploy_file, forget_half_built, in_state, in_use, newest
-from headwater.replication.watch import Watch
-from headwater.replication.work import Work
 from headwater.source.checks import unseen_findings
 from headwater.source.connect import SharedConnection, SourceSettings, source_errors
 from headwater.source.fetch import RowFetcher

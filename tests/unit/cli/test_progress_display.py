@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from headwater.bulk.jobs import BulkProgress
+from headwater.bulk.contract import BulkProgress
 from headwater.cli import progress as display
 
 

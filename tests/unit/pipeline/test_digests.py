@@ -16,7 +16,7 @@ import headwater.pipeline.compare
 import headwater.pipeline.digests
 import headwater.pipeline.meeting
 import headwater.pipeline.plan
-from headwater.bulk.jobs import CompareJob, CompareTable, Difference, SnapshotTable
+from headwater.bulk.contract import CompareJob, CompareTable, Difference, SnapshotTable
 from headwater.decode.catalog import TypeCatalog
 from headwater.oplog.change import Column, Relation, ReplicaIdentity
 from headwater.oplog.row_id import content_id

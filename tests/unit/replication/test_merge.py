@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from headwater.bulk.jobs import Difference
-from headwater.replication.merge import Portion
+from headwater.bulk.contract import Difference
+from headwater.replication.jobs.merge import Portion
 
 ROOM = 1 << 30
 

@@ -7,8 +7,8 @@ import tracemalloc
 from headwater.decode.catalog import TypeCatalog
 from headwater.oplog.change import UNCHANGED, Column, Relation, ReplicaIdentity, Update
 from headwater.oplog.lsn import Lsn
-from headwater.replication.live import LiveContext
-from headwater.replication.touches import Inherited, TouchLog
+from headwater.replication.stream.touches import Inherited, TouchLog
+from headwater.replication.tables.live import LiveContext
 from headwater_rules.compiler.compile import compile_config
 
 YAML = """

@@ -15,10 +15,10 @@ from headwater.cli.own_rules import own_rules
 from headwater.config import ServiceConfig
 from headwater.errors import HeadwaterError
 from headwater.oplog.lsn import format_lsn
-from headwater.replication.health import Health
+from headwater.replication.health.model import Health
 from headwater.replication.own_slot import slot_of
 from headwater.replication.pace import Pace
-from headwater.replication.poison import Poison, PoisonBook
+from headwater.replication.stream.intake import Poison, PoisonBook
 from headwater.replication.versions import tables_named
 from headwater.source.checks import source_findings
 from headwater.source.connect import connect

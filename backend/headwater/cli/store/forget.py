@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import click
 import orjson
 
-from headwater.bulk.jobs import TableLockedError
+from headwater.bulk.contract import TableLockedError
 from headwater.cli.rules.store import existing_store
 from headwater.cli.rules.words import count, size
 from headwater.config import ServiceConfig

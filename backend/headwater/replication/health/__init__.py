@@ -1,0 +1,1 @@
+"""How replication of a source stands, and what may come to harm."""

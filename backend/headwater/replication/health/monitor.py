@@ -1,0 +1,218 @@
+"""Watches a source while it is followed, from a thread of its own: says once what may come to harm, keeps in the store
+how things stand, and writes a heartbeat so that there is always something for the stream to pass.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+from types import TracebackType
+
+import psycopg
+
+from headwater.bulk.contract import BulkProgress
+from headwater.errors import HeadwaterError, machine_errors
+from headwater.oplog.lsn import Lsn
+from headwater.replication.health.model import Compared, Health, State, Trouble, health_key, to_json
+from headwater.replication.own_slot import slot_of
+from headwater.replication.versions import tables_named
+from headwater.source.connect import SourceSettings, connect
+from headwater.source.finding import Finding
+from headwater.source.head import ping_statement
+from headwater.source.health import SourceHealth, look
+from headwater.storage.contract import Lease
+from headwater.storage.open import Store, open_store
+from headwater_rules.plan import TablePattern
+
+_log = logging.getLogger(__name__)
+
+_STEADY_SECONDS = 60.0  # an error after that much streaming is the first of a new row
+_KEPT_SECONDS = 15.0  # what is kept is at most this much older, when nothing but numbers changed
+_REST_SECONDS = 0.1
+_WORK_SECONDS = 2.0
+_CLOSE_SECONDS = 15.0
+
+
+class Watch:
+    """Used as a context manager around the work under one lease. The other methods tell it what is being done. The
+    source is looked at every `seconds`; `preparing` says what bulk work has to wait for."""
+
+    def __init__(
+        self, source: SourceSettings, store: Store, lease: Lease, seconds: float, preparing: Callable[[], str]
+    ) -> None:
+        self._source = source
+        self._lease = lease
+        self._seconds = seconds
+        self._preparing = preparing
+        self._work = ""
+        self._address = store.address
+        self._lock = threading.Lock()
+        now = time.time()
+        self._health = Health(State.STARTING, now, now)
+        self._kept: Health | None = None
+        self._said: dict[tuple[str, str], Finding] = {}
+        self._lag = _Lag()
+        self._beat = time.monotonic()
+        self._conn: psycopg.Connection | None = None
+        self._closing = threading.Event()
+        self._wake = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
+
+    def __enter__(self) -> Watch:
+        self._thread.start()
+        return self
+
+    def __exit__(self, _: type[BaseException] | None, error: BaseException | None, __: TracebackType | None) -> None:
+        self._become(State.STOPPED, error)
+        self._closing.set()
+        self._wake.set()
+        self._thread.join(_CLOSE_SECONDS)
+
+    # what the replicator does
+
+    def reading(self) -> None:
+        """The source is read whole."""
+        self._become(State.SNAPSHOT)
+
+    def streaming(self) -> None:
+        """The stream flows."""
+        self._become(State.STREAMING)
+
+    def works(self, progress: BulkProgress) -> None:
+        """Bulk work is under way, or over."""
+        self._work = "" if progress.over else f"{progress.what}: {progress}"
+
+    def failed(self, error: HeadwaterError) -> None:
+        """It is tried again, after a while."""
+        with self._lock:
+            self._health = replace(self._health, slot=None, lag_seconds=None)  # as far as anybody knows now
+        self._become(State.RETRYING, error)
+
+    def _become(self, state: State, error: BaseException | None = None) -> None:
+        with self._lock:
+            now, before = time.time(), self._health
+            trouble = before.trouble
+            if error is not None:
+                steady = before.state is State.STREAMING and now - before.since > _STEADY_SECONDS
+                trouble = Trouble.of(error, now, 1 if steady or trouble is None else trouble.attempts + 1)
+            self._health = replace(before, state=state, since=now, trouble=trouble)
+        self._wake.set()
+
+    # the thread
+
+    def _run(self) -> None:
+        try:
+            store = open_store(self._address)
+        except HeadwaterError as error:
+            _log.warning("how things stand is not kept: %s", error)
+            return
+        try:
+            while not self._closing.wait(_REST_SECONDS):
+                self._turn(store)
+                due = time.monotonic() + self._seconds
+                while not self._wake.wait(min(self._seconds, _WORK_SECONDS)) and time.monotonic() < due:
+                    self._keep(store)  # how far bulk work is
+                self._wake.clear()
+            self._keep(store)
+        finally:
+            store.close()
+            self._disconnect()
+
+    def _turn(self, store: Store) -> None:
+        self._keep(store)  # what happened is not to wait for a source that may give no answer
+        try:
+            stored = store.tables(self._lease.name)
+            compared = tuple(
+                Compared(f"{table.relation.schema}.{table.relation.name}", table.resync)
+                for table in stored
+                if table.resync
+            )
+            with self._lock:
+                self._health = replace(self._health, compared=compared)
+                streaming = self._health.state is State.STREAMING
+            oids = {table.relation.oid for table in stored}
+            with machine_errors():
+                self._look(slot_of(self._source, store), oids, tables_named(store), beat=streaming)
+        except (psycopg.Error, HeadwaterError) as error:  # whoever follows the stream meets the same, and says so
+            _log.debug("the source could not be looked at: %s", error)
+            self._disconnect()
+            with self._lock:
+                self._health = replace(self._health, slot=None, lag_seconds=None)
+        self._keep(store)
+
+    def _look(self, slot: str, tables: set[int], patterns: tuple[TablePattern, ...], *, beat: bool) -> None:
+        if self._conn is None:
+            self._conn = connect(self._source, application_name="headwater watch")
+            self._conn.execute("set lock_timeout = '2s'; set statement_timeout = '10s'")
+        found = look(self._conn, self._source, slot, tables, patterns)
+        self._say(found.findings)
+        lag = self._lag.seconds(found, time.monotonic())
+        with self._lock:
+            self._health = replace(
+                self._health, findings=found.findings, slot=found.slot, lag_seconds=lag, triggers=found.triggers
+            )
+        if beat and time.monotonic() - self._beat >= self._source.heartbeat_seconds:
+            self._beat = time.monotonic()
+            self._conn.execute(ping_statement(self._conn.info.server_version))
+
+    def _say(self, findings: tuple[Finding, ...]) -> None:
+        """Once each, and once more when it is over."""
+        now = {(finding.code, finding.what): finding for finding in findings}
+        for key, finding in now.items():
+            if key not in self._said:
+                _log.log(logging.ERROR if finding.fatal else logging.WARNING, "%s", finding)
+        for key, finding in self._said.items():
+            if key not in now:
+                _log.info("no longer so: [%s] %s", finding.code, finding.what)
+        self._said = now
+
+    def _keep(self, store: Store) -> None:
+        """Have the store say how things stand, unless nothing happened since."""
+        with self._lock:
+            health = replace(self._health, work=self._preparing() or self._work)
+        if health.state is State.STOPPED:
+            health = replace(health, work="")
+        if health.state is State.STREAMING and health.compared:
+            health = replace(health, state=State.RESYNCING)
+        now = time.time()
+        if self._kept is not None and now - self._kept.at < _KEPT_SECONDS and _news(health) == _news(self._kept):
+            return
+        health = replace(health, at=now)
+        try:
+            with machine_errors():
+                store.note(self._lease, health_key(self._lease.name), to_json(health))
+        except HeadwaterError as error:  # a long transaction of our own, or the lease is another's by now
+            _log.debug("how things stand could not be kept: %s", error)
+            return
+        self._kept = health
+
+    def _disconnect(self) -> None:
+        if self._conn is not None:
+            self._conn.close()
+            self._conn = None
+
+
+def _news(health: Health) -> Health:
+    """What somebody wants to hear of at once."""
+    return replace(health, at=0.0, slot=None, lag_seconds=None)
+
+
+class _Lag:
+    """How old the oldest commit may be that the store lacks."""
+
+    def __init__(self) -> None:
+        self._ends: deque[tuple[float, Lsn]] = deque(maxlen=1000)
+
+    def seconds(self, found: SourceHealth, now: float) -> float:
+        while self._ends and self._ends[0][1] <= found.confirmed:
+            self._ends.popleft()
+        oldest = self._ends[0][0] if self._ends else None
+        if found.log_end > found.confirmed:
+            self._ends.append((now, found.log_end))
+        if oldest is not None:
+            return now - oldest  # where the log ended then has not been passed since
+        return found.flush_lag if found.log_end > found.confirmed else 0.0

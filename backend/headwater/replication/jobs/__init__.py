@@ -1,0 +1,1 @@
+"""Bulk work beside the stream, done a bit at a time between its flushes."""

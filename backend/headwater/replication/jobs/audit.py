@@ -1,0 +1,123 @@
+"""The audit: are source, current rows, buckets and lookups all the same thing? With repair, what is not is mended.
+
+Rows first, against the source and the rules (see `resync`); then histories and lookups against the rows.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterator
+
+from headwater.bulk.contract import BulkProgress, VerifyOutcome
+from headwater.replication.errors import BROKEN_BUCKET, BROKEN_LOOKUPS
+from headwater.replication.jobs.background import Background
+from headwater.replication.jobs.context import Site
+from headwater.replication.jobs.rebuild import Rebuild, repair_lookups, verify_job
+from headwater.replication.jobs.resync import Order, Resync
+from headwater.storage.parts import BulkRecord
+
+_log = logging.getLogger(__name__)
+
+NAMED_BUCKETS = 100
+
+
+class Audit:
+    """One audit. `step` is called between flushes until it says that all is done; `close` in any case. When the order
+    names tables, their rows and lookups are looked at; buckets only when all are."""
+
+    def __init__(self, site: Site, order: Order) -> None:
+        self._site = site
+        self._order = order
+        self._resync = Resync(site, order)
+        self._rebuild: Rebuild | None = None
+        self._on_rows = True
+        self._steps = self._run()
+        self._outcome: VerifyOutcome | None = None
+        self._progress = BulkProgress(0, 0, 0, 0)
+        self._ops = 0
+        self._closed = threading.Event()
+
+    def describe(self) -> str:
+        """How far it is, for a person."""
+        if self._rebuild is not None:
+            return self._rebuild.describe()
+        if self._on_rows:
+            return self._resync.describe()
+        return f"checked {self._progress.rows:,} ops and rows of the store"
+
+    def step(self) -> bool:
+        """A bit of the work; True when all is done."""
+        return next(self._steps, True)
+
+    @property
+    def left(self) -> frozenset[int]:
+        """See `Resync.left`."""
+        return self._resync.left
+
+    def result(self) -> dict[str, object]:
+        """What was found."""
+        outcome = self._outcome or VerifyOutcome((), (), 0, 0, "", 0)
+        return {
+            **self._resync.findings.as_dict(),
+            "ops_checked": outcome.ops,
+            "buckets": [
+                {"bucket": bucket.name or f"key {bucket.key}", "problem": bucket.problem}
+                for bucket in outcome.buckets[:NAMED_BUCKETS]
+            ],
+            "broken_buckets": len(outcome.buckets),
+            "lookups": len(outcome.lookups),
+            "ops": self._resync.findings.ops + self._ops,
+        }
+
+    def close(self) -> None:
+        """Give everything back, at the end or in the middle."""
+        self._closed.set()
+        self._resync.close()
+        if self._rebuild is not None:
+            self._rebuild.close()
+
+    def _run(self) -> Iterator[bool]:
+        while not self._resync.step():
+            yield False
+        self._resync.unmark()
+        self._resync.close()
+        self._on_rows = False
+        started = time.time()
+        job = verify_job(self._site, self._order.plans, self._order.oids)
+        verifying = Background(lambda: self._site.bulk.verify(job, self._note, self._closed), "verification")
+        while not verifying.done:
+            yield False
+        outcome = self._outcome = verifying.result()
+        for bucket in outcome.buckets[:NAMED_BUCKETS]:
+            _log.warning("[%s] bucket %s: %s", BROKEN_BUCKET, bucket.name or bucket.key, bucket.problem)
+        if outcome.lookups:
+            _log.warning(
+                "[%s] %d rows have other lookups than the rules give them", BROKEN_LOOKUPS, len(outcome.lookups)
+            )
+        if self._order.repair:
+            repair_lookups(self._site, outcome.lookups)
+            if outcome.buckets:
+                yield from self._build_anew(outcome)
+        record = BulkRecord(
+            kind="verification",
+            source=self._site.tag,
+            application=outcome.application,
+            tasks=outcome.tasks,
+            rows=outcome.rows,
+            ops=outcome.ops,
+            started=started,
+            finished=time.time(),
+        )
+        self._site.store.note_job(record)
+
+    def _build_anew(self, outcome: VerifyOutcome) -> Iterator[bool]:
+        self._rebuild = Rebuild(self._site, self._order.plans, [bucket.key for bucket in outcome.buckets])
+        while not self._rebuild.step():
+            yield False
+        self._ops = self._rebuild.ops
+
+    def _note(self, progress: BulkProgress) -> None:
+        self._progress = progress
+        self._site.progress(progress)

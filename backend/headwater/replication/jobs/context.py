@@ -1,0 +1,84 @@
+"""What bulk work beside the stream works with, and the plans that the stream is followed by."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from headwater.bulk.bound_table import distinct
+from headwater.bulk.contract import BulkProgress
+from headwater.bulk.work import BulkWork
+from headwater.decode.catalog import TypeCatalog
+from headwater.replication.stream.apply import Applier
+from headwater.replication.tables.live import LiveContext
+from headwater.replication.tables.schema_watch import readable_tables
+from headwater.source.catalog import PublishedTable, load_types
+from headwater.source.connect import SharedConnection, SourceSettings
+from headwater.source.shape import leaf_oids
+from headwater.source.words import locked_tables
+from headwater.storage.contract import Lease, StoredTable
+from headwater.storage.open import Store
+from headwater.storage.parts import Places
+from headwater_rules.plan import SyncPlan
+
+_ROWS_A_TASK = 250_000
+
+
+def types_of(asking: SharedConnection, tables: Sequence[StoredTable]) -> TypeCatalog:
+    """The types of the tables' columns, as the source knows them now."""
+    with asking.use() as conn:
+        return load_types(conn, {c.type_oid for table in tables for layout in table.layouts for c in layout.columns})
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """The parts that work together on one source while it is followed."""
+
+    source: SourceSettings
+    store: Store
+    lease: Lease
+    bulk: BulkWork
+    applier: Applier
+    progress: Callable[[BulkProgress], None]
+    asking: SharedConnection
+
+    @property
+    def tag(self) -> str:
+        return self.source.tag
+
+    def published(self, plans: Sequence[SyncPlan]) -> dict[int, PublishedTable]:
+        """The tables that the plans read and that can be read, as they are published now, by oid; without those of
+        which that can't be told since somebody keeps them locked. Raises KeyNotSentError."""
+        with self.asking.use() as conn:
+            tables = readable_tables(conn, self.source, plans, self.stored().keys())
+        return {table.relation.oid: table for table in tables if not table.locked}
+
+    def locked(self, tables: Sequence[StoredTable]) -> frozenset[int]:
+        """The oids of those tables that can't be read since somebody keeps them, or partitions of them, locked."""
+        leaves = {table.relation.oid: leaf_oids(table.fingerprint) | {table.relation.oid} for table in tables}
+        with self.asking.use() as conn:
+            locked = locked_tables(conn, frozenset[int]().union(*leaves.values()))
+        return frozenset(oid for oid, own in leaves.items() if own & locked)
+
+    def stored(self) -> dict[int, StoredTable]:
+        """The source's tables in the store, by oid."""
+        return {table.relation.oid: table for table in self.store.tables(self.tag)}
+
+    def places(self, table: int) -> Places:
+        """A table's current rows, cut into what tasks read."""
+        return self.store.place_ranges(table, _ROWS_A_TASK)
+
+    def types(self, tables: Sequence[StoredTable]) -> TypeCatalog:
+        """The types of the tables' columns."""
+        return types_of(self.asking, tables)
+
+    def follow(self, plans: Sequence[SyncPlan]) -> None:
+        """From here on, evaluate what the stream brings by these plans. Between flushes only."""
+        stored = list(self.stored().values())
+        self.applier.renew(self.context(plans, stored), plans, stored)
+
+    def context(self, plans: Sequence[SyncPlan], stored: Sequence[StoredTable]) -> LiveContext:
+        """What the tables are followed by."""
+        return LiveContext(
+            self.tag, distinct(plans), self.types(stored), self.store.subkey_salt(), self.source.piece_bytes
+        )

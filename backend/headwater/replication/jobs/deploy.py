@@ -1,0 +1,164 @@
+"""Bringing a version of the sync config into service, while the stream flows and the version before is served.
+
+From the start the stream is evaluated by the plans of both. Row sides that are not complete are evaluated over the
+current rows, on Spark, and taken page by page: what the stream wrote meanwhile is left out, for it is right already.
+Tables that the store does not know are read from the source by a re-sync. Then the version is served.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+
+from headwater.bulk.contract import BulkProgress, ReprocessJob, ReprocessTable
+from headwater.replication.jobs.background import Background
+from headwater.replication.jobs.context import Site
+from headwater.replication.jobs.resync import Order, Resync
+from headwater.storage.contract import StoredTable
+from headwater.storage.parts import BulkOutcome, BulkRecord, StagedPart
+from headwater.storage.versions import ConfigVersion
+from headwater_rules.plan import SyncPlan, TablePattern
+from headwater_rules.versions import check_names, sides, tables_of, without
+
+_log = logging.getLogger(__name__)
+
+NEW_IN_VERSION = "new in version"
+"""How the reason begins for which tables are being filled that only a version on its way reads."""
+
+
+class Deploy:
+    """One version on its way. `in_use` are the plans that are followed already; the site follows `plan` too from the
+    start on. Raises RuleErrors when a row side's name is taken by another."""
+
+    def __init__(self, site: Site, version: ConfigVersion, plan: SyncPlan, in_use: Sequence[SyncPlan]) -> None:
+        self._site = site
+        self._version = version
+        self._plan = plan
+        complete = site.store.complete_sides()
+        check_names(plan, complete)
+        self.missing = {name: digest for name, digest in sides(plan).items() if name not in complete}
+        site.store.begin_sides(site.lease, self.missing)
+        self._started = time.time()
+        self._progress = BulkProgress(0, 0, 0, 0)
+        self._reprocessing: Background[BulkOutcome] | None = None
+        self._pages: Iterator[tuple[StagedPart, int]] | None = None
+        self._pages_taken = 0
+        self._written: Mapping[int, set[str]] = {}
+        self._outcome = BulkOutcome((), "", 0)
+        self._resync: Resync | None = None
+        self._closed = threading.Event()
+        known = list(site.stored().values())
+        self._new = self._create_tables()
+        site.follow([*in_use, plan])
+        if self.missing and known:
+            self._reprocess(known)
+
+    def describe(self) -> str:
+        """How far it is, for a person."""
+        if self._resync is not None:
+            return f"new tables: {self._resync.describe()}"
+        if self._pages is not None:
+            return f"took in {self._pages_taken:,} of {sum(part.pages for part in self._outcome.parts):,} pages of rows"
+        return f"evaluated {self._progress}"
+
+    def _create_tables(self) -> frozenset[int]:
+        """Make room for tables that no version before has named. Returns their oids, and those of tables that an
+        attempt cut short has left to fill."""
+        stored = self._site.stored()
+        wanted = self._site.published([self._plan])
+        new = [(table.relation, table.shape) for oid, table in wanted.items() if oid not in stored]
+        self._site.store.create_tables(self._site.lease, self._site.tag, new, f"{NEW_IN_VERSION} {self._version.id}")
+        unfilled = {oid for oid, table in stored.items() if table.resync}
+        return frozenset(relation.oid for relation, _ in new) | unfilled
+
+    def _reprocess(self, known: Sequence[StoredTable]) -> None:
+        patterns = tables_of(self._plan, self.missing.keys())
+        tables = [self._table(table) for table in known if self._reads(patterns, table)]
+        tables = [table for table in tables if table.ranges]
+        if not tables:
+            return
+        stored = [table.stored for table in tables]
+        self._written = self._site.applier.watch([table.id for table in stored])
+        job = ReprocessJob(
+            tag=self._site.tag,
+            tables=tuple(tables),
+            plan=without(self._plan, sides(self._plan).keys() - self.missing.keys()),
+            types=self._site.types(stored),
+            salt=self._site.store.subkey_salt(),
+            store=self._site.store.address,
+            directory=self._site.store.staging_directory(),
+            piece=self._site.source.piece_bytes,
+        )
+        self._reprocessing = Background(lambda: self._site.bulk.reprocess(job, self._note, self._closed), "reprocess")
+
+    def _table(self, stored: StoredTable) -> ReprocessTable:
+        return ReprocessTable(stored, *self._site.places(stored.id))
+
+    def _reads(self, patterns: Sequence[TablePattern], stored: StoredTable) -> bool:
+        relation = stored.relation
+        return any(pattern.matches(self._site.tag, relation.schema, relation.name) for pattern in patterns)
+
+    def _note(self, progress: BulkProgress) -> None:
+        self._progress = progress
+        self._site.progress(progress)
+
+    def step(self) -> bool:
+        """A bit of the work, between flushes; True when the version is served."""
+        if self._reprocessing is not None:
+            if self._reprocessing.done:
+                self._outcome = self._reprocessing.result()
+                self._reprocessing = None
+                for refused in [said for part in self._outcome.parts for said in part.refused]:
+                    _log.error("%s", refused)
+                self._pages = iter([(part, page) for part in self._outcome.parts for page in range(part.pages)])
+            return False
+        if self._pages is not None:
+            self._take_page(self._pages)
+            return False
+        if self._new and self._resync is None:
+            stored = self._site.stored()
+            locked = self._site.locked([stored[oid] for oid in self._new & stored.keys()])
+            self._new -= locked  # they stay marked: whoever has them locked does not hold the version up
+        if self._new:
+            if self._resync is None:
+                self._resync = Resync(self._site, Order((self._plan,), self._new, f"version {self._version.id}"))
+            if not self._resync.step():
+                return False
+            self._resync.unmark()
+            self._resync.close()
+            self._new = self._resync.left & self._site.stored().keys()  # they changed meanwhile
+            self._resync = None
+            return False
+        self._site.store.activate(self._site.lease, self._version.id, sides(self._plan))
+        self._note_job()
+        return True
+
+    def _take_page(self, pages: Iterator[tuple[StagedPart, int]]) -> None:
+        part, page = next(pages, (None, 0))
+        if part is None:
+            self._pages = None
+            return
+        self._pages_taken += 1
+        if any(table.id == part.table for table in self._site.stored().values()):
+            self._site.store.take_page(self._site.lease, part, page, self._written.get(part.table, ()))
+        # else truncated since: a new generation, whose rows the stream evaluated by both plans
+
+    def _note_job(self) -> None:
+        outcome = self._outcome
+        _log.info("version %d of the sync config is active", self._version.id)
+        if outcome.tasks:
+            rows, ops = sum(part.rows for part in outcome.parts), sum(part.ops for part in outcome.parts)
+            record = BulkRecord(
+                "reprocess", self._site.tag, outcome.application, outcome.tasks, rows, ops, self._started, time.time()
+            )
+            self._site.store.note_job(record)
+
+    def close(self) -> None:
+        """Give everything back, at the end or in the middle."""
+        self._closed.set()
+        self._site.applier.unwatch()
+        if self._resync is not None:
+            self._resync.close()
+        self._site.store.discard_staged(self._site.lease)

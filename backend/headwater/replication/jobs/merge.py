@@ -1,0 +1,138 @@
+"""Merging what a comparison found with what the stream brought since.
+
+The comparison knows the source as of a snapshot. A row that no later commit touched takes the snapshot's state. A
+touched row keeps what was streamed and takes from the snapshot only the values that the stream left out as unchanged,
+also through changes of its key. Rows that nothing identifies are counted: as often as in the snapshot, and what came
+and went since.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+
+from headwater.bulk.contract import Difference
+from headwater.decode.copytext import join_cells, split_line
+from headwater.decode.errors import DecodeError
+from headwater.oplog.limits import is_stub, stored_line
+from headwater.oplog.row_id import IdentityKind, copy_id, random_id
+from headwater.oplog.transform import decode_members, expected_members
+from headwater.replication.stream.apply import Applier
+from headwater.replication.stream.lacking import completed
+from headwater.replication.stream.touches import TableTouches
+from headwater.replication.tables.generated import filled
+from headwater.replication.tables.live import FullCells, LiveTable
+from headwater.storage.parts import CurrentRow
+
+_FEWEST, _MOST = 100, 2_000
+_SECONDS = 0.03
+
+States = dict[str, FullCells | None]
+"""What rows should be, by row id; None for one that should not be there."""
+
+
+class Portion:
+    """How much is merged between two flushes of the stream. Commits of all tables wait for it, so it is as much as
+    this machine does in some 30 ms."""
+
+    def __init__(self) -> None:
+        self._rows = _MOST // 4
+
+    def of(self, differences: Sequence[Difference], room: int) -> int:
+        """How many of the differences to merge, whose lines take `room` bytes at most: one at least."""
+        sizes = accumulate(len(difference.line) for difference in differences[: self._rows])
+        return max(1, sum(size <= room for size in sizes))
+
+    def took(self, rows: int, seconds: float) -> None:
+        """The next one is smaller when this was too long, and larger when a whole one was soon done."""
+        if seconds > _SECONDS or rows == self._rows:
+            fitting = int(self._rows * _SECONDS / max(seconds, _SECONDS / 2))
+            self._rows = min(max(fitting, self._rows // 2, _FEWEST), _MOST)
+
+
+def wanted_states(
+    applier: Applier, table: LiveTable, touches: TableTouches, differences: Sequence[Difference]
+) -> States:
+    """What becomes of the rows that differ. Rows that are right already may be among them."""
+    if touches.truncated:
+        return {}  # nothing that the snapshot saw is left
+    if table.identity.kind is IdentityKind.KEY:
+        return _keyed(applier, table, touches, differences)
+    return _counted(applier, table, touches, differences)
+
+
+def _keyed(applier: Applier, table: LiveTable, touches: TableTouches, differences: Sequence[Difference]) -> States:
+    width = len(table.relation.columns)
+    heirs = touches.heirs()
+    states: States = {}
+    patches: dict[str, tuple[frozenset[int], FullCells]] = {}
+    for _, key, line, copies in differences:
+        cells = split_line(line, width) if copies else None
+        heir = heirs.get(key)
+        if heir is not None and cells is not None:
+            patches[heir[0]] = (heir[1], cells)
+        elif key not in touches.rows:
+            states[key] = cells
+    lacking = applier.lacking(table)
+    for row_id in patches.keys() & lacking.keys():
+        columns, inherited = patches[row_id]
+        states[row_id] = completed(lacking[row_id], inherited, columns)
+    for row in applier.stored_rows(table, [row_id for row_id in patches if row_id not in lacking]):
+        if not is_stub(row.line):  # of a stub, all that counts was streamed
+            columns, inherited = patches[row.row_id]
+            states[row.row_id] = completed(table.cells(row), inherited, columns)
+    if table.computed:
+        patched = [row_id for row_id in patches if row_id in states]
+        states |= zip(patched, filled(applier.fill, table, [states[row_id] for row_id in patched]), strict=True)
+    return states
+
+
+def _counted(applier: Applier, table: LiveTable, touches: TableTouches, differences: Sequence[Difference]) -> States:
+    width = len(table.relation.columns)
+    lines = {difference.key: difference.line for difference in differences}
+    present = applier.copies(table, lines)
+    states: States = {}
+    for _, content, line, copies in differences:
+        wanted = max(0, copies + touches.delta[content])
+        cells = None if is_stub(line) else split_line(line, width)  # a stub: only the store has such rows
+        if table.identity.kind is IdentityKind.FULL:
+            ids = {copy_id(content, number) for number in range(1, wanted + 1)}
+        else:
+            kept = present[content][:wanted]
+            ids = {*kept, *(random_id() for _ in range(wanted - len(kept)))}
+        states |= dict.fromkeys((row_id for row_id in present[content] if row_id not in ids), None)
+        if cells is not None:
+            states |= dict.fromkeys(ids, cells)
+    return states
+
+
+def describe(applier: Applier, table: LiveTable, states: Mapping[str, FullCells | None]) -> list[dict[str, object]]:
+    """What is wrong with the rows, in words for a person and without their values: only what would change."""
+    problems: dict[str, dict[str, object] | None] = {
+        row_id: None if cells is None else {"problem": "missing in the store"} for row_id, cells in states.items()
+    }
+    for row in applier.stored_rows(table, list(states)):
+        cells = states[row.row_id]
+        problems[row.row_id] = {"problem": "not in the source"} if cells is None else _problem(table, row, cells)
+    return [{"row": row_id, **problem} for row_id, problem in problems.items() if problem is not None]
+
+
+def _problem(table: LiveTable, row: CurrentRow, cells: FullCells) -> dict[str, object] | None:
+    """What is wrong with a row that should be there, and is."""
+    if is_stub(row.line):
+        stays = is_stub(stored_line(join_cells(cells)))
+        return None if stays else {"problem": "left out as too large, and is not any more"}
+    try:
+        stored = table.cells(row)
+    except DecodeError:
+        return {"problem": "can't be read"}
+    columns = [c.name for c, a, b in zip(table.relation.columns, stored, cells, strict=True) if a != b]
+    if columns:
+        return {"problem": "other values", "columns": columns}
+    stands = _stands_right(table, row.row_id, row.members, cells)
+    return None if stands else {"problem": "not in the buckets that the rules give it"}
+
+
+def _stands_right(table: LiveTable, row_id: str, members: str, cells: FullCells) -> bool:
+    puts = table.bound.transform.evaluate(cells, row_id).puts
+    return expected_members(puts) == set(decode_members(members, row_id))

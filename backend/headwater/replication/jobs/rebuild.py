@@ -1,0 +1,226 @@
+"""Building broken buckets anew: a CLEAR, and PUTs of all rows that are in them, evaluated by the rules once more. Only
+these buckets are downloaded again.
+
+Which rows stand in them is found on Spark, beside the stream; what the stream wrote since is noted. The rows
+themselves are read within the one flush that writes the buckets, so clients see each of them before or after.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+from headwater.bulk.contract import BrokenLookups, BulkProgress, VerifyJob, VerifyTable
+from headwater.decode.errors import DecodeError
+from headwater.oplog.op import bucket_key
+from headwater.oplog.transform import BucketName, DraftOp, decode_members, with_members
+from headwater.replication.jobs.background import Background
+from headwater.replication.jobs.context import Site
+from headwater.replication.tables.live import FullCells, LiveTable
+from headwater.storage.contract import Flush, Progress
+from headwater.storage.loading import loaded_rows
+from headwater.storage.parts import BulkRecord, CurrentRow
+from headwater.storage.verify import open_verify
+from headwater_rules.plan import SyncPlan
+
+_log = logging.getLogger(__name__)
+
+_ROWS_AT_ONCE = 5_000
+_ATTEMPTS = 3
+_WRITING = "rows put again"
+_NO_END = 1 << 62
+
+
+def verify_job(
+    site: Site, plans: Sequence[SyncPlan], oids: frozenset[int] | None = None, *, lookups: bool = True
+) -> VerifyJob:
+    """A look at the whole store, or with `oids` at the lookups of some tables only."""
+    stored = {table.id: table for oid, table in site.stored().items() if oids is None or oid in oids}
+    with open_verify(site.store.address) as reader:
+        ids = reader.tables() if oids is None else list(stored)
+    return VerifyJob(
+        tag=site.tag,
+        tables=tuple(VerifyTable(table, stored.get(table), _ranges(site, table)) for table in ids),
+        plans=tuple(plans) if lookups else (),
+        types=site.types(list(stored.values())),
+        salt=site.store.subkey_salt(),
+        store=site.store.address,
+        directory=site.store.staging_directory(),
+        buckets=oids is None,
+    )
+
+
+def _ranges(site: Site, table: int) -> tuple[tuple[int, int], ...]:
+    """The last is open: rows that come meanwhile are beyond all others."""
+    ranges = site.places(table).ranges or [(0, _NO_END)]
+    return (*ranges[:-1], (ranges[-1][0], _NO_END))
+
+
+class Rebuild:
+    """Some buckets, by key. `step` is called between flushes until it says that all is done; `close` in any case."""
+
+    def __init__(self, site: Site, plans: Sequence[SyncPlan], keys: Iterable[int]) -> None:
+        self._site = site
+        self._plans = plans
+        self._keys = frozenset(keys)
+        self._steps = self._run()
+        self.progress = BulkProgress(0, 0, 0, 0)
+        self.rows = self.ops = 0
+        self._closed = threading.Event()
+
+    def describe(self) -> str:
+        """How far it is, for a person."""
+        return f"looking for the rows of {len(self._keys):,} broken buckets: {self.progress.rows:,} rows seen"
+
+    def step(self) -> bool:
+        """A bit of the work; True when all is done."""
+        return next(self._steps, True)
+
+    def close(self) -> None:
+        """Give everything back, at the end or in the middle."""
+        self._closed.set()
+        self._site.applier.unwatch()
+        self._site.progress(BulkProgress(self.rows, 0, 0, 0, _WRITING, over=True))
+
+    def _search(self, job: VerifyJob) -> Background[dict[int, list[str]]]:
+        return Background(lambda: self._site.bulk.standing(job, self._keys, self._note, self._closed), "rows")
+
+    def _run(self) -> Iterator[bool]:
+        started = time.time()
+        tasks = 0
+        for _ in range(_ATTEMPTS):
+            job = verify_job(self._site, self._plans, lookups=False)
+            written = self._site.applier.watch([table.id for table in job.tables])
+            tasks += sum(len(table.ranges) for table in job.tables)
+            search = self._search(job)
+            while not search.done:
+                yield False
+            found = search.result()
+            with open_verify(self._site.store.address) as reader:
+                if set(reader.tables()) != found.keys():
+                    continue  # truncated since: the rows of the new generation were not looked for
+            self._write({table: [*found[table], *written.get(table, ())] for table in found})
+            break
+        else:
+            _log.warning("tables are truncated too often to build %d buckets anew; later", len(self._keys))
+        self.close()
+        record = BulkRecord("rebuild", self._site.tag, "", tasks, self.rows, self.ops, started, time.time())
+        self._site.store.note_job(record)
+
+    def _note(self, progress: BulkProgress) -> None:
+        self.progress = progress
+        self._site.progress(progress)
+
+    def _write(self, rows: Mapping[int, Sequence[str]]) -> None:
+        live = {table.id: self._site.applier.table(oid) for oid, table in self._site.stored().items()}
+        foreign = [table for table, ids in rows.items() if ids and table not in live]
+        if foreign:
+            _log.error(
+                "[HW_5303] %d broken buckets hold rows of another source too and can't be built anew by this one: "
+                "resync that source",
+                len(self._keys),
+            )
+            return
+        flush = self._site.store.begin(self._site.lease)
+        try:
+            writing = _Writing(flush, self._keys, self._site.source.piece_bytes, self._note)
+            for table, ids in rows.items():
+                writing.put_again(live[table], table, dict.fromkeys(ids))
+            writing.finish()
+            flush.commit(self._site.tag, Progress(self._site.applier.position))
+        except BaseException:
+            flush.rollback()
+            raise
+        self.rows, self.ops = writing.rows, writing.ops
+        _log.info("built %d buckets anew: %d rows, %d ops", len(self._keys), self.rows, self.ops)
+
+
+class _Writing:
+    """The flush that builds buckets anew."""
+
+    def __init__(self, flush: Flush, keys: frozenset[int], piece: int, note: Callable[[BulkProgress], None]) -> None:
+        self._flush = flush
+        self._piece = piece
+        self._note = note
+        self._keys = keys
+        self._begun: set[int] = set()
+        self.rows = self.ops = 0
+
+    def put_again(self, table: LiveTable | None, table_id: int, row_ids: Iterable[str]) -> None:
+        """Those of a table's rows that the rules give these buckets; `table` is None when no rule reads it."""
+        ids, done = list(row_ids), 0
+        while done < len(ids):
+            ops: list[DraftOp] = []
+            buckets: dict[int, BucketName] = {}
+            changed: list[CurrentRow] = []
+            rows, count = self._flush.load(table_id, ids[done : done + _ROWS_AT_ONCE], self._piece)
+            done += count
+            for row in rows.values():
+                mine = "" if table is None else self._enter(table, row, ops, buckets)
+                members = with_members(row.members, self._keys, mine)
+                if set(decode_members(members, row.row_id)) != set(decode_members(row.members, row.row_id)):
+                    changed.append(row._replace(members=members))
+                self.rows += bool(mine)
+            for key, name in buckets.items():
+                self._begin(key, name)
+            self._flush.put_rows(table_id, changed)
+            self._flush.append(ops, buckets)
+            self.ops += len(ops)
+            self._note(BulkProgress(self.rows, 0, 0, 0, _WRITING))
+
+    def _enter(self, table: LiveTable, row: CurrentRow, ops: list[DraftOp], buckets: dict[int, BucketName]) -> str:
+        """Add a row's ops in these buckets; returns its memberships there."""
+        cells = _cells(table, row)
+        puts = () if cells is None else table.bound.transform.evaluate(cells, row.row_id).puts
+        mine = [put for put in puts if bucket_key(put.bucket) in self._keys]
+        return table.bound.transform.move("", row.subkey, row.row_id, mine, ops, buckets)
+
+    def _begin(self, key: int, name: BucketName | None) -> None:
+        if key not in self._begun:
+            self._begun.add(key)
+            self._flush.begin_anew(key, name)
+            self.ops += 1
+
+    def finish(self) -> None:
+        """Buckets in which nothing stands."""
+        for key in sorted(self._keys - self._begun):
+            self._begin(key, None)
+
+
+def _cells(table: LiveTable, row: CurrentRow) -> FullCells | None:
+    """None for a row that is too large to be kept, or was damaged in storage: the comparison with the source mends
+    that."""
+    try:
+        return table.cells(row)
+    except DecodeError:
+        return None
+
+
+def repair_lookups(site: Site, broken: Sequence[BrokenLookups]) -> None:
+    """Give rows the lookups that the rules give them, in a flush of its own. Between flushes only."""
+    if not broken:
+        return
+    live = {table.id: site.applier.table(oid) for oid, table in site.stored().items()}
+    flush = site.store.begin(site.lease)
+    try:
+        for table_id in dict.fromkeys(place.table for place in broken):
+            ids = [place.row_id for place in broken if place.table == table_id]
+            table = live.get(table_id)
+            if table_id not in live:
+                continue
+            gone = set(ids)
+            if table is not None:
+                for row in loaded_rows(flush, table_id, ids, site.source.piece_bytes):
+                    gone.discard(row.row_id)
+                    cells = _cells(table, row)
+                    if cells is not None:
+                        lookups = table.bound.transform.evaluate(cells, row.row_id).lookups
+                        flush.replace_lookups(table_id, row.row_id, lookups)
+            for row_id in gone:
+                flush.replace_lookups(table_id, row_id, ())
+        flush.commit(site.tag, Progress(site.applier.position))
+    except BaseException:
+        flush.rollback()
+        raise

@@ -1,0 +1,111 @@
+"""Giving a table's rows other ids, after its replica identity changed, so that devices need not hear of it.
+
+Spark writes the current rows into a new generation under the ids that the new identity gives them; then that one takes
+the old one's place. Meanwhile, what the stream brings for the table is left out: a comparison with the source follows.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterator, Sequence
+
+from headwater.bulk.contract import BulkProgress, RekeyJob
+from headwater.replication.jobs.background import Background
+from headwater.replication.jobs.context import Site
+from headwater.replication.tables.changes import LOST, REPLACED
+from headwater.storage.contract import StoredTable
+from headwater.storage.parts import BulkOutcome, BulkRecord, StagedPart
+from headwater_rules.plan import SyncPlan
+
+_log = logging.getLogger(__name__)
+
+
+class Rekey:
+    """One table under way. `step` is called between flushes until it says that all is done; `close` in any case."""
+
+    def __init__(self, site: Site, plans: Sequence[SyncPlan], table: StoredTable) -> None:
+        self._site = site
+        self._plans = tuple(plans)
+        self._table = table
+        self._name = f"{table.relation.schema}.{table.relation.name}"
+        self._started = time.time()
+        self._progress = BulkProgress(0, 0, 0, 0)
+        self._outcome: BulkOutcome | None = None
+        self._pages: Iterator[tuple[StagedPart, int]] = iter(())
+        self._closed = threading.Event()
+        pairs = [(table.relation, table.fingerprint)]
+        (self._staged,) = site.store.stage_tables(site.lease, site.tag, pairs, indexed=True)
+        self._running = self._begin()
+
+    def _begin(self) -> Background[BulkOutcome] | None:
+        ranges, rows = self._site.places(self._table.id)
+        if not ranges:
+            return None  # there is no row
+        job = RekeyJob(
+            tag=self._site.tag,
+            stored=self._table,
+            target=self._staged.id,
+            ranges=ranges,
+            rows=rows,
+            plans=self._plans,
+            types=self._site.types([self._table]),
+            salt=self._site.store.subkey_salt(),
+            store=self._site.store.address,
+            directory=self._site.store.staging_directory(),
+            piece=self._site.source.piece_bytes,
+        )
+        return Background(lambda: self._site.bulk.rekey(job, self._note, self._closed), "re-key")
+
+    def _note(self, progress: BulkProgress) -> None:
+        self._progress = progress
+        self._site.progress(progress)
+
+    @property
+    def oid(self) -> int:
+        """The table's."""
+        return self._table.relation.oid
+
+    def describe(self) -> str:
+        """How far it is, for a person."""
+        return f"gave {self._progress} of {self._name} the ids of its new replica identity"
+
+    def step(self) -> bool:
+        """A bit of the work; True when all is done."""
+        if self._running is not None:
+            if self._running.done:
+                self._outcome = self._running.result()
+                self._pages = ((part, page) for part in self._outcome.parts for page in range(part.pages))
+                self._running = None
+            return False
+        page = next(self._pages, None)
+        if page is not None and self._site.store.stage_page(self._site.lease, *page):
+            return False
+        if self._site.stored().get(self.oid) != self._table:
+            return True  # it was truncated meanwhile: what is there now is looked at anew
+        if page is None:
+            self._replace()
+        else:
+            self._give_up()
+        return True
+
+    def _replace(self) -> None:
+        store, lease = self._site.store, self._site.lease
+        if not store.replace_table(lease, self._table.id, self._staged, REPLACED):
+            self._give_up()
+            return
+        _log.info("rows of %s have the ids of its new replica identity", self._name)
+        if self._outcome is not None:
+            rows = sum(part.rows for part in self._outcome.parts)
+            tag, application, tasks = self._site.tag, self._outcome.application, self._outcome.tasks
+            store.note_job(BulkRecord("re-key", tag, application, tasks, rows, 0, self._started, time.time()))
+
+    def _give_up(self) -> None:
+        self._site.store.mark_resync(self._site.lease, [self._table.id], LOST)
+        _log.warning("rows of %s have equal ids by its new replica identity; it is sent anew", self._name)
+
+    def close(self) -> None:
+        """Give everything back, at the end or in the middle."""
+        self._closed.set()
+        self._site.store.discard_staged(self._site.lease)

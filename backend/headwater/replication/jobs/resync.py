@@ -1,0 +1,294 @@
+"""Comparing tables with their source, and mending what differs, while the stream flows. A table that changes meanwhile
+is left to another comparison.
+
+1. Record what the stream touches in the tables.
+2. Make a temporary slot: its exported snapshot holds exactly the commits before its consistent point.
+3. When the stream has passed that point, Spark compares the snapshot with the current rows.
+4. Differences are merged between flushes, some at a time (see `merge`). What was merged differs no more, so work that
+   was cut short is simply begun again.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from headwater.bulk.contract import (
+    BulkProgress,
+    CompareJob,
+    CompareOutcome,
+    CompareTable,
+    Difference,
+    TableChangedError,
+)
+from headwater.oplog.lsn import format_lsn
+from headwater.replication.jobs.background import Background
+from headwater.replication.jobs.context import Site
+from headwater.replication.jobs.merge import Portion, describe, wanted_states
+from headwater.replication.own_slot import slot_of
+from headwater.replication.stream.touches import TouchLog
+from headwater.replication.tables.attached import narrowed, only_attached
+from headwater.source.catalog import PublishedTable
+from headwater.source.connect import connect
+from headwater.source.head import ping_statement
+from headwater.source.slot import SnapshotKeeper, end_reader, temporary_slot_name
+from headwater.storage.contract import StoredTable
+from headwater.storage.parts import BulkRecord
+from headwater_rules.plan import SyncPlan
+
+_log = logging.getLogger(__name__)
+
+NAMED_ROWS = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What to compare, of the tables that `plans` read: those with these oids, or all. With `verify`, current rows
+    are evaluated too; without `repair`, differences are only named."""
+
+    plans: tuple[SyncPlan, ...]
+    oids: frozenset[int] | None = None
+    reason: str = "on command"
+    repair: bool = True
+    verify: bool = False
+
+
+@dataclass(slots=True)
+class Findings:
+    """What a comparison found. `rows` names the first differences of each table, `ops` is what mending them took."""
+
+    tables: list[str] = field(default_factory=list)
+    compared: int = 0
+    differences: dict[str, int] = field(default_factory=dict)
+    rows: list[dict[str, object]] = field(default_factory=list)
+    ops: int = 0
+
+    def as_dict(self) -> dict[str, object]:
+        return {
+            "tables": self.tables,
+            "rows_compared": self.compared,
+            "differences": self.differences,
+            "rows": self.rows,
+            "ops": self.ops,
+        }
+
+
+class Resync:
+    """One comparison. `step` is called between flushes until it says that all is done; `close` in any case."""
+
+    def __init__(self, site: Site, order: Order) -> None:
+        self._site = site
+        self._order = order
+        self.findings = Findings()
+        self.progress = BulkProgress(0, 0, 0, 0)
+        self._started = time.time()
+        self._batches: queue.Queue[Sequence[Difference]] = queue.Queue(maxsize=2)
+        self._batch: list[Difference] = []
+        self._portion = Portion()
+        self._merged = 0
+        self._keeper: SnapshotKeeper | None = None
+        self._comparing: Background[CompareOutcome] | None = None
+        self._closed = threading.Event()
+        stored = site.stored()
+        self._oids = frozenset(stored) if order.oids is None else order.oids & frozenset(stored)
+        self._truncated = frozenset[int]()
+        self.left = frozenset[int]()  # tables that changed meanwhile: they stay marked, for another comparison
+        self._left_before = self.left
+        self._log = TouchLog(self._oids, site.applier.fill)
+        site.applier.record(self._log)
+        self._slot = temporary_slot_name(slot_of(site.source, site.store))
+        self._opening = Background(self._open, "snapshot")
+
+    def result(self) -> dict[str, object]:
+        """What was found, for whoever asked."""
+        return self.findings.as_dict()
+
+    def describe(self) -> str:
+        """How far it is, for a person."""
+        if self._comparing is None:
+            return "waiting for the source's snapshot"
+        differ = sum(self.findings.differences.values())
+        done = "merged" if self._order.repair else "looked at"
+        return f"compared {self.progress} on both sides, {done} {self._merged:,} rows, {differ:,} of these differ"
+
+    def _open(self) -> SnapshotKeeper:
+        name = self._slot
+        with connect(self._site.source) as conn:
+            end_reader(conn, name)  # an earlier comparison's, which may still wait for writers
+        keeper = SnapshotKeeper(self._site.source, name, temporary=True)
+        try:
+            with connect(self._site.source) as conn:  # so that an idle stream passes the snapshot's position
+                conn.execute(ping_statement(conn.info.server_version))
+        except BaseException:
+            keeper.close()
+            raise
+        return keeper
+
+    def step(self) -> bool:
+        """A bit of the work; True when all is done."""
+        self.leave(self._log.spoiled)
+        if not self._oids and not self._truncated:
+            return True
+        if self._keeper is None:
+            if self._opening.done:
+                self._keeper = self._opening.result()
+                self._log.begin_at(self._keeper.consistent_point)
+                _log.info("comparing as of %s", format_lsn(self._keeper.consistent_point))
+            return False
+        if self._comparing is None:
+            if self._site.applier.position < self._keeper.consistent_point:
+                return False
+            return self._compare(self._keeper.snapshot)
+        if self._next_batch():
+            self._merge()
+            return False
+        if not self._comparing.done or not self._batches.empty():
+            return False
+        try:
+            outcome = self._comparing.result()
+        except TableChangedError:
+            # Of a table that was emptied since, the stream brings everything
+            truncated = frozenset(oid for oid in self._oids if self._log.of(oid).truncated)
+            if not truncated and self.left == self._left_before:
+                raise
+            self._oids -= truncated
+            self._truncated |= truncated
+            return self._compare(self._keeper.snapshot)
+        if self._completes():
+            return False
+        self._finish(outcome)
+        return True
+
+    def _completes(self) -> bool:
+        """Whether rows that the stream brought since lack values that the snapshot did not bring. They are asked for
+        first: until they are stored, nothing but the mark says that something is missing."""
+        tables = [self._site.applier.table(oid) for oid in self.right]
+        return bool([table for table in tables if table is not None and self._site.applier.completes(table)])
+
+    def leave(self, oids: frozenset[int]) -> None:
+        """Tables that are others now are not compared any further, all others are."""
+        self.left |= self._oids & oids
+        self._oids -= oids
+
+    def _compare(self, snapshot: str) -> bool:
+        """Begin; True when nothing is left to compare."""
+        self._left_before = self.left
+        stored = self._site.stored()
+        published = self._site.published(self._order.plans)
+        there = self._oids & stored.keys() & published.keys()
+        self.leave(self._oids - {oid for oid in there if published[oid].followed_on(stored[oid].fingerprint)})
+        if not self._oids:
+            return True
+        tables = [self._table(stored[oid], published[oid]) for oid in sorted(self._oids)]
+        self.findings.tables = [table.published.qualified_name for table in tables]
+        unmarked = [table.stored.id for table in tables if not table.stored.resync]
+        self._site.store.mark_resync(self._site.lease, unmarked, self._order.reason)
+        job = CompareJob(
+            source=self._site.source,
+            snapshot=snapshot,
+            tables=tuple(tables),
+            plans=self._order.plans if self._order.verify else (),
+            types=self._site.types([table.stored for table in tables]),
+            store=self._site.store.address,
+            directory=self._site.store.staging_directory(),
+        )
+        closed = self._closed
+        self._comparing = Background(lambda: self._site.bulk.compare(job, self._note, self._take, closed), "comparison")
+        return False
+
+    def _table(self, stored: StoredTable, published: PublishedTable) -> CompareTable:
+        if not self._order.verify and only_attached(self._order.reason) and only_attached(stored.resync):
+            part = narrowed(published, stored.resync)
+            return CompareTable(part, stored, (), part.estimated_rows)
+        return CompareTable(published, stored, *self._site.places(stored.id))
+
+    def _note(self, progress: BulkProgress) -> None:
+        self.progress = progress
+        self._site.progress(progress)
+
+    def _note_merged(self, *, over: bool = False) -> None:
+        what = "merge" if self._order.repair else "look at differences"
+        self._site.progress(BulkProgress(self._merged, 0, 0, 0, what, over))
+
+    def _take(self, differences: Sequence[Difference]) -> None:
+        """Called in the comparison's thread; waits while the replicator has enough to merge."""
+        while not self._closed.is_set():
+            try:
+                self._batches.put(differences, timeout=0.5)
+            except queue.Full:
+                continue
+            return
+
+    def _next_batch(self) -> bool:
+        if not self._batch and not self._batches.empty():
+            self._batch = list(self._batches.get())
+        return bool(self._batch)
+
+    def _merge(self) -> None:
+        count = self._portion.of(self._batch, self._site.source.piece_bytes)
+        some, self._batch = self._batch[:count], self._batch[count:]
+        started = time.perf_counter()
+        self._merge_some(some)
+        self._portion.took(count, time.perf_counter() - started)
+        self._merged += len(some)
+        self._note_merged()
+
+    def _merge_some(self, some: Sequence[Difference]) -> None:
+        oid_of = {table.id: oid for oid, table in self._site.stored().items()}
+        for table_id in dict.fromkeys(difference.table for difference in some):
+            oid = oid_of.get(table_id)
+            table = None if oid not in self._oids else self._site.applier.table(oid)
+            if oid is None or table is None:
+                continue  # another by now, or truncated since: a new generation, of which the snapshot knows nothing
+            touches = self._log.of(oid)
+            states = wanted_states(self._site.applier, table, touches, [d for d in some if d.table == table_id])
+            found = describe(self._site.applier, table, states)
+            name = f"{table.relation.schema}.{table.relation.name}"
+            if found:
+                self.findings.differences[name] = self.findings.differences.get(name, 0) + len(found)
+            if len(self.findings.rows) < NAMED_ROWS:
+                self.findings.rows += [{"table": name, **finding} for finding in found[:NAMED_ROWS]]
+            if self._order.repair and states:
+                self.findings.ops += self._site.applier.merge(table, states, anew=self._order.verify)
+
+    def _finish(self, outcome: CompareOutcome) -> None:
+        self.findings.compared = outcome.source_rows
+        record = BulkRecord(
+            kind="re-sync" if self._order.repair else "audit",
+            source=self._site.tag,
+            application=outcome.application,
+            tasks=outcome.tasks,
+            rows=outcome.source_rows,
+            ops=self.findings.ops,
+            started=self._started,
+            finished=time.time(),
+        )
+        self._site.store.note_job(record)
+        _log.info(
+            "compared %d rows of %s: %d differ, %d ops",
+            outcome.source_rows,
+            ", ".join(self.findings.tables),
+            sum(self.findings.differences.values()),
+            self.findings.ops,
+        )
+
+    def close(self) -> None:
+        """Give everything back, at the end or in the middle. The marks go when nothing is left to do."""
+        self._closed.set()
+        self._note_merged(over=True)
+        self._site.applier.forget(self._log)
+        self._opening.discard(SnapshotKeeper.close)
+
+    def unmark(self) -> None:
+        """The tables are as the source has them. Between flushes only."""
+        marked = [table.id for oid, table in self._site.stored().items() if oid in self.right and table.resync]
+        self._site.store.mark_resync(self._site.lease, marked, "")
+
+    @property
+    def right(self) -> frozenset[int]:
+        """The tables that are as the source has them, when all is done."""
+        return self._oids | self._truncated

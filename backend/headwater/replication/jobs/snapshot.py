@@ -1,0 +1,122 @@
+"""The beginning of a source's life in the store: a new slot, a snapshot of every table, published in one step."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import psycopg
+from psycopg import sql
+
+from headwater.bulk.contract import BulkProgress, SnapshotJob, SnapshotTable, TableLockedError
+from headwater.bulk.work import BulkWork
+from headwater.errors import HeadwaterError
+from headwater.oplog.lsn import format_lsn
+from headwater.replication.own_slot import OwnSlot
+from headwater.replication.tables.schema_watch import readable_tables
+from headwater.replication.versions import RETIRED_AT_ONCE
+from headwater.source.catalog import load_types
+from headwater.source.connect import SourceSettings, connect
+from headwater.source.slot import SnapshotKeeper, SystemIdentity, drop_unread_slot, end_of_log, system_identity
+from headwater.storage.contract import Lease, SourceState
+from headwater.storage.open import Store
+from headwater.storage.parts import BulkRecord, StagedTable
+from headwater_rules.plan import SyncPlan
+from headwater_rules.versions import sides
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Bootstrap:
+    """Reads a whole source. `version` is that of `plan`; `progress` hears of it from time to time."""
+
+    source: SourceSettings
+    store: Store
+    plan: SyncPlan
+    version: int
+    bulk: BulkWork
+    progress: Callable[[BulkProgress], None]
+
+    def run(self, lease: Lease, slot: OwnSlot) -> None:
+        """Replace whatever the store has of the source. What clients see changes once, at the end. Raises
+        SlotForeignError when the slot that it needs is another service's.
+
+        A first read that fails leaves no slot: it would hold log back, and nobody may come again to read it.
+        """
+        self.store.discard_staged(lease)
+        while self.store.retire(lease, (), RETIRED_AT_ONCE):
+            pass  # a bucket that is on its way out may come again
+        with connect(self.source) as conn:
+            identity = system_identity(conn)
+        first = self.store.source_state(self.source.tag) is None
+        keeper = slot.make()
+        try:
+            self._read(lease, keeper, identity)
+        except BaseException:
+            if first:
+                self._drop(lease, keeper.slot)
+            raise
+
+    def _drop(self, lease: Lease, name: str) -> None:
+        try:
+            self.store.renew(lease)  # else the slot is another replicator's by now
+            with connect(self.source) as conn:
+                drop_unread_slot(conn, name)
+        except (HeadwaterError, psycopg.Error) as error:
+            _log.warning("slot %s stays behind, until the next start or until you drop it: %s", name, error)
+
+    def _read(self, lease: Lease, keeper: SnapshotKeeper, identity: SystemIdentity) -> None:
+        started = time.time()
+        with keeper, connect(self.source) as conn:
+            _log.info("slot %s starts at %s", keeper.slot, format_lsn(keeper.consistent_point))
+            tables, job = self._job(conn, keeper, lease)
+            outcome = self.bulk.snapshot(job, self.progress)
+        for refused in [said for part in outcome.parts for said in part.refused]:
+            _log.error("%s", refused)
+        self.store.stage(lease, outcome.parts)
+        record = BulkRecord(
+            kind="snapshot",
+            source=self.source.tag,
+            application=outcome.application,
+            tasks=outcome.tasks,
+            rows=sum(part.rows for part in outcome.parts),
+            ops=sum(part.ops for part in outcome.parts),
+            started=started,
+            finished=time.time(),
+        )
+        with connect(self.source) as conn:  # which may be at an earlier point than what was read before
+            self.store.cap_writes(self.source.tag, end_of_log(conn))
+        state = SourceState(
+            self.source.tag, keeper.consistent_point, keeper.slot, identity.system_id, identity.timeline
+        )
+        self.store.publish(lease, state, tables, self.version, sides(self.plan), record)
+        _log.info("snapshot published: %d rows, %d ops", record.rows, record.ops)
+
+    def _job(
+        self, conn: psycopg.Connection, keeper: SnapshotKeeper, lease: Lease
+    ) -> tuple[list[StagedTable], SnapshotJob]:
+        stored = {table.relation.oid for table in self.store.tables(self.source.tag)}
+        with conn.transaction():
+            conn.execute("set transaction isolation level repeatable read read only")
+            conn.execute(sql.SQL("set transaction snapshot {}").format(keeper.snapshot))
+            published = readable_tables(conn, self.source, [self.plan], stored)
+            for table in published:
+                if table.locked:
+                    raise TableLockedError("somebody keeps a table locked", table.qualified_name, "it is waited for")
+            types = load_types(conn, {c.type_oid for table in published for c in table.relation.columns})
+        pairs = [(table.relation, table.shape) for table in published]
+        staged = self.store.stage_tables(lease, self.source.tag, pairs)
+        job = SnapshotJob(
+            source=self.source,
+            snapshot=keeper.snapshot,
+            tables=tuple(SnapshotTable(s.id, p) for s, p in zip(staged, published, strict=True)),
+            plan=self.plan,
+            types=types,
+            salt=self.store.subkey_salt(),
+            store=self.store.address,
+            directory=self.store.staging_directory(),
+        )
+        return staged, job

@@ -1,0 +1,301 @@
+"""The sampling audit: all the time, and slowly, everything that the store holds is looked at once more.
+
+A cycle looks for every key of the source in the store, then reads the history of every bucket, and at last every
+current row, which it compares with the rules, its lookups, the source and its buckets. What changed meanwhile is looked
+at again; what is wrong then is broken: it is told and, as a rule, mended.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+
+import orjson
+
+from headwater.bulk.contract import BrokenLookups
+from headwater.errors import HeadwaterError
+from headwater.replication.errors import BROKEN_BUCKET, BROKEN_LOOKUPS, BROKEN_ROWS
+from headwater.replication.jobs.context import Site
+from headwater.replication.jobs.rebuild import Rebuild, repair_lookups
+from headwater.replication.jobs.resync import Order, Resync
+from headwater.replication.sampling.checks import BucketWalk, RowCheck, Sums
+from headwater.replication.sampling.source_probe import Probing
+from headwater.replication.tables.live import LiveTable
+from headwater.source.catalog import PublishedTable
+from headwater.storage.contract import LeaseLostError, StoreWriter
+from headwater.storage.verify import ALL_KEYS, VerifyReader, open_verify
+from headwater_rules.plan import SyncPlan
+
+_log = logging.getLogger(__name__)
+
+_KEPT_FINDINGS = 100
+_GATHER_SECONDS = 3.0
+_LONGEST_STEP = 0.01  # seconds that the stream waits for us, give or take a slice
+_MENDED_AT_MOST = 3
+_NO_END = 1 << 62
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingSettings:
+    """How eager the sampling audit is. It looks at `rate` ops and rows in a second at most, and takes no more than
+    `share` of a processor; `slice` is how many it looks at at once. A cycle begins `rest` seconds after the one before,
+    the first `delay` seconds after the start. Without `repair`, what is found is only told."""
+
+    enabled: bool = True
+    rate: float = 2_000.0
+    share: float = 0.02
+    slice: int = 200
+    rest: float = 60.0
+    delay: float = 60.0
+    repair: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something that the sampling audit found; `at` in seconds since 1970."""
+
+    at: float
+    what: str
+    problem: str
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """How many cycles the sampling audit of a source has ended, when the last one ended (in seconds since 1970), and
+    what was found, newest last."""
+
+    cycles: int = 0
+    ended: float = 0.0
+    findings: tuple[Finding, ...] = ()
+
+
+def sampled(store: StoreWriter, tag: str) -> Sampled:
+    """What is known of the sampling audit of a source."""
+    text = store.noted(f"sampling {tag}")
+    if not text:
+        return Sampled()
+    known = orjson.loads(text)
+    return Sampled(known["cycles"], known["ended"], tuple(Finding(**finding) for finding in known["findings"]))
+
+
+@dataclass(slots=True)
+class _Wanted:
+    """What is to be mended: buckets by key, tables by oid, lookups by row."""
+
+    buckets: set[int] = field(default_factory=set)
+    tables: set[int] = field(default_factory=set)
+    lookups: list[BrokenLookups] = field(default_factory=list)
+    since: float = 0.0
+
+    def note(self) -> None:
+        """Something is about to be added."""
+        if not self.buckets and not self.tables:
+            self.since = time.monotonic()
+
+
+class Sampling:
+    """`step` is called between flushes when there is nothing else to do; `mend` then begins what is to be done about
+    what was found."""
+
+    def __init__(self, site: Site, settings: SamplingSettings) -> None:
+        self._site = site
+        self._settings = settings
+        self._not_before = time.monotonic() + settings.delay
+        self._cycle: Iterator[int] | None = None
+        self._open = ExitStack()
+        self._reader: VerifyReader | None = None
+        self._probing = Probing(site)
+        self._suspects: frozenset[int] = frozenset()
+        self._wanted = _Wanted()
+        self._mended: dict[Hashable, int] = {}
+        self._noted: set[Hashable] = set()  # in this cycle
+
+    @property
+    def pause(self) -> float:
+        """In how many seconds `step` and `mend` are to be called."""
+        if not self._settings.enabled:
+            return math.inf
+        if self._wanted.lookups:
+            return 0.0
+        moment = self._not_before
+        if self._wanted.tables or self._wanted.buckets:
+            moment = min(moment, self._gathered)
+        return moment - time.monotonic()
+
+    @property
+    def _gathered(self) -> float:
+        """When what was found is to be mended."""
+        return 0.0 if self._cycle is None else self._wanted.since + _GATHER_SECONDS
+
+    def step(self, plans: Callable[[], Sequence[SyncPlan]]) -> None:
+        """A slice of the work, if it is time."""
+        if time.monotonic() < self._not_before:
+            return
+        if self._cycle is None:
+            self._cycle = self._run(tuple(plans()))
+        started = time.monotonic()
+        try:
+            while (looked_at := next(self._cycle, None)) is not None:
+                now = time.monotonic()
+                pause = max(looked_at / self._settings.rate, (now - started) * (1 / self._settings.share - 1))
+                self._not_before = started + pause
+                if not looked_at or now < self._not_before or now > started + _LONGEST_STEP:
+                    break
+        except LeaseLostError:
+            raise
+        except HeadwaterError as error:  # whoever needs source or store for more than this will say so too
+            _log.warning("the sampling audit pauses: %s", error)
+            looked_at = None
+        if self._reader is not None:
+            self._reader.release()
+        if looked_at is None:
+            self.close()
+            self._not_before = started + self._settings.rest
+
+    def mend(self, plans: Callable[[], Sequence[SyncPlan]]) -> Rebuild | Resync | None:
+        """Mend what was found. What takes longer is a job, which is returned: once for what is found within a while,
+        for damage seldom comes alone."""
+        wanted = self._wanted
+        if wanted.lookups:
+            lookups, wanted.lookups = wanted.lookups, []
+            repair_lookups(self._site, lookups)
+        if time.monotonic() < self._gathered:
+            return None
+        if wanted.tables:
+            oids, wanted.tables = frozenset(wanted.tables), set()
+            wanted.buckets.clear()  # rows that are put right may be all they need; else they are found again
+            return Resync(self._site, Order(tuple(plans()), oids, reason="sampling audit", verify=True))
+        if wanted.buckets:
+            keys, wanted.buckets = wanted.buckets, set()
+            return Rebuild(self._site, plans(), keys)
+        return None
+
+    def close(self) -> None:
+        """Leave the cycle; the next one begins anew."""
+        self._cycle = None
+        self._reader = None
+        self._open.close()
+        self._probing.close()
+
+    # a cycle
+
+    def _run(self, plans: tuple[SyncPlan, ...]) -> Iterator[int]:
+        """Yields how much was looked at, slice by slice."""
+        self._noted.clear()
+        reader = self._reader = self._open.enter_context(open_verify(self._site.store.address))
+        sums = Sums(self._suspects, reader.retired())
+        generations = reader.tables()
+        for live, table in self._tables(plans):
+            missing = yield from self._probing.missing_rows(live, table, self._settings.slice)
+            self._rows_broken(live, missing, "missing in the store")
+        yield from self._buckets(reader, sums)
+        yield from self._rows(reader, sums, plans)
+        reader.renew()
+        if reader.tables() == generations:
+            verdict = sums.judge(reader)
+            self._suspects = verdict.suspects
+            for key, name, problem in verdict.broken:
+                self._bucket_broken(key, name, problem)
+        known = sampled(self._site.store, self._site.tag)
+        self._note(replace(known, cycles=known.cycles + 1, ended=time.time()))
+
+    def _buckets(self, reader: VerifyReader, sums: Sums) -> Iterator[int]:
+        looked_at = first = 0
+        while True:
+            reader.renew()
+            head = next(reader.heads(first, ALL_KEYS[1]), None)
+            if head is None:
+                yield looked_at
+                return
+            first = head.key + 1
+            walk = BucketWalk(head, sums.parts(head.key))
+            while not walk.take(reader, self._settings.slice - looked_at):
+                yield self._settings.slice
+                looked_at = 0
+                reader.renew()
+            looked_at += walk.last_taken
+            if walk.problem:
+                self._bucket_broken(head.key, head.name, walk.problem)
+            elif walk.whole:
+                sums.add_history(head, walk)
+            if looked_at >= self._settings.slice:
+                yield looked_at
+                looked_at = 0
+
+    def _rows(self, reader: VerifyReader, sums: Sums, plans: tuple[SyncPlan, ...]) -> Iterator[int]:
+        ours = {live.id: (live, table) for live, table in self._tables(plans)}
+        salt = self._site.store.subkey_salt()
+        reader.renew()
+        for table_id in reader.tables():
+            live, table = ours.get(table_id, (None, None))
+            place = 0
+            while True:
+                reader.renew()
+                batch = next(reader.rows(table_id, place, _NO_END), [])[: self._settings.slice]
+                if not batch:
+                    break
+                place = batch[-1].place + 1
+                sums.add_rows(table_id, [row for _, row in batch], salt)
+                if live is not None and table is not None and self._site.applier.table(live.relation.oid) == live:
+                    misplaced, astray = RowCheck(live, plans).wrong(reader, batch)
+                    reader.release()
+                    self._rows_broken(live, misplaced, "not in the buckets that the rules give them")
+                    self._lookups_broken(live, astray)
+                    other = yield from self._probing.other_rows(live, table, [row.row_id for _, row in batch])
+                    self._rows_broken(live, other, "not as the source has them")
+                yield len(batch)
+
+    def _tables(self, plans: Sequence[SyncPlan]) -> list[tuple[LiveTable, PublishedTable]]:
+        """The tables that are followed, as they are published: those that ought to be as the source has them."""
+        published = self._site.published(plans).values()
+        compared = {oid for oid, table in self._site.stored().items() if table.resync}
+        sure = [table for table in published if not table.unseen and table.relation.oid not in compared]
+        pairs = [(self._site.applier.table(table.relation.oid), table) for table in sure]
+        return [(live, table) for live, table in pairs if live is not None and live.relation == table.relation]
+
+    # what is broken
+
+    def _bucket_broken(self, key: int, name: str, problem: str) -> None:
+        self._tell(BROKEN_BUCKET, f"bucket {name or key}", problem)
+        if self._may_mend(key):
+            self._wanted.note()
+            self._wanted.buckets.add(key)
+
+    def _rows_broken(self, live: LiveTable, row_ids: Sequence[str], problem: str) -> None:
+        if not row_ids:
+            return
+        named = ", ".join(sorted(row_ids)[:5]) + (", …" if len(row_ids) > 5 else "")
+        self._tell(BROKEN_ROWS, f"{live.name}, rows {named}", problem)
+        if self._may_mend((live.name, problem)):
+            self._wanted.note()
+            self._wanted.tables.add(live.relation.oid)
+
+    def _lookups_broken(self, live: LiveTable, row_ids: Sequence[str]) -> None:
+        if not row_ids:
+            return
+        self._tell(BROKEN_LOOKUPS, f"{live.name}, {len(row_ids)} rows", "other lookups than the rules give them")
+        if self._may_mend((live.name, "lookups")):
+            self._wanted.lookups += [BrokenLookups(live.id, row_id) for row_id in row_ids]
+
+    def _tell(self, code: str, what: str, problem: str) -> None:
+        _log.error("[%s] the sampling audit found damage: %s: %s", code, what, problem)
+        known = sampled(self._site.store, self._site.tag)
+        found = (*known.findings, Finding(time.time(), what, problem))[-_KEPT_FINDINGS:]
+        self._note(replace(known, findings=found))
+
+    def _note(self, known: Sampled) -> None:
+        self._site.store.note(self._site.lease, f"sampling {self._site.tag}", orjson.dumps(known).decode())
+
+    def _may_mend(self, what: Hashable) -> bool:
+        """What is broken again and again has a cause that mending does not reach."""
+        if what in self._noted:
+            return self._settings.repair and self._mended[what] <= _MENDED_AT_MOST
+        self._noted.add(what)
+        self._mended[what] = self._mended.get(what, 0) + 1
+        if self._mended[what] == _MENDED_AT_MOST + 1:
+            _log.error("[HW_5305] it was mended %d times and broke again: look at disk and memory", _MENDED_AT_MOST)
+        return self._settings.repair and self._mended[what] <= _MENDED_AT_MOST

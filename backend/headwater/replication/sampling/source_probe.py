@@ -1,0 +1,133 @@
+"""Comparing a few rows with the source while the stream flows.
+
+What the stream touches is recorded from before the source is asked until the stream has passed what the answer saw:
+rows that were not touched are in the store as the source had them, or something is wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Sequence
+
+import orjson
+
+from headwater.decode.copytext import split_line
+from headwater.oplog.lsn import ZERO
+from headwater.oplog.row_id import IdentityKind
+from headwater.replication.jobs.context import Site
+from headwater.replication.sampling.checks import same_row
+from headwater.replication.stream.touches import TouchLog
+from headwater.replication.tables.live import LiveTable
+from headwater.source.catalog import PublishedTable
+from headwater.source.probe import ProbeBusyError, SourceProbe
+
+_MISSING_AT_ONCE = 10  # nothing says how large they are
+
+Looking = Generator[int, None, list[str]]
+"""Yields 0 while the stream has to come first; returns the ids of rows that are not as they should be."""
+
+
+class Probing:
+    """Looks at keyed tables; about others it says nothing."""
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+        self._probe = SourceProbe(site.source)
+        self._log: TouchLog | None = None
+
+    def close(self) -> None:
+        """Give everything back. It may be used again."""
+        self._probe.close()
+        self._forget()
+
+    def other_rows(self, live: LiveTable, table: PublishedTable, row_ids: Sequence[str]) -> Looking:
+        """Which of these rows the source has otherwise, or not at all. What differs has to do so twice."""
+        if live.identity.kind is not IdentityKind.KEY:
+            return []
+        suspects: Sequence[str] = row_ids
+        try:
+            for _ in range(2):
+                if suspects:
+                    suspects = yield from self._different(live, table, suspects)
+        except ProbeBusyError:
+            return []
+        finally:
+            self._forget()
+        return list(suspects)
+
+    def missing_rows(self, live: LiveTable, table: PublishedTable, limit: int) -> Generator[int, None, list[str]]:
+        """Which keys of the source are not in the store. Yields how many were looked at, too."""
+        found: list[str] = []
+        if live.identity.kind is not IdentityKind.KEY:
+            return found
+        try:
+            order = self._probe.key_order(table)
+            last: tuple[str, ...] | None = None
+            while order is not None and self._same(live):
+                self._record(live)
+                keys = self._probe.keys_after(table, order, last, limit)
+                if not keys:
+                    break
+                last = tuple(keys[-1][i] or "" for i in order)
+                lacking = yield from self._lacking(live, [live.identity.key(key) for key in keys])
+                for start in range(0, len(lacking), _MISSING_AT_ONCE):
+                    found += yield from self.other_rows(live, table, lacking[start : start + _MISSING_AT_ONCE])
+                yield len(keys)
+        except ProbeBusyError:
+            return found  # the next cycle comes by again
+        finally:
+            self._forget()
+        return found
+
+    def _different(self, live: LiveTable, table: PublishedTable, row_ids: Sequence[str]) -> Looking:
+        self._record(live)
+        lines = self._probe.rows(table, [_key_of(live, row_id) for row_id in row_ids])
+        width = len(live.relation.columns)
+        in_source = {live.identity.key(split_line(line, width)): line for line in lines}
+        if not (yield from self._arrived(live)):
+            return []
+        wrong = set(in_source)  # those that are not there, or otherwise
+        for row in self._site.applier.stored_rows(live, row_ids):
+            same = same_row(live, row, in_source.get(row.row_id))
+            (wrong.discard if same else wrong.add)(row.row_id)
+        return [row_id for row_id in self._untouched(live, row_ids) if row_id in wrong]
+
+    def _lacking(self, live: LiveTable, row_ids: Sequence[str]) -> Looking:
+        if not (yield from self._arrived(live)):
+            return []
+        there = {row.row_id for row in self._site.applier.stored_rows(live, row_ids)}
+        return [row_id for row_id in self._untouched(live, row_ids) if row_id not in there]
+
+    def _arrived(self, live: LiveTable) -> Generator[int, None, bool]:
+        """Wait until the stream has passed what the source was just asked. False when the table is another since."""
+        position = self._probe.position()
+        while self._site.applier.position < position:
+            yield 0
+        return self._same(live)
+
+    def _same(self, live: LiveTable) -> bool:
+        now = self._site.applier.table(live.relation.oid)
+        return now is not None and now.id == live.id and now.layouts == live.layouts
+
+    def _untouched(self, live: LiveTable, row_ids: Iterable[str]) -> list[str]:
+        if self._log is None:
+            return []
+        touches = self._log.of(live.relation.oid)
+        return [] if touches.truncated else [row_id for row_id in row_ids if row_id not in touches.rows]
+
+    def _record(self, live: LiveTable) -> None:
+        self._forget()
+        self._log = TouchLog(frozenset({live.relation.oid}), self._site.applier.fill)
+        self._log.begin_at(ZERO)
+        self._site.applier.record(self._log)
+
+    def _forget(self) -> None:
+        if self._log is not None:
+            self._site.applier.forget(self._log)
+            self._log = None
+
+
+def _key_of(live: LiveTable, row_id: str) -> list[str]:
+    """The values of the key's columns."""
+    if len(live.identity.columns) == 1:
+        return [row_id]
+    return [str(value) for value in orjson.loads(row_id)]

@@ -1,0 +1,1 @@
+"""From batches of messages to flushes of the store."""

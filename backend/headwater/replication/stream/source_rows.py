@@ -1,0 +1,65 @@
+"""Asking the source for rows of which the stream left values out that nobody here has."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Sequence
+
+from headwater.oplog.change import Cell
+from headwater.oplog.lsn import ZERO, Lsn
+from headwater.replication.tables.live import FullCells, LiveTable
+from headwater.source.fetch import Names, RowFetcher
+
+ASKING_SECONDS = 1.0
+_FIRST, _MOST = 4, 1_000
+
+
+class Asking:
+    """For the flush that is open. It may not commit before the stream has passed `hold`: what was read is of later.
+    `completed` has the oids of tables of which it has rows with such values. `at_once` is how many rows to ask for, so
+    that they have about `piece` bytes."""
+
+    def __init__(self, fetcher: RowFetcher, piece: int) -> None:
+        self._fetcher = fetcher
+        self._piece = piece
+        self._since = 0.0  # when the open flush first asked; 0 before
+        self.at_once = _FIRST
+        self.hold = ZERO
+        self.completed = set[int]()
+
+    def names(self, oids: Collection[int]) -> Names:
+        """What tables are called in the source now."""
+        return self._fetcher.names(oids)
+
+    def over(self) -> None:
+        """The flush is no more."""
+        self._since, self.hold, self.at_once = 0.0, ZERO, _FIRST
+        self.completed.clear()
+
+    @property
+    def too_long(self) -> bool:
+        """Whether the flush is held up by this for too long: new rows lack values as fast as others are read."""
+        return self._since > 0 and time.monotonic() - self._since > ASKING_SECONDS
+
+    def rows(
+        self, table: LiveTable, keys: Sequence[Sequence[Cell]], files: Collection[int], xids: Sequence[int]
+    ) -> list[FullCells | None] | None:
+        """Rows of a table by key, as the source has them now, None for one that is gone. None at all when it can't
+        say, or they do not lie in `files` any more. A row that is missing is waited for until these transactions are to
+        be seen; without any, it is gone."""
+        self._since = self._since or time.monotonic()
+        found = self._fetcher.fetch(table.relation, keys, files)
+        if found is not None and len(found.rows) < len(keys) and xids:
+            seen = self._fetcher.wait_until_visible(xids)
+            found = self._fetcher.fetch(table.relation, keys, files) if seen else None
+        if found is None:
+            return None
+        self.hold = Lsn(max(self.hold, found.seen))
+        self._measure(found.rows)
+        key = table.identity.key
+        rows = {key(row): row for row in found.rows}
+        return [rows.get(key(cells)) for cells in keys]
+
+    def _measure(self, rows: Sequence[FullCells]) -> None:
+        size = sum(len(cell or "") for row in rows for cell in row) // max(1, len(rows))
+        self.at_once = max(1, min(self._piece // max(1, size), self.at_once * 8, _MOST))

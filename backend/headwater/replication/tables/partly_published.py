@@ -1,0 +1,37 @@
+"""Tables whose changes are published in part: what the stream does not show, a comparison now and then does."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+
+from headwater.replication.tables.changes import UNSEEN
+from headwater.source.catalog import PublishedTable
+from headwater.storage.contract import Lease, StoreWriter
+
+_FIRST_SECONDS = 60.0
+
+
+class UnseenAudit:
+    """Has those of the tables that `look` finds compared with the source every `seconds` of which not all changes are
+    seen. `step` is called between flushes."""
+
+    def __init__(
+        self, store: StoreWriter, lease: Lease, tag: str, look: Callable[[], Iterable[PublishedTable]], seconds: float
+    ) -> None:
+        self._store = store
+        self._lease = lease
+        self._tag = tag
+        self._look = look
+        self._seconds = seconds
+        self._due = time.monotonic() + min(seconds, _FIRST_SECONDS)
+
+    def step(self) -> None:
+        """Mark the tables when it is time; bulk work takes it from there."""
+        if time.monotonic() < self._due:
+            return
+        self._due = time.monotonic() + self._seconds
+        unseen = {table.relation.oid for table in self._look() if table.unseen}
+        marked = [t.id for t in self._store.tables(self._tag) if t.relation.oid in unseen and not t.resync]
+        if marked:
+            self._store.mark_resync(self._lease, marked, UNSEEN)

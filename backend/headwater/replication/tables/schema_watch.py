@@ -1,0 +1,189 @@
+"""Whether the source's tables still are what they were when their rows were read.
+
+A Relation message is only a hint: dropping a column and adding one of the same name and type sends the same message
+again. The catalog decides, by the shape that was stored with the rows; see `source.shape`.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+import psycopg
+
+from headwater.errors import HeadwaterError, machine_errors
+from headwater.replication.pace import Pace
+from headwater.replication.tables.changes import LOST
+from headwater.source.access import Reading, unreadable
+from headwater.source.catalog import (
+    KeyNotSentError,
+    PublicationUnusable,
+    PublishedTable,
+    published_tables,
+    unsent_key_error,
+)
+from headwater.source.connect import SourceSettings, connect
+from headwater.source.words import kept_locked
+from headwater.storage.contract import StoredTable
+from headwater_rules.plan import SyncPlan
+
+_log = logging.getLogger(__name__)
+
+_CLOSE_SECONDS = 3.0
+_BRIEFLY = 0.5  # seconds for which a new table may be locked without being left for later
+
+
+def wanted_tables(conn: psycopg.Connection, source: SourceSettings, plans: Sequence[SyncPlan]) -> list[PublishedTable]:
+    """The published tables that any of the plans reads. Raises KeyNotSentError."""
+    patterns = [pattern for plan in plans for pattern in plan.tables()]
+    wanted = [
+        table
+        for table in published_tables(conn, source.publications)
+        if any(p.matches(source.tag, table.relation.schema, table.relation.name) for p in patterns)
+    ]
+    for table in wanted:
+        if table.unsent_key:
+            raise unsent_key_error(table)
+    return wanted
+
+
+def readable_tables(
+    conn: psycopg.Connection, source: SourceSettings, plans: Sequence[SyncPlan], stored: Collection[int]
+) -> list[PublishedTable]:
+    """`wanted_tables`, without those that are not `stored` (by oid) and that we may not read, or that somebody keeps
+    locked: the others are served without them until somebody grants the right or lets go of the lock, which looks as if
+    a table were new."""
+    wanted = wanted_tables(conn, source, plans)
+    new = [table for table in wanted if table.relation.oid not in stored]
+    barred = {*unreadable(conn, [Reading.of(table) for table in new]), *out_of_reach(conn, new)}
+    return [table for table in wanted if table.relation.oid not in barred]
+
+
+def out_of_reach(conn: psycopg.Connection, tables: Sequence[PublishedTable]) -> frozenset[int]:
+    """The oids of those tables that can't be read now because somebody keeps them, or partitions of them, locked."""
+    leaves = {leaf.oid for table in tables for leaf in table.leaves}
+    locked = kept_locked(conn, leaves, _BRIEFLY)
+    return frozenset(t.relation.oid for t in tables if t.locked or locked.intersection(leaf.oid for leaf in t.leaves))
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What the catalog is to say: the shape of each table that `plans` read, by oid."""
+
+    plans: tuple[SyncPlan, ...]
+    shapes: Mapping[int, str]
+
+    @classmethod
+    def of(cls, plans: Sequence[SyncPlan], stored: Sequence[StoredTable]) -> Expected:
+        """What the store says. Of a table that is lost no shape will do: it has to be made anew."""
+        return cls(
+            tuple(plans), {table.relation.oid: "" if table.resync == LOST else table.fingerprint for table in stored}
+        )
+
+    def met_by(self, now: Sequence[PublishedTable]) -> bool:
+        """Whether the catalog says so, as far as it can be told."""
+        locked = {table.relation.oid for table in now if table.locked}
+        shapes = {table.relation.oid: table.shape for table in now if not table.locked}
+        return shapes | {oid: shape for oid, shape in self.shapes.items() if oid in locked} == self.shapes
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What a look at the catalog brought that is not as expected: the tables as they are now, or why they can't be
+    followed."""
+
+    expected: Expected
+    tables: tuple[PublishedTable, ...] = ()
+    error: HeadwaterError | None = None
+
+
+class SchemaWatch:
+    """Compares stored tables with the catalog from a thread of its own: on a hint, and now and then, since most
+    changes of a table show in the stream with its next row only."""
+
+    def __init__(
+        self, source: SourceSettings, plans: Sequence[SyncPlan], stored: Sequence[StoredTable], pace: Pace
+    ) -> None:
+        self._source = source
+        self._pace = pace
+        self._found: _Found | None = None
+        self._closing = threading.Event()
+        self._wake = threading.Event()
+        self._expected = Expected.of(plans, stored)
+        self._thread = threading.Thread(target=self._poll, name="schema", daemon=True)
+        self._thread.start()
+
+    @property
+    def plans(self) -> tuple[SyncPlan, ...]:
+        """The plans whose tables are watched."""
+        return self._expected.plans
+
+    def renew(self, plans: Sequence[SyncPlan], stored: Sequence[StoredTable]) -> None:
+        """Watch other tables from here on."""
+        expected = Expected.of(plans, stored)
+        if expected != self._expected:
+            self._expected = expected
+            self._wake.set()  # what was found by now may be of the ones before
+
+    def hint(self) -> None:
+        """Something may have changed: the thread looks soon."""
+        self._wake.set()
+
+    def take(self) -> tuple[PublishedTable, ...] | None:
+        """The tables as they are in the source, when the last look found that they are not as they are stored; once.
+        Raises PublicationUnusable and KeyNotSentError."""
+        found, self._found = self._found, None
+        if found is None or found.expected is not self._expected:
+            return None
+        if found.error is not None:
+            raise found.error
+        return found.tables
+
+    def _poll(self) -> None:
+        conn: psycopg.Connection | None = None
+        told = False
+        pace, wait = self._pace, 0.0
+        while not self._closing.wait(pace.rest if wait else 0.0):
+            hinted = self._wake.wait(wait)
+            wait = min(pace.catalog, pace.again) if hinted else pace.catalog
+            self._wake.clear()
+            if self._closing.is_set():
+                break
+            try:
+                with machine_errors():
+                    conn = conn or self._connect_patiently()
+                    self._look(conn)
+                told = False
+            except (psycopg.Error, HeadwaterError) as error:  # somebody may keep a table locked: said once
+                level = logging.DEBUG if told else logging.WARNING
+                _log.log(level, "changes of tables are not seen: the catalog could not be read: %s", error)
+                told = True
+                if conn is not None:
+                    conn.close()
+                    conn = None
+        if conn is not None:
+            conn.close()
+
+    def _look(self, conn: psycopg.Connection) -> None:
+        expected = self._expected
+        try:
+            tables = readable_tables(conn, self._source, expected.plans, expected.shapes.keys())
+            if expected.met_by(tables):
+                return
+        except (PublicationUnusable, KeyNotSentError) as error:  # the stream may meet it much later
+            self._found = _Found(expected, error=error)
+            return
+        self._found = _Found(expected, tuple(tables))
+
+    def _connect_patiently(self) -> psycopg.Connection:
+        """A connection that rather gives up than waits for somebody's lock."""
+        conn = connect(self._source, application_name="headwater schema")
+        conn.execute("set lock_timeout = '2s'; set statement_timeout = '10s'")
+        return conn
+
+    def close(self) -> None:
+        self._closing.set()
+        self._wake.set()
+        self._thread.join(_CLOSE_SECONDS)
