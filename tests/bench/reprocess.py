@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 
+from headwater.storage.contract.versions import Origin, VersionState
 from headwater.storage.open import open_store
-from headwater.storage.versions import Origin, VersionState
 from tests.bench import data, report
 from tests.bench.world import Meter, world
 

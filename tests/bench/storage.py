@@ -10,18 +10,18 @@ import apsw
 import orjson
 import psycopg
 
+from headwater.compaction import UpkeepWork
 from headwater.oplog.change import Column, Relation, ReplicaIdentity
 from headwater.oplog.lsn import Lsn
 from headwater.oplog.op import OpId, bucket_key
 from headwater.oplog.transform import BucketName, RowKeys, encode_members, row_ops
 from headwater.storage.address import PostgresAddress, SqliteAddress, StoreAddress
-from headwater.storage.compaction import Thrift
-from headwater.storage.contract import Lease, Progress, SourceState
+from headwater.storage.contract.compaction import open_upkeep
+from headwater.storage.contract.parts import BulkRecord, CurrentRow
+from headwater.storage.contract.store import Lease, Progress, SourceState
+from headwater.storage.contract.versions import Origin
 from headwater.storage.open import Store, open_reader, open_store
-from headwater.storage.parts import BulkRecord, CurrentRow
-from headwater.storage.upkeep import open_upkeep
-from headwater.storage.versions import Origin
-from headwater.upkeep import UpkeepWork
+from headwater.storage.shared.compaction import Thrift
 from headwater_rules.results import Put
 from tests.bench import report
 from tests.bench.world import Meter, world

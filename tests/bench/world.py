@@ -26,8 +26,8 @@ from headwater.embedded.postgres import EmbeddedPostgres, find_binaries
 from headwater.oplog.lsn import parse_lsn
 from headwater.source.connect import SourceSettings
 from headwater.storage.address import SqliteAddress
-from headwater.storage.contract import StoredTable, StoreReader
-from headwater.storage.parts import BulkRecord
+from headwater.storage.contract.parts import BulkRecord
+from headwater.storage.contract.store import StoredTable, StoreReader
 from headwater.storage.sqlite import SqliteStore
 
 KEY = b"benchmark-key-of-thirty-two-bytes"

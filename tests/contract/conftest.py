@@ -13,7 +13,7 @@ from psycopg import sql
 
 from headwater.embedded.postgres import EmbeddedPostgres
 from headwater.storage.address import PostgresAddress, SqliteAddress, StoreAddress
-from headwater.storage.contract import StoreReader
+from headwater.storage.contract.store import StoreReader
 from headwater.storage.open import open_reader, open_store
 from tests.contract.world import SOURCE, World
 

@@ -11,9 +11,9 @@ import pytest
 
 from headwater.oplog.op import OpId
 from headwater.storage.address import StoreAddress
-from headwater.storage.cache import CachedReader
-from headwater.storage.contract import Chunk, StoreReader
+from headwater.storage.contract.store import Chunk, StoreReader
 from headwater.storage.open import open_reader
+from headwater.storage.shared.cache import CachedReader
 from tests.support.model_device import ModelBucket, parse_ops
 from tests.support.written_store import WrittenStore, compact, shown
 

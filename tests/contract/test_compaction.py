@@ -1,4 +1,4 @@
-"""What `storage.upkeep` promises, and what compaction makes of it, asked of every store."""
+"""What `storage.contract.compaction` promises, and what compaction makes of it, asked of every store."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from headwater.compaction.background import Rhythm, Upkeep
+from headwater.compaction.work import Need, UpkeepStoppedError, UpkeepWork, need
 from headwater.oplog.op import OpId, bucket_key
-from headwater.storage import compaction
 from headwater.storage.address import StoreAddress
-from headwater.storage.compaction import Cut, Thrift
-from headwater.storage.contract import Chunk, LeaseHeldError, LeaseLostError, StoreReader
+from headwater.storage.contract.compaction import BucketState, HistoryChangedError, Piece, UpkeepStore, open_upkeep
+from headwater.storage.contract.store import Chunk, LeaseHeldError, LeaseLostError, StoreReader
 from headwater.storage.open import open_reader
-from headwater.storage.upkeep import BucketState, HistoryChangedError, Piece, UpkeepStore, open_upkeep
-from headwater.upkeep.background import Rhythm, Upkeep
-from headwater.upkeep.work import Need, UpkeepStoppedError, UpkeepWork, need
+from headwater.storage.shared import compaction
+from headwater.storage.shared.compaction import Cut, Thrift
 from tests.support import store_checker
 from tests.support.fix_headwater import read_bucket
 from tests.support.model_device import ModelBucket, contents, parse_ops

@@ -1,4 +1,5 @@
-"""What `storage.forget` promises of every store; and devices converge wherever they stand when ops are forgotten."""
+"""What `storage.contract.forget` promises of every store; and devices converge wherever they stand when ops are
+forgotten."""
 
 from __future__ import annotations
 
@@ -12,15 +13,15 @@ import pytest
 
 from headwater.cli.store import forget as store_forget
 from headwater.cli.store.forget import Forgetting, NotForgottenError, StillHeldError
+from headwater.compaction.forgetting import BucketFindings, Forgetter, by_bucket, look
 from headwater.oplog.op import OpId, bucket_key
 from headwater.storage.address import SqliteAddress, StoreAddress
-from headwater.storage.contract import Checkpoint
-from headwater.storage.forget import Searched, SoughtRow, SoughtText, open_forget
+from headwater.storage.contract.compaction import open_upkeep
+from headwater.storage.contract.forget import Searched, SoughtRow, SoughtText, open_forget
+from headwater.storage.contract.stats import store_stats
+from headwater.storage.contract.store import Checkpoint
 from headwater.storage.open import open_reader
-from headwater.storage.stats import store_stats
-from headwater.storage.upkeep import open_upkeep
 from headwater.sync.request import write_key
-from headwater.upkeep.forgetting import BucketFindings, Forgetter, by_bucket, look
 from tests.support.model_device import ModelBucket
 from tests.support.store_checker import problems
 from tests.support.written_store import WrittenStore, catch_up, compact, shown

@@ -13,15 +13,15 @@ import pytest
 
 from headwater.oplog.op import OpId
 from headwater.storage.address import SqliteAddress, StoreAddress
-from headwater.storage.archive import dump
-from headwater.storage.contract import StoreError
-from headwater.storage.forget import open_forget
-from headwater.storage.history import history_limits, read_flushes
+from headwater.storage.contract.archive import dump
+from headwater.storage.contract.compaction import open_upkeep
+from headwater.storage.contract.forget import open_forget
+from headwater.storage.contract.history import history_limits, read_flushes
+from headwater.storage.contract.seal import seal_store, unseal_store
+from headwater.storage.contract.stats import definition_stats, store_stats
+from headwater.storage.contract.store import StoreError
+from headwater.storage.contract.verify import open_verify
 from headwater.storage.open import open_reader, open_store, read_rows
-from headwater.storage.seal import seal_store, unseal_store
-from headwater.storage.stats import definition_stats, store_stats
-from headwater.storage.upkeep import open_upkeep
-from headwater.storage.verify import open_verify
 from tests.contract.world import A, World
 
 OPENERS: dict[str, Callable[[StoreAddress], object]] = {

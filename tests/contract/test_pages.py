@@ -7,10 +7,10 @@ import pytest
 from headwater.errors import HeadwaterError
 from headwater.oplog.lsn import Lsn
 from headwater.oplog.op import OpId
-from headwater.storage.contract import LeaseLostError, Progress, StoreReader
+from headwater.storage.contract.parts import BulkRecord, CurrentRow, StagedTable
+from headwater.storage.contract.store import LeaseLostError, Progress, StoreReader
+from headwater.storage.contract.versions import Origin
 from headwater.storage.open import open_part, open_store
-from headwater.storage.parts import BulkRecord, CurrentRow, StagedTable
-from headwater.storage.versions import Origin
 from tests.contract.world import (
     RELATION,
     SIDES,

@@ -23,9 +23,9 @@ from headwater.embedded.postgres import EmbeddedPostgres
 from headwater.errors import HeadwaterError, Kind
 from headwater.oplog.lsn import Lsn
 from headwater.storage.address import PostgresAddress
-from headwater.storage.contract import LeaseLostError, Progress, StoreBusyError, StoreError, StoreUnreachableError
+from headwater.storage.contract.parts import CurrentRow
+from headwater.storage.contract.store import LeaseLostError, Progress, StoreBusyError, StoreError, StoreUnreachableError
 from headwater.storage.open import open_part, open_reader, open_store
-from headwater.storage.parts import CurrentRow
 from headwater.storage.postgres import PostgresStore
 from tests.contract.world import RELATION, SOURCE, A, B, World, assert_in_step, noise, totals, write_batch
 from tests.support.model_device import contents

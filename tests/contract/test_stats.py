@@ -8,8 +8,8 @@ import pytest
 
 from headwater.oplog.op import OpId
 from headwater.storage.address import StoreAddress
+from headwater.storage.contract.stats import DefinitionStats, definition_stats, store_exists
 from headwater.storage.open import open_reader, open_store
-from headwater.storage.stats import DefinitionStats, definition_stats, store_exists
 from tests.support.model_device import parse_ops
 from tests.support.written_store import WrittenStore
 

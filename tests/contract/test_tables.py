@@ -8,9 +8,9 @@ import pytest
 
 from headwater.oplog.change import Column, Relation, ReplicaIdentity
 from headwater.oplog.lsn import Lsn
-from headwater.storage.contract import LeaseLostError, Progress, SourceState, StoreReader, Touched
+from headwater.storage.contract.parts import CurrentRow
+from headwater.storage.contract.store import LeaseLostError, Progress, SourceState, StoreReader, Touched
 from headwater.storage.open import open_part, open_store, read_rows
-from headwater.storage.parts import CurrentRow
 from headwater_rules.results import LookupEntry
 from tests.contract.world import RELATION, SOURCE, A, World, lookups, noise
 

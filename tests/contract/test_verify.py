@@ -12,10 +12,18 @@ from headwater.oplog.lsn import Lsn
 from headwater.oplog.op import OpId, bucket_key
 from headwater.oplog.transform import DraftOp, RowKeys, row_ops
 from headwater.storage.address import PostgresAddress, SqliteAddress
-from headwater.storage.contract import Progress, StoreReader
+from headwater.storage.contract.parts import CurrentRow
+from headwater.storage.contract.store import Progress, StoreReader
+from headwater.storage.contract.verify import (
+    ALL_KEYS,
+    MODULUS,
+    Examined,
+    changed_parts,
+    examine,
+    open_verify,
+    row_entries,
+)
 from headwater.storage.open import open_reader
-from headwater.storage.parts import CurrentRow
-from headwater.storage.verify import ALL_KEYS, MODULUS, Examined, changed_parts, examine, open_verify, row_entries
 from headwater_rules.results import LookupEntry
 from tests.contract.world import A, B, World, assert_in_step, named, put, totals
 

@@ -7,10 +7,10 @@ from contextlib import closing
 
 import pytest
 
-from headwater.storage.contract import LeaseLostError, StoreReader
+from headwater.storage.contract.requests import RequestState
+from headwater.storage.contract.store import LeaseLostError, StoreReader
+from headwater.storage.contract.versions import Origin, OwnConfig, VersionState
 from headwater.storage.open import open_reader, open_store
-from headwater.storage.requests import RequestState
-from headwater.storage.versions import Origin, OwnConfig, VersionState
 from tests.contract.world import SIDES, SOURCE, YAML, A, B, World, assert_in_step, lookups, totals
 from tests.support.model_device import contents
 

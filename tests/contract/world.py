@@ -11,10 +11,10 @@ from headwater.oplog.lsn import Lsn
 from headwater.oplog.op import bucket_key
 from headwater.oplog.transform import BucketName, DraftOp, RowKeys, decode_members, encode_members, row_ops
 from headwater.storage.address import StoreAddress
-from headwater.storage.contract import Checkpoint, Lease, Progress, SourceState, StoreReader
+from headwater.storage.contract.parts import BulkRecord, CurrentRow, PartWriter, StagedPart
+from headwater.storage.contract.store import Checkpoint, Lease, Progress, SourceState, StoreReader
+from headwater.storage.contract.versions import Origin
 from headwater.storage.open import Store, open_part
-from headwater.storage.parts import BulkRecord, CurrentRow, PartWriter, StagedPart
-from headwater.storage.versions import Origin
 from headwater_rules.results import LookupEntry, Put
 from tests.support.fix_headwater import read_bucket
 from tests.support.model_device import ModelBucket

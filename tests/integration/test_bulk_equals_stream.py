@@ -39,10 +39,10 @@ from headwater.source.catalog import PublishedTable
 from headwater.source.connect import SourceSettings
 from headwater.source.leaves import Leaf
 from headwater.storage.address import PostgresAddress, StoreAddress
-from headwater.storage.contract import Progress, SourceState
+from headwater.storage.contract.parts import BulkRecord
+from headwater.storage.contract.store import Progress, SourceState
+from headwater.storage.contract.versions import Origin
 from headwater.storage.open import open_reader, open_store
-from headwater.storage.parts import BulkRecord
-from headwater.storage.versions import Origin
 from headwater_rules.compiler.compile import compile_config
 from headwater_rules.evaluate.requests import resolve
 from headwater_rules.plan import SyncPlan

@@ -14,8 +14,8 @@ import apsw
 import pytest
 
 from headwater.storage.address import SqliteAddress, StoreAddress
+from headwater.storage.contract.versions import VersionState
 from headwater.storage.open import Store, open_reader, open_store
-from headwater.storage.versions import VersionState
 from tests.support.fix_headwater import read_bucket
 from tests.support.fix_processes import Launch, Running
 from tests.support.little_source import (

@@ -13,11 +13,11 @@ import apsw
 import pytest
 
 from headwater.oplog.op import OpId
-from headwater.storage.contract import Checkpoint, Lease, StoreError
-from headwater.storage.parts import StagedPart
+from headwater.storage.contract.parts import StagedPart
+from headwater.storage.contract.store import Checkpoint, Lease, StoreError
+from headwater.storage.contract.versions import Origin
 from headwater.storage.sqlite import SqliteStore
 from headwater.storage.sqlite.wake import wake_directory
-from headwater.storage.versions import Origin
 from tests.integration.world import SmallDisk
 from tests.support.changed_source import Device
 from tests.support.fix_headwater import NOTES, Deploy, Deployment, wait_until

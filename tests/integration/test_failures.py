@@ -10,7 +10,7 @@ import psycopg
 import pytest
 
 from headwater.embedded.postgres import EmbeddedPostgres, PostgresBinaries, StopMode
-from headwater.storage.versions import Origin, VersionState
+from headwater.storage.contract.versions import Origin, VersionState
 from tests.integration.world import CONFIG, ROWS, SHOWN, NewWorld, SmallDisk, World
 from tests.support.changed_source import Device
 from tests.support.fix_headwater import wait_until

@@ -15,15 +15,15 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
+from headwater.compaction.background import Rhythm, Upkeep
 from headwater.pipeline.jobs import BulkJobs
 from headwater.storage.address import PostgresAddress
-from headwater.storage.compaction import Thrift
-from headwater.storage.contract import Lease
+from headwater.storage.contract.requests import RequestState
+from headwater.storage.contract.store import Lease
+from headwater.storage.contract.versions import Origin, VersionState
 from headwater.storage.open import Store, open_store
 from headwater.storage.postgres.compact import PostgresUpkeep
-from headwater.storage.requests import RequestState
-from headwater.storage.versions import Origin, VersionState
-from headwater.upkeep.background import Rhythm, Upkeep
+from headwater.storage.shared.compaction import Thrift
 from tests.support.fix_headwater import NOTES, Deployment, wait_until
 from tests.support.fix_postgres import SourceDb
 from tests.support.network import Network

@@ -9,7 +9,7 @@ import pytest
 
 from headwater.oplog.limits import OP_LIMIT, ROW_LIMIT
 from headwater.storage.address import SqliteAddress
-from headwater.storage.stats import LeftOutRow, store_stats
+from headwater.storage.contract.stats import LeftOutRow, store_stats
 from tests.support.changed_source import unheard
 from tests.support.fix_headwater import Deploy, Deployment
 from tests.support.store_checker import problems

@@ -17,7 +17,7 @@ from headwater.source.health import look
 from headwater.source.publications import memberships
 from headwater.source.schema import read_schema
 from headwater.source.triggers import install
-from headwater.storage.versions import VersionState
+from headwater.storage.contract.versions import VersionState
 from headwater_rules.plan import TablePattern
 from tests.support.changed_source import Device, compared, published_rows, settled
 from tests.support.fix_headwater import TRIGGERED, Deploy, Deployment, wait_until

@@ -14,7 +14,7 @@ from headwater.bulk.contract import EngineError, EngineLostError
 from headwater.pipeline.engine import Job
 from headwater.pipeline.jobs import BulkJobs
 from headwater.pipeline.session import SparkError
-from headwater.storage.versions import Origin, VersionState
+from headwater.storage.contract.versions import Origin, VersionState
 from tests.support.changed_source import settled
 from tests.support.fix_headwater import HASTY, Deployment, wait_until
 from tests.support.local_bulk import LocalEngine, LocalRun

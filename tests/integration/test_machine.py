@@ -18,11 +18,11 @@ from headwater.decode.errors import DecodeError
 from headwater.replication.stream.fold import Fold
 from headwater.replication.stream.intake import PoisonBook
 from headwater.storage.address import PostgresAddress
-from headwater.storage.parts import StagedPart
+from headwater.storage.contract.parts import StagedPart
+from headwater.storage.contract.versions import VersionState
 from headwater.storage.postgres.connection import postgres_errors
 from headwater.storage.sqlite.connection import sqlite_errors
 from headwater.storage.sqlite.stage import StageFile
-from headwater.storage.versions import VersionState
 from tests.support.fix_headwater import HASTY, NOTES, Deploy, wait_until
 from tests.support.row_truth import device_rows, truth
 

@@ -14,8 +14,8 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from headwater.storage.stats import StoreStats, store_stats
-from headwater.storage.versions import ConfigVersion, Origin, VersionState
+from headwater.storage.contract.stats import StoreStats, store_stats
+from headwater.storage.contract.versions import ConfigVersion, Origin, VersionState
 from headwater_rules.versions import sides
 from tests.support.changed_source import Device
 from tests.support.fix_headwater import Deploy, Deployment, plan_of, wait_until

@@ -13,7 +13,7 @@ import apsw
 import pytest
 
 from headwater.replication.health.model import Health, State, health_key, to_json
-from headwater.storage.requests import RequestState
+from headwater.storage.contract.requests import RequestState
 from tests.support.changed_source import unheard
 from tests.support.command import headwater_here
 from tests.support.fix_headwater import HASTY, NOTES, Deploy, Deployment, wait_until

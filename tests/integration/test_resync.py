@@ -11,7 +11,7 @@ import psycopg
 import pytest
 
 from headwater.pipeline.jobs import BulkJobs
-from headwater.storage.versions import Origin
+from headwater.storage.contract.versions import Origin
 from tests.support.changed_source import settled, unheard
 from tests.support.fix_headwater import Deploy, Deployment, wait_until
 from tests.support.local_bulk import EVERYTHING_ON_SPARK, local_bulk

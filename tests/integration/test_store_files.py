@@ -14,7 +14,7 @@ import apsw
 import pytest
 
 from headwater.oplog.lsn import Lsn, parse_lsn
-from headwater.storage.contract import Lease, StoreError, StoreGoneError
+from headwater.storage.contract.store import Lease, StoreError, StoreGoneError
 from headwater.storage.sqlite import SqliteStore
 from headwater.storage.sqlite.flush import SqliteFlush
 from tests.support.fix_headwater import NOTES, Deploy, Deployment, wait_until

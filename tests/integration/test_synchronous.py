@@ -13,7 +13,7 @@ from headwater.source.connect import connect
 from headwater.source.health import look
 from headwater.source.slot import slot_name
 from headwater.source.triggers import install
-from headwater.storage.versions import VersionState
+from headwater.storage.contract.versions import VersionState
 from tests.support.fix_headwater import TRIGGERED, Deployment, wait_until
 from tests.support.fix_postgres import SourceDb
 from tests.support.model_device import contents

@@ -15,7 +15,7 @@ from headwater.embedded.postgres import EmbeddedPostgres
 from headwater.oplog.op import OpId
 from headwater.pipeline.jobs import BulkJobs
 from headwater.storage.address import SqliteAddress
-from headwater.storage.stats import store_stats
+from headwater.storage.contract.stats import store_stats
 from tests.support.fix_headwater import Deploy, Deployment, wait_until
 from tests.support.memory import forget_peak, peak
 from tests.support.model_device import parse_ops

@@ -17,7 +17,7 @@ from headwater.bulk.work import BulkWork
 from headwater.pipeline.jobs import BulkJobs
 from headwater.replication.own_slot import slot_note
 from headwater.source.slot import SlotForeignError, SnapshotKeeper, former_slot_name, slot_name
-from headwater.storage.parts import BulkOutcome
+from headwater.storage.contract.parts import BulkOutcome
 from tests.support.fix_headwater import Deployment, wait_until
 from tests.support.fix_postgres import SourceDb
 

@@ -13,9 +13,9 @@ import pytest
 
 from headwater.bulk.contract import BulkProgress, ReprocessJob
 from headwater.pipeline.jobs import BulkJobs
-from headwater.storage.contract import StoreUnreachableError
-from headwater.storage.parts import BulkOutcome
-from headwater.storage.versions import Origin, VersionState
+from headwater.storage.contract.parts import BulkOutcome
+from headwater.storage.contract.store import StoreUnreachableError
+from headwater.storage.contract.versions import Origin, VersionState
 from tests.support.fix_headwater import HASTY, Deploy, wait_until
 
 if TYPE_CHECKING:

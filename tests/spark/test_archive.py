@@ -21,12 +21,12 @@ from headwater.pipeline.archive_files import ArchiveFile, Manifest
 from headwater.pipeline.session import Spark
 from headwater.pipeline.spark_engine import SparkEngine
 from headwater.storage.address import PostgresAddress, SqliteAddress, StoreAddress
-from headwater.storage.archive import ArchiveError, StoreNotEmptyError
-from headwater.storage.contract import Chunk, LeaseHeldError, StoreError
-from headwater.storage.history import history_limits
+from headwater.storage.contract.archive import ArchiveError, StoreNotEmptyError
+from headwater.storage.contract.history import history_limits
+from headwater.storage.contract.seal import SealedStoreError, seal_note, unseal_store
+from headwater.storage.contract.store import Chunk, LeaseHeldError, StoreError
 from headwater.storage.open import open_reader, open_store, read_rows
 from headwater.storage.postgres.load import PostgresLoad
-from headwater.storage.seal import SealedStoreError, seal_note, unseal_store
 from headwater.storage.sqlite.load import SqliteLoad
 from tests.support.command import headwater
 from tests.support.fix_postgres import SourceDb

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from headwater.cli.compact_on_spark import SparkCompaction
+from headwater.compaction import Summary, UpkeepWork, shared
 from headwater.oplog.op import OpId
 from headwater.pipeline.session import Spark
 from headwater.pipeline.spark_engine import SparkEngine
-from headwater.storage.compaction import Thrift
-from headwater.storage.upkeep import open_upkeep
-from headwater.upkeep import Summary, UpkeepWork, shared
+from headwater.storage.contract.compaction import open_upkeep
+from headwater.storage.shared.compaction import Thrift
 from tests.support.fix_headwater import Deployment
 
 if TYPE_CHECKING:

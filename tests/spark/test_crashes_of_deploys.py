@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headwater.storage.versions import Origin, VersionState
+from headwater.storage.contract.versions import Origin, VersionState
 from tests.support.fix_headwater import Deploy, Deployment, wait_until
 from tests.support.fix_postgres import SourceDb
 

@@ -17,14 +17,14 @@ from pyspark import SparkContext
 
 import headwater.pipeline.plan
 from headwater.cli.compact_on_spark import SparkCompaction
+from headwater.compaction import Upkeep
+from headwater.compaction.background import Rhythm
 from headwater.pipeline.engine import Job
 from headwater.pipeline.jobs import BulkJobs
 from headwater.pipeline.session import Spark
 from headwater.pipeline.spark_engine import SparkEngine, SparkRun
 from headwater.storage.address import PostgresAddress, SqliteAddress
-from headwater.storage.versions import Origin, VersionState
-from headwater.upkeep import Upkeep
-from headwater.upkeep.background import Rhythm
+from headwater.storage.contract.versions import Origin, VersionState
 from tests.spark.test_archive import everything, export, fill, take_in
 from tests.support.changed_source import Device, Rows, published_rows, settled
 from tests.support.fix_headwater import Deployment, wait_until
@@ -246,7 +246,7 @@ def test_an_audit_comes_to_its_end_and_mends(deployment: Deployment, engine: Kil
 def test_histories_are_compacted_in_the_end(
     deployment: Deployment, engine: KillingEngine, source_db: SourceDb, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("headwater.upkeep.background.LARGE_OPS", 1)
+    monkeypatch.setattr("headwater.compaction.background.LARGE_OPS", 1)
     device = Device(deployment.start())
     for number in range(3):
         source_db.execute("update items set body = %s", f"version {number}")

@@ -21,7 +21,7 @@ from headwater.oplog.op import OpId
 from headwater.pipeline.oplog_source import OplogSource
 from headwater.pipeline.session import Spark
 from headwater.storage.address import PostgresAddress, SqliteAddress
-from headwater.storage.history import cut_history, history_end, history_limits, read_flushes, read_history
+from headwater.storage.contract.history import cut_history, history_end, history_limits, read_flushes, read_history
 from tests.support.fix_headwater import wait_until
 from tests.support.fix_postgres import SourceDb
 from tests.support.written_store import WrittenStore, compact

@@ -42,8 +42,8 @@ from headwater.source.catalog import PublishedTable
 from headwater.source.connect import SourceSettings
 from headwater.source.leaves import Leaf
 from headwater.storage.address import SqliteAddress
-from headwater.storage.contract import StoredTable
-from headwater.storage.parts import BulkOutcome, StagedPart
+from headwater.storage.contract.parts import BulkOutcome, StagedPart
+from headwater.storage.contract.store import StoredTable
 from tests.support.changed_source import settled
 from tests.support.fix_headwater import Deployment, wait_until
 from tests.support.local_bulk import APPLICATION, LocalEngine, local_bulk

@@ -22,8 +22,8 @@ from headwater.replication.tables.schema_watch import wanted_tables
 from headwater.source.catalog import load_types
 from headwater.source.slot import SnapshotKeeper
 from headwater.storage.address import PostgresAddress, SqliteAddress
-from headwater.storage.contract import StoreUnreachableError
-from headwater.storage.parts import StagedPart
+from headwater.storage.contract.parts import StagedPart
+from headwater.storage.contract.store import StoreUnreachableError
 from headwater.storage.sqlite import SqliteStore
 from headwater_rules.compiler.compile import compile_config
 from tests.integration.type_cases import CASES, CUSTOM_TYPES

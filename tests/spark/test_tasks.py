@@ -23,7 +23,7 @@ from headwater.pipeline.session import Spark, SparkJobError
 from headwater.pipeline.spark_engine import SparkEngine
 from headwater.source.connect import SourceSettings
 from headwater.storage.address import SqliteAddress
-from headwater.storage.contract import StoredTable
+from headwater.storage.contract.store import StoredTable
 from tests.support.fix_headwater import wait_until
 
 pytestmark = pytest.mark.spark

@@ -14,7 +14,7 @@ from headwater.oplog.lsn import parse_lsn
 from headwater.pipeline.jobs import BulkJobs
 from headwater.source.catalog import published_tables
 from headwater.storage.address import PostgresAddress
-from headwater.storage.contract import StoreBusyError, StoreUnreachableError
+from headwater.storage.contract.store import StoreBusyError, StoreUnreachableError
 from tests.storm.tables import (
     CONFIG,
     HEAVY_SIZES,

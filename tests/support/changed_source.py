@@ -16,7 +16,7 @@ from headwater.replication.tables.schema_watch import wanted_tables
 from headwater.source.catalog import PublishedTable
 from headwater.source.stream import Received, ReplicationStream
 from headwater.source.triggers import install
-from headwater.storage.contract import StoredTable
+from headwater.storage.contract.store import StoredTable
 from tests.support.fix_headwater import TRIGGERED, Deployment, plan_of, read_bucket, wait_until
 from tests.support.model_device import ModelBucket, contents
 from tests.support.turns import AT_THE_START, BY_TRIGGERS

@@ -34,11 +34,11 @@ from headwater.replication.sampling.audit import SamplingSettings
 from headwater.source.connect import SourceSettings
 from headwater.source.publications import load_publications
 from headwater.storage.address import PostgresAddress, SqliteAddress, StoreAddress
-from headwater.storage.contract import StoreReader
+from headwater.storage.contract.parts import BulkRecord
+from headwater.storage.contract.requests import RequestState
+from headwater.storage.contract.store import StoreReader
+from headwater.storage.contract.versions import ConfigVersion, Origin, VersionState
 from headwater.storage.open import Store, open_reader, open_store
-from headwater.storage.parts import BulkRecord
-from headwater.storage.requests import RequestState
-from headwater.storage.versions import ConfigVersion, Origin, VersionState
 from headwater_rules.compiler.compile import compile_config
 from headwater_rules.evaluate.requests import resolve
 from headwater_rules.plan import SyncPlan

@@ -13,7 +13,7 @@ import zstandard
 
 from headwater.oplog.op import CLEAR_BODY, bucket_key, finished_op
 from headwater.oplog.transform import DraftOp, Member, RowKeys, encode_members, row_ops
-from headwater.storage.common import encode_layouts
+from headwater.storage.shared.common import encode_layouts
 from tests.support.little_source import (
     RELATION,
     SOURCE,

@@ -13,10 +13,10 @@ from headwater.decode.values import row_converter
 from headwater.oplog.change import Column, Relation, ReplicaIdentity
 from headwater.oplog.lsn import Lsn
 from headwater.oplog.transform import BucketName, DraftOp, TableTransform, decode_members, encode_members
-from headwater.storage.contract import Flush, Progress, SourceState, StoredTable
+from headwater.storage.contract.parts import CurrentRow
+from headwater.storage.contract.store import Flush, Progress, SourceState, StoredTable
+from headwater.storage.contract.versions import ConfigVersion, Origin, VersionState
 from headwater.storage.open import open_store
-from headwater.storage.parts import CurrentRow
-from headwater.storage.versions import ConfigVersion, Origin, VersionState
 from headwater_rules.compiler.compile import compile_config
 from headwater_rules.evaluate.rows import bind_table
 from headwater_rules.plan import SyncPlan

@@ -12,12 +12,12 @@ from headwater.oplog.change import Column, Relation, ReplicaIdentity
 from headwater.oplog.lsn import Lsn
 from headwater.oplog.op import bucket_key
 from headwater.oplog.transform import BucketName, RowKeys, encode_members, row_ops
-from headwater.storage.common import process_owner
-from headwater.storage.contract import SourceState
-from headwater.storage.parts import BulkRecord, CurrentRow, StagedPart, StagedTable
+from headwater.storage.contract.parts import BulkRecord, CurrentRow, StagedPart, StagedTable
+from headwater.storage.contract.store import SourceState
+from headwater.storage.contract.versions import Origin
+from headwater.storage.shared.common import process_owner
 from headwater.storage.sqlite import SqliteStore
 from headwater.storage.sqlite.stage import StageFile
-from headwater.storage.versions import Origin
 from headwater_rules.results import LookupEntry, Put
 
 SOURCE = "default"

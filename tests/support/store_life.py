@@ -13,19 +13,19 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import closing
 
+from headwater.compaction import UpkeepWork
 from headwater.oplog.lsn import Lsn
 from headwater.oplog.op import OpId, bucket_key
 from headwater.oplog.row_id import subkey_origin
 from headwater.oplog.transform import BucketName, RowKeys, decode_members, encode_members, row_ops
 from headwater.storage.address import PostgresAddress, SqliteAddress, StoreAddress
-from headwater.storage.common import process_owner
-from headwater.storage.compaction import Thrift
-from headwater.storage.contract import Flush, Progress, SourceState
+from headwater.storage.contract.compaction import open_upkeep
+from headwater.storage.contract.parts import BulkRecord, CurrentRow, PartWriter, StagedPart
+from headwater.storage.contract.store import Flush, Progress, SourceState
+from headwater.storage.contract.versions import ConfigVersion, Origin, VersionState
 from headwater.storage.open import open_part, open_store, read_rows
-from headwater.storage.parts import BulkRecord, CurrentRow, PartWriter, StagedPart
-from headwater.storage.upkeep import open_upkeep
-from headwater.storage.versions import ConfigVersion, Origin, VersionState
-from headwater.upkeep import UpkeepWork
+from headwater.storage.shared.common import process_owner
+from headwater.storage.shared.compaction import Thrift
 from headwater_rules.results import Put
 from tests.support.little_source import (
     DEFINITIONS,

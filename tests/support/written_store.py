@@ -8,18 +8,18 @@ from collections import Counter
 from collections.abc import Mapping
 from contextlib import closing
 
+from headwater.compaction import UpkeepWork
 from headwater.oplog.change import Column, Relation, ReplicaIdentity
 from headwater.oplog.lsn import Lsn
 from headwater.oplog.op import OpId, bucket_key
 from headwater.oplog.transform import BucketName, RowKeys, decode_members, encode_members, row_ops
 from headwater.storage.address import StoreAddress
-from headwater.storage.compaction import Thrift
-from headwater.storage.contract import Checkpoint, Progress, SourceState
+from headwater.storage.contract.compaction import open_upkeep
+from headwater.storage.contract.parts import BulkRecord, CurrentRow
+from headwater.storage.contract.store import Checkpoint, Progress, SourceState
+from headwater.storage.contract.versions import Origin
 from headwater.storage.open import open_part, open_reader, open_store
-from headwater.storage.parts import BulkRecord, CurrentRow
-from headwater.storage.upkeep import open_upkeep
-from headwater.storage.versions import Origin
-from headwater.upkeep import UpkeepWork
+from headwater.storage.shared.compaction import Thrift
 from headwater_rules.results import LookupEntry, Put
 from tests.support.model_device import ModelBucket, parse_ops
 

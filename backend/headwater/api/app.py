@@ -24,8 +24,8 @@ from headwater.api.reading import StoreThreads
 from headwater.api.refusals import Refusals
 from headwater.api.status import StatusRoute
 from headwater.api.stream import SyncStream
-from headwater.storage.cache import CachedReader
-from headwater.storage.contract import StoreReader
+from headwater.storage.contract.store import StoreReader
+from headwater.storage.shared.cache import CachedReader
 
 _CORS = Middleware(
     CORSMiddleware,

@@ -19,7 +19,7 @@ from headwater.api.errors import NoActiveConfigError, TooManyRequestsError
 from headwater.api.reading import StoreThreads
 from headwater.api.refusals import prove
 from headwater.oplog.lsn import Lsn
-from headwater.storage.contract import StoreReader
+from headwater.storage.contract.store import StoreReader
 from headwater.sync.request import parse_client_id, write_key
 
 MAX_WAITING = 200

@@ -12,7 +12,7 @@ from headwater.api.left_out import LeftOutMemory
 from headwater.api.reading import Reading
 from headwater.errors import HeadwaterError, Kind
 from headwater.oplog.op import OpId
-from headwater.storage.contract import StoredConfig, WriteCheckpoint
+from headwater.storage.contract.store import StoredConfig, WriteCheckpoint
 from headwater.sync.interest import Interest, News, reached
 from headwater.sync.request import StreamRequest
 from headwater.sync.session import Line, Session, View

@@ -9,7 +9,7 @@ from functools import lru_cache
 from headwater.api.codings import GZIP, IDENTITY, ZSTD, Coding, Piece
 from headwater.api.errors import NotAcceptableError
 from headwater.oplog.op import OpId
-from headwater.storage.contract import Chunk
+from headwater.storage.contract.store import Chunk
 from headwater.sync import lines
 
 SMALL = 4096
@@ -20,7 +20,7 @@ _IDENTITY_WEIGHT = 1e-9  # of lines as they are, if not asked for: taken, but li
 
 @dataclass(frozen=True, slots=True)
 class DataForm:
-    """The form of `storage.cache` in which a stream takes chunks: a data line, in its coding unless it is a small one,
+    """The form of `shared.cache` in which a stream takes chunks: a data line, in its coding unless it is a small one,
     which is better compressed together with its neighbours."""
 
     coding: Coding

@@ -15,7 +15,7 @@ from headwater.api.status import health_of
 from headwater.errors import HeadwaterError
 from headwater.replication.health.model import Health, State
 from headwater.source.health import SlotHealth
-from headwater.storage.contract import StoreReader
+from headwater.storage.contract.store import StoreReader
 
 _log = logging.getLogger(__name__)
 

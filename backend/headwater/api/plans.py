@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass
 
-from headwater.storage.contract import StoredConfig
+from headwater.storage.contract.store import StoredConfig
 from headwater_rules.compiler.compile import compile_config
 from headwater_rules.evaluate.requests import resolve
 from headwater_rules.plan import SyncPlan

@@ -17,8 +17,7 @@ from headwater.api.codings import Piece
 from headwater.api.encoding import DataForm
 from headwater.api.errors import NoActiveConfigError
 from headwater.oplog.op import OpId
-from headwater.storage.cache import CachedReader, Written
-from headwater.storage.contract import (
+from headwater.storage.contract.store import (
     BucketMarks,
     BucketTotal,
     Checkpoint,
@@ -27,6 +26,7 @@ from headwater.storage.contract import (
     Touched,
     WriteCheckpoint,
 )
+from headwater.storage.shared.cache import CachedReader, Written
 from headwater.sync.session import Download
 
 SHARED_JOBS = 64

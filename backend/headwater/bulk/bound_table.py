@@ -14,7 +14,7 @@ from headwater.decode.copytext import split_line
 from headwater.decode.values import row_converter
 from headwater.oplog.change import Relation
 from headwater.oplog.transform import Member, RowProgram, TableTransform, decode_members, expected_members
-from headwater.storage.parts import CurrentRow
+from headwater.storage.contract.parts import CurrentRow
 from headwater_rules.evaluate.rows import TableProgram, bind_table
 from headwater_rules.plan import SyncPlan, Value
 from headwater_rules.results import LookupEntry, Put, RowResult

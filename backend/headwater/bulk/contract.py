@@ -10,7 +10,7 @@ from headwater.errors import HeadwaterError, Kind
 from headwater.source.catalog import PublishedTable
 from headwater.source.connect import SourceSettings
 from headwater.storage.address import StoreAddress
-from headwater.storage.contract import StoredTable
+from headwater.storage.contract.store import StoredTable
 from headwater_rules.plan import SyncPlan
 
 

@@ -17,7 +17,7 @@ from headwater.bulk.contract import (
     VerifyJob,
     VerifyOutcome,
 )
-from headwater.storage.parts import BulkOutcome
+from headwater.storage.contract.parts import BulkOutcome
 
 Report = Callable[[BulkProgress], None]
 Stop = threading.Event | None

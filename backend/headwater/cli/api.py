@@ -13,8 +13,8 @@ from headwater.api.plans import RequestLimits
 from headwater.api.server import serve_app
 from headwater.config import ConfigError, ServiceConfig
 from headwater.source.head import SourceHead
+from headwater.storage.contract.versions import OwnConfig
 from headwater.storage.open import open_reader
-from headwater.storage.versions import OwnConfig
 from headwater_rules.compiler.compile import compile_config
 from headwater_rules.errors import RuleErrors
 from headwater_rules.versions import sides

@@ -9,14 +9,14 @@ import time
 import click
 
 from headwater.cli.rules.store import existing_store
+from headwater.compaction import LARGE_OPS, Summary, UpkeepWork, selected, shared
 from headwater.config import ServiceConfig
 from headwater.errors import HeadwaterError
 from headwater.oplog.op import OpId
-from headwater.storage.common import process_owner
-from headwater.storage.compaction import Thrift
-from headwater.storage.contract import LeaseHeldError
-from headwater.storage.upkeep import BucketState, UpkeepStore, open_upkeep
-from headwater.upkeep import LARGE_OPS, Summary, UpkeepWork, selected, shared
+from headwater.storage.contract.compaction import BucketState, UpkeepStore, open_upkeep
+from headwater.storage.contract.store import LeaseHeldError
+from headwater.storage.shared.common import process_owner
+from headwater.storage.shared.compaction import Thrift
 
 _LINE_SECONDS = 5.0
 _PATIENCE = 300.0

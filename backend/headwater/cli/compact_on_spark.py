@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from headwater.compaction import Share, Summary, compact_share
 from headwater.pipeline.engine import Engine, persistently
-from headwater.upkeep import Share, Summary, compact_share
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,8 +20,8 @@ class ShareTask:
 
 
 class SparkCompaction:
-    """See `upkeep.Elsewhere`. A share whose task fails is tried again by Spark, and all of them if it is Spark that
-    ended: their steps are good by themselves."""
+    """See `compaction.work.Elsewhere`. A share whose task fails is tried again by Spark, and all of them if it is Spark
+    that ended: their steps are good by themselves."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine

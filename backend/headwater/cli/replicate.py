@@ -11,14 +11,14 @@ from headwater.cli.await_source import wait_for_source
 from headwater.cli.compact_on_spark import SparkCompaction
 from headwater.cli.own_rules import own_rules
 from headwater.cli.progress import BulkProgressDisplay
+from headwater.compaction import Upkeep
 from headwater.config import ServiceConfig
 from headwater.pipeline.jobs import BulkJobs
 from headwater.pipeline.session import Spark
 from headwater.pipeline.spark_engine import SparkEngine
 from headwater.replication.replicator import Replicator
-from headwater.storage.common import process_owner
 from headwater.storage.open import open_store
-from headwater.upkeep import Upkeep
+from headwater.storage.shared.common import process_owner
 from headwater_rules.plan import TablePattern
 
 _log = logging.getLogger(__name__)

@@ -17,9 +17,9 @@ from headwater.errors import HeadwaterError
 from headwater.oplog.lsn import format_lsn, parse_lsn
 from headwater.replication.scheduler import AUDIT, RESYNC
 from headwater.replication.stream.intake import SKIP
-from headwater.storage.contract import StoreBusyError, StoreReader
+from headwater.storage.contract.requests import Request, RequestState
+from headwater.storage.contract.store import StoreBusyError, StoreReader
 from headwater.storage.open import Store, open_reader
-from headwater.storage.requests import Request, RequestState
 
 _PAUSE = 0.2
 _NOBODY = "no replicator is running; it is done once one does (`headwater serve`)"

@@ -26,8 +26,17 @@ from headwater.pipeline.archive_files import (
 from headwater.pipeline.engine import Engine, Job, Result, Task, persistently
 from headwater.pipeline.progress import ProgressReporter, TaskProgress
 from headwater.storage.address import StoreAddress
-from headwater.storage.archive import ArchiveError, DumpPart, DumpView, Load, check_empty, dump, load, load_rows
-from headwater.storage.seal import seal_note, seal_store, unseal_store
+from headwater.storage.contract.archive import (
+    ArchiveError,
+    DumpPart,
+    DumpView,
+    Load,
+    check_empty,
+    dump,
+    load,
+    load_rows,
+)
+from headwater.storage.contract.seal import seal_note, seal_store, unseal_store
 
 Report = Callable[[BulkProgress], None]
 

@@ -16,7 +16,7 @@ import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from headwater.storage.archive import DATASETS, ArchiveError, DumpPart, DumpView, Row, StoreState, read_part
+from headwater.storage.contract.archive import DATASETS, ArchiveError, DumpPart, DumpView, Row, StoreState, read_part
 
 MANIFEST = "manifest.json"
 FORMAT = 1

@@ -26,9 +26,9 @@ from headwater.oplog.row_id import IdentityKind, RowIdentity, content_id
 from headwater.pipeline.partition import Partition, read_lines
 from headwater.pipeline.progress import TaskProgress
 from headwater.source.connect import source_errors
-from headwater.storage.contract import StoredTable
+from headwater.storage.contract.parts import CurrentRow
+from headwater.storage.contract.store import StoredTable
 from headwater.storage.open import read_rows
-from headwater.storage.parts import CurrentRow
 
 _hash = xxhash.xxh3_64_intdigest
 _63_BITS = 0x7FFFFFFFFFFFFFFF

@@ -11,7 +11,7 @@ from typing import Protocol, TypeVar
 from headwater.bulk.contract import CompareJob, Difference, EngineLostError, TableChangedError
 from headwater.errors import MachineError
 from headwater.pipeline.compare import RowsTask
-from headwater.storage.contract import StoreBusyError, StoreError, StoreUnreachableError
+from headwater.storage.contract.store import StoreBusyError, StoreError, StoreUnreachableError
 
 Job = TypeVar("Job")
 JobT_co = TypeVar("JobT_co", covariant=True)

@@ -34,7 +34,7 @@ from headwater.pipeline.verify import verify_store
 from headwater.pipeline.verify_tasks import StandingTask
 from headwater.source.connect import SourceSettings
 from headwater.source.sizes import measured
-from headwater.storage.parts import BulkOutcome
+from headwater.storage.contract.parts import BulkOutcome
 
 Read = TypeVar("Read", SnapshotTable, CompareTable)
 Report = Callable[[BulkProgress], None]

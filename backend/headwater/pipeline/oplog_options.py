@@ -11,7 +11,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from headwater.errors import HeadwaterError
 from headwater.storage.address import PostgresAddress, SqliteAddress, StoreAddress
-from headwater.storage.history import HistoryFilter
+from headwater.storage.contract.history import HistoryFilter
 
 EARLIEST, LATEST = "earliest", "latest"
 

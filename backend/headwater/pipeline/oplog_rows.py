@@ -11,7 +11,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import LongType, StringType, StructField, StructType, TimestampType
 
 from headwater.oplog.lsn import format_lsn
-from headwater.storage.history import FlushRange, HistoryOp
+from headwater.storage.contract.history import FlushRange, HistoryOp
 
 OPS = StructType(
     [

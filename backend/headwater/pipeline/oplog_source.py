@@ -23,7 +23,7 @@ from headwater.errors import HeadwaterError
 from headwater.oplog.op import OpId
 from headwater.pipeline.oplog_options import EARLIEST, LATEST, OplogOptionError, OplogOptions, read_options
 from headwater.pipeline.oplog_rows import OPS, SNAPSHOT, Origins, arrow_rows
-from headwater.storage.history import (
+from headwater.storage.contract.history import (
     FlushRange,
     HistoryLimits,
     Slice,

@@ -33,8 +33,8 @@ from headwater.pipeline.progress import TaskProgress
 from headwater.source.catalog import fingerprint_of
 from headwater.source.connect import SourceSettings, connect, source_errors
 from headwater.source.leaves import Leaf
+from headwater.storage.contract.parts import CurrentRow, PartWriter, StagedPart
 from headwater.storage.open import open_part
-from headwater.storage.parts import CurrentRow, PartWriter, StagedPart
 from headwater_rules.results import LookupEntry
 
 BATCH_ROWS = 5_000

@@ -20,8 +20,8 @@ from headwater.oplog.row_id import IdentityKind, RowIdentity, content_id, copy_i
 from headwater.oplog.transform import rekeyed_members
 from headwater.pipeline.partition import CountedCopies
 from headwater.pipeline.progress import TaskProgress
+from headwater.storage.contract.parts import CurrentRow, PlacedRow, StagedPart
 from headwater.storage.open import open_part, read_rows
-from headwater.storage.parts import CurrentRow, PlacedRow, StagedPart
 from headwater_rules.results import LookupEntry
 
 _PAGE_ROWS = 2_000

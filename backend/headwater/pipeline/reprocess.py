@@ -15,9 +15,9 @@ from headwater.oplog.limits import REFUSED_NAMED, is_stub, left_out_of, op_refus
 from headwater.oplog.op import bucket_key
 from headwater.oplog.transform import BucketName, DraftOp, decode_members
 from headwater.pipeline.progress import TaskProgress
-from headwater.storage.contract import StoredTable
+from headwater.storage.contract.parts import CurrentRow, PartWriter, PlacedRow, StagedPart
+from headwater.storage.contract.store import StoredTable
 from headwater.storage.open import open_part, read_rows
-from headwater.storage.parts import CurrentRow, PartWriter, PlacedRow, StagedPart
 from headwater_rules.results import LookupEntry, Put
 
 PAGE_ROWS = 20_000

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from headwater.bulk.contract import BrokenBucket, BrokenLookups, TableChangedError, VerifyJob, VerifyOutcome
 from headwater.pipeline.engine import Run
 from headwater.pipeline.verify_tasks import HistoryFound, HistoryTask, LoneLookupsTask, MembersTask, RowsFound
-from headwater.storage.verify import MODULUS, NOT_THE_ROWS, NOT_THERE, changed_parts, open_verify
+from headwater.storage.contract.verify import MODULUS, NOT_THE_ROWS, NOT_THERE, changed_parts, open_verify
 
 OPS_A_TASK = 200_000
 _PARTS = 1 << 12

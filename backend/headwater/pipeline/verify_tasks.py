@@ -11,9 +11,9 @@ from headwater.bulk.contract import BrokenBucket, VerifyJob, VerifyTable
 from headwater.decode.errors import DecodeError
 from headwater.oplog.transform import decode_members
 from headwater.pipeline.progress import TaskProgress
-from headwater.storage.contract import StoredTable
-from headwater.storage.parts import PlacedRow
-from headwater.storage.verify import MODULUS, VerifyReader, examine, open_verify, row_entries
+from headwater.storage.contract.parts import PlacedRow
+from headwater.storage.contract.store import StoredTable
+from headwater.storage.contract.verify import MODULUS, VerifyReader, examine, open_verify, row_entries
 from headwater_rules.results import LookupEntry
 
 

@@ -31,7 +31,7 @@ from headwater.source.slot import (
     slot_name,
     slot_status,
 )
-from headwater.storage.contract import Lease
+from headwater.storage.contract.store import Lease
 from headwater.storage.open import Store
 
 _log = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ from headwater.oplog.lsn import ZERO, Lsn
 from headwater.replication.errors import PoisonError, SchemaChangedError
 from headwater.source.catalog import PublicationUnusable
 from headwater.source.slot import SlotLostError
-from headwater.storage.contract import LeaseLostError
+from headwater.storage.contract.store import LeaseLostError
 
 _FIRST_DELAY, _LONGEST_DELAY = 0.25, 30.0
 _LONGEST_ADAPTING = 1.0  # several changes of tables in a row are no reason to let all others wait

@@ -37,7 +37,7 @@ from headwater.source.checks import unseen_findings
 from headwater.source.connect import SharedConnection, SourceSettings, source_errors
 from headwater.source.fetch import RowFetcher
 from headwater.source.stream import ReplicationStream
-from headwater.storage.contract import (
+from headwater.storage.contract.store import (
     Lease,
     LeaseHeldError,
     LeaseLostError,
@@ -48,8 +48,8 @@ from headwater.storage.contract import (
     StoreUnreachableError,
     StoreWriter,
 )
+from headwater.storage.contract.versions import KEEP_STOPPED_SECONDS, VersionState
 from headwater.storage.open import Store
-from headwater.storage.versions import KEEP_STOPPED_SECONDS, VersionState
 from headwater_rules.compiler.compile import compile_config
 from headwater_rules.errors import RuleErrors
 from headwater_rules.plan import SyncPlan

@@ -31,7 +31,7 @@ from headwater.source.slot import (
     system_identity,
     timeline_ends,
 )
-from headwater.storage.contract import Lease, SourceState, StoredTable
+from headwater.storage.contract.store import Lease, SourceState, StoredTable
 from headwater.storage.open import Store
 from headwater_rules.plan import SyncPlan
 

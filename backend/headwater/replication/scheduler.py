@@ -23,15 +23,15 @@ from headwater.replication.sampling.audit import Sampling, SamplingSettings
 from headwater.replication.stream.intake import SKIP, PoisonBook
 from headwater.replication.tables.changes import LOCKED, REDEFINED, REKEYED, REPLACED
 from headwater.replication.versions import RETIRED_AT_ONCE, forget_half_built, in_state, in_use, plan_of
-from headwater.storage.contract import (
+from headwater.storage.contract.requests import Request, RequestState
+from headwater.storage.contract.store import (
     LeaseLostError,
     PartLostError,
     StoreBusyError,
     StoreError,
     StoreUnreachableError,
 )
-from headwater.storage.requests import Request, RequestState
-from headwater.storage.versions import ConfigVersion, VersionState
+from headwater.storage.contract.versions import ConfigVersion, VersionState
 from headwater_rules.errors import RuleErrors
 from headwater_rules.plan import SyncPlan
 from headwater_rules.versions import sides

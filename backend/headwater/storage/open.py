@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Protocol
 
 from headwater.storage.address import PostgresAddress, SqliteAddress, StoreAddress
-from headwater.storage.contract import StoreReader, StoreWriter
-from headwater.storage.loading import BATCH_BYTES
-from headwater.storage.parts import PartWriter, PlacedRow
-from headwater.storage.requests import RequestStore
-from headwater.storage.versions import OwnConfig, VersionStore
+from headwater.storage.contract.parts import PartWriter, PlacedRow
+from headwater.storage.contract.requests import RequestStore
+from headwater.storage.contract.store import StoreReader, StoreWriter
+from headwater.storage.contract.versions import OwnConfig, VersionStore
+from headwater.storage.shared.loading import BATCH_BYTES
 
 
 class Store(StoreWriter, VersionStore, RequestStore, Protocol):

@@ -11,7 +11,7 @@ from math import ceil
 import orjson
 
 from headwater.oplog.op import OpId
-from headwater.storage.contract import BucketTotal, Chunk
+from headwater.storage.contract.store import BucketTotal, Chunk
 from headwater_rules.results import ResolvedBucket, StreamStatus
 
 

@@ -11,7 +11,7 @@ import orjson
 
 from headwater.errors import HeadwaterError, Kind
 from headwater.oplog.op import OpId
-from headwater.storage.write_key import user_in_key
+from headwater.storage.shared.write_key import user_in_key
 from headwater_rules.results import Subscription
 
 MAX_NESTING = 100

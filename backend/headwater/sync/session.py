@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from headwater.oplog.op import OpId
-from headwater.storage.contract import BucketTotal, Chunk
+from headwater.storage.contract.store import BucketTotal, Chunk
 from headwater.sync import lines
 from headwater_rules.results import Resolution, ResolvedBucket
 

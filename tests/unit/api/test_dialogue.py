@@ -14,8 +14,8 @@ from headwater.api.left_out import LeftOutMemory
 from headwater.api.reading import open_reading
 from headwater.oplog.lsn import Lsn
 from headwater.oplog.op import OpId
-from headwater.storage.cache import CachedReader
-from headwater.storage.contract import StoredConfig
+from headwater.storage.contract.store import StoredConfig
+from headwater.storage.shared.cache import CachedReader
 from headwater.sync.interest import Interests, News, anything
 from headwater.sync.request import StreamRequest
 from headwater_rules.results import LookupReader, Resolution, ResolvedBucket, SyncRequest

@@ -16,7 +16,7 @@ from headwater.api.codings import GZIP, IDENTITY, ZSTD, Coding, joined_crc
 from headwater.api.encoding import SMALL, DataForm, Pieces, choose_coding
 from headwater.api.errors import NotAcceptableError
 from headwater.oplog.op import OpId
-from headwater.storage.contract import Chunk
+from headwater.storage.contract.store import Chunk
 
 Decoder = Callable[[bytes], bytes]
 

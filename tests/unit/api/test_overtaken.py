@@ -14,8 +14,8 @@ from headwater.api.dialogue import Batch, Dialogue
 from headwater.api.left_out import LeftOutMemory
 from headwater.api.reading import open_reading
 from headwater.oplog.op import OpId
-from headwater.storage.cache import CachedReader
-from headwater.storage.contract import BucketTotal, Chunk, StoredConfig
+from headwater.storage.contract.store import BucketTotal, Chunk, StoredConfig
+from headwater.storage.shared.cache import CachedReader
 from headwater.sync.interest import News
 from headwater.sync.request import StreamRequest
 from headwater.sync.session import Download, Line, Session, View

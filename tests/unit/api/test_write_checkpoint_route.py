@@ -12,7 +12,7 @@ from headwater.api.errors import NoActiveConfigError, TooManyRequestsError
 from headwater.api.reading import StoreThreads
 from headwater.oplog.lsn import Lsn
 from headwater.source.connect import SourceUnreachable
-from headwater.storage.cache import CachedReader
+from headwater.storage.shared.cache import CachedReader
 from tests.support.fix_api import Endpoint, PlayedHead, running
 from tests.support.memory_store import MemoryStore
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from headwater.storage.address import SqliteAddress
-from headwater.storage.upkeep import open_upkeep
+from headwater.storage.contract.compaction import open_upkeep
 from tests.support import store_checker
 from tests.support.command import headwater, headwater_here
 from tests.support.written_store import WrittenStore

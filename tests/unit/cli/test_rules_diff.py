@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from headwater.cli.rules.estimate import SAMPLE_PAGE, Tally
+from headwater.storage.contract.stats import definition_stats
 from headwater.storage.open import open_reader
-from headwater.storage.stats import definition_stats
 from headwater_rules.compiler.compile import compile_config
 from tests.support.command import Outcome
 from tests.support.model_device import parse_ops

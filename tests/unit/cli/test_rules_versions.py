@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from headwater.storage.versions import Origin, VersionState
+from headwater.storage.contract.versions import Origin, VersionState
 from tests.support.command import Outcome, command, environment
 from tests.support.ruled_configs import PROJECTION_EDITED, REQUEST_EDITED, SERVED, STREAM_ADDED, WRONG
 from tests.support.ruled_store import RuledStore, write_config

@@ -9,8 +9,8 @@ from typing import Any
 
 from headwater.oplog.limits import ROW_LIMIT, stored_line
 from headwater.oplog.lsn import Lsn
-from headwater.storage.contract import Progress
-from headwater.storage.parts import CurrentRow
+from headwater.storage.contract.parts import CurrentRow
+from headwater.storage.contract.store import Progress
 from tests.support.command import Outcome
 from tests.support.ruled_configs import LISTS, SERVED, TODOS
 from tests.support.ruled_store import SOURCE, RuledStore, write_config

@@ -26,8 +26,8 @@ from headwater.source.catalog import PublishedTable
 from headwater.source.connect import SourceSettings
 from headwater.source.leaves import Leaf
 from headwater.storage.address import SqliteAddress
-from headwater.storage.contract import StoredTable
-from headwater.storage.parts import CurrentRow, PlacedRow
+from headwater.storage.contract.parts import CurrentRow, PlacedRow
+from headwater.storage.contract.store import StoredTable
 from tests.support.local_bulk import LocalRun
 
 IDENTITIES = {"keyed": ReplicaIdentity.DEFAULT, "full": ReplicaIdentity.FULL, "nothing": ReplicaIdentity.NOTHING}

@@ -16,7 +16,7 @@ from headwater.replication.recovery import Recovery
 from headwater.source.catalog import PublicationUnusable
 from headwater.source.connect import SourceUnreachable
 from headwater.source.slot import SlotError, SlotLostError
-from headwater.storage.contract import LeaseLostError
+from headwater.storage.contract.store import LeaseLostError
 
 AWAY = SourceUnreachable("the source does not answer", "db:5432")
 CHANGED = SchemaChangedError("another shape", "public.notes")

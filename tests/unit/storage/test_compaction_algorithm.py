@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headwater.oplog.op import CLEAR_BODY, content_digest, finished_op, put_body, remove_body
-from headwater.storage import compaction
-from headwater.storage.compaction import Cut, Sealer, Survey, Thrift
+from headwater.storage.shared import compaction
+from headwater.storage.shared.compaction import Cut, Sealer, Survey, Thrift
 from tests.support.model_device import ModelBucket, parse_ops
 
 NO_LIMIT = Thrift(spare=0, budget=1 << 40, price=1e9, least=1)

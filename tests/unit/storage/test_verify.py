@@ -6,7 +6,15 @@ import pytest
 import zstandard
 
 from headwater.oplog.op import content_digest, finished_op, put_body, put_checksum, remove_body
-from headwater.storage.verify import DamageError, ReadOp, StoredSegment, cut_keys, entry_hash, read_op, segment_ops
+from headwater.storage.contract.verify import (
+    DamageError,
+    ReadOp,
+    StoredSegment,
+    cut_keys,
+    entry_hash,
+    read_op,
+    segment_ops,
+)
 
 DATA = '{"id":"7","text":"it\\n is \\"ß\\""}'
 DIGEST = content_digest("todos", "7", DATA)

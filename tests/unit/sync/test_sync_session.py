@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headwater.oplog.op import OpId
-from headwater.storage.contract import BucketTotal, Chunk
+from headwater.storage.contract.store import BucketTotal, Chunk
 from headwater.sync import lines
 from headwater.sync.session import INTERRUPTIBLE_AFTER, Download, Line, Session, View
 from headwater_rules.results import Resolution, ResolvedBucket, StreamStatus

@@ -16,7 +16,7 @@ from headwater.cli.rules.store import existing_store, served, when
 from headwater.cli.rules.sync_config import compile_rules, read_rules, to_json
 from headwater.cli.rules.words import count, per_bucket, size
 from headwater.config import ServiceConfig
-from headwater.storage.stats import DefinitionStats, definition_stats, store_exists
+from headwater.storage.contract.stats import DefinitionStats, definition_stats, store_exists
 from headwater_rules.describe.per_row import BucketPerRow, buckets_per_row
 from headwater_rules.errors import RuleError
 from headwater_rules.plan import ConversionOptions, SyncPlan

@@ -24,7 +24,7 @@ from headwater.oplog.op import put_body
 from headwater.oplog.row_id import row_subkey
 from headwater.source.catalog import load_types
 from headwater.source.connect import SourceSettings, connect
-from headwater.storage.contract import StoredTable
+from headwater.storage.contract.store import StoredTable
 from headwater.storage.open import Store, read_rows
 from headwater_rules.evaluate.rows import TableProgram, bind_table
 from headwater_rules.plan import SyncPlan, TablePattern

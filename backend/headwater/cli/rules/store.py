@@ -8,9 +8,9 @@ from datetime import datetime
 
 from headwater.config import ServiceConfig
 from headwater.errors import HeadwaterError
+from headwater.storage.contract.stats import store_exists
+from headwater.storage.contract.versions import ConfigVersion, VersionState
 from headwater.storage.open import Store, open_store
-from headwater.storage.stats import store_exists
-from headwater.storage.versions import ConfigVersion, VersionState
 
 
 class NoStoreError(HeadwaterError):

@@ -15,9 +15,9 @@ from headwater.cli.rules.sync_config import compile_rules, read_rules, to_json
 from headwater.cli.watch_request import WaitDisplay
 from headwater.config import ServiceConfig
 from headwater.errors import HeadwaterError
-from headwater.storage.contract import StoreBusyError, StoreReader
+from headwater.storage.contract.store import StoreBusyError, StoreReader
+from headwater.storage.contract.versions import ConfigVersion, Origin, VersionState
 from headwater.storage.open import Store, open_reader
-from headwater.storage.versions import ConfigVersion, Origin, VersionState
 from headwater_rules.errors import RuleErrors
 from headwater_rules.plan import SyncPlan
 from headwater_rules.versions import check_names

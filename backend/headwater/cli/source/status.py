@@ -26,10 +26,10 @@ from headwater.source.finding import Finding
 from headwater.source.health import SlotHealth, slot_findings, slot_health
 from headwater.source.slot import slot_name
 from headwater.source.triggers import triggers_on
-from headwater.storage.contract import SourceState, StoredTable
+from headwater.storage.contract.parts import BulkRecord
+from headwater.storage.contract.stats import store_exists
+from headwater.storage.contract.store import SourceState, StoredTable
 from headwater.storage.open import open_reader, open_store
-from headwater.storage.parts import BulkRecord
-from headwater.storage.stats import store_exists
 from headwater_rules.plan import TablePattern
 
 

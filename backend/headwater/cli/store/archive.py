@@ -15,7 +15,7 @@ from headwater.pipeline.archive import export_store, import_store
 from headwater.pipeline.archive_files import Manifest
 from headwater.pipeline.session import Spark
 from headwater.pipeline.spark_engine import SparkEngine
-from headwater.storage.seal import unseal_store
+from headwater.storage.contract.seal import unseal_store
 
 
 def export_to(config: ServiceConfig, directory: Path, *, seal: bool) -> None:

@@ -14,15 +14,15 @@ import orjson
 from headwater.bulk.contract import TableLockedError
 from headwater.cli.rules.store import existing_store
 from headwater.cli.rules.words import count, size
+from headwater.compaction.forgetting import BucketFindings, Forgetter, by_bucket, look
 from headwater.config import ServiceConfig
 from headwater.errors import HeadwaterError, Kind
 from headwater.source.catalog import published_tables
 from headwater.source.connect import connect
 from headwater.source.search import has_row, has_text
 from headwater.storage.address import PostgresAddress, StoreAddress
-from headwater.storage.common import process_owner
-from headwater.storage.contract import Lease, LeaseHeldError, StoredTable
-from headwater.storage.forget import (
+from headwater.storage.contract.compaction import UpkeepStore, open_upkeep
+from headwater.storage.contract.forget import (
     LEAST_TEXT,
     ForgetStore,
     FoundText,
@@ -33,9 +33,9 @@ from headwater.storage.forget import (
     SoughtText,
     open_forget,
 )
+from headwater.storage.contract.store import Lease, LeaseHeldError, StoredTable
 from headwater.storage.open import Store
-from headwater.storage.upkeep import UpkeepStore, open_upkeep
-from headwater.upkeep.forgetting import BucketFindings, Forgetter, by_bucket, look
+from headwater.storage.shared.common import process_owner
 
 _LEASE_SECONDS = 600.0  # writing the files anew can take long, and nothing is renewed meanwhile
 _LEASE_PATIENCE = 300.0

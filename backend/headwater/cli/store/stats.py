@@ -13,8 +13,8 @@ from headwater.cli.rules.store import existing_store, when
 from headwater.cli.rules.words import count, size
 from headwater.config import ServiceConfig
 from headwater.oplog.lsn import format_lsn
-from headwater.storage.stats import BucketStats, StoreStats, TableStats, store_stats
-from headwater.storage.versions import ConfigVersion, VersionState
+from headwater.storage.contract.stats import BucketStats, StoreStats, TableStats, store_stats
+from headwater.storage.contract.versions import ConfigVersion, VersionState
 from headwater_rules.compiler.compile import compile_config
 from headwater_rules.errors import RuleErrors
 from headwater_rules.versions import sides

@@ -24,7 +24,7 @@ from headwater.source.connect import SourceSettings, connect
 from headwater.source.finding import Finding
 from headwater.source.head import ping_statement
 from headwater.source.health import SourceHealth, look
-from headwater.storage.contract import Lease
+from headwater.storage.contract.store import Lease
 from headwater.storage.open import Store, open_store
 from headwater_rules.plan import TablePattern
 

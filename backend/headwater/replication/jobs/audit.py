@@ -16,7 +16,7 @@ from headwater.replication.jobs.background import Background
 from headwater.replication.jobs.context import Site
 from headwater.replication.jobs.rebuild import Rebuild, repair_lookups, verify_job
 from headwater.replication.jobs.resync import Order, Resync
-from headwater.storage.parts import BulkRecord
+from headwater.storage.contract.parts import BulkRecord
 
 _log = logging.getLogger(__name__)
 

@@ -16,9 +16,9 @@ from headwater.bulk.contract import BulkProgress, ReprocessJob, ReprocessTable
 from headwater.replication.jobs.background import Background
 from headwater.replication.jobs.context import Site
 from headwater.replication.jobs.resync import Order, Resync
-from headwater.storage.contract import StoredTable
-from headwater.storage.parts import BulkOutcome, BulkRecord, StagedPart
-from headwater.storage.versions import ConfigVersion
+from headwater.storage.contract.parts import BulkOutcome, BulkRecord, StagedPart
+from headwater.storage.contract.store import StoredTable
+from headwater.storage.contract.versions import ConfigVersion
 from headwater_rules.plan import SyncPlan, TablePattern
 from headwater_rules.versions import check_names, sides, tables_of, without
 

@@ -22,7 +22,7 @@ from headwater.replication.stream.lacking import completed
 from headwater.replication.stream.touches import TableTouches
 from headwater.replication.tables.generated import filled
 from headwater.replication.tables.live import FullCells, LiveTable
-from headwater.storage.parts import CurrentRow
+from headwater.storage.contract.parts import CurrentRow
 
 _FEWEST, _MOST = 100, 2_000
 _SECONDS = 0.03

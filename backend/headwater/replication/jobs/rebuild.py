@@ -19,10 +19,10 @@ from headwater.oplog.transform import BucketName, DraftOp, decode_members, with_
 from headwater.replication.jobs.background import Background
 from headwater.replication.jobs.context import Site
 from headwater.replication.tables.live import FullCells, LiveTable
-from headwater.storage.contract import Flush, Progress
-from headwater.storage.loading import loaded_rows
-from headwater.storage.parts import BulkRecord, CurrentRow
-from headwater.storage.verify import open_verify
+from headwater.storage.contract.parts import BulkRecord, CurrentRow
+from headwater.storage.contract.store import Flush, Progress
+from headwater.storage.contract.verify import open_verify
+from headwater.storage.shared.loading import loaded_rows
 from headwater_rules.plan import SyncPlan
 
 _log = logging.getLogger(__name__)

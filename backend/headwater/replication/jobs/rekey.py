@@ -15,8 +15,8 @@ from headwater.bulk.contract import BulkProgress, RekeyJob
 from headwater.replication.jobs.background import Background
 from headwater.replication.jobs.context import Site
 from headwater.replication.tables.changes import LOST, REPLACED
-from headwater.storage.contract import StoredTable
-from headwater.storage.parts import BulkOutcome, BulkRecord, StagedPart
+from headwater.storage.contract.parts import BulkOutcome, BulkRecord, StagedPart
+from headwater.storage.contract.store import StoredTable
 from headwater_rules.plan import SyncPlan
 
 _log = logging.getLogger(__name__)

@@ -36,8 +36,8 @@ from headwater.source.catalog import PublishedTable
 from headwater.source.connect import connect
 from headwater.source.head import ping_statement
 from headwater.source.slot import SnapshotKeeper, end_reader, temporary_slot_name
-from headwater.storage.contract import StoredTable
-from headwater.storage.parts import BulkRecord
+from headwater.storage.contract.parts import BulkRecord
+from headwater.storage.contract.store import StoredTable
 from headwater_rules.plan import SyncPlan
 
 _log = logging.getLogger(__name__)

@@ -26,8 +26,8 @@ from headwater.replication.sampling.checks import BucketWalk, RowCheck, Sums
 from headwater.replication.sampling.source_probe import Probing
 from headwater.replication.tables.live import LiveTable
 from headwater.source.catalog import PublishedTable
-from headwater.storage.contract import LeaseLostError, StoreWriter
-from headwater.storage.verify import ALL_KEYS, VerifyReader, open_verify
+from headwater.storage.contract.store import LeaseLostError, StoreWriter
+from headwater.storage.contract.verify import ALL_KEYS, VerifyReader, open_verify
 from headwater_rules.plan import SyncPlan
 
 _log = logging.getLogger(__name__)

@@ -11,8 +11,8 @@ from headwater.decode.errors import DecodeError
 from headwater.oplog.limits import is_stub, stored_line
 from headwater.oplog.transform import decode_members, expected_members
 from headwater.replication.tables.live import LiveTable
-from headwater.storage.parts import CurrentRow, PlacedRow
-from headwater.storage.verify import (
+from headwater.storage.contract.parts import CurrentRow, PlacedRow
+from headwater.storage.contract.verify import (
     MODULUS,
     MOST_ROWS,
     NOT_THE_ROWS,

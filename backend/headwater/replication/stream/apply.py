@@ -42,9 +42,9 @@ from headwater.replication.tables.schema_watch import SchemaWatch
 from headwater.source.fetch import RowFetcher
 from headwater.source.generated import NotComputedLockedError
 from headwater.source.triggers import is_hint
-from headwater.storage.contract import Flush, Lease, Progress, StoredTable, StoreWriter
-from headwater.storage.loading import loaded_rows
-from headwater.storage.parts import CurrentRow
+from headwater.storage.contract.parts import CurrentRow
+from headwater.storage.contract.store import Flush, Lease, Progress, StoredTable, StoreWriter
+from headwater.storage.shared.loading import loaded_rows
 from headwater_rules.plan import SyncPlan
 
 _log = logging.getLogger(__name__)

@@ -32,8 +32,8 @@ from headwater.replication.stream.contents import content_of
 from headwater.replication.stream.lacking import Lacking
 from headwater.replication.tables.generated import Fill, filled
 from headwater.replication.tables.live import FullCells, LiveTable
-from headwater.storage.contract import Flush
-from headwater.storage.parts import CurrentRow
+from headwater.storage.contract.parts import CurrentRow
+from headwater.storage.contract.store import Flush
 from headwater_rules.results import RowResult
 
 _UNKNOWN: FullCells = ("too large to be kept",)

@@ -12,7 +12,7 @@ from headwater.replication.tables.live import LiveContext, LiveTable
 from headwater.replication.tables.reshape import Reshape, as_kept, reshape
 from headwater.replication.tables.roots import is_root
 from headwater.source.shape import files
-from headwater.storage.contract import StoredTable
+from headwater.storage.contract.store import StoredTable
 
 
 class Followed:

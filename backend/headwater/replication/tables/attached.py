@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from headwater.oplog.row_id import IdentityKind, RowIdentity
 from headwater.source.catalog import PublishedTable
-from headwater.storage.contract import StoredTable
+from headwater.storage.contract.store import StoredTable
 
 ATTACHED = "partitions were attached: "
 """How the reason begins for which only some partitions of a table are compared with the source. It names them."""

@@ -19,7 +19,7 @@ from headwater.oplog.transform import DraftOp, RowKeys, decode_members, row_ops
 from headwater.replication.tables.attached import attach_reason
 from headwater.replication.tables.live import LiveContext, LiveTable
 from headwater.source.catalog import PublishedTable
-from headwater.storage.contract import Flush, Lease, Progress, SourceState, StoredTable, StoreWriter
+from headwater.storage.contract.store import Flush, Lease, Progress, SourceState, StoredTable, StoreWriter
 
 _log = logging.getLogger(__name__)
 

@@ -10,8 +10,8 @@ from headwater.decode.catalog import TypeCatalog
 from headwater.oplog.change import Relation
 from headwater.oplog.row_id import RowIdentity
 from headwater.replication.tables.reshape import Reshape, as_streamed, reshape
-from headwater.storage.contract import StoredTable
-from headwater.storage.parts import CurrentRow
+from headwater.storage.contract.parts import CurrentRow
+from headwater.storage.contract.store import StoredTable
 from headwater_rules.plan import SyncPlan
 
 FullCells = tuple[str | None, ...]
@@ -56,7 +56,7 @@ class LiveTable:
 @dataclass(frozen=True, slots=True)
 class LiveContext:
     """What live tables are built from, and how many bytes of their rows are pending, loaded or written at once.
-    `plans` are all in use, see `bulk.binding.distinct`."""
+    `plans` are all in use, see `bulk.bound_table.distinct`."""
 
     tag: str
     plans: tuple[SyncPlan, ...]

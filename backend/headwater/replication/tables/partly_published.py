@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 
 from headwater.replication.tables.changes import UNSEEN
 from headwater.source.catalog import PublishedTable
-from headwater.storage.contract import Lease, StoreWriter
+from headwater.storage.contract.store import Lease, StoreWriter
 
 _FIRST_SECONDS = 60.0
 

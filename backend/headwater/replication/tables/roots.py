@@ -18,7 +18,7 @@ from headwater.replication.tables.changes import TableChanges, is_another
 from headwater.source.catalog import PublishedTable
 from headwater.source.shape import leaf_oids
 from headwater.source.slot import end_of_log
-from headwater.storage.contract import Lease, StoredTable, StoreWriter
+from headwater.storage.contract.store import Lease, StoredTable, StoreWriter
 
 
 def is_root(table: StoredTable) -> bool:

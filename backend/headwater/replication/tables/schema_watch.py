@@ -26,7 +26,7 @@ from headwater.source.catalog import (
 )
 from headwater.source.connect import SourceSettings, connect
 from headwater.source.words import kept_locked
-from headwater.storage.contract import StoredTable
+from headwater.storage.contract.store import StoredTable
 from headwater_rules.plan import SyncPlan
 
 _log = logging.getLogger(__name__)

@@ -10,8 +10,8 @@ from psycopg import sql
 from headwater.failpoints import passing
 from headwater.oplog.change import Relation
 from headwater.oplog.op import CLEAR_BODY
-from headwater.storage.contract import Lease, SourceState, StoreError
-from headwater.storage.parts import BulkRecord, StagedPart, StagedTable
+from headwater.storage.contract.parts import BulkRecord, StagedPart, StagedTable
+from headwater.storage.contract.store import Lease, SourceState, StoreError
 from headwater.storage.postgres import lease as leases
 from headwater.storage.postgres import tables, versions
 from headwater.storage.postgres.copying import ROW_COLUMNS

@@ -9,10 +9,10 @@ from operator import itemgetter
 import psycopg
 
 from headwater.oplog.op import OpId
-from headwater.storage.chunking import ChunkParts
-from headwater.storage.common import CHUNK_BYTES, CHUNK_OPS
-from headwater.storage.contract import Chunk
-from headwater.storage.packing import unpacked
+from headwater.storage.contract.store import Chunk
+from headwater.storage.shared.chunking import ChunkParts
+from headwater.storage.shared.common import CHUNK_BYTES, CHUNK_OPS
+from headwater.storage.shared.packing import unpacked
 
 _SEGMENTS = 64  # looked at for one chunk; one is mostly enough
 

@@ -1,4 +1,4 @@
-"""Keeping histories in Postgres short. See `storage.upkeep` for what is promised.
+"""Keeping histories in Postgres short. See `storage.contract.compaction` for what is promised.
 
 What replaces history locks the bucket's row, which a flush needs at its end only; what appends takes the store's lock
 first, as a flush does. Lookups need none of this: the store keeps only those that stand.
@@ -15,12 +15,20 @@ import psycopg
 from headwater.failpoints import passing
 from headwater.oplog.op import OpId, finished_op
 from headwater.storage.address import PostgresAddress
-from headwater.storage.compaction import clear_line, op_head
-from headwater.storage.contract import Lease
-from headwater.storage.packing import unpacked
+from headwater.storage.contract.compaction import (
+    LEASE,
+    Again,
+    BucketState,
+    Cleared,
+    HistoryChangedError,
+    Piece,
+    SealedRun,
+)
+from headwater.storage.contract.store import Lease
 from headwater.storage.postgres import lease as leases
 from headwater.storage.postgres.connection import connect, postgres_errors
-from headwater.storage.upkeep import LEASE, Again, BucketState, Cleared, HistoryChangedError, Piece, SealedRun
+from headwater.storage.shared.compaction import clear_line, op_head
+from headwater.storage.shared.packing import unpacked
 
 _HOT_OPS, _HOT_BYTES = 2_000, 2 << 20
 _PRUNED_AT_ONCE = 2_000
@@ -59,7 +67,7 @@ delete from segment_blobs b using gone where b.id = gone.blob
 
 
 class PostgresUpkeep:
-    """See `storage.upkeep.UpkeepStore`."""
+    """See `storage.contract.compaction.UpkeepStore`."""
 
     def __init__(self, address: PostgresAddress) -> None:
         self._address = address

@@ -13,9 +13,9 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from headwater.errors import HeadwaterError
 from headwater.storage.address import PostgresAddress
-from headwater.storage.contract import StoreBusyError, StoreError, StoreUnreachableError
+from headwater.storage.contract.seal import MARK, sealed
+from headwater.storage.contract.store import StoreBusyError, StoreError, StoreUnreachableError
 from headwater.storage.postgres.format import found_format
-from headwater.storage.seal import MARK, sealed
 from headwater.tls import pem_file, system_authorities
 
 BUSY_SECONDS = 30

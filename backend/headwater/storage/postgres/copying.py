@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import psycopg
 from psycopg import sql
 
-from headwater.storage.parts import CurrentRow
+from headwater.storage.contract.parts import CurrentRow
 from headwater.storage.postgres.tables import stored_id
 
 _SENT_AT_ONCE = 1 << 20  # characters

@@ -1,4 +1,4 @@
-"""Taking a store out of Postgres; see `storage.archive` for what is promised."""
+"""Taking a store out of Postgres; see `storage.contract.archive` for what is promised."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import psycopg
 from psycopg import sql
 
 from headwater.storage.address import PostgresAddress
-from headwater.storage.archive import (
+from headwater.storage.contract.archive import (
     DATASETS,
     ArchiveError,
     Dump,
@@ -67,7 +67,7 @@ _LARGE = ("rows", "ops", "segments", "lookups")
 
 @contextmanager
 def dump(address: PostgresAddress) -> Iterator[Dump]:
-    """See `storage.archive.dump`. The connection keeps the snapshot that executors read."""
+    """See `storage.contract.archive.dump`. The connection keeps the snapshot that executors read."""
     with closing(connect(address, "export")) as db, postgres_errors(address):
         if db.execute("select to_regclass('meta')").fetchall() == [(None,)]:
             raise ArchiveError("there is no store", str(address), "check storage")
@@ -116,7 +116,7 @@ def _parts(db: psycopg.Connection) -> Iterator[DumpPart]:
 
 
 def read_part(address: PostgresAddress, snapshot: str, part: DumpPart) -> Iterator[list[Row]]:
-    """See `storage.archive.read_part`."""
+    """See `storage.contract.archive.read_part`."""
     with closing(connect(address, "export")) as db, postgres_errors(address):
         db.execute(_BEGIN)
         db.execute(sql.SQL("set transaction snapshot {}").format(snapshot))

@@ -21,9 +21,8 @@ from headwater.oplog.lsn import Lsn
 from headwater.oplog.op import CLEAR_BODY, OpId, finished_op
 from headwater.oplog.transform import BucketName, DraftOp
 from headwater.storage.address import PostgresAddress
-from headwater.storage.common import KEPT_FLUSHES, NAMEABLE, BucketSum, KnownBuckets
-from headwater.storage.contract import Checkpoint, Lease, Progress, StoreError
-from headwater.storage.parts import CurrentRow
+from headwater.storage.contract.parts import CurrentRow
+from headwater.storage.contract.store import Checkpoint, Lease, Progress, StoreError
 from headwater.storage.postgres import lease as leases
 from headwater.storage.postgres import tables
 from headwater.storage.postgres.connection import explained
@@ -31,6 +30,7 @@ from headwater.storage.postgres.copying import ROW_COLUMNS, columns, copy_lines,
 from headwater.storage.postgres.lookups import PendingLookups
 from headwater.storage.postgres.rows import LINE_APART
 from headwater.storage.postgres.tables import rows_table, stored_id
+from headwater.storage.shared.common import KEPT_FLUSHES, NAMEABLE, BucketSum, KnownBuckets
 from headwater_rules.results import LookupEntry
 
 _FEW = 100  # rows; fewer go along with their statement

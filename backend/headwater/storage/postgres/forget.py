@@ -1,4 +1,4 @@
-"""Finding and erasing values in a store in Postgres. See `storage.forget` for what is promised."""
+"""Finding and erasing values in a store in Postgres. See `storage.contract.forget` for what is promised."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ import psycopg
 from psycopg import errors, sql
 
 from headwater.storage.address import PostgresAddress
-from headwater.storage.contract import Lease
-from headwater.storage.forget import (
+from headwater.storage.contract.forget import (
     ERASURES,
     FoundOp,
     FoundText,
@@ -19,10 +18,11 @@ from headwater.storage.forget import (
     UnerasedError,
     found_in_segment,
 )
-from headwater.storage.packing import unpacked
+from headwater.storage.contract.store import Lease
 from headwater.storage.postgres import lease as leases
 from headwater.storage.postgres.connection import connect, postgres_errors
 from headwater.storage.postgres.tables import rows_table, stored_id
+from headwater.storage.shared.packing import unpacked
 
 _FETCH = 500
 _READ_BYTES = 64 << 20
@@ -63,7 +63,7 @@ order by 2
 
 
 class PostgresForget:
-    """See `storage.forget.ForgetStore`."""
+    """See `storage.contract.forget.ForgetStore`."""
 
     def __init__(self, address: PostgresAddress) -> None:
         self._address = address

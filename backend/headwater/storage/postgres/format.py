@@ -5,7 +5,7 @@ from __future__ import annotations
 import psycopg
 
 from headwater.storage.address import PostgresAddress
-from headwater.storage.formats import FORMAT_KEY, GIVEN_BY_KEY, refuse_newer
+from headwater.storage.shared.formats import FORMAT_KEY, GIVEN_BY_KEY, refuse_newer
 
 FORMAT = 1
 

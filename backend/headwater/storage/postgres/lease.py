@@ -9,9 +9,9 @@ from contextlib import contextmanager
 import psycopg
 from psycopg import errors
 
-from headwater.storage.common import is_gone
-from headwater.storage.contract import Lease, LeaseHeldError, LeaseLostError
-from headwater.storage.upkeep import LEASE as UPKEEP
+from headwater.storage.contract.compaction import LEASE as UPKEEP
+from headwater.storage.contract.store import Lease, LeaseHeldError, LeaseLostError
+from headwater.storage.shared.common import is_gone
 
 _TAKE = """
 insert into leases as held (name, owner, epoch, expires_at)

@@ -1,4 +1,4 @@
-"""Building a store in Postgres from what another one held; see `storage.archive` for what is promised.
+"""Building a store in Postgres from what another one held; see `storage.contract.archive` for what is promised.
 
 The new store is built in a schema of its own, which is renamed at the end.
 """
@@ -13,7 +13,7 @@ import psycopg
 from psycopg import sql
 
 from headwater.storage.address import PostgresAddress
-from headwater.storage.archive import DATASETS, ArchiveError, Row, StoreNotEmptyError, StoreState
+from headwater.storage.contract.archive import DATASETS, ArchiveError, Row, StoreNotEmptyError, StoreState
 from headwater.storage.postgres import tables
 from headwater.storage.postgres.connection import connect, postgres_errors
 from headwater.storage.postgres.migrate import migrate
@@ -23,7 +23,7 @@ _USED = ("versions", "sources", "tables", "buckets", "leases")
 
 
 class PostgresLoad:
-    """See `storage.archive.Load`."""
+    """See `storage.contract.archive.Load`."""
 
     parallel = True
 
@@ -39,7 +39,7 @@ class PostgresLoad:
         return self._building
 
     def finish(self, state: StoreState, counts: Mapping[str, int]) -> None:
-        """See `storage.archive.Load`."""
+        """See `storage.contract.archive.Load`."""
         with closing(connect(self._building, "import")) as db, postgres_errors(self._building):
             db.execute("set enable_seqscan = on")
             ids = [row[0] for row in db.execute("select id from tables").fetchall()]
@@ -68,7 +68,7 @@ class PostgresLoad:
 
 
 def check_empty(address: PostgresAddress) -> None:
-    """See `storage.archive.check_empty`."""
+    """See `storage.contract.archive.check_empty`."""
     with closing(connect(address, "import")) as db, postgres_errors(address):
         used = _used(db, address.schema)
         if used:
@@ -77,7 +77,7 @@ def check_empty(address: PostgresAddress) -> None:
 
 @contextmanager
 def load(address: PostgresAddress) -> Iterator[PostgresLoad]:
-    """See `storage.archive.load`."""
+    """See `storage.contract.archive.load`."""
     check_empty(address)
     loading = PostgresLoad(address)
     try:
@@ -87,7 +87,7 @@ def load(address: PostgresAddress) -> Iterator[PostgresLoad]:
 
 
 def load_rows(address: PostgresAddress, dataset: str, batches: Iterable[Sequence[Row]]) -> None:
-    """See `storage.archive.load_rows`."""
+    """See `storage.contract.archive.load_rows`."""
     with closing(connect(address, "import")) as db, postgres_errors(address), db.transaction():
         match dataset:
             case "tables":

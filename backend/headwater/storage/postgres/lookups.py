@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import psycopg
 
-from headwater.storage.common import NAMEABLE
 from headwater.storage.postgres.copying import columns
 from headwater.storage.postgres.tables import stored_id
+from headwater.storage.shared.common import NAMEABLE
 from headwater_rules.results import LookupEntry
 
 _COLLECTED = 5_000

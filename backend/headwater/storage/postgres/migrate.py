@@ -10,9 +10,9 @@ from psycopg import sql
 
 from headwater.failpoints import passing
 from headwater.storage.address import PostgresAddress
-from headwater.storage.common import op_floor
-from headwater.storage.formats import FORMAT_KEY, GIVEN_BY_KEY, own_version
 from headwater.storage.postgres.format import FORMAT, found_format
+from headwater.storage.shared.common import op_floor
+from headwater.storage.shared.formats import FORMAT_KEY, GIVEN_BY_KEY, own_version
 
 # Two processes that start at once must not both make the schema
 _LOCK = "select pg_advisory_xact_lock(hashtextextended('headwater migrate ' || %s, 0))"

@@ -12,16 +12,16 @@ from headwater.failpoints import passing
 from headwater.oplog.op import CLEAR_BODY, finished_op, put_opening
 from headwater.oplog.row_id import row_subkey
 from headwater.oplog.transform import decode_members
-from headwater.storage.common import NAMEABLE
-from headwater.storage.contract import Lease, StoreError
-from headwater.storage.packing import compressor, unpacked
-from headwater.storage.parts import StagedPart
+from headwater.storage.contract.parts import StagedPart
+from headwater.storage.contract.store import Lease, StoreError
 from headwater.storage.postgres import lease as leases
 from headwater.storage.postgres.bulk import check_part, lock_state
 from headwater.storage.postgres.copying import columns
 from headwater.storage.postgres.flush import names_of
 from headwater.storage.postgres.stage import stage_tables
 from headwater.storage.postgres.tables import rows_table, stored_id
+from headwater.storage.shared.common import NAMEABLE
+from headwater.storage.shared.packing import compressor, unpacked
 
 Openings = dict[int, tuple[str, ...]]
 """By bucket, how the bodies begin that are not to be taken."""

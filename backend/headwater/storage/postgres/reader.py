@@ -14,8 +14,7 @@ from psycopg import sql
 from headwater.oplog.lsn import Lsn
 from headwater.oplog.op import OpId, bucket_key
 from headwater.storage.address import PostgresAddress
-from headwater.storage.common import union_of_names
-from headwater.storage.contract import (
+from headwater.storage.contract.store import (
     BucketMarks,
     BucketTotal,
     Checkpoint,
@@ -26,12 +25,13 @@ from headwater.storage.contract import (
     Touched,
     WriteCheckpoint,
 )
+from headwater.storage.contract.versions import OwnConfig
 from headwater.storage.postgres import lease as leases
 from headwater.storage.postgres import versions, write_checkpoints
 from headwater.storage.postgres.chunk import read_chunk, read_hot_chunk
 from headwater.storage.postgres.connection import Connections
 from headwater.storage.postgres.listen import NotifyListener
-from headwater.storage.versions import OwnConfig
+from headwater.storage.shared.common import union_of_names
 
 _EMPTY_TOTAL = BucketTotal(0, 0)
 _BEGIN = "begin transaction isolation level repeatable read read only"

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import psycopg
 
-from headwater.storage.contract import Lease
+from headwater.storage.contract.requests import Request, RequestState
+from headwater.storage.contract.store import Lease
 from headwater.storage.postgres import lease as leases
-from headwater.storage.requests import Request, RequestState
 
 _COLUMNS = "id, kind, source, payload, state, progress, result, created_at"
 _NOW = "extract(epoch from clock_timestamp())::double precision"

@@ -9,7 +9,7 @@ import psycopg
 from psycopg import sql
 
 from headwater.failpoints import passing
-from headwater.storage.contract import Lease
+from headwater.storage.contract.store import Lease
 from headwater.storage.postgres import lease as leases
 from headwater.storage.postgres.bulk import BULK_PLANS, lock_state
 from headwater.storage.postgres.tables import rows_table

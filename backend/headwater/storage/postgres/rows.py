@@ -10,7 +10,7 @@ import psycopg
 from psycopg import errors, sql
 
 from headwater.storage.address import PostgresAddress
-from headwater.storage.parts import CurrentRow, PlacedRow, Places
+from headwater.storage.contract.parts import CurrentRow, PlacedRow, Places
 from headwater.storage.postgres.connection import connect, postgres_errors
 from headwater.storage.postgres.tables import rows_table
 
@@ -35,7 +35,7 @@ _Found = tuple[int, str, int, str | None, str, str | None, int]
 def batched(
     connection: psycopg.Connection, table: int, rows: Iterable[_Found], count: int, room: int
 ) -> Iterator[list[PlacedRow]]:
-    """As `storage.loading.batched`, of rows that were found in the transaction that the connection is in."""
+    """As `storage.shared.loading.batched`, of rows that were found in the transaction that the connection is in."""
     batch, left = list[_Found](), room
     for row in rows:
         if batch and left < row[6]:

@@ -9,9 +9,9 @@ import psycopg
 from psycopg import sql
 
 from headwater.storage.address import PostgresAddress
-from headwater.storage.contract import LeaseHeldError, StoreError
+from headwater.storage.contract.seal import MARK, sealed
+from headwater.storage.contract.store import LeaseHeldError, StoreError
 from headwater.storage.postgres.connection import connect, postgres_errors
-from headwater.storage.seal import MARK, sealed
 
 _GUARDED = ("leases", "versions", "requests", "sources", "state", "write_checkpoints", "write_state")
 
@@ -23,7 +23,7 @@ _GUARD = "create trigger sealed before insert or update on {table} for each row 
 
 
 def seal(address: PostgresAddress, note: str) -> None:
-    """See `storage.seal.seal_store`."""
+    """See `storage.contract.seal.seal_store`."""
     with _writing(address) as db:
         known = _note(db)
         if known is not None:
@@ -42,7 +42,7 @@ def seal(address: PostgresAddress, note: str) -> None:
 
 
 def unseal(address: PostgresAddress) -> str | None:
-    """See `storage.seal.unseal_store`."""
+    """See `storage.contract.seal.unseal_store`."""
     with _writing(address) as db:
         known = _note(db)
         db.execute("drop function if exists refuse_write() cascade")
@@ -51,7 +51,7 @@ def unseal(address: PostgresAddress) -> str | None:
 
 
 def note(address: PostgresAddress) -> str | None:
-    """See `storage.seal.seal_note`."""
+    """See `storage.contract.seal.seal_note`."""
     with _writing(address) as db:
         return _note(db)
 

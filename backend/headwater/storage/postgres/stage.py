@@ -15,11 +15,11 @@ from psycopg import sql
 
 from headwater.oplog.transform import BucketName, DraftOp
 from headwater.storage.address import PostgresAddress
-from headwater.storage.parts import CurrentRow, StagedPart
+from headwater.storage.contract.parts import CurrentRow, StagedPart
 from headwater.storage.postgres.connection import connect, postgres_errors
 from headwater.storage.postgres.copying import copy_lines, escaped, row_line
 from headwater.storage.postgres.tables import stored_id
-from headwater.storage.segments import SegmentPacker
+from headwater.storage.shared.segments import SegmentPacker
 from headwater_rules.results import LookupEntry
 
 _SENT_BYTES = 8 << 20  # of segments, before they go to the server
@@ -45,8 +45,8 @@ def stage_tables(path: str) -> dict[str, sql.Identifier]:
 
 
 class StageTables:
-    """One attempt's result, see `storage.parts.PartWriter`. Batches commit one by one, so that no transaction is open
-    while the source is read."""
+    """One attempt's result, see `storage.contract.parts.PartWriter`. Batches commit one by one, so that no transaction
+    is open while the source is read."""
 
     def __init__(self, address: PostgresAddress, table: int, number: int, attempt: str) -> None:
         self._address = address

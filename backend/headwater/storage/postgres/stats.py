@@ -10,8 +10,8 @@ import psycopg
 import zstandard
 
 from headwater.storage.address import PostgresAddress
+from headwater.storage.contract.stats import DefinitionStats
 from headwater.storage.postgres.connection import connect, postgres_errors
-from headwater.storage.stats import DefinitionStats
 
 _FETCH = 5_000
 _HEADER = 18  # bytes at most of a zstd frame that say how large its content is
@@ -39,14 +39,14 @@ of its ids."""
 
 
 def exists(address: PostgresAddress) -> bool:
-    """See `storage.stats`."""
+    """See `storage.contract.stats`."""
     with contextlib.closing(connect(address, "stats")) as connection, postgres_errors(address):
         row = connection.execute("select to_regclass(quote_ident(current_schema()) || '.meta') is not null").fetchone()
         return row is not None and bool(row[0])
 
 
 def definition_stats(address: PostgresAddress) -> list[DefinitionStats]:
-    """See `storage.stats`."""
+    """See `storage.contract.stats`."""
     with contextlib.closing(connect(address, "stats")) as connection, postgres_errors(address):
         connection.execute("begin isolation level repeatable read read only; set local enable_seqscan = on")
         buckets = groupby(bucket_sizes(connection), key=lambda bucket: bucket[0])

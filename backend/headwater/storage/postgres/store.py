@@ -15,9 +15,10 @@ from psycopg import pq
 from headwater.oplog.change import Relation
 from headwater.oplog.lsn import Lsn
 from headwater.storage.address import PostgresAddress
-from headwater.storage.common import KnownBuckets, op_floor
-from headwater.storage.contract import Checkpoint, Lease, SourceState, StoredTable
-from headwater.storage.parts import BulkRecord, Places, StagedPart, StagedTable
+from headwater.storage.contract.parts import BulkRecord, Places, StagedPart, StagedTable
+from headwater.storage.contract.requests import Request, RequestState
+from headwater.storage.contract.store import Checkpoint, Lease, SourceState, StoredTable
+from headwater.storage.contract.versions import ConfigVersion, Origin, OwnConfig, VersionState
 from headwater.storage.postgres import bulk, pages, requests, retire, versions, write_checkpoints
 from headwater.storage.postgres import lease as leases
 from headwater.storage.postgres import tables as generations
@@ -27,8 +28,7 @@ from headwater.storage.postgres.migrate import migrate
 from headwater.storage.postgres.reader import PostgresReader
 from headwater.storage.postgres.rows import place_ranges
 from headwater.storage.postgres.sweep import Sweeper
-from headwater.storage.requests import Request, RequestState
-from headwater.storage.versions import ConfigVersion, Origin, OwnConfig, VersionState
+from headwater.storage.shared.common import KnownBuckets, op_floor
 
 
 class PostgresStore:

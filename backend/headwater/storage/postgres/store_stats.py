@@ -12,13 +12,8 @@ from headwater.oplog.limits import LEFT_OUT, is_stub, left_out_of, read_stub
 from headwater.oplog.lsn import Lsn
 from headwater.oplog.op import OpId
 from headwater.storage.address import PostgresAddress
-from headwater.storage.common import decode_layouts
-from headwater.storage.contract import SourceState
-from headwater.storage.parts import BulkRecord
-from headwater.storage.postgres.connection import connect, postgres_errors
-from headwater.storage.postgres.stats import bucket_sizes
-from headwater.storage.postgres.tables import rows_table
-from headwater.storage.stats import (
+from headwater.storage.contract.parts import BulkRecord
+from headwater.storage.contract.stats import (
     BucketStats,
     Disk,
     HistoryStats,
@@ -27,6 +22,11 @@ from headwater.storage.stats import (
     TableStats,
     by_definition,
 )
+from headwater.storage.contract.store import SourceState
+from headwater.storage.postgres.connection import connect, postgres_errors
+from headwater.storage.postgres.stats import bucket_sizes
+from headwater.storage.postgres.tables import rows_table
+from headwater.storage.shared.common import decode_layouts
 
 _NAMED = 100  # rows left out, by table
 
@@ -47,7 +47,7 @@ where c.relnamespace = current_schema()::regnamespace and c.relkind = 'r'
 
 
 def store_stats(address: PostgresAddress) -> StoreStats:
-    """See `storage.stats`."""
+    """See `storage.contract.stats`."""
     with contextlib.closing(connect(address, "stats")) as db, postgres_errors(address):
         db.execute("begin isolation level repeatable read read only; set local enable_seqscan = on")
         sizes: dict[str, int] = dict(db.execute(_SIZES).fetchall())

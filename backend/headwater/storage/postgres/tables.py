@@ -11,8 +11,8 @@ import psycopg
 from psycopg import errors, sql
 
 from headwater.oplog.change import Relation
-from headwater.storage.common import decode_layouts, encode_layouts
-from headwater.storage.contract import StoredTable
+from headwater.storage.contract.store import StoredTable
+from headwater.storage.shared.common import decode_layouts, encode_layouts
 
 _LONGEST_ID = 500  # characters; an index entry has to stay below 2,700 bytes
 _SWEPT_LOOKUPS = 20_000

@@ -1,4 +1,4 @@
-"""A store in Postgres as it is given to be checked. See `storage.verify.VerifyReader`."""
+"""A store in Postgres as it is given to be checked. See `storage.contract.verify.VerifyReader`."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import psycopg
 from psycopg import errors, sql
 
 from headwater.storage.address import PostgresAddress
-from headwater.storage.loading import BATCH_BYTES
-from headwater.storage.parts import PlacedRow
+from headwater.storage.contract.parts import PlacedRow
+from headwater.storage.contract.verify import BucketHead, DamageError, StoredSegment, cut_keys
 from headwater.storage.postgres.connection import connect, postgres_errors
 from headwater.storage.postgres.rows import COLUMNS, batched
 from headwater.storage.postgres.tables import rows_table, stored_id
-from headwater.storage.verify import BucketHead, DamageError, StoredSegment, cut_keys
+from headwater.storage.shared.loading import BATCH_BYTES
 from headwater_rules.results import LookupEntry
 
 _FETCHED = 500
@@ -51,7 +51,7 @@ and not exists (select from {} r where r.row_id = l.row_id)
 
 @contextlib.contextmanager
 def open_verify(address: PostgresAddress) -> Iterator[PostgresVerify]:
-    """See `storage.verify.open_verify`."""
+    """See `storage.contract.verify.open_verify`."""
     with contextlib.closing(PostgresVerify(address)) as verify, postgres_errors(address):
         yield verify
 

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 import psycopg
 
 from headwater.failpoints import passing
-from headwater.storage.contract import Lease, StoreError
+from headwater.storage.contract.store import Lease, StoreError
+from headwater.storage.contract.versions import ConfigVersion, Origin, VersionState
 from headwater.storage.postgres import lease as leases
 from headwater.storage.postgres.copying import columns
-from headwater.storage.versions import ConfigVersion, Origin, VersionState
 
 _COLUMNS = "id, yaml, state, origin, created_at, activated_at, stopped_at, note"
 

@@ -10,7 +10,7 @@ import orjson
 import psycopg
 
 from headwater.oplog.lsn import Lsn
-from headwater.storage.contract import WriteCheckpoint
+from headwater.storage.contract.store import WriteCheckpoint
 
 _SELECT = "select key, id, lsns, seq from write_checkpoints"
 

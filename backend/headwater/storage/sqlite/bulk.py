@@ -11,8 +11,8 @@ import apsw
 from headwater.failpoints import passing
 from headwater.oplog.change import Relation
 from headwater.oplog.op import CLEAR_BODY, finished_op
-from headwater.storage.contract import Lease, PartLostError, SourceState, StoreError
-from headwater.storage.parts import BulkRecord, StagedPart, StagedTable
+from headwater.storage.contract.parts import BulkRecord, StagedPart, StagedTable
+from headwater.storage.contract.store import Lease, PartLostError, SourceState, StoreError
 from headwater.storage.sqlite import lease as leases
 from headwater.storage.sqlite import tables, versions
 from headwater.storage.sqlite.stage import is_whole

@@ -5,10 +5,10 @@ from __future__ import annotations
 import apsw
 
 from headwater.oplog.op import OpId
-from headwater.storage.chunking import ChunkParts
-from headwater.storage.common import CHUNK_OPS
-from headwater.storage.contract import Chunk, StoreError
-from headwater.storage.packing import unpacked
+from headwater.storage.contract.store import Chunk, StoreError
+from headwater.storage.shared.chunking import ChunkParts
+from headwater.storage.shared.common import CHUNK_OPS
+from headwater.storage.shared.packing import unpacked
 
 _SEGMENTS = """
 select s.first_op, s.last_op, s.sealed, b.size, s.blob from segments s left join segment_blobs b on b.id = s.blob

@@ -1,4 +1,4 @@
-"""Keeping the embedded store's histories short. See `storage.upkeep` for what is promised.
+"""Keeping the embedded store's histories short. See `storage.contract.compaction` for what is promised.
 
 Lookups need none of this: the store keeps only those that stand.
 """
@@ -14,13 +14,21 @@ import orjson
 
 from headwater.failpoints import passing
 from headwater.oplog.op import OpId, finished_op
-from headwater.storage.compaction import clear_line, op_head
-from headwater.storage.contract import Lease
-from headwater.storage.packing import unpacked
+from headwater.storage.contract.compaction import (
+    LEASE,
+    Again,
+    BucketState,
+    Cleared,
+    HistoryChangedError,
+    Piece,
+    SealedRun,
+)
+from headwater.storage.contract.store import Lease
+from headwater.storage.shared.compaction import clear_line, op_head
+from headwater.storage.shared.packing import unpacked
 from headwater.storage.sqlite import lease as leases
 from headwater.storage.sqlite.connection import open_reader, open_writer, sqlite_errors
 from headwater.storage.sqlite.wake import Waker
-from headwater.storage.upkeep import LEASE, Again, BucketState, Cleared, HistoryChangedError, Piece, SealedRun
 
 _HOT_OPS, _HOT_BYTES = 2_000, 2 << 20
 _PRUNED_AT_ONCE = 2_000
@@ -36,7 +44,7 @@ from segments s join segment_blobs b on b.id = s.blob where s.bucket = ? and s.l
 
 
 class SqliteUpkeep:
-    """See `storage.upkeep.UpkeepStore`."""
+    """See `storage.contract.compaction.UpkeepStore`."""
 
     def __init__(self, directory: Path) -> None:
         self._path = directory / "store.db"

@@ -9,8 +9,8 @@ from pathlib import Path
 import apsw
 
 from headwater.errors import HeadwaterError
-from headwater.storage.contract import StoreBusyError, StoreError
-from headwater.storage.seal import MARK, sealed
+from headwater.storage.contract.seal import MARK, sealed
+from headwater.storage.contract.store import StoreBusyError, StoreError
 from headwater.storage.sqlite.files import OpenedFiles
 from headwater.storage.sqlite.format import found_format
 

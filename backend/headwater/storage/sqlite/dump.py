@@ -1,4 +1,4 @@
-"""Taking an embedded store out; see `storage.archive` for what is promised."""
+"""Taking an embedded store out; see `storage.contract.archive` for what is promised."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import apsw
 
 from headwater.storage.address import SqliteAddress
-from headwater.storage.archive import (
+from headwater.storage.contract.archive import (
     DATASETS,
     ArchiveError,
     Dump,
@@ -48,7 +48,8 @@ _LARGE = ("rows", "ops", "segments", "lookups")
 
 @contextmanager
 def dump(address: SqliteAddress, scratch: Path) -> Iterator[Dump]:
-    """See `storage.archive.dump`. A store that somebody may write to is copied first; a sealed one stays as it is."""
+    """See `storage.contract.archive.dump`. A store that somebody may write to is copied first; a sealed one stays as it
+    is."""
     source = Path(address.directory)
     if not (source / "store.db").is_file():
         raise ArchiveError("there is no store", str(source), "check storage.path")
@@ -113,7 +114,7 @@ def _parts(db: apsw.Connection, directory: Path) -> Iterator[DumpPart]:
 
 
 def read_part(address: SqliteAddress, part: DumpPart) -> Iterator[list[Row]]:
-    """See `storage.archive.read_part`."""
+    """See `storage.contract.archive.read_part`."""
     path = Path(address.directory) / _file(part.dataset)
     query = _QUERIES.get(part.dataset, f"select {', '.join(DATASETS[part.dataset])} from {part.dataset}")
     bindings = (part.first, part.last) if part.is_range else ()

@@ -12,7 +12,7 @@ from pathlib import Path
 import apsw
 
 from headwater.errors import machine_errors
-from headwater.storage.contract import StoreGoneError
+from headwater.storage.contract.store import StoreGoneError
 
 _Identity = tuple[int, int]
 

@@ -15,9 +15,9 @@ from headwater.failpoints import passing
 from headwater.oplog.lsn import Lsn
 from headwater.oplog.op import CLEAR_BODY, OpId, finished_op
 from headwater.oplog.transform import BucketName, DraftOp
-from headwater.storage.common import KEPT_FLUSHES, NAMEABLE, BucketSum, KnownBuckets
-from headwater.storage.contract import Checkpoint, Lease, Progress, StoreError
-from headwater.storage.parts import CurrentRow
+from headwater.storage.contract.parts import CurrentRow
+from headwater.storage.contract.store import Checkpoint, Lease, Progress, StoreError
+from headwater.storage.shared.common import KEPT_FLUSHES, NAMEABLE, BucketSum, KnownBuckets
 from headwater.storage.sqlite import lease as leases
 from headwater.storage.sqlite import tables
 from headwater.storage.sqlite.connection import explained

@@ -1,4 +1,4 @@
-"""Finding and erasing values in the embedded store. See `storage.forget` for what is promised."""
+"""Finding and erasing values in the embedded store. See `storage.contract.forget` for what is promised."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from pathlib import Path
 import apsw
 
 from headwater.storage.address import SqliteAddress
-from headwater.storage.contract import Lease, StoreError
-from headwater.storage.forget import (
+from headwater.storage.contract.forget import (
     ERASURES,
     FoundOp,
     FoundText,
@@ -21,7 +20,8 @@ from headwater.storage.forget import (
     UnerasedError,
     found_in_segment,
 )
-from headwater.storage.packing import unpacked
+from headwater.storage.contract.store import Lease, StoreError
+from headwater.storage.shared.packing import unpacked
 from headwater.storage.sqlite import lease as leases
 from headwater.storage.sqlite.connection import immediate, open_writer, sqlite_errors
 
@@ -34,7 +34,7 @@ left join segments s on s.blob = x.id left join buckets b on b.id = x.bucket
 
 
 class SqliteForget:
-    """See `storage.forget.ForgetStore`. Write checkpoints are in a file of their own."""
+    """See `storage.contract.forget.ForgetStore`. Write checkpoints are in a file of their own."""
 
     def __init__(self, address: SqliteAddress) -> None:
         self._directory = Path(address.directory)

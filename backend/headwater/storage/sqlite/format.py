@@ -6,7 +6,7 @@ from pathlib import Path
 
 import apsw
 
-from headwater.storage.formats import FORMAT_KEY, GIVEN_BY_KEY, refuse_newer
+from headwater.storage.shared.formats import FORMAT_KEY, GIVEN_BY_KEY, refuse_newer
 
 FORMAT = 2
 

@@ -1,4 +1,4 @@
-"""The embedded store's history in bulk; see `storage.history` for what is promised."""
+"""The embedded store's history in bulk; see `storage.contract.history` for what is promised."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ import apsw
 from headwater.oplog.lsn import Lsn
 from headwater.oplog.op import OpId
 from headwater.storage.address import SqliteAddress
-from headwater.storage.contract import StoreError
-from headwater.storage.history import (
+from headwater.storage.contract.history import (
     FlushRange,
     HistoryFilter,
     HistoryLimits,
@@ -22,9 +21,10 @@ from headwater.storage.history import (
     moved_on,
     overtaken,
 )
+from headwater.storage.contract.store import StoreError
+from headwater.storage.shared.unpack import Line, Lowest, batches, cut_up, nth, segment_lines
+from headwater.storage.shared.unpack import standing as stand
 from headwater.storage.sqlite.connection import open_reader, sqlite_errors
-from headwater.storage.unpack import Line, Lowest, batches, cut_up, nth, segment_lines
-from headwater.storage.unpack import standing as stand
 
 _MERGED = "from buckets b where b.compacted_op > ?1"
 """Buckets in which something after ?1 was merged: `compacted_op` is the id that the last op looked at had."""
@@ -42,7 +42,7 @@ def _reading(address: SqliteAddress) -> Iterator[apsw.Connection]:
 
 
 def limits(address: SqliteAddress, where: HistoryFilter, since: OpId) -> HistoryLimits:
-    """See `storage.history.history_limits`."""
+    """See `storage.contract.history.history_limits`."""
     with _reading(address) as db:
         if since:
             _check_not_overtaken(db, where, since)
@@ -57,7 +57,7 @@ def limits(address: SqliteAddress, where: HistoryFilter, since: OpId) -> History
 def read(
     address: SqliteAddress, ops: tuple[OpId, OpId], where: HistoryFilter, unmerged: OpId
 ) -> Iterator[list[HistoryOp]]:
-    """See `storage.history.read_history`. Nothing after `unmerged` may have been merged."""
+    """See `storage.contract.history.read_history`. Nothing after `unmerged` may have been merged."""
     after, upto = ops
     with _reading(address) as db:
         _check_not_overtaken(db, where, unmerged)
@@ -80,7 +80,7 @@ def read(
 
 
 def cut(address: SqliteAddress, after: OpId, upto: OpId, ops: int) -> list[tuple[OpId, OpId]]:
-    """See `storage.history.cut_history`."""
+    """See `storage.contract.history.cut_history`."""
     with _reading(address) as db:
         groups = db.execute(
             "select max(id), count(*) from (select id, row_number() over (order by id) / ?3 as part from ops"
@@ -93,7 +93,7 @@ def cut(address: SqliteAddress, after: OpId, upto: OpId, ops: int) -> list[tuple
 
 
 def end(address: SqliteAddress, after: OpId, upto: OpId, ops: int) -> OpId:
-    """See `storage.history.history_end`."""
+    """See `storage.contract.history.history_end`."""
     with _reading(address) as db:
         found = nth(_first_ids(db, (after, upto), ops + 1), _runs(db, after, upto), ops, upto)
         if found == upto:
@@ -125,7 +125,7 @@ def _runs(db: apsw.Connection, after: int, upto: int) -> Iterator[tuple[int, int
 
 
 def flushes(address: SqliteAddress, after: OpId, upto: OpId) -> list[FlushRange]:
-    """See `storage.history.read_flushes`."""
+    """See `storage.contract.history.read_flushes`."""
     with _reading(address) as db:
         rows = db.execute(
             "select before, last_op, source, lsn, committed_us from (select lag(last_op) over (order by last_op)"
@@ -141,7 +141,7 @@ def flushes(address: SqliteAddress, after: OpId, upto: OpId) -> list[FlushRange]
 
 
 def standing(address: SqliteAddress, checkpoint: OpId, where: HistoryFilter, part: Slice) -> Iterator[list[HistoryOp]]:
-    """See `storage.history.read_standing`."""
+    """See `storage.contract.history.read_standing`."""
     condition, names = _condition(where)
     with _reading(address) as db:
         buckets = db.execute(

@@ -8,10 +8,10 @@ from contextlib import contextmanager
 
 import apsw
 
-from headwater.storage.common import is_gone
-from headwater.storage.contract import Lease, LeaseHeldError, LeaseLostError
+from headwater.storage.contract.compaction import LEASE as UPKEEP
+from headwater.storage.contract.store import Lease, LeaseHeldError, LeaseLostError
+from headwater.storage.shared.common import is_gone
 from headwater.storage.sqlite.connection import immediate
-from headwater.storage.upkeep import LEASE as UPKEEP
 
 
 def acquire(connection: apsw.Connection, name: str, owner: str, ttl: float) -> Lease:

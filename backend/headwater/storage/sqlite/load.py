@@ -1,4 +1,4 @@
-"""Building an embedded store from what another one held; see `storage.archive` for what is promised.
+"""Building an embedded store from what another one held; see `storage.contract.archive` for what is promised.
 
 The new files are made beside their place and renamed at the end, the store itself last.
 """
@@ -14,7 +14,7 @@ from pathlib import Path
 import apsw
 
 from headwater.storage.address import SqliteAddress
-from headwater.storage.archive import DATASETS, ArchiveError, Row, StoreNotEmptyError, StoreState
+from headwater.storage.contract.archive import DATASETS, ArchiveError, Row, StoreNotEmptyError, StoreState
 from headwater.storage.sqlite import tables
 from headwater.storage.sqlite.connection import immediate, open_reader, open_writer, sqlite_errors
 from headwater.storage.sqlite.store import SqliteStore
@@ -32,7 +32,7 @@ pragma cache_size = -131072;
 
 
 class SqliteLoad:
-    """See `storage.archive.Load`."""
+    """See `storage.contract.archive.Load`."""
 
     parallel = False
 
@@ -49,7 +49,7 @@ class SqliteLoad:
         return SqliteAddress(str(self._folder))
 
     def finish(self, state: StoreState, counts: Mapping[str, int]) -> None:
-        """See `storage.archive.Load`."""
+        """See `storage.contract.archive.Load`."""
         path = self._folder / "store.db"
         with closing(open_writer(path)) as db, sqlite_errors(path):
             with immediate(db):
@@ -72,7 +72,7 @@ class SqliteLoad:
 
 @contextmanager
 def load(address: SqliteAddress) -> Iterator[SqliteLoad]:
-    """See `storage.archive.load`."""
+    """See `storage.contract.archive.load`."""
     check_empty(address)
     target = Path(address.directory).resolve()
     loading = SqliteLoad(target)
@@ -83,7 +83,7 @@ def load(address: SqliteAddress) -> Iterator[SqliteLoad]:
 
 
 def load_rows(address: SqliteAddress, dataset: str, batches: Iterable[Sequence[Row]]) -> None:
-    """See `storage.archive.load_rows`. The files need no durability before the end."""
+    """See `storage.contract.archive.load_rows`. The files need no durability before the end."""
     path = Path(address.directory) / ("write_checkpoints.db" if dataset == "write_checkpoints" else "store.db")
     columns = DATASETS[dataset]
     insert = f"insert into {dataset} ({', '.join(columns)}) values ({', '.join('?' * len(columns))})"
@@ -163,7 +163,7 @@ def _count(db: apsw.Connection, table: str) -> int:
 
 
 def check_empty(address: SqliteAddress) -> None:
-    """See `storage.archive.check_empty`."""
+    """See `storage.contract.archive.check_empty`."""
     target = Path(address.directory)
     path = target / "store.db"
     if not path.is_file():

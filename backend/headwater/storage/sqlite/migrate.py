@@ -10,8 +10,8 @@ from pathlib import Path
 import apsw
 
 from headwater.failpoints import passing
-from headwater.storage.common import op_floor
-from headwater.storage.formats import FORMAT_KEY, GIVEN_BY_KEY, own_version
+from headwater.storage.shared.common import op_floor
+from headwater.storage.shared.formats import FORMAT_KEY, GIVEN_BY_KEY, own_version
 from headwater.storage.sqlite.connection import immediate
 from headwater.storage.sqlite.format import FORMAT, found_format
 

@@ -11,10 +11,10 @@ from headwater.failpoints import passing
 from headwater.oplog.op import put_opening
 from headwater.oplog.row_id import row_subkey
 from headwater.oplog.transform import decode_members
-from headwater.storage.common import NAMEABLE
-from headwater.storage.contract import Lease, StoreError
-from headwater.storage.packing import compressor, unpacked
-from headwater.storage.parts import StagedPart
+from headwater.storage.contract.parts import StagedPart
+from headwater.storage.contract.store import Lease, StoreError
+from headwater.storage.shared.common import NAMEABLE
+from headwater.storage.shared.packing import compressor, unpacked
 from headwater.storage.sqlite import lease as leases
 from headwater.storage.sqlite.bulk import attached, insert_clear
 

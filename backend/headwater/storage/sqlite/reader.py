@@ -12,8 +12,7 @@ import apsw
 
 from headwater.oplog.lsn import Lsn
 from headwater.oplog.op import OpId, bucket_key
-from headwater.storage.common import union_of_names
-from headwater.storage.contract import (
+from headwater.storage.contract.store import (
     BucketMarks,
     BucketTotal,
     Checkpoint,
@@ -24,6 +23,8 @@ from headwater.storage.contract import (
     Touched,
     WriteCheckpoint,
 )
+from headwater.storage.contract.versions import OwnConfig
+from headwater.storage.shared.common import union_of_names
 from headwater.storage.sqlite import lease as leases
 from headwater.storage.sqlite import versions
 from headwater.storage.sqlite.chunk import read_chunk
@@ -32,7 +33,6 @@ from headwater.storage.sqlite.files import OpenedFiles
 from headwater.storage.sqlite.flush import read_checkpoint
 from headwater.storage.sqlite.wake import WakeListener
 from headwater.storage.sqlite.write_checkpoints import WriteCheckpoints
-from headwater.storage.versions import OwnConfig
 
 _EMPTY_TOTAL = BucketTotal(0, 0)
 

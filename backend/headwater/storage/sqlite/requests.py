@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import apsw
 
-from headwater.storage.contract import Lease
-from headwater.storage.requests import Request, RequestState
+from headwater.storage.contract.requests import Request, RequestState
+from headwater.storage.contract.store import Lease
 from headwater.storage.sqlite import lease as leases
 from headwater.storage.sqlite.connection import immediate
 

@@ -8,7 +8,7 @@ import apsw
 import orjson
 
 from headwater.failpoints import passing
-from headwater.storage.contract import Lease
+from headwater.storage.contract.store import Lease
 from headwater.storage.sqlite import lease as leases
 
 _CURSOR = "retire"  # key in `meta`: the table and place up to which memberships are gone

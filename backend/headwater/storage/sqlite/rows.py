@@ -8,8 +8,8 @@ from pathlib import Path
 
 import apsw
 
-from headwater.storage.loading import batched
-from headwater.storage.parts import CurrentRow, PlacedRow, Places
+from headwater.storage.contract.parts import CurrentRow, PlacedRow, Places
+from headwater.storage.shared.loading import batched
 from headwater.storage.sqlite.connection import open_reader, sqlite_errors
 
 BATCH_ROWS = 5_000

@@ -12,8 +12,8 @@ from pathlib import Path
 import apsw
 
 from headwater.oplog.transform import BucketName, DraftOp
-from headwater.storage.parts import CurrentRow, StagedPart
-from headwater.storage.segments import SegmentPacker
+from headwater.storage.contract.parts import CurrentRow, StagedPart
+from headwater.storage.shared.segments import SegmentPacker
 from headwater.storage.sqlite.connection import sqlite_errors
 from headwater_rules.results import LookupEntry
 
@@ -39,7 +39,7 @@ def is_whole(path: Path) -> bool:
 
 
 class StageFile:
-    """One attempt's result, see `storage.parts.PartWriter`. `finish` gives the file its final name."""
+    """One attempt's result, see `storage.contract.parts.PartWriter`. `finish` gives the file its final name."""
 
     def __init__(self, path: Path, table: int = 0, attempt: str = "0") -> None:
         self._path = path

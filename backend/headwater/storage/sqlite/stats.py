@@ -9,8 +9,8 @@ import apsw
 import zstandard
 
 from headwater.storage.address import SqliteAddress
+from headwater.storage.contract.stats import DefinitionStats
 from headwater.storage.sqlite.connection import open_reader, sqlite_errors
-from headwater.storage.stats import DefinitionStats
 
 # A CLEAR is where a new device starts; a segment that it lies in counts as a whole. Ops of segments that are not
 # sealed have no ids yet: those are added, with what stands around them.
@@ -36,12 +36,12 @@ group by b.definition order by b.definition
 
 
 def exists(address: SqliteAddress) -> bool:
-    """See `storage.stats`."""
+    """See `storage.contract.stats`."""
     return (Path(address.directory) / "store.db").is_file()
 
 
 def definition_stats(address: SqliteAddress) -> list[DefinitionStats]:
-    """See `storage.stats`."""
+    """See `storage.contract.stats`."""
     path = Path(address.directory) / "store.db"
     with contextlib.closing(open_reader(path)) as connection, sqlite_errors(path):
         connection.create_scalar_function("content_size", content_size, 1, deterministic=True)

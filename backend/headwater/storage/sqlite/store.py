@@ -12,10 +12,11 @@ from pathlib import Path
 from headwater.oplog.change import Relation
 from headwater.oplog.lsn import Lsn
 from headwater.storage.address import SqliteAddress
-from headwater.storage.common import KnownBuckets, op_floor
-from headwater.storage.contract import Checkpoint, Lease, SourceState, StoredTable, StoreError
-from headwater.storage.parts import BulkRecord, Places, StagedPart, StagedTable
-from headwater.storage.requests import Request, RequestState
+from headwater.storage.contract.parts import BulkRecord, Places, StagedPart, StagedTable
+from headwater.storage.contract.requests import Request, RequestState
+from headwater.storage.contract.store import Checkpoint, Lease, SourceState, StoredTable, StoreError
+from headwater.storage.contract.versions import ConfigVersion, Origin, OwnConfig, VersionState
+from headwater.storage.shared.common import KnownBuckets, op_floor
 from headwater.storage.sqlite import bulk, pages, requests, retire, versions
 from headwater.storage.sqlite import lease as leases
 from headwater.storage.sqlite import tables as generations
@@ -27,7 +28,6 @@ from headwater.storage.sqlite.reader import SqliteReader
 from headwater.storage.sqlite.rows import place_ranges
 from headwater.storage.sqlite.wake import Waker
 from headwater.storage.sqlite.write_checkpoints import WriteCheckpoints
-from headwater.storage.versions import ConfigVersion, Origin, OwnConfig, VersionState
 
 
 class SqliteStore:

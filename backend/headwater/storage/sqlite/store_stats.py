@@ -12,12 +12,8 @@ from headwater.oplog.limits import LEFT_OUT, is_stub, left_out_of, read_stub
 from headwater.oplog.lsn import Lsn
 from headwater.oplog.op import OpId
 from headwater.storage.address import SqliteAddress
-from headwater.storage.common import decode_layouts
-from headwater.storage.contract import SourceState
-from headwater.storage.parts import BulkRecord
-from headwater.storage.sqlite.connection import open_reader, sqlite_errors
-from headwater.storage.sqlite.stats import SIZES, content_size
-from headwater.storage.stats import (
+from headwater.storage.contract.parts import BulkRecord
+from headwater.storage.contract.stats import (
     BucketStats,
     Disk,
     HistoryStats,
@@ -26,6 +22,10 @@ from headwater.storage.stats import (
     TableStats,
     by_definition,
 )
+from headwater.storage.contract.store import SourceState
+from headwater.storage.shared.common import decode_layouts
+from headwater.storage.sqlite.connection import open_reader, sqlite_errors
+from headwater.storage.sqlite.stats import SIZES, content_size
 
 _NAMED = 100  # rows left out, by table
 
@@ -48,7 +48,7 @@ select m.tbl_name, sum(d.pgsize) from dbstat('main', 1) d join sqlite_master m o
 
 
 def store_stats(address: SqliteAddress) -> StoreStats:
-    """See `storage.stats`."""
+    """See `storage.contract.stats`."""
     directory = Path(address.directory)
     path = directory / "store.db"
     with contextlib.closing(open_reader(path)) as db, sqlite_errors(path):

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import apsw
 
 from headwater.oplog.change import Relation
-from headwater.storage.common import decode_layouts, encode_layouts
-from headwater.storage.contract import StoredTable
+from headwater.storage.contract.store import StoredTable
+from headwater.storage.shared.common import decode_layouts, encode_layouts
 
 ROWS_TABLE = """
 create table rows_{0:d} (

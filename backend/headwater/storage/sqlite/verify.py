@@ -1,4 +1,4 @@
-"""The embedded store as it is given to be checked. See `storage.verify.VerifyReader`."""
+"""The embedded store as it is given to be checked. See `storage.contract.verify.VerifyReader`."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from pathlib import Path
 import apsw
 
 from headwater.storage.address import SqliteAddress
-from headwater.storage.loading import BATCH_BYTES, batched
-from headwater.storage.parts import CurrentRow, PlacedRow
+from headwater.storage.contract.parts import CurrentRow, PlacedRow
+from headwater.storage.contract.verify import BucketHead, StoredSegment, cut_keys
+from headwater.storage.shared.loading import BATCH_BYTES, batched
 from headwater.storage.sqlite.connection import open_reader, sqlite_errors
-from headwater.storage.verify import BucketHead, StoredSegment, cut_keys
 from headwater_rules.results import LookupEntry
 
 _BATCH_ROWS = 2_000
@@ -41,7 +41,7 @@ and not exists (select 1 from rows_{0:d} r where r.row_id = l.row_id)
 
 @contextlib.contextmanager
 def open_verify(address: SqliteAddress) -> Iterator[SqliteVerify]:
-    """See `storage.verify.open_verify`."""
+    """See `storage.contract.verify.open_verify`."""
     path = Path(address.directory) / "store.db"
     with contextlib.closing(open_reader(path)) as connection, sqlite_errors(path):
         verify = SqliteVerify(connection)

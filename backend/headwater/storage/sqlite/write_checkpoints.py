@@ -10,7 +10,7 @@ import apsw
 import orjson
 
 from headwater.oplog.lsn import Lsn
-from headwater.storage.contract import WriteCheckpoint
+from headwater.storage.contract.store import WriteCheckpoint
 from headwater.storage.sqlite.connection import immediate, open_writer, sqlite_errors
 
 _SCHEMA = """

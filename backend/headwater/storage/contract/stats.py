@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from headwater.oplog.op import OpId
 from headwater.storage.address import PostgresAddress, SqliteAddress, StoreAddress
-from headwater.storage.contract import SourceState
-from headwater.storage.parts import BulkRecord
+from headwater.storage.contract.parts import BulkRecord
+from headwater.storage.contract.store import SourceState
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,5 @@
 """What every store promises to whoever keeps its histories short. Nothing here knows which ops may go: that is
-`storage.compaction`; when and how far is decided by `headwater.upkeep`.
+`storage.shared.compaction`; when and how far is decided by `headwater.compaction`.
 
 Calls block. Those that change something hold the store's write lock for work in what they are given, no more, and
 leave a state in which every device converges, whatever comes after.
@@ -15,7 +15,7 @@ from typing import NamedTuple, Protocol
 from headwater.errors import HeadwaterError, Kind
 from headwater.oplog.op import OpId
 from headwater.storage.address import PostgresAddress, SqliteAddress, StoreAddress
-from headwater.storage.contract import Lease
+from headwater.storage.contract.store import Lease
 
 LEASE = "upkeep"
 """The lease of whoever rewrites history. It is no replicator's, and whoever edits ops in place needs it too."""
@@ -67,8 +67,8 @@ class SealedRun(NamedTuple):
 
 
 class Again(NamedTuple):
-    """A standing row to be put once more at the end of its bucket. `row` is the key that `compaction.row_key` gives,
-    `body` the body of its PUT."""
+    """A standing row to be put once more at the end of its bucket. `row` is the key that
+    `storage.shared.compaction.row_key` gives, `body` the body of its PUT."""
 
     row: int
     checksum: int

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import zstandard
 
-from headwater.storage.contract import StoreError
+from headwater.storage.contract.store import StoreError
 
 
 def compressor(level: int) -> zstandard.ZstdCompressor:

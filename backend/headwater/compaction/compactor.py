@@ -10,9 +10,11 @@ from dataclasses import dataclass, replace
 from typing import ParamSpec, TypeVar
 
 from headwater.oplog.op import OpId
-from headwater.storage import compaction
-from headwater.storage.common import SEGMENT_OPS
-from headwater.storage.compaction import (
+from headwater.storage.contract.compaction import Again, BucketState, Cleared, Piece, UpkeepStore
+from headwater.storage.contract.store import Lease
+from headwater.storage.shared import compaction
+from headwater.storage.shared.common import SEGMENT_OPS
+from headwater.storage.shared.compaction import (
     CLEARS,
     MOVED,
     SUPERSEDED,
@@ -22,8 +24,6 @@ from headwater.storage.compaction import (
     SurveyedPiece,
     Thrift,
 )
-from headwater.storage.contract import Lease
-from headwater.storage.upkeep import Again, BucketState, Cleared, Piece, UpkeepStore
 
 _KEYS_IN_MEMORY = 2_000_000
 _PURGED_AT_ONCE = 2_000

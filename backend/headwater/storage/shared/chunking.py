@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from headwater.oplog.op import OpId
-from headwater.storage.common import CHUNK_BYTES, CHUNK_OPS
-from headwater.storage.contract import Chunk
-from headwater.storage.render import numbered
+from headwater.storage.contract.store import Chunk
+from headwater.storage.shared.common import CHUNK_BYTES, CHUNK_OPS
+from headwater.storage.shared.render import numbered
 
 
 class ChunkParts:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from importlib.metadata import version
 
-from headwater.storage.contract import StoreError
+from headwater.storage.contract.store import StoreError
 
 FORMAT_KEY = "format"
 GIVEN_BY_KEY = "format_by"

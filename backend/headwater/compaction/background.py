@@ -9,13 +9,13 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from headwater.compaction.work import LARGE_OPS, Elsewhere, Need, Summary, UpkeepStoppedError, UpkeepWork, need, shared
 from headwater.errors import HeadwaterError, Kind
 from headwater.oplog.op import OpId
 from headwater.storage.address import StoreAddress
-from headwater.storage.compaction import Thrift
-from headwater.storage.contract import LeaseHeldError
-from headwater.storage.upkeep import BucketState, UpkeepStore, open_upkeep
-from headwater.upkeep.work import LARGE_OPS, Elsewhere, Need, Summary, UpkeepStoppedError, UpkeepWork, need, shared
+from headwater.storage.contract.compaction import BucketState, UpkeepStore, open_upkeep
+from headwater.storage.contract.store import LeaseHeldError
+from headwater.storage.shared.compaction import Thrift
 
 _REST = 0.005  # the replicator, in another thread of the process, comes first
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
-from headwater.storage.contract import Lease
+from headwater.storage.contract.store import Lease
 
 
 class RequestState(Enum):

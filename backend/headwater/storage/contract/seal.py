@@ -6,7 +6,7 @@ The seal is in the store itself, so that processes which have it open already ar
 from __future__ import annotations
 
 from headwater.storage.address import PostgresAddress, SqliteAddress, StoreAddress
-from headwater.storage.contract import StoreError
+from headwater.storage.contract.store import StoreError
 
 MARK = "headwater-seal: "
 """How the database's refusal begins; the seal's note follows."""

@@ -15,7 +15,7 @@ from typing import Generic, NamedTuple, Protocol, TypeVar, cast
 
 from headwater.oplog.lsn import Lsn
 from headwater.oplog.op import OpId
-from headwater.storage.contract import (
+from headwater.storage.contract.store import (
     BucketMarks,
     Checkpoint,
     Chunk,

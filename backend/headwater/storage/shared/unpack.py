@@ -10,8 +10,8 @@ import orjson
 import xxhash
 
 from headwater.oplog.op import OpId, finished_op
-from headwater.storage.history import HistoryOp
-from headwater.storage.packing import unpacked
+from headwater.storage.contract.history import HistoryOp
+from headwater.storage.shared.packing import unpacked
 
 _BATCH_OPS = 5_000
 _BATCH_BYTES = 8 << 20

@@ -9,12 +9,12 @@ import math
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
+from headwater.compaction.compactor import Compactor
 from headwater.oplog.op import OpId
-from headwater.storage import compaction
-from headwater.storage.compaction import REMOVES, STANDS, Survey, Thrift
-from headwater.storage.contract import Lease
-from headwater.storage.upkeep import BucketState, HistoryChangedError, Piece, UpkeepStore
-from headwater.upkeep.compactor import Compactor
+from headwater.storage.contract.compaction import BucketState, HistoryChangedError, Piece, UpkeepStore
+from headwater.storage.contract.store import Lease
+from headwater.storage.shared import compaction
+from headwater.storage.shared.compaction import REMOVES, STANDS, Survey, Thrift
 
 _KEYS_IN_MEMORY = 2_000_000
 _ATTEMPTS = 5

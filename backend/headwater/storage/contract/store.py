@@ -16,7 +16,7 @@ from headwater.oplog.change import Relation
 from headwater.oplog.lsn import Lsn
 from headwater.oplog.op import OpId
 from headwater.oplog.transform import BucketName, DraftOp
-from headwater.storage.parts import BulkRecord, CurrentRow, Places, StagedPart, StagedTable
+from headwater.storage.contract.parts import BulkRecord, CurrentRow, Places, StagedPart, StagedTable
 from headwater_rules.results import LookupEntry
 
 
@@ -169,8 +169,8 @@ class StoreReader(Protocol):
 
     def snapshot(self) -> AbstractContextManager[StoreSnapshot | None]:
         """The newest checkpoint and the config to serve, which is the active one or the endpoint's own (see
-        `storage.versions.OwnConfig`); None while there is no active config with a checkpoint. While it is open, all
-        that its thread asks the reader for is seen at the same moment."""
+        `storage.contract.versions.OwnConfig`); None while there is no active config with a checkpoint. While it is
+        open, all that its thread asks the reader for is seen at the same moment."""
 
     def checkpoint(self) -> tuple[Checkpoint, int] | None:
         """The newest checkpoint and the id of the config to serve: cheap, for polling after a wake-up."""
@@ -358,7 +358,8 @@ class StoreWriter(Protocol):
     ) -> Checkpoint:
         """Put staged tables in the place of all tables of the source, in one short transaction: number the segments,
         clear what stood in their buckets before, move the source to `state.lsn` and activate `version`, whose row
-        sides (see `storage.versions`) are complete with it. Work in the number of buckets and segments, not of rows."""
+        sides (see `storage.contract.versions`) are complete with it. Work in the number of buckets and segments, not of
+        rows."""
 
     def create_tables(
         self, lease: Lease, source: str, tables: Sequence[tuple[Relation, str]], resync: str

@@ -8,14 +8,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from enum import Enum, auto
 
+from headwater.compaction.compactor import Compacted, Compactor
 from headwater.errors import HeadwaterError
 from headwater.oplog.op import OpId
 from headwater.storage.address import StoreAddress
-from headwater.storage.common import KEPT_FLUSHES
-from headwater.storage.compaction import Thrift
-from headwater.storage.contract import Lease
-from headwater.storage.upkeep import BucketState, HistoryChangedError, UpkeepStore, open_upkeep
-from headwater.upkeep.compactor import Compacted, Compactor
+from headwater.storage.contract.compaction import BucketState, HistoryChangedError, UpkeepStore, open_upkeep
+from headwater.storage.contract.store import Lease
+from headwater.storage.shared.common import KEPT_FLUSHES
+from headwater.storage.shared.compaction import Thrift
 
 LEASE_SECONDS = 30.0
 

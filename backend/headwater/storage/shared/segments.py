@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from headwater.oplog.transform import DraftOp
-from headwater.storage.common import SEGMENT_BYTES, SEGMENT_OPS
-from headwater.storage.packing import compressor
+from headwater.storage.shared.common import SEGMENT_BYTES, SEGMENT_OPS
+from headwater.storage.shared.packing import compressor
 
 _BUFFERED_BYTES = 64 << 20
 

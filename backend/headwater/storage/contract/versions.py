@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
-from headwater.storage.contract import Checkpoint, Lease
+from headwater.storage.contract.store import Checkpoint, Lease
 
 KEEP_STOPPED_SECONDS = 600.0
 """How long the row sides of a version that was served are kept right after it was stopped."""

@@ -1,5 +1,5 @@
 """Finding a value in all that a store keeps, and erasing what is left of it. History itself is rewritten by compaction
-(`storage.upkeep`); here is what is sought, where a store can have it, and how its files lose what is deleted.
+(`headwater.compaction`); here is what is sought, where a store can have it, and how its files lose what is deleted.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import orjson
 from headwater.decode.copytext import join_cells
 from headwater.oplog.op import finished_op
 from headwater.storage.address import PostgresAddress, SqliteAddress, StoreAddress
-from headwater.storage.contract import Lease, StoreError
-from headwater.storage.write_key import user_in_key
+from headwater.storage.contract.store import Lease, StoreError
+from headwater.storage.shared.write_key import user_in_key
 
 LEAST_TEXT = 5
 """Characters of a text to forget. A shorter one is found by chance in compressed bytes."""

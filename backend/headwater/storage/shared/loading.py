@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from headwater.storage.contract import Flush
-from headwater.storage.parts import CurrentRow, PlacedRow
+from headwater.storage.contract.parts import CurrentRow, PlacedRow
+from headwater.storage.contract.store import Flush
 
 BATCH_BYTES = 16 << 20
 """About how many bytes of rows are read at once where nobody says otherwise."""

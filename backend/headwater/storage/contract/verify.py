@@ -22,7 +22,7 @@ from headwater.oplog.op import bucket_key, content_digest, put_checksum, remove_
 from headwater.oplog.row_id import row_subkey
 from headwater.oplog.transform import decode_members
 from headwater.storage.address import PostgresAddress, SqliteAddress, StoreAddress
-from headwater.storage.parts import CurrentRow, PlacedRow
+from headwater.storage.contract.parts import CurrentRow, PlacedRow
 from headwater_rules.results import LookupEntry
 
 MODULUS = 1 << 64

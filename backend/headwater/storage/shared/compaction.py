@@ -21,9 +21,9 @@ from typing import NamedTuple
 import xxhash
 
 from headwater.oplog.op import OpId
-from headwater.storage.common import SEGMENT_BYTES, SEGMENT_OPS
-from headwater.storage.packing import compressor
-from headwater.storage.upkeep import Again, SealedRun
+from headwater.storage.contract.compaction import Again, SealedRun
+from headwater.storage.shared.common import SEGMENT_BYTES, SEGMENT_OPS
+from headwater.storage.shared.packing import compressor
 
 STANDS, REMOVES, SUPERSEDED, MOVED, CLEARS = range(5)
 """What an op is to its history: a PUT whose row stands; a REMOVE that is the last word on its row; a PUT or REMOVE

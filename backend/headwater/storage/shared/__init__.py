@@ -1,0 +1,1 @@
+"""What both back ends do alike."""
