@@ -16,11 +16,11 @@ from headwater.oplog.lsn import Lsn
 from headwater.oplog.op import OpId, bucket_key
 from headwater.oplog.transform import BucketName, RowKeys, encode_members, row_ops
 from headwater.storage.address import PostgresAddress, SqliteAddress, StoreAddress
-from headwater.storage.contract.compaction import open_upkeep
+from headwater.storage.backend import Store
 from headwater.storage.contract.parts import BulkRecord, CurrentRow
 from headwater.storage.contract.store import Lease, Progress, SourceState
 from headwater.storage.contract.versions import Origin
-from headwater.storage.open import Store, open_reader, open_store
+from headwater.storage.open import open_backend
 from headwater.storage.shared.compaction import Thrift
 from headwater_rules.results import Put
 from tests.bench import report
@@ -43,7 +43,7 @@ def run(ops: int) -> None:
 
 def _bench(name: str, address: StoreAddress, ops: int) -> None:
     report.heading(f"store, {name}: {ops:,} ops, {VERSIONS} for each row")
-    store = open_store(address)
+    store = open_backend(address).open_store()
     try:
         lease = store.acquire("default", f"bench:{os.getpid()}", 600.0)
         table = _empty_table(store, lease)
@@ -97,7 +97,7 @@ def _batches(rows: int) -> Iterator[Sequence[int]]:
 
 
 def _read(what: str, address: StoreAddress, ops: int) -> None:
-    reader = open_reader(address)
+    reader = open_backend(address).open_reader()
     try:
         found = reader.checkpoint()
         assert found is not None
@@ -117,7 +117,7 @@ def _read(what: str, address: StoreAddress, ops: int) -> None:
 
 
 def _compact(address: StoreAddress, ops: int) -> None:
-    upkeep = open_upkeep(address)
+    upkeep = open_backend(address).open_compaction()
     try:
         with Meter(os.getpid()).measure() as usage, UpkeepWork(upkeep, "bench:1", lambda _: False) as work:
             state = upkeep.bucket(bucket_key(BUCKET))

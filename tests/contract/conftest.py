@@ -14,7 +14,7 @@ from psycopg import sql
 from headwater.embedded.postgres import EmbeddedPostgres
 from headwater.storage.address import PostgresAddress, SqliteAddress, StoreAddress
 from headwater.storage.contract.store import StoreReader
-from headwater.storage.open import open_reader, open_store
+from headwater.storage.open import open_backend
 from tests.contract.world import SOURCE, World
 
 NewAddress = Callable[[], StoreAddress]
@@ -65,7 +65,7 @@ def open_world(new_address: NewAddress) -> Iterator[Callable[..., World]]:
 
         def make(*, beside: World | None = None, source: str = SOURCE, owner: str = "here:1") -> World:
             address = beside.address if beside else new_address()
-            store = open_store(address)
+            store = open_backend(address).open_store()
             stack.callback(store.close)
             return World(address, store, store.acquire(source, owner, 30.0), source)
 
@@ -83,7 +83,7 @@ def open_reading(new_address: NewAddress) -> Iterator[Callable[[World], StoreRea
     with ExitStack() as stack:
 
         def make(world: World) -> StoreReader:
-            reader = open_reader(world.address)
+            reader = open_backend(world.address).open_reader()
             stack.callback(reader.close)
             return reader
 

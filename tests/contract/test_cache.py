@@ -12,7 +12,7 @@ import pytest
 from headwater.oplog.op import OpId
 from headwater.storage.address import StoreAddress
 from headwater.storage.contract.store import Chunk, StoreReader
-from headwater.storage.open import open_reader
+from headwater.storage.open import open_backend
 from headwater.storage.shared.cache import CachedReader
 from tests.support.model_device import ModelBucket, parse_ops
 from tests.support.written_store import WrittenStore, compact, shown
@@ -39,7 +39,7 @@ def hand(new_address: Callable[[], StoreAddress]) -> Iterator[WrittenStore]:
 
 @pytest.fixture
 def reader(hand: WrittenStore) -> Iterator[StoreReader]:
-    with closing(open_reader(hand.address)) as made:
+    with closing(open_backend(hand.address).open_reader()) as made:
         yield made
 
 

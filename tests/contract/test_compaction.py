@@ -14,9 +14,9 @@ from headwater.compaction.background import Rhythm, Upkeep
 from headwater.compaction.work import Need, UpkeepStoppedError, UpkeepWork, need
 from headwater.oplog.op import OpId, bucket_key
 from headwater.storage.address import StoreAddress
-from headwater.storage.contract.compaction import BucketState, HistoryChangedError, Piece, UpkeepStore, open_upkeep
+from headwater.storage.contract.compaction import BucketState, HistoryChangedError, Piece, UpkeepStore
 from headwater.storage.contract.store import Chunk, LeaseHeldError, LeaseLostError, StoreReader
-from headwater.storage.open import open_reader
+from headwater.storage.open import open_backend
 from headwater.storage.shared import compaction
 from headwater.storage.shared.compaction import Cut, Thrift
 from tests.support import store_checker
@@ -35,8 +35,8 @@ class World:
     def __init__(self, address: StoreAddress) -> None:
         self.address = address
         self.hand = WrittenStore(address)
-        self.reader: StoreReader = open_reader(address)
-        self.upkeep: UpkeepStore = open_upkeep(address)
+        self.reader: StoreReader = open_backend(address).open_reader()
+        self.upkeep: UpkeepStore = open_backend(address).open_compaction()
 
     def compact(self, thrift: Thrift = FREE, *, stopping: Callable[[float], bool] = lambda _: False) -> None:
         """By command: up to now, and at once."""
@@ -252,7 +252,7 @@ def test_a_bucket_that_is_cleared_meanwhile_is_left_as_it_is(world: World) -> No
 
 
 def test_only_one_at_a_time_compacts(world: World) -> None:
-    other = open_upkeep(world.address)
+    other = open_backend(world.address).open_compaction()
     lease = world.upkeep.acquire("here:1", 30.0)
     with pytest.raises(LeaseHeldError):
         other.acquire("there:2", 30.0)

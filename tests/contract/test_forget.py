@@ -16,11 +16,9 @@ from headwater.cli.store.forget import Forgetting, NotForgottenError, StillHeldE
 from headwater.compaction.forgetting import BucketFindings, Forgetter, by_bucket, look
 from headwater.oplog.op import OpId, bucket_key
 from headwater.storage.address import SqliteAddress, StoreAddress
-from headwater.storage.contract.compaction import open_upkeep
-from headwater.storage.contract.forget import Searched, SoughtRow, SoughtText, open_forget
-from headwater.storage.contract.stats import store_stats
+from headwater.storage.contract.forget import Searched, SoughtRow, SoughtText
 from headwater.storage.contract.store import Checkpoint
-from headwater.storage.open import open_reader
+from headwater.storage.open import open_backend
 from headwater.sync.request import write_key
 from tests.support.model_device import ModelBucket
 from tests.support.store_checker import problems
@@ -38,13 +36,13 @@ def written(new_address: Callable[[], StoreAddress]) -> Iterator[WrittenStore]:
 
 
 def found(address: StoreAddress, sought: SoughtText | SoughtRow) -> dict[int, set[int]]:
-    with closing(open_forget(address)) as finder:
+    with closing(open_backend(address).open_forget()) as finder:
         ops = [op for op in finder.ops(sought.hints, Searched()) if sought.is_in(op.line)]
     return by_bucket((op.bucket, op.op_id) for op in ops)
 
 
 def looked(address: StoreAddress, sought: SoughtText | SoughtRow) -> dict[str, BucketFindings]:
-    with closing(open_upkeep(address)) as upkeep:
+    with closing(open_backend(address).open_compaction()) as upkeep:
         seen = [look(upkeep, bucket, ops) for bucket, ops in found(address, sought).items()]
     return {each.name: each for each in seen if each is not None}
 
@@ -52,7 +50,10 @@ def looked(address: StoreAddress, sought: SoughtText | SoughtRow) -> dict[str, B
 def forget(written: WrittenStore, sought: SoughtText | SoughtRow) -> None:
     """As the command does once the source has been asked; it proves it by itself."""
     address = written.address
-    with closing(open_forget(address)) as finder, closing(open_upkeep(address)) as upkeep:
+    with (
+        closing(open_backend(address).open_forget()) as finder,
+        closing(open_backend(address).open_compaction()) as upkeep,
+    ):
         Forgetting(address, finder, upkeep, sought, written.table).run(dry_run=False, yes=True)
 
 
@@ -111,7 +112,7 @@ def test_a_text_goes_from_history_and_every_device_converges(written: WrittenSto
 
 
 def test_a_users_id_goes_from_the_keys_of_write_checkpoints(written: WrittenStore) -> None:
-    reader = open_reader(written.address)
+    reader = open_backend(written.address).open_reader()
     keys = [write_key("dept/ann%lee", "phone"), write_key("dept/bob", "phone")]
     reader.create_write_checkpoint(keys, {})
     forget(written, SoughtText("dept/ann%lee"))
@@ -132,7 +133,7 @@ def test_removes_that_name_it_go_too(written: WrittenStore, seed: int) -> None:
     assert seen[A].again > 0
     forget(written, SoughtText(gone))
     assert found(written.address, SoughtText(gone)) == {}
-    with closing(open_forget(written.address)) as finder:
+    with closing(open_backend(written.address).open_forget()) as finder:
         assert finder.texts(SoughtText(gone).hints, Searched()) == []
         assert [file.name for file in finder.search_files([gone]) if file.found] == []
         assert any(file.found for file in finder.search_files([kept]))
@@ -160,7 +161,7 @@ def test_what_stands_is_said_to_stand(written: WrittenStore) -> None:
     written.write({"r2": (A, "other")})
     seen = looked(written.address, SoughtText(SECRET))[A]
     assert (seen.standing, seen.overruled) == (1, 1)
-    with closing(open_forget(written.address)) as finder:
+    with closing(open_backend(written.address).open_forget()) as finder:
         texts = finder.texts(SoughtText(SECRET).hints, Searched())
     assert [(text.table, text.column, text.count, text.erasable) for text in texts] == [
         (f"rows_{written.table}", "line", 1, 0)
@@ -195,7 +196,10 @@ def test_what_is_written_meanwhile_is_told(written: WrittenStore, monkeypatch: p
 def test_a_bucket_without_rows_goes_and_comes_back_with_its_first_row(written: WrittenStore) -> None:
     written.publish({"r1": (A, "x"), "r2": (B, "y")})
     written.write({"r1": None})
-    with closing(open_forget(written.address)) as finder, closing(open_upkeep(written.address)) as upkeep:
+    with (
+        closing(open_backend(written.address).open_forget()) as finder,
+        closing(open_backend(written.address).open_compaction()) as upkeep,
+    ):
         assert finder.named_buckets(['["a"]']) == [bucket_key(A)]
         lease = upkeep.acquire("test", 60.0)
         Forgetter(upkeep, lease, lambda _: None).rewrite(bucket_key(A), clear=True)
@@ -215,7 +219,7 @@ def test_a_checkpoint_from_before_is_not_completed(written: WrittenStore) -> Non
     before = written.write({"r1": (A, SECRET)}).op_id
     written.write({"r1": (A, "other")})
     forget(written, SoughtText(SECRET))
-    with closing(open_reader(written.address)) as reader:
+    with closing(open_backend(written.address).open_reader()) as reader:
         assert reader.chunk(A, OpId(0), before).overtaken
 
 
@@ -223,7 +227,7 @@ def test_figures_tell_rows_from_ops(written: WrittenStore) -> None:
     written.publish({f"r{i}": (A, "x" * i) for i in range(30)})
     written.write({f"r{i}": (A, "y") for i in range(10)})
     written.write({"r1": None, "new": (B, "z")})
-    stats = store_stats(written.address)
+    stats = open_backend(written.address).store_stats()
     buckets = {bucket.name: bucket for bucket in stats.buckets}
     assert (buckets[A].rows, buckets[A].ops, buckets[A].grown) == (29, 42, 42)
     assert (buckets[B].rows, buckets[B].ops) == (1, 2)
@@ -234,14 +238,14 @@ def test_figures_tell_rows_from_ops(written: WrittenStore) -> None:
         >= sum((stats.disk.rows, stats.disk.ops, stats.disk.segments, stats.disk.lookups, stats.disk.other)) // 2
     )
     compact(written.address, A)
-    assert {b.name: b.grown for b in store_stats(written.address).buckets}[A] == 0
+    assert {b.name: b.grown for b in open_backend(written.address).store_stats().buckets}[A] == 0
     assert stats.sources[0].tag == "default"
     assert [job.kind for job in stats.jobs] == ["snapshot"]
 
 
 def test_bytes_of_the_embedded_store_are_searched(written: WrittenStore) -> None:
     written.publish({"r1": (A, "x")})
-    with closing(open_forget(written.address)) as finder:
+    with closing(open_backend(written.address).open_forget()) as finder:
         files = finder.search_files(["nowhere to be found"])
     assert not any(file.found for file in files)
     if isinstance(written.address, SqliteAddress):

@@ -13,31 +13,25 @@ import pytest
 
 from headwater.oplog.op import OpId
 from headwater.storage.address import SqliteAddress, StoreAddress
-from headwater.storage.contract.archive import dump
-from headwater.storage.contract.compaction import open_upkeep
-from headwater.storage.contract.forget import open_forget
-from headwater.storage.contract.history import history_limits, read_flushes
-from headwater.storage.contract.seal import seal_store, unseal_store
-from headwater.storage.contract.stats import definition_stats, store_stats
+from headwater.storage.backend import Backend
 from headwater.storage.contract.store import StoreError
-from headwater.storage.contract.verify import open_verify
-from headwater.storage.open import open_reader, open_store, read_rows
+from headwater.storage.open import open_backend
 from tests.contract.world import A, World
 
-OPENERS: dict[str, Callable[[StoreAddress], object]] = {
-    "to write": open_store,
-    "to read": open_reader,
-    "for upkeep": open_upkeep,
-    "to verify": lambda address: open_verify(address).__enter__(),
-    "to forget": open_forget,
-    "to export": lambda address: dump(address, Path("never-made")).__enter__(),
-    "to seal": lambda address: seal_store(address, "moved"),
-    "to unseal": unseal_store,
-    "for statistics": store_stats,
-    "for a download's size": definition_stats,
-    "for its limits": history_limits,
-    "for its history": lambda address: list(read_flushes(address, OpId(0), OpId(1 << 40))),
-    "for its rows": lambda address: list(read_rows(address, 1, 0, 10)),
+OPENERS: dict[str, Callable[[Backend], object]] = {
+    "to write": lambda store: store.open_store(),
+    "to read": lambda store: store.open_reader(),
+    "to compact": lambda store: store.open_compaction(),
+    "to verify": lambda store: store.open_verify().__enter__(),
+    "to forget": lambda store: store.open_forget(),
+    "to export": lambda store: store.dump(Path("never-made")).__enter__(),
+    "to seal": lambda store: store.seal("moved"),
+    "to unseal": lambda store: store.unseal(),
+    "for statistics": lambda store: store.store_stats(),
+    "for a download's size": lambda store: store.definition_stats(),
+    "for its limits": lambda store: store.history_limits(),
+    "for its history": lambda store: list(store.read_flushes(OpId(0), OpId(1 << 40))),
+    "for its rows": lambda store: list(store.read_rows(1, 0, 10)),
 }
 
 
@@ -66,14 +60,14 @@ def test_a_newer_format_is_refused_with_the_version_that_made_it(world: World, o
         r" formats up to \d+ \(.*\); use headwater 9.8.7 or newer"
     )
     with pytest.raises(StoreError, match=expected):
-        OPENERS[opener](world.address)
+        OPENERS[opener](open_backend(world.address))
 
 
 def test_a_store_knows_the_version_that_gave_it_its_format(world: World) -> None:
     assert world.store.noted("format_by") == version("headwater")
     world.store.close()
     note(world.address, "format_by", "0.0.1")
-    store = open_store(world.address)
+    store = open_backend(world.address).open_store()
     assert store.noted("format_by") == "0.0.1", "opening it is not making it"
     store.close()
 
@@ -83,4 +77,4 @@ def test_a_newer_format_is_refused_even_if_nobody_says_who_made_it(world: World)
     note(world.address, "format", "99")
     note(world.address, "format_by", "")
     with pytest.raises(StoreError, match=re.escape("use the version of headwater that made it")):
-        open_store(world.address)
+        open_backend(world.address).open_store()

@@ -8,8 +8,8 @@ import pytest
 
 from headwater.oplog.op import OpId
 from headwater.storage.address import StoreAddress
-from headwater.storage.contract.stats import DefinitionStats, definition_stats, store_exists
-from headwater.storage.open import open_reader, open_store
+from headwater.storage.contract.stats import DefinitionStats
+from headwater.storage.open import open_backend
 from tests.support.model_device import parse_ops
 from tests.support.written_store import WrittenStore
 
@@ -23,7 +23,7 @@ def written(new_address: Callable[[], StoreAddress]) -> Iterator[WrittenStore]:
 
 def downloaded(address: StoreAddress, buckets: list[str]) -> list[tuple[int, int]]:
     """Ops and bytes of each bucket, as chunks bring them."""
-    reader = open_reader(address)
+    reader = open_backend(address).open_reader()
     newest = reader.checkpoint()
     assert newest is not None
     found = []
@@ -51,7 +51,7 @@ def test_rows_of_bulk_work_and_of_the_stream_are_counted(written: WrittenStore) 
     written.publish({f"r{i}": ((a, b, c)[min(i % 7, 2)], "é" * (i % 50)) for i in range(2_500)})
     written.write({f"r{i}": (a, "again" * i) for i in range(200)})
     written.write({"r3": None, "new": (b, "new")})
-    one, two = definition_stats(written.address)
+    one, two = open_backend(written.address).definition_stats()
     assert (one.definition, two.definition) == ("one", "two")
     assert_told(one, downloaded(written.address, [a, b]))
     assert_told(two, downloaded(written.address, [c]))
@@ -61,14 +61,14 @@ def test_what_stands_before_a_clear_is_not_downloaded(written: WrittenStore) -> 
     written.publish({f"r{i}": ('one["a"]', "text") for i in range(100)})
     written.write({"r1": ('one["a"]', "more")})
     written.truncate()
-    (one,) = definition_stats(written.address)
+    (one,) = open_backend(written.address).definition_stats()
     assert_told(one, downloaded(written.address, ['one["a"]']))
     assert one.ops == 1
 
 
 def test_a_store_is_there_once_somebody_made_it(new_address: Callable[[], StoreAddress]) -> None:
     address = new_address()
-    assert not store_exists(address)
-    open_store(address).close()
-    assert store_exists(address)
-    assert definition_stats(address) == []
+    assert not open_backend(address).exists()
+    open_backend(address).open_store().close()
+    assert open_backend(address).exists()
+    assert open_backend(address).definition_stats() == []

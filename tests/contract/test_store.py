@@ -13,7 +13,7 @@ from headwater.oplog.lsn import Lsn
 from headwater.oplog.op import OpId, bucket_key
 from headwater.oplog.transform import RowKeys, row_ops
 from headwater.storage.contract.store import LeaseHeldError, LeaseLostError, Progress, StoreReader
-from headwater.storage.open import open_reader, open_store
+from headwater.storage.open import open_backend
 from headwater_rules.results import LookupEntry
 from tests.contract.world import SOURCE, A, B, World, assert_in_step, lookups, named, put, totals
 from tests.support.fix_headwater import read_bucket as read
@@ -102,7 +102,7 @@ def test_a_rebuilt_store_gives_out_higher_ids(world: World, open_world: Callable
     last = world.bootstrap({str(i): (A, "x") for i in range(3000)}).op_id
     rebuilt = open_world()
     checkpoint = rebuilt.bootstrap({"1": (A, "x")})
-    first = open_reader(rebuilt.address)
+    first = open_backend(rebuilt.address).open_reader()
     assert min(int(str(op["op_id"])) for op in parse_ops(first.chunk(A, OpId(0), checkpoint.op_id).ops)) > last
     first.close()
 
@@ -144,7 +144,7 @@ def test_the_source_position_moves_with_the_flush(world: World, reader: StoreRea
 
 
 def test_a_second_holder_waits_for_the_lease_and_then_ends_the_first(world: World) -> None:
-    other = open_store(world.address)
+    other = open_backend(world.address).open_store()
     with pytest.raises(LeaseHeldError):
         other.acquire(SOURCE, "there:2", 30.0)
     world.store.acquire(SOURCE, "here:1", 0.0)  # expires at once
@@ -222,7 +222,7 @@ def test_every_device_converges_from_every_position(
     steps: list[dict[str, tuple[str, str] | None] | str],
 ) -> None:
     world = open_world()
-    reader = open_reader(world.address)
+    reader = open_backend(world.address).open_reader()
     truth = dict(first)
     world.bootstrap(truth, parts=2)
     devices = [{A: assert_in_step(reader, A), B: assert_in_step(reader, B)}]

@@ -20,10 +20,9 @@ from headwater.storage.contract.verify import (
     Examined,
     changed_parts,
     examine,
-    open_verify,
     row_entries,
 )
-from headwater.storage.open import open_reader
+from headwater.storage.open import open_backend
 from headwater_rules.results import LookupEntry
 from tests.contract.world import A, B, World, assert_in_step, named, put, totals
 
@@ -45,7 +44,7 @@ def damage(world: World, sql: str) -> None:
 
 
 def examined(world: World, bucket: str, parts: int = 1) -> Examined:
-    with open_verify(world.address) as reader:
+    with open_backend(world.address).open_verify() as reader:
         head = reader.head(bucket_key(bucket))
         assert head is not None
         return examine(head, reader, parts)
@@ -79,7 +78,7 @@ def test_a_sound_history_sums_up_to_what_rows_say(written: World, bucket: str, p
 
 def test_every_bucket_is_in_one_range_of_keys(written: World) -> None:
     written.write({str(100 + n): (f'todos.1["{n}"]', "x") for n in range(40)})
-    with open_verify(written.address) as reader:
+    with open_backend(written.address).open_verify() as reader:
         cuts = reader.cut(8)
         assert 3 < len(cuts) <= 42
         names = [head.name for cut in cuts for head in reader.heads(*cut)]
@@ -122,7 +121,7 @@ def test_ops_say_which_parts_changed(written: World) -> None:
     before = examined(written, A, 512)
     written.write({"5": (B, "left"), "7": (A, "changed")})
     after = examined(written, A, 512)
-    with open_verify(written.address) as reader:
+    with open_backend(written.address).open_verify() as reader:
         changed = changed_parts(reader, bucket_key(A), before.head.last_op, 512)
     assert {n for n, (a, b) in enumerate(zip(before.sums, after.sums, strict=True)) if a != b} == changed
     assert len(changed) == 2
@@ -144,7 +143,7 @@ def test_a_bucket_begun_anew_holds_what_is_appended(
     flush.commit(written.source, Progress(Lsn(written.lsn)))
     assert examined(written, A).problem == ""
     assert examined(written, A).ops == 3
-    with open_verify(written.address) as verify:  # nothing damaged is left behind the CLEAR
+    with open_backend(written.address).open_verify() as verify:  # nothing damaged is left behind the CLEAR
         assert list(verify.segments(bucket_key(A), 0)) == []
         assert len(list(verify.hot(bucket_key(A), 0, 1 << 62))) == 3
     assert sorted(assert_in_step(reader, A).rows) == sorted(assert_in_step(reader, A, device).rows)
@@ -158,7 +157,7 @@ def test_a_lost_bucket_is_made_again_when_its_name_is_known(written: World) -> N
     flush.begin_anew(bucket_key(A), None)
     flush.begin_anew(bucket_key(B), None)
     flush.commit(written.source, Progress(Lsn(written.lsn)))
-    with open_verify(written.address) as reader:
+    with open_backend(written.address).open_verify() as reader:
         assert reader.head(bucket_key(A)) is None
     assert (examined(written, B).ops, examined(written, B).problem) == (1, "")
     flush = written.store.begin(written.lease)
@@ -174,7 +173,7 @@ def test_rows_come_with_their_lookups_and_lone_lookups_are_found(written: World)
     for row_id in ("1", long_id, "gone"):
         flush.replace_lookups(written.table, row_id, [LookupEntry('l["a"]', f'["{row_id[:4]}"]')])
     flush.commit(written.source, Progress(Lsn(written.lsn)))
-    with open_verify(written.address) as reader:
+    with open_backend(written.address).open_verify() as reader:
         assert reader.tables() == [written.table]
         batches = list(reader.rows(written.table, 0, 1 << 62))
         rows = [row for batch in batches for _, row in batch]
@@ -187,7 +186,7 @@ def test_rows_come_with_their_lookups_and_lone_lookups_are_found(written: World)
 
 
 def test_a_reader_sees_one_moment_until_it_is_renewed(written: World) -> None:
-    with open_verify(written.address) as reader:
+    with open_backend(written.address).open_verify() as reader:
         before = reader.head(bucket_key(A))
         written.write({"1": (A, "later")})
         assert reader.head(bucket_key(A)) == before
@@ -200,6 +199,6 @@ def test_notes_are_kept(written: World) -> None:
     written.store.note(written.lease, "what", "first")
     written.store.note(written.lease, "what", "second")
     assert written.store.noted("what") == "second"
-    reader = open_reader(written.store.address)
+    reader = open_backend(written.store.address).open_reader()
     assert (reader.noted("what"), reader.noted("that")) == ("second", "")
     reader.close()

@@ -10,7 +10,7 @@ import pytest
 from headwater.storage.contract.requests import RequestState
 from headwater.storage.contract.store import LeaseLostError, StoreReader
 from headwater.storage.contract.versions import Origin, OwnConfig, VersionState
-from headwater.storage.open import open_reader, open_store
+from headwater.storage.open import open_backend
 from tests.contract.world import SIDES, SOURCE, YAML, A, B, World, assert_in_step, lookups, totals
 from tests.support.model_device import contents
 
@@ -78,10 +78,10 @@ def served(reader: StoreReader) -> str:
 def test_while_files_are_rolled_out_each_endpoint_serves_its_own(world: World, reader: StoreReader) -> None:
     world.bootstrap({"1": (A, "x")})
     with (
-        closing(open_reader(world.address, OwnConfig(YAML, SIDES))) as old,
-        closing(open_reader(world.address, OwnConfig(YAML, SIDES, keep_seconds=0.0))) as late,
-        closing(open_reader(world.address, OwnConfig(YAML, {**SIDES, "more": "d"}))) as incomplete,
-        closing(open_reader(world.address, OwnConfig("two", {"lists.2": "d2"}))) as new,
+        closing(open_backend(world.address).open_reader(OwnConfig(YAML, SIDES))) as old,
+        closing(open_backend(world.address).open_reader(OwnConfig(YAML, SIDES, keep_seconds=0.0))) as late,
+        closing(open_backend(world.address).open_reader(OwnConfig(YAML, {**SIDES, "more": "d"}))) as incomplete,
+        closing(open_backend(world.address).open_reader(OwnConfig("two", {"lists.2": "d2"}))) as new,
     ):
         version = world.store.deploy("two", Origin.FILE)
         assert [served(each) for each in (old, late, incomplete, new, reader)] == [YAML] * 5
@@ -94,7 +94,7 @@ def test_while_files_are_rolled_out_each_endpoint_serves_its_own(world: World, r
 
 def test_what_a_command_deploys_is_served_by_all_endpoints(world: World) -> None:
     world.bootstrap({"1": (A, "x")})
-    with closing(open_reader(world.address, OwnConfig(YAML, SIDES))) as old:
+    with closing(open_backend(world.address).open_reader(OwnConfig(YAML, SIDES))) as old:
         world.store.activate(world.lease, world.store.deploy("two", Origin.COMMAND).id, {"lists.2": "d2"})
         assert served(old) == "two"
 
@@ -116,7 +116,7 @@ def test_versions_that_are_not_served_are_marked(world: World) -> None:
 def test_only_the_holder_of_the_lease_switches(world: World) -> None:
     world.bootstrap({"1": (A, "x")})
     version = world.store.deploy("two", Origin.FILE)
-    other = open_store(world.address)
+    other = open_backend(world.address).open_store()
     other.acquire(SOURCE, "here:1", 30.0)
     with pytest.raises(LeaseLostError):
         world.store.activate(world.lease, version.id, {})
@@ -128,7 +128,7 @@ def test_only_the_holder_of_the_lease_switches(world: World) -> None:
 
 def test_of_deploys_at_once_one_is_left_in_processing(world: World) -> None:
     def deploy(number: int) -> None:
-        store = open_store(world.address)
+        store = open_backend(world.address).open_store()
         store.deploy(f"text {number}", Origin.COMMAND)
         store.close()
 
@@ -143,7 +143,7 @@ def test_of_deploys_at_once_one_is_left_in_processing(world: World) -> None:
 
 def test_the_inbox_grows_with_what_is_handed_in(world: World) -> None:
     start = world.store.inbox()
-    other = open_store(world.address)
+    other = open_backend(world.address).open_store()
     other.deploy("two", Origin.COMMAND)
     deployed = world.store.inbox()
     other.submit("resync", SOURCE, "{}")
@@ -152,7 +152,7 @@ def test_the_inbox_grows_with_what_is_handed_in(world: World) -> None:
 
 
 def test_a_request_is_taken_up_and_answered(world: World) -> None:
-    asking = open_store(world.address)
+    asking = open_backend(world.address).open_store()
     number = asking.submit("resync", SOURCE, '{"tables":[]}')
     asking.submit("resync", "another source", "{}")
     (found,) = world.store.open_requests(SOURCE)
@@ -174,7 +174,7 @@ def test_a_request_is_taken_up_and_answered(world: World) -> None:
 def test_what_a_dead_replicator_left_is_found_by_the_next(world: World) -> None:
     number = world.store.submit("resync", SOURCE, "{}")
     world.store.update_request(world.lease, number, RequestState.RUNNING)
-    other = open_store(world.address)
+    other = open_backend(world.address).open_store()
     other.acquire(SOURCE, "here:1", 30.0)
     assert [request.id for request in other.open_requests(SOURCE)] == [number]
     with pytest.raises(LeaseLostError):

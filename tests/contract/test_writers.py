@@ -8,7 +8,7 @@ from contextlib import closing
 
 from headwater.oplog.op import OpId
 from headwater.storage.contract.store import LeaseHeldError, StoreReader
-from headwater.storage.open import open_reader
+from headwater.storage.open import open_backend
 from tests.contract.world import A, B, World
 from tests.support.fix_headwater import read_bucket
 from tests.support.model_device import ModelBucket, parse_ops
@@ -57,7 +57,7 @@ def test_two_writers_and_ten_readers_never_see_a_gap_that_fills_later(open_world
     def read() -> None:
         sights: Sights = {A: {}, B: {}}
         seen.append(sights)
-        with closing(open_reader(first.address)) as reader:
+        with closing(open_backend(first.address).open_reader()) as reader:
             while not done.is_set():
                 look(reader, sights)
             look(reader, sights)
@@ -71,7 +71,7 @@ def test_two_writers_and_ten_readers_never_see_a_gap_that_fills_later(open_world
     finally:
         done.set()
         readers.join()
-    with closing(open_reader(first.address)) as reader:
+    with closing(open_backend(first.address).open_reader()) as reader:
         final = {bucket: op_ids(reader, bucket, OpId(2**53)) for bucket in worlds}
     assert any(len(sights[A]) > 2 for sights in seen), "readers and writers were at work at the same time"
     for sights in seen:
@@ -136,11 +136,11 @@ def test_a_write_checkpoint_is_in_order_whoever_makes_it(world: World) -> None:
     followed: list[int] = []
 
     def create(number: int) -> None:
-        with closing(open_reader(world.address)) as reader:
+        with closing(open_backend(world.address).open_reader()) as reader:
             for _ in range(15):
                 reader.create_write_checkpoint(keys[number : number + 2], {})
 
-    with closing(open_reader(world.address)) as reader:
+    with closing(open_backend(world.address).open_reader()) as reader:
         threads = [threading.Thread(target=create, args=(n,)) for n in range(4)]
         for thread in threads:
             thread.start()

@@ -11,10 +11,11 @@ from headwater.oplog.lsn import Lsn
 from headwater.oplog.op import bucket_key
 from headwater.oplog.transform import BucketName, DraftOp, RowKeys, decode_members, encode_members, row_ops
 from headwater.storage.address import StoreAddress
+from headwater.storage.backend import Store
 from headwater.storage.contract.parts import BulkRecord, CurrentRow, PartWriter, StagedPart
 from headwater.storage.contract.store import Checkpoint, Lease, Progress, SourceState, StoreReader
 from headwater.storage.contract.versions import Origin
-from headwater.storage.open import Store, open_part
+from headwater.storage.open import open_backend
 from headwater_rules.results import LookupEntry, Put
 from tests.support.fix_headwater import read_bucket
 from tests.support.model_device import ModelBucket
@@ -58,14 +59,14 @@ class World:
     def part(self, table: int, rows: Rows, number: int, parts: int) -> StagedPart:
         """What task `number` of a snapshot leaves."""
         mine = {row_id: rows[row_id] for n, row_id in enumerate(rows) if n % parts == number}
-        with open_part(self.address, table, number, str(next_number(self.numbers))) as part:
+        with open_backend(self.address).open_part(table, number, str(next_number(self.numbers))) as part:
             for batch in batches(list(mine.items()), 700):
                 write_batch(part, table, batch, self.salt)
             return part.finish()
 
     def additions(self, rows: Rows, *, rows_a_page: int = 2, lookups: bool = False) -> StagedPart:
         """What a task leaves that found what rows which are there give for buckets that were not complete."""
-        with open_part(self.address, self.table, 0, str(next_number(self.numbers))) as part:
+        with open_backend(self.address).open_part(self.table, 0, str(next_number(self.numbers))) as part:
             for batch in batches(list(rows.items()), rows_a_page):
                 write_batch(part, self.table, batch, self.salt, added=True, lookups=lookups)
                 part.end_page()

@@ -42,7 +42,7 @@ from headwater.storage.address import PostgresAddress, StoreAddress
 from headwater.storage.contract.parts import BulkRecord
 from headwater.storage.contract.store import Progress, SourceState
 from headwater.storage.contract.versions import Origin
-from headwater.storage.open import open_reader, open_store
+from headwater.storage.open import open_backend
 from headwater_rules.compiler.compile import compile_config
 from headwater_rules.evaluate.requests import resolve
 from headwater_rules.plan import SyncPlan
@@ -166,7 +166,7 @@ class Place:
     def __init__(self, address: StoreAddress, relation: Relation) -> None:
         self.address = address
         self.relation = relation
-        self.store = open_store(address)
+        self.store = open_backend(address).open_store()
         self.lease = self.store.acquire(TAG, "here:1", 600.0)
         self._lsn = 100
 
@@ -247,7 +247,7 @@ class Place:
         self.store.close()
         assert problems(self.address) == []
         found: Held = {}
-        with closing(open_reader(self.address)) as reader, reader.snapshot() as snapshot:
+        with closing(open_backend(self.address).open_reader()) as reader, reader.snapshot() as snapshot:
             assert snapshot is not None
             for user in WORDS:
                 names = [b.name for b in resolve(plan, SyncRequest({"sub": user}), snapshot.lookups).buckets]

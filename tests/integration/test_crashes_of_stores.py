@@ -14,8 +14,9 @@ import apsw
 import pytest
 
 from headwater.storage.address import SqliteAddress, StoreAddress
+from headwater.storage.backend import Store
 from headwater.storage.contract.versions import VersionState
-from headwater.storage.open import Store, open_reader, open_store
+from headwater.storage.open import open_backend
 from tests.support.fix_headwater import read_bucket
 from tests.support.fix_processes import Launch, Running
 from tests.support.little_source import (
@@ -54,7 +55,7 @@ class Witness:
 
     def check(self) -> None:
         """The store is whole, holds what was told to be there, and the device gets to it."""
-        with closing(open_store(self.address)) as store:
+        with closing(open_backend(self.address).open_store()) as store:
             assert problems(self.address) == []
             state = store.source_state(SOURCE)
             number = 0 if state is None else state.lsn // LSN_EACH
@@ -66,7 +67,7 @@ class Witness:
         (active,) = [each for each in store.versions() if each.state is VersionState.ACTIVE]
         rows = rows_after(number)
         served = expected_buckets(sides_of(active.yaml), rows)
-        with closing(open_reader(self.address)) as reader:
+        with closing(open_backend(self.address).open_reader()) as reader:
             with reader.snapshot() as snapshot:
                 assert snapshot is not None
                 assert snapshot.config.yaml == active.yaml

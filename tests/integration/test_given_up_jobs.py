@@ -18,10 +18,11 @@ from psycopg.conninfo import make_conninfo
 from headwater.compaction.background import Rhythm, Upkeep
 from headwater.pipeline.jobs import BulkJobs
 from headwater.storage.address import PostgresAddress
+from headwater.storage.backend import Store
 from headwater.storage.contract.requests import RequestState
 from headwater.storage.contract.store import Lease
 from headwater.storage.contract.versions import Origin, VersionState
-from headwater.storage.open import Store, open_store
+from headwater.storage.open import open_backend
 from headwater.storage.postgres.compact import PostgresUpkeep
 from headwater.storage.shared.compaction import Thrift
 from tests.support.fix_headwater import NOTES, Deployment, wait_until
@@ -61,7 +62,7 @@ def stage(
         over = replace(postgres_storage, conninfo=make_conninfo(postgres_storage.conninfo, port=network.port))
         replicator = Deployment(source_db, tmp_path, NOTES, bulk, storage=over)
         direct = Deployment(source_db, tmp_path, NOTES, bulk, storage=postgres_storage)
-        open_store(postgres_storage).close()
+        open_backend(postgres_storage).open_store().close()
         yield Stage(source_db, network, replicator, direct)
         direct.close()
         replicator.close()
@@ -93,7 +94,7 @@ class LeaseLost:
         self._lease: Lease | None = None
 
     def begin(self) -> None:
-        self._store = open_store(self._address)
+        self._store = open_backend(self._address).open_store()
         change_leases(self._address, "owner = 'another' where name = 'default'")
         self._lease = self._store.acquire("default", "another", 600.0)
 

@@ -20,9 +20,9 @@ from headwater.embedded.postgres import EmbeddedPostgres, StopMode
 from headwater.oplog.lsn import Lsn
 from headwater.pipeline.jobs import BulkJobs
 from headwater.replication.replicator import LEASE_SECONDS
+from headwater.storage.backend import Store
 from headwater.storage.contract.store import Lease, LeaseHeldError, Progress
 from headwater.storage.contract.versions import Origin, VersionState
-from headwater.storage.open import Store
 from headwater.storage.sqlite import SqliteStore
 from tests.support import small_bulk
 from tests.support.each_once import NOTES, OWNERS, assert_each_once, snapshot_of_empty_table, write

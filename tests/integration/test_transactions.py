@@ -15,7 +15,7 @@ from headwater.embedded.postgres import EmbeddedPostgres
 from headwater.oplog.op import OpId
 from headwater.pipeline.jobs import BulkJobs
 from headwater.storage.address import SqliteAddress
-from headwater.storage.contract.stats import store_stats
+from headwater.storage.open import open_backend
 from tests.support.fix_headwater import Deploy, Deployment, wait_until
 from tests.support.memory import forget_peak, peak
 from tests.support.model_device import parse_ops
@@ -236,7 +236,7 @@ def test_a_large_transaction_takes_bounded_memory(
     deployment.caught_up()
     grown = peak() - before
     assert grown < ALLOWED, f"{grown >> 20} MB"
-    (stored,) = store_stats(SqliteAddress(str(deployment.directory))).tables
+    (stored,) = open_backend(SqliteAddress(str(deployment.directory))).store_stats().tables
     there = source_db.fetch("select count(*), sum(n), count(distinct body), sum(length(body)) from notes")
     assert [sums(deployment, bucket)] == there
     assert stored.rows == there[0][0]

@@ -22,10 +22,9 @@ from headwater.pipeline.session import Spark
 from headwater.pipeline.spark_engine import SparkEngine
 from headwater.storage.address import PostgresAddress, SqliteAddress, StoreAddress
 from headwater.storage.contract.archive import ArchiveError, StoreNotEmptyError
-from headwater.storage.contract.history import history_limits
-from headwater.storage.contract.seal import SealedStoreError, seal_note, unseal_store
+from headwater.storage.contract.seal import SealedStoreError
 from headwater.storage.contract.store import Chunk, LeaseHeldError, StoreError
-from headwater.storage.open import open_reader, open_store, read_rows
+from headwater.storage.open import open_backend
 from headwater.storage.postgres.load import PostgresLoad
 from headwater.storage.sqlite.load import SqliteLoad
 from tests.support.command import headwater
@@ -72,14 +71,14 @@ def fill(store: WrittenStore) -> None:
         store.write({str(i): (A, f"step {step}") for i in range(step * 10, step * 10 + 20)})
     compact(store.address, A)
     store.write({"1": None, "2": (C, "moved"), "x" * 900: (C, "a long id")})
-    with closing(open_reader(store.address)) as reader:
+    with closing(open_backend(store.address).open_reader()) as reader:
         reader.create_write_checkpoint(["u/1", "u/2", "u/1"], {SOURCE: Lsn(5)})
         reader.create_write_checkpoint(["u/1"], {SOURCE: Lsn(900)})
 
 
 def everything(address: StoreAddress) -> dict[str, object]:
     """All that a store shows to those who use it."""
-    with closing(open_reader(address)) as reader, closing(open_store(address)) as store:
+    with closing(open_backend(address).open_reader()) as reader, closing(open_backend(address).open_store()) as store:
         with reader.snapshot() as snapshot:
             assert snapshot is not None
             checkpoint, config = snapshot.checkpoint, snapshot.config
@@ -94,7 +93,9 @@ def everything(address: StoreAddress) -> dict[str, object]:
                 after, more = chunk.next_after, chunk.more
         tables = store.tables(SOURCE)
         rows = {
-            table.id: sorted(placed for batch in read_rows(address, table.id, 0, 1 << 62) for placed in batch)
+            table.id: sorted(
+                placed for batch in open_backend(address).read_rows(table.id, 0, 1 << 62) for placed in batch
+            )
             for table in tables
         }
         return {
@@ -125,7 +126,7 @@ def take_in(engine: SparkEngine, directory: Path, address: StoreAddress) -> None
 
 def assert_nothing_at(address: StoreAddress) -> None:
     with pytest.raises(StoreError, match="there is no store"):
-        history_limits(address)
+        open_backend(address).history_limits()
 
 
 @pytest.mark.parametrize(
@@ -161,7 +162,7 @@ def test_a_store_that_moved_is_the_same_to_the_byte_and_goes_on(
     moved.truncate()
     assert moved.table > written.table
     moved.close()
-    with closing(open_reader(address)) as reader:
+    with closing(open_backend(address).open_reader()) as reader:
         assert reader.create_write_checkpoint(["u/1"], {SOURCE: Lsn(999)}) == {"u/1": 3}
 
 
@@ -205,25 +206,25 @@ def test_a_sealed_store_refuses_every_writer_and_says_where_it_went(
     address = place(back_end, "old")
     writer = WrittenStore(address)
     writer.publish({"1": (A, "x")})
-    with closing(open_reader(address)) as reader, closing(writer):
+    with closing(open_backend(address).open_reader()) as reader, closing(writer):
         reader.create_write_checkpoint(["u/1"], {SOURCE: Lsn(5)})
         with pytest.raises(LeaseHeldError, match="stop the service"):
             export(engine, address, tmp_path / "too-early", seal=True)
         writer.close()
         export(engine, address, tmp_path / "archive", seal=True)
-        assert (seal_note(address) or "").endswith("/archive")
+        assert (open_backend(address).seal_note() or "").endswith("/archive")
         with pytest.raises(SealedStoreError, match=r"exported to .*/archive .*headwater store unseal"):
             WrittenStore(address)
         with pytest.raises(SealedStoreError):
             reader.create_write_checkpoint(["u/1"], {SOURCE: Lsn(6)})
-        with closing(open_store(address)) as store, pytest.raises(SealedStoreError):
+        with closing(open_backend(address).open_store()) as store, pytest.raises(SealedStoreError):
             store.submit("compact", SOURCE, "{}")
         device = {A: ModelBucket()}
         assert catch_up(address, device) == 2
         export(engine, address, tmp_path / "again", seal=True)
     take_in(engine, tmp_path / "again", place(back_end, "new"))
     WrittenStore(place(back_end, "new")).close()
-    assert unseal_store(address) is not None
+    assert open_backend(address).unseal() is not None
     WrittenStore(address).close()
 
 
@@ -234,7 +235,7 @@ def test_a_store_whose_export_failed_is_not_sealed(engine: SparkEngine, written:
         db.execute("delete from segment_blobs where id = (select max(id) from segment_blobs)")
     with pytest.raises(ArchiveError, match="not all rows"):
         export(engine, written.address, tmp_path / "archive", seal=True)
-    assert seal_note(written.address) is None
+    assert open_backend(written.address).seal_note() is None
     with pytest.raises(ArchiveError, match="there is no archive of a store"):
         take_in(engine, tmp_path / "archive", SqliteAddress(str(tmp_path / "new")))
 
@@ -320,10 +321,10 @@ def test_a_store_takes_the_place_of_an_empty_one_only(
     with pytest.raises(StoreNotEmptyError, match="there is a store already"):
         take_in(engine, tmp_path / "archive", written.address)
     new = place(back_end, "new")
-    open_reader(new).close()  # as the endpoint makes it when it is started first
+    open_backend(new).open_reader().close()  # as the endpoint makes it when it is started first
     if isinstance(new, SqliteAddress):
         with (
-            closing(open_reader(new)),
+            closing(open_backend(new).open_reader()),
             pytest.raises(StoreNotEmptyError, match="another process has the empty store open"),
         ):
             take_in(engine, tmp_path / "archive", new)

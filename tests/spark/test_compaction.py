@@ -12,7 +12,7 @@ from headwater.compaction import Summary, UpkeepWork, shared
 from headwater.oplog.op import OpId
 from headwater.pipeline.session import Spark
 from headwater.pipeline.spark_engine import SparkEngine
-from headwater.storage.contract.compaction import open_upkeep
+from headwater.storage.open import open_backend
 from headwater.storage.shared.compaction import Thrift
 from tests.support.fix_headwater import Deployment
 
@@ -42,7 +42,7 @@ def test_buckets_are_compacted_by_tasks_and_devices_converge(
         deployment.caught_up()
     device = deployment.buckets("u1")
     before = deployment.op_count()
-    upkeep = open_upkeep(deployment.address)
+    upkeep = open_backend(deployment.address).open_compaction()
     try:
         with UpkeepWork(upkeep, "test:1", lambda _: False) as work:
             shares = shared(

@@ -21,7 +21,7 @@ from headwater.oplog.op import OpId
 from headwater.pipeline.oplog_source import OplogSource
 from headwater.pipeline.session import Spark
 from headwater.storage.address import PostgresAddress, SqliteAddress
-from headwater.storage.contract.history import cut_history, history_end, history_limits, read_flushes, read_history
+from headwater.storage.open import open_backend
 from tests.support.fix_headwater import wait_until
 from tests.support.fix_postgres import SourceDb
 from tests.support.written_store import WrittenStore, compact
@@ -257,28 +257,28 @@ def test_parts_of_a_compacted_history_give_it_whole(stored: WrittenStore) -> Non
     some_history(stored)
     compact(stored.address, A, B)
     end = stored.write({"20": (A, "after the compaction")}).op_id
-    whole = sorted(op for ops in read_history(stored.address, OpId(0), end) for op in ops)
+    whole = sorted(op for ops in open_backend(stored.address).read_history(OpId(0), end) for op in ops)
     parts = pairwise(map(OpId, [0, *(op.op_id for op in whole[299::300]), end]))
     found = [
         op
         for after, upto in parts
-        for ops in read_history(stored.address, after, upto, within=(OpId(0), end))
+        for ops in open_backend(stored.address).read_history(after, upto, within=(OpId(0), end))
         for op in ops
     ]
     assert sorted(found) == whole
     assert len({op.op_id for op in whole}) == len(whole)
-    cuts = cut_history(stored.address, OpId(0), end, 300)
+    cuts = open_backend(stored.address).cut_history(OpId(0), end, 300)
     assert (cuts[0][0], cuts[-1][1]) == (0, end)
     assert all(before[1] == after[0] < after[1] for before, after in pairwise(cuts))
 
 
 def test_a_batch_is_as_large_as_allowed_and_ends_with_a_flush_where_one_is_in_reach(stored: WrittenStore) -> None:
     some_history(stored)
-    end = history_limits(stored.address).checkpoint
-    ids = sorted(op.op_id for ops in read_history(stored.address, OpId(0), end) for op in ops)
-    flushes = {flush.last for flush in read_flushes(stored.address, OpId(0), end)}
+    end = open_backend(stored.address).history_limits().checkpoint
+    ids = sorted(op.op_id for ops in open_backend(stored.address).read_history(OpId(0), end) for op in ops)
+    flushes = {flush.last for flush in open_backend(stored.address).read_flushes(OpId(0), end)}
     for most in (1, 7, 998, 1000, 2999, 3050, 10_000):
-        upto = history_end(stored.address, OpId(0), end, most)
+        upto = open_backend(stored.address).history_end(OpId(0), end, most)
         taken = sum(op_id <= upto for op_id in ids)
         assert taken == min(most, len(ids)) or (taken < most and upto in flushes)
 

@@ -34,11 +34,12 @@ from headwater.replication.sampling.audit import SamplingSettings
 from headwater.source.connect import SourceSettings
 from headwater.source.publications import load_publications
 from headwater.storage.address import PostgresAddress, SqliteAddress, StoreAddress
+from headwater.storage.backend import Store
 from headwater.storage.contract.parts import BulkRecord
 from headwater.storage.contract.requests import RequestState
 from headwater.storage.contract.store import StoreReader
 from headwater.storage.contract.versions import ConfigVersion, Origin, VersionState
-from headwater.storage.open import Store, open_reader, open_store
+from headwater.storage.open import open_backend
 from headwater_rules.compiler.compile import compile_config
 from headwater_rules.evaluate.requests import resolve
 from headwater_rules.plan import SyncPlan
@@ -139,7 +140,7 @@ class Deployment:
     @property
     def reader(self) -> StoreReader:
         if self._reader is None:
-            self._reader = open_reader(self.address)
+            self._reader = open_backend(self.address).open_reader()
         return self._reader
 
     def start(self, *, publish: bool = True) -> Deployment:
@@ -163,7 +164,7 @@ class Deployment:
 
     def _run(self, following: threading.Event) -> None:
         try:
-            with closing(open_store(self.address)) as store:
+            with closing(open_backend(self.address).open_store()) as store:
                 self._replicate(store, following)
         except BaseException as error:  # noqa: BLE001 - told to the test
             self._failure = error
@@ -246,7 +247,7 @@ class Deployment:
     @contextmanager
     def store(self) -> Iterator[Store]:
         """The store as a command has it."""
-        store = open_store(self.address)
+        store = open_backend(self.address).open_store()
         try:
             yield store
         finally:
@@ -283,7 +284,7 @@ class Deployment:
 
     def bulk_records(self) -> list[BulkRecord]:
         """The bulk jobs that the store tells of."""
-        store = open_store(self.address)
+        store = open_backend(self.address).open_store()
         try:
             return store.bulk_records()
         finally:

@@ -16,7 +16,7 @@ from headwater.oplog.transform import BucketName, DraftOp, TableTransform, decod
 from headwater.storage.contract.parts import CurrentRow
 from headwater.storage.contract.store import Flush, Progress, SourceState, StoredTable
 from headwater.storage.contract.versions import ConfigVersion, Origin, VersionState
-from headwater.storage.open import open_store
+from headwater.storage.open import open_backend
 from headwater_rules.compiler.compile import compile_config
 from headwater_rules.evaluate.rows import bind_table
 from headwater_rules.plan import SyncPlan
@@ -39,7 +39,9 @@ class RuledStore:
     def __init__(self, folder: Path, storage: str = EMBEDDED) -> None:
         self.folder = folder
         write_config(folder, storage)
-        self.store = open_store(load_config(ConfigSource(path=folder / "headwater.yaml"), {}, folder).storage)
+        self.store = open_backend(
+            load_config(ConfigSource(path=folder / "headwater.yaml"), {}, folder).storage
+        ).open_store()
         self.lease = self.store.acquire(SOURCE, f"ruled-store:{next(_owners)}", 600.0)
         self.store.move_source(self.lease, SourceState(SOURCE, Lsn(100), "slot", "1", 1))
         self._rows: dict[int, Rows] = {}

@@ -19,11 +19,10 @@ from headwater.oplog.op import OpId, bucket_key
 from headwater.oplog.row_id import subkey_origin
 from headwater.oplog.transform import BucketName, RowKeys, decode_members, encode_members, row_ops
 from headwater.storage.address import PostgresAddress, SqliteAddress, StoreAddress
-from headwater.storage.contract.compaction import open_upkeep
 from headwater.storage.contract.parts import BulkRecord, CurrentRow, PartWriter, StagedPart
 from headwater.storage.contract.store import Flush, Progress, SourceState
 from headwater.storage.contract.versions import ConfigVersion, Origin, VersionState
-from headwater.storage.open import open_part, open_store, read_rows
+from headwater.storage.open import open_backend
 from headwater.storage.shared.common import process_owner
 from headwater.storage.shared.compaction import Thrift
 from headwater_rules.results import Put
@@ -74,7 +73,7 @@ class Life:
     def __init__(self, address: StoreAddress, seed: int) -> None:
         self._address = address
         self._chance = random.Random(seed)
-        self._store = open_store(address)
+        self._store = open_backend(address).open_store()
         self._lease = self._store.acquire(SOURCE, process_owner(), 60.0)
         self._store.discard_staged(self._lease)
         self._pages: Iterator[tuple[StagedPart, int]] | None = None
@@ -168,7 +167,7 @@ class Life:
 
     def _part(self, version: ConfigVersion, number: int, rows: Iterable[tuple[str, str]]) -> StagedPart:
         named = list(sides_of(version.yaml))
-        with open_part(self._address, self._table, number, str(self._chance.random())) as part:
+        with open_backend(self._address).open_part(self._table, number, str(self._chance.random())) as part:
             for row_id, text in rows:
                 given = puts(named, row_id, text)
                 ops, members = row_ops((), given, self._keys(row_id))
@@ -185,8 +184,8 @@ class Life:
         (staged,) = self._store.stage_tables(self._lease, SOURCE, [(RELATION, "print")], indexed=True)
         followed = self._followed()
         for number, (first, end) in enumerate(self._store.place_ranges(self._table, 25).ranges):
-            with open_part(self._address, staged.id, number, str(self._chance.random())) as part:
-                for batch in read_rows(self._address, self._table, first, end):
+            with open_backend(self._address).open_part(staged.id, number, str(self._chance.random())) as part:
+                for batch in open_backend(self._address).read_rows(self._table, first, end):
                     rows = [self._moved(placed.row) for placed in batch]
                     found = [(row.row_id, e) for row in rows for e in entries(followed, *row.line.split("\t"))]
                     part.write(rows, found, (), {})
@@ -238,9 +237,9 @@ class Life:
         self._pages = iter([(part, page) for part in parts for page in range(part.pages)])
 
     def _additions(self, missing: list[str], number: int, first: int, end: int) -> StagedPart:
-        with open_part(self._address, self._table, number, str(self._chance.random())) as part:
+        with open_backend(self._address).open_part(self._table, number, str(self._chance.random())) as part:
             in_page = 0
-            for batch in read_rows(self._address, self._table, first, end):
+            for batch in open_backend(self._address).read_rows(self._table, first, end):
                 for row in (placed.row for placed in batch):
                     self._add(part, missing, row)
                     in_page += 1
@@ -301,7 +300,10 @@ class Life:
 
     def compact(self) -> None:
         """Shorten the histories of some buckets, for nothing or at a price."""
-        with closing(open_upkeep(self._address)) as store, UpkeepWork(store, process_owner(), lambda _: False) as work:
+        with (
+            closing(open_backend(self._address).open_compaction()) as store,
+            UpkeepWork(store, process_owner(), lambda _: False) as work,
+        ):
             buckets = store.buckets(OpId(0))
             for state in self._chance.sample(buckets, min(len(buckets), 2)):
                 thrift = Thrift(budget=self._chance.choice([0, 1 << 20]), least=1)

@@ -14,11 +14,10 @@ from headwater.oplog.lsn import Lsn
 from headwater.oplog.op import OpId, bucket_key
 from headwater.oplog.transform import BucketName, RowKeys, decode_members, encode_members, row_ops
 from headwater.storage.address import StoreAddress
-from headwater.storage.contract.compaction import open_upkeep
 from headwater.storage.contract.parts import BulkRecord, CurrentRow
 from headwater.storage.contract.store import Checkpoint, Progress, SourceState
 from headwater.storage.contract.versions import Origin
-from headwater.storage.open import open_part, open_reader, open_store
+from headwater.storage.open import open_backend
 from headwater.storage.shared.compaction import Thrift
 from headwater_rules.results import LookupEntry, Put
 from tests.support.model_device import ModelBucket, parse_ops
@@ -38,7 +37,7 @@ class WrittenStore:
 
     def __init__(self, address: StoreAddress) -> None:
         self.address = address
-        self.store = open_store(address)
+        self.store = open_backend(address).open_store()
         try:
             self.lease = self.store.acquire(SOURCE, f"written-store:{next(_owners)}", 600.0)
         except BaseException:
@@ -55,7 +54,7 @@ class WrittenStore:
         self.store.discard_staged(self.lease)
         version = self.store.deploy(YAML, Origin.FILE)
         (staged,) = self.store.stage_tables(self.lease, SOURCE, [(RELATION, "print")])
-        with open_part(self.address, staged.id, 1, "0") as part:
+        with open_backend(self.address).open_part(staged.id, 1, "0") as part:
             for row_id, (bucket, text) in rows.items():
                 ops, members = row_ops((), [_put(bucket, row_id, text)], RowKeys(staged.id, row_id, b""))
                 row = CurrentRow(row_id, 0, f"{row_id}\t{text}", encode_members(members, row_id), None)
@@ -122,7 +121,7 @@ def _lookup(bucket: str, row_id: str) -> LookupEntry:
 
 def compact(address: StoreAddress, *buckets: str) -> None:
     """Shorten the history of buckets, as far as that costs devices nothing."""
-    with closing(open_upkeep(address)) as store, UpkeepWork(store, "test", lambda _: False) as work:
+    with closing(open_backend(address).open_compaction()) as store, UpkeepWork(store, "test", lambda _: False) as work:
         for name in buckets:
             state = store.bucket(bucket_key(name))
             assert state is not None
@@ -132,7 +131,7 @@ def compact(address: StoreAddress, *buckets: str) -> None:
 def catch_up(address: StoreAddress, device: dict[str, ModelBucket]) -> int:
     """Bring a device's buckets to the newest checkpoint, checksums verified. Returns how many ops it downloads."""
     downloaded = 0
-    with closing(open_reader(address)) as reader:
+    with closing(open_backend(address).open_reader()) as reader:
         with reader.snapshot() as snapshot:
             assert snapshot is not None
             totals, upto = snapshot.totals(list(device)), snapshot.checkpoint.op_id

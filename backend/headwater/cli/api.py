@@ -14,7 +14,7 @@ from headwater.api.server import serve_app
 from headwater.config import ConfigError, ServiceConfig
 from headwater.source.head import SourceHead
 from headwater.storage.contract.versions import OwnConfig
-from headwater.storage.open import open_reader
+from headwater.storage.open import open_backend
 from headwater_rules.compiler.compile import compile_config
 from headwater_rules.errors import RuleErrors
 from headwater_rules.versions import sides
@@ -33,7 +33,7 @@ def build(config: ServiceConfig, extra_routes: Sequence[BaseRoute] = ()) -> Star
         sources=tuple(source.tag for source in config.sources),
         probes=config.probes,
     )
-    reader = open_reader(config.storage, _own(config))
+    reader = open_backend(config.storage).open_reader(_own(config))
     return create_app(settings, reader, SourceHead([config.source()]), extra_routes)
 
 
@@ -53,6 +53,6 @@ def run(config: ServiceConfig) -> None:
         from headwater.api.metrics import serve_metrics
 
         tags = [source.tag for source in config.sources]
-        reader = open_reader(config.storage)
+        reader = open_backend(config.storage).open_reader()
         serve_metrics(config.host, config.prometheus_port, reader, tags, app.state.open_streams, app.state.refused)
     serve_app(app, config.host, config.port)

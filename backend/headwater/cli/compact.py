@@ -13,8 +13,9 @@ from headwater.compaction import LARGE_OPS, Summary, UpkeepWork, selected, share
 from headwater.config import ServiceConfig
 from headwater.errors import HeadwaterError
 from headwater.oplog.op import OpId
-from headwater.storage.contract.compaction import BucketState, UpkeepStore, open_upkeep
+from headwater.storage.contract.compaction import BucketState, UpkeepStore
 from headwater.storage.contract.store import LeaseHeldError
+from headwater.storage.open import open_backend
 from headwater.storage.shared.common import process_owner
 from headwater.storage.shared.compaction import Thrift
 
@@ -42,7 +43,7 @@ def run(
     UpkeepStoppedError once `stop` is set."""
     thrift = Thrift() if budget is None else Thrift(budget=budget, price=math.inf, least=1)
     with existing_store(config) as store:
-        upkeep = open_upkeep(store.address)
+        upkeep = open_backend(store.address).open_compaction()
         try:
             buckets = selected(upkeep.buckets(OpId(0)), bucket, definition)
             if not buckets and (bucket or definition):

@@ -17,7 +17,7 @@ from headwater.pipeline.jobs import BulkJobs
 from headwater.pipeline.session import Spark
 from headwater.pipeline.spark_engine import SparkEngine
 from headwater.replication.replicator import Replicator
-from headwater.storage.open import open_store
+from headwater.storage.open import open_backend
 from headwater.storage.shared.common import process_owner
 from headwater_rules.plan import TablePattern
 
@@ -40,7 +40,7 @@ def run(config: ServiceConfig, stop: threading.Event, *, source_timeout: float =
     wait_for_source(config.source(), tables, stop, source_timeout)
     if stop.is_set():
         return
-    store = open_store(config.storage)
+    store = open_backend(config.storage).open_store()
     spark = Spark(config.spark)
     engine = SparkEngine(spark)
     done = threading.Event()

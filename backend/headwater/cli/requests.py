@@ -17,9 +17,10 @@ from headwater.errors import HeadwaterError
 from headwater.oplog.lsn import format_lsn, parse_lsn
 from headwater.replication.scheduler import AUDIT, RESYNC
 from headwater.replication.stream.intake import SKIP
+from headwater.storage.backend import Store
 from headwater.storage.contract.requests import Request, RequestState
 from headwater.storage.contract.store import StoreBusyError, StoreReader
-from headwater.storage.open import Store, open_reader
+from headwater.storage.open import open_backend
 
 _PAUSE = 0.2
 _NOBODY = "no replicator is running; it is done once one does (`headwater serve`)"
@@ -90,7 +91,7 @@ def _show_counts(result: dict[str, Any], word: str) -> None:
 
 def _ask(config: ServiceConfig, kind: str, payload: dict[str, object], *, wait: bool) -> dict[str, Any] | None:
     """The result of a request, or None when nobody waits for it."""
-    with existing_store(config) as store, contextlib.closing(open_reader(config.storage)) as reader:
+    with existing_store(config) as store, contextlib.closing(open_backend(config.storage).open_reader()) as reader:
         number = store.submit(kind, config.source().tag, orjson.dumps(payload).decode())
         if not wait:
             click.echo(f"request {number} is handed in" + ("" if reader.replicator_alive() else f"; {_NOBODY}"))

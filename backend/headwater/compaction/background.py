@@ -13,8 +13,9 @@ from headwater.compaction.work import LARGE_OPS, Elsewhere, Need, Summary, Upkee
 from headwater.errors import HeadwaterError, Kind
 from headwater.oplog.op import OpId
 from headwater.storage.address import StoreAddress
-from headwater.storage.contract.compaction import BucketState, UpkeepStore, open_upkeep
+from headwater.storage.contract.compaction import BucketState, UpkeepStore
 from headwater.storage.contract.store import LeaseHeldError
+from headwater.storage.open import open_backend
 from headwater.storage.shared.compaction import Thrift
 
 _REST = 0.005  # the replicator, in another thread of the process, comes first
@@ -73,7 +74,7 @@ class Upkeep:
         try:
             while not self._stop.wait(self._rhythm.interval):
                 try:
-                    store = store or open_upkeep(self._address)
+                    store = store or open_backend(self._address).open_compaction()
                     self.look(store)
                 except UpkeepStoppedError:
                     return

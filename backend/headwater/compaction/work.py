@@ -12,8 +12,9 @@ from headwater.compaction.compactor import Compacted, Compactor
 from headwater.errors import HeadwaterError
 from headwater.oplog.op import OpId
 from headwater.storage.address import StoreAddress
-from headwater.storage.contract.compaction import BucketState, HistoryChangedError, UpkeepStore, open_upkeep
+from headwater.storage.contract.compaction import BucketState, HistoryChangedError, UpkeepStore
 from headwater.storage.contract.store import Lease
+from headwater.storage.open import open_backend
 from headwater.storage.shared.common import KEPT_FLUSHES
 from headwater.storage.shared.compaction import Thrift
 
@@ -195,7 +196,7 @@ def shared(
 def compact_share(share: Share) -> Summary:
     """Do a share, in whatever process."""
     summary = Summary()
-    store = open_upkeep(share.address)
+    store = open_backend(share.address).open_compaction()
     try:
         with UpkeepWork(store, "", _never, under=share.lease) as work:
             for key in share.keys:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from headwater.dev.checkout import Checkout
 from headwater.storage.address import SqliteAddress
-from headwater.storage.open import open_reader
+from headwater.storage.open import open_backend
 
 _PAUSE = 0.2
 _ANSWER_SECONDS = 5.0
@@ -49,7 +49,7 @@ class Address:
 
 def when_ready(store: Path, address: Address, stop: threading.Event, then: Callable[[], None]) -> None:
     """Call `then` once the page answers and devices can be given a first checkpoint, unless `stop` comes before."""
-    with closing(open_reader(SqliteAddress(str(store)))) as reader:
+    with closing(open_backend(SqliteAddress(str(store))).open_reader()) as reader:
         while not stop.is_set():
             if reader.checkpoint() is not None and address.answers():
                 then()

@@ -31,12 +31,8 @@ from headwater.storage.contract.archive import (
     DumpPart,
     DumpView,
     Load,
-    check_empty,
-    dump,
-    load,
-    load_rows,
 )
-from headwater.storage.contract.seal import seal_note, seal_store, unseal_store
+from headwater.storage.open import open_backend
 
 Report = Callable[[BulkProgress], None]
 
@@ -107,7 +103,7 @@ def load_file(job: LoadJob, file: ArchiveFile, count: Callable[[int], None]) -> 
             yield batch
             count(len(batch))
 
-    load_rows(job.address, file.dataset, batches())
+    open_backend(job.address).load_rows(file.dataset, batches())
 
 
 def export_store(
@@ -143,19 +139,19 @@ def _claim(directory: Path) -> None:
 
 @contextmanager
 def _sealed(address: StoreAddress, note: str, *, seal: bool) -> Iterator[None]:
-    if not seal or seal_note(address) is not None:
+    if not seal or open_backend(address).seal_note() is not None:
         yield
         return
-    seal_store(address, note)
+    open_backend(address).seal(note)
     try:
         yield
     except BaseException:
-        unseal_store(address)
+        open_backend(address).unseal()
         raise
 
 
 def _export(engine: Engine, address: StoreAddress, directory: Path, progress: Report) -> Manifest:
-    with dump(address, directory / _SCRATCH / "copy") as frozen:
+    with open_backend(address).dump(directory / _SCRATCH / "copy") as frozen:
         expected = sum(part.rows for part in frozen.parts)
         tasks = [ExportTask(part) for part in frozen.parts]
         job = ExportJob(frozen.view, str(directory))
@@ -178,14 +174,14 @@ def import_store(engine: Engine, directory: Path, address: StoreAddress, progres
     """
     directory = directory.resolve()
     manifest = read_manifest(directory)
-    check_empty(address)
+    open_backend(address).check_empty()
     persistently(lambda: _verify(engine, directory, manifest))
     persistently(lambda: _load(engine, directory, manifest, address, progress))
     return manifest
 
 
 def _load(engine: Engine, directory: Path, manifest: Manifest, address: StoreAddress, progress: Report) -> None:
-    with load(address) as loading:
+    with open_backend(address).load() as loading:
         _load_all(engine, directory, manifest, loading, progress)
         loading.finish(manifest.state, manifest.counts())
 

@@ -16,7 +16,8 @@ import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from headwater.storage.contract.archive import DATASETS, ArchiveError, DumpPart, DumpView, Row, StoreState, read_part
+from headwater.storage.contract.archive import DATASETS, ArchiveError, DumpPart, DumpView, Row, StoreState
+from headwater.storage.open import open_backend
 
 MANIFEST = "manifest.json"
 FORMAT = 1
@@ -70,7 +71,7 @@ def write_file(directory: Path, view: DumpView, part: DumpPart, number: int, att
     codec = "none" if part.dataset == "segments" else "zstd"
     try:
         with pq.ParquetWriter(unfinished, columns, compression=codec) as writer:
-            for rows in read_part(view, part):
+            for rows in open_backend(view.address).read_part(view.snapshot, part):
                 writer.write_batch(_record_batch(rows, columns))
                 yield len(rows)
         with unfinished.open("rb") as file:

@@ -28,7 +28,7 @@ from headwater.pipeline.progress import TaskProgress
 from headwater.source.connect import source_errors
 from headwater.storage.contract.parts import CurrentRow
 from headwater.storage.contract.store import StoredTable
-from headwater.storage.open import read_rows
+from headwater.storage.open import open_backend
 
 _hash = xxhash.xxh3_64_intdigest
 _63_BITS = 0x7FFFFFFFFFFFFFFF
@@ -78,7 +78,7 @@ class StoreRows:
         layouts = self.table.layouts
         keyed = RowIdentity.of(self.table.relation).kind is IdentityKind.KEY
         bounds = bind_layouts(job.plans, job.source.tag, layouts, job.types, self.table.id, b"")
-        for batch in read_rows(job.store, self.table.id, self.first, self.end, job.source.piece_bytes):
+        for batch in open_backend(job.store).read_rows(self.table.id, self.first, self.end, job.source.piece_bytes):
             found: list[ComparedRow] = []
             for _, row in batch:
                 line, mark = row.line, _SOUND

@@ -27,13 +27,8 @@ from headwater.storage.contract.history import (
     FlushRange,
     HistoryLimits,
     Slice,
-    cut_history,
-    history_end,
-    history_limits,
-    read_flushes,
-    read_history,
-    read_standing,
 )
+from headwater.storage.open import open_backend
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -71,8 +66,8 @@ class SlicePartition(InputPartition):
 
 
 def _ranges(options: OplogOptions, start: OpId, end: OpId) -> list[InputPartition]:
-    ranges = cut_history(options.address, start, end, _OPS_A_TASK)
-    flushes = read_flushes(options.address, start, end)
+    ranges = open_backend(options.address).cut_history(start, end, _OPS_A_TASK)
+    flushes = open_backend(options.address).read_flushes(start, end)
     return [
         RangePartition(after, upto, (start, end), [f for f in flushes if f.after < upto and f.last > after])
         for after, upto in ranges
@@ -83,7 +78,9 @@ def _read_range(options: OplogOptions, partition: InputPartition) -> Iterator[pa
     if not isinstance(partition, RangePartition):  # Spark's own, when there is nothing to read
         return
     origins = Origins(partition.flushes)
-    for ops in read_history(options.address, partition.after, partition.upto, options.where, within=partition.within):
+    for ops in open_backend(options.address).read_history(
+        partition.after, partition.upto, options.where, within=partition.within
+    ):
         yield arrow_rows(ops, origins, options.tables)
 
 
@@ -111,7 +108,7 @@ class SnapshotReader(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         count = min(_MOST_SLICES, self._limits.ops // _OPS_A_TASK + 1)
-        flushes = read_flushes(self._options.address, OpId(0), self._limits.checkpoint)
+        flushes = open_backend(self._options.address).read_flushes(OpId(0), self._limits.checkpoint)
         return [SlicePartition(Slice(number, count), flushes) for number in range(count)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -119,7 +116,7 @@ class SnapshotReader(DataSourceReader):
             raise TypeError(type(partition).__name__)
         options, checkpoint = self._options, self._limits.checkpoint
         origins = Origins(partition.flushes)
-        for ops in read_standing(options.address, checkpoint, options.where, partition.part):
+        for ops in open_backend(options.address).read_standing(checkpoint, options.where, partition.part):
             yield arrow_rows(ops, origins, options.tables, checkpoint)
 
 
@@ -131,33 +128,33 @@ class OplogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target: OpId | None = None
 
     def initialOffset(self) -> _Offset:  # noqa: N802 - Spark's name
-        limits = history_limits(self._options.address, self._options.where)
+        limits = open_backend(self._options.address).history_limits(self._options.where)
         return _encoded(_resolved("startingOffset", self._options.start, limits), limits)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         return ReadAllAvailable() if self._options.limit is None else ReadMaxRows(self._options.limit)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        self._target = history_limits(self._options.address).checkpoint
+        self._target = open_backend(self._options.address).history_limits().checkpoint
 
     def latestOffset(self, start: _Offset, limit: ReadLimit) -> _Offset:  # noqa: N802
         position = OpId(int(start["op_id"]))
-        limits = history_limits(self._options.address, self._options.where, since=position)
+        limits = open_backend(self._options.address).history_limits(self._options.where, since=position)
         _check_offset(start, limits)
         end = limits.checkpoint if self._target is None else max(position, min(self._target, limits.checkpoint))
         if isinstance(limit, ReadMaxRows):
             # A batch that ended within what compaction has merged would be overtaken already
             least = limits.merged if position == 0 else position
-            end = max(least, history_end(self._options.address, position, end, limit.max_rows))
+            end = max(least, open_backend(self._options.address).history_end(position, end, limit.max_rows))
         return _encoded(end, limits)
 
     def reportLatestOffset(self) -> _Offset:  # noqa: N802
-        limits = history_limits(self._options.address)
+        limits = open_backend(self._options.address).history_limits()
         return _encoded(limits.checkpoint, limits)
 
     def partitions(self, start: _Offset, end: _Offset) -> Sequence[InputPartition]:
         position = OpId(int(start["op_id"]))
-        _check_offset(end, history_limits(self._options.address, self._options.where, since=position))
+        _check_offset(end, open_backend(self._options.address).history_limits(self._options.where, since=position))
         return _ranges(self._options, position, OpId(int(end["op_id"])))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -175,12 +172,12 @@ class OplogSource(DataSource):
 
     def schema(self) -> StructType:
         options = read_options(self.options)
-        self._limits = history_limits(options.address, options.where)
+        self._limits = open_backend(options.address).history_limits(options.where)
         return SNAPSHOT if options.snapshot else OPS
 
     def reader(self, schema: StructType) -> DataSourceReader:
         options = read_options(self.options)
-        limits = self._limits or history_limits(options.address, options.where)
+        limits = self._limits or open_backend(options.address).history_limits(options.where)
         return SnapshotReader(options, limits) if options.snapshot else OplogReader(options, limits)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802

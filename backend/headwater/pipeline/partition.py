@@ -34,7 +34,7 @@ from headwater.source.catalog import fingerprint_of
 from headwater.source.connect import SourceSettings, connect, source_errors
 from headwater.source.leaves import Leaf
 from headwater.storage.contract.parts import CurrentRow, PartWriter, StagedPart
-from headwater.storage.open import open_part
+from headwater.storage.open import open_backend
 from headwater_rules.results import LookupEntry
 
 BATCH_ROWS = 5_000
@@ -164,7 +164,7 @@ class SnapshotTask:
         with (
             source_errors(job.source),
             TaskProgress(job.directory, number, attempt) as progress,
-            open_part(job.store, self.partition.table.table_id, number, attempt) as part,
+            open_backend(job.store).open_part(self.partition.table.table_id, number, attempt) as part,
         ):
             for lines in read_lines(job.source, job.snapshot, self.partition):
                 worker.write(lines, part)

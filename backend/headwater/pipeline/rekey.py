@@ -21,7 +21,7 @@ from headwater.oplog.transform import rekeyed_members
 from headwater.pipeline.partition import CountedCopies
 from headwater.pipeline.progress import TaskProgress
 from headwater.storage.contract.parts import CurrentRow, PlacedRow, StagedPart
-from headwater.storage.open import open_part, read_rows
+from headwater.storage.open import open_backend
 from headwater_rules.results import LookupEntry
 
 _PAGE_ROWS = 2_000
@@ -45,7 +45,7 @@ class RekeyCountTask:
     def run(self, job: RekeyJob, number: int, attempt: str) -> Counter[str]:
         counts: Counter[str] = Counter()
         keys = _Keys(job, counts)
-        for batch in read_rows(job.store, job.stored.id, self.first, self.end, job.piece):
+        for batch in open_backend(job.store).read_rows(job.stored.id, self.first, self.end, job.piece):
             for _, row in batch:
                 keys.of(row, _cells(job, row))
         return counts
@@ -65,9 +65,9 @@ class RekeyTask:
         bound = bind(plans, job.tag, relation, job.types, job.target, job.salt)
         with (
             TaskProgress(job.directory, number, attempt) as progress,
-            open_part(job.store, job.target, number, attempt) as part,
+            open_backend(job.store).open_part(job.target, number, attempt) as part,
         ):
-            for batch in read_rows(job.store, job.stored.id, self.first, self.end, job.piece):
+            for batch in open_backend(job.store).read_rows(job.stored.id, self.first, self.end, job.piece):
                 for first in range(0, len(batch), _PAGE_ROWS):
                     part.write(*_page(job, keys, bound, batch[first : first + _PAGE_ROWS]), (), {})
                     part.end_page()

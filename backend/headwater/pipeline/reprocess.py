@@ -17,7 +17,7 @@ from headwater.oplog.transform import BucketName, DraftOp, decode_members
 from headwater.pipeline.progress import TaskProgress
 from headwater.storage.contract.parts import CurrentRow, PartWriter, PlacedRow, StagedPart
 from headwater.storage.contract.store import StoredTable
-from headwater.storage.open import open_part, read_rows
+from headwater.storage.open import open_backend
 from headwater_rules.results import LookupEntry, Put
 
 PAGE_ROWS = 20_000
@@ -35,11 +35,11 @@ class ReprocessTask:
         bound = bind([job.plan], job.tag, self.stored.relation, job.types, self.stored.id, job.salt)
         with (
             TaskProgress(job.directory, number, attempt) as progress,
-            open_part(job.store, self.stored.id, number, attempt) as part,
+            open_backend(job.store).open_part(self.stored.id, number, attempt) as part,
         ):
             in_page, room = 0, job.piece
             refused: list[str] = []
-            for batch in read_rows(job.store, self.stored.id, self.first, self.end, job.piece):
+            for batch in open_backend(job.store).read_rows(self.stored.id, self.first, self.end, job.piece):
                 if bound is not None:
                     too_large, size = _write_additions(bound, self.stored, batch, part)
                     refused += too_large

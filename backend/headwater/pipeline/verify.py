@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from headwater.bulk.contract import BrokenBucket, BrokenLookups, TableChangedError, VerifyJob, VerifyOutcome
 from headwater.pipeline.engine import Run
 from headwater.pipeline.verify_tasks import HistoryFound, HistoryTask, LoneLookupsTask, MembersTask, RowsFound
-from headwater.storage.contract.verify import MODULUS, NOT_THE_ROWS, NOT_THERE, changed_parts, open_verify
+from headwater.storage.contract.verify import MODULUS, NOT_THE_ROWS, NOT_THERE, changed_parts
+from headwater.storage.open import open_backend
 
 OPS_A_TASK = 200_000
 _PARTS = 1 << 12
@@ -46,7 +47,7 @@ class _Verification:
         retired: frozenset[int] = frozenset()
         cuts: list[tuple[int, int]] = []
         if self._job.buckets:
-            with open_verify(self._job.store) as reader:
+            with open_backend(self._job.store).open_verify() as reader:
                 retired, cuts = reader.retired(), reader.cut(OPS_A_TASK)
         suspects = self._judge(self._look(cuts, None, 1), 1, retired)
         for _ in range(_ROUNDS):
@@ -104,7 +105,7 @@ class _Verification:
         differing = {key: found for key, found in look.differing.items() if key not in self._broken}
         if not differing:
             return []
-        with open_verify(self._job.store) as reader:
+        with open_backend(self._job.store).open_verify() as reader:
             if set(reader.tables()) != {table.id for table in self._job.tables}:
                 raise TableChangedError("a table was truncated or came", str(self._job.store), "it is looked at again")
             gone = reader.retired() | frozenset(retired)

@@ -13,7 +13,8 @@ from headwater.oplog.transform import decode_members
 from headwater.pipeline.progress import TaskProgress
 from headwater.storage.contract.parts import PlacedRow
 from headwater.storage.contract.store import StoredTable
-from headwater.storage.contract.verify import MODULUS, VerifyReader, examine, open_verify, row_entries
+from headwater.storage.contract.verify import MODULUS, VerifyReader, examine, row_entries
+from headwater.storage.open import open_backend
 from headwater_rules.results import LookupEntry
 
 
@@ -50,7 +51,7 @@ class HistoryTask:
 
     def run(self, job: VerifyJob, number: int, attempt: str) -> HistoryFound:
         found = HistoryFound()
-        with TaskProgress(job.directory, number, attempt) as progress, open_verify(job.store) as reader:
+        with TaskProgress(job.directory, number, attempt) as progress, open_backend(job.store).open_verify() as reader:
             for key in [head.key for head in reader.heads(self.first, self.end)]:
                 head = reader.head(key)
                 if head is None:
@@ -81,7 +82,7 @@ class MembersTask:
     def run(self, job: VerifyJob, number: int, attempt: str) -> RowsFound:
         found = RowsFound()
         check = LookupCheck.of(job, self.table.stored) if self.lookups and self.table.stored is not None else None
-        with TaskProgress(job.directory, number, attempt) as progress, open_verify(job.store) as reader:
+        with TaskProgress(job.directory, number, attempt) as progress, open_backend(job.store).open_verify() as reader:
             for batch in reader.rows(self.table.id, self.first, self.end):
                 self._sum_up(batch, job.salt, found)
                 if check is not None:
@@ -139,7 +140,7 @@ class LoneLookupsTask:
     table: VerifyTable
 
     def run(self, job: VerifyJob, number: int, attempt: str) -> RowsFound:
-        with TaskProgress(job.directory, number, attempt), open_verify(job.store) as reader:
+        with TaskProgress(job.directory, number, attempt), open_backend(job.store).open_verify() as reader:
             return RowsFound(lookups=[(self.table.id, row_id) for row_id in reader.lone_lookups(self.table.id)])
 
 
@@ -154,7 +155,7 @@ class StandingTask:
 
     def run(self, job: VerifyJob, number: int, attempt: str) -> list[str]:
         found: list[str] = []
-        with TaskProgress(job.directory, number, attempt) as progress, open_verify(job.store) as reader:
+        with TaskProgress(job.directory, number, attempt) as progress, open_backend(job.store).open_verify() as reader:
             for batch in reader.rows(self.table.id, self.first, self.end):
                 found += [row.row_id for _, row in batch if stands_in(row.members, row.row_id, self.keys)]
                 progress.add(len(batch))

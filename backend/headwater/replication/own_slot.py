@@ -31,8 +31,8 @@ from headwater.source.slot import (
     slot_name,
     slot_status,
 )
+from headwater.storage.backend import Store
 from headwater.storage.contract.store import Lease
-from headwater.storage.open import Store
 
 _log = logging.getLogger(__name__)
 

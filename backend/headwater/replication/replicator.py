@@ -37,6 +37,7 @@ from headwater.source.checks import unseen_findings
 from headwater.source.connect import SharedConnection, SourceSettings, source_errors
 from headwater.source.fetch import RowFetcher
 from headwater.source.stream import ReplicationStream
+from headwater.storage.backend import Store
 from headwater.storage.contract.store import (
     Lease,
     LeaseHeldError,
@@ -49,7 +50,6 @@ from headwater.storage.contract.store import (
     StoreWriter,
 )
 from headwater.storage.contract.versions import KEEP_STOPPED_SECONDS, VersionState
-from headwater.storage.open import Store
 from headwater_rules.compiler.compile import compile_config
 from headwater_rules.errors import RuleErrors
 from headwater_rules.plan import SyncPlan

@@ -31,8 +31,8 @@ from headwater.source.slot import (
     system_identity,
     timeline_ends,
 )
+from headwater.storage.backend import Store
 from headwater.storage.contract.store import Lease, SourceState, StoredTable
-from headwater.storage.open import Store
 from headwater_rules.plan import SyncPlan
 
 _log = logging.getLogger(__name__)

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from headwater.cli.rules.estimate import SAMPLE_PAGE, Tally
-from headwater.storage.contract.stats import definition_stats
-from headwater.storage.open import open_reader
+from headwater.storage.open import open_backend
 from headwater_rules.compiler.compile import compile_config
 from tests.support.command import Outcome
 from tests.support.model_device import parse_ops
@@ -73,7 +72,7 @@ def test_a_changed_definition_is_priced_by_the_rows_that_are_there(
     assert (guess["buckets"], guess["rows"], guess["largest_rows"]) == (LISTS, TODOS, TODOS // LISTS)
     assert (guess["exact"], guess["rows_read"], guess["tables"]) == (True, TODOS, ["public.todos"])
     ruled.serve(PROJECTION_EDITED)
-    stats = {each.definition: each for each in definition_stats(ruled.store.address)}
+    stats = {each.definition: each for each in open_backend(ruled.store.address).definition_stats()}
     assert guess["size"] == pytest.approx(stats[str(todos["name"])].size, rel=0.02)
     assert guess["largest_size"] == pytest.approx(stats[str(todos["name"])].largest_size, rel=0.02)
 
@@ -207,8 +206,8 @@ def test_wrong_rules_are_shown_and_not_compared(
 def test_the_store_counts_what_a_new_device_downloads(ruled: RuledStore) -> None:
     ruled.serve(SERVED)
     plan = compile_config(SERVED).plan
-    stats = {each.definition: each for each in definition_stats(ruled.store.address)}
-    reader = open_reader(ruled.store.address)
+    stats = {each.definition: each for each in open_backend(ruled.store.address).definition_stats()}
+    reader = open_backend(ruled.store.address).open_reader()
     with reader.snapshot() as snapshot:
         assert snapshot is not None
         upto = snapshot.checkpoint.op_id

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -59,7 +60,7 @@ class TwoSides:
     def __post_init__(self) -> None:
         patch, module = self.monkeypatch.setattr, headwater.pipeline.compare
         patch(module, "read_lines", lambda *_: self._source())
-        patch(module, "read_rows", lambda *_: self._store())
+        patch(module, "open_backend", lambda _: SimpleNamespace(read_rows=lambda *_: self._store()))
         patch(module, "bind_layouts", lambda *_: [object()])
         patch(module, "_stands_right", lambda _bounds, _layouts, row: row.members != FLAWED)
 

@@ -16,7 +16,8 @@ from headwater.cli.rules.store import existing_store, served, when
 from headwater.cli.rules.sync_config import compile_rules, read_rules, to_json
 from headwater.cli.rules.words import count, per_bucket, size
 from headwater.config import ServiceConfig
-from headwater.storage.contract.stats import DefinitionStats, definition_stats, store_exists
+from headwater.storage.contract.stats import DefinitionStats
+from headwater.storage.open import open_backend
 from headwater_rules.describe.per_row import BucketPerRow, buckets_per_row
 from headwater_rules.errors import RuleError
 from headwater_rules.plan import ConversionOptions, SyncPlan
@@ -51,7 +52,7 @@ def show_diff(
     text = read_rules(file)
     plan = compile_rules(text, str(file), as_json=as_json).plan
     other = None if against is None else compile_rules(read_rules(against), str(against), as_json=as_json).plan
-    if other is not None and (config is None or not store_exists(config.storage)):
+    if other is not None and (config is None or not open_backend(config.storage).exists()):
         note = "without a store nothing can be said of rows and bytes"
         found = Diff(str(file), str(against), compare(other, plan), per_row=buckets_per_row(plan), notes=(note,))
     else:
@@ -90,7 +91,7 @@ def _with_store(
             file=str(file),
             against=name,
             comparison=comparison,
-            stored={stats.definition: stats for stats in definition_stats(store.address)},
+            stored={stats.definition: stats for stats in open_backend(store.address).definition_stats()},
             estimates=estimates(rows, plan, new, sample),
             missing=tuple(rows.missing(plan)),
             per_row=buckets_per_row(plan),

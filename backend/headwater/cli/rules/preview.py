@@ -15,7 +15,7 @@ from headwater.cli.rules.store import existing_store
 from headwater.cli.rules.sync_config import compile_rules, read_rules, to_json
 from headwater.cli.rules.words import count, size
 from headwater.config import ServiceConfig
-from headwater.storage.open import open_reader
+from headwater.storage.open import open_backend
 from headwater_rules.errors import did_you_mean
 from headwater_rules.evaluate.requests import resolve
 from headwater_rules.plan import Expr, FromRequest, RequestInput, RequestStage, Stream, SyncPlan
@@ -64,7 +64,7 @@ def show_preview(config: ServiceConfig, file: Path, request: SyncRequest, *, row
 
 def _preview(config: ServiceConfig, plan: SyncPlan, request: SyncRequest, shown: int) -> Preview:
     with existing_store(config) as store:
-        reader = open_reader(store.address)
+        reader = open_backend(store.address).open_reader()
         try:
             current = CurrentRows(store, config.source())
             lookups = LookupScan(current, plan, store.complete_sides(), reader)

@@ -24,8 +24,9 @@ from headwater.oplog.op import put_body
 from headwater.oplog.row_id import row_subkey
 from headwater.source.catalog import load_types
 from headwater.source.connect import SourceSettings, connect
+from headwater.storage.backend import Store
 from headwater.storage.contract.store import StoredTable
-from headwater.storage.open import Store, read_rows
+from headwater.storage.open import open_backend
 from headwater_rules.evaluate.rows import TableProgram, bind_table
 from headwater_rules.plan import SyncPlan, TablePattern
 from headwater_rules.results import Put, RowResult
@@ -96,7 +97,7 @@ class CurrentRows:
             self._note(f"rows of {pages.name} are being read from the source at this time: not all may be there")
         layouts = _Layouts(plan, self.source.tag, pages.table, self._types_of(pages.table))
         for first, end in pages.ranges:
-            for batch in read_rows(self.store.address, pages.table.id, first, end):
+            for batch in open_backend(self.store.address).read_rows(pages.table.id, first, end):
                 for _, row in batch:
                     if not is_stub(row.line):
                         yield row.row_id, layouts.evaluate(row.layout, row.line, row.row_id)

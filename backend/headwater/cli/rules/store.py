@@ -8,9 +8,9 @@ from datetime import datetime
 
 from headwater.config import ServiceConfig
 from headwater.errors import HeadwaterError
-from headwater.storage.contract.stats import store_exists
+from headwater.storage.backend import Store
 from headwater.storage.contract.versions import ConfigVersion, VersionState
-from headwater.storage.open import Store, open_store
+from headwater.storage.open import open_backend
 
 
 class NoStoreError(HeadwaterError):
@@ -30,9 +30,9 @@ def existing_store(config: ServiceConfig) -> Iterator[Store]:
     """The configured store, for the length of a `with`. Raises NoStoreError: a command on a store that is not there
     is more often a wrong path than a wish to make one."""
     address = config.storage
-    if not store_exists(address):
+    if not open_backend(address).exists():
         raise NoStoreError("there is no store yet", str(address), "start `headwater serve`, which makes it")
-    store = open_store(address)
+    store = open_backend(address).open_store()
     try:
         yield store
     finally:

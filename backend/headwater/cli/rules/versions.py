@@ -15,9 +15,10 @@ from headwater.cli.rules.sync_config import compile_rules, read_rules, to_json
 from headwater.cli.watch_request import WaitDisplay
 from headwater.config import ServiceConfig
 from headwater.errors import HeadwaterError
+from headwater.storage.backend import Store
 from headwater.storage.contract.store import StoreBusyError, StoreReader
 from headwater.storage.contract.versions import ConfigVersion, Origin, VersionState
-from headwater.storage.open import Store, open_reader
+from headwater.storage.open import open_backend
 from headwater_rules.errors import RuleErrors
 from headwater_rules.plan import SyncPlan
 from headwater_rules.versions import check_names
@@ -97,7 +98,7 @@ def _deploy(store: Store, config: ServiceConfig, text: str, *, wait: bool) -> No
         click.echo(f"version {version.id} has this text, and is served already")
         return
     click.echo(f"version {version.id} is deployed")
-    with contextlib.closing(open_reader(config.storage)) as reader:
+    with contextlib.closing(open_backend(config.storage).open_reader()) as reader:
         if not wait:
             if not reader.replicator_alive():
                 click.echo(f"note: {_NOBODY}", err=True)

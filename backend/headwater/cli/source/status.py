@@ -27,9 +27,8 @@ from headwater.source.health import SlotHealth, slot_findings, slot_health
 from headwater.source.slot import slot_name
 from headwater.source.triggers import triggers_on
 from headwater.storage.contract.parts import BulkRecord
-from headwater.storage.contract.stats import store_exists
 from headwater.storage.contract.store import SourceState, StoredTable
-from headwater.storage.open import open_reader, open_store
+from headwater.storage.open import open_backend
 from headwater_rules.plan import TablePattern
 
 
@@ -88,10 +87,10 @@ def _ask(config: ServiceConfig, kept: _Kept | None) -> _Source:
 
 
 def _read(config: ServiceConfig) -> _Kept | None:
-    if not store_exists(config.storage):
+    if not open_backend(config.storage).exists():
         return None
     tag = config.source().tag
-    reader, store = open_reader(config.storage), open_store(config.storage)
+    reader, store = open_backend(config.storage).open_reader(), open_backend(config.storage).open_store()
     try:
         return _Kept(
             health_of(reader, tag),

@@ -15,7 +15,7 @@ from headwater.pipeline.archive import export_store, import_store
 from headwater.pipeline.archive_files import Manifest
 from headwater.pipeline.session import Spark
 from headwater.pipeline.spark_engine import SparkEngine
-from headwater.storage.contract.seal import unseal_store
+from headwater.storage.open import open_backend
 
 
 def export_to(config: ServiceConfig, directory: Path, *, seal: bool) -> None:
@@ -37,7 +37,7 @@ def import_from(config: ServiceConfig, directory: Path) -> None:
 
 def unseal(config: ServiceConfig) -> None:
     """Let the store be written to again."""
-    note = unseal_store(config.storage)
+    note = open_backend(config.storage).unseal()
     if note is None:
         click.echo(f"{config.storage} was not sealed")
     else:

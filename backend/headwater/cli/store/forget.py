@@ -21,7 +21,8 @@ from headwater.source.catalog import published_tables
 from headwater.source.connect import connect
 from headwater.source.search import has_row, has_text
 from headwater.storage.address import PostgresAddress, StoreAddress
-from headwater.storage.contract.compaction import UpkeepStore, open_upkeep
+from headwater.storage.backend import Store
+from headwater.storage.contract.compaction import UpkeepStore
 from headwater.storage.contract.forget import (
     LEAST_TEXT,
     ForgetStore,
@@ -31,10 +32,9 @@ from headwater.storage.contract.forget import (
     Sought,
     SoughtRow,
     SoughtText,
-    open_forget,
 )
 from headwater.storage.contract.store import Lease, LeaseHeldError, StoredTable
-from headwater.storage.open import Store
+from headwater.storage.open import open_backend
 from headwater.storage.shared.common import process_owner
 
 _LEASE_SECONDS = 600.0  # writing the files anew can take long, and nothing is renewed meanwhile
@@ -120,10 +120,10 @@ def forget(
         stored = _tables(store, config.source().tag, table)
         _check_source(config, stored, row_id, text)
         sought = _sought(store, stored, row_id, text, id_too=id_too)
-        address = store.address
-        with closing(open_forget(address)) as finder, closing(open_upkeep(address)) as upkeep:
+        backend = open_backend(store.address)
+        with closing(backend.open_forget()) as finder, closing(backend.open_compaction()) as upkeep:
             generation = stored[0].id if row_id is not None else 0
-            Forgetting(address, finder, upkeep, sought, generation).run(dry_run=dry_run, yes=yes)
+            Forgetting(store.address, finder, upkeep, sought, generation).run(dry_run=dry_run, yes=yes)
 
 
 def _tables(store: Store, tag: str, name: str | None) -> list[StoredTable]:

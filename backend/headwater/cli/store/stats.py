@@ -13,8 +13,9 @@ from headwater.cli.rules.store import existing_store, when
 from headwater.cli.rules.words import count, size
 from headwater.config import ServiceConfig
 from headwater.oplog.lsn import format_lsn
-from headwater.storage.contract.stats import BucketStats, StoreStats, TableStats, store_stats
+from headwater.storage.contract.stats import BucketStats, StoreStats, TableStats
 from headwater.storage.contract.versions import ConfigVersion, VersionState
+from headwater.storage.open import open_backend
 from headwater_rules.compiler.compile import compile_config
 from headwater_rules.errors import RuleErrors
 from headwater_rules.versions import sides
@@ -34,7 +35,7 @@ def show_stats(config: ServiceConfig, *, top: int, as_json: bool) -> None:
     """Print the store's figures, as of one moment. Raises NoStoreError."""
     with existing_store(config) as store:
         versions = store.versions()
-        stats = store_stats(store.address)
+        stats = open_backend(store.address).store_stats()
     if as_json:
         click.echo(orjson.dumps(_as_json(str(config.storage), stats, versions, top), option=orjson.OPT_INDENT_2))
         return

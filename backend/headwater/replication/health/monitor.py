@@ -24,8 +24,9 @@ from headwater.source.connect import SourceSettings, connect
 from headwater.source.finding import Finding
 from headwater.source.head import ping_statement
 from headwater.source.health import SourceHealth, look
+from headwater.storage.backend import Store
 from headwater.storage.contract.store import Lease
-from headwater.storage.open import Store, open_store
+from headwater.storage.open import open_backend
 from headwater_rules.plan import TablePattern
 
 _log = logging.getLogger(__name__)
@@ -106,7 +107,7 @@ class Watch:
 
     def _run(self) -> None:
         try:
-            store = open_store(self._address)
+            store = open_backend(self._address).open_store()
         except HeadwaterError as error:
             _log.warning("how things stand is not kept: %s", error)
             return

@@ -16,9 +16,9 @@ from headwater.source.catalog import PublishedTable, load_types
 from headwater.source.connect import SharedConnection, SourceSettings
 from headwater.source.shape import leaf_oids
 from headwater.source.words import locked_tables
+from headwater.storage.backend import Store
 from headwater.storage.contract.parts import Places
 from headwater.storage.contract.store import Lease, StoredTable
-from headwater.storage.open import Store
 from headwater_rules.plan import SyncPlan
 
 _ROWS_A_TASK = 250_000

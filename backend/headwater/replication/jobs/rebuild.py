@@ -21,7 +21,7 @@ from headwater.replication.jobs.context import Site
 from headwater.replication.tables.live import FullCells, LiveTable
 from headwater.storage.contract.parts import BulkRecord, CurrentRow
 from headwater.storage.contract.store import Flush, Progress
-from headwater.storage.contract.verify import open_verify
+from headwater.storage.open import open_backend
 from headwater.storage.shared.loading import loaded_rows
 from headwater_rules.plan import SyncPlan
 
@@ -38,7 +38,7 @@ def verify_job(
 ) -> VerifyJob:
     """A look at the whole store, or with `oids` at the lookups of some tables only."""
     stored = {table.id: table for oid, table in site.stored().items() if oids is None or oid in oids}
-    with open_verify(site.store.address) as reader:
+    with open_backend(site.store.address).open_verify() as reader:
         ids = reader.tables() if oids is None else list(stored)
     return VerifyJob(
         tag=site.tag,
@@ -98,7 +98,7 @@ class Rebuild:
             while not search.done:
                 yield False
             found = search.result()
-            with open_verify(self._site.store.address) as reader:
+            with open_backend(self._site.store.address).open_verify() as reader:
                 if set(reader.tables()) != found.keys():
                     continue  # truncated since: the rows of the new generation were not looked for
             self._write({table: [*found[table], *written.get(table, ())] for table in found})

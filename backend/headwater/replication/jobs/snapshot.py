@@ -20,9 +20,9 @@ from headwater.replication.versions import RETIRED_AT_ONCE
 from headwater.source.catalog import load_types
 from headwater.source.connect import SourceSettings, connect
 from headwater.source.slot import SnapshotKeeper, SystemIdentity, drop_unread_slot, end_of_log, system_identity
+from headwater.storage.backend import Store
 from headwater.storage.contract.parts import BulkRecord, StagedTable
 from headwater.storage.contract.store import Lease, SourceState
-from headwater.storage.open import Store
 from headwater_rules.plan import SyncPlan
 from headwater_rules.versions import sides
 

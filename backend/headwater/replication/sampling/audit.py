@@ -27,7 +27,8 @@ from headwater.replication.sampling.source_probe import Probing
 from headwater.replication.tables.live import LiveTable
 from headwater.source.catalog import PublishedTable
 from headwater.storage.contract.store import LeaseLostError, StoreWriter
-from headwater.storage.contract.verify import ALL_KEYS, VerifyReader, open_verify
+from headwater.storage.contract.verify import ALL_KEYS, VerifyReader
+from headwater.storage.open import open_backend
 from headwater_rules.plan import SyncPlan
 
 _log = logging.getLogger(__name__)
@@ -186,7 +187,7 @@ class Sampling:
     def _run(self, plans: tuple[SyncPlan, ...]) -> Iterator[int]:
         """Yields how much was looked at, slice by slice."""
         self._noted.clear()
-        reader = self._reader = self._open.enter_context(open_verify(self._site.store.address))
+        reader = self._reader = self._open.enter_context(open_backend(self._site.store.address).open_verify())
         sums = Sums(self._suspects, reader.retired())
         generations = reader.tables()
         for live, table in self._tables(plans):

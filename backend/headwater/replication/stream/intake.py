@@ -22,9 +22,9 @@ from headwater.replication.tables.attached import whole_too
 from headwater.replication.tables.changes import LEFT_OUT
 from headwater.source.connect import SourceSettings
 from headwater.source.generated import NotComputableError
+from headwater.storage.backend import Store
 from headwater.storage.contract.requests import RequestState
 from headwater.storage.contract.store import Lease
-from headwater.storage.open import Store
 
 SKIP = "skip"
 """Kind of request. Payload: `{"lsn": "0/1A2B3C"}`, as the error names it."""

@@ -6,14 +6,12 @@ What is not taken: leases and requests, which belong to running processes, and w
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol
 
 from headwater.errors import HeadwaterError
-from headwater.storage.address import PostgresAddress, SqliteAddress, StoreAddress
+from headwater.storage.address import StoreAddress
 
 Row = Sequence[object]
 
@@ -121,74 +119,6 @@ class Load(Protocol):
     def finish(self, state: StoreState, counts: Mapping[str, int]) -> None:
         """Check that it holds so many rows of each dataset, and put it in its place in one step. Raises
         StoreNotEmptyError when somebody made a store there meanwhile."""
-
-
-def dump(address: StoreAddress, scratch: Path) -> AbstractContextManager[Dump]:
-    """The state of a store now, which stays readable until the context ends, whatever is written meanwhile. Needs
-    `scratch`, a directory that executors see too, where the back end knows no such thing itself. Raises ArchiveError
-    when there is no store."""
-    match address:
-        case SqliteAddress():
-            from headwater.storage.sqlite import dump as sqlite
-
-            return sqlite.dump(address, scratch)
-        case PostgresAddress():
-            from headwater.storage.postgres import dump as postgres
-
-            return postgres.dump(address)
-
-
-def read_part(view: DumpView, part: DumpPart) -> Iterator[list[Row]]:
-    """On an executor: the rows of a part, in batches of bounded size."""
-    match view.address:
-        case SqliteAddress():
-            from headwater.storage.sqlite import dump as sqlite
-
-            return sqlite.read_part(view.address, part)
-        case PostgresAddress():
-            from headwater.storage.postgres import dump as postgres
-
-            return postgres.read_part(view.address, view.snapshot, part)
-
-
-def check_empty(address: StoreAddress) -> None:
-    """Raises StoreNotEmptyError when there is a store that was ever used. One that a process made by being started is
-    empty."""
-    match address:
-        case SqliteAddress():
-            from headwater.storage.sqlite import load as sqlite
-
-            sqlite.check_empty(address)
-        case PostgresAddress():
-            from headwater.storage.postgres import load as postgres
-
-            postgres.check_empty(address)
-
-
-def load(address: StoreAddress) -> AbstractContextManager[Load]:
-    """Begin to build a store. Raises StoreNotEmptyError when there is one that was ever used."""
-    match address:
-        case SqliteAddress():
-            from headwater.storage.sqlite import load as sqlite
-
-            return sqlite.load(address)
-        case PostgresAddress():
-            from headwater.storage.postgres import load as postgres
-
-            return postgres.load(address)
-
-
-def load_rows(address: StoreAddress, dataset: str, batches: Iterable[Sequence[Row]]) -> None:
-    """Add rows to a store that is being built: all of them or none."""
-    match address:
-        case SqliteAddress():
-            from headwater.storage.sqlite import load as sqlite
-
-            sqlite.load_rows(address, dataset, batches)
-        case PostgresAddress():
-            from headwater.storage.postgres import load as postgres
-
-            postgres.load_rows(address, dataset, batches)
 
 
 ROWS_A_PART = 250_000

@@ -9,12 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from headwater.errors import HeadwaterError, Kind
 from headwater.oplog.op import OpId
-from headwater.storage.address import PostgresAddress, SqliteAddress, StoreAddress
 from headwater.storage.contract.store import Lease
 
 LEASE = "upkeep"
@@ -146,16 +144,3 @@ class UpkeepStore(Protocol):
         at most."""
 
     def close(self) -> None: ...
-
-
-def open_upkeep(address: StoreAddress) -> UpkeepStore:
-    """A connection of its own to a store that exists."""
-    match address:
-        case SqliteAddress():
-            from headwater.storage.sqlite.compact import SqliteUpkeep
-
-            return SqliteUpkeep(Path(address.directory))
-        case PostgresAddress():
-            from headwater.storage.postgres.compact import PostgresUpkeep
-
-            return PostgresUpkeep(address)

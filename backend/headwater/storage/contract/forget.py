@@ -15,7 +15,6 @@ import orjson
 
 from headwater.decode.copytext import join_cells
 from headwater.oplog.op import finished_op
-from headwater.storage.address import PostgresAddress, SqliteAddress, StoreAddress
 from headwater.storage.contract.store import Lease, StoreError
 from headwater.storage.shared.write_key import user_in_key
 
@@ -167,19 +166,6 @@ class ForgetStore(Protocol):
         """Bytes that `rewrite` has to write."""
 
     def close(self) -> None: ...
-
-
-def open_forget(address: StoreAddress) -> ForgetStore:
-    """A connection of its own to a store that exists."""
-    match address:
-        case SqliteAddress():
-            from headwater.storage.sqlite.forget import SqliteForget
-
-            return SqliteForget(address)
-        case PostgresAddress():
-            from headwater.storage.postgres.forget import PostgresForget
-
-            return PostgresForget(address)
 
 
 def found_in_segment(content: bytes, hints: Sequence[str], first: int, sealed: bool) -> Iterator[tuple[int, str]]:

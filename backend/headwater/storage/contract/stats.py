@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from headwater.oplog.op import OpId
-from headwater.storage.address import PostgresAddress, SqliteAddress, StoreAddress
 from headwater.storage.contract.parts import BulkRecord
 from headwater.storage.contract.store import SourceState
 
@@ -22,32 +21,6 @@ class DefinitionStats:
     size: int
     largest_ops: int
     largest_size: int
-
-
-def store_exists(address: StoreAddress) -> bool:
-    """Whether somebody has made a store there. Raises StoreError when the place cannot be looked at."""
-    match address:
-        case SqliteAddress():
-            from headwater.storage.sqlite.stats import exists as sqlite_exists
-
-            return sqlite_exists(address)
-        case PostgresAddress():
-            from headwater.storage.postgres.stats import exists as postgres_exists
-
-            return postgres_exists(address)
-
-
-def definition_stats(address: StoreAddress) -> list[DefinitionStats]:
-    """All definitions that have buckets, by name, as of one moment. Reads all of the history once."""
-    match address:
-        case SqliteAddress():
-            from headwater.storage.sqlite.stats import definition_stats as sqlite_stats
-
-            return sqlite_stats(address)
-        case PostgresAddress():
-            from headwater.storage.postgres.stats import definition_stats as postgres_stats
-
-            return postgres_stats(address)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,19 +106,6 @@ class StoreStats:
     definitions: tuple[DefinitionStats, ...]
     buckets: tuple[BucketStats, ...]
     jobs: tuple[BulkRecord, ...]
-
-
-def store_stats(address: StoreAddress) -> StoreStats:
-    """Reads all of the store once, beside its writer."""
-    match address:
-        case SqliteAddress():
-            from headwater.storage.sqlite.store_stats import store_stats as sqlite_stats
-
-            return sqlite_stats(address)
-        case PostgresAddress():
-            from headwater.storage.postgres.store_stats import store_stats as postgres_stats
-
-            return postgres_stats(address)
 
 
 def by_definition(buckets: tuple[BucketStats, ...]) -> tuple[DefinitionStats, ...]:

@@ -9,7 +9,6 @@ equal, or one of the two is wrong.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple, Protocol
@@ -21,7 +20,6 @@ import zstandard
 from headwater.oplog.op import bucket_key, content_digest, put_checksum, remove_checksum
 from headwater.oplog.row_id import row_subkey
 from headwater.oplog.transform import decode_members
-from headwater.storage.address import PostgresAddress, SqliteAddress, StoreAddress
 from headwater.storage.contract.parts import CurrentRow, PlacedRow
 from headwater_rules.results import LookupEntry
 
@@ -100,19 +98,6 @@ class VerifyReader(Protocol):
 
     def lone_lookups(self, table: int) -> list[str]:
         """Ids under which lookups stand, and no row."""
-
-
-def open_verify(address: StoreAddress) -> AbstractContextManager[VerifyReader]:
-    """Look at a store as of now, until the end of the context."""
-    match address:
-        case SqliteAddress():
-            from headwater.storage.sqlite.verify import open_verify as open_sqlite
-
-            return open_sqlite(address)
-        case PostgresAddress():
-            from headwater.storage.postgres.verify import open_verify as open_postgres
-
-            return open_postgres(address)
 
 
 ALL_KEYS = (0, 1 << 63)

@@ -67,7 +67,7 @@ _LARGE = ("rows", "ops", "segments", "lookups")
 
 @contextmanager
 def dump(address: PostgresAddress) -> Iterator[Dump]:
-    """See `storage.contract.archive.dump`. The connection keeps the snapshot that executors read."""
+    """See `Backend.dump`. The connection keeps the snapshot that executors read."""
     with closing(connect(address, "export")) as db, postgres_errors(address):
         if db.execute("select to_regclass('meta')").fetchall() == [(None,)]:
             raise ArchiveError("there is no store", str(address), "check storage")
@@ -116,7 +116,7 @@ def _parts(db: psycopg.Connection) -> Iterator[DumpPart]:
 
 
 def read_part(address: PostgresAddress, snapshot: str, part: DumpPart) -> Iterator[list[Row]]:
-    """See `storage.contract.archive.read_part`."""
+    """See `Backend.read_part`."""
     with closing(connect(address, "export")) as db, postgres_errors(address):
         db.execute(_BEGIN)
         db.execute(sql.SQL("set transaction snapshot {}").format(snapshot))

@@ -92,7 +92,7 @@ def _reading(address: PostgresAddress) -> Iterator[psycopg.Connection]:
 
 
 def limits(address: PostgresAddress, where: HistoryFilter, since: OpId) -> HistoryLimits:
-    """See `storage.contract.history.history_limits`."""
+    """See `Backend.history_limits`."""
     with _reading(address) as db:
         if since:
             _check_not_overtaken(db, where, since)
@@ -107,7 +107,7 @@ def limits(address: PostgresAddress, where: HistoryFilter, since: OpId) -> Histo
 def read(
     address: PostgresAddress, ops: tuple[OpId, OpId], where: HistoryFilter, unmerged: OpId
 ) -> Iterator[list[HistoryOp]]:
-    """See `storage.contract.history.read_history`. Nothing after `unmerged` may have been merged."""
+    """See `Backend.read_history`. Nothing after `unmerged` may have been merged."""
     after, upto = ops
     with _reading(address) as db:
         _check_not_overtaken(db, where, unmerged)
@@ -120,14 +120,14 @@ def read(
 
 
 def cut(address: PostgresAddress, after: OpId, upto: OpId, ops: int) -> list[tuple[OpId, OpId]]:
-    """See `storage.contract.history.cut_history`."""
+    """See `Backend.cut_history`."""
     with _reading(address) as db:
         groups = db.execute(_GROUPS, {"after": after, "upto": upto, "size": max(1, ops // 4)}).fetchall()
     return cut_up(groups, after, upto, ops)
 
 
 def end(address: PostgresAddress, after: OpId, upto: OpId, ops: int) -> OpId:
-    """See `storage.contract.history.history_end`."""
+    """See `Backend.history_end`."""
     bounds = {"after": after, "upto": upto}
     with _reading(address) as db:
         ids = db.execute(_LOWEST, {**bounds, "limit": ops + 1})
@@ -149,7 +149,7 @@ def end(address: PostgresAddress, after: OpId, upto: OpId, ops: int) -> OpId:
 
 
 def flushes(address: PostgresAddress, after: OpId, upto: OpId) -> list[FlushRange]:
-    """See `storage.contract.history.read_flushes`."""
+    """See `Backend.read_flushes`."""
     with _reading(address) as db:
         rows = db.execute(_FLUSHES, {"after": after, "upto": upto}).fetchall()
     return [FlushRange(OpId(row[0]), OpId(row[1]), row[2], Lsn(row[3]), row[4]) for row in rows]
@@ -158,7 +158,7 @@ def flushes(address: PostgresAddress, after: OpId, upto: OpId) -> list[FlushRang
 def standing(
     address: PostgresAddress, checkpoint: OpId, where: HistoryFilter, part: Slice
 ) -> Iterator[list[HistoryOp]]:
-    """See `storage.contract.history.read_standing`."""
+    """See `Backend.read_standing`."""
     query = "select b.id, b.name, b.definition, b.compacted_op from buckets b where mod(b.id, %(count)s) = %(number)s"
     with _reading(address) as db:
         bindings = _bindings(where, {"count": part.count, "number": part.number})

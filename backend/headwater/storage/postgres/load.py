@@ -68,7 +68,7 @@ class PostgresLoad:
 
 
 def check_empty(address: PostgresAddress) -> None:
-    """See `storage.contract.archive.check_empty`."""
+    """See `Backend.check_empty`."""
     with closing(connect(address, "import")) as db, postgres_errors(address):
         used = _used(db, address.schema)
         if used:
@@ -77,7 +77,7 @@ def check_empty(address: PostgresAddress) -> None:
 
 @contextmanager
 def load(address: PostgresAddress) -> Iterator[PostgresLoad]:
-    """See `storage.contract.archive.load`."""
+    """See `Backend.load`."""
     check_empty(address)
     loading = PostgresLoad(address)
     try:
@@ -87,7 +87,7 @@ def load(address: PostgresAddress) -> Iterator[PostgresLoad]:
 
 
 def load_rows(address: PostgresAddress, dataset: str, batches: Iterable[Sequence[Row]]) -> None:
-    """See `storage.contract.archive.load_rows`."""
+    """See `Backend.load_rows`."""
     with closing(connect(address, "import")) as db, postgres_errors(address), db.transaction():
         match dataset:
             case "tables":

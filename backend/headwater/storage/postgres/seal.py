@@ -23,7 +23,7 @@ _GUARD = "create trigger sealed before insert or update on {table} for each row 
 
 
 def seal(address: PostgresAddress, note: str) -> None:
-    """See `storage.contract.seal.seal_store`."""
+    """See `Backend.seal`."""
     with _writing(address) as db:
         known = _note(db)
         if known is not None:
@@ -42,7 +42,7 @@ def seal(address: PostgresAddress, note: str) -> None:
 
 
 def unseal(address: PostgresAddress) -> str | None:
-    """See `storage.contract.seal.unseal_store`."""
+    """See `Backend.unseal`."""
     with _writing(address) as db:
         known = _note(db)
         db.execute("drop function if exists refuse_write() cascade")
@@ -51,7 +51,7 @@ def unseal(address: PostgresAddress) -> str | None:
 
 
 def note(address: PostgresAddress) -> str | None:
-    """See `storage.contract.seal.seal_note`."""
+    """See `Backend.seal_note`."""
     with _writing(address) as db:
         return _note(db)
 

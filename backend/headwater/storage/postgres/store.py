@@ -52,7 +52,7 @@ class PostgresStore:
 
     @staticmethod
     def open_reader(address: PostgresAddress, own: OwnConfig | None = None) -> PostgresReader:
-        """See `storage.open.open_reader`."""
+        """See `Backend.open_reader`."""
         with closing(connect(address)) as connection, postgres_errors(address):
             migrate(connection, address)
         return PostgresReader(address, own)

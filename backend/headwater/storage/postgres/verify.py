@@ -51,7 +51,7 @@ and not exists (select from {} r where r.row_id = l.row_id)
 
 @contextlib.contextmanager
 def open_verify(address: PostgresAddress) -> Iterator[PostgresVerify]:
-    """See `storage.contract.verify.open_verify`."""
+    """See `Backend.open_verify`."""
     with contextlib.closing(PostgresVerify(address)) as verify, postgres_errors(address):
         yield verify
 

@@ -48,7 +48,7 @@ _LARGE = ("rows", "ops", "segments", "lookups")
 
 @contextmanager
 def dump(address: SqliteAddress, scratch: Path) -> Iterator[Dump]:
-    """See `storage.contract.archive.dump`. A store that somebody may write to is copied first; a sealed one stays as it
+    """See `Backend.dump`. A store that somebody may write to is copied first; a sealed one stays as it
     is."""
     source = Path(address.directory)
     if not (source / "store.db").is_file():
@@ -114,7 +114,7 @@ def _parts(db: apsw.Connection, directory: Path) -> Iterator[DumpPart]:
 
 
 def read_part(address: SqliteAddress, part: DumpPart) -> Iterator[list[Row]]:
-    """See `storage.contract.archive.read_part`."""
+    """See `Backend.read_part`."""
     path = Path(address.directory) / _file(part.dataset)
     query = _QUERIES.get(part.dataset, f"select {', '.join(DATASETS[part.dataset])} from {part.dataset}")
     bindings = (part.first, part.last) if part.is_range else ()

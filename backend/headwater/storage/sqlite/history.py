@@ -42,7 +42,7 @@ def _reading(address: SqliteAddress) -> Iterator[apsw.Connection]:
 
 
 def limits(address: SqliteAddress, where: HistoryFilter, since: OpId) -> HistoryLimits:
-    """See `storage.contract.history.history_limits`."""
+    """See `Backend.history_limits`."""
     with _reading(address) as db:
         if since:
             _check_not_overtaken(db, where, since)
@@ -57,7 +57,7 @@ def limits(address: SqliteAddress, where: HistoryFilter, since: OpId) -> History
 def read(
     address: SqliteAddress, ops: tuple[OpId, OpId], where: HistoryFilter, unmerged: OpId
 ) -> Iterator[list[HistoryOp]]:
-    """See `storage.contract.history.read_history`. Nothing after `unmerged` may have been merged."""
+    """See `Backend.read_history`. Nothing after `unmerged` may have been merged."""
     after, upto = ops
     with _reading(address) as db:
         _check_not_overtaken(db, where, unmerged)
@@ -80,7 +80,7 @@ def read(
 
 
 def cut(address: SqliteAddress, after: OpId, upto: OpId, ops: int) -> list[tuple[OpId, OpId]]:
-    """See `storage.contract.history.cut_history`."""
+    """See `Backend.cut_history`."""
     with _reading(address) as db:
         groups = db.execute(
             "select max(id), count(*) from (select id, row_number() over (order by id) / ?3 as part from ops"
@@ -93,7 +93,7 @@ def cut(address: SqliteAddress, after: OpId, upto: OpId, ops: int) -> list[tuple
 
 
 def end(address: SqliteAddress, after: OpId, upto: OpId, ops: int) -> OpId:
-    """See `storage.contract.history.history_end`."""
+    """See `Backend.history_end`."""
     with _reading(address) as db:
         found = nth(_first_ids(db, (after, upto), ops + 1), _runs(db, after, upto), ops, upto)
         if found == upto:
@@ -125,7 +125,7 @@ def _runs(db: apsw.Connection, after: int, upto: int) -> Iterator[tuple[int, int
 
 
 def flushes(address: SqliteAddress, after: OpId, upto: OpId) -> list[FlushRange]:
-    """See `storage.contract.history.read_flushes`."""
+    """See `Backend.read_flushes`."""
     with _reading(address) as db:
         rows = db.execute(
             "select before, last_op, source, lsn, committed_us from (select lag(last_op) over (order by last_op)"
@@ -141,7 +141,7 @@ def flushes(address: SqliteAddress, after: OpId, upto: OpId) -> list[FlushRange]
 
 
 def standing(address: SqliteAddress, checkpoint: OpId, where: HistoryFilter, part: Slice) -> Iterator[list[HistoryOp]]:
-    """See `storage.contract.history.read_standing`."""
+    """See `Backend.read_standing`."""
     condition, names = _condition(where)
     with _reading(address) as db:
         buckets = db.execute(

@@ -72,7 +72,7 @@ class SqliteLoad:
 
 @contextmanager
 def load(address: SqliteAddress) -> Iterator[SqliteLoad]:
-    """See `storage.contract.archive.load`."""
+    """See `Backend.load`."""
     check_empty(address)
     target = Path(address.directory).resolve()
     loading = SqliteLoad(target)
@@ -83,7 +83,7 @@ def load(address: SqliteAddress) -> Iterator[SqliteLoad]:
 
 
 def load_rows(address: SqliteAddress, dataset: str, batches: Iterable[Sequence[Row]]) -> None:
-    """See `storage.contract.archive.load_rows`. The files need no durability before the end."""
+    """See `Backend.load_rows`. The files need no durability before the end."""
     path = Path(address.directory) / ("write_checkpoints.db" if dataset == "write_checkpoints" else "store.db")
     columns = DATASETS[dataset]
     insert = f"insert into {dataset} ({', '.join(columns)}) values ({', '.join('?' * len(columns))})"
@@ -163,7 +163,7 @@ def _count(db: apsw.Connection, table: str) -> int:
 
 
 def check_empty(address: SqliteAddress) -> None:
-    """See `storage.contract.archive.check_empty`."""
+    """See `Backend.check_empty`."""
     target = Path(address.directory)
     path = target / "store.db"
     if not path.is_file():

@@ -22,7 +22,7 @@ _GUARDED = {
 
 
 def seal(address: SqliteAddress, note: str) -> None:
-    """See `storage.contract.seal.seal_store`."""
+    """See `Backend.seal`."""
     with _writing(address, "store.db") as db:
         known = _note(db)
         if known is not None:
@@ -40,7 +40,7 @@ def seal(address: SqliteAddress, note: str) -> None:
 
 
 def unseal(address: SqliteAddress) -> str | None:
-    """See `storage.contract.seal.unseal_store`."""
+    """See `Backend.unseal`."""
     for file in reversed(_GUARDED):
         if not (Path(address.directory) / file).is_file():
             continue
@@ -56,7 +56,7 @@ def unseal(address: SqliteAddress) -> str | None:
 
 
 def note(address: SqliteAddress) -> str | None:
-    """See `storage.contract.seal.seal_note`."""
+    """See `Backend.seal_note`."""
     path = Path(address.directory) / "store.db"
     with closing(open_reader(path)) as db, sqlite_errors(path):
         return _note(db)

@@ -51,7 +51,7 @@ class SqliteStore:
 
     @staticmethod
     def open_reader(directory: Path, own: OwnConfig | None = None) -> SqliteReader:
-        """See `storage.open.open_reader`."""
+        """See `Backend.open_reader`."""
         SqliteStore(directory).close()
         return SqliteReader(directory, own)
 

@@ -41,7 +41,7 @@ and not exists (select 1 from rows_{0:d} r where r.row_id = l.row_id)
 
 @contextlib.contextmanager
 def open_verify(address: SqliteAddress) -> Iterator[SqliteVerify]:
-    """See `storage.contract.verify.open_verify`."""
+    """See `Backend.open_verify`."""
     path = Path(address.directory) / "store.db"
     with contextlib.closing(open_reader(path)) as connection, sqlite_errors(path):
         verify = SqliteVerify(connection)

@@ -1,0 +1,126 @@
+"""The embedded store: SQLite files in one directory, one writing process per source, any number of readers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+
+from headwater.oplog.op import OpId
+from headwater.storage.address import SqliteAddress
+from headwater.storage.contract.archive import Dump, DumpPart, Load, Row
+from headwater.storage.contract.history import (
+    EVERY_BUCKET,
+    START,
+    WHOLE,
+    FlushRange,
+    HistoryFilter,
+    HistoryLimits,
+    HistoryOp,
+    Slice,
+)
+from headwater.storage.contract.parts import PlacedRow
+from headwater.storage.contract.stats import DefinitionStats, StoreStats
+from headwater.storage.contract.verify import VerifyReader
+from headwater.storage.contract.versions import OwnConfig
+from headwater.storage.shared.loading import BATCH_BYTES
+from headwater.storage.sqlite import dump, history, load, rows, seal, stats, store_stats, verify
+from headwater.storage.sqlite.compact import SqliteUpkeep
+from headwater.storage.sqlite.forget import SqliteForget
+from headwater.storage.sqlite.reader import SqliteReader
+from headwater.storage.sqlite.stage import StageFile
+from headwater.storage.sqlite.store import SqliteStore
+
+
+@dataclass(frozen=True, slots=True)
+class SqliteBackend:
+    """See `storage.backend.Backend`."""
+
+    address: SqliteAddress
+
+    @property
+    def _directory(self) -> Path:
+        return Path(self.address.directory)
+
+    def exists(self) -> bool:
+        return stats.exists(self.address)
+
+    def open_store(self) -> SqliteStore:
+        return SqliteStore(self._directory)
+
+    def open_reader(self, own: OwnConfig | None = None) -> SqliteReader:
+        return SqliteStore.open_reader(self._directory, own)
+
+    def open_compaction(self) -> SqliteUpkeep:
+        return SqliteUpkeep(self._directory)
+
+    def open_forget(self) -> SqliteForget:
+        return SqliteForget(self.address)
+
+    def open_verify(self) -> AbstractContextManager[VerifyReader]:
+        return verify.open_verify(self.address)
+
+    def definition_stats(self) -> list[DefinitionStats]:
+        return stats.definition_stats(self.address)
+
+    def store_stats(self) -> StoreStats:
+        return store_stats.store_stats(self.address)
+
+    def open_part(self, table: int, number: int, attempt: str) -> StageFile:
+        return StageFile(self._directory / "stage" / f"part-{number:05d}-{attempt}.db", table, attempt)
+
+    def read_rows(self, table: int, first: int, end: int, room: int = BATCH_BYTES) -> Iterator[list[PlacedRow]]:
+        return rows.read_rows(self._directory, table, first, end, room)
+
+    def history_limits(self, where: HistoryFilter = EVERY_BUCKET, *, since: OpId = START) -> HistoryLimits:
+        return history.limits(self.address, where, since)
+
+    def read_history(
+        self,
+        after_op: OpId,
+        upto_op: OpId,
+        where: HistoryFilter = EVERY_BUCKET,
+        *,
+        within: tuple[OpId, OpId] | None = None,
+    ) -> Iterator[list[HistoryOp]]:
+        start, end = within or (after_op, upto_op)
+        return history.read(self.address, (after_op, upto_op), where, start or end)
+
+    def cut_history(self, after_op: OpId, upto_op: OpId, ops: int) -> list[tuple[OpId, OpId]]:
+        return history.cut(self.address, after_op, upto_op, ops)
+
+    def history_end(self, after_op: OpId, upto_op: OpId, ops: int) -> OpId:
+        return history.end(self.address, after_op, upto_op, ops)
+
+    def read_flushes(self, after_op: OpId, upto_op: OpId) -> Sequence[FlushRange]:
+        return history.flushes(self.address, after_op, upto_op)
+
+    def read_standing(
+        self, checkpoint: OpId, where: HistoryFilter = EVERY_BUCKET, part: Slice = WHOLE
+    ) -> Iterator[list[HistoryOp]]:
+        return history.standing(self.address, checkpoint, where, part)
+
+    def seal(self, note: str) -> None:
+        seal.seal(self.address, note)
+
+    def unseal(self) -> str | None:
+        return seal.unseal(self.address)
+
+    def seal_note(self) -> str | None:
+        return seal.note(self.address)
+
+    def dump(self, scratch: Path) -> AbstractContextManager[Dump]:
+        return dump.dump(self.address, scratch)
+
+    def read_part(self, snapshot: str, part: DumpPart) -> Iterator[list[Row]]:
+        return dump.read_part(self.address, part)
+
+    def check_empty(self) -> None:
+        load.check_empty(self.address)
+
+    def load(self) -> AbstractContextManager[Load]:
+        return load.load(self.address)
+
+    def load_rows(self, dataset: str, batches: Iterable[Sequence[Row]]) -> None:
+        load.load_rows(self.address, dataset, batches)
