@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import apsw
 import psutil
+import psycopg
 import pytest
 
 import headwater.pipeline.plan
@@ -22,6 +23,7 @@ from headwater.bulk.contract import (
     CompareJob,
     CompareOutcome,
     Difference,
+    RecountJob,
     RekeyJob,
     ReprocessJob,
     SnapshotJob,
@@ -81,6 +83,7 @@ class Both:
     differences: list[Difference] = field(default_factory=list)
     compared: list[CompareOutcome] = field(default_factory=list)
     verified: list[VerifyJob] = field(default_factory=list)
+    meanwhile: Callable[[], None] = lambda: None  # once each snapshot of a comparison was taken
 
     def warm_up(self) -> None:
         self.spark.warm_up()
@@ -101,6 +104,7 @@ class Both:
         self, job: CompareJob, progress: Report, found: Callable[[Sequence[Difference]], None], stop: Stop = None
     ) -> CompareOutcome:
         self.done["compare"] += 1
+        self.meanwhile()
         ours: list[Difference] = []
         theirs: list[Difference] = []
         local = self.local.compare(job, progress, ours.extend, stop)
@@ -112,6 +116,18 @@ class Both:
         self.compared.append(spark)
         found(theirs)
         return spark
+
+    def recount(
+        self, job: RecountJob, progress: Report, found: Callable[[Sequence[Difference]], None], stop: Stop = None
+    ) -> None:
+        self.done["recount"] += 1
+        ours: list[Difference] = []
+        theirs: list[Difference] = []
+        self.local.recount(job, progress, ours.extend, stop)
+        self.spark.recount(job, progress, theirs.extend, stop)
+        assert ours
+        assert sorted(ours) == sorted(theirs)
+        found(theirs)
 
     def verify(self, job: VerifyJob, progress: Report, stop: Stop = None) -> VerifyOutcome:
         self.done["verify"] += 1
@@ -181,6 +197,12 @@ def test_every_kind_of_job_comes_to_the_same(
 ) -> None:
     assert both.tasks["snapshot"] >= 8, "copies stand in several parts"
 
+    def copy() -> None:
+        with psycopg.connect(source_db.dsn, autocommit=True) as conn:
+            conn.execute("insert into copies select * from copies where n = 5 limit 40")
+        deployment.caught_up()
+
+    both.meanwhile = copy
     source_db.execute("alter table items add column extra text default 'filled'")
     source_db.execute("alter table copies add column extra int; update copies set extra = n where n = 3")
     wait_until(lambda: settled(deployment) and len(both.differences) >= 3000, "the comparison")
@@ -204,7 +226,7 @@ def test_every_kind_of_job_comes_to_the_same(
     found = both.standing(job, keys[:1], lambda _: None)
     assert 0 < sum(map(len, found.values())) < 3000
 
-    assert {"snapshot", "compare", "rekey", "reprocess", "verify", "standing"} == both.done.keys()
+    assert {"snapshot", "compare", "recount", "rekey", "reprocess", "verify", "standing"} == both.done.keys()
     deployment.close()
     assert deployment.problems() == []
 

@@ -207,14 +207,16 @@ class Deployment:
             self._reader = None
 
     def caught_up(self) -> int:
-        """Wait until clients can see every commit made so far; returns the checkpoint's op id."""
-        position = parse_lsn(self.source.fetch("select pg_current_wal_insert_lsn()::text")[0][0])
-        self.source.execute("select pg_logical_emit_message(false, 'headwater', 'ping')")
+        """Wait until clients can see every commit made so far; returns the checkpoint's op id. From any thread."""
+        with psycopg.connect(self.source.dsn, autocommit=True) as conn:
+            ((position,),) = conn.execute("select pg_current_wal_insert_lsn()::text").fetchall()
+            conn.execute("select pg_logical_emit_message(false, 'headwater', 'ping')")
+        reached_at = parse_lsn(position)
 
         def reached() -> bool:
             self.raise_failure()
             checkpoint = self.reader.checkpoint()
-            return checkpoint is not None and checkpoint[0].lsns["default"] >= position
+            return checkpoint is not None and checkpoint[0].lsns["default"] >= reached_at
 
         wait_until(reached, "the store to reach the source")
         checkpoint = self.reader.checkpoint()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
@@ -138,6 +139,15 @@ class CompareJob:
     types: TypeCatalog
     store: StoreAddress
     directory: str
+
+
+@dataclass(frozen=True, slots=True)
+class RecountJob:
+    """Count how often the source has these contents, by table, under the snapshot of a comparison of tables whose rows
+    nothing identifies."""
+
+    compared: CompareJob
+    contents: Mapping[int, frozenset[str]]
 
 
 class Difference(NamedTuple):

@@ -11,6 +11,7 @@ from headwater.bulk.contract import (
     CompareJob,
     CompareOutcome,
     Difference,
+    RecountJob,
     RekeyJob,
     ReprocessJob,
     SnapshotJob,
@@ -50,6 +51,12 @@ class BulkWork(Protocol):
     ) -> CompareOutcome:
         """Hand every row in which source and store differ to `found`, in batches. Raises TableChangedError as
         `snapshot` does."""
+
+    def recount(
+        self, job: RecountJob, progress: Report, found: Callable[[Sequence[Difference]], None], stop: Stop = None
+    ) -> None:
+        """Hand to `found` how often the source has the contents, but for those that it does not have. Raises
+        TableChangedError as `snapshot` does."""
 
     def verify(self, job: VerifyJob, progress: Report, stop: Stop = None) -> VerifyOutcome:
         """Look whether histories and lookups hold what current rows say, beside whoever writes them. Raises

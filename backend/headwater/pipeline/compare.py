@@ -17,7 +17,7 @@ import numpy.typing as npt
 import xxhash
 
 from headwater.bulk.bound_table import BoundTable, bind_layouts, current_cells, lookups_stand_right, stands_right
-from headwater.bulk.contract import CompareJob
+from headwater.bulk.contract import CompareJob, RecountJob
 from headwater.decode.copytext import join_cells, split_line
 from headwater.decode.errors import DecodeError
 from headwater.oplog.change import Relation
@@ -152,6 +152,24 @@ class DigestTask:
                 count += len(rows)
                 progress.add(len(rows))
         return TableDigests(self.part.table.id, isinstance(self.part, SourceRows), count, digests.tobytes())
+
+
+@dataclass(frozen=True, slots=True)
+class RecountTask:
+    """Count the rows that have the job's contents. By content, a line and how many there are."""
+
+    part: SourceRows
+
+    def run(self, job: RecountJob, number: int, attempt: str) -> dict[str, tuple[str, int]]:
+        found: dict[str, tuple[str, int]] = {}
+        contents = job.contents[self.part.table.id]
+        with TaskProgress(job.compared.directory, number, attempt) as progress:
+            for rows in self.part.rows(job.compared):
+                for row in rows:
+                    if row.key in contents:
+                        found[row.key] = (row.line, found[row.key][1] + 1 if row.key in found else 1)
+                progress.add(len(rows))
+        return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from headwater.bulk.contract import (
     CompareOutcome,
     CompareTable,
     Difference,
+    RecountJob,
     RekeyJob,
     ReprocessJob,
     SnapshotJob,
@@ -23,6 +24,7 @@ from headwater.bulk.contract import (
     VerifyOutcome,
 )
 from headwater.oplog.row_id import IdentityKind, RowIdentity
+from headwater.pipeline.compare import RecountTask, SourceRows
 from headwater.pipeline.digests import find_differences
 from headwater.pipeline.engine import Engine, Run
 from headwater.pipeline.partition import CountedCopies, CountTask, Partition, SnapshotTask
@@ -98,6 +100,26 @@ class BulkJobs:
             expected = sum(table.rows + (table.rows or expected_rows([read])) for table, read in pairs)
             with ProgressReporter("comparison", job.directory, expected, tasks, progress):
                 return find_differences(run, job, parts, found)
+
+    def recount(
+        self, job: RecountJob, progress: Report, found: Callable[[Sequence[Difference]], None], stop: Stop = None
+    ) -> None:
+        compared = job.compared
+        tables = _measured(compared.source, [table for table in compared.tables if table.stored.id in job.contents])
+        stored = {table.stored.id: table.stored for table in tables}
+        with self._engine.run(job, "recount", stop) as run:
+            parts = partitions([SnapshotTable(table.stored.id, table.published) for table in tables], run.parallelism)
+            tasks = [RecountTask(SourceRows(stored[part.table.table_id], part)) for part in parts]
+            expected = sum(table.rows for table in tables)
+            with ProgressReporter("recount", compared.directory, expected, len(tasks), progress):
+                counted = run.tasks(tasks)
+        copies: dict[tuple[int, str], Difference] = {}
+        for task, own in zip(tasks, counted, strict=True):
+            table = task.part.table.id
+            for content, (line, count) in own.items():
+                before = copies[table, content].copies if (table, content) in copies else 0
+                copies[table, content] = Difference(table, content, line, before + count)
+        found(list(copies.values()))
 
     def verify(self, job: VerifyJob, progress: Report, stop: Stop = None) -> VerifyOutcome:
         with (

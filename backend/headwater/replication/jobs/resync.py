@@ -4,7 +4,10 @@ is left to another comparison.
 1. Record what the stream touches in the tables.
 2. Make a temporary slot: its exported snapshot holds exactly the commits before its consistent point.
 3. When the stream has passed that point, Spark compares the snapshot with the current rows.
-4. Differences are merged between flushes, some at a time (see `merge`). What was merged differs no more, so work that
+4. Where nothing identifies rows, copies are counted. A change after the snapshot can hide there that the store has one
+   too many or too few, for it is in what Spark reads of the store: whatever such changes were about is counted in the
+   snapshot once more.
+5. Differences are merged between flushes, some at a time (see `merge`). What was merged differs no more, so work that
    was cut short is simply begun again.
 """
 
@@ -23,6 +26,7 @@ from headwater.bulk.contract import (
     CompareOutcome,
     CompareTable,
     Difference,
+    RecountJob,
     TableChangedError,
 )
 from headwater.oplog.lsn import format_lsn
@@ -91,7 +95,9 @@ class Resync:
         self._portion = Portion()
         self._merged = 0
         self._keeper: SnapshotKeeper | None = None
+        self._job: CompareJob | None = None
         self._comparing: Background[CompareOutcome] | None = None
+        self._recounting: Background[None] | None = None
         self._closed = threading.Event()
         stored = site.stored()
         self._oids = frozenset(stored) if order.oids is None else order.oids & frozenset(stored)
@@ -150,6 +156,8 @@ class Resync:
             return False
         try:
             outcome = self._comparing.result()
+            if self._recounts():
+                return False
         except TableChangedError:
             # Of a table that was emptied since, the stream brings everything
             truncated = frozenset(oid for oid in self._oids if self._log.of(oid).truncated)
@@ -161,6 +169,24 @@ class Resync:
         if self._completes():
             return False
         self._finish(outcome)
+        return True
+
+    def _recounts(self) -> bool:
+        """Whether contents that were touched since the snapshot are still being counted in it. Raises
+        TableChangedError."""
+        if self._job is None:
+            return False
+        if self._recounting is not None:
+            if self._recounting.done:
+                self._recounting.result()
+            return not self._recounting.done or not self._batches.empty()
+        tables = [table.stored for table in self._job.tables if table.stored.relation.oid in self._oids]
+        touched = {table.id: frozenset(self._log.of(table.relation.oid).delta) for table in tables}
+        if not any(touched.values()):
+            return False
+        job = RecountJob(self._job, {table: contents for table, contents in touched.items() if contents})
+        bulk, note, take, closed = self._site.bulk, self._note, self._take, self._closed
+        self._recounting = Background(lambda: bulk.recount(job, note, take, closed), "recount")
         return True
 
     def _completes(self) -> bool:
@@ -196,7 +222,7 @@ class Resync:
             store=self._site.store.address,
             directory=self._site.store.staging_directory(),
         )
-        closed = self._closed
+        self._job, self._recounting, closed = job, None, self._closed
         self._comparing = Background(lambda: self._site.bulk.compare(job, self._note, self._take, closed), "comparison")
         return False
 
