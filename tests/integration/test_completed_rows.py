@@ -165,6 +165,44 @@ def test_a_row_that_comes_without_all_its_values_during_a_comparison_is_shown(
     assert deployment.problems() == []
 
 
+@pytest.mark.parametrize("meanwhile", ["", "alter table emptied add more int", "vacuum full emptied"])
+def test_a_comparison_ends_though_one_of_its_tables_is_emptied_and_rows_of_it_lack_values(
+    deploy: Deploy, source_db: SourceDb, meanwhile: str
+) -> None:
+    """The table has another file then than when it was last looked at, and its rows are waited for at the end."""
+    source_db.execute("create table emptied (id text primary key, n int, body text)")
+    source_db.execute("create table beside (id text primary key); insert into beside values ('1')")
+    source_db.execute("alter table emptied alter body set storage external")
+    source_db.execute("create publication headwater for all tables")
+    bulk = Waiting()
+    deployment = deploy(CONFIG.replace("live", "emptied").replace("others", "beside"))
+    deployment.bulk = bulk
+    device = Device(deployment.start())
+    deployment.stop()
+    free = "select pg_drop_replication_slot(slot_name) from pg_replication_slots where not active"
+    wait_until(lambda: bool(source_db.fetch(free)), "the slot to be free")
+    deployment.start()
+    wait_until(bulk.begun.is_set, "the comparison")
+    source_db.execute("truncate emptied; insert into emptied values ('1', 0, repeat('toast', 2000))")
+    if meanwhile:
+        source_db.execute(meanwhile)
+    deployment.caught_up()
+    ((file,),) = source_db.fetch("select pg_relation_filenode('emptied')::text")
+    wait_until(lambda: any(file in shape for shape in shapes(deployment)), "the new file to be seen")
+    source_db.execute("update emptied set n = 1")
+    deployment.caught_up()
+    bulk.go.set()
+    truth = published_rows(source_db, {"public.emptied": "true", "public.beside": "true"})
+    wait_until(lambda: settled(deployment) and device.rows() == truth, "the row to be shown", 60)
+    deployment.close()
+    assert deployment.problems() == []
+
+
+def shapes(deployment: Deployment) -> list[str]:
+    with deployment.store() as store:
+        return [table.fingerprint for table in store.tables("default")]
+
+
 def test_a_row_that_lacks_values_after_a_comparison_survives_an_error(
     deploy: Deploy, source_db: SourceDb, monkeypatch: pytest.MonkeyPatch
 ) -> None:

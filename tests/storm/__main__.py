@@ -6,14 +6,17 @@ A seed that failed is lived again with `--seed N --minutes 0`. Its folder is kep
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import itertools
+import logging
 import os
 import shutil
 import sys
 import tempfile
 import time
 import traceback
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -80,6 +83,7 @@ def live(folder: Path, bulk: BulkJobs, seed: int, plan: Plan, rounds: int) -> tu
             life = Life(worlds, seed, plan, folder / "log.txt")
             tally = life.tally
             servers.callback(life.close)
+            servers.enter_context(logged(folder))
             life.begin()
             for _ in range(rounds):
                 life.round()
@@ -89,6 +93,25 @@ def live(folder: Path, bulk: BulkJobs, seed: int, plan: Plan, rounds: int) -> tu
     if not error:
         shutil.rmtree(folder, ignore_errors=True)
     return tally, error
+
+
+@contextmanager
+def logged(folder: Path) -> Iterator[None]:
+    """What replicators in this process say goes to a file, and where all threads were when something went wrong."""
+    handler = logging.FileHandler(folder / "replicators.log", encoding="utf-8")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(threadName)s %(levelname)s %(name)s: %(message)s"))
+    logger = logging.getLogger("headwater")
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    except BaseException:
+        with (folder / "threads.txt").open("w", encoding="utf-8") as threads:
+            faulthandler.dump_traceback(threads)
+        raise
+    finally:
+        logger.removeHandler(handler)
+        handler.close()
 
 
 def summary(first: int, last: int, minutes: float, total: Tally, failed: dict[int, str]) -> str:

@@ -36,8 +36,6 @@ class Reconciler:
             doubted = distrust_named(NameBook(site.store, site.tag), site.lease, conn, changes)
         applier.doubt(doubted)
         adapt(site.store, site.lease, state, site.context(self._schema.plans, stored), changes)
+        site.follow(self._schema.plans)
         if changes.oids:
-            site.follow(self._schema.plans)
             self._work.tables_changed(changes.oids)
-        else:
-            self._schema.renew(self._schema.plans, site.store.tables(site.tag))

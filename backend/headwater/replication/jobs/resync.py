@@ -197,8 +197,9 @@ class Resync:
 
     def leave(self, oids: frozenset[int]) -> None:
         """Tables that are others now are not compared any further, all others are."""
-        self.left |= self._oids & oids
+        self.left |= self.right & oids
         self._oids -= oids
+        self._truncated -= oids
 
     def _compare(self, snapshot: str) -> bool:
         """Begin; True when nothing is left to compare."""
@@ -208,6 +209,8 @@ class Resync:
         there = self._oids & stored.keys() & published.keys()
         self.leave(self._oids - {oid for oid in there if published[oid].followed_on(stored[oid].fingerprint)})
         if not self._oids:
+            if self._completes():
+                self.leave(self._truncated)
             return True
         tables = [self._table(stored[oid], published[oid]) for oid in sorted(self._oids)]
         self.findings.tables = [table.published.qualified_name for table in tables]

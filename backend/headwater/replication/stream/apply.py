@@ -266,6 +266,8 @@ class Applier:
             while rows := dict(islice(self._lacking.of(table.id).items(), self._asking.at_once)):
                 found = None if self._asking.too_long else self._ask(table, list(rows.values()))
                 if found is None:
+                    for log in self._logs:
+                        log.lacks(table.relation.oid)
                     self._have_compared(table)
                     break
                 self._asking.completed.add(table.relation.oid)
@@ -386,9 +388,13 @@ class Applier:
 
     def renew(self, context: LiveContext, plans: Sequence[SyncPlan], stored: Sequence[StoredTable]) -> None:
         """Follow other plans or tables from here on."""
+        before = self._followed.layouts()
         self._context = context
         self._followed.renew(context, stored)
         self._schema.renew(plans, stored)
+        now = self._followed.layouts()
+        for table in [table for table in self._lacking.tables() if now.get(table) != before.get(table)]:
+            self._lacking.forget(table)  # gone, or compared anew in its present form
 
     def brought(self, oids: Collection[int]) -> None:
         """See `Followed.brought`."""

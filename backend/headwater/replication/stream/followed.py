@@ -48,6 +48,10 @@ class Followed:
         for table in self.tables.values():
             self._fit(table)
 
+    def layouts(self) -> dict[int, tuple[Relation, ...]]:
+        """Of the tables, by id."""
+        return {table.id: table.layouts for table in self.tables.values()}
+
     def reach(self, position: Lsn) -> None:
         """The stream has come to a transaction whose commit record begins there."""
         for oid in [oid for oid, upto in self.doubted.items() if upto <= position]:

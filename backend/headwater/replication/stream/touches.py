@@ -176,6 +176,11 @@ class TouchLog:
         if oid in self._oids:
             self._spoiled[oid] = commit
 
+    def lacks(self, oid: int) -> None:
+        """Rows of a table lack values that nobody can tell, whatever transaction they are from."""
+        if oid in self._oids and self._start is not None:
+            self._spoiled[oid] = self._start
+
     @property
     def spoiled(self) -> frozenset[int]:
         """Tables whose comparison has to begin anew, since such a transaction is not in its snapshot."""
