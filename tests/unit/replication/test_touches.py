@@ -5,10 +5,11 @@ from __future__ import annotations
 import tracemalloc
 
 from headwater.decode.catalog import TypeCatalog
-from headwater.oplog.change import UNCHANGED, Column, Relation, ReplicaIdentity, Update
+from headwater.oplog.change import UNCHANGED, Column, Delete, Insert, Relation, ReplicaIdentity, Update
 from headwater.oplog.lsn import Lsn
+from headwater.replication.stream.contents import content_of
 from headwater.replication.stream.touches import Inherited, TouchLog
-from headwater.replication.tables.live import LiveContext
+from headwater.replication.tables.live import LiveContext, LiveTable
 from headwater_rules.compiler.compile import compile_config
 
 YAML = """
@@ -19,12 +20,18 @@ streams:
 TEXT = 25
 
 
-def test_a_log_keeps_no_values() -> None:
+def notes(identity: ReplicaIdentity) -> LiveTable:
     columns = tuple(Column(name, TEXT, -1, name == "id") for name in ("id", "body", "large"))
-    relation = Relation(1, "public", "notes", ReplicaIdentity.DEFAULT, columns)
+    relation = Relation(1, "public", "notes", identity, columns)
     plan = compile_config(YAML).plan
     table = LiveContext("default", (plan,), TypeCatalog(), b"salt", 1).table(1, (relation,))
     assert table is not None
+    return table
+
+
+def test_a_log_keeps_no_values() -> None:
+    table = notes(ReplicaIdentity.DEFAULT)
+    relation = table.relation
     log = TouchLog(frozenset({1}), lambda _, rows: list(rows))
     tracemalloc.start()
     try:
@@ -37,3 +44,32 @@ def test_a_log_keeps_no_values() -> None:
     assert early < 2 << 20
     log.begin_at(Lsn(500))
     assert log.of(1).rows == {str(n): Inherited(str(n), frozenset({2})) for n in range(500, 1_000)}
+
+
+def test_what_can_hide_a_difference_is_counted_again() -> None:
+    """A row whose values went along into another one, and contents that came or went, even if they are gone again."""
+    log = TouchLog(frozenset({1}), lambda _, rows: list(rows))
+    log.begin_at(Lsn(0))
+    keyed = notes(ReplicaIdentity.DEFAULT)
+    log.note(Lsn(1), keyed, Update(keyed.relation, ("1", None, None), True, ("2", "b", UNCHANGED)))
+    log.note(Lsn(1), keyed, Insert(keyed.relation, ("1", "a", "l")))
+    log.note(Lsn(1), keyed, Update(keyed.relation, None, False, ("3", "c", UNCHANGED)))
+    assert log.of(1).to_count == {"1"}
+
+    log = TouchLog(frozenset({1}), lambda _, rows: list(rows))
+    log.begin_at(Lsn(0))
+    full, row = notes(ReplicaIdentity.FULL), ("1", "a", None)
+    log.note(Lsn(1), full, Insert(full.relation, row))
+    log.note(Lsn(1), full, Delete(full.relation, row, False))
+    assert log.of(1).to_count == {content_of(row)}
+
+
+def test_rows_without_identity_only_come() -> None:
+    """Partitions with an identity of their own may tell of updates and deletes, which nobody takes in."""
+    log = TouchLog(frozenset({1}), lambda _, rows: list(rows))
+    log.begin_at(Lsn(0))
+    table, row, other = notes(ReplicaIdentity.NOTHING), ("1", "a", None), ("1", "b", None)
+    log.note(Lsn(1), table, Insert(table.relation, row))
+    log.note(Lsn(1), table, Update(table.relation, row, False, other))
+    log.note(Lsn(1), table, Delete(table.relation, other, False))
+    assert log.of(1).delta == {content_of(row): 1}

@@ -51,21 +51,30 @@ class Portion:
 
 
 def wanted_states(
-    applier: Applier, table: LiveTable, touches: TableTouches, differences: Sequence[Difference]
+    applier: Applier,
+    table: LiveTable,
+    touches: TableTouches,
+    differences: Sequence[Difference],
+    *,
+    anew: bool = False,
 ) -> States:
-    """What becomes of the rows that differ. Rows that are right already may be among them."""
+    """What becomes of the rows that differ. Rows that are right already may be among them. With `anew`, they are
+    evaluated even if their values are as they were."""
     if touches.truncated:
         return {}  # nothing that the snapshot saw is left
     if table.identity.kind is IdentityKind.KEY:
-        return _keyed(applier, table, touches, differences)
+        return _keyed(applier, table, touches, differences, anew=anew)
     return _counted(applier, table, touches, differences)
 
 
-def _keyed(applier: Applier, table: LiveTable, touches: TableTouches, differences: Sequence[Difference]) -> States:
+def _keyed(
+    applier: Applier, table: LiveTable, touches: TableTouches, differences: Sequence[Difference], *, anew: bool
+) -> States:
     width = len(table.relation.columns)
     heirs = touches.heirs()
     states: States = {}
     patches: dict[str, tuple[frozenset[int], FullCells]] = {}
+    streamed: list[str] = []
     for _, key, line, copies in differences:
         cells = split_line(line, width) if copies else None
         heir = heirs.get(key)
@@ -73,6 +82,8 @@ def _keyed(applier: Applier, table: LiveTable, touches: TableTouches, difference
             patches[heir[0]] = (heir[1], cells)
         elif key not in touches.rows:
             states[key] = cells
+        elif anew:
+            streamed.append(key)
     lacking = applier.lacking(table)
     for row_id in patches.keys() & lacking.keys():
         columns, inherited = patches[row_id]
@@ -81,6 +92,9 @@ def _keyed(applier: Applier, table: LiveTable, touches: TableTouches, difference
         if not is_stub(row.line):  # of a stub, all that counts was streamed
             columns, inherited = patches[row.row_id]
             states[row.row_id] = completed(table.cells(row), inherited, columns)
+    for row in applier.stored_rows(table, streamed):
+        if row.row_id not in states and not is_stub(row.line):
+            states[row.row_id] = table.cells(row)
     if table.computed:
         patched = [row_id for row_id in patches if row_id in states]
         states |= zip(patched, filled(applier.fill, table, [states[row_id] for row_id in patched]), strict=True)

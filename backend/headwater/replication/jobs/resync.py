@@ -4,9 +4,9 @@ is left to another comparison.
 1. Record what the stream touches in the tables.
 2. Make a temporary slot: its exported snapshot holds exactly the commits before its consistent point.
 3. When the stream has passed that point, Spark compares the snapshot with the current rows.
-4. Where nothing identifies rows, copies are counted. A change after the snapshot can hide there that the store has one
-   too many or too few, for it is in what Spark reads of the store: whatever such changes were about is counted in the
-   snapshot once more.
+4. A change after the snapshot can hide that the store has a copy too many or too few of a row that nothing identifies,
+   or took an old value along into another row, for it is in what Spark reads of the store: whatever such changes were
+   about is counted in the snapshot once more.
 5. Differences are merged between flushes, some at a time (see `merge`). What was merged differs no more, so work that
    was cut short is simply begun again.
 """
@@ -98,6 +98,7 @@ class Resync:
         self._job: CompareJob | None = None
         self._comparing: Background[CompareOutcome] | None = None
         self._recounting: Background[None] | None = None
+        self._recounted = set[int]()  # oids
         self._closed = threading.Event()
         stored = site.stored()
         self._oids = frozenset(stored) if order.oids is None else order.oids & frozenset(stored)
@@ -172,21 +173,35 @@ class Resync:
         return True
 
     def _recounts(self) -> bool:
-        """Whether contents that were touched since the snapshot are still being counted in it. Raises
-        TableChangedError."""
+        """Whether what was touched since the snapshot is still being counted in it. Tables that changed meanwhile are
+        left."""
         if self._job is None:
             return False
-        if self._recounting is not None:
-            if self._recounting.done:
-                self._recounting.result()
-            return not self._recounting.done or not self._batches.empty()
-        tables = [table.stored for table in self._job.tables if table.stored.relation.oid in self._oids]
-        touched = {table.id: frozenset(self._log.of(table.relation.oid).delta) for table in tables}
-        if not any(touched.values()):
+        if self._recounting is None:
+            return self._begin_recount(self._job)
+        if not self._recounting.done or not self._batches.empty():
+            return True
+        try:
+            self._recounting.result()
+        except TableChangedError:
+            self.leave(frozenset(oid for oid in self._recounted if not self._log.of(oid).truncated))
+        return False
+
+    def _begin_recount(self, job: CompareJob) -> bool:
+        """False when there is nothing to count. Of tables that are told in part only, nobody knows what was touched;
+        of emptied ones, nothing that the snapshot has is left."""
+        contents: dict[int, frozenset[str]] = {}
+        for table in job.tables:
+            oid = table.stored.relation.oid
+            touches = self._log.of(oid)
+            if oid in self._oids and not touches.truncated and not table.published.unseen and touches.to_count:
+                contents[table.stored.id] = touches.to_count
+                self._recounted.add(oid)
+        if not contents:
             return False
-        job = RecountJob(self._job, {table: contents for table, contents in touched.items() if contents})
-        bulk, note, take, closed = self._site.bulk, self._note, self._take, self._closed
-        self._recounting = Background(lambda: bulk.recount(job, note, take, closed), "recount")
+        recount, closed = RecountJob(job, contents), self._closed
+        bulk, note, take = self._site.bulk, self._note, self._take
+        self._recounting = Background(lambda: bulk.recount(recount, note, take, closed), "recount")
         return True
 
     def _completes(self) -> bool:
@@ -215,7 +230,8 @@ class Resync:
         tables = [self._table(stored[oid], published[oid]) for oid in sorted(self._oids)]
         self.findings.tables = [table.published.qualified_name for table in tables]
         unmarked = [table.stored.id for table in tables if not table.stored.resync]
-        self._site.store.mark_resync(self._site.lease, unmarked, self._order.reason)
+        if self._order.repair:
+            self._site.store.mark_resync(self._site.lease, unmarked, self._order.reason)
         job = CompareJob(
             source=self._site.source,
             snapshot=snapshot,
@@ -274,7 +290,8 @@ class Resync:
             if oid is None or table is None:
                 continue  # another by now, or truncated since: a new generation, of which the snapshot knows nothing
             touches = self._log.of(oid)
-            states = wanted_states(self._site.applier, table, touches, [d for d in some if d.table == table_id])
+            differences = [difference for difference in some if difference.table == table_id]
+            states = wanted_states(self._site.applier, table, touches, differences, anew=self._order.verify)
             found = describe(self._site.applier, table, states)
             name = f"{table.relation.schema}.{table.relation.name}"
             if found:
@@ -313,7 +330,9 @@ class Resync:
         self._opening.discard(SnapshotKeeper.close)
 
     def unmark(self) -> None:
-        """The tables are as the source has them. Between flushes only."""
+        """The tables are as the source has them, unless differences were only named. Between flushes only."""
+        if not self._order.repair:
+            return
         marked = [table.id for oid, table in self._site.stored().items() if oid in self.right and table.resync]
         self._site.store.mark_resync(self._site.lease, marked, "")
 
