@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 import psutil
@@ -19,6 +20,10 @@ if _MEMORY.is_dir():
     _room = min(_there.f_bavail * _there.f_frsize, psutil.virtual_memory().available)
     if _room >= _PLENTY and not _there.f_flag & os.ST_NOEXEC:
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(_MEMORY))
+
+# Who starts us in the background of a shell has us ignore SIGINT, and so would the commands that tests interrupt
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # How fast examples come says something of the machine and what else it does, nothing of the code
 settings.register_profile("headwater", deadline=None, suppress_health_check=[HealthCheck.too_slow])
