@@ -166,7 +166,7 @@ def test_a_store_that_moved_is_the_same_to_the_byte_and_goes_on(
         assert reader.create_write_checkpoint(["u/1"], {SOURCE: Lsn(999)}) == {"u/1": 3}
 
 
-@pytest.mark.parametrize("back_end", ["sqlite", "postgres"])
+@pytest.mark.parametrize("back_end", [pytest.param("sqlite", marks=pytest.mark.long), "postgres"])
 def test_an_export_of_a_running_store_is_one_moment_of_it(
     engine: SparkEngine, place: Callable[[str, str], StoreAddress], tmp_path: Path, back_end: str
 ) -> None:

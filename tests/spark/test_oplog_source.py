@@ -129,6 +129,7 @@ def some_history(store: WrittenStore) -> None:
     store.write({"1": None, "2": (C, "moved")})
 
 
+@ONE_STORE_OFTEN
 def test_a_batch_read_gives_every_op_with_its_place_and_content(session: SparkSession, stored: WrittenStore) -> None:
     some_history(stored)
     rows = sorted(read(session, stored).collect(), key=lambda row: row["op_id"])
@@ -150,6 +151,7 @@ def test_an_op_tells_source_position_and_time_of_its_flush(session: SparkSession
     assert live["committed_at"].astimezone(UTC) == datetime(2000, 1, 1, tzinfo=UTC) + timedelta(days=1)
 
 
+@ONE_STORE_OFTEN
 def test_a_read_keeps_to_the_buckets_definitions_and_tables_asked_for(
     session: SparkSession, stored: WrittenStore
 ) -> None:
