@@ -179,8 +179,7 @@ def test_a_comparison_ends_though_one_of_its_tables_is_emptied_and_rows_of_it_la
     deployment.bulk = bulk
     device = Device(deployment.start())
     deployment.stop()
-    free = "select pg_drop_replication_slot(slot_name) from pg_replication_slots where not active"
-    wait_until(lambda: bool(source_db.fetch(free)), "the slot to be free")
+    source_db.lose_slots()
     deployment.start()
     wait_until(bulk.begun.is_set, "the comparison")
     source_db.execute("truncate emptied; insert into emptied values ('1', 0, repeat('toast', 2000))")

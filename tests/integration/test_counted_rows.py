@@ -108,15 +108,14 @@ def test_copies_that_come_and_go_while_they_are_compared_are_counted(
     deployment.start()
     deployment.stop()
     source_db.execute(case.unseen)
-    free = "select pg_drop_replication_slot(slot_name) from pg_replication_slots where not active"
-    wait_until(lambda: bool(source_db.fetch(free)), "the slot to be free")
+    source_db.lose_slots()
 
     def stream(statements: str) -> Callable[[], None]:
         def run() -> None:
             with psycopg.connect(source_db.dsn, autocommit=True) as conn:
                 for statement in filter(None, statements.split("; ")):
                     conn.execute(statement.encode())
-            deployment.caught_up()
+                deployment.caught_up(conn)
 
         return run
 

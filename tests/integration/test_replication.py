@@ -286,9 +286,7 @@ def test_a_lost_slot_is_replaced_and_a_device_that_is_ahead_converges(deploy: De
     (name,) = deployment.buckets("a")
     device = read_bucket(deployment.reader, name, upto)
     deployment.stop()
-    source_db.execute(
-        "select pg_drop_replication_slot(slot_name) from pg_replication_slots where database = current_database()"
-    )
+    source_db.lose_slots()
     source_db.execute("delete from notes where n < 50")
     ops = deployment.op_count_now()
     deployment.start()

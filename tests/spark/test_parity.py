@@ -200,7 +200,7 @@ def test_every_kind_of_job_comes_to_the_same(
     def copy() -> None:
         with psycopg.connect(source_db.dsn, autocommit=True) as conn:
             conn.execute("insert into copies select * from copies where n = 5 limit 40")
-        deployment.caught_up()
+            deployment.caught_up(conn)
 
     both.meanwhile = copy
     source_db.execute("alter table items add column extra text default 'filled'")

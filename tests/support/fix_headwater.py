@@ -206,11 +206,12 @@ class Deployment:
             self._reader.close()
             self._reader = None
 
-    def caught_up(self) -> int:
-        """Wait until clients can see every commit made so far; returns the checkpoint's op id. From any thread."""
-        with psycopg.connect(self.source.dsn, autocommit=True) as conn:
-            ((position,),) = conn.execute("select pg_current_wal_insert_lsn()::text").fetchall()
-            conn.execute("select pg_logical_emit_message(false, 'headwater', 'ping')")
+    def caught_up(self, own: psycopg.Connection | None = None) -> int:
+        """Wait until clients can see every commit made so far; returns the checkpoint's op id. Other threads than the
+        test's bring a connection of their own."""
+        conn = own or self.source.connection
+        ((position,),) = conn.execute("select pg_current_wal_insert_lsn()::text").fetchall()
+        conn.execute("select pg_logical_emit_message(false, 'headwater', 'ping')")
         reached_at = parse_lsn(position)
 
         def reached() -> bool:

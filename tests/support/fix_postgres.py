@@ -67,6 +67,10 @@ class SourceDb:
         if self.connection.info.server_version < major * 10_000:
             pytest.skip(f"needs {feature}, which Postgres has from {major} on")
 
+    def lose_slots(self) -> None:
+        """Drop its slots, ending whoever still uses them."""
+        _drop_slots(self.connection, self.name)
+
     def drop(self) -> None:
         """Drop the database with its slots, ending whoever still uses them."""
         self.connection.close()

@@ -143,8 +143,8 @@ class CompareJob:
 
 @dataclass(frozen=True, slots=True)
 class RecountJob:
-    """Count how often the source has these contents, by table, under the snapshot of a comparison of tables whose rows
-    nothing identifies."""
+    """Count how often the source has these rows, by table, under the snapshot of a comparison. They are named as in
+    `Difference`: by their id, or where nothing identifies them by their content."""
 
     compared: CompareJob
     contents: Mapping[int, frozenset[str]]

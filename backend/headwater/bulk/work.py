@@ -55,7 +55,7 @@ class BulkWork(Protocol):
     def recount(
         self, job: RecountJob, progress: Report, found: Callable[[Sequence[Difference]], None], stop: Stop = None
     ) -> None:
-        """Hand to `found` how often the source has the contents, but for those that it does not have. Raises
+        """Hand to `found` how often the source has the job's rows, but for those that it does not have. Raises
         TableChangedError as `snapshot` does."""
 
     def verify(self, job: VerifyJob, progress: Report, stop: Stop = None) -> VerifyOutcome:

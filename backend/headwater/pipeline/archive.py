@@ -139,14 +139,15 @@ def _claim(directory: Path) -> None:
 
 @contextmanager
 def _sealed(address: StoreAddress, note: str, *, seal: bool) -> Iterator[None]:
-    if not seal or open_backend(address).seal_note() is not None:
+    backend = open_backend(address)
+    if not seal or backend.seal_note() is not None:
         yield
         return
-    open_backend(address).seal(note)
+    backend.seal(note)
     try:
         yield
     except BaseException:
-        open_backend(address).unseal()
+        backend.unseal()
         raise
 
 

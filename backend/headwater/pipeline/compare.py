@@ -156,7 +156,7 @@ class DigestTask:
 
 @dataclass(frozen=True, slots=True)
 class RecountTask:
-    """Count the rows that have the job's contents. By content, a line and how many there are."""
+    """Count the job's rows. By id or content, a line and how many there are."""
 
     part: SourceRows
 

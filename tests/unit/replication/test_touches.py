@@ -73,3 +73,13 @@ def test_rows_without_identity_only_come() -> None:
     log.note(Lsn(1), table, Update(table.relation, row, False, other))
     log.note(Lsn(1), table, Delete(table.relation, other, False))
     assert log.of(1).delta == {content_of(row): 1}
+
+
+def test_a_table_whose_rows_lack_values_is_left_whatever_was_told_of_it_last() -> None:
+    log = TouchLog(frozenset({1, 2}), lambda _, rows: list(rows))
+    log.begin_at(Lsn(100))
+    log.spoil(Lsn(50), 2)
+    assert log.spoiled == frozenset(), "the snapshot has what was done then"
+    log.lacks(1)
+    log.spoil(Lsn(50), 1)
+    assert log.spoiled == {1}

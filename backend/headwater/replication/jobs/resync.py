@@ -95,10 +95,10 @@ class Resync:
         self._portion = Portion()
         self._merged = 0
         self._keeper: SnapshotKeeper | None = None
-        self._job: CompareJob | None = None
+        self._to_count: CompareJob | None = None  # what of its tables was touched is still to be counted
         self._comparing: Background[CompareOutcome] | None = None
         self._recounting: Background[None] | None = None
-        self._recounted = set[int]()  # oids
+        self._recounted = frozenset[int]()  # oids
         self._closed = threading.Event()
         stored = site.stored()
         self._oids = frozenset(stored) if order.oids is None else order.oids & frozenset(stored)
@@ -157,8 +157,6 @@ class Resync:
             return False
         try:
             outcome = self._comparing.result()
-            if self._recounts():
-                return False
         except TableChangedError:
             # Of a table that was emptied since, the stream brings everything
             truncated = frozenset(oid for oid in self._oids if self._log.of(oid).truncated)
@@ -167,7 +165,7 @@ class Resync:
             self._oids -= truncated
             self._truncated |= truncated
             return self._compare(self._keeper.snapshot)
-        if self._completes():
+        if self._recounts() or self._completes():
             return False
         self._finish(outcome)
         return True
@@ -175,10 +173,10 @@ class Resync:
     def _recounts(self) -> bool:
         """Whether what was touched since the snapshot is still being counted in it. Tables that changed meanwhile are
         left."""
-        if self._job is None:
-            return False
+        if self._to_count is not None:
+            self._recounting, self._to_count = self._begin_recount(self._to_count), None
         if self._recounting is None:
-            return self._begin_recount(self._job)
+            return False
         if not self._recounting.done or not self._batches.empty():
             return True
         try:
@@ -187,22 +185,18 @@ class Resync:
             self.leave(frozenset(oid for oid in self._recounted if not self._log.of(oid).truncated))
         return False
 
-    def _begin_recount(self, job: CompareJob) -> bool:
-        """False when there is nothing to count. Of tables that are told in part only, nobody knows what was touched;
+    def _begin_recount(self, job: CompareJob) -> Background[None] | None:
+        """None when there is nothing to count. Of tables that are told in part only, nobody knows what was touched;
         of emptied ones, nothing that the snapshot has is left."""
-        contents: dict[int, frozenset[str]] = {}
-        for table in job.tables:
-            oid = table.stored.relation.oid
-            touches = self._log.of(oid)
-            if oid in self._oids and not touches.truncated and not table.published.unseen and touches.to_count:
-                contents[table.stored.id] = touches.to_count
-                self._recounted.add(oid)
+        whole = [table.stored for table in job.tables if not table.published.unseen]
+        touches = {t.id: self._log.of(t.relation.oid) for t in whole if t.relation.oid in self._oids}
+        contents = {table: touched.to_count for table, touched in touches.items() if not touched.truncated}
+        contents = {table: counted for table, counted in contents.items() if counted}
         if not contents:
-            return False
+            return None
+        self._recounted = frozenset(table.relation.oid for table in whole if table.id in contents)
         recount, closed = RecountJob(job, contents), self._closed
-        bulk, note, take = self._site.bulk, self._note, self._take
-        self._recounting = Background(lambda: bulk.recount(recount, note, take, closed), "recount")
-        return True
+        return Background(lambda: self._site.bulk.recount(recount, self._note, self._take, closed), "recount")
 
     def _completes(self) -> bool:
         """Whether rows that the stream brought since lack values that the snapshot did not bring. They are asked for
@@ -241,7 +235,7 @@ class Resync:
             store=self._site.store.address,
             directory=self._site.store.staging_directory(),
         )
-        self._job, self._recounting, closed = job, None, self._closed
+        self._to_count, closed = job, self._closed
         self._comparing = Background(lambda: self._site.bulk.compare(job, self._note, self._take, closed), "comparison")
         return False
 

@@ -12,7 +12,7 @@ from itertools import groupby
 from typing import NamedTuple
 
 from headwater.oplog.change import UNCHANGED, Cells, Delete, Insert, RowChange, Update
-from headwater.oplog.lsn import Lsn
+from headwater.oplog.lsn import ZERO, Lsn
 from headwater.oplog.row_id import IdentityKind
 from headwater.replication.stream.contents import content_of
 from headwater.replication.tables.generated import Fill, filled
@@ -183,12 +183,12 @@ class TouchLog:
     def spoil(self, commit: Lsn, oid: int) -> None:
         """Not all of what such a transaction did to a table is known."""
         if oid in self._oids:
-            self._spoiled[oid] = commit
+            self._spoiled[oid] = max(commit, self._spoiled.get(oid, ZERO))
 
     def lacks(self, oid: int) -> None:
         """Rows of a table lack values that nobody can tell, whatever transaction they are from."""
-        if oid in self._oids and self._start is not None:
-            self._spoiled[oid] = self._start
+        if self._start is not None:
+            self.spoil(self._start, oid)
 
     @property
     def spoiled(self) -> frozenset[int]:

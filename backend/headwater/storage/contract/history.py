@@ -78,6 +78,13 @@ class Slice:
 WHOLE = Slice(0)
 
 
+def stands_at(after_op: OpId, upto_op: OpId, within: tuple[OpId, OpId] | None) -> OpId:
+    """Up to where compaction may have merged what a reader wants that catches up with `within`, see
+    `Backend.read_history`: where it stands, or if it has nothing yet, the end."""
+    start, end = within or (after_op, upto_op)
+    return start or end
+
+
 def overtaken(bucket: str, since: OpId, merged: OpId) -> OvertakenError:
     """Says what a reader that was overtaken can do."""
     return OvertakenError(

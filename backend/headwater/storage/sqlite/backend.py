@@ -19,6 +19,7 @@ from headwater.storage.contract.history import (
     HistoryLimits,
     HistoryOp,
     Slice,
+    stands_at,
 )
 from headwater.storage.contract.parts import PlacedRow
 from headwater.storage.contract.stats import DefinitionStats, StoreStats
@@ -84,8 +85,8 @@ class SqliteBackend:
         *,
         within: tuple[OpId, OpId] | None = None,
     ) -> Iterator[list[HistoryOp]]:
-        start, end = within or (after_op, upto_op)
-        return history.read(self.address, (after_op, upto_op), where, start or end)
+        merged_upto = stands_at(after_op, upto_op, within)
+        return history.read(self.address, (after_op, upto_op), where, merged_upto)
 
     def cut_history(self, after_op: OpId, upto_op: OpId, ops: int) -> list[tuple[OpId, OpId]]:
         return history.cut(self.address, after_op, upto_op, ops)
