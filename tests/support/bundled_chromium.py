@@ -12,6 +12,7 @@ import tarfile
 import tempfile
 from pathlib import Path
 from typing import Final
+from xml.sax.saxutils import escape
 
 from headwater.embedded.node import find_node
 from tests.support.node_process import npm_ci
@@ -29,7 +30,7 @@ exec {home}/chromium --no-sandbox --headless "$@"
 _FONTS: Final = """\
 <?xml version="1.0"?>
 <!DOCTYPE fontconfig SYSTEM "fonts.dtd">
-<fontconfig><dir prefix="relative">fonts</dir><cachedir prefix="relative">cache</cachedir></fontconfig>
+<fontconfig><dir prefix="relative">fonts</dir><cachedir>{home}/cache</cachedir></fontconfig>
 """
 
 
@@ -56,7 +57,7 @@ def bundled_chromium() -> Path:
             tar.extraction_filter = getattr(tarfile, "data_filter", None)  # Python before 3.11.4 has none
             tar.extractall(unfinished)
         archive.unlink()
-    (unfinished / "fonts.conf").write_text(_FONTS)
+    (unfinished / "fonts.conf").write_text(_FONTS.format(home=escape(str(_UNPACKED))))
     (unfinished / "chromium").chmod(0o755)
     script = unfinished / "start"
     script.write_text(_START.format(home=shlex.quote(str(_UNPACKED))))

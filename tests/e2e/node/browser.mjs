@@ -49,8 +49,11 @@ serve(
 
     click: ({ selector, timeout_ms }) => page.locator(selector).setTimeout(timeout_ms).click(),
     press: ({ key }) => page.keyboard.press(key),
+    // As a person does: what comes in may move the field away under the click, who then clicks again.
     type: async ({ selector, text, timeout_ms }) => {
-      await page.locator(selector).setTimeout(timeout_ms).click();
+      const isFocused = (selector) => document.activeElement?.matches(selector) ?? false;
+      do await page.locator(selector).setTimeout(timeout_ms).click();
+      while (!(await page.evaluate(isFocused, selector)));
       await page.keyboard.type(text);
     },
 
