@@ -14,9 +14,10 @@ import pytest
 from headwater.oplog.op import OpId
 from headwater.storage.address import SqliteAddress, StoreAddress
 from headwater.storage.backend import Backend
+from headwater.storage.contract.reason import Cause, ResyncReason
 from headwater.storage.contract.store import StoreError
 from headwater.storage.open import open_backend
-from tests.contract.world import A, World
+from tests.contract.world import SOURCE, A, World
 
 OPENERS: dict[str, Callable[[Backend], object]] = {
     "to write": lambda store: store.open_store(),
@@ -35,17 +36,21 @@ OPENERS: dict[str, Callable[[Backend], object]] = {
 }
 
 
-def note(address: StoreAddress, key: str, value: str) -> None:
+def write(address: StoreAddress, *statements: str) -> None:
     """Write into the store, past everything that is ours."""
     if isinstance(address, SqliteAddress):
         db = apsw.Connection(f"{address.directory}/store.db")
-        db.execute("insert or replace into meta values (?, ?)", (key, value))
+        for statement in statements:
+            db.execute(statement)
         db.close()
         return
     with psycopg.connect(address.conninfo, options=f"-c search_path={address.schema}") as pg:
-        pg.execute(
-            "insert into meta values (%s, %s) on conflict (key) do update set value = excluded.value", [key, value]
-        )
+        for statement in statements:
+            pg.execute(statement.encode())
+
+
+def note(address: StoreAddress, key: str, value: str) -> None:
+    write(address, f"delete from meta where key = '{key}'", f"insert into meta values ('{key}', '{value}')")
 
 
 @pytest.mark.parametrize("opener", OPENERS)
@@ -78,3 +83,39 @@ def test_a_newer_format_is_refused_even_if_nobody_says_who_made_it(world: World)
     note(world.address, "format_by", "")
     with pytest.raises(StoreError, match=re.escape("use the version of headwater that made it")):
         open_backend(world.address).open_store()
+
+
+BEFORE = {"sqlite": "2", "postgres": "1"}
+"""The formats in which the reason of a comparison was a sentence."""
+
+
+@pytest.mark.parametrize(
+    ("sentence", "cause", "detail"),
+    [
+        ("", None, ""),
+        ("new in version 12", Cause.NEW_IN_VERSION, "12"),
+        ("a transaction was left out: 0/16B3748", Cause.LEFT_OUT, "0/16B3748"),
+        ("partitions were attached: public.p (12), public.q (13)", Cause.ATTACHED, "public.p (12), public.q (13)"),
+        ("its rows can't be told apart by its new replica identity", Cause.IDS_LOST, ""),
+        ("its replica identity changed", Cause.REKEYED, ""),
+        ("what an older version said", Cause.REPLACED, ""),
+    ],
+)
+def test_why_tables_are_compared_outlives_the_move_to_a_code(
+    world: World, sentence: str, cause: Cause | None, detail: str
+) -> None:
+    world.bootstrap({"1": (A, "x")})
+    world.store.release(world.lease)
+    world.store.close()
+    quoted = sentence.replace("'", "''")
+    write(world.address, "alter table tables drop column resync_detail", f"update tables set resync = '{quoted}'")
+    note(world.address, "format", BEFORE["sqlite" if isinstance(world.address, SqliteAddress) else "postgres"])
+    store = open_backend(world.address).open_store()
+    (table,) = store.tables(SOURCE)
+    store.close()
+    found = table.resync
+    if cause is None:
+        assert found is None
+        return
+    assert found == ResyncReason(cause, detail)
+    assert cause is Cause.REPLACED or str(found) == sentence

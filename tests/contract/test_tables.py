@@ -9,6 +9,7 @@ import pytest
 from headwater.oplog.change import Column, Relation, ReplicaIdentity
 from headwater.oplog.lsn import Lsn
 from headwater.storage.contract.parts import CurrentRow
+from headwater.storage.contract.reason import Cause, ResyncReason
 from headwater.storage.contract.store import LeaseLostError, Progress, SourceState, StoreReader, Touched
 from headwater.storage.open import open_backend
 from headwater_rules.results import LookupEntry
@@ -37,8 +38,8 @@ def read_all(world: World, table: int, rows: int = 1000) -> dict[str, CurrentRow
 
 def test_a_new_table_is_active_at_once_with_the_reason_of_its_resync(world: World) -> None:
     world.bootstrap({"1": (A, "x")})
-    (made,) = world.store.create_tables(world.lease, SOURCE, [(OTHER, "f1")], "new in the publication")
-    assert (made.relation, made.fingerprint, made.resync) == (OTHER, "f1", "new in the publication")
+    (made,) = world.store.create_tables(world.lease, SOURCE, [(OTHER, "f1")], ResyncReason(Cause.NEW))
+    assert (made.relation, made.fingerprint, made.resync) == (OTHER, "f1", ResyncReason(Cause.NEW))
     assert [t.id for t in world.store.tables(SOURCE)] == [world.table, made.id]
     put_lines(world, made.id, {"r": "v"})
     assert read_all(world, made.id) == {"r": CurrentRow("r", 0, "v", "", None)}
@@ -58,7 +59,7 @@ def test_a_layout_is_added_once_and_the_newest_is_the_relation(world: World) -> 
 
 def test_a_resync_is_marked_and_unmarked(world: World) -> None:
     world.bootstrap({"1": (A, "x")})
-    for reason in ("asked for", ""):
+    for reason in (ResyncReason(Cause.LEFT_OUT, "0/1"), ResyncReason(Cause.ASKED), None):
         world.store.mark_resync(world.lease, [world.table], reason)
         assert [table.resync for table in world.store.tables(SOURCE)] == [reason]
 
@@ -66,12 +67,16 @@ def test_a_resync_is_marked_and_unmarked(world: World) -> None:
 def test_truncate_keeps_the_layouts_and_the_reason_of_a_resync(world: World) -> None:
     world.bootstrap({"1": (A, "x")})
     world.store.add_layout(world.lease, world.table, WIDER, "wider")
-    world.store.mark_resync(world.lease, [world.table], "asked for")
+    world.store.mark_resync(world.lease, [world.table], ResyncReason(Cause.ATTACHED, "public.p (5)"))
     before = world.table
     world.truncate()
     (stored,) = world.store.tables(SOURCE)
     assert stored.id == world.table != before
-    assert (stored.layouts, stored.fingerprint, stored.resync) == ((RELATION, WIDER), "wider", "asked for")
+    assert (stored.layouts, stored.fingerprint, stored.resync) == (
+        (RELATION, WIDER),
+        "wider",
+        ResyncReason(Cause.ATTACHED, "public.p (5)"),
+    )
 
 
 def test_a_table_is_replaced_by_one_whose_rows_have_other_ids(world: World, reader: StoreReader) -> None:
@@ -84,10 +89,10 @@ def test_a_table_is_replaced_by_one_whose_rows_have_other_ids(world: World, read
         part.write([CurrentRow("one", 0, "1\tx", "", "1/1")], [("one", LookupEntry("k", "[1]"))], (), {})
         world.store.stage(world.lease, [part.finish()])
     assert lookups(reader, ["k"]) == {"k": []}
-    assert world.store.replace_table(world.lease, world.table, staged, "compare it")
+    assert world.store.replace_table(world.lease, world.table, staged, ResyncReason(Cause.REPLACED))
     (stored,) = world.store.tables(SOURCE)
     assert (stored.id, stored.layouts, stored.fingerprint) == (staged.id, (RELATION, WIDER), "wider")
-    assert stored.resync == "compare it"
+    assert stored.resync == ResyncReason(Cause.REPLACED)
     assert lookups(reader, ["k"]) == {"k": ["[1]"]}
     after = reader.checkpoint()
     assert after is not None
@@ -96,7 +101,7 @@ def test_a_table_is_replaced_by_one_whose_rows_have_other_ids(world: World, read
     assert flush.current(staged.id, ["1", "one"]) == {"one": CurrentRow("one", 0, "1\tx", "", "1/1")}
     flush.rollback()
     (late,) = world.store.stage_tables(world.lease, SOURCE, [(WIDER, "wider")])
-    assert not world.store.replace_table(world.lease, world.table, late, "")
+    assert not world.store.replace_table(world.lease, world.table, late, None)
     assert world.store.tables(SOURCE) == [stored]
 
 
@@ -114,7 +119,7 @@ def test_a_generation_is_staged_by_pages_until_two_rows_have_one_id(world: World
         assert world.store.stage_page(world.lease, finished, 1)
         assert not world.store.stage_page(world.lease, finished, 2)
     assert lookups(reader, ["k"]) == {"k": []}
-    assert world.store.replace_table(world.lease, world.table, staged, "compare it")
+    assert world.store.replace_table(world.lease, world.table, staged, ResyncReason(Cause.REPLACED))
     assert lookups(reader, ["k"]) == {"k": ["[0]", "[1]"]}
     flush = world.store.begin(world.lease)
     found = flush.current(staged.id, ["1", "one", "two"])
@@ -129,7 +134,7 @@ def test_a_table_is_not_replaced_by_one_with_equal_ids(world: World) -> None:
         part.write([CurrentRow("one", 0, line, "", None) for line in ("1\tx", "2\ty")], [], (), {})
         world.store.stage(world.lease, [part.finish()])
     before = world.store.tables(SOURCE)
-    assert not world.store.replace_table(world.lease, world.table, staged, "compare it")
+    assert not world.store.replace_table(world.lease, world.table, staged, ResyncReason(Cause.REPLACED))
     assert world.store.tables(SOURCE) == before
     world.store.discard_staged(world.lease)
     world.write({"2": (A, "y")})
@@ -137,7 +142,7 @@ def test_a_table_is_not_replaced_by_one_with_equal_ids(world: World) -> None:
 
 def test_a_dropped_table_is_gone_with_its_lookups(world: World, reader: StoreReader) -> None:
     world.bootstrap({"1": (A, "x")})
-    (made,) = world.store.create_tables(world.lease, SOURCE, [(OTHER, "f1")], "")
+    (made,) = world.store.create_tables(world.lease, SOURCE, [(OTHER, "f1")], None)
     flush = world.store.begin(world.lease)
     flush.put_rows(made.id, [CurrentRow("r", 0, "v", "", None)])
     flush.replace_lookups(made.id, "r", [LookupEntry("k", "[1]")])
@@ -160,9 +165,9 @@ def test_nothing_of_this_is_done_for_who_lost_the_lease(world: World) -> None:
     other = open_backend(world.address).open_store()
     other.acquire(SOURCE, "here:1", 30.0)
     for attempt in (
-        lambda: world.store.create_tables(world.lease, SOURCE, [(OTHER, "f1")], ""),
+        lambda: world.store.create_tables(world.lease, SOURCE, [(OTHER, "f1")], None),
         lambda: world.store.add_layout(world.lease, world.table, WIDER, "wider"),
-        lambda: world.store.mark_resync(world.lease, [world.table], "why"),
+        lambda: world.store.mark_resync(world.lease, [world.table], ResyncReason(Cause.ASKED)),
         lambda: world.store.drop_table(world.lease, world.table),
         lambda: world.store.move_source(world.lease, world.state()),
         lambda: world.store.stage_tables(world.lease, SOURCE, [(OTHER, "f1")]),
@@ -170,7 +175,7 @@ def test_nothing_of_this_is_done_for_who_lost_the_lease(world: World) -> None:
     ):
         with pytest.raises(LeaseLostError):
             attempt()
-    assert [(t.id, t.layouts, t.resync) for t in other.tables(SOURCE)] == [(world.table, (RELATION,), "")]
+    assert [(t.id, t.layouts, t.resync) for t in other.tables(SOURCE)] == [(world.table, (RELATION,), None)]
     other.close()
 
 

@@ -76,18 +76,18 @@ def test_death_inside_a_flush(deployment: Deployment, launch: Launch, point: str
     assert problems(deployment.directory) == []
     running, written = replicator(launch, deployment, f"{point}:4"), 50
     while running.alive:  # each round is at least one flush
+        seen = deployment.op_count_now()
         write(deployment.source, range(written, written + 10))
         written += 10
-        wait_moved(deployment, running)
+        wait_moved(deployment, running, seen)
     running.died_at(point)
     assert problems(deployment.directory) == []
     replicator(launch, deployment)
     assert_each_once(deployment, written)
 
 
-def wait_moved(deployment: Deployment, running: Running) -> None:
-    """Wait until the store has more than it has now, or the replicator is dead."""
-    seen = deployment.op_count_now()
+def wait_moved(deployment: Deployment, running: Running, seen: int) -> None:
+    """Wait until the store has more ops than were seen, or the replicator is dead."""
     wait_until(lambda: deployment.op_count_now() > seen or not running.alive, "a flush")
 
 

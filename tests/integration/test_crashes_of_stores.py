@@ -17,6 +17,7 @@ from headwater.storage.address import SqliteAddress, StoreAddress
 from headwater.storage.backend import Store
 from headwater.storage.contract.versions import VersionState
 from headwater.storage.open import open_backend
+from headwater.storage.sqlite.format import FORMAT
 from tests.support.fix_headwater import read_bucket
 from tests.support.fix_processes import Launch, Running
 from tests.support.little_source import (
@@ -133,7 +134,7 @@ def test_an_old_store_dies_while_it_is_brought_up_to_date(launch_module: Launch,
         witness.dies(point, "flush", 1)
         assert format_of(tmp_path / "store") == 1
     witness.check()
-    assert format_of(tmp_path / "store") == 2
+    assert format_of(tmp_path / "store") == FORMAT
     assert any(bucket.rows for bucket in witness.device.values())
     for seed, point in enumerate(("page.before_commit", "activate.after_commit", "compact.after_commit")):
         witness.dies(point, FAVOURITES[point], seed)

@@ -61,7 +61,7 @@ class RuledStore:
         described = tuple(Column(column, oid, -1, number == 0) for number, (column, oid) in enumerate(columns.items()))
         oid = 16_400 + len(self._rows)
         relation = Relation(oid, schema, name, ReplicaIdentity.DEFAULT, described)
-        (table,) = self.store.create_tables(self.lease, SOURCE, [(relation, "shape")], "")
+        (table,) = self.store.create_tables(self.lease, SOURCE, [(relation, "shape")], None)
         self._rows[table.id] = rows
         flush = self.store.begin(self.lease)
         flush.put_rows(table.id, [CurrentRow(str(row[0]), 0, join_cells(row), "", None) for row in rows])

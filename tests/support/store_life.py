@@ -192,7 +192,7 @@ class Life:
                     part.end_page()
                 finished = part.finish()
             assert all(self._store.stage_page(self._lease, finished, page) for page in range(finished.pages))
-        assert self._store.replace_table(self._lease, self._table, staged, "")
+        assert self._store.replace_table(self._lease, self._table, staged, None)
         self._table = staged.id
 
     def _moved(self, row: CurrentRow) -> CurrentRow:

@@ -20,7 +20,7 @@ from headwater.storage.contract.archive import DATASETS, ArchiveError, DumpPart,
 from headwater.storage.open import open_backend
 
 MANIFEST = "manifest.json"
-FORMAT = 1
+FORMAT = 2
 
 _ARROW = {int: pa.int64(), str: pa.string(), float: pa.float64(), bool: pa.bool_(), bytes: pa.binary()}
 _BLOCK = 1 << 20

@@ -16,7 +16,6 @@ from headwater.replication.errors import SourceReplacedError
 from headwater.replication.own_slot import OwnSlot
 from headwater.replication.stream.intake import PoisonBook
 from headwater.replication.tables.attached import whole_too
-from headwater.replication.tables.changes import LOST, SLOT_LOST
 from headwater.replication.tables.roots import NameBook
 from headwater.replication.tables.schema_watch import wanted_tables
 from headwater.source.catalog import published_tables
@@ -32,6 +31,7 @@ from headwater.source.slot import (
     timeline_ends,
 )
 from headwater.storage.backend import Store
+from headwater.storage.contract.reason import Cause, ResyncReason
 from headwater.storage.contract.store import Lease, SourceState, StoredTable
 from headwater_rules.plan import SyncPlan
 
@@ -123,7 +123,7 @@ class Attachment:
         stored = self._store.tables(self._source.tag)
         if now.system_id != state.system_id:
             stored = self._renumber(conn, lease, stored, plans)
-        self._store.mark_resync(lease, whole_too(stored), SLOT_LOST)
+        self._store.mark_resync(lease, whole_too(stored), ResyncReason(Cause.SLOT_LOST))
         if (now.system_id, now.timeline) != (state.system_id, state.timeline) or position < state.lsn:
             self._store.cap_writes(state.tag, end_of_log(conn))
             PoisonBook(self._source, self._store).forget(lease)  # positions of another history
@@ -139,7 +139,7 @@ class Attachment:
         for table in stored:
             oid = found.get((table.relation.schema, table.relation.name))
             if oid is None:
-                self._store.mark_resync(lease, [table.id], LOST)
+                self._store.mark_resync(lease, [table.id], ResyncReason(Cause.IDS_LOST))
             elif oid != table.relation.oid:
                 self._store.add_layout(lease, table.id, replace(table.relation, oid=oid), "of another cluster")
         return self._store.tables(self._source.tag)

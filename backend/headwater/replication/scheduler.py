@@ -15,14 +15,14 @@ from headwater.errors import HeadwaterError, Kind, MachineError, machine_errors
 from headwater.replication.errors import ProtocolError, SchemaChangedError, SourceReplacedError
 from headwater.replication.jobs.audit import Audit
 from headwater.replication.jobs.context import Site
-from headwater.replication.jobs.deploy import NEW_IN_VERSION, Deploy
+from headwater.replication.jobs.deploy import Deploy
 from headwater.replication.jobs.rekey import Rekey
 from headwater.replication.jobs.resync import Order, Resync
 from headwater.replication.pace import Pace
 from headwater.replication.sampling.audit import Sampling, SamplingSettings
 from headwater.replication.stream.intake import SKIP, PoisonBook
-from headwater.replication.tables.changes import LOCKED, REDEFINED, REKEYED, REPLACED
 from headwater.replication.versions import RETIRED_AT_ONCE, forget_half_built, in_state, in_use, plan_of
+from headwater.storage.contract.reason import Cause, ResyncReason
 from headwater.storage.contract.requests import Request, RequestState
 from headwater.storage.contract.store import (
     LeaseLostError,
@@ -174,23 +174,23 @@ class Work:
     def _look(self) -> None:
         version = self._undeployed()
         stored = self._site.stored()
-        waiting = next((table for table in stored.values() if table.resync == REKEYED), None)
+        waiting = next((table for table in stored.values() if table.has(Cause.REKEYED)), None)
         if waiting is not None:
             self._current = _Asked(Rekey(self._site, self._plans(), waiting), None, None)
             return
         marked = {oid: table.resync for oid, table in stored.items() if table.resync}
         if version is not None:  # which fills its own tables
-            marked = {oid: reason for oid, reason in marked.items() if not reason.startswith(NEW_IN_VERSION)}
+            marked = {oid: why for oid, why in marked.items() if why.cause is not Cause.NEW_IN_VERSION}
         locked = self._site.locked([stored[oid] for oid in marked]) if marked else ()
-        marked = {oid: reason for oid, reason in marked.items() if oid not in locked}  # those wait by themselves
-        if LOCKED in marked.values():
-            self._take_up([stored[oid].id for oid, reason in marked.items() if reason == LOCKED])
+        marked = {oid: why for oid, why in marked.items() if oid not in locked}  # those wait by themselves
+        unlocked = [stored[oid].id for oid, why in marked.items() if why.cause is Cause.LOCKED]
+        if unlocked:
+            self._take_up(unlocked)
             return
         if marked:
-            reason = next(iter(marked.values()))
-            order = Order(
-                tuple(self._plans()), frozenset(marked), reason, verify=bool({REDEFINED, REPLACED} & {*marked.values()})
-            )
+            why = next(iter(marked.values()))
+            verify = any(why.cause in {Cause.REDEFINED, Cause.REPLACED} for why in marked.values())
+            order = Order(tuple(self._plans()), why, frozenset(marked), verify=verify)
             self._current = _Asked(Resync(self._site, order), None, None)
             return
         if version is not None:
@@ -205,7 +205,7 @@ class Work:
 
     def _take_up(self, tables: Sequence[int]) -> None:
         """Follow tables again that were locked, before they are compared."""
-        self._site.store.mark_resync(self._site.lease, tables, REPLACED)
+        self._site.store.mark_resync(self._site.lease, tables, ResyncReason(Cause.REPLACED))
         self._site.follow(self._plans())
         self._ended = True
 
@@ -262,9 +262,10 @@ class Work:
         oids = frozenset(by_name[name] for name in names) if names else None
         plans = tuple(self._plans())
         if request.kind == RESYNC:
-            return Order(plans, oids, verify=True)
+            return Order(plans, ResyncReason(Cause.ASKED), oids, verify=True)
         if request.kind == AUDIT:
-            return Order(plans, oids, reason="audit", repair=bool(payload.get("repair")), verify=True)
+            repair = bool(payload.get("repair"))
+            return Order(plans, ResyncReason(Cause.AUDIT), oids, repair=repair, verify=True)
         raise ValueError(f"this version of headwater knows no request {request.kind!r}")
 
     # the job at hand

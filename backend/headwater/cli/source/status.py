@@ -126,7 +126,7 @@ def _as_dict(config: ServiceConfig, source: _Source, kept: _Kept | None) -> dict
             {
                 "table": f"{table.relation.schema}.{table.relation.name}",
                 "replica_identity": table.relation.identity.name.lower(),
-                "compared_because": table.resync or None,
+                "compared_because": None if table.resync is None else str(table.resync),
             }
             for table in (kept.tables if kept else ())
         ],

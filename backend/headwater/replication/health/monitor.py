@@ -128,7 +128,7 @@ class Watch:
         try:
             stored = store.tables(self._lease.name)
             compared = tuple(
-                Compared(f"{table.relation.schema}.{table.relation.name}", table.resync)
+                Compared(f"{table.relation.schema}.{table.relation.name}", str(table.resync))
                 for table in stored
                 if table.resync
             )

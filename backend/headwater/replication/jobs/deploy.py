@@ -17,15 +17,13 @@ from headwater.replication.jobs.background import Background
 from headwater.replication.jobs.context import Site
 from headwater.replication.jobs.resync import Order, Resync
 from headwater.storage.contract.parts import BulkOutcome, BulkRecord, StagedPart
+from headwater.storage.contract.reason import Cause, ResyncReason
 from headwater.storage.contract.store import StoredTable
 from headwater.storage.contract.versions import ConfigVersion
 from headwater_rules.plan import SyncPlan, TablePattern
 from headwater_rules.versions import check_names, sides, tables_of, without
 
 _log = logging.getLogger(__name__)
-
-NEW_IN_VERSION = "new in version"
-"""How the reason begins for which tables are being filled that only a version on its way reads."""
 
 
 class Deploy:
@@ -36,6 +34,7 @@ class Deploy:
         self._site = site
         self._version = version
         self._plan = plan
+        self._reason = ResyncReason(Cause.NEW_IN_VERSION, str(version.id))
         complete = site.store.complete_sides()
         check_names(plan, complete)
         self.missing = {name: digest for name, digest in sides(plan).items() if name not in complete}
@@ -69,7 +68,7 @@ class Deploy:
         stored = self._site.stored()
         wanted = self._site.published([self._plan])
         new = [(table.relation, table.shape) for oid, table in wanted.items() if oid not in stored]
-        self._site.store.create_tables(self._site.lease, self._site.tag, new, f"{NEW_IN_VERSION} {self._version.id}")
+        self._site.store.create_tables(self._site.lease, self._site.tag, new, self._reason)
         unfilled = {oid for oid, table in stored.items() if table.resync}
         return frozenset(relation.oid for relation, _ in new) | unfilled
 
@@ -123,7 +122,7 @@ class Deploy:
             self._new -= locked  # they stay marked: whoever has them locked does not hold the version up
         if self._new:
             if self._resync is None:
-                self._resync = Resync(self._site, Order((self._plan,), self._new, f"version {self._version.id}"))
+                self._resync = Resync(self._site, Order((self._plan,), self._reason, self._new))
             if not self._resync.step():
                 return False
             self._resync.unmark()

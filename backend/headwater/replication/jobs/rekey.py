@@ -14,8 +14,8 @@ from collections.abc import Iterator, Sequence
 from headwater.bulk.contract import BulkProgress, RekeyJob
 from headwater.replication.jobs.background import Background
 from headwater.replication.jobs.context import Site
-from headwater.replication.tables.changes import LOST, REPLACED
 from headwater.storage.contract.parts import BulkOutcome, BulkRecord, StagedPart
+from headwater.storage.contract.reason import Cause, ResyncReason
 from headwater.storage.contract.store import StoredTable
 from headwater_rules.plan import SyncPlan
 
@@ -92,7 +92,7 @@ class Rekey:
 
     def _replace(self) -> None:
         store, lease = self._site.store, self._site.lease
-        if not store.replace_table(lease, self._table.id, self._staged, REPLACED):
+        if not store.replace_table(lease, self._table.id, self._staged, ResyncReason(Cause.REPLACED)):
             self._give_up()
             return
         _log.info("rows of %s have the ids of its new replica identity", self._name)
@@ -102,7 +102,7 @@ class Rekey:
             store.note_job(BulkRecord("re-key", tag, application, tasks, rows, 0, self._started, time.time()))
 
     def _give_up(self) -> None:
-        self._site.store.mark_resync(self._site.lease, [self._table.id], LOST)
+        self._site.store.mark_resync(self._site.lease, [self._table.id], ResyncReason(Cause.IDS_LOST))
         _log.warning("rows of %s have equal ids by its new replica identity; it is sent anew", self._name)
 
     def close(self) -> None:

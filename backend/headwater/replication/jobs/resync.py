@@ -35,12 +35,16 @@ from headwater.replication.jobs.context import Site
 from headwater.replication.jobs.merge import Portion, describe, wanted_states
 from headwater.replication.own_slot import slot_of
 from headwater.replication.stream.touches import TouchLog
-from headwater.replication.tables.attached import narrowed, only_attached
+from headwater.replication.tables.attached import (
+    narrowed,
+    only_attached,
+)
 from headwater.source.catalog import PublishedTable
 from headwater.source.connect import connect
 from headwater.source.head import ping_statement
 from headwater.source.slot import SnapshotKeeper, end_reader, temporary_slot_name
 from headwater.storage.contract.parts import BulkRecord
+from headwater.storage.contract.reason import ResyncReason
 from headwater.storage.contract.store import StoredTable
 from headwater_rules.plan import SyncPlan
 
@@ -55,8 +59,8 @@ class Order:
     are evaluated too; without `repair`, differences are only named."""
 
     plans: tuple[SyncPlan, ...]
+    reason: ResyncReason
     oids: frozenset[int] | None = None
-    reason: str = "on command"
     repair: bool = True
     verify: bool = False
 
@@ -240,8 +244,9 @@ class Resync:
         return False
 
     def _table(self, stored: StoredTable, published: PublishedTable) -> CompareTable:
-        if not self._order.verify and only_attached(self._order.reason) and only_attached(stored.resync):
-            part = narrowed(published, stored.resync)
+        why = stored.resync
+        if why is not None and not self._order.verify and only_attached(self._order.reason) and only_attached(why):
+            part = narrowed(published, why)
             return CompareTable(part, stored, (), part.estimated_rows)
         return CompareTable(published, stored, *self._site.places(stored.id))
 
@@ -328,7 +333,7 @@ class Resync:
         if not self._order.repair:
             return
         marked = [table.id for oid, table in self._site.stored().items() if oid in self.right and table.resync]
-        self._site.store.mark_resync(self._site.lease, marked, "")
+        self._site.store.mark_resync(self._site.lease, marked, None)
 
     @property
     def right(self) -> frozenset[int]:

@@ -26,6 +26,7 @@ from headwater.replication.sampling.checks import BucketWalk, RowCheck, Sums
 from headwater.replication.sampling.source_probe import Probing
 from headwater.replication.tables.live import LiveTable
 from headwater.source.catalog import PublishedTable
+from headwater.storage.contract.reason import Cause, ResyncReason
 from headwater.storage.contract.store import LeaseLostError, StoreWriter
 from headwater.storage.contract.verify import ALL_KEYS, VerifyReader
 from headwater.storage.open import open_backend
@@ -169,7 +170,7 @@ class Sampling:
         if wanted.tables:
             oids, wanted.tables = frozenset(wanted.tables), set()
             wanted.buckets.clear()  # rows that are put right may be all they need; else they are found again
-            return Resync(self._site, Order(tuple(plans()), oids, reason="sampling audit", verify=True))
+            return Resync(self._site, Order(tuple(plans()), ResyncReason(Cause.SAMPLED), oids, verify=True))
         if wanted.buckets:
             keys, wanted.buckets = wanted.buckets, set()
             return Rebuild(self._site, plans(), keys)

@@ -34,7 +34,7 @@ from headwater.replication.stream.followed import Followed, same_name
 from headwater.replication.stream.lacking import Lacking, completed
 from headwater.replication.stream.source_rows import Asking
 from headwater.replication.stream.touches import TouchLog
-from headwater.replication.tables.changes import LOCKED, REPLACED, empty
+from headwater.replication.tables.changes import empty
 from headwater.replication.tables.generated import Filler
 from headwater.replication.tables.live import FullCells, LiveContext, LiveTable
 from headwater.replication.tables.roots import NameBook
@@ -43,6 +43,7 @@ from headwater.source.fetch import RowFetcher
 from headwater.source.generated import NotComputedLockedError
 from headwater.source.triggers import is_hint
 from headwater.storage.contract.parts import CurrentRow
+from headwater.storage.contract.reason import Cause, ResyncReason
 from headwater.storage.contract.store import Flush, Lease, Progress, StoredTable, StoreWriter
 from headwater.storage.shared.loading import loaded_rows
 from headwater_rules.plan import SyncPlan
@@ -198,14 +199,14 @@ class Applier:
         them by then. With a part of that left out, they would be a mix of two. Once the table is marked, no row of it
         is completed again. Raises SchemaChangedError."""
         self.abandon()
-        self._mark(table, REPLACED)
+        self._mark(table, Cause.REPLACED)
         what = "rows were completed with what they became in changes that can't be taken in"
         raise SchemaChangedError(what, table.name, "the stream is read again")
 
-    def _mark(self, table: LiveTable, reason: str) -> None:
+    def _mark(self, table: LiveTable, cause: Cause) -> None:
         """Have a table compared, with no flush open."""
         stored = [stored for stored in self._store.tables(self.tag) if stored.relation.oid == table.relation.oid]
-        self._store.mark_resync(self._lease, [table.id for table in stored], reason)
+        self._store.mark_resync(self._lease, [table.id for table in stored], ResyncReason(cause))
 
     def _have_compared(self, table: LiveTable) -> None:
         """A comparison with the source is to bring what is missing."""
@@ -214,7 +215,7 @@ class Applier:
         if table.id in self._followed.stale:
             return
         _log.info("%s has to be compared with the source", table.name)
-        self._open().mark_resync(table.id, REPLACED)
+        self._open().mark_resync(table.id, ResyncReason(Cause.REPLACED))
         self._followed.compared.add(table.id)
         self._followed.stale.add(table.id)
         self.unsettled = True
@@ -296,7 +297,7 @@ class Applier:
             return self._filler.fill(table, rows)
         except NotComputedLockedError as error:
             self.abandon()
-            self._mark(table, LOCKED)
+            self._mark(table, Cause.LOCKED)
             raise SchemaChangedError(error.what, table.name, "the stream is read again, without its changes") from error
 
     def _open(self) -> Flush:
@@ -349,7 +350,7 @@ class Applier:
             return
         self.abandon()
         for table in [self._followed.tables[oid] for oid in renamed]:
-            self._mark(table, REPLACED)
+            self._mark(table, Cause.REPLACED)
         self._names.distrust(self._lease, renamed, now.seen)
         what = "a partitioned table has another name by now, which the stream does not say"
         raise SchemaChangedError(what, self.tag, "the stream is read again, without its changes")

@@ -7,11 +7,12 @@ from collections.abc import Collection, Mapping, Sequence
 from headwater.oplog.change import Relation
 from headwater.oplog.lsn import Lsn
 from headwater.replication.tables.attached import compared_whole
-from headwater.replication.tables.changes import LOCKED, REKEYED, changed_unseen
+from headwater.replication.tables.changes import changed_unseen
 from headwater.replication.tables.live import LiveContext, LiveTable
 from headwater.replication.tables.reshape import Reshape, as_kept, reshape
 from headwater.replication.tables.roots import is_root
 from headwater.source.shape import files
+from headwater.storage.contract.reason import Cause
 from headwater.storage.contract.store import StoredTable
 
 
@@ -42,8 +43,8 @@ class Followed:
         self.tables = context.tables(stored, known)
         self.files = {table.relation.oid: files(table.fingerprint) for table in stored}
         self.compared = {table.id for table in stored if compared_whole(table)}
-        self.stale = {table.id for table in stored if changed_unseen(table.resync)}
-        self._waiting = {table.id for table in stored if table.resync in {REKEYED, LOCKED}}
+        self.stale = {table.id for table in stored if changed_unseen(table)}
+        self._waiting = {table.id for table in stored if table.has(Cause.REKEYED, Cause.LOCKED)}
         self.roots = {table.relation.oid for table in stored if is_root(table)}
         for table in self.tables.values():
             self._fit(table)

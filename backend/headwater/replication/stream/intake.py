@@ -19,10 +19,10 @@ from headwater.oplog.lsn import Lsn, format_lsn, parse_lsn
 from headwater.replication.errors import PoisonError
 from headwater.replication.stream.apply import Applier
 from headwater.replication.tables.attached import whole_too
-from headwater.replication.tables.changes import LEFT_OUT
 from headwater.source.connect import SourceSettings
 from headwater.source.generated import NotComputableError
 from headwater.storage.backend import Store
+from headwater.storage.contract.reason import Cause, ResyncReason
 from headwater.storage.contract.requests import RequestState
 from headwater.storage.contract.store import Lease
 
@@ -174,5 +174,5 @@ class PoisonBook:
 
     def _compare_all(self, lease: Lease, lsn: str) -> None:
         stored = self._store.tables(self._source.tag)
-        reason = f"{LEFT_OUT}{lsn}"
+        reason = ResyncReason(Cause.LEFT_OUT, str(lsn))
         self._store.mark_resync(lease, whole_too(stored), reason)

@@ -13,39 +13,38 @@ from dataclasses import replace
 
 from headwater.oplog.row_id import IdentityKind, RowIdentity
 from headwater.source.catalog import PublishedTable
+from headwater.storage.contract.reason import Cause, ResyncReason
 from headwater.storage.contract.store import StoredTable
-
-ATTACHED = "partitions were attached: "
-"""How the reason begins for which only some partitions of a table are compared with the source. It names them."""
 
 _OID = re.compile(r"\((\d+)\)")
 
 
-def attach_reason(table: StoredTable, published: PublishedTable) -> str:
-    """Why a stored table is to be compared if nothing happened to it but that partitions were attached; empty if
-    more did, or if all of it is waiting to be compared."""
+def attach_reason(table: StoredTable, published: PublishedTable) -> ResyncReason | None:
+    """Why a stored table is to be compared if nothing happened to it but that partitions were attached; none if more
+    did, or if all of it is waiting to be compared."""
     if compared_whole(table) or RowIdentity.of(published.relation).kind is not IdentityKind.KEY:
-        return ""
+        return None
     new = published.attached_since(table.fingerprint)
     if not new:
-        return ""
+        return None
     names = [f"{leaf.schema}.{leaf.name} ({leaf.oid})" for leaf in published.leaves if leaf.oid in new]
-    return (f"{table.resync}, " if table.resync else ATTACHED) + ", ".join(names)
+    waiting = [table.resync.detail] if table.resync else []
+    return ResyncReason(Cause.ATTACHED, ", ".join([*waiting, *names]))
 
 
 def compared_whole(table: StoredTable) -> bool:
     """Whether all of a stored table is being compared with the source, or soon is."""
-    return bool(table.resync) and not only_attached(table.resync)
+    return table.resync is not None and not only_attached(table.resync)
 
 
-def only_attached(reason: str) -> bool:
+def only_attached(reason: ResyncReason | None) -> bool:
     """Whether that is a reason to compare some partitions only."""
-    return reason.startswith(ATTACHED)
+    return reason is not None and reason.cause is Cause.ATTACHED
 
 
-def narrowed(published: PublishedTable, reason: str) -> PublishedTable:
+def narrowed(published: PublishedTable, reason: ResyncReason) -> PublishedTable:
     """The table with no partitions but those that the reason names."""
-    named = {int(oid) for oid in _OID.findall(reason)}
+    named = {int(oid) for oid in _OID.findall(reason.detail)}
     return replace(published, leaves=tuple(leaf for leaf in published.leaves if leaf.oid in named))
 
 

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from itertools import islice
+from typing import Final
 
 from headwater.oplog.change import Column, Relation
 from headwater.oplog.row_id import IdentityKind, RowIdentity
@@ -19,40 +20,31 @@ from headwater.oplog.transform import DraftOp, RowKeys, decode_members, row_ops
 from headwater.replication.tables.attached import attach_reason
 from headwater.replication.tables.live import LiveContext, LiveTable
 from headwater.source.catalog import PublishedTable
+from headwater.storage.contract.reason import Cause, ResyncReason
 from headwater.storage.contract.store import Flush, Lease, Progress, SourceState, StoredTable, StoreWriter
 
 _log = logging.getLogger(__name__)
-
-REDEFINED = "its definition changed"
-"""Why a table is compared with the source after this. Its rows are evaluated, too, for what the rules make of them
-can be another although their values are the same."""
-
-REPLACED = "changes of it were not seen, or it was another table"
-"""Why a table is compared with the source although nothing may have changed in its definition: what the store has of a
-row may be older than what the stream leaves out as unchanged."""
-
-SLOT_LOST = "the slot was lost"
-LEFT_OUT = "a transaction was left out: "
-UNSEEN = "not all of its changes are published"
-"""More reasons of that kind. The second one goes on with its position."""
-
-REKEYED = "its replica identity changed"
-"""Why a table waits for its rows to get other ids. Until then its changes can't be applied."""
-
-LOCKED = "somebody keeps it locked"
-"""Why changes of a table wait for a comparison: what they lack only the source can say, which does not as long as the
-table is locked."""
-
-LOST = "its rows can't be told apart by its new replica identity"
-"""Why a table is to be emptied and filled again."""
 
 REMOVED_AT_ONCE = 5_000
 """Rows of a table that is emptied, of which all are not held in memory."""
 
 
-def changed_unseen(reason: str) -> bool:
-    """Whether a table that is compared for that reason may have rows older than the stream is."""
-    return reason in {REPLACED, SLOT_LOST, UNSEEN, REKEYED, LOCKED, LOST} or reason.startswith(LEFT_OUT)
+_UNSEEN: Final = frozenset(
+    {
+        Cause.REPLACED,
+        Cause.SLOT_LOST,
+        Cause.LEFT_OUT,
+        Cause.PARTLY_PUBLISHED,
+        Cause.REKEYED,
+        Cause.LOCKED,
+        Cause.IDS_LOST,
+    }
+)
+
+
+def changed_unseen(table: StoredTable) -> bool:
+    """Whether a table is compared for a cause that may have left rows in the store that are older than the stream."""
+    return table.has(*_UNSEEN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +84,7 @@ def table_changes(stored: Sequence[StoredTable], published: Sequence[PublishedTa
         if found is not None and found.locked:
             kept.add(found.relation.oid)  # what it is now is seen when the lock is gone
             continue
-        if found is None or table.resync == LOST or ids_after(table, found.relation) is Ids.LOST:
+        if found is None or table.has(Cause.IDS_LOST) or ids_after(table, found.relation) is Ids.LOST:
             gone.append(table)
             continue
         kept.add(found.relation.oid)
@@ -158,19 +150,20 @@ def adapt(store: StoreWriter, lease: Lease, state: SourceState, context: LiveCon
             store.mark_resync(lease, [table.id], partly)
             store.add_layout(lease, table.id, published.relation, published.shape)
             continue
-        rekeyed = table.resync == REKEYED or ids_after(table, published.relation) is Ids.DERIVED
+        rekeyed = table.has(Cause.REKEYED) or ids_after(table, published.relation) is Ids.DERIVED
         _log.info(
             "%s was altered; %sit is compared with the source",
             published.qualified_name,
             "its rows get other ids, and " if rekeyed else "",
         )
-        reason = REPLACED if changed_unseen(table.resync) or is_another(table, published) else REDEFINED
-        store.mark_resync(lease, [table.id], REKEYED if rekeyed else reason)
+        unseen = changed_unseen(table) or is_another(table, published)
+        cause = Cause.REKEYED if rekeyed else Cause.REPLACED if unseen else Cause.REDEFINED
+        store.mark_resync(lease, [table.id], ResyncReason(cause))
         store.add_layout(lease, table.id, published.relation, published.shape)
     if changes.new:
         _log.info("new: %s", ", ".join(table.qualified_name for table in changes.new))
         pairs = [(table.relation, table.shape) for table in changes.new]
-        store.create_tables(lease, state.tag, pairs, "new in the source")
+        store.create_tables(lease, state.tag, pairs, ResyncReason(Cause.NEW))
 
 
 def is_another(table: StoredTable, published: PublishedTable) -> bool:
@@ -190,11 +183,12 @@ def verify_once(store: StoreWriter, lease: Lease, tag: str) -> None:
     key = verified_key(tag)
     if store.noted(key):
         return
-    altered = [t for t in store.tables(tag) if len(t.layouts) > 1 and t.resync not in {REKEYED, LOST}]
+    altered = [t for t in store.tables(tag) if len(t.layouts) > 1 and not t.has(Cause.REKEYED, Cause.IDS_LOST)]
     if altered:
         _log.info("%d tables that were altered are compared with the source once", len(altered))
     for table in altered:
-        store.mark_resync(lease, [table.id], REPLACED if changed_unseen(table.resync) else REDEFINED)
+        cause = Cause.REPLACED if changed_unseen(table) else Cause.REDEFINED
+        store.mark_resync(lease, [table.id], ResyncReason(cause))
     store.note(lease, key, "done")
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 
-from headwater.replication.tables.changes import UNSEEN
 from headwater.source.catalog import PublishedTable
+from headwater.storage.contract.reason import Cause, ResyncReason
 from headwater.storage.contract.store import Lease, StoreWriter
 
 _FIRST_SECONDS = 60.0
@@ -34,4 +34,4 @@ class UnseenAudit:
         unseen = {table.relation.oid for table in self._look() if table.unseen}
         marked = [t.id for t in self._store.tables(self._tag) if t.relation.oid in unseen and not t.resync]
         if marked:
-            self._store.mark_resync(self._lease, marked, UNSEEN)
+            self._store.mark_resync(self._lease, marked, ResyncReason(Cause.PARTLY_PUBLISHED))

@@ -15,7 +15,6 @@ import psycopg
 
 from headwater.errors import HeadwaterError, machine_errors
 from headwater.replication.pace import Pace
-from headwater.replication.tables.changes import LOST
 from headwater.source.access import Reading, unreadable
 from headwater.source.catalog import (
     KeyNotSentError,
@@ -26,6 +25,7 @@ from headwater.source.catalog import (
 )
 from headwater.source.connect import SourceSettings, connect
 from headwater.source.words import kept_locked
+from headwater.storage.contract.reason import Cause
 from headwater.storage.contract.store import StoredTable
 from headwater_rules.plan import SyncPlan
 
@@ -79,7 +79,8 @@ class Expected:
     def of(cls, plans: Sequence[SyncPlan], stored: Sequence[StoredTable]) -> Expected:
         """What the store says. Of a table that is lost no shape will do: it has to be made anew."""
         return cls(
-            tuple(plans), {table.relation.oid: "" if table.resync == LOST else table.fingerprint for table in stored}
+            tuple(plans),
+            {table.relation.oid: "" if table.has(Cause.IDS_LOST) else table.fingerprint for table in stored},
         )
 
     def met_by(self, now: Sequence[PublishedTable]) -> bool:

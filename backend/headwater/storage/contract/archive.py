@@ -23,7 +23,7 @@ DATASETS: Mapping[str, Mapping[str, type]] = {
     "sides": {"name": str, "digest": str, "state": str},
     "retired_buckets": {"id": int, "name": str},
     "sources": {"tag": str, "lsn": int, "slot": str, "system_id": str, "timeline": int},
-    "tables": {"id": int, "source": str, "layouts": str, "fingerprint": str, "resync": str},
+    "tables": {"id": int, "source": str, "layouts": str, "fingerprint": str, "resync": str, "resync_detail": str},
     "rows": {
         "table_id": int, "place": int, "row_id": str, "layout": int, "line": str, "members": str, "subkey": str,
     },

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from headwater.oplog.op import OpId
 from headwater.storage.contract.parts import BulkRecord
+from headwater.storage.contract.reason import ResyncReason
 from headwater.storage.contract.store import SourceState
 
 
@@ -44,7 +45,7 @@ class TableStats:
     generation: int
     rows: int
     bytes: int
-    resync: str
+    resync: ResyncReason | None
     left_out_rows: int
     left_out: tuple[LeftOutRow, ...]
 

@@ -17,6 +17,7 @@ from headwater.oplog.lsn import Lsn
 from headwater.oplog.op import OpId
 from headwater.oplog.transform import BucketName, DraftOp
 from headwater.storage.contract.parts import BulkRecord, CurrentRow, Places, StagedPart, StagedTable
+from headwater.storage.contract.reason import Cause, ResyncReason
 from headwater_rules.results import LookupEntry
 
 
@@ -230,13 +231,17 @@ class SourceState:
 @dataclass(frozen=True, slots=True)
 class StoredTable:
     """One generation of a source table. Rows name the layout (a position in `layouts`) that they were written in.
-    `resync` says why its rows are being compared with the source, empty when they are not."""
+    `resync` says why its rows are being compared with the source, if they are."""
 
     id: int
     source: str
     layouts: tuple[Relation, ...]
     fingerprint: str
-    resync: str = ""
+    resync: ResyncReason | None = None
+
+    def has(self, *causes: Cause) -> bool:
+        """Whether it is being compared for one of these causes."""
+        return self.resync is not None and self.resync.cause in causes
 
     @property
     def relation(self) -> Relation:
@@ -294,7 +299,7 @@ class Flush(Protocol):
     def table_members(self, table: int) -> Iterable[tuple[str, str, str | None]]:
         """(row id, members, subkey) of every row of the table."""
 
-    def mark_resync(self, table: int, reason: str) -> None:
+    def mark_resync(self, table: int, reason: ResyncReason) -> None:
         """Say with this transaction why a table has to be compared with the source: what it writes of it is not all."""
 
     def rows_with_lines(self, table: int, lines: Sequence[str]) -> dict[str, list[str]]:
@@ -362,19 +367,19 @@ class StoreWriter(Protocol):
         rows."""
 
     def create_tables(
-        self, lease: Lease, source: str, tables: Sequence[tuple[Relation, str]], resync: str
+        self, lease: Lease, source: str, tables: Sequence[tuple[Relation, str]], resync: ResyncReason | None
     ) -> list[StoredTable]:
         """New, empty, active generations, whose rows a re-sync is to bring; `resync` is its reason."""
 
     def add_layout(self, lease: Lease, table: int, relation: Relation, fingerprint: str) -> StoredTable:
         """Rows of the table are written in this form from now on. Rows there keep the layout they have."""
 
-    def replace_table(self, lease: Lease, table: int, staged: StagedTable, resync: str) -> bool:
+    def replace_table(self, lease: Lease, table: int, staged: StagedTable, resync: ResyncReason | None) -> bool:
         """Put a staged generation in the place of an active one, of which it has the rows under other ids: with the
         layouts and the fingerprint of that one, to be compared with the source for the reason `resync`. No op is
         written. False, and nothing was done, when two of its rows have the same id, or the active one is no more."""
 
-    def mark_resync(self, lease: Lease, tables: Sequence[int], reason: str) -> None:
+    def mark_resync(self, lease: Lease, tables: Sequence[int], reason: ResyncReason | None) -> None:
         """Say why tables are being compared with the source; empty when that is over."""
 
     def drop_table(self, lease: Lease, table: int) -> None:

@@ -11,6 +11,7 @@ from headwater.failpoints import passing
 from headwater.oplog.change import Relation
 from headwater.oplog.op import CLEAR_BODY
 from headwater.storage.contract.parts import BulkRecord, StagedPart, StagedTable
+from headwater.storage.contract.reason import ResyncReason
 from headwater.storage.contract.store import Lease, SourceState, StoreError
 from headwater.storage.postgres import lease as leases
 from headwater.storage.postgres import tables, versions
@@ -203,7 +204,9 @@ def index_rows(connection: psycopg.Connection, lease: Lease, staged: Sequence[St
             tables.index_rows(connection, table.id)
 
 
-def replace_table(connection: psycopg.Connection, lease: Lease, table: int, staged: StagedTable, resync: str) -> bool:
+def replace_table(
+    connection: psycopg.Connection, lease: Lease, table: int, staged: StagedTable, resync: ResyncReason | None
+) -> bool:
     """See the contract."""
     try:
         index_rows(connection, lease, [staged])

@@ -50,7 +50,7 @@ _QUERIES = {
         "select l.key, l.table_id, coalesce(r.long_id, l.row_id), l.output"
         " from lookups l left join {rows} r on r.row_id = l.row_id where l.table_id = {table}"
     ),
-    "tables": "select id, source, layouts, fingerprint, resync from tables where state = 'active'",
+    "tables": "select id, source, layouts, fingerprint, resync, resync_detail from tables where state = 'active'",
 }
 _COUNTS = (
     "select 'ops', bucket, count(*) from ops group by bucket"

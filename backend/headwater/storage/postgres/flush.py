@@ -22,6 +22,7 @@ from headwater.oplog.op import CLEAR_BODY, OpId, finished_op
 from headwater.oplog.transform import BucketName, DraftOp
 from headwater.storage.address import PostgresAddress
 from headwater.storage.contract.parts import CurrentRow
+from headwater.storage.contract.reason import ResyncReason
 from headwater.storage.contract.store import Checkpoint, Lease, Progress, StoreError
 from headwater.storage.postgres import lease as leases
 from headwater.storage.postgres import tables
@@ -271,7 +272,7 @@ class PostgresFlush:
         return unknown - there.keys() - set(fresh)
 
     @_explaining
-    def mark_resync(self, table: int, reason: str) -> None:
+    def mark_resync(self, table: int, reason: ResyncReason) -> None:
         tables.mark_resync(self._db, [table], reason)
 
     @_explaining

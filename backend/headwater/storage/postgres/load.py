@@ -123,8 +123,8 @@ def _load_tables(db: psycopg.Connection, batches: Iterable[Sequence[Row]]) -> No
     for batch in batches:
         for row in batch:
             db.execute(
-                "insert into tables (id, source, layouts, fingerprint, resync, state) overriding system value"
-                " values (%s, %s, %s, %s, %s, 'active')",
+                "insert into tables (id, source, layouts, fingerprint, resync, resync_detail, state)"
+                " overriding system value values (%s, %s, %s, %s, %s, %s, 'active')",
                 row,
             )
             tables.create_rows(db, int(str(row[0])))

@@ -16,6 +16,7 @@ from headwater.oplog.change import Relation
 from headwater.oplog.lsn import Lsn
 from headwater.storage.address import PostgresAddress
 from headwater.storage.contract.parts import BulkRecord, Places, StagedPart, StagedTable
+from headwater.storage.contract.reason import ResyncReason
 from headwater.storage.contract.requests import Request, RequestState
 from headwater.storage.contract.store import Checkpoint, Lease, SourceState, StoredTable
 from headwater.storage.contract.versions import ConfigVersion, Origin, OwnConfig, VersionState
@@ -196,7 +197,7 @@ class PostgresStore:
     # tables
 
     def create_tables(
-        self, lease: Lease, source: str, tables: Sequence[tuple[Relation, str]], resync: str
+        self, lease: Lease, source: str, tables: Sequence[tuple[Relation, str]], resync: ResyncReason | None
     ) -> list[StoredTable]:
         with self._holding(lease) as connection:
             made = {
@@ -209,13 +210,13 @@ class PostgresStore:
         with self._holding(lease) as connection:
             return generations.add_layout(connection, table, relation, fingerprint)
 
-    def replace_table(self, lease: Lease, table: int, staged: StagedTable, resync: str) -> bool:
+    def replace_table(self, lease: Lease, table: int, staged: StagedTable, resync: ResyncReason | None) -> bool:
         with self._connections.lend() as connection:
             replaced = bulk.replace_table(connection, lease, table, staged, resync)
         self._sweeper.start()
         return replaced
 
-    def mark_resync(self, lease: Lease, tables: Sequence[int], reason: str) -> None:
+    def mark_resync(self, lease: Lease, tables: Sequence[int], reason: ResyncReason | None) -> None:
         with self._holding(lease) as connection:
             generations.mark_resync(connection, tables, reason)
 

@@ -13,6 +13,7 @@ from headwater.oplog.lsn import Lsn
 from headwater.oplog.op import OpId
 from headwater.storage.address import PostgresAddress
 from headwater.storage.contract.parts import BulkRecord
+from headwater.storage.contract.reason import stored_reason
 from headwater.storage.contract.stats import (
     BucketStats,
     Disk,
@@ -69,8 +70,8 @@ def store_stats(address: PostgresAddress) -> StoreStats:
 
 def _tables(db: psycopg.Connection, sizes: dict[str, int], standing: Counter[int]) -> list[TableStats]:
     found = []
-    query = "select id, source, layouts, resync from tables where state = 'active' order by id"
-    for table, source, layouts, resync in db.execute(query).fetchall():
+    query = "select id, source, layouts, resync, resync_detail from tables where state = 'active' order by id"
+    for table, source, layouts, cause, detail in db.execute(query).fetchall():
         relation = decode_layouts(layouts)[-1]
         rows = rows_table(table)
         left_out = [
@@ -86,7 +87,7 @@ def _tables(db: psycopg.Connection, sizes: dict[str, int], standing: Counter[int
                 generation=table,
                 rows=count,
                 bytes=sizes.get(f"rows_{table}", 0),
-                resync=resync,
+                resync=stored_reason(cause, detail),
                 left_out_rows=len(left_out),
                 left_out=tuple(left_out[:_NAMED]),
             )

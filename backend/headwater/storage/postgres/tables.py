@@ -11,6 +11,7 @@ import psycopg
 from psycopg import errors, sql
 
 from headwater.oplog.change import Relation
+from headwater.storage.contract.reason import ResyncReason, reason_columns, stored_reason
 from headwater.storage.contract.store import StoredTable
 from headwater.storage.shared.common import decode_layouts, encode_layouts
 
@@ -48,12 +49,13 @@ def create_generation(
     layouts: Sequence[Relation],
     fingerprint: str,
     state: str,
-    resync: str = "",
+    resync: ResyncReason | None = None,
 ) -> int:
     """Describe a new generation and make the table of its rows, without an index: bulk work adds that when full."""
     row = connection.execute(
-        "insert into tables (source, layouts, fingerprint, state, resync) values (%s, %s, %s, %s, %s) returning id",
-        [source, encode_layouts(layouts), fingerprint, state, resync],
+        "insert into tables (source, layouts, fingerprint, state, resync, resync_detail)"
+        " values (%s, %s, %s, %s, %s, %s) returning id",
+        [source, encode_layouts(layouts), fingerprint, state, *reason_columns(resync)],
     ).fetchall()[0]
     table = int(row[0])
     create_rows(connection, table)
@@ -80,7 +82,11 @@ def _name(table: int, what: str) -> sql.Identifier:
 
 
 def create_active(
-    connection: psycopg.Connection, source: str, layouts: Sequence[Relation], fingerprint: str, resync: str
+    connection: psycopg.Connection,
+    source: str,
+    layouts: Sequence[Relation],
+    fingerprint: str,
+    resync: ResyncReason | None,
 ) -> int:
     """A new generation that live replication may write to at once; returns its id."""
     table = create_generation(connection, source, layouts, fingerprint, "active", resync)
@@ -90,18 +96,19 @@ def create_active(
 
 def renew_generation(connection: psycopg.Connection, table: int) -> int:
     """An empty generation in the place of another one, which is to be swept; returns its id."""
-    source, layouts, fingerprint, resync = connection.execute(
-        "update tables set state = 'dropped' where id = %s returning source, layouts, fingerprint, resync", [table]
-    ).fetchall()[0]
-    return create_active(connection, source, decode_layouts(layouts), fingerprint, resync)
+    (known,) = load(connection, "id = %s", [table])
+    connection.execute("update tables set state = 'dropped' where id = %s", [table])
+    return create_active(connection, known.source, known.layouts, known.fingerprint, known.resync)
 
 
-def mark_resync(connection: psycopg.Connection, tables: Sequence[int], reason: str) -> None:
+def mark_resync(connection: psycopg.Connection, tables: Sequence[int], reason: ResyncReason | None) -> None:
     """Within a write transaction: why tables are being compared with the source."""
-    connection.execute("update tables set resync = %s where id = any(%s)", [reason, list(tables)])
+    connection.execute(
+        "update tables set resync = %s, resync_detail = %s where id = any(%s)", [*reason_columns(reason), list(tables)]
+    )
 
 
-def take_place(connection: psycopg.Connection, table: int, staged: int, resync: str) -> bool:
+def take_place(connection: psycopg.Connection, table: int, staged: int, resync: ResyncReason | None) -> bool:
     """Within a transaction: a staged generation stands in the place of an active one, if that is there."""
     found = connection.execute(
         "update tables set state = 'dropped' where id = %s and state = 'active' returning layouts, fingerprint", [table]
@@ -109,8 +116,9 @@ def take_place(connection: psycopg.Connection, table: int, staged: int, resync: 
     if not found:
         return False
     connection.execute(
-        "update tables set state = 'active', layouts = %s, fingerprint = %s, resync = %s where id = %s",
-        [*found[0], resync, staged],
+        "update tables set state = 'active', layouts = %s, fingerprint = %s, resync = %s, resync_detail = %s"
+        " where id = %s",
+        [*found[0], *reason_columns(resync), staged],
     )
     return True
 
@@ -132,10 +140,10 @@ def active(connection: psycopg.Connection, source: str) -> list[StoredTable]:
 
 def load(connection: psycopg.Connection, condition: str, parameters: Sequence[str | int]) -> list[StoredTable]:
     """Generations of which `condition` holds, by id."""
-    query = f"select id, source, layouts, fingerprint, resync from tables where {condition} order by id"
+    query = f"select id, source, layouts, fingerprint, resync, resync_detail from tables where {condition} order by id"
     return [
-        StoredTable(table, tag, decode_layouts(layouts), fingerprint, resync)
-        for table, tag, layouts, fingerprint, resync in connection.execute(query, parameters)
+        StoredTable(table, tag, decode_layouts(layouts), fingerprint, stored_reason(cause, detail))
+        for table, tag, layouts, fingerprint, cause, detail in connection.execute(query, parameters)
     ]
 
 

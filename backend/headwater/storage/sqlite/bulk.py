@@ -12,6 +12,7 @@ from headwater.failpoints import passing
 from headwater.oplog.change import Relation
 from headwater.oplog.op import CLEAR_BODY, finished_op
 from headwater.storage.contract.parts import BulkRecord, StagedPart, StagedTable
+from headwater.storage.contract.reason import ResyncReason
 from headwater.storage.contract.store import Lease, PartLostError, SourceState, StoreError
 from headwater.storage.sqlite import lease as leases
 from headwater.storage.sqlite import tables, versions
@@ -140,7 +141,9 @@ def index_rows(connection: apsw.Connection, lease: Lease, staged: Sequence[Stage
             connection.execute(tables.ROWS_INDEX.format(table.id))
 
 
-def replace_table(connection: apsw.Connection, lease: Lease, table: int, staged: StagedTable, resync: str) -> bool:
+def replace_table(
+    connection: apsw.Connection, lease: Lease, table: int, staged: StagedTable, resync: ResyncReason | None
+) -> bool:
     """See the contract."""
     try:
         index_rows(connection, lease, [staged])

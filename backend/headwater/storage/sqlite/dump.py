@@ -37,7 +37,7 @@ _QUERIES = {
         " order by s.bucket, s.first_op"
     ),
     "lookups": "select key, table_id, row_id, output from lookups where table_id = {table:d}",
-    "tables": "select id, source, layouts, fingerprint, resync from tables where state = 'active'",
+    "tables": "select id, source, layouts, fingerprint, resync, resync_detail from tables where state = 'active'",
 }
 _COUNTS = (
     "select 'ops', bucket, count(*) from ops group by bucket"

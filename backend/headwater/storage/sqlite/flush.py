@@ -16,6 +16,7 @@ from headwater.oplog.lsn import Lsn
 from headwater.oplog.op import CLEAR_BODY, OpId, finished_op
 from headwater.oplog.transform import BucketName, DraftOp
 from headwater.storage.contract.parts import CurrentRow
+from headwater.storage.contract.reason import ResyncReason
 from headwater.storage.contract.store import Checkpoint, Lease, Progress, StoreError
 from headwater.storage.shared.common import KEPT_FLUSHES, NAMEABLE, BucketSum, KnownBuckets
 from headwater.storage.sqlite import lease as leases
@@ -190,7 +191,7 @@ class SqliteFlush:
         self._db.execute("insert into ops (id, bucket, line) values (?, ?, ?)", (op_id, bucket, line))
 
     @_explaining
-    def mark_resync(self, table: int, reason: str) -> None:
+    def mark_resync(self, table: int, reason: ResyncReason) -> None:
         tables.mark_resync(self._db, [table], reason)
 
     @_explaining

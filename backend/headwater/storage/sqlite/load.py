@@ -103,7 +103,8 @@ def load_rows(address: SqliteAddress, dataset: str, batches: Iterable[Sequence[R
 
 
 def _load_tables(db: apsw.Connection, batch: Sequence[Row]) -> None:
-    sql = "insert into tables (id, source, layouts, fingerprint, resync, state) values (?, ?, ?, ?, ?, 'active')"
+    columns = "id, source, layouts, fingerprint, resync, resync_detail, state"
+    sql = f"insert into tables ({columns}) values (?, ?, ?, ?, ?, ?, 'active')"
     db.executemany(sql, batch)
     for row in batch:
         db.execute(tables.ROWS_TABLE.format(int(str(row[0]))))

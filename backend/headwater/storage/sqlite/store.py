@@ -13,6 +13,7 @@ from headwater.oplog.change import Relation
 from headwater.oplog.lsn import Lsn
 from headwater.storage.address import SqliteAddress
 from headwater.storage.contract.parts import BulkRecord, Places, StagedPart, StagedTable
+from headwater.storage.contract.reason import ResyncReason
 from headwater.storage.contract.requests import Request, RequestState
 from headwater.storage.contract.store import Checkpoint, Lease, SourceState, StoredTable, StoreError
 from headwater.storage.contract.versions import ConfigVersion, Origin, OwnConfig, VersionState
@@ -186,7 +187,7 @@ class SqliteStore:
     # tables
 
     def create_tables(
-        self, lease: Lease, source: str, tables: Sequence[tuple[Relation, str]], resync: str
+        self, lease: Lease, source: str, tables: Sequence[tuple[Relation, str]], resync: ResyncReason | None
     ) -> list[StoredTable]:
         with sqlite_errors(self._path), leases.holding(self._db, lease):
             made = {
@@ -199,13 +200,13 @@ class SqliteStore:
         with sqlite_errors(self._path), leases.holding(self._db, lease):
             return generations.add_layout(self._db, table, relation, fingerprint)
 
-    def replace_table(self, lease: Lease, table: int, staged: StagedTable, resync: str) -> bool:
+    def replace_table(self, lease: Lease, table: int, staged: StagedTable, resync: ResyncReason | None) -> bool:
         with sqlite_errors(self._path):
             replaced = bulk.replace_table(self._db, lease, table, staged, resync)
         self._waker.wake()
         return replaced
 
-    def mark_resync(self, lease: Lease, tables: Sequence[int], reason: str) -> None:
+    def mark_resync(self, lease: Lease, tables: Sequence[int], reason: ResyncReason | None) -> None:
         with sqlite_errors(self._path), leases.holding(self._db, lease):
             generations.mark_resync(self._db, tables, reason)
 

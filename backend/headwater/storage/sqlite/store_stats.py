@@ -13,6 +13,7 @@ from headwater.oplog.lsn import Lsn
 from headwater.oplog.op import OpId
 from headwater.storage.address import SqliteAddress
 from headwater.storage.contract.parts import BulkRecord
+from headwater.storage.contract.reason import stored_reason
 from headwater.storage.contract.stats import (
     BucketStats,
     Disk,
@@ -73,8 +74,8 @@ def store_stats(address: SqliteAddress) -> StoreStats:
 
 def _tables(db: apsw.Connection, pages: dict[str, int], standing: Counter[int]) -> list[TableStats]:
     found = []
-    sql = "select id, source, layouts, resync from tables where state = 'active' order by id"
-    for number, source, layouts, resync in db.execute(sql).fetchall():
+    sql = "select id, source, layouts, resync, resync_detail from tables where state = 'active' order by id"
+    for number, source, layouts, cause, detail in db.execute(sql).fetchall():
         table = _number(number)
         relation = decode_layouts(str(layouts))[-1]
         left_out = [
@@ -91,7 +92,7 @@ def _tables(db: apsw.Connection, pages: dict[str, int], standing: Counter[int]) 
                 generation=table,
                 rows=_one(db, f"select count(*) from rows_{table:d}"),
                 bytes=pages.get(f"rows_{table:d}", 0),
-                resync=str(resync),
+                resync=stored_reason(str(cause), str(detail)),
                 left_out_rows=len(left_out),
                 left_out=tuple(left_out[:_NAMED]),
             )

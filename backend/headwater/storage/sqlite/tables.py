@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import apsw
 
 from headwater.oplog.change import Relation
+from headwater.storage.contract.reason import ResyncReason, reason_columns, stored_reason
 from headwater.storage.contract.store import StoredTable
 from headwater.storage.shared.common import decode_layouts, encode_layouts
 
@@ -36,11 +37,12 @@ def create_generation(
     layouts: Sequence[Relation],
     fingerprint: str,
     state: str,
-    resync: str = "",
+    resync: ResyncReason | None = None,
 ) -> int:
     """Describe a new generation and make the table of its rows, without an index: bulk work adds that when full."""
-    sql = "insert into tables (source, layouts, fingerprint, state, resync) values (?, ?, ?, ?, ?) returning id"
-    bindings = (source, encode_layouts(layouts), fingerprint, state, resync)
+    columns = "source, layouts, fingerprint, state, resync, resync_detail"
+    sql = f"insert into tables ({columns}) values (?, ?, ?, ?, ?, ?) returning id"
+    bindings = (source, encode_layouts(layouts), fingerprint, state, *reason_columns(resync))
     table = int(str(connection.execute(sql, bindings).fetchall()[0][0]))
     connection.execute(ROWS_TABLE.format(table))
     return table
@@ -55,14 +57,13 @@ def drop_generation(connection: apsw.Connection, table: int) -> None:
 
 def renew_generation(connection: apsw.Connection, table: int) -> int:
     """An empty generation in the place of another one; returns its id."""
-    sql = "select source, layouts, fingerprint, resync from tables where id = ?"
-    source, layouts, fingerprint, resync = map(str, connection.execute(sql, (table,)).fetchall()[0])
+    (known,) = _load(connection, "id = ?", (table,))
     drop_generation(connection, table)
-    return create_active(connection, source, decode_layouts(layouts), fingerprint, resync)
+    return create_active(connection, known.source, known.layouts, known.fingerprint, known.resync)
 
 
 def create_active(
-    connection: apsw.Connection, source: str, layouts: Sequence[Relation], fingerprint: str, resync: str
+    connection: apsw.Connection, source: str, layouts: Sequence[Relation], fingerprint: str, resync: ResyncReason | None
 ) -> int:
     """A new generation that live replication may write to at once; returns its id."""
     new = create_generation(connection, source, layouts, fingerprint, "active", resync)
@@ -80,12 +81,15 @@ def add_layout(connection: apsw.Connection, table: int, relation: Relation, fing
     return StoredTable(table, known.source, layouts, fingerprint, known.resync)
 
 
-def mark_resync(connection: apsw.Connection, tables: Sequence[int], reason: str) -> None:
+def mark_resync(connection: apsw.Connection, tables: Sequence[int], reason: ResyncReason | None) -> None:
     """Within a write transaction: why tables are being compared with the source."""
-    connection.executemany("update tables set resync = ? where id = ?", [(reason, table) for table in tables])
+    connection.executemany(
+        "update tables set resync = ?, resync_detail = ? where id = ?",
+        [(*reason_columns(reason), table) for table in tables],
+    )
 
 
-def take_place(connection: apsw.Connection, table: int, staged: int, resync: str) -> bool:
+def take_place(connection: apsw.Connection, table: int, staged: int, resync: ResyncReason | None) -> bool:
     """Within a write transaction: a staged generation stands in the place of an active one, if that is there."""
     found = connection.execute(
         "select layouts, fingerprint from tables where id = ? and state = 'active'", (table,)
@@ -94,8 +98,8 @@ def take_place(connection: apsw.Connection, table: int, staged: int, resync: str
         return False
     drop_generation(connection, table)
     connection.execute(
-        "update tables set state = 'active', layouts = ?, fingerprint = ?, resync = ? where id = ?",
-        (*found[0], resync, staged),
+        "update tables set state = 'active', layouts = ?, fingerprint = ?, resync = ?, resync_detail = ? where id = ?",
+        (*found[0], *reason_columns(resync), staged),
     )
     return True
 
@@ -106,8 +110,9 @@ def load_tables(connection: apsw.Connection, source: str) -> list[StoredTable]:
 
 
 def _load(connection: apsw.Connection, condition: str, bindings: tuple[str | int, ...]) -> list[StoredTable]:
-    sql = f"select id, source, layouts, fingerprint, resync from tables where {condition} order by id"
+    sql = f"select id, source, layouts, fingerprint, resync, resync_detail from tables where {condition} order by id"
     return [
-        StoredTable(int(str(table)), str(tag), decode_layouts(str(layouts)), str(fingerprint), str(resync))
-        for table, tag, layouts, fingerprint, resync in connection.execute(sql, bindings)
+        StoredTable(int(str(table)), tag, decode_layouts(layouts), fingerprint, stored_reason(cause, detail))
+        for table, *texts in connection.execute(sql, bindings)
+        for tag, layouts, fingerprint, cause, detail in [map(str, texts)]
     ]
