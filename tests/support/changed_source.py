@@ -82,11 +82,11 @@ class Device:
 def settled(deployment: Deployment) -> bool:
     """The store knows the tables as they are, and none is being compared with the source."""
     deployment.raise_failure()
-    plan = plan_of(deployment.yaml)
-    published = wanted_tables(deployment.source.connection, deployment.settings, [plan])
     with deployment.store() as store:
         stored = store.tables("default")
-    return known(stored, published) and not any(table.resync for table in stored)
+    if any(table.resync for table in stored):
+        return False
+    return known(stored, wanted_tables(deployment.source.connection, deployment.settings, [plan_of(deployment.yaml)]))
 
 
 def known(stored: Sequence[StoredTable], published: Sequence[PublishedTable]) -> bool:

@@ -67,14 +67,20 @@ class CountedCopies:
 
 def read_lines(source: SourceSettings, snapshot: str, partition: Partition) -> Iterator[list[str]]:
     """The partition's rows as COPY text, in batches. Raises TableChangedError when the table is not, or does not
-    stay, what the snapshot saw: a rewrite or a TRUNCATE would read as no rows and move others between ranges."""
+    stay, what the snapshot saw: a rewrite or a TRUNCATE would read as no rows and move others between ranges. That is
+    told after the last batch, or by what can't be read: one look at the catalog sees all that happened until then."""
     with connect(source, application_name="headwater snapshot") as conn:
         conn.execute(_LOCK_TIMEOUT)
-        _check_unchanged(conn, source, partition)
         conn.execute("begin transaction isolation level repeatable read read only")
         conn.execute(sql.SQL("set transaction snapshot {}").format(snapshot))
-        yield from _copy(conn, partition, source.piece_bytes)
-        _check_name(conn, partition)
+        try:
+            yield from _copy(conn, partition, source.piece_bytes)
+            _check_name(conn, partition)
+        except (PartitionError, psycopg.Error):
+            if not conn.broken:
+                conn.rollback()
+                _check_unchanged(conn, source, partition)
+            raise
         conn.execute("commit")  # from here on the catalog is seen as it is now
         _check_unchanged(conn, source, partition)
 
