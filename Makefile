@@ -53,9 +53,10 @@ bench: install-tests ## speed, CPU and memory, beside yardsticks of this machine
 storm: install-tests ## random changes and kills for an hour; ARGS='--minutes 5 --seed 7'
 	$(BIN)/python -m tests.storm $(ARGS)
 
-lint: install ## style, types and the import contract
+lint: install ## style, spelling, types and the import contract
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/codespell
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
@@ -64,7 +65,7 @@ format: install ## put the style right where that can be done by itself
 	$(BIN)/ruff format .
 
 lock: install ## requirements.lock anew from pyproject.toml (make lock ARGS=--upgrade for newer versions)
-	$(BIN)/uv pip compile pyproject.toml --extra embedded --group dev --universal --python-version 3.11 \
+	$(BIN)/uv pip compile pyproject.toml --extra spark --extra embedded --group dev --universal --python-version 3.11 \
 		--generate-hashes --no-emit-index-url --no-annotate --no-header --quiet $(ARGS) --output-file requirements.lock
 
 reference: install ## the pages of docs that are written from the code

@@ -11,7 +11,7 @@ import pytest
 
 if TYPE_CHECKING:
     from headwater_rules.plan import SyncPlan
-    from headwater_rules.testing import Rehearsal
+    from headwater_rules.testing import RulesTest
 
 _DEFAULT = "sync_rules.yaml"
 
@@ -38,11 +38,11 @@ def sync_rules_plan(pytestconfig: pytest.Config) -> SyncPlan:
 
 
 @pytest.fixture
-def sync_rules(sync_rules_plan: SyncPlan) -> Rehearsal:
+def sync_rules(sync_rules_plan: SyncPlan) -> RulesTest:
     """The configured sync config over an empty database."""
-    from headwater_rules.testing import Rehearsal
+    from headwater_rules.testing import RulesTest
 
-    return Rehearsal(sync_rules_plan)
+    return RulesTest(sync_rules_plan)
 
 
 def _path(config: pytest.Config) -> Path:

@@ -11,9 +11,9 @@ from contextlib import closing
 
 import pytest
 
-from headwater.cli.store import forget as store_forget
-from headwater.cli.store.forget import Forgetting, NotForgottenError, StillHeldError
 from headwater.compaction.forgetting import BucketFindings, Forgetter, by_bucket, look
+from headwater.insight import forget as store_forget
+from headwater.insight.forget import Forgetting, NotForgottenError, StillHeldError
 from headwater.oplog.op import OpId, bucket_key
 from headwater.storage.address import SqliteAddress, StoreAddress
 from headwater.storage.contract.forget import Searched, SoughtRow, SoughtText
@@ -54,7 +54,10 @@ def forget(written: WrittenStore, sought: SoughtText | SoughtRow) -> None:
         closing(open_backend(address).open_forget()) as finder,
         closing(open_backend(address).open_compaction()) as upkeep,
     ):
-        Forgetting(address, finder, upkeep, sought, written.table).run(dry_run=False, yes=True)
+        forgetting = Forgetting(address, finder, upkeep, sought, written.table)
+        plan = forgetting.plan(lambda: None)
+        forgetting.remove(plan, lambda _: None)
+        forgetting.prove(plan.samples)
 
 
 class Devices:

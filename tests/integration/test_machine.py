@@ -16,7 +16,7 @@ import pytest
 
 from headwater.decode.errors import DecodeError
 from headwater.replication.stream.fold import Fold
-from headwater.replication.stream.intake import PoisonBook
+from headwater.replication.stream.intake import FailedTransactions
 from headwater.storage.address import PostgresAddress
 from headwater.storage.contract.parts import StagedPart
 from headwater.storage.contract.versions import VersionState
@@ -137,7 +137,7 @@ def test_no_transaction_is_left_out_for_what_the_machine_lacks(
     assert caplog.text.count(told) == ailing.times
     assert "HW_5005" not in caplog.text
     with deployment.store() as store:
-        assert PoisonBook(deployment.settings, store).read() == []
+        assert FailedTransactions(deployment.settings, store).read() == []
     assert [record.kind for record in deployment.bulk_records()] == ["snapshot"], "nothing was compared"
     deployment.close()
     assert deployment.problems() == []

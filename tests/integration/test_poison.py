@@ -20,7 +20,7 @@ from headwater.oplog.change import Message
 from headwater.oplog.lsn import Lsn, format_lsn
 from headwater.replication.errors import PoisonError
 from headwater.replication.stream.fold import Fold
-from headwater.replication.stream.intake import Poison, PoisonBook
+from headwater.replication.stream.intake import FailedTransactions, Poison
 from tests.support.command import Outcome, headwater_here
 from tests.support.fix_headwater import NOTES, Deploy, Deployment, wait_until
 from tests.support.fix_service import config_of
@@ -75,7 +75,7 @@ def test_a_transaction_that_fails_is_left_out_and_what_it_did_is_compared(deploy
     source_db.execute("insert into notes values ('4', 'after')")
     wait_until(lambda: deployment.rows("a") == truth(source_db), "all rows, those that were left out among them")
     with deployment.store() as store:
-        (poison,) = PoisonBook(deployment.settings, store).read()
+        (poison,) = FailedTransactions(deployment.settings, store).read()
         assert poison.skipped
         assert MARK not in poison.why, "no value of a row is told"
     source_db.execute("update notes set body = 'last' where id = '1'")
@@ -88,7 +88,7 @@ def test_a_transaction_that_fails_is_left_out_and_what_it_did_is_compared(deploy
 def named(deployment: Deployment) -> Poison:
     """The one transaction that is on record, once it is."""
     with deployment.store() as store:
-        book = PoisonBook(deployment.settings, store)
+        book = FailedTransactions(deployment.settings, store)
 
         def told() -> bool:
             deployment.raise_failure()
@@ -200,7 +200,7 @@ def test_after_ten_within_an_hour_the_next_one_stops(
     deployment = deploy(NOTES).start()
     deployment.stop()
     with deployment.store() as store:
-        lease, book = store.acquire("default", "test", 60), PoisonBook(deployment.settings, store)
+        lease, book = store.acquire("default", "test", 60), FailedTransactions(deployment.settings, store)
 
         def leaves_out(number: int) -> bool:
             return book.note(lease, PoisonError("why", "default", Lsn(number), Lsn(number)))
@@ -216,7 +216,7 @@ def test_after_ten_within_an_hour_the_next_one_stops(
     deployment.start()
     source_db.execute(f"insert into notes values ('1', '{MARK}')")
     with deployment.store() as store:
-        book = PoisonBook(deployment.settings, store)
+        book = FailedTransactions(deployment.settings, store)
         wait_until(lambda: len(book.read()) == 11, "the transaction to be named")
         *_, poison = book.read()
     assert not poison.skipped

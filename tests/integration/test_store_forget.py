@@ -14,7 +14,7 @@ import psycopg
 import pytest
 import zstandard
 
-from headwater.cli.store import forget as store_forget
+from headwater.insight import forget as store_forget
 from headwater.oplog.op import OpId
 from tests.support.command import Outcome
 from tests.support.fix_headwater import Deploy, Deployment, read_bucket

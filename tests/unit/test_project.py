@@ -19,7 +19,11 @@ NODE_LOCKS = sorted(path for path in ROOT.glob("*/**/package-lock.json") if "nod
 
 def _requirements() -> list[str]:
     project, groups = PROJECT["project"], PROJECT["dependency-groups"]
-    return [*project["dependencies"], *project["optional-dependencies"]["embedded"], *groups["dev"]]
+    return [
+        *project["dependencies"],
+        *(each for extra in project["optional-dependencies"].values() for each in extra),
+        *groups["dev"],
+    ]
 
 
 def test_every_dependency_is_locked() -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import click
 
+from headwater.cli.extras import missing_extra
 from headwater.cli.logs import set_up_logging
 from headwater.cli.options import config_options, examples, load
 from headwater.cli.rules.group import rules
@@ -404,6 +405,9 @@ def main() -> None:
             click.echo(f"headwater: {error}", err=True)
         sys.exit(EXIT_AGAIN if error.kind is Kind.RETRY else EXIT_ERROR)
     except Exception as error:  # noqa: BLE001 - a bug; its text may hold anything, so its place has to do
+        if (missing := missing_extra(error)) is not None:
+            click.echo(f"headwater: {missing}", err=True)
+            sys.exit(EXIT_ERROR)
         click.echo(f"headwater: {_place_of(error)}", err=True)
         _log.debug("internal error", exc_info=error)
         sys.exit(EXIT_BUG)

@@ -16,17 +16,17 @@ from headwater.errors import HeadwaterError, Kind, machine_errors
 from headwater.oplog.lsn import format_lsn
 from headwater.replication.errors import PoisonError, SchemaChangedError, SourceReplacedError
 from headwater.replication.health.monitor import Watch
-from headwater.replication.jobs.context import Site, types_of
+from headwater.replication.jobs.context import JobContext, types_of
 from headwater.replication.jobs.snapshot import Bootstrap
 from headwater.replication.own_slot import OwnSlot, own_slot
 from headwater.replication.pace import Pace
 from headwater.replication.reconcile import Reconciler
 from headwater.replication.recovery import Recovery
-from headwater.replication.resume import Attachment
+from headwater.replication.resume import SlotResume
 from headwater.replication.sampling.audit import SamplingSettings
-from headwater.replication.scheduler import Work
+from headwater.replication.scheduler import JobScheduler
 from headwater.replication.stream.apply import Applier
-from headwater.replication.stream.intake import Intake, PoisonBook
+from headwater.replication.stream.intake import FailedTransactions, StreamIntake
 from headwater.replication.tables.changes import adapt, table_changes, verify_once
 from headwater.replication.tables.live import LiveContext
 from headwater.replication.tables.partly_published import UnseenAudit
@@ -127,7 +127,7 @@ class Replicator:
         return None
 
     def _run_leased(self, lease: Lease, stop: threading.Event, watch: Watch, recovery: Recovery) -> None:
-        poisons = PoisonBook(self.source, self.store)
+        poisons = FailedTransactions(self.source, self.store)
         while not stop.is_set():
             started = time.monotonic()
             try:
@@ -156,7 +156,7 @@ class Replicator:
             watch.reading()
             self._read_whole(lease, slot, stop)
         recovery.must_read = recovery.slot_lost = False
-        PoisonBook(self.source, self.store).take_requests(lease)
+        FailedTransactions(self.source, self.store).take_requests(lease)
         self._follow(lease, stop, watch, recovery)
 
     def _read_whole(self, lease: Lease, slot: OwnSlot, stop: threading.Event) -> None:
@@ -182,7 +182,7 @@ class Replicator:
             return True
         plans = tuple(in_use(self.store, self.keep_stopped).plans)
         try:
-            Attachment(self.source, self.store, slot).make_sure(lease, state, plans, slot_lost=slot_lost)
+            SlotResume(self.source, self.store, slot).make_sure(lease, state, plans, slot_lost=slot_lost)
         except SourceReplacedError as error:
             _log.warning("%s", error)
             return True
@@ -238,38 +238,38 @@ class Replicator:
             contextlib.closing(SchemaWatch(self.source, plans, stored, self.pace)) as schema,
         ):
             NameBook(self.store, self.source.tag).pass_over(lease, state.lsn)
-            left_out = PoisonBook(self.source, self.store).skipped()
+            left_out = FailedTransactions(self.source, self.store).skipped()
             applier = Applier(self.store, lease, context, stored, state.lsn, fetcher, schema, left_out)
-            site = Site(self.source, self.store, lease, self.bulk, applier, self.progress, asking)
+            for_jobs = JobContext(self.source, self.store, lease, self.bulk, applier, self.progress, asking)
             unseen = UnseenAudit(
                 self.store,
                 lease,
                 self.source.tag,
-                lambda: site.published(in_use(self.store, self.keep_stopped).plans).values(),
+                lambda: for_jobs.published(in_use(self.store, self.keep_stopped).plans).values(),
                 self.pace.audit,
             )
             with (
                 ReplicationStream(self.source, state.slot, state.lsn, self.source.publications) as stream,
-                contextlib.closing(Work(site, self.keep_stopped, self.sampling, self.pace)) as work,
+                contextlib.closing(JobScheduler(for_jobs, self.keep_stopped, self.sampling, self.pace)) as work,
             ):
                 _log.info("following the stream from %s", format_lsn(state.lsn))
                 recovery.followed = True
                 watch.streaming()
                 self.following()
-                tables = Reconciler(site, schema, work)
+                tables = Reconciler(for_jobs, schema, work)
                 try:
-                    _pump(stream, Intake(applier, recovery.careful_until), applier, tables, unseen, work, stop)
+                    _pump(stream, StreamIntake(applier, recovery.careful_until), applier, tables, unseen, work, stop)
                 finally:
                     applier.abandon()
 
 
 def _pump(
     stream: ReplicationStream,
-    intake: Intake,
+    intake: StreamIntake,
     applier: Applier,
     tables: Reconciler,
     unseen: UnseenAudit,
-    work: Work,
+    work: JobScheduler,
     stop: threading.Event,
 ) -> None:
     """Move batches from the stream to the store, and positions back; between flushes, do bulk work."""

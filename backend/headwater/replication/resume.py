@@ -14,7 +14,7 @@ import psycopg
 from headwater.oplog.lsn import format_lsn
 from headwater.replication.errors import SourceReplacedError
 from headwater.replication.own_slot import OwnSlot
-from headwater.replication.stream.intake import PoisonBook
+from headwater.replication.stream.intake import FailedTransactions
 from headwater.replication.tables.attached import whole_too
 from headwater.replication.tables.roots import NameBook
 from headwater.replication.tables.schema_watch import wanted_tables
@@ -38,7 +38,7 @@ from headwater_rules.plan import SyncPlan
 _log = logging.getLogger(__name__)
 
 
-class Attachment:
+class SlotResume:
     """How a store hangs on its source."""
 
     def __init__(self, source: SourceSettings, store: Store, slot: OwnSlot) -> None:
@@ -126,7 +126,7 @@ class Attachment:
         self._store.mark_resync(lease, whole_too(stored), ResyncReason(Cause.SLOT_LOST))
         if (now.system_id, now.timeline) != (state.system_id, state.timeline) or position < state.lsn:
             self._store.cap_writes(state.tag, end_of_log(conn))
-            PoisonBook(self._source, self._store).forget(lease)  # positions of another history
+            FailedTransactions(self._source, self._store).forget(lease)  # positions of another history
             NameBook(self._store, state.tag).forget(lease)
         self._store.move_source(lease, SourceState(state.tag, position, name, now.system_id, now.timeline))
         _log.info("slot %s starts at %s; all tables are compared with the source", name, format_lsn(position))

@@ -14,13 +14,13 @@ from headwater.bulk.contract import EngineError, TableChangedError
 from headwater.errors import HeadwaterError, Kind, MachineError, machine_errors
 from headwater.replication.errors import ProtocolError, SchemaChangedError, SourceReplacedError
 from headwater.replication.jobs.audit import Audit
-from headwater.replication.jobs.context import Site
+from headwater.replication.jobs.context import JobContext
 from headwater.replication.jobs.deploy import Deploy
 from headwater.replication.jobs.rekey import Rekey
 from headwater.replication.jobs.resync import Order, Resync
 from headwater.replication.pace import Pace
 from headwater.replication.sampling.audit import Sampling, SamplingSettings
-from headwater.replication.stream.intake import SKIP, PoisonBook
+from headwater.replication.stream.intake import SKIP, FailedTransactions
 from headwater.replication.versions import RETIRED_AT_ONCE, forget_half_built, in_state, in_use, plan_of
 from headwater.storage.contract.reason import Cause, ResyncReason
 from headwater.storage.contract.requests import Request, RequestState
@@ -76,11 +76,11 @@ class _Asked:
         return ("request", self.request.id) if self.request is not None else (type(self.job).__name__, 0)
 
 
-class Work:
+class JobScheduler:
     """Decides what to do next. `step` is called whenever no flush is open."""
 
-    def __init__(self, site: Site, keep_seconds: float, sampling: SamplingSettings, pace: Pace) -> None:
-        self._site = site
+    def __init__(self, context: JobContext, keep_seconds: float, sampling: SamplingSettings, pace: Pace) -> None:
+        self._context = context
         self._keep_seconds = keep_seconds
         self._pace = pace
         self._current: _Asked | None = None
@@ -94,7 +94,7 @@ class Work:
         self._engine_losses = 0
         self._left: Counter[int] = Counter()  # by oid, how many comparisons in a row had to leave a table
         self._retiring: tuple[str, ...] = ()
-        self._sampling = Sampling(site, sampling)
+        self._sampling = Sampling(context, sampling)
 
     @property
     def busy(self) -> bool:
@@ -131,7 +131,7 @@ class Work:
     def _has_news(self) -> bool:
         """Whether to look thoroughly: something was handed in, a job ended, or it is a while ago. Commits wait for
         each look."""
-        inbox = self._site.store.inbox()
+        inbox = self._context.store.inbox()
         if inbox == self._inbox and not self._ended and time.monotonic() < self._thorough + _THOROUGH_SECONDS:
             return False
         self._inbox, self._ended, self._thorough = inbox, False, time.monotonic()
@@ -173,15 +173,15 @@ class Work:
 
     def _look(self) -> None:
         version = self._undeployed()
-        stored = self._site.stored()
+        stored = self._context.stored()
         waiting = next((table for table in stored.values() if table.has(Cause.REKEYED)), None)
         if waiting is not None:
-            self._current = _Asked(Rekey(self._site, self._plans(), waiting), None, None)
+            self._current = _Asked(Rekey(self._context, self._plans(), waiting), None, None)
             return
         marked = {oid: table.resync for oid, table in stored.items() if table.resync}
         if version is not None:  # which fills its own tables
             marked = {oid: why for oid, why in marked.items() if why.cause is not Cause.NEW_IN_VERSION}
-        locked = self._site.locked([stored[oid] for oid in marked]) if marked else ()
+        locked = self._context.locked([stored[oid] for oid in marked]) if marked else ()
         marked = {oid: why for oid, why in marked.items() if oid not in locked}  # those wait by themselves
         unlocked = [stored[oid].id for oid, why in marked.items() if why.cause is Cause.LOCKED]
         if unlocked:
@@ -191,27 +191,27 @@ class Work:
             why = next(iter(marked.values()))
             verify = any(why.cause in {Cause.REDEFINED, Cause.REPLACED} for why in marked.values())
             order = Order(tuple(self._plans()), why, frozenset(marked), verify=verify)
-            self._current = _Asked(Resync(self._site, order), None, None)
+            self._current = _Asked(Resync(self._context, order), None, None)
             return
         if version is not None:
             self._begin_deploy(version)
             return
-        requests = self._site.store.open_requests(self._site.tag)
+        requests = self._context.store.open_requests(self._context.tag)
         if requests:
             self._begin_request(requests[0])
             return
-        if in_use(self._site.store, self._keep_seconds).obsolete:
+        if in_use(self._context.store, self._keep_seconds).obsolete:
             self._follow()
 
     def _take_up(self, tables: Sequence[int]) -> None:
         """Follow tables again that were locked, before they are compared."""
-        self._site.store.mark_resync(self._site.lease, tables, ResyncReason(Cause.REPLACED))
-        self._site.follow(self._plans())
+        self._context.store.mark_resync(self._context.lease, tables, ResyncReason(Cause.REPLACED))
+        self._context.follow(self._plans())
         self._ended = True
 
     def _undeployed(self) -> ConfigVersion | None:
         """The version on its way; or the served one, if it came from a store that did not keep its row sides."""
-        store = self._site.store
+        store = self._context.store
         processing = in_state(store, VersionState.PROCESSING)
         if processing is not None:
             return processing
@@ -222,38 +222,38 @@ class Work:
         return active if missing else None
 
     def _plans(self) -> Sequence[SyncPlan]:
-        return in_use(self._site.store, self._keep_seconds).plans
+        return in_use(self._context.store, self._keep_seconds).plans
 
     def _begin_deploy(self, version: ConfigVersion) -> None:
         _log.info("deploying version %d of the sync config", version.id)
         try:
             plan = plan_of(version.yaml)
-            used = in_use(self._site.store, self._keep_seconds)
-            while self._site.store.retire(self._site.lease, used.obsolete, RETIRED_AT_ONCE):
+            used = in_use(self._context.store, self._keep_seconds)
+            while self._context.store.retire(self._context.lease, used.obsolete, RETIRED_AT_ONCE):
                 pass  # row sides that are on their way out may be needed anew: they begin from nothing
-            self._current = _Asked(Deploy(self._site, version, plan, used.plans), version, None)
+            self._current = _Asked(Deploy(self._context, version, plan, used.plans), version, None)
         except RuleErrors as error:
             self._ended = True
-            self._site.store.mark_version(self._site.lease, version.id, VersionState.FAILED, str(error))
+            self._context.store.mark_version(self._context.lease, version.id, VersionState.FAILED, str(error))
 
     def _begin_request(self, request: Request) -> None:
         if request.kind == SKIP:  # the stream may not have come to it again
             self._ended = True
-            PoisonBook(self._site.source, self._site.store).take_requests(self._site.lease)
+            FailedTransactions(self._context.source, self._context.store).take_requests(self._context.lease)
             return
         try:
             order = self._order(request)
         except (ValueError, KeyError, TypeError) as error:
             self._end_request(request, RequestState.FAILED, {"error": str(error)})
             return
-        self._site.store.update_request(self._site.lease, request.id, RequestState.RUNNING, progress="starting")
-        job = Audit(self._site, order) if request.kind == AUDIT else Resync(self._site, order)
+        self._context.store.update_request(self._context.lease, request.id, RequestState.RUNNING, progress="starting")
+        job = Audit(self._context, order) if request.kind == AUDIT else Resync(self._context, order)
         self._current = _Asked(job, None, request)
 
     def _order(self, request: Request) -> Order:
         payload = orjson.loads(request.payload or "{}")
         names = payload.get("tables") or []
-        stored = self._site.stored()
+        stored = self._context.stored()
         by_name = {f"{t.relation.schema}.{t.relation.name}": oid for oid, t in stored.items()}
         unknown = [name for name in names if name not in by_name]
         if unknown:
@@ -293,7 +293,7 @@ class Work:
 
     def _tell(self, asked: _Asked) -> None:
         """Progress, for the command that waits for it."""
-        said = self._site.bulk.preparing() or asked.job.describe()
+        said = self._context.bulk.preparing() or asked.job.describe()
         if said == asked.told or time.monotonic() < self._looked + self._pace.work:
             return
         self._looked = time.monotonic()
@@ -301,7 +301,7 @@ class Work:
 
     def _say(self, asked: _Asked, said: str) -> None:
         asked.told = said
-        store, lease = self._site.store, self._site.lease
+        store, lease = self._context.store, self._context.lease
         if asked.request is not None:
             store.update_request(lease, asked.request.id, RequestState.RUNNING, progress=said)
         elif asked.version is not None and asked.version.state is VersionState.PROCESSING:
@@ -325,13 +325,13 @@ class Work:
         if asked.version is not None or isinstance(asked.job, (Resync, Rekey)):
             self._follow()
         if isinstance(asked.job, Resync):
-            self._site.applier.brought(asked.job.right)
+            self._context.applier.brought(asked.job.right)
         if asked.request is not None and isinstance(asked.job, (Resync, Audit)):
             self._answer(asked.request, asked.job)
 
     def _answer(self, request: Request, job: Resync | Audit) -> None:
         """Say what was found; not before all tables were looked at, those too that were altered meanwhile."""
-        if not job.left & self._site.stored().keys():
+        if not job.left & self._context.stored().keys():
             self._end_request(request, RequestState.DONE, job.result())
 
     def _note_left(self, oids: frozenset[int]) -> None:
@@ -340,15 +340,15 @@ class Work:
         tells all tables anew."""
         self._left = Counter({oid: self._left[oid] + 1 for oid in oids})
         if any(times >= _LEFT_AT_MOST for times in self._left.values()):
-            raise SchemaChangedError("the stream tells of a table in another form than the catalog", self._site.tag)
+            raise SchemaChangedError("the stream tells of a table in another form than the catalog", self._context.tag)
         if oids:
-            self._site.applier.look_again()
+            self._context.applier.look_again()
             self._not_before = time.monotonic() + self._pace.again
 
     def _end_request(self, request: Request, state: RequestState, result: dict[str, object]) -> None:
         self._ended = True
         text = orjson.dumps(result).decode()
-        self._site.store.update_request(self._site.lease, request.id, state, result=text)
+        self._context.store.update_request(self._context.lease, request.id, state, result=text)
 
     def _begin_again(self, asked: _Asked, error: EngineError) -> None:
         """However often what runs bulk jobs is not there, no job is given up for it, least of all a version."""
@@ -369,7 +369,7 @@ class Work:
         pause = self._pace.again if changed else self._pace.retry
         _log.log(logging.INFO if changed else logging.WARNING, "%s; trying again in %.0f s", error, pause)
         self.close()
-        self._site.applier.look_again()
+        self._context.applier.look_again()
         self._not_before = time.monotonic() + pause
 
     def _give_up(self, asked: _Asked, why: str) -> None:
@@ -380,23 +380,23 @@ class Work:
         if asked.request is not None:
             self._end_request(asked.request, RequestState.FAILED, {"error": why})
         elif asked.version is not None:
-            self._site.store.mark_version(self._site.lease, asked.version.id, VersionState.FAILED, why)
+            self._context.store.mark_version(self._context.lease, asked.version.id, VersionState.FAILED, why)
             self._follow()
 
     def _follow(self) -> None:
         """With no deploy at hand: follow what is in use. The buckets of all other row sides go before that, for what
         is not followed must not be taken for complete, or gone on with, by a version that wants it again."""
-        store, lease = self._site.store, self._site.lease
+        store, lease = self._context.store, self._context.lease
         forget_half_built(store, lease)
         used = in_use(store, self._keep_seconds)
         if used.obsolete:
             _log.info("forgetting %d row sides that no version of the sync config needs", len(used.obsolete))
             self._retiring = used.obsolete
             self._retire()
-        self._site.follow(used.plans)
+        self._context.follow(used.plans)
 
     def _retire(self) -> None:
-        if not self._site.store.retire(self._site.lease, self._retiring, RETIRED_AT_ONCE):
+        if not self._context.store.retire(self._context.lease, self._retiring, RETIRED_AT_ONCE):
             self._retiring = ()
             self._ended = True
 

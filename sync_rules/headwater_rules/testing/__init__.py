@@ -4,6 +4,6 @@ The device's view is computed as the service computes it, through buckets and lo
 the rules that could be right where the service is wrong.
 """
 
-from headwater_rules.testing.rules_test import Client, GivenBucket, Rehearsal
+from headwater_rules.testing.rules_test import Client, GivenBucket, RulesTest
 
-__all__ = ["Client", "GivenBucket", "Rehearsal"]
+__all__ = ["Client", "GivenBucket", "RulesTest"]

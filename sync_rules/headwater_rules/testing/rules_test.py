@@ -36,7 +36,7 @@ class GivenBucket:
     priority: int
 
 
-class Rehearsal:
+class RulesTest:
     """The rows of a database, and what devices hold of them under a sync config.
 
     While an expression of the rules fails on a row or a request, every assertion fails, unless `allow_errors` is set:
@@ -49,12 +49,12 @@ class Rehearsal:
         self.world = World(plan, default_schema)
 
     @classmethod
-    def of(cls, path: str | Path, *, default_schema: str = "public") -> Rehearsal:
+    def of(cls, path: str | Path, *, default_schema: str = "public") -> RulesTest:
         """From a sync config's file. Raises RuleErrors."""
         return cls.of_text(Path(path).read_text(encoding="utf-8"), default_schema=default_schema)
 
     @classmethod
-    def of_text(cls, text: str, *, default_schema: str = "public") -> Rehearsal:
+    def of_text(cls, text: str, *, default_schema: str = "public") -> RulesTest:
         """From the text of a sync config. Raises RuleErrors."""
         return cls(compile_config(text, default_schema=default_schema).plan, default_schema=default_schema)
 
@@ -128,10 +128,10 @@ class Rehearsal:
 class Client:
     """One device. What it sees follows the rows: ask again after a change."""
 
-    def __init__(self, rehearsal: Rehearsal, request: SyncRequest) -> None:
+    def __init__(self, rules_test: RulesTest, request: SyncRequest) -> None:
         self.request = request
-        self._rehearsal = rehearsal
-        self._world = rehearsal.world
+        self._rules_test = rules_test
+        self._world = rules_test.world
 
     @property
     def errors(self) -> list[str]:
@@ -180,7 +180,7 @@ class Client:
 
     def _check(self, table: str, missing: list[DeviceRow], extra: list[DeviceRow], *, forms: bool) -> None:
         __tracebackhide__ = True
-        errors = [] if self._rehearsal.allow_errors else [*self._world.errors, *self.errors]
+        errors = [] if self._rules_test.allow_errors else [*self._world.errors, *self.errors]
         if not (missing or extra or errors):
             return
         reasons = Reasons(self._world, self.request)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from headwater.cli.rules.estimate import SAMPLE_PAGE, Tally
+from headwater.insight.estimate import SAMPLE_PAGE, Tally
 from headwater.storage.open import open_backend
 from headwater_rules.compiler.compile import compile_config
 from tests.support.command import Outcome

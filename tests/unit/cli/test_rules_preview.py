@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from headwater.cli.rules.lookups import LookupScan
-from headwater.cli.rules.rows import CurrentRows
+from headwater.insight.lookups import LookupScan
+from headwater.insight.rows import CurrentRows
 from headwater.oplog.op import OpId
 from headwater.source.connect import SourceSettings
 from headwater.storage.open import open_backend

@@ -8,7 +8,7 @@ from typing import TypedDict, Unpack
 
 import pytest
 
-from headwater_rules.testing import Rehearsal
+from headwater_rules.testing import RulesTest
 
 Rows = Mapping[str, Sequence[Mapping[str, object]]]
 Held = Mapping[str, Sequence[object]]
@@ -25,7 +25,7 @@ class Asked(TypedDict, total=False):
 
 def check(edition: int, config: str, rows: Rows, held: Held, asked: Asked) -> None:
     head = "" if edition == 1 else f"config: {{edition: {edition}}}\n"
-    rules = Rehearsal.of_text(head + dedent(config))
+    rules = RulesTest.of_text(head + dedent(config))
     for table, given in rows.items():
         rules.insert(table, *given)
     asked.setdefault("user", "kim")

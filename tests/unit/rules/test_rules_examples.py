@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from headwater_rules.testing import Client, Rehearsal
+from headwater_rules.testing import Client, RulesTest
 
 EXAMPLES = Path(__file__).parents[3] / "sync_rules" / "examples"
 Ids = dict[str, list[object]]
 
 
-def rehearse(name: str) -> Rehearsal:
-    return Rehearsal.of(EXAMPLES / f"{name}.yaml")
+def rehearse(name: str) -> RulesTest:
+    return RulesTest.of(EXAMPLES / f"{name}.yaml")
 
 
 def assert_holds(client: Client, tables: Ids) -> None:
@@ -121,7 +121,7 @@ def test_team_projects() -> None:
 
 
 @pytest.fixture
-def chat() -> Rehearsal:
+def chat() -> RulesTest:
     rules = rehearse("chat")
     rules.insert("channels", {"id": 1, "name": "all"}, {"id": 2, "name": "board"})
     rules.insert(
@@ -144,7 +144,7 @@ def chat() -> Rehearsal:
     return rules
 
 
-def test_chat(chat: Rehearsal) -> None:
+def test_chat(chat: RulesTest) -> None:
     ann = chat.client("ann")
     everyday: Ids = {"channels": [1], "channel_members": [11, 12], "read_markers": [31], "drafts": [41]}
     assert_holds(ann, everyday | {"messages": [21]})

@@ -7,7 +7,7 @@ from textwrap import dedent
 
 import pytest
 
-from headwater_rules.testing import Rehearsal
+from headwater_rules.testing import RulesTest
 from tests.unit.rules.rules_forms import Asked, Held, Rows, check, form
 
 ALL_EDITIONS_1_AND_2 = [
@@ -329,7 +329,7 @@ def test_a_form_of_edition_1_gives_its_rows(config: str, rows: Rows, held: Held,
 
 
 def test_a_bucket_is_as_urgent_as_its_definition_or_the_query_that_leads_to_it() -> None:
-    rules = Rehearsal.of_text(
+    rules = RulesTest.of_text(
         dedent("""
         bucket_definitions:
           shelves:

@@ -13,7 +13,7 @@ from headwater_rules.compiler.compile import compile_config
 from headwater_rules.errors import Code, EvaluationError, RuleError, RuleErrors
 from headwater_rules.evaluate.engine import engine
 from headwater_rules.evaluate.rows import bind_table
-from headwater_rules.testing import Rehearsal
+from headwater_rules.testing import RulesTest
 from tests.unit.rules.mutations import mutants
 from tests.unit.rules.rules_store import plan_of
 
@@ -210,7 +210,7 @@ def test_what_should_ever_get_past_the_compiler_is_stopped_by_the_engine(sql: st
 
 @pytest.mark.parametrize("table", ["sqlite_master", "json_each", "pg_authid", "information_schema.tables"])
 def test_a_table_is_never_more_than_a_name_for_rows_that_are_handed_in(table: str) -> None:
-    rules = Rehearsal.of_text(query(f"SELECT * FROM {table} WHERE a = 1"))
+    rules = RulesTest.of_text(query(f"SELECT * FROM {table} WHERE a = 1"))
     client = rules.client("u")
 
     assert client.tables() == ()

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from headwater_rules.errors import Code, RuleErrors
 from headwater_rules.plan import Value
-from headwater_rules.testing import Rehearsal
+from headwater_rules.testing import RulesTest
 from tests.unit.rules.rules_store import truthy
 
 TABLES = ("t", "m", "n")
@@ -235,7 +235,7 @@ def _text(*arguments: Value) -> Value:
 
 def check(query: Query, steps: list[Change], asked: list[Request]) -> None:
     try:
-        rules = Rehearsal.of_text(query.config())
+        rules = RulesTest.of_text(query.config())
     except RuleErrors as refused:
         if {error.code for error in refused.errors} == {Code.TOO_MANY}:
             return

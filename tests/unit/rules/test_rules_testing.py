@@ -14,7 +14,7 @@ from uuid import UUID
 import pytest
 
 from headwater_rules.plan import ConversionOptions, Value
-from headwater_rules.testing import Rehearsal
+from headwater_rules.testing import RulesTest
 from headwater_rules.testing.values import column_value
 
 pytest_plugins = ["pytester"]
@@ -43,22 +43,22 @@ streams:
 
 
 @pytest.fixture
-def rules() -> Rehearsal:
-    rules = Rehearsal.of_text(CONFIG)
+def rules() -> RulesTest:
+    rules = RulesTest.of_text(CONFIG)
     rules.insert("lists", {"id": 1, "owner_id": "ann", "name": "a"}, {"id": 2, "owner_id": "bob", "name": "b"})
     rules.insert("todos", id=10, list_id=1, title="x", done=False)
     rules.insert("todos", id=11, list_id=1, title="y", done=True)
     return rules
 
 
-def failure(rules: Rehearsal, user: object, table: str, rows: list[object], **options: object) -> str:
+def failure(rules: RulesTest, user: object, table: str, rows: list[object], **options: object) -> str:
     with pytest.raises(AssertionError) as caught:
         rules.assert_synced(user, table, rows, **options)  # type: ignore[arg-type]  # the cases name what they pass
     return str(caught.value)
 
 
 def test_a_mistyped_column_is_an_error_unless_all_are_read() -> None:
-    rules = Rehearsal.of_text(
+    rules = RulesTest.of_text(
         "config: {edition: 3}\nstreams:\n"
         "  todos: {auto_subscribe: true, query: 'SELECT id, title FROM todos WHERE owner_id = auth.user_id()'}\n"
         "  lists: {auto_subscribe: true, query: SELECT * FROM lists WHERE owner_id = auth.user_id()}\n"
@@ -78,7 +78,7 @@ def test_a_mistyped_column_is_an_error_unless_all_are_read() -> None:
     rules.assert_synced("ann", "todos", [{"id": 1, "title": "y"}, "ownerid", "owner", "Title"])
 
 
-def test_a_client_holds_the_rows_that_the_rules_give_it(rules: Rehearsal) -> None:
+def test_a_client_holds_the_rows_that_the_rules_give_it(rules: RulesTest) -> None:
     rules.assert_synced("ann", "lists", [{"id": 1, "name": "a"}])
     rules.assert_synced("ann", "todos", [{"id": 10, "title": "x"}])
     rules.assert_synced("bob", "lists", [2])
@@ -88,7 +88,7 @@ def test_a_client_holds_the_rows_that_the_rules_give_it(rules: Rehearsal) -> Non
     assert rules.client("ann").table("todos") == [{"id": "10", "list_id": 1, "title": "x"}]
 
 
-def test_what_a_client_holds_follows_changes_of_the_rows(rules: Rehearsal) -> None:
+def test_what_a_client_holds_follows_changes_of_the_rows(rules: RulesTest) -> None:
     bob = rules.client("bob")
     rules.insert("members", id=5, list_id=1, user_id="bob")
     bob.assert_synced("lists", [1, 2])
@@ -99,7 +99,7 @@ def test_what_a_client_holds_follows_changes_of_the_rows(rules: Rehearsal) -> No
     rules.assert_synced("ann", "lists", [1, 2])
 
 
-def test_two_rows_that_grant_the_same_are_withdrawn_by_the_second_deletion(rules: Rehearsal) -> None:
+def test_two_rows_that_grant_the_same_are_withdrawn_by_the_second_deletion(rules: RulesTest) -> None:
     rules.insert("members", {"id": 5, "list_id": 1, "user_id": "bob"}, {"id": 6, "list_id": 1, "user_id": "bob"})
     rules.delete("members", id=5)
     rules.assert_synced("bob", "lists", [1, 2])
@@ -107,7 +107,7 @@ def test_two_rows_that_grant_the_same_are_withdrawn_by_the_second_deletion(rules
     rules.assert_synced("bob", "lists", [2])
 
 
-def test_buckets_are_known_by_their_stream(rules: Rehearsal) -> None:
+def test_buckets_are_known_by_their_stream(rules: RulesTest) -> None:
     rules.insert("members", id=5, list_id=1, user_id="bob")
     bob = rules.client("bob", subscriptions={"todo": [{"id": 10}, {"id": 11}]})
 
@@ -148,7 +148,7 @@ def test_buckets_are_known_by_their_stream(rules: Rehearsal) -> None:
     ],
 )  # fmt: skip
 def test_a_failure_says_why_in_terms_of_the_rules(
-    rules: Rehearsal, user: object, table: str, rows: list[object], options: dict[str, object], said: list[str]
+    rules: RulesTest, user: object, table: str, rows: list[object], options: dict[str, object], said: list[str]
 ) -> None:
     message = failure(rules, user, table, rows, **options)
 
@@ -157,7 +157,7 @@ def test_a_failure_says_why_in_terms_of_the_rules(
 
 
 def test_a_row_whose_parameter_is_null_is_in_no_bucket_and_the_failure_says_so() -> None:
-    rules = Rehearsal.of_text("config: {edition: 3}\nstreams: {s: {auto_subscribe: true, query: "
+    rules = RulesTest.of_text("config: {edition: 3}\nstreams: {s: {auto_subscribe: true, query: "
                               "SELECT * FROM t WHERE owner = auth.user_id()}}")  # fmt: skip
     rules.insert("t", id=1, owner=None)
 
@@ -165,14 +165,14 @@ def test_a_row_whose_parameter_is_null_is_in_no_bucket_and_the_failure_says_so()
 
 
 def test_a_row_that_comes_in_two_forms_is_no_row_to_rely_on() -> None:
-    rules = Rehearsal.of_text("config: {edition: 3}\nstreams: {s: {auto_subscribe: true, queries: ["
+    rules = RulesTest.of_text("config: {edition: 3}\nstreams: {s: {auto_subscribe: true, queries: ["
                               "'SELECT id, a FROM t', 'SELECT id, b FROM t']}}")  # fmt: skip
     rules.insert("t", id=1, a=1, b=2)
 
     assert "a row comes from several queries in different forms" in failure(rules, "u", "t", [{"id": 1}])
 
 
-def test_an_expression_that_fails_fails_the_test_even_if_the_rows_are_as_wanted(rules: Rehearsal) -> None:
+def test_an_expression_that_fails_fails_the_test_even_if_the_rows_are_as_wanted(rules: RulesTest) -> None:
     rules.insert("tasks", id=1, watchers="no JSON")
 
     assert "an expression failed: tasks 1: watched" in failure(rules, "ann", "lists", [1])
@@ -184,7 +184,7 @@ def test_an_expression_that_fails_fails_the_test_even_if_the_rows_are_as_wanted(
 
 
 def test_a_request_that_fails_is_an_error_of_the_client() -> None:
-    rules = Rehearsal.of_text("config: {edition: 3}\nstreams: {s: {auto_subscribe: true, query: "
+    rules = RulesTest.of_text("config: {edition: 3}\nstreams: {s: {auto_subscribe: true, query: "
                               "\"SELECT * FROM t WHERE id IN auth.parameter('ids')\"}}")  # fmt: skip
     rules.insert("t", id=1)
     client = rules.client({"sub": "u", "ids": "no JSON"})
@@ -207,7 +207,7 @@ def test_a_request_that_fails_is_an_error_of_the_client() -> None:
     ],
 )  # fmt: skip
 def test_a_mistake_in_a_test_does_not_pass_for_a_row_that_is_absent(
-    rules: Rehearsal, act: object, message: str
+    rules: RulesTest, act: object, message: str
 ) -> None:
     assert callable(act)
     with pytest.raises(ValueError, match=message):
@@ -271,7 +271,7 @@ def test_a_project_that_has_the_package_installed_has_the_fixture(
     result = pytester.runpytest_subprocess("-p", "no:randomly", "-p", "no:cacheprovider")
     result.assert_outcomes(passed=1, failed=1)
     result.stdout.fnmatch_lines(["*what this client holds of `lists` is not what it should be", "*test_wrong*"])
-    result.stdout.no_fnmatch_line("*rehearsal.py:*")
+    result.stdout.no_fnmatch_line("*headwater_rules*rules_test.py:*")
 
     plugin = ("-p", "headwater_rules.pytest_plugin", "-p", "no:randomly")
     result = pytester.runpytest_inprocess(*plugin, "--sync-rules", "broken.yaml")

@@ -3,45 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 
 import click
 
 from headwater.api.plans import RequestLimits
-from headwater.cli.rules.estimate import Estimate, estimates
-from headwater.cli.rules.rows import CurrentRows
+from headwater.cli.rules.scan_progress import ScanProgress
 from headwater.cli.rules.source_schema import unsent
 from headwater.cli.rules.store import existing_store, served, when
 from headwater.cli.rules.sync_config import compile_rules, read_rules, to_json
-from headwater.cli.rules.words import count, per_bucket, size
 from headwater.config import ServiceConfig
-from headwater.storage.contract.stats import DefinitionStats
+from headwater.insight.diff import Diff, diff_with_rows
+from headwater.insight.rows import CurrentRows
+from headwater.insight.words import count, per_bucket, size
 from headwater.storage.open import open_backend
 from headwater_rules.describe.per_row import BucketPerRow, buckets_per_row
-from headwater_rules.errors import RuleError
 from headwater_rules.plan import ConversionOptions, SyncPlan
 from headwater_rules.versions import Change, Comparison, Kind, SideChange, StreamChange, compare
 
 _NOTHING = SyncPlan((), (), (), ConversionOptions())
-
-
-@dataclass(frozen=True, slots=True)
-class Diff:
-    """What `file` would change of `against`. `stored` is what the store has of definitions, by name; `estimates` what
-    new ones would hold. `missing` are tables without rows in the store, `unsent` names those whose rows can't come,
-    `per_row` what of `file` has buckets of one row each; `allowed` is how many buckets a device may have."""
-
-    file: str
-    against: str
-    comparison: Comparison
-    stored: dict[str, DefinitionStats] = field(default_factory=dict)
-    estimates: dict[str, Estimate] = field(default_factory=dict)
-    missing: tuple[str, ...] = ()
-    per_row: tuple[BucketPerRow, ...] = ()
-    allowed: int = RequestLimits().max_buckets
-    unsent: tuple[RuleError, ...] = ()
-    notes: tuple[str, ...] = ()
 
 
 def show_diff(
@@ -54,7 +35,10 @@ def show_diff(
     other = None if against is None else compile_rules(read_rules(against), str(against), as_json=as_json).plan
     if other is not None and (config is None or not open_backend(config.storage).exists()):
         note = "without a store nothing can be said of rows and bytes"
-        found = Diff(str(file), str(against), compare(other, plan), per_row=buckets_per_row(plan), notes=(note,))
+        allowed = RequestLimits().max_buckets if config is None else config.api.max_buckets_per_connection
+        found = Diff(
+            str(file), str(against), compare(other, plan), allowed, per_row=buckets_per_row(plan), notes=(note,)
+        )
     else:
         assert config is not None, "the command has loaded one"
         found = _with_store(config, file, plan, against, other, sample)
@@ -62,7 +46,7 @@ def show_diff(
         told = unsent(config, text)
         found = replace(found, unsent=told.findings, notes=(*found.notes, *filter(None, [told.note])))
     if as_json:
-        click.echo(to_json(_as_dict(found)))
+        click.echo(to_json(found.as_dict()))
         return
     for line in _lines(found):
         click.echo(line)
@@ -84,19 +68,14 @@ def _with_store(
             if version is not None:
                 name = f"version {version.id}, served since {when(version.activated or version.created)}"
                 other = compile_rules(version.yaml, f"version {version.id}").plan
-        comparison = compare(other, plan)
-        rows = CurrentRows(store, config.source())
-        new = {side.name for side in comparison.having(Change.ADDED, Change.CHANGED, kind=Kind.BUCKET)}
-        return Diff(
+        return diff_with_rows(
+            CurrentRows(store, config.source(), ScanProgress),
+            plan,
+            other,
             file=str(file),
             against=name,
-            comparison=comparison,
-            stored={stats.definition: stats for stats in open_backend(store.address).definition_stats()},
-            estimates=estimates(rows, plan, new, sample),
-            missing=tuple(rows.missing(plan)),
-            per_row=buckets_per_row(plan),
             allowed=config.api.max_buckets_per_connection,
-            notes=tuple(rows.notes),
+            sample=sample,
         )
 
 
@@ -186,47 +165,9 @@ def _how(diff: Diff) -> Iterator[str]:
 
 
 def _per_row(diff: Diff, found: BucketPerRow) -> str:
-    buckets = _buckets(diff, found)
+    buckets = diff.buckets(found)
     guess = diff.estimates.get(found.definition)
     about = "" if guess is None or guess.exact else "about "
     there = "" if buckets is None else f": {about}{buckets:,} of them now"
     allowed = f"a device may have {diff.allowed:,} (api.parameters.max_buckets_per_connection)"
     return f"stream {found.stream} has one bucket for each row of {found.table}, by {found.value}{there}, and {allowed}"
-
-
-def _buckets(diff: Diff, found: BucketPerRow) -> int | None:
-    """How many there are, as far as rows are known."""
-    guess, stats = diff.estimates.get(found.definition), diff.stored.get(found.definition)
-    if guess is not None and guess.tables:
-        return guess.buckets
-    return None if stats is None else stats.buckets
-
-
-def _as_dict(diff: Diff) -> dict[str, object]:
-    return {
-        "file": diff.file,
-        "against": diff.against,
-        "same": diff.comparison.same,
-        "definitions": [_side_dict(diff, side) for side in diff.comparison.sides if side.kind is Kind.BUCKET],
-        "lookups": [_side_dict(diff, side) for side in diff.comparison.sides if side.kind is Kind.LOOKUP],
-        "streams": [{**asdict(stream), "change": stream.change.value} for stream in diff.comparison.streams],
-        "missing_tables": list(diff.missing),
-        "one_bucket_per_row": [{**asdict(each), "buckets": _buckets(diff, each)} for each in diff.per_row],
-        "unsent": [finding.to_dict() for finding in diff.unsent],
-        "notes": list(diff.notes),
-    }
-
-
-def _side_dict(diff: Diff, side: SideChange) -> dict[str, object]:
-    told: dict[str, object] = {
-        "name": side.name,
-        "change": side.change.value,
-        "before": side.before,
-        "streams": list(side.streams),
-        "tables": [f"{table.schema}.{table.name}" for table in side.tables],
-    }
-    if side.kind is Kind.BUCKET:
-        stats, guess = diff.stored.get(side.before or side.name), diff.estimates.get(side.name)
-        told["stored"] = None if stats is None else asdict(stats)
-        told["to_download"] = None if guess is None or not guess.tables else asdict(guess)
-    return told

@@ -18,7 +18,7 @@ from headwater.oplog.lsn import format_lsn
 from headwater.replication.health.model import Health
 from headwater.replication.own_slot import slot_of
 from headwater.replication.pace import Pace
-from headwater.replication.stream.intake import Poison, PoisonBook
+from headwater.replication.stream.intake import FailedTransactions, Poison
 from headwater.replication.versions import tables_named
 from headwater.source.checks import source_findings
 from headwater.source.connect import connect
@@ -98,7 +98,7 @@ def _read(config: ServiceConfig) -> _Kept | None:
             store.source_state(tag),
             tuple(store.tables(tag)),
             tuple(store.bulk_records()[-3:]),
-            tuple(PoisonBook(config.source(), store).read()),
+            tuple(FailedTransactions(config.source(), store).read()),
             tables_named(store),
         )
     finally:

@@ -10,8 +10,8 @@ import click
 import orjson
 
 from headwater.cli.rules.store import existing_store, when
-from headwater.cli.rules.words import count, size
 from headwater.config import ServiceConfig
+from headwater.insight.words import count, size
 from headwater.oplog.lsn import format_lsn
 from headwater.storage.contract.stats import BucketStats, StoreStats, TableStats
 from headwater.storage.contract.versions import ConfigVersion, VersionState

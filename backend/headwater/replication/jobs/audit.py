@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from headwater.bulk.contract import BulkProgress, VerifyOutcome
 from headwater.replication.errors import BROKEN_BUCKET, BROKEN_LOOKUPS
 from headwater.replication.jobs.background import Background
-from headwater.replication.jobs.context import Site
+from headwater.replication.jobs.context import JobContext
 from headwater.replication.jobs.rebuild import Rebuild, repair_lookups, verify_job
 from headwater.replication.jobs.resync import Order, Resync
 from headwater.storage.contract.parts import BulkRecord
@@ -27,10 +27,10 @@ class Audit:
     """One audit. `step` is called between flushes until it says that all is done; `close` in any case. When the order
     names tables, their rows and lookups are looked at; buckets only when all are."""
 
-    def __init__(self, site: Site, order: Order) -> None:
-        self._site = site
+    def __init__(self, context: JobContext, order: Order) -> None:
+        self._context = context
         self._order = order
-        self._resync = Resync(site, order)
+        self._resync = Resync(context, order)
         self._rebuild: Rebuild | None = None
         self._on_rows = True
         self._steps = self._run()
@@ -85,8 +85,8 @@ class Audit:
         self._resync.close()
         self._on_rows = False
         started = time.time()
-        job = verify_job(self._site, self._order.plans, self._order.oids)
-        verifying = Background(lambda: self._site.bulk.verify(job, self._note, self._closed), "verification")
+        job = verify_job(self._context, self._order.plans, self._order.oids)
+        verifying = Background(lambda: self._context.bulk.verify(job, self._note, self._closed), "verification")
         while not verifying.done:
             yield False
         outcome = self._outcome = verifying.result()
@@ -97,12 +97,12 @@ class Audit:
                 "[%s] %d rows have other lookups than the rules give them", BROKEN_LOOKUPS, len(outcome.lookups)
             )
         if self._order.repair:
-            repair_lookups(self._site, outcome.lookups)
+            repair_lookups(self._context, outcome.lookups)
             if outcome.buckets:
                 yield from self._build_anew(outcome)
         record = BulkRecord(
             kind="verification",
-            source=self._site.tag,
+            source=self._context.tag,
             application=outcome.application,
             tasks=outcome.tasks,
             rows=outcome.rows,
@@ -110,14 +110,14 @@ class Audit:
             started=started,
             finished=time.time(),
         )
-        self._site.store.note_job(record)
+        self._context.store.note_job(record)
 
     def _build_anew(self, outcome: VerifyOutcome) -> Iterator[bool]:
-        self._rebuild = Rebuild(self._site, self._order.plans, [bucket.key for bucket in outcome.buckets])
+        self._rebuild = Rebuild(self._context, self._order.plans, [bucket.key for bucket in outcome.buckets])
         while not self._rebuild.step():
             yield False
         self._ops = self._rebuild.ops
 
     def _note(self, progress: BulkProgress) -> None:
         self._progress = progress
-        self._site.progress(progress)
+        self._context.progress(progress)

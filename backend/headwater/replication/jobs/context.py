@@ -31,7 +31,7 @@ def types_of(asking: SharedConnection, tables: Sequence[StoredTable]) -> TypeCat
 
 
 @dataclass(frozen=True, slots=True)
-class Site:
+class JobContext:
     """The parts that work together on one source while it is followed."""
 
     source: SourceSettings
@@ -75,9 +75,9 @@ class Site:
     def follow(self, plans: Sequence[SyncPlan]) -> None:
         """From here on, evaluate what the stream brings by these plans. Between flushes only."""
         stored = list(self.stored().values())
-        self.applier.renew(self.context(plans, stored), plans, stored)
+        self.applier.renew(self.live_context(plans, stored), plans, stored)
 
-    def context(self, plans: Sequence[SyncPlan], stored: Sequence[StoredTable]) -> LiveContext:
+    def live_context(self, plans: Sequence[SyncPlan], stored: Sequence[StoredTable]) -> LiveContext:
         """What the tables are followed by."""
         return LiveContext(
             self.tag, distinct(plans), self.types(stored), self.store.subkey_salt(), self.source.piece_bytes

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from headwater.bulk.contract import BulkProgress, ReprocessJob, ReprocessTable
 from headwater.replication.jobs.background import Background
-from headwater.replication.jobs.context import Site
+from headwater.replication.jobs.context import JobContext
 from headwater.replication.jobs.resync import Order, Resync
 from headwater.storage.contract.parts import BulkOutcome, BulkRecord, StagedPart
 from headwater.storage.contract.reason import Cause, ResyncReason
@@ -27,18 +27,18 @@ _log = logging.getLogger(__name__)
 
 
 class Deploy:
-    """One version on its way. `in_use` are the plans that are followed already; the site follows `plan` too from the
+    """One version on its way. `in_use` are the plans that are followed already; the context follows `plan` too from the
     start on. Raises RuleErrors when a row side's name is taken by another."""
 
-    def __init__(self, site: Site, version: ConfigVersion, plan: SyncPlan, in_use: Sequence[SyncPlan]) -> None:
-        self._site = site
+    def __init__(self, context: JobContext, version: ConfigVersion, plan: SyncPlan, in_use: Sequence[SyncPlan]) -> None:
+        self._context = context
         self._version = version
         self._plan = plan
         self._reason = ResyncReason(Cause.NEW_IN_VERSION, str(version.id))
-        complete = site.store.complete_sides()
+        complete = context.store.complete_sides()
         check_names(plan, complete)
         self.missing = {name: digest for name, digest in sides(plan).items() if name not in complete}
-        site.store.begin_sides(site.lease, self.missing)
+        context.store.begin_sides(context.lease, self.missing)
         self._started = time.time()
         self._progress = BulkProgress(0, 0, 0, 0)
         self._reprocessing: Background[BulkOutcome] | None = None
@@ -48,9 +48,9 @@ class Deploy:
         self._outcome = BulkOutcome((), "", 0)
         self._resync: Resync | None = None
         self._closed = threading.Event()
-        known = list(site.stored().values())
+        known = list(context.stored().values())
         self._new = self._create_tables()
-        site.follow([*in_use, plan])
+        context.follow([*in_use, plan])
         if self.missing and known:
             self._reprocess(known)
 
@@ -65,10 +65,10 @@ class Deploy:
     def _create_tables(self) -> frozenset[int]:
         """Make room for tables that no version before has named. Returns their oids, and those of tables that an
         attempt cut short has left to fill."""
-        stored = self._site.stored()
-        wanted = self._site.published([self._plan])
+        stored = self._context.stored()
+        wanted = self._context.published([self._plan])
         new = [(table.relation, table.shape) for oid, table in wanted.items() if oid not in stored]
-        self._site.store.create_tables(self._site.lease, self._site.tag, new, self._reason)
+        self._context.store.create_tables(self._context.lease, self._context.tag, new, self._reason)
         unfilled = {oid for oid, table in stored.items() if table.resync}
         return frozenset(relation.oid for relation, _ in new) | unfilled
 
@@ -79,29 +79,31 @@ class Deploy:
         if not tables:
             return
         stored = [table.stored for table in tables]
-        self._written = self._site.applier.watch([table.id for table in stored])
+        self._written = self._context.applier.watch([table.id for table in stored])
         job = ReprocessJob(
-            tag=self._site.tag,
+            tag=self._context.tag,
             tables=tuple(tables),
             plan=without(self._plan, sides(self._plan).keys() - self.missing.keys()),
-            types=self._site.types(stored),
-            salt=self._site.store.subkey_salt(),
-            store=self._site.store.address,
-            directory=self._site.store.staging_directory(),
-            piece=self._site.source.piece_bytes,
+            types=self._context.types(stored),
+            salt=self._context.store.subkey_salt(),
+            store=self._context.store.address,
+            directory=self._context.store.staging_directory(),
+            piece=self._context.source.piece_bytes,
         )
-        self._reprocessing = Background(lambda: self._site.bulk.reprocess(job, self._note, self._closed), "reprocess")
+        self._reprocessing = Background(
+            lambda: self._context.bulk.reprocess(job, self._note, self._closed), "reprocess"
+        )
 
     def _table(self, stored: StoredTable) -> ReprocessTable:
-        return ReprocessTable(stored, *self._site.places(stored.id))
+        return ReprocessTable(stored, *self._context.places(stored.id))
 
     def _reads(self, patterns: Sequence[TablePattern], stored: StoredTable) -> bool:
         relation = stored.relation
-        return any(pattern.matches(self._site.tag, relation.schema, relation.name) for pattern in patterns)
+        return any(pattern.matches(self._context.tag, relation.schema, relation.name) for pattern in patterns)
 
     def _note(self, progress: BulkProgress) -> None:
         self._progress = progress
-        self._site.progress(progress)
+        self._context.progress(progress)
 
     def step(self) -> bool:
         """A bit of the work, between flushes; True when the version is served."""
@@ -117,20 +119,20 @@ class Deploy:
             self._take_page(self._pages)
             return False
         if self._new and self._resync is None:
-            stored = self._site.stored()
-            locked = self._site.locked([stored[oid] for oid in self._new & stored.keys()])
+            stored = self._context.stored()
+            locked = self._context.locked([stored[oid] for oid in self._new & stored.keys()])
             self._new -= locked  # they stay marked: whoever has them locked does not hold the version up
         if self._new:
             if self._resync is None:
-                self._resync = Resync(self._site, Order((self._plan,), self._reason, self._new))
+                self._resync = Resync(self._context, Order((self._plan,), self._reason, self._new))
             if not self._resync.step():
                 return False
             self._resync.unmark()
             self._resync.close()
-            self._new = self._resync.left & self._site.stored().keys()  # they changed meanwhile
+            self._new = self._resync.left & self._context.stored().keys()  # they changed meanwhile
             self._resync = None
             return False
-        self._site.store.activate(self._site.lease, self._version.id, sides(self._plan))
+        self._context.store.activate(self._context.lease, self._version.id, sides(self._plan))
         self._note_job()
         return True
 
@@ -140,8 +142,8 @@ class Deploy:
             self._pages = None
             return
         self._pages_taken += 1
-        if any(table.id == part.table for table in self._site.stored().values()):
-            self._site.store.take_page(self._site.lease, part, page, self._written.get(part.table, ()))
+        if any(table.id == part.table for table in self._context.stored().values()):
+            self._context.store.take_page(self._context.lease, part, page, self._written.get(part.table, ()))
         # else truncated since: a new generation, whose rows the stream evaluated by both plans
 
     def _note_job(self) -> None:
@@ -150,14 +152,21 @@ class Deploy:
         if outcome.tasks:
             rows, ops = sum(part.rows for part in outcome.parts), sum(part.ops for part in outcome.parts)
             record = BulkRecord(
-                "reprocess", self._site.tag, outcome.application, outcome.tasks, rows, ops, self._started, time.time()
+                "reprocess",
+                self._context.tag,
+                outcome.application,
+                outcome.tasks,
+                rows,
+                ops,
+                self._started,
+                time.time(),
             )
-            self._site.store.note_job(record)
+            self._context.store.note_job(record)
 
     def close(self) -> None:
         """Give everything back, at the end or in the middle."""
         self._closed.set()
-        self._site.applier.unwatch()
+        self._context.applier.unwatch()
         if self._resync is not None:
             self._resync.close()
-        self._site.store.discard_staged(self._site.lease)
+        self._context.store.discard_staged(self._context.lease)

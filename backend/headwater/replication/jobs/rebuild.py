@@ -17,7 +17,7 @@ from headwater.decode.errors import DecodeError
 from headwater.oplog.op import bucket_key
 from headwater.oplog.transform import BucketName, DraftOp, decode_members, with_members
 from headwater.replication.jobs.background import Background
-from headwater.replication.jobs.context import Site
+from headwater.replication.jobs.context import JobContext
 from headwater.replication.tables.live import FullCells, LiveTable
 from headwater.storage.contract.parts import BulkRecord, CurrentRow
 from headwater.storage.contract.store import Flush, Progress
@@ -34,35 +34,35 @@ _NO_END = 1 << 62
 
 
 def verify_job(
-    site: Site, plans: Sequence[SyncPlan], oids: frozenset[int] | None = None, *, lookups: bool = True
+    context: JobContext, plans: Sequence[SyncPlan], oids: frozenset[int] | None = None, *, lookups: bool = True
 ) -> VerifyJob:
     """A look at the whole store, or with `oids` at the lookups of some tables only."""
-    stored = {table.id: table for oid, table in site.stored().items() if oids is None or oid in oids}
-    with open_backend(site.store.address).open_verify() as reader:
+    stored = {table.id: table for oid, table in context.stored().items() if oids is None or oid in oids}
+    with open_backend(context.store.address).open_verify() as reader:
         ids = reader.tables() if oids is None else list(stored)
     return VerifyJob(
-        tag=site.tag,
-        tables=tuple(VerifyTable(table, stored.get(table), _ranges(site, table)) for table in ids),
+        tag=context.tag,
+        tables=tuple(VerifyTable(table, stored.get(table), _ranges(context, table)) for table in ids),
         plans=tuple(plans) if lookups else (),
-        types=site.types(list(stored.values())),
-        salt=site.store.subkey_salt(),
-        store=site.store.address,
-        directory=site.store.staging_directory(),
+        types=context.types(list(stored.values())),
+        salt=context.store.subkey_salt(),
+        store=context.store.address,
+        directory=context.store.staging_directory(),
         buckets=oids is None,
     )
 
 
-def _ranges(site: Site, table: int) -> tuple[tuple[int, int], ...]:
+def _ranges(context: JobContext, table: int) -> tuple[tuple[int, int], ...]:
     """The last is open: rows that come meanwhile are beyond all others."""
-    ranges = site.places(table).ranges or [(0, _NO_END)]
+    ranges = context.places(table).ranges or [(0, _NO_END)]
     return (*ranges[:-1], (ranges[-1][0], _NO_END))
 
 
 class Rebuild:
     """Some buckets, by key. `step` is called between flushes until it says that all is done; `close` in any case."""
 
-    def __init__(self, site: Site, plans: Sequence[SyncPlan], keys: Iterable[int]) -> None:
-        self._site = site
+    def __init__(self, context: JobContext, plans: Sequence[SyncPlan], keys: Iterable[int]) -> None:
+        self._context = context
         self._plans = plans
         self._keys = frozenset(keys)
         self._steps = self._run()
@@ -81,24 +81,24 @@ class Rebuild:
     def close(self) -> None:
         """Give everything back, at the end or in the middle."""
         self._closed.set()
-        self._site.applier.unwatch()
-        self._site.progress(BulkProgress(self.rows, 0, 0, 0, _WRITING, over=True))
+        self._context.applier.unwatch()
+        self._context.progress(BulkProgress(self.rows, 0, 0, 0, _WRITING, over=True))
 
     def _search(self, job: VerifyJob) -> Background[dict[int, list[str]]]:
-        return Background(lambda: self._site.bulk.standing(job, self._keys, self._note, self._closed), "rows")
+        return Background(lambda: self._context.bulk.standing(job, self._keys, self._note, self._closed), "rows")
 
     def _run(self) -> Iterator[bool]:
         started = time.time()
         tasks = 0
         for _ in range(_ATTEMPTS):
-            job = verify_job(self._site, self._plans, lookups=False)
-            written = self._site.applier.watch([table.id for table in job.tables])
+            job = verify_job(self._context, self._plans, lookups=False)
+            written = self._context.applier.watch([table.id for table in job.tables])
             tasks += sum(len(table.ranges) for table in job.tables)
             search = self._search(job)
             while not search.done:
                 yield False
             found = search.result()
-            with open_backend(self._site.store.address).open_verify() as reader:
+            with open_backend(self._context.store.address).open_verify() as reader:
                 if set(reader.tables()) != found.keys():
                     continue  # truncated since: the rows of the new generation were not looked for
             self._write({table: [*found[table], *written.get(table, ())] for table in found})
@@ -106,15 +106,15 @@ class Rebuild:
         else:
             _log.warning("tables are truncated too often to build %d buckets anew; later", len(self._keys))
         self.close()
-        record = BulkRecord("rebuild", self._site.tag, "", tasks, self.rows, self.ops, started, time.time())
-        self._site.store.note_job(record)
+        record = BulkRecord("rebuild", self._context.tag, "", tasks, self.rows, self.ops, started, time.time())
+        self._context.store.note_job(record)
 
     def _note(self, progress: BulkProgress) -> None:
         self.progress = progress
-        self._site.progress(progress)
+        self._context.progress(progress)
 
     def _write(self, rows: Mapping[int, Sequence[str]]) -> None:
-        live = {table.id: self._site.applier.table(oid) for oid, table in self._site.stored().items()}
+        live = {table.id: self._context.applier.table(oid) for oid, table in self._context.stored().items()}
         foreign = [table for table, ids in rows.items() if ids and table not in live]
         if foreign:
             _log.error(
@@ -123,13 +123,13 @@ class Rebuild:
                 len(self._keys),
             )
             return
-        flush = self._site.store.begin(self._site.lease)
+        flush = self._context.store.begin(self._context.lease)
         try:
-            writing = _Writing(flush, self._keys, self._site.source.piece_bytes, self._note)
+            writing = _Writing(flush, self._keys, self._context.source.piece_bytes, self._note)
             for table, ids in rows.items():
                 writing.put_again(live[table], table, dict.fromkeys(ids))
             writing.finish()
-            flush.commit(self._site.tag, Progress(self._site.applier.position))
+            flush.commit(self._context.tag, Progress(self._context.applier.position))
         except BaseException:
             flush.rollback()
             raise
@@ -198,12 +198,12 @@ def _cells(table: LiveTable, row: CurrentRow) -> FullCells | None:
         return None
 
 
-def repair_lookups(site: Site, broken: Sequence[BrokenLookups]) -> None:
+def repair_lookups(context: JobContext, broken: Sequence[BrokenLookups]) -> None:
     """Give rows the lookups that the rules give them, in a flush of its own. Between flushes only."""
     if not broken:
         return
-    live = {table.id: site.applier.table(oid) for oid, table in site.stored().items()}
-    flush = site.store.begin(site.lease)
+    live = {table.id: context.applier.table(oid) for oid, table in context.stored().items()}
+    flush = context.store.begin(context.lease)
     try:
         for table_id in dict.fromkeys(place.table for place in broken):
             ids = [place.row_id for place in broken if place.table == table_id]
@@ -212,7 +212,7 @@ def repair_lookups(site: Site, broken: Sequence[BrokenLookups]) -> None:
                 continue
             gone = set(ids)
             if table is not None:
-                for row in loaded_rows(flush, table_id, ids, site.source.piece_bytes):
+                for row in loaded_rows(flush, table_id, ids, context.source.piece_bytes):
                     gone.discard(row.row_id)
                     cells = _cells(table, row)
                     if cells is not None:
@@ -220,7 +220,7 @@ def repair_lookups(site: Site, broken: Sequence[BrokenLookups]) -> None:
                         flush.replace_lookups(table_id, row.row_id, lookups)
             for row_id in gone:
                 flush.replace_lookups(table_id, row_id, ())
-        flush.commit(site.tag, Progress(site.applier.position))
+        flush.commit(context.tag, Progress(context.applier.position))
     except BaseException:
         flush.rollback()
         raise

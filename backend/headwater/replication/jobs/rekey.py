@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 
 from headwater.bulk.contract import BulkProgress, RekeyJob
 from headwater.replication.jobs.background import Background
-from headwater.replication.jobs.context import Site
+from headwater.replication.jobs.context import JobContext
 from headwater.storage.contract.parts import BulkOutcome, BulkRecord, StagedPart
 from headwater.storage.contract.reason import Cause, ResyncReason
 from headwater.storage.contract.store import StoredTable
@@ -25,8 +25,8 @@ _log = logging.getLogger(__name__)
 class Rekey:
     """One table under way. `step` is called between flushes until it says that all is done; `close` in any case."""
 
-    def __init__(self, site: Site, plans: Sequence[SyncPlan], table: StoredTable) -> None:
-        self._site = site
+    def __init__(self, context: JobContext, plans: Sequence[SyncPlan], table: StoredTable) -> None:
+        self._context = context
         self._plans = tuple(plans)
         self._table = table
         self._name = f"{table.relation.schema}.{table.relation.name}"
@@ -36,31 +36,31 @@ class Rekey:
         self._pages: Iterator[tuple[StagedPart, int]] = iter(())
         self._closed = threading.Event()
         pairs = [(table.relation, table.fingerprint)]
-        (self._staged,) = site.store.stage_tables(site.lease, site.tag, pairs, indexed=True)
+        (self._staged,) = context.store.stage_tables(context.lease, context.tag, pairs, indexed=True)
         self._running = self._begin()
 
     def _begin(self) -> Background[BulkOutcome] | None:
-        ranges, rows = self._site.places(self._table.id)
+        ranges, rows = self._context.places(self._table.id)
         if not ranges:
             return None  # there is no row
         job = RekeyJob(
-            tag=self._site.tag,
+            tag=self._context.tag,
             stored=self._table,
             target=self._staged.id,
             ranges=ranges,
             rows=rows,
             plans=self._plans,
-            types=self._site.types([self._table]),
-            salt=self._site.store.subkey_salt(),
-            store=self._site.store.address,
-            directory=self._site.store.staging_directory(),
-            piece=self._site.source.piece_bytes,
+            types=self._context.types([self._table]),
+            salt=self._context.store.subkey_salt(),
+            store=self._context.store.address,
+            directory=self._context.store.staging_directory(),
+            piece=self._context.source.piece_bytes,
         )
-        return Background(lambda: self._site.bulk.rekey(job, self._note, self._closed), "re-key")
+        return Background(lambda: self._context.bulk.rekey(job, self._note, self._closed), "re-key")
 
     def _note(self, progress: BulkProgress) -> None:
         self._progress = progress
-        self._site.progress(progress)
+        self._context.progress(progress)
 
     @property
     def oid(self) -> int:
@@ -80,9 +80,9 @@ class Rekey:
                 self._running = None
             return False
         page = next(self._pages, None)
-        if page is not None and self._site.store.stage_page(self._site.lease, *page):
+        if page is not None and self._context.store.stage_page(self._context.lease, *page):
             return False
-        if self._site.stored().get(self.oid) != self._table:
+        if self._context.stored().get(self.oid) != self._table:
             return True  # it was truncated meanwhile: what is there now is looked at anew
         if page is None:
             self._replace()
@@ -91,21 +91,21 @@ class Rekey:
         return True
 
     def _replace(self) -> None:
-        store, lease = self._site.store, self._site.lease
+        store, lease = self._context.store, self._context.lease
         if not store.replace_table(lease, self._table.id, self._staged, ResyncReason(Cause.REPLACED)):
             self._give_up()
             return
         _log.info("rows of %s have the ids of its new replica identity", self._name)
         if self._outcome is not None:
             rows = sum(part.rows for part in self._outcome.parts)
-            tag, application, tasks = self._site.tag, self._outcome.application, self._outcome.tasks
+            tag, application, tasks = self._context.tag, self._outcome.application, self._outcome.tasks
             store.note_job(BulkRecord("re-key", tag, application, tasks, rows, 0, self._started, time.time()))
 
     def _give_up(self) -> None:
-        self._site.store.mark_resync(self._site.lease, [self._table.id], ResyncReason(Cause.IDS_LOST))
+        self._context.store.mark_resync(self._context.lease, [self._table.id], ResyncReason(Cause.IDS_LOST))
         _log.warning("rows of %s have equal ids by its new replica identity; it is sent anew", self._name)
 
     def close(self) -> None:
         """Give everything back, at the end or in the middle."""
         self._closed.set()
-        self._site.store.discard_staged(self._site.lease)
+        self._context.store.discard_staged(self._context.lease)

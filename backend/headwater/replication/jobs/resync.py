@@ -31,7 +31,7 @@ from headwater.bulk.contract import (
 )
 from headwater.oplog.lsn import format_lsn
 from headwater.replication.jobs.background import Background
-from headwater.replication.jobs.context import Site
+from headwater.replication.jobs.context import JobContext
 from headwater.replication.jobs.merge import Portion, describe, wanted_states
 from headwater.replication.own_slot import slot_of
 from headwater.replication.stream.touches import TouchLog
@@ -88,8 +88,8 @@ class Findings:
 class Resync:
     """One comparison. `step` is called between flushes until it says that all is done; `close` in any case."""
 
-    def __init__(self, site: Site, order: Order) -> None:
-        self._site = site
+    def __init__(self, context: JobContext, order: Order) -> None:
+        self._context = context
         self._order = order
         self.findings = Findings()
         self.progress = BulkProgress(0, 0, 0, 0)
@@ -104,14 +104,14 @@ class Resync:
         self._recounting: Background[None] | None = None
         self._recounted = frozenset[int]()  # oids
         self._closed = threading.Event()
-        stored = site.stored()
+        stored = context.stored()
         self._oids = frozenset(stored) if order.oids is None else order.oids & frozenset(stored)
         self._truncated = frozenset[int]()
         self.left = frozenset[int]()  # tables that changed meanwhile: they stay marked, for another comparison
         self._left_before = self.left
-        self._log = TouchLog(self._oids, site.applier.fill)
-        site.applier.record(self._log)
-        self._slot = temporary_slot_name(slot_of(site.source, site.store))
+        self._log = TouchLog(self._oids, context.applier.fill)
+        context.applier.record(self._log)
+        self._slot = temporary_slot_name(slot_of(context.source, context.store))
         self._opening = Background(self._open, "snapshot")
 
     def result(self) -> dict[str, object]:
@@ -128,11 +128,11 @@ class Resync:
 
     def _open(self) -> SnapshotKeeper:
         name = self._slot
-        with connect(self._site.source) as conn:
+        with connect(self._context.source) as conn:
             end_reader(conn, name)  # an earlier comparison's, which may still wait for writers
-        keeper = SnapshotKeeper(self._site.source, name, temporary=True)
+        keeper = SnapshotKeeper(self._context.source, name, temporary=True)
         try:
-            with connect(self._site.source) as conn:  # so that an idle stream passes the snapshot's position
+            with connect(self._context.source) as conn:  # so that an idle stream passes the snapshot's position
                 conn.execute(ping_statement(conn.info.server_version))
         except BaseException:
             keeper.close()
@@ -151,7 +151,7 @@ class Resync:
                 _log.info("comparing as of %s", format_lsn(self._keeper.consistent_point))
             return False
         if self._comparing is None:
-            if self._site.applier.position < self._keeper.consistent_point:
+            if self._context.applier.position < self._keeper.consistent_point:
                 return False
             return self._compare(self._keeper.snapshot)
         if self._next_batch():
@@ -200,13 +200,13 @@ class Resync:
             return None
         self._recounted = frozenset(table.relation.oid for table in whole if table.id in contents)
         recount, closed = RecountJob(job, contents), self._closed
-        return Background(lambda: self._site.bulk.recount(recount, self._note, self._take, closed), "recount")
+        return Background(lambda: self._context.bulk.recount(recount, self._note, self._take, closed), "recount")
 
     def _completes(self) -> bool:
         """Whether rows that the stream brought since lack values that the snapshot did not bring. They are asked for
         first: until they are stored, nothing but the mark says that something is missing."""
-        tables = [self._site.applier.table(oid) for oid in self.right]
-        return bool([table for table in tables if table is not None and self._site.applier.completes(table)])
+        tables = [self._context.applier.table(oid) for oid in self.right]
+        return bool([table for table in tables if table is not None and self._context.applier.completes(table)])
 
     def leave(self, oids: frozenset[int]) -> None:
         """Tables that are others now are not compared any further, all others are."""
@@ -217,8 +217,8 @@ class Resync:
     def _compare(self, snapshot: str) -> bool:
         """Begin; True when nothing is left to compare."""
         self._left_before = self.left
-        stored = self._site.stored()
-        published = self._site.published(self._order.plans)
+        stored = self._context.stored()
+        published = self._context.published(self._order.plans)
         there = self._oids & stored.keys() & published.keys()
         self.leave(self._oids - {oid for oid in there if published[oid].followed_on(stored[oid].fingerprint)})
         if not self._oids:
@@ -229,18 +229,20 @@ class Resync:
         self.findings.tables = [table.published.qualified_name for table in tables]
         unmarked = [table.stored.id for table in tables if not table.stored.resync]
         if self._order.repair:
-            self._site.store.mark_resync(self._site.lease, unmarked, self._order.reason)
+            self._context.store.mark_resync(self._context.lease, unmarked, self._order.reason)
         job = CompareJob(
-            source=self._site.source,
+            source=self._context.source,
             snapshot=snapshot,
             tables=tuple(tables),
             plans=self._order.plans if self._order.verify else (),
-            types=self._site.types([table.stored for table in tables]),
-            store=self._site.store.address,
-            directory=self._site.store.staging_directory(),
+            types=self._context.types([table.stored for table in tables]),
+            store=self._context.store.address,
+            directory=self._context.store.staging_directory(),
         )
         self._to_count, closed = job, self._closed
-        self._comparing = Background(lambda: self._site.bulk.compare(job, self._note, self._take, closed), "comparison")
+        self._comparing = Background(
+            lambda: self._context.bulk.compare(job, self._note, self._take, closed), "comparison"
+        )
         return False
 
     def _table(self, stored: StoredTable, published: PublishedTable) -> CompareTable:
@@ -248,15 +250,15 @@ class Resync:
         if why is not None and not self._order.verify and only_attached(self._order.reason) and only_attached(why):
             part = narrowed(published, why)
             return CompareTable(part, stored, (), part.estimated_rows)
-        return CompareTable(published, stored, *self._site.places(stored.id))
+        return CompareTable(published, stored, *self._context.places(stored.id))
 
     def _note(self, progress: BulkProgress) -> None:
         self.progress = progress
-        self._site.progress(progress)
+        self._context.progress(progress)
 
     def _note_merged(self, *, over: bool = False) -> None:
         what = "merge" if self._order.repair else "look at differences"
-        self._site.progress(BulkProgress(self._merged, 0, 0, 0, what, over))
+        self._context.progress(BulkProgress(self._merged, 0, 0, 0, what, over))
 
     def _take(self, differences: Sequence[Difference]) -> None:
         """Called in the comparison's thread; waits while the replicator has enough to merge."""
@@ -273,7 +275,7 @@ class Resync:
         return bool(self._batch)
 
     def _merge(self) -> None:
-        count = self._portion.of(self._batch, self._site.source.piece_bytes)
+        count = self._portion.of(self._batch, self._context.source.piece_bytes)
         some, self._batch = self._batch[:count], self._batch[count:]
         started = time.perf_counter()
         self._merge_some(some)
@@ -282,29 +284,29 @@ class Resync:
         self._note_merged()
 
     def _merge_some(self, some: Sequence[Difference]) -> None:
-        oid_of = {table.id: oid for oid, table in self._site.stored().items()}
+        oid_of = {table.id: oid for oid, table in self._context.stored().items()}
         for table_id in dict.fromkeys(difference.table for difference in some):
             oid = oid_of.get(table_id)
-            table = None if oid not in self._oids else self._site.applier.table(oid)
+            table = None if oid not in self._oids else self._context.applier.table(oid)
             if oid is None or table is None:
                 continue  # another by now, or truncated since: a new generation, of which the snapshot knows nothing
             touches = self._log.of(oid)
             differences = [difference for difference in some if difference.table == table_id]
-            states = wanted_states(self._site.applier, table, touches, differences, anew=self._order.verify)
-            found = describe(self._site.applier, table, states)
+            states = wanted_states(self._context.applier, table, touches, differences, anew=self._order.verify)
+            found = describe(self._context.applier, table, states)
             name = f"{table.relation.schema}.{table.relation.name}"
             if found:
                 self.findings.differences[name] = self.findings.differences.get(name, 0) + len(found)
             if len(self.findings.rows) < NAMED_ROWS:
                 self.findings.rows += [{"table": name, **finding} for finding in found[:NAMED_ROWS]]
             if self._order.repair and states:
-                self.findings.ops += self._site.applier.merge(table, states, anew=self._order.verify)
+                self.findings.ops += self._context.applier.merge(table, states, anew=self._order.verify)
 
     def _finish(self, outcome: CompareOutcome) -> None:
         self.findings.compared = outcome.source_rows
         record = BulkRecord(
             kind="re-sync" if self._order.repair else "audit",
-            source=self._site.tag,
+            source=self._context.tag,
             application=outcome.application,
             tasks=outcome.tasks,
             rows=outcome.source_rows,
@@ -312,7 +314,7 @@ class Resync:
             started=self._started,
             finished=time.time(),
         )
-        self._site.store.note_job(record)
+        self._context.store.note_job(record)
         _log.info(
             "compared %d rows of %s: %d differ, %d ops",
             outcome.source_rows,
@@ -325,15 +327,15 @@ class Resync:
         """Give everything back, at the end or in the middle. The marks go when nothing is left to do."""
         self._closed.set()
         self._note_merged(over=True)
-        self._site.applier.forget(self._log)
+        self._context.applier.forget(self._log)
         self._opening.discard(SnapshotKeeper.close)
 
     def unmark(self) -> None:
         """The tables are as the source has them, unless differences were only named. Between flushes only."""
         if not self._order.repair:
             return
-        marked = [table.id for oid, table in self._site.stored().items() if oid in self.right and table.resync]
-        self._site.store.mark_resync(self._site.lease, marked, None)
+        marked = [table.id for oid, table in self._context.stored().items() if oid in self.right and table.resync]
+        self._context.store.mark_resync(self._context.lease, marked, None)
 
     @property
     def right(self) -> frozenset[int]:

@@ -19,7 +19,7 @@ import orjson
 from headwater.bulk.contract import BrokenLookups
 from headwater.errors import HeadwaterError
 from headwater.replication.errors import BROKEN_BUCKET, BROKEN_LOOKUPS, BROKEN_ROWS
-from headwater.replication.jobs.context import Site
+from headwater.replication.jobs.context import JobContext
 from headwater.replication.jobs.rebuild import Rebuild, repair_lookups
 from headwater.replication.jobs.resync import Order, Resync
 from headwater.replication.sampling.checks import BucketWalk, RowCheck, Sums
@@ -103,14 +103,14 @@ class Sampling:
     """`step` is called between flushes when there is nothing else to do; `mend` then begins what is to be done about
     what was found."""
 
-    def __init__(self, site: Site, settings: SamplingSettings) -> None:
-        self._site = site
+    def __init__(self, context: JobContext, settings: SamplingSettings) -> None:
+        self._context = context
         self._settings = settings
         self._not_before = time.monotonic() + settings.delay
         self._cycle: Iterator[int] | None = None
         self._open = ExitStack()
         self._reader: VerifyReader | None = None
-        self._probing = Probing(site)
+        self._probing = Probing(context)
         self._suspects: frozenset[int] = frozenset()
         self._wanted = _Wanted()
         self._mended: dict[Hashable, int] = {}
@@ -164,16 +164,16 @@ class Sampling:
         wanted = self._wanted
         if wanted.lookups:
             lookups, wanted.lookups = wanted.lookups, []
-            repair_lookups(self._site, lookups)
+            repair_lookups(self._context, lookups)
         if time.monotonic() < self._gathered:
             return None
         if wanted.tables:
             oids, wanted.tables = frozenset(wanted.tables), set()
             wanted.buckets.clear()  # rows that are put right may be all they need; else they are found again
-            return Resync(self._site, Order(tuple(plans()), ResyncReason(Cause.SAMPLED), oids, verify=True))
+            return Resync(self._context, Order(tuple(plans()), ResyncReason(Cause.SAMPLED), oids, verify=True))
         if wanted.buckets:
             keys, wanted.buckets = wanted.buckets, set()
-            return Rebuild(self._site, plans(), keys)
+            return Rebuild(self._context, plans(), keys)
         return None
 
     def close(self) -> None:
@@ -188,7 +188,7 @@ class Sampling:
     def _run(self, plans: tuple[SyncPlan, ...]) -> Iterator[int]:
         """Yields how much was looked at, slice by slice."""
         self._noted.clear()
-        reader = self._reader = self._open.enter_context(open_backend(self._site.store.address).open_verify())
+        reader = self._reader = self._open.enter_context(open_backend(self._context.store.address).open_verify())
         sums = Sums(self._suspects, reader.retired())
         generations = reader.tables()
         for live, table in self._tables(plans):
@@ -202,7 +202,7 @@ class Sampling:
             self._suspects = verdict.suspects
             for key, name, problem in verdict.broken:
                 self._bucket_broken(key, name, problem)
-        known = sampled(self._site.store, self._site.tag)
+        known = sampled(self._context.store, self._context.tag)
         self._note(replace(known, cycles=known.cycles + 1, ended=time.time()))
 
     def _buckets(self, reader: VerifyReader, sums: Sums) -> Iterator[int]:
@@ -230,7 +230,7 @@ class Sampling:
 
     def _rows(self, reader: VerifyReader, sums: Sums, plans: tuple[SyncPlan, ...]) -> Iterator[int]:
         ours = {live.id: (live, table) for live, table in self._tables(plans)}
-        salt = self._site.store.subkey_salt()
+        salt = self._context.store.subkey_salt()
         reader.renew()
         for table_id in reader.tables():
             live, table = ours.get(table_id, (None, None))
@@ -242,7 +242,7 @@ class Sampling:
                     break
                 place = batch[-1].place + 1
                 sums.add_rows(table_id, [row for _, row in batch], salt)
-                if live is not None and table is not None and self._site.applier.table(live.relation.oid) == live:
+                if live is not None and table is not None and self._context.applier.table(live.relation.oid) == live:
                     misplaced, astray = RowCheck(live, plans).wrong(reader, batch)
                     reader.release()
                     self._rows_broken(live, misplaced, "not in the buckets that the rules give them")
@@ -253,10 +253,10 @@ class Sampling:
 
     def _tables(self, plans: Sequence[SyncPlan]) -> list[tuple[LiveTable, PublishedTable]]:
         """The tables that are followed, as they are published: those that ought to be as the source has them."""
-        published = self._site.published(plans).values()
-        compared = {oid for oid, table in self._site.stored().items() if table.resync}
+        published = self._context.published(plans).values()
+        compared = {oid for oid, table in self._context.stored().items() if table.resync}
         sure = [table for table in published if not table.unseen and table.relation.oid not in compared]
-        pairs = [(self._site.applier.table(table.relation.oid), table) for table in sure]
+        pairs = [(self._context.applier.table(table.relation.oid), table) for table in sure]
         return [(live, table) for live, table in pairs if live is not None and live.relation == table.relation]
 
     # what is broken
@@ -285,12 +285,12 @@ class Sampling:
 
     def _tell(self, code: str, what: str, problem: str) -> None:
         _log.error("[%s] the sampling audit found damage: %s: %s", code, what, problem)
-        known = sampled(self._site.store, self._site.tag)
+        known = sampled(self._context.store, self._context.tag)
         found = (*known.findings, Finding(time.time(), what, problem))[-_KEPT_FINDINGS:]
         self._note(replace(known, findings=found))
 
     def _note(self, known: Sampled) -> None:
-        self._site.store.note(self._site.lease, f"sampling {self._site.tag}", orjson.dumps(known).decode())
+        self._context.store.note(self._context.lease, f"sampling {self._context.tag}", orjson.dumps(known).decode())
 
     def _may_mend(self, what: Hashable) -> bool:
         """What is broken again and again has a cause that mending does not reach."""

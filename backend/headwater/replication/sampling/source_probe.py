@@ -13,7 +13,7 @@ import orjson
 from headwater.decode.copytext import split_line
 from headwater.oplog.lsn import ZERO
 from headwater.oplog.row_id import IdentityKind
-from headwater.replication.jobs.context import Site
+from headwater.replication.jobs.context import JobContext
 from headwater.replication.sampling.checks import same_row
 from headwater.replication.stream.touches import TouchLog
 from headwater.replication.tables.live import LiveTable
@@ -29,9 +29,9 @@ Looking = Generator[int, None, list[str]]
 class Probing:
     """Looks at keyed tables; about others it says nothing."""
 
-    def __init__(self, site: Site) -> None:
-        self._site = site
-        self._probe = SourceProbe(site.source)
+    def __init__(self, context: JobContext) -> None:
+        self._context = context
+        self._probe = SourceProbe(context.source)
         self._log: TouchLog | None = None
 
     def close(self) -> None:
@@ -86,7 +86,7 @@ class Probing:
         if not (yield from self._arrived(live)):
             return []
         wrong = set(in_source)  # those that are not there, or otherwise
-        for row in self._site.applier.stored_rows(live, row_ids):
+        for row in self._context.applier.stored_rows(live, row_ids):
             same = same_row(live, row, in_source.get(row.row_id))
             (wrong.discard if same else wrong.add)(row.row_id)
         return [row_id for row_id in self._untouched(live, row_ids) if row_id in wrong]
@@ -94,18 +94,18 @@ class Probing:
     def _lacking(self, live: LiveTable, row_ids: Sequence[str]) -> Looking:
         if not (yield from self._arrived(live)):
             return []
-        there = {row.row_id for row in self._site.applier.stored_rows(live, row_ids)}
+        there = {row.row_id for row in self._context.applier.stored_rows(live, row_ids)}
         return [row_id for row_id in self._untouched(live, row_ids) if row_id not in there]
 
     def _arrived(self, live: LiveTable) -> Generator[int, None, bool]:
         """Wait until the stream has passed what the source was just asked. False when the table is another since."""
         position = self._probe.position()
-        while self._site.applier.position < position:
+        while self._context.applier.position < position:
             yield 0
         return self._same(live)
 
     def _same(self, live: LiveTable) -> bool:
-        now = self._site.applier.table(live.relation.oid)
+        now = self._context.applier.table(live.relation.oid)
         return now is not None and now.id == live.id and now.layouts == live.layouts
 
     def _untouched(self, live: LiveTable, row_ids: Iterable[str]) -> list[str]:
@@ -116,13 +116,13 @@ class Probing:
 
     def _record(self, live: LiveTable) -> None:
         self._forget()
-        self._log = TouchLog(frozenset({live.relation.oid}), self._site.applier.fill)
+        self._log = TouchLog(frozenset({live.relation.oid}), self._context.applier.fill)
         self._log.begin_at(ZERO)
-        self._site.applier.record(self._log)
+        self._context.applier.record(self._log)
 
     def _forget(self) -> None:
         if self._log is not None:
-            self._site.applier.forget(self._log)
+            self._context.applier.forget(self._log)
             self._log = None
 
 

@@ -36,7 +36,7 @@ _KEPT = 50
 _BY_ITSELF, _BY_ITSELF_SECONDS = 10, 3600.0  # beyond that, something else is wrong
 
 
-class Intake:
+class StreamIntake:
     """Takes batches of the stream in. Where one fails for no outside reason, the next attempt goes transaction by
     transaction until it has passed that place, and so tells which one it is. What the machine lacks is an outside
     reason, whichever way it shows."""
@@ -113,7 +113,7 @@ class Poison:
     skipped: bool
 
 
-class PoisonBook:
+class FailedTransactions:
     """The record that the store keeps."""
 
     def __init__(self, source: SourceSettings, store: Store) -> None:

@@ -23,6 +23,7 @@ from headwater.storage.postgres import lease as leases
 from headwater.storage.postgres.connection import connect, postgres_errors
 from headwater.storage.postgres.tables import rows_table, stored_id
 from headwater.storage.shared.packing import unpacked
+from headwater.storage.shared.values import whole
 
 _FETCH = 500
 _READ_BYTES = 64 << 20
@@ -81,14 +82,14 @@ class PostgresForget:
                 f" where {_has('o.line', hints)}"
             )
             for bucket, op_id, line in self._fetched(hot, list(hints)):
-                yield FoundOp(int(str(bucket)), int(str(op_id)), str(line))
+                yield FoundOp(whole(bucket), whole(op_id), str(line))
             for bucket, first, sealed, bodies in self._fetched(_SEGMENTS, []):
                 assert isinstance(bodies, bytes)
                 content = unpacked(bodies)
                 searched.segments += 1
                 searched.segment_bytes += len(content)
-                for op_id, op in found_in_segment(content, hints, int(str(first)), bool(sealed)):
-                    yield FoundOp(int(str(bucket)), op_id, op)
+                for op_id, op in found_in_segment(content, hints, whole(first), bool(sealed)):
+                    yield FoundOp(whole(bucket), op_id, op)
 
     def _fetched(self, query: str, parameters: Sequence[str]) -> Iterator[tuple[object, ...]]:
         """The rows of a query that may be too large for memory."""

@@ -18,6 +18,7 @@ from headwater.storage.postgres import tables
 from headwater.storage.postgres.connection import connect, postgres_errors
 from headwater.storage.postgres.migrate import migrate
 from headwater.storage.postgres.write_checkpoints import key_digest
+from headwater.storage.shared.values import whole
 
 _USED = ("versions", "sources", "tables", "buckets", "leases")
 
@@ -127,7 +128,7 @@ def _load_tables(db: psycopg.Connection, batches: Iterable[Sequence[Row]]) -> No
                 " overriding system value values (%s, %s, %s, %s, %s, %s, 'active')",
                 row,
             )
-            tables.create_rows(db, int(str(row[0])))
+            tables.create_rows(db, whole(row[0]))
 
 
 def _load_table_rows(db: psycopg.Connection, batches: Iterable[Sequence[Row]]) -> None:
@@ -136,7 +137,7 @@ def _load_table_rows(db: psycopg.Connection, batches: Iterable[Sequence[Row]]) -
         by_table: dict[int, list[Row]] = {}
         for table, place, row_id, *rest in batch:
             key, long_id = tables.stored_id(str(row_id))
-            by_table.setdefault(int(str(table)), []).append((place, key, *rest, long_id))
+            by_table.setdefault(whole(table), []).append((place, key, *rest, long_id))
         for table, rows in by_table.items():
             _copy(db, f"rows_{table:d}", columns, rows)
 

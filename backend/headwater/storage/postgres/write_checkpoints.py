@@ -11,6 +11,7 @@ import psycopg
 
 from headwater.oplog.lsn import Lsn
 from headwater.storage.contract.store import WriteCheckpoint
+from headwater.storage.shared.values import whole
 
 _SELECT = "select key, id, lsns, seq from write_checkpoints"
 
@@ -83,4 +84,4 @@ def key_digest(key: str) -> bytes:
 def _checkpoint(row: Sequence[object]) -> WriteCheckpoint:
     key, write_id, lsns, seq = row
     positions = {tag: Lsn(int(lsn)) for tag, lsn in orjson.loads(str(lsns)).items()}
-    return WriteCheckpoint(str(key), int(str(write_id)), positions, int(str(seq)))
+    return WriteCheckpoint(str(key), whole(write_id), positions, whole(seq))

@@ -14,6 +14,7 @@ from headwater.oplog.op import CLEAR_BODY, finished_op
 from headwater.storage.contract.parts import BulkRecord, StagedPart, StagedTable
 from headwater.storage.contract.reason import ResyncReason
 from headwater.storage.contract.store import Lease, PartLostError, SourceState, StoreError
+from headwater.storage.shared.values import whole
 from headwater.storage.sqlite import lease as leases
 from headwater.storage.sqlite import tables, versions
 from headwater.storage.sqlite.stage import is_whole
@@ -27,7 +28,7 @@ def discard(connection: apsw.Connection, lease: Lease) -> None:
     with leases.holding(connection, lease):
         staged = connection.execute("select id from tables where state = 'staged'").fetchall()
         for (table,) in staged:
-            tables.drop_generation(connection, int(str(table)))
+            tables.drop_generation(connection, whole(table))
         connection.execute("delete from segment_blobs where id in (select blob from staged_segments)")
         connection.execute("delete from staged_segments")
         connection.execute("delete from staged_buckets")
@@ -87,7 +88,7 @@ def attached(connection: apsw.Connection, part: StagedPart) -> Iterator[None]:
 
 
 def _stage_part(connection: apsw.Connection, lease: Lease, part: StagedPart) -> None:
-    last = int(str(connection.execute("select coalesce(max(id), 0) from part.rows").fetchall()[0][0]))
+    last = whole(connection.execute("select coalesce(max(id), 0) from part.rows").fetchall()[0][0])
     for first in range(1, last + 1, _ROWS_A_TRANSACTION):
         with leases.holding(connection, lease):
             _take_rows(connection, part.table, "id >= ? and id < ?", first, first + _ROWS_A_TRANSACTION)
@@ -153,7 +154,7 @@ def replace_table(
         if not tables.take_place(connection, table, staged.id, resync):
             return False
         # What a lookup gives can follow from the row id: whoever reads one asks again
-        next_op = int(str(connection.execute("select next_op from state").fetchall()[0][0]))
+        next_op = whole(connection.execute("select next_op from state").fetchall()[0][0])
         connection.execute("update state set next_op = ?, checkpoint = ?", (next_op + 1, next_op))
         connection.execute(
             "insert into flushes (last_op, source, lsn, committed_us, buckets, lookups)"
@@ -177,7 +178,7 @@ def publish(
     with leases.holding(connection, lease):
         passing("publish.before_segments")
         _replace_tables(connection, state.tag, staged)
-        next_op = int(str(connection.execute("select next_op from state").fetchall()[0][0]))
+        next_op = whole(connection.execute("select next_op from state").fetchall()[0][0])
         next_op = _clear_buckets(connection, next_op)
         next_op = _number_segments(connection, next_op)
         set_source(connection, state)
@@ -220,7 +221,7 @@ def _clear_buckets(connection: apsw.Connection, next_op: int) -> int:
         connection.execute(
             "update buckets set checksum = 0, count = 1, clear_op = ?1, last_op = ?1 where id = ?2", (next_op, bucket)
         )
-        insert_clear(connection, next_op, int(str(bucket)))
+        insert_clear(connection, next_op, whole(bucket))
         next_op += 1
     for bucket, name, definition, known in fresh:
         if known is not None and known != name:
@@ -231,7 +232,7 @@ def _clear_buckets(connection: apsw.Connection, next_op: int) -> int:
                 " values (?, ?, ?, 0, 1, ?, ?)",
                 (bucket, name, definition, next_op, next_op),
             )
-            insert_clear(connection, next_op, int(str(bucket)))
+            insert_clear(connection, next_op, whole(bucket))
             next_op += 1
     return next_op
 
@@ -255,7 +256,7 @@ def _number_segments(connection: apsw.Connection, next_op: int) -> int:
         " max(g.last_op) as last_op from staged_segments t join segments g on g.bucket = t.bucket and g.blob = t.blob"
         " group by t.bucket) s where buckets.id = s.bucket"
     )
-    total = int(str(connection.execute("select coalesce(sum(size), 0) from staged_segments").fetchall()[0][0]))
+    total = whole(connection.execute("select coalesce(sum(size), 0) from staged_segments").fetchall()[0][0])
     connection.execute("delete from staged_segments")
     connection.execute("delete from staged_buckets")
     return next_op + total

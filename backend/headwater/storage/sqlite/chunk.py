@@ -9,6 +9,7 @@ from headwater.storage.contract.store import Chunk, StoreError
 from headwater.storage.shared.chunking import ChunkParts
 from headwater.storage.shared.common import CHUNK_OPS
 from headwater.storage.shared.packing import unpacked
+from headwater.storage.shared.values import whole
 
 _SEGMENTS = """
 select s.first_op, s.last_op, s.sealed, b.size, s.blob from segments s left join segment_blobs b on b.id = s.blob
@@ -36,7 +37,7 @@ def read_chunk(connection: apsw.Connection, bucket: int, after: OpId, upto: OpId
     row = connection.execute("select clear_op, compacted_op from buckets where id = ?", (bucket,)).fetchone()
     if row is None:
         return Chunk(b"", 0, after, more=False)
-    clear_op, compacted_op = int(str(row[0])), int(str(row[1]))
+    clear_op, compacted_op = whole(row[0]), whole(row[1])
     builder = _Builder(connection, bucket, upto)
     # Nothing before the last CLEAR is worth sending to a client that has not passed it
     more = not builder.take(clear_op - 1 if after < clear_op <= upto else after)
@@ -55,7 +56,7 @@ class _Builder:
         for row in self._db.execute(_SEGMENTS, (self._bucket, position, self._upto)):
             if row[3] is None:
                 raise StoreError("a segment is missing", f"segment {row[4]}", "run `headwater audit --repair`")
-            first, last, sealed, size, blob = (int(str(cell)) for cell in row)
+            first, last, sealed, size, blob = (whole(cell) for cell in row)
             if not self._take_hot(position, first - 1) or self.parts.is_too_long(first, last, size, position):
                 return False
             content = self._content(blob)
@@ -77,23 +78,23 @@ class _Builder:
         if room <= 0:
             return not self._any_hot(after, upto)
         size, length = map(int, map(str, self._db.execute(_HOT_SIZE, (self._bucket, after, upto, room)).fetchall()[0]))
-        whole = self.parts.fits(size, length)
-        end = upto if whole else self._last_fitting(after, upto)
+        fits = self.parts.fits(size, length)
+        end = upto if fits else self._last_fitting(after, upto)
         if size == 0 or end == after:
             return size == 0
         taken, last, ops = self._db.execute(_HOT, (self._bucket, after, end, room)).fetchall()[0]
         assert isinstance(ops, bytes)
-        self.parts.add(ops, int(str(taken)), int(str(last)))
-        return whole and (size != room or not self._any_hot(int(str(last)), upto))
+        self.parts.add(ops, whole(taken), whole(last))
+        return fits and (size != room or not self._any_hot(whole(last), upto))
 
     def _last_fitting(self, after: int, upto: int) -> int:
         """The last op up to which there is room, at least for one in an empty chunk."""
         last, size, bytes_ = after, 0, 0
         for op_id, length in self._db.execute(_HOT_SIZES, (self._bucket, after, upto, CHUNK_OPS)).fetchall():
-            size, bytes_ = size + 1, bytes_ + int(str(length))
+            size, bytes_ = size + 1, bytes_ + whole(length)
             if (self.parts.size or size > 1) and not self.parts.fits(size, bytes_):
                 break
-            last = int(str(op_id))
+            last = whole(op_id)
         return last
 
     def _any_hot(self, after: int, upto: int) -> bool:

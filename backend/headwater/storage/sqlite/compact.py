@@ -26,6 +26,7 @@ from headwater.storage.contract.compaction import (
 from headwater.storage.contract.store import Lease
 from headwater.storage.shared.compaction import clear_line, op_head
 from headwater.storage.shared.packing import unpacked
+from headwater.storage.shared.values import whole
 from headwater.storage.sqlite import lease as leases
 from headwater.storage.sqlite.connection import open_reader, open_writer, sqlite_errors
 from headwater.storage.sqlite.wake import Waker
@@ -79,7 +80,7 @@ class SqliteUpkeep:
 
     def checkpoint(self) -> OpId:
         with sqlite_errors(self._path):
-            return OpId(int(str(self._rows("select coalesce(checkpoint, 0) from state")[0][0])))
+            return OpId(whole(self._rows("select coalesce(checkpoint, 0) from state")[0][0]))
 
     def bucket(self, key: int) -> BucketState | None:
         with sqlite_errors(self._path):
@@ -93,7 +94,7 @@ class SqliteUpkeep:
     def hot_ops(self, bucket: int, upto: OpId, limit: int) -> int:
         sql = "select count(*) from (select 1 from ops where bucket = ? and id <= ? limit ?)"
         with sqlite_errors(self._path):
-            return int(str(self._rows(sql, bucket, upto, limit)[0][0]))
+            return whole(self._rows(sql, bucket, upto, limit)[0][0])
 
     def has_remains(self, bucket: int) -> bool:
         sql = (
@@ -116,10 +117,10 @@ class SqliteUpkeep:
         found = self._rows("select clear_op from buckets where id = ?", bucket)
         if not found:
             return []
-        start = int(str(found[0][0]))
+        start = whole(found[0][0])
         pieces: list[Piece] = []
         for row in self._rows(_SEGMENTS, bucket, start):
-            first, last, size, blob, sealed, length = (int(str(cell)) for cell in row)
+            first, last, size, blob, sealed, length = (whole(cell) for cell in row)
             if last > upto:
                 return pieces + list(self._hot_pieces(bucket, start, min(first - 1, upto)))
             pieces += self._hot_pieces(bucket, start, first - 1)
@@ -133,10 +134,10 @@ class SqliteUpkeep:
             if size >= _HOT_OPS or length >= _HOT_BYTES:
                 yield Piece(OpId(start), OpId(last), size, 0, False, length)
                 size = length = 0
-            last = int(str(op_id))
+            last = whole(op_id)
             start = start if size else last
             size += 1
-            length += int(str(line))
+            length += whole(line)
         if size:
             yield Piece(OpId(start), OpId(last), size, 0, False, length)
 
@@ -228,7 +229,7 @@ class SqliteUpkeep:
             row = db.execute("select clear_op from buckets where id = ?", (bucket,)).fetchone()
             if row is None:
                 return False
-            clear_op = int(str(row[0]))
+            clear_op = whole(row[0])
             db.execute("update buckets set compacted_op = max(compacted_op, ?) where id = ?", (clear_op, bucket))
             db.execute(
                 "delete from ops where id in"
@@ -264,9 +265,9 @@ class SqliteUpkeep:
 
 def _state(row: tuple[apsw.SQLiteValue, ...]) -> BucketState:
     key, name, definition, *numbers = row
-    count, clear_op, last_op, compacted_op, compacted_count, live_rows = (int(str(number)) for number in numbers)
+    count, clear_op, last_op, compacted_op, compacted_count, live_rows = (whole(number) for number in numbers)
     marks = OpId(clear_op), OpId(last_op), OpId(compacted_op)
-    return BucketState(int(str(key)), str(name), str(definition), count, *marks, compacted_count, live_rows)
+    return BucketState(whole(key), str(name), str(definition), count, *marks, compacted_count, live_rows)
 
 
 def _changed(bucket: int) -> HistoryChangedError:
@@ -298,7 +299,7 @@ def _rows_after(db: apsw.Connection, bucket: int, seen: int) -> tuple[set[int], 
     rows: set[int] = set()
     newest = seen
     for op_id, line in db.execute("select id, line from ops where bucket = ? and id > ? order by id", (bucket, seen)):
-        newest = int(str(op_id))
+        newest = whole(op_id)
         row = op_head(str(line).encode()).row
         if row is not None:
             rows.add(row)
@@ -307,7 +308,7 @@ def _rows_after(db: apsw.Connection, bucket: int, seen: int) -> tuple[set[int], 
 
 def _append(db: apsw.Connection, bucket: BucketState, rows: Sequence[Again]) -> OpId:
     """What a flush with these rows would do. Returns the last op id given out."""
-    first = int(str(db.execute("select next_op from state").fetchall()[0][0]))
+    first = whole(db.execute("select next_op from state").fetchall()[0][0])
     last = first + len(rows) - 1
     db.executemany(
         "insert into ops (id, bucket, line) values (?, ?, ?)",
@@ -328,7 +329,7 @@ def _append(db: apsw.Connection, bucket: BucketState, rows: Sequence[Again]) -> 
 
 def _insert_segment(db: apsw.Connection, bucket: int, run: SealedRun) -> Piece:
     sql = "insert into segment_blobs (bucket, size, checksum, bodies) values (?, ?, ?, ?) returning id"
-    blob = int(str(db.execute(sql, (bucket, run.size, run.checksum, run.blob)).fetchall()[0][0]))
+    blob = whole(db.execute(sql, (bucket, run.size, run.checksum, run.blob)).fetchall()[0][0])
     db.execute(
         "insert into segments (bucket, first_op, last_op, blob, sealed) values (?, ?, ?, ?, 1)",
         (bucket, run.first, run.last, blob),

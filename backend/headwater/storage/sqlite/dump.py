@@ -20,6 +20,7 @@ from headwater.storage.contract.archive import (
     bucket_parts,
     place_parts,
 )
+from headwater.storage.shared.values import whole
 from headwater.storage.sqlite.connection import open_reader, sqlite_errors
 from headwater.storage.sqlite.seal import note as seal_note
 from headwater.storage.sqlite.store import SqliteStore
@@ -78,16 +79,16 @@ def _copy(source: Path, target: Path) -> None:
 def _state(db: apsw.Connection, directory: Path) -> StoreState:
     salt = db.execute("select value from meta where key = 'salt'").fetchall()[0][0]
     ((next_op, checkpoint, config),) = db.execute("select next_op, checkpoint, config from state").fetchall()
-    ids = {str(name): int(str(seq)) for name, seq in db.execute("select name, seq from sqlite_sequence")}
+    ids = {str(name): whole(seq) for name, seq in db.execute("select name, seq from sqlite_sequence")}
     writes = 0
     if (directory / "write_checkpoints.db").is_file():
         with closing(open_reader(directory / "write_checkpoints.db")) as other:
-            writes = int(str(other.execute("select coalesce(max(seq), 0) from write_checkpoints").fetchall()[0][0]))
+            writes = whole(other.execute("select coalesce(max(seq), 0) from write_checkpoints").fetchall()[0][0])
     return StoreState(
         salt=salt.hex() if isinstance(salt, bytes) else "",
-        next_op=int(str(next_op)),
-        checkpoint=None if checkpoint is None else int(str(checkpoint)),
-        config=None if config is None else int(str(config)),
+        next_op=whole(next_op),
+        checkpoint=None if checkpoint is None else whole(checkpoint),
+        config=None if config is None else whole(config),
         last_table=ids.get("tables", 0),
         last_version=ids.get("versions", 0),
         last_write=writes,
@@ -95,20 +96,20 @@ def _state(db: apsw.Connection, directory: Path) -> StoreState:
 
 
 def _parts(db: apsw.Connection, directory: Path) -> Iterator[DumpPart]:
-    tables = [int(str(row[0])) for row in db.execute("select id from tables where state = 'active' order by id")]
+    tables = [whole(row[0]) for row in db.execute("select id from tables where state = 'active' order by id")]
     for table in tables:
         ((first, last, rows),) = db.execute(f"select min(id), max(id), count(*) from rows_{table:d}").fetchall()
         if rows:
-            yield from place_parts(table, int(str(first)), int(str(last)), int(str(rows)))
+            yield from place_parts(table, whole(first), whole(last), whole(rows))
         ((lookups,),) = db.execute("select count(*) from lookups where table_id = ?", (table,)).fetchall()
         if lookups:
-            yield DumpPart("lookups", int(str(lookups)), table)
-    yield from bucket_parts((str(name), int(str(key)), int(str(count))) for name, key, count in db.execute(_COUNTS))
+            yield DumpPart("lookups", whole(lookups), table)
+    yield from bucket_parts((str(name), whole(key), whole(count)) for name, key, count in db.execute(_COUNTS))
     for dataset in DATASETS:
         if dataset in _LARGE or (dataset == "write_checkpoints" and not (directory / f"{dataset}.db").is_file()):
             continue
         with closing(open_reader(directory / _file(dataset))) as other:
-            rows = int(str(other.execute(f"select count(*) from {dataset}").fetchall()[0][0]))
+            rows = whole(other.execute(f"select count(*) from {dataset}").fetchall()[0][0])
         if rows:
             yield DumpPart(dataset, rows)
 

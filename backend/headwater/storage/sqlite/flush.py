@@ -19,6 +19,7 @@ from headwater.storage.contract.parts import CurrentRow
 from headwater.storage.contract.reason import ResyncReason
 from headwater.storage.contract.store import Checkpoint, Lease, Progress, StoreError
 from headwater.storage.shared.common import KEPT_FLUSHES, NAMEABLE, BucketSum, KnownBuckets
+from headwater.storage.shared.values import whole
 from headwater.storage.sqlite import lease as leases
 from headwater.storage.sqlite import tables
 from headwater.storage.sqlite.connection import explained
@@ -60,8 +61,8 @@ class SqliteFlush:
         try:
             leases.check(self._db, lease)
             next_op, retired = self._db.execute("select next_op, retired from state").fetchall()[0]
-            self._next_op = int(str(next_op))
-            self._known.check(int(str(retired)))
+            self._next_op = whole(next_op)
+            self._known.check(whole(retired))
         except BaseException:
             self._db.execute("rollback")
             raise
@@ -200,7 +201,7 @@ class SqliteFlush:
         for definition in definitions:
             sql = "select id from buckets where definition = ? and last_op > clear_op order by id"
             for (bucket,) in self._db.execute(sql, (definition,)).fetchall():
-                key = int(str(bucket))
+                key = whole(bucket)
                 self._clear(key, self._next_op)
                 self._db.execute(
                     "update buckets set checksum = 0, count = 1, clear_op = ?1, last_op = ?1 where id = ?2",
@@ -299,6 +300,6 @@ class SqliteFlush:
 def read_checkpoint(connection: apsw.Connection) -> Checkpoint:
     """The visible checkpoint; op id 0 while there is none."""
     row = connection.execute("select checkpoint from state").fetchone()
-    op_id = OpId(int(str(row[0])) if row is not None and row[0] is not None else 0)
+    op_id = OpId(whole(row[0]) if row is not None and row[0] is not None else 0)
     positions = connection.execute("select tag, lsn from sources")
-    return Checkpoint(op_id, {str(tag): Lsn(int(str(lsn))) for tag, lsn in positions})
+    return Checkpoint(op_id, {str(tag): Lsn(whole(lsn)) for tag, lsn in positions})

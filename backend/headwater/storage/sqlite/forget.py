@@ -22,6 +22,7 @@ from headwater.storage.contract.forget import (
 )
 from headwater.storage.contract.store import Lease, StoreError
 from headwater.storage.shared.packing import unpacked
+from headwater.storage.shared.values import whole
 from headwater.storage.sqlite import lease as leases
 from headwater.storage.sqlite.connection import immediate, open_writer, sqlite_errors
 
@@ -53,14 +54,14 @@ class SqliteForget:
                 f" where {_has('o.line', hints)}"
             )
             for bucket, op_id, line in self._db.execute(sql, hints):
-                yield FoundOp(int(str(bucket)), int(str(op_id)), str(line))
+                yield FoundOp(whole(bucket), whole(op_id), str(line))
             for bucket, first, sealed, bodies in self._db.execute(_SEGMENTS):
                 assert isinstance(bodies, bytes)
                 content = unpacked(bodies)
                 searched.segments += 1
                 searched.segment_bytes += len(content)
-                for op_id, op in found_in_segment(content, hints, int(str(first)), bool(sealed)):
-                    yield FoundOp(int(str(bucket)), op_id, op)
+                for op_id, op in found_in_segment(content, hints, whole(first), bool(sealed)):
+                    yield FoundOp(whole(bucket), op_id, op)
 
     def texts(self, hints: Sequence[str], searched: Searched) -> list[FoundText]:
         found: list[FoundText] = []
@@ -70,7 +71,7 @@ class SqliteForget:
                     erasure = ERASURES.get((table, column))
                     condition = erasure.condition if erasure else "false"
                     sql = f"select count(*), coalesce(sum({condition}), 0) from {table} where {_has(column, hints)}"
-                    count, erasable = (int(str(cell)) for cell in db.execute(sql, hints).fetchall()[0])
+                    count, erasable = (whole(cell) for cell in db.execute(sql, hints).fetchall()[0])
                     searched.texts += 1
                     if count:
                         found.append(FoundText(table, column, count, erasable))
@@ -85,7 +86,7 @@ class SqliteForget:
     def named_buckets(self, hints: Sequence[str]) -> list[int]:
         with sqlite_errors(self._path):
             rows = self._db.execute(f"select id from buckets where {_has('name', hints)}", hints)
-            return [int(str(row[0])) for row in rows]
+            return [whole(row[0]) for row in rows]
 
     def unpublished(self) -> bool:
         with sqlite_errors(self._path):
@@ -138,7 +139,7 @@ class SqliteForget:
                 db.execute(f"pragma temp_store = file; pragma temp_store_directory = '{_quoted(self._directory)}'")
                 db.execute("vacuum").fetchall()
                 self._empty_log(db, path)
-                free = int(str(db.execute("pragma freelist_count").fetchall()[0][0]))
+                free = whole(db.execute("pragma freelist_count").fetchall()[0][0])
             if free:
                 raise UnerasedError(f"{free} free pages are left", str(path), "somebody wrote meanwhile; run it again")
 
@@ -147,7 +148,7 @@ class SqliteForget:
         deadline = time.monotonic() + _PATIENCE
         db.set_busy_timeout(2_000)
         try:
-            while int(str(db.execute("pragma wal_checkpoint(truncate)").fetchall()[0][0])):
+            while whole(db.execute("pragma wal_checkpoint(truncate)").fetchall()[0][0]):
                 if time.monotonic() > deadline:
                     raise UnerasedError(
                         "the log of writes can't be emptied: somebody has been reading for long",
@@ -164,7 +165,7 @@ class SqliteForget:
         return sorted(file for file in self._directory.rglob("*") if file.is_file())
 
     def _number(self, sql: str, *bindings: str | int) -> int:
-        return int(str(self._db.execute(sql, bindings).fetchall()[0][0]))
+        return whole(self._db.execute(sql, bindings).fetchall()[0][0])
 
     def close(self) -> None:
         for db in self._all:

@@ -24,6 +24,7 @@ from headwater.storage.contract.history import (
 from headwater.storage.contract.store import StoreError
 from headwater.storage.shared.unpack import Line, Lowest, batches, cut_up, nth, segment_lines
 from headwater.storage.shared.unpack import standing as stand
+from headwater.storage.shared.values import whole
 from headwater.storage.sqlite.connection import open_reader, sqlite_errors
 
 _MERGED = "from buckets b where b.compacted_op > ?1"
@@ -67,7 +68,7 @@ def read(
             f" where o.id > ?1 and o.id <= ?2{condition}",
             (after, upto, *names),
         )
-        yield from batches(HistoryOp(int(str(row[0])), str(row[1]), str(row[2]), str(row[3])) for row in hot)
+        yield from batches(HistoryOp(whole(row[0]), str(row[1]), str(row[2]), str(row[3])) for row in hot)
         segments = db.execute(
             "select s.first_op, s.sealed, g.bodies, b.name, b.definition from segments s"
             " join buckets b on b.id = s.bucket join segment_blobs g on g.id = s.blob"
@@ -89,7 +90,7 @@ def cut(address: SqliteAddress, after: OpId, upto: OpId, ops: int) -> list[tuple
             " where s.last_op > ?1 and s.first_op <= ?2",
             (after, upto, max(1, ops // 4)),
         ).fetchall()
-    return cut_up(((min(int(str(last)), upto), int(str(count))) for last, count in groups), after, upto, ops)
+    return cut_up(((min(whole(last), upto), whole(count)) for last, count in groups), after, upto, ops)
 
 
 def end(address: SqliteAddress, after: OpId, upto: OpId, ops: int) -> OpId:
@@ -105,10 +106,10 @@ def end(address: SqliteAddress, after: OpId, upto: OpId, ops: int) -> OpId:
 def _first_ids(db: apsw.Connection, bounds: tuple[int, int], limit: int) -> list[int]:
     """The lowest ids in the range that stand in the hot tail or in sealed segments, `limit` of them at most."""
     sql = "select id from ops where id > ? and id <= ? order by id limit ?"
-    lowest = Lowest((int(str(row[0])) for row in db.execute(sql, (*bounds, limit))), limit)
+    lowest = Lowest((whole(row[0]) for row in db.execute(sql, (*bounds, limit))), limit)
     sql = "select first_op, blob from segments where sealed and last_op > ? and first_op <= ? order by first_op"
     for first, blob in db.execute(sql, bounds).fetchall():
-        if lowest.is_beyond(int(str(first))):
+        if lowest.is_beyond(whole(first)):
             break
         bodies = db.execute("select bodies from segment_blobs where id = ?", (blob,)).fetchall()[0][0]
         for op_id, _ in _lines(first, 1, bodies):
@@ -121,7 +122,7 @@ def _runs(db: apsw.Connection, after: int, upto: int) -> Iterator[tuple[int, int
     """Runs of consecutive ids, as bulk work left them, in order."""
     sql = "select first_op, last_op from segments where not sealed and last_op > ? and first_op <= ? order by first_op"
     for first, last in db.execute(sql, (after, upto)):
-        yield max(int(str(first)), after + 1), min(int(str(last)), upto)
+        yield max(whole(first), after + 1), min(whole(last), upto)
 
 
 def flushes(address: SqliteAddress, after: OpId, upto: OpId) -> list[FlushRange]:
@@ -135,7 +136,7 @@ def flushes(address: SqliteAddress, after: OpId, upto: OpId) -> list[FlushRange]
             (after, upto),
         ).fetchall()
     return [
-        FlushRange(OpId(int(str(row[0]))), OpId(int(str(row[1]))), str(row[2]), Lsn(int(str(row[3]))), int(str(row[4])))
+        FlushRange(OpId(whole(row[0])), OpId(whole(row[1])), str(row[2]), Lsn(whole(row[3])), whole(row[4]))
         for row in rows
     ]
 
@@ -149,9 +150,9 @@ def standing(address: SqliteAddress, checkpoint: OpId, where: HistoryFilter, par
             (part.count, part.number, *names),
         ).fetchall()
         for key, name, definition, compacted in buckets:
-            if int(str(compacted)) > checkpoint:
+            if whole(compacted) > checkpoint:
                 raise moved_on(str(name), checkpoint)
-            puts = stand(_backwards(db, int(str(key)), checkpoint))
+            puts = stand(_backwards(db, whole(key), checkpoint))
             yield from batches(HistoryOp(op_id, str(name), str(definition), line) for op_id, line in puts)
 
 
@@ -163,17 +164,17 @@ def _backwards(db: apsw.Connection, bucket: int, upto: int) -> Iterator[tuple[in
         (bucket, upto),
     )
     for first, last, sealed, bodies in segments:
-        yield from _hot_backwards(db, bucket, int(str(last)), upto)
+        yield from _hot_backwards(db, bucket, whole(last), upto)
         lines = [pair for pair in _lines(first, sealed, bodies) if pair[0] <= upto]
         yield from reversed(lines)
-        upto = min(upto, int(str(first)) - 1)
+        upto = min(upto, whole(first) - 1)
     yield from _hot_backwards(db, bucket, 0, upto)
 
 
 def _hot_backwards(db: apsw.Connection, bucket: int, after: int, upto: int) -> Iterator[tuple[int, str]]:
     sql = "select id, line from ops where bucket = ? and id > ? and id <= ? order by id desc"
     for op_id, line in db.execute(sql, (bucket, after, upto)):
-        yield int(str(op_id)), str(line)
+        yield whole(op_id), str(line)
 
 
 def _check_not_overtaken(db: apsw.Connection, where: HistoryFilter, since: OpId) -> None:
@@ -181,7 +182,7 @@ def _check_not_overtaken(db: apsw.Connection, where: HistoryFilter, since: OpId)
     sql = f"select b.name, b.compacted_op {_MERGED}{condition} limit 1"
     row = db.execute(sql, (since, *names)).fetchone()
     if row is not None:
-        raise overtaken(str(row[0]), since, OpId(int(str(row[1]))))
+        raise overtaken(str(row[0]), since, OpId(whole(row[1])))
 
 
 def _condition(where: HistoryFilter) -> tuple[str, tuple[str, ...]]:
@@ -196,10 +197,10 @@ def _condition(where: HistoryFilter) -> tuple[str, tuple[str, ...]]:
 def _lines(first: apsw.SQLiteValue, sealed: apsw.SQLiteValue, bodies: apsw.SQLiteValue) -> list[Line]:
     if not isinstance(bodies, bytes):
         raise StoreError("a segment is damaged", f"segment from op {first}", "move the store away to build a new one")
-    return segment_lines(int(str(first)), bool(sealed), bodies)
+    return segment_lines(whole(first), bool(sealed), bodies)
 
 
 def _number(db: apsw.Connection, sql: str, bindings: tuple[object, ...] = ()) -> int:
     """A single number; nothing counts as 0."""
     row = db.execute(sql, bindings).fetchone()
-    return 0 if row is None or row[0] is None else int(str(row[0]))
+    return 0 if row is None or row[0] is None else whole(row[0])

@@ -15,6 +15,7 @@ import apsw
 
 from headwater.storage.address import SqliteAddress
 from headwater.storage.contract.archive import DATASETS, ArchiveError, Row, StoreNotEmptyError, StoreState
+from headwater.storage.shared.values import whole
 from headwater.storage.sqlite import tables
 from headwater.storage.sqlite.connection import immediate, open_reader, open_writer, sqlite_errors
 from headwater.storage.sqlite.store import SqliteStore
@@ -55,7 +56,7 @@ class SqliteLoad:
             with immediate(db):
                 _set_state(db, state)
                 for (table,) in db.execute("select id from tables").fetchall():
-                    db.execute(tables.ROWS_INDEX.format(int(str(table))))
+                    db.execute(tables.ROWS_INDEX.format(whole(table)))
             _check_counts(db, self._folder, counts)
             db.execute("pragma optimize")
             db.execute("pragma wal_checkpoint(truncate)").fetchall()
@@ -107,20 +108,20 @@ def _load_tables(db: apsw.Connection, batch: Sequence[Row]) -> None:
     sql = f"insert into tables ({columns}) values (?, ?, ?, ?, ?, ?, 'active')"
     db.executemany(sql, batch)
     for row in batch:
-        db.execute(tables.ROWS_TABLE.format(int(str(row[0]))))
+        db.execute(tables.ROWS_TABLE.format(whole(row[0])))
 
 
 def _load_table_rows(db: apsw.Connection, batch: Sequence[Row]) -> None:
     by_table: dict[int, list[Row]] = {}
     for row in batch:
-        by_table.setdefault(int(str(row[0])), []).append(row[1:])
+        by_table.setdefault(whole(row[0]), []).append(row[1:])
     for table, rows in by_table.items():
         sql = f"insert into rows_{table:d} (id, row_id, layout, line, members, subkey) values (?, ?, ?, ?, ?, ?)"
         db.executemany(sql, rows)
 
 
 def _load_segments(db: apsw.Connection, batch: Sequence[Row]) -> None:
-    base = int(str(db.execute("select coalesce(max(id), 0) from segment_blobs").fetchall()[0][0]))
+    base = whole(db.execute("select coalesce(max(id), 0) from segment_blobs").fetchall()[0][0])
     numbered = list(enumerate(batch, base + 1))
     db.executemany(
         "insert into segment_blobs (id, bucket, size, checksum, bodies) values (?, ?, ?, ?, ?)",
@@ -146,7 +147,7 @@ def _set_state(db: apsw.Connection, state: StoreState) -> None:
 def _check_counts(db: apsw.Connection, folder: Path, counts: Mapping[str, int]) -> None:
     for dataset in DATASETS:
         if dataset == "rows":
-            ids = [int(str(row[0])) for row in db.execute("select id from tables").fetchall()]
+            ids = [whole(row[0]) for row in db.execute("select id from tables").fetchall()]
             found = sum(_count(db, f"rows_{table:d}") for table in ids)
         elif dataset == "write_checkpoints":
             with closing(open_reader(folder / "write_checkpoints.db")) as other:
@@ -160,7 +161,7 @@ def _check_counts(db: apsw.Connection, folder: Path, counts: Mapping[str, int]) 
 
 
 def _count(db: apsw.Connection, table: str) -> int:
-    return int(str(db.execute(f"select count(*) from {table}").fetchall()[0][0]))
+    return whole(db.execute(f"select count(*) from {table}").fetchall()[0][0])
 
 
 def check_empty(address: SqliteAddress) -> None:

@@ -15,6 +15,7 @@ from headwater.storage.contract.parts import StagedPart
 from headwater.storage.contract.store import Lease, StoreError
 from headwater.storage.shared.common import NAMEABLE
 from headwater.storage.shared.packing import compressor, unpacked
+from headwater.storage.shared.values import whole
 from headwater.storage.sqlite import lease as leases
 from headwater.storage.sqlite.bulk import attached, insert_clear
 
@@ -76,7 +77,7 @@ def _add_members(connection: apsw.Connection, table: int, page: int) -> None:
 
 def _append(connection: apsw.Connection, lease: Lease, page: int, left_out: Openings) -> None:
     """Number the page's segments after everything that is there, and make the checkpoint include them."""
-    next_op = int(str(connection.execute("select next_op from state").fetchall()[0][0]))
+    next_op = whole(connection.execute("select next_op from state").fetchall()[0][0])
     touched: set[int] = set()
     sql = "select bucket, size, checksum, bodies from part.segments where page = ? order by bucket, id"
     for bucket, *segment in connection.execute(sql, (page,)).fetchall():

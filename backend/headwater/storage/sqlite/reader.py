@@ -25,6 +25,7 @@ from headwater.storage.contract.store import (
 )
 from headwater.storage.contract.versions import OwnConfig
 from headwater.storage.shared.common import union_of_names
+from headwater.storage.shared.values import whole
 from headwater.storage.sqlite import lease as leases
 from headwater.storage.sqlite import versions
 from headwater.storage.sqlite.chunk import read_chunk
@@ -103,15 +104,15 @@ class SqliteReader:
         if self._own is not None:
             replaced = db.execute(_REPLACED, (self._own.yaml, time.time() - self._own.keep_seconds)).fetchone()
             if replaced is not None and self._own.complete(versions.complete_sides(db)):
-                return int(str(replaced[0]))
-        return int(str(row[0]))
+                return whole(replaced[0])
+        return whole(row[0])
 
     def touched(self, after: OpId, upto: OpId) -> Touched:
         with sqlite_errors(self._path):
             sql = "select last_op, buckets, lookups from flushes where last_op > ? and last_op <= ?"
             rows = self._db().execute(sql, (after, upto)).fetchall()
             oldest = self._db().execute("select min(last_op) from flushes").fetchall()[0][0]
-        if oldest is None or after < int(str(oldest)):
+        if oldest is None or after < whole(oldest):
             return Touched(None, None)  # what the oldest kept flush followed on is no longer known
         return Touched(union_of_names(_text(row[1]) for row in rows), union_of_names(_text(row[2]) for row in rows))
 
@@ -130,7 +131,7 @@ class SqliteReader:
         with sqlite_errors(self._path):
             sql = "select name, clear_op, compacted_op, last_op from buckets where id = ?"
             rows = self._db().executemany(sql, [(bucket_key(name),) for name in buckets])
-            return {str(row[0]): BucketMarks(*(OpId(int(str(mark))) for mark in row[1:])) for row in rows}
+            return {str(row[0]): BucketMarks(*(OpId(whole(mark)) for mark in row[1:])) for row in rows}
 
     def listen(self) -> Listener:
         return WakeListener(self._directory)
@@ -178,7 +179,7 @@ class _Snapshot:
         sql = "select name, checksum, count from buckets where id = ?"
         for name, checksum, count in self._db.executemany(sql, [(bucket_key(name),) for name in buckets]):
             if name in totals:
-                totals[str(name)] = BucketTotal(int(str(checksum)), int(str(count)))
+                totals[str(name)] = BucketTotal(whole(checksum), whole(count))
         return totals
 
     def lookups(self, keys: Sequence[str]) -> dict[str, list[str]]:

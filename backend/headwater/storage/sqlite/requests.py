@@ -9,6 +9,7 @@ import apsw
 
 from headwater.storage.contract.requests import Request, RequestState
 from headwater.storage.contract.store import Lease
+from headwater.storage.shared.values import whole
 from headwater.storage.sqlite import lease as leases
 from headwater.storage.sqlite.connection import immediate
 
@@ -34,7 +35,7 @@ def submit(connection: apsw.Connection, kind: str, source: str, payload: str) ->
         )
         number = connection.execute(sql, (kind, source, payload, now, now)).fetchall()[0][0]
         connection.execute("update state set inbox = inbox + 1")
-    return int(str(number))
+    return whole(number)
 
 
 def find(connection: apsw.Connection, request: int) -> Request | None:

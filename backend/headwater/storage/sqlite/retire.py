@@ -9,6 +9,7 @@ import orjson
 
 from headwater.failpoints import passing
 from headwater.storage.contract.store import Lease
+from headwater.storage.shared.values import whole
 from headwater.storage.sqlite import lease as leases
 
 _CURSOR = "retire"  # key in `meta`: the table and place up to which memberships are gone
@@ -87,11 +88,11 @@ def _strip(connection: apsw.Connection, limit: int) -> bool:
     ).fetchall()
     if not found:
         return False
-    current = int(str(found[0][0]))
+    current = whole(found[0][0])
     first = place if current == table else 0
     sql = f"select id from rows_{current:d} where id >= ? order by id limit 1 offset ?"
     beyond = connection.execute(sql, (first, limit)).fetchone()
-    end = int(str(beyond[0])) if beyond is not None else (1 << 62)
+    end = whole(beyond[0]) if beyond is not None else (1 << 62)
     connection.execute(_STRIP.format(current), (first, end))
     cursor = (current, end) if beyond is not None else (current + 1, 0)
     connection.execute("insert or replace into meta values (?, ?)", (_CURSOR, orjson.dumps(cursor).decode()))

@@ -10,6 +10,7 @@ import apsw
 
 from headwater.storage.contract.parts import CurrentRow, PlacedRow, Places
 from headwater.storage.shared.loading import batched
+from headwater.storage.shared.values import whole
 from headwater.storage.sqlite.connection import open_reader, sqlite_errors
 
 BATCH_ROWS = 5_000
@@ -30,9 +31,9 @@ def place_ranges(connection: apsw.Connection, table: int, rows: int) -> Places:
     """See the contract. Places that were given up make a range hold fewer rows than asked for."""
     sql = f"select min(id), max(id), count(*) from rows_{table:d}"
     low, high, found = connection.execute(sql).fetchall()[0]
-    count = int(str(found))
+    count = whole(found)
     if not count:
         return Places((), 0)
-    first, last = int(str(low)), int(str(high))
+    first, last = whole(low), whole(high)
     width = max(1, (last - first + 1) * rows // count)
     return Places(tuple((start, start + width) for start in range(first, last + 1, width)), count)

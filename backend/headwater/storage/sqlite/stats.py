@@ -10,6 +10,7 @@ import zstandard
 
 from headwater.storage.address import SqliteAddress
 from headwater.storage.contract.stats import DefinitionStats
+from headwater.storage.shared.values import whole
 from headwater.storage.sqlite.connection import open_reader, sqlite_errors
 
 # A CLEAR is where a new device starts; a segment that it lies in counts as a whole. Ops of segments that are not
@@ -49,7 +50,7 @@ def definition_stats(address: SqliteAddress) -> list[DefinitionStats]:
 
 
 def _number(value: apsw.SQLiteValue) -> int:
-    return int(str(value))
+    return whole(value)
 
 
 def content_size(*blobs: apsw.SQLiteValue) -> int:

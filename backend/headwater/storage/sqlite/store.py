@@ -18,6 +18,7 @@ from headwater.storage.contract.requests import Request, RequestState
 from headwater.storage.contract.store import Checkpoint, Lease, SourceState, StoredTable, StoreError
 from headwater.storage.contract.versions import ConfigVersion, Origin, OwnConfig, VersionState
 from headwater.storage.shared.common import KnownBuckets, op_floor
+from headwater.storage.shared.values import whole
 from headwater.storage.sqlite import bulk, pages, requests, retire, versions
 from headwater.storage.sqlite import lease as leases
 from headwater.storage.sqlite import tables as generations
@@ -86,7 +87,7 @@ class SqliteStore:
             row = self._db.execute(sql, (tag,)).fetchone()
         if row is None:
             return None
-        return SourceState(tag, Lsn(int(str(row[0]))), str(row[1]), str(row[2]), int(str(row[3])))
+        return SourceState(tag, Lsn(whole(row[0])), str(row[1]), str(row[2]), whole(row[3]))
 
     def tables(self, tag: str) -> list[StoredTable]:
         with sqlite_errors(self._path):
@@ -231,7 +232,7 @@ class SqliteStore:
 
     def inbox(self) -> int:
         with self._lease_lock, sqlite_errors(self._path):
-            return int(str(self._lease_db.execute("select inbox from state").fetchall()[0][0]))
+            return whole(self._lease_db.execute("select inbox from state").fetchall()[0][0])
 
     def versions(self) -> list[ConfigVersion]:
         with self._lease_lock, sqlite_errors(self._path):

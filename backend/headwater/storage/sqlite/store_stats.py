@@ -25,6 +25,7 @@ from headwater.storage.contract.stats import (
 )
 from headwater.storage.contract.store import SourceState
 from headwater.storage.shared.common import decode_layouts
+from headwater.storage.shared.values import whole
 from headwater.storage.sqlite.connection import open_reader, sqlite_errors
 from headwater.storage.sqlite.stats import SIZES, content_size
 
@@ -163,4 +164,4 @@ def _one(db: apsw.Connection, sql: str) -> int:
 
 
 def _number(value: apsw.SQLiteValue) -> int:
-    return int(str(value))
+    return whole(value)

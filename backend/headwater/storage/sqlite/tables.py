@@ -10,6 +10,7 @@ from headwater.oplog.change import Relation
 from headwater.storage.contract.reason import ResyncReason, reason_columns, stored_reason
 from headwater.storage.contract.store import StoredTable
 from headwater.storage.shared.common import decode_layouts, encode_layouts
+from headwater.storage.shared.values import whole
 
 ROWS_TABLE = """
 create table rows_{0:d} (
@@ -43,7 +44,7 @@ def create_generation(
     columns = "source, layouts, fingerprint, state, resync, resync_detail"
     sql = f"insert into tables ({columns}) values (?, ?, ?, ?, ?, ?) returning id"
     bindings = (source, encode_layouts(layouts), fingerprint, state, *reason_columns(resync))
-    table = int(str(connection.execute(sql, bindings).fetchall()[0][0]))
+    table = whole(connection.execute(sql, bindings).fetchall()[0][0])
     connection.execute(ROWS_TABLE.format(table))
     return table
 
@@ -112,7 +113,7 @@ def load_tables(connection: apsw.Connection, source: str) -> list[StoredTable]:
 def _load(connection: apsw.Connection, condition: str, bindings: tuple[str | int, ...]) -> list[StoredTable]:
     sql = f"select id, source, layouts, fingerprint, resync, resync_detail from tables where {condition} order by id"
     return [
-        StoredTable(int(str(table)), tag, decode_layouts(layouts), fingerprint, stored_reason(cause, detail))
+        StoredTable(whole(table), tag, decode_layouts(layouts), fingerprint, stored_reason(cause, detail))
         for table, *texts in connection.execute(sql, bindings)
         for tag, layouts, fingerprint, cause, detail in [map(str, texts)]
     ]

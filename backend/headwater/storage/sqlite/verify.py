@@ -12,6 +12,7 @@ from headwater.storage.address import SqliteAddress
 from headwater.storage.contract.parts import CurrentRow, PlacedRow
 from headwater.storage.contract.verify import BucketHead, StoredSegment, cut_keys
 from headwater.storage.shared.loading import BATCH_BYTES, batched
+from headwater.storage.shared.values import whole
 from headwater.storage.sqlite.connection import open_reader, sqlite_errors
 from headwater_rules.results import LookupEntry
 
@@ -73,25 +74,25 @@ class SqliteVerify:
 
     def cut(self, ops: int) -> list[tuple[int, int]]:
         rows = self._db.execute("select id, count from buckets order by id")
-        return cut_keys(((int(str(key)), int(str(count))) for key, count in rows), ops)
+        return cut_keys(((whole(key), whole(count)) for key, count in rows), ops)
 
     def retired(self) -> frozenset[int]:
-        return frozenset(int(str(row[0])) for row in self._db.execute("select id from retired_buckets"))
+        return frozenset(whole(row[0]) for row in self._db.execute("select id from retired_buckets"))
 
     def tables(self) -> list[int]:
         rows = self._db.execute("select id from tables where state = 'active' order by id")
-        return [int(str(row[0])) for row in rows]
+        return [whole(row[0]) for row in rows]
 
     def segments(self, bucket: int, after: int) -> Iterator[StoredSegment]:
         for first, last, sealed, size, checksum, bodies in self._db.execute(_SEGMENTS, (bucket, after)):
-            numbers = int(str(size)), int(str(checksum))
+            numbers = whole(size), whole(checksum)
             yield StoredSegment(
-                int(str(first)), int(str(last)), bool(sealed), *numbers, bodies if isinstance(bodies, bytes) else None
+                whole(first), whole(last), bool(sealed), *numbers, bodies if isinstance(bodies, bytes) else None
             )
 
     def hot(self, bucket: int, after: int, upto: int) -> Iterator[tuple[int, bytes]]:
         for op_id, line in self._db.execute(_HOT, (bucket, after, upto)):
-            yield int(str(op_id)), line if isinstance(line, bytes) else b""
+            yield whole(op_id), line if isinstance(line, bytes) else b""
 
     def rows(self, table: int, first: int, end: int) -> Iterator[list[PlacedRow]]:
         if not self._db.execute("select 1 from sqlite_master where name = ?", (f"rows_{table:d}",)).fetchall():
@@ -114,17 +115,15 @@ class SqliteVerify:
 
 def _head(row: Sequence[apsw.SQLiteValue]) -> BucketHead:
     key, name, definition, *numbers = row
-    checksum, count, clear_op, last_op = (int(str(number)) for number in numbers)
-    return BucketHead(int(str(key)), _text(name), str(definition), checksum, count, clear_op, last_op)
+    checksum, count, clear_op, last_op = (whole(number) for number in numbers)
+    return BucketHead(whole(key), _text(name), str(definition), checksum, count, clear_op, last_op)
 
 
 def _row(row: Sequence[apsw.SQLiteValue]) -> PlacedRow:
     place, row_id, layout, line, members, subkey = row
     return PlacedRow(
-        int(str(place)),
-        CurrentRow(
-            _text(row_id), int(str(layout)), _text(line), _text(members), None if subkey is None else str(subkey)
-        ),
+        whole(place),
+        CurrentRow(_text(row_id), whole(layout), _text(line), _text(members), None if subkey is None else str(subkey)),
     )
 
 

@@ -11,6 +11,7 @@ import orjson
 
 from headwater.oplog.lsn import Lsn
 from headwater.storage.contract.store import WriteCheckpoint
+from headwater.storage.shared.values import whole
 from headwater.storage.sqlite.connection import immediate, open_writer, sqlite_errors
 
 _SCHEMA = """
@@ -80,4 +81,4 @@ class WriteCheckpoints:
 
 def _checkpoint(row: tuple[apsw.SQLiteValue, ...]) -> WriteCheckpoint:
     lsns = {str(tag): Lsn(int(lsn)) for tag, lsn in orjson.loads(str(row[2])).items()}
-    return WriteCheckpoint(str(row[0]), int(str(row[1])), lsns, int(str(row[3])))
+    return WriteCheckpoint(str(row[0]), whole(row[1]), lsns, whole(row[3]))

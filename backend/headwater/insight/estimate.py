@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from headwater.cli.rules.rows import CurrentRows, Pages, ScanProgress, op_size
+from headwater.insight.rows import CurrentRows, Pages, op_size
 from headwater.oplog.op import bucket_key
 from headwater_rules.plan import SyncPlan
 from headwater_rules.versions import only
@@ -88,9 +88,9 @@ def estimates(rows: CurrentRows, plan: SyncPlan, names: Collection[str], sample:
         pages = [rows.pages(table, SAMPLE_PAGE, max(1, sample // SAMPLE_PAGE)) for table in tables]
     tallies = {bucket.name: Tally() for bucket in wanted.buckets}
     read: dict[int, int] = {}
-    with ScanProgress("rows", sum(len(each.ranges) for each in pages)) as progress:
+    with rows.watch("rows", sum(len(each.ranges) for each in pages)) as page_done:
         for each in pages:
-            read[each.table.id] = _add(rows, wanted, each, tallies, progress)
+            read[each.table.id] = _add(rows, wanted, each, tallies, page_done)
     found = {}
     for name, tally in tallies.items():
         fed_by = {table.id for table in rows.tables(only(wanted, {name}))}
@@ -98,11 +98,13 @@ def estimates(rows: CurrentRows, plan: SyncPlan, names: Collection[str], sample:
     return found
 
 
-def _add(rows: CurrentRows, plan: SyncPlan, pages: Pages, tallies: dict[str, Tally], progress: ScanProgress) -> int:
+def _add(
+    rows: CurrentRows, plan: SyncPlan, pages: Pages, tallies: dict[str, Tally], page_done: Callable[[], None]
+) -> int:
     by_position = [tallies[bucket.name] for bucket in plan.buckets]
     factor = pages.factor
     number = 0
-    for row_id, result in rows.results(plan, pages, progress):
+    for row_id, result in rows.results(plan, pages, page_done):
         number += 1
         for put in result.puts:
             by_position[put.definition].add(put.bucket, op_size(put, pages.table, row_id), factor)

@@ -6,14 +6,11 @@ only asked about types of its own making.
 
 from __future__ import annotations
 
-import sys
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 
 import psycopg
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from headwater.decode.catalog import TypeCatalog
 from headwater.decode.copytext import split_line
@@ -33,7 +30,6 @@ from headwater_rules.results import Put, RowResult
 
 _FULL_DIGEST = 0xFFFFFFFF  # a checksum of ten digits, as most have
 _ID_BYTES = len('{"op_id":"1234567890123456",') + 1  # and the comma between two ops
-_QUIET_SECONDS = 1.0
 _CONNECT_SECONDS = 5
 
 
@@ -60,6 +56,15 @@ def table_name(table: StoredTable) -> str:
     return f"{table.relation.schema}.{table.relation.name}"
 
 
+Watch = Callable[[str, int], AbstractContextManager[Callable[[], None]]]
+"""Is told what is read and how many pages of it, for the length of a `with`, and then of each page that is done."""
+
+
+def unwatched(_what: str, _pages: int) -> AbstractContextManager[Callable[[], None]]:
+    """For those who wait for the answer without being told how far it is."""
+    return nullcontext(lambda: None)
+
+
 @dataclass
 class CurrentRows:
     """The rows of one source that the store holds, for evaluation. `notes` gathers what a person should know of the
@@ -67,6 +72,7 @@ class CurrentRows:
 
     store: Store
     source: SourceSettings
+    watch: Watch = unwatched
     notes: list[str] = field(default_factory=list)
     _types: TypeCatalog = field(default_factory=TypeCatalog)
     _asked: set[int] = field(default_factory=set)
@@ -91,7 +97,7 @@ class CurrentRows:
             return Pages(table, ranges, len(ranges))
         return Pages(table, [ranges[number * len(ranges) // most] for number in range(most)], len(ranges))
 
-    def results(self, plan: SyncPlan, pages: Pages, progress: ScanProgress) -> Iterator[tuple[str, RowResult]]:
+    def results(self, plan: SyncPlan, pages: Pages, page_done: Callable[[], None]) -> Iterator[tuple[str, RowResult]]:
         """Row id and result of every row of the pages. The rows of one page are those of one moment."""
         if pages.table.resync:
             self._note(f"rows of {pages.name} are being read from the source at this time: not all may be there")
@@ -101,7 +107,7 @@ class CurrentRows:
                 for _, row in batch:
                     if not is_stub(row.line):
                         yield row.row_id, layouts.evaluate(row.layout, row.line, row.row_id)
-            progress.page_done()
+            page_done()
 
     def _types_of(self, table: StoredTable) -> TypeCatalog:
         """Types that the source defines itself are known to the source only."""
@@ -157,32 +163,3 @@ def op_size(put: Put, table: StoredTable, row_id: str) -> int:
     subkey = row_subkey(None, table.id, row_id, put.id, b"")
     body = put_body(put.table, put.id, subkey, put.data, _FULL_DIGEST)
     return _ID_BYTES + (len(body) if body.isascii() else len(body.encode()))
-
-
-class ScanProgress:
-    """A bar on a terminal, for work of `total` pages that takes longer than a second; a context manager."""
-
-    def __init__(self, what: str, total: int) -> None:
-        self._what = what
-        self._total = total
-        self._done = 0
-        self._started = time.monotonic()
-        self._bar: Progress | None = None
-
-    def __enter__(self) -> ScanProgress:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._bar is not None:
-            self._bar.stop()
-
-    def page_done(self) -> None:
-        self._done += 1
-        if self._bar is None:
-            if not sys.stderr.isatty() or time.monotonic() - self._started < _QUIET_SECONDS:
-                return
-            columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:.0f} %"))
-            self._bar = Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True)
-            self._bar.add_task(self._what, total=self._total)
-            self._bar.start()
-        self._bar.update(self._bar.task_ids[0], completed=self._done)

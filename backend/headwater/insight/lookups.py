@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from headwater.cli.rules.rows import CurrentRows, ScanProgress
+from headwater.insight.rows import CurrentRows
 from headwater.storage.contract.store import StoreReader
 from headwater_rules.plan import SyncPlan
 from headwater_rules.versions import only, sides
@@ -58,9 +58,9 @@ class LookupScan:
         entries: dict[str, list[str]] = {}
         number, whole = 0, True
         pages = [self._rows.pages(table, _PAGE) for table in self._rows.tables(plan)]
-        with ScanProgress("lookups", sum(len(each.ranges) for each in pages)) as progress:
+        with self._rows.watch("lookups", sum(len(each.ranges) for each in pages)) as page_done:
             for each in pages:
-                for _, result in self._rows.results(plan, each, progress):
+                for _, result in self._rows.results(plan, each, page_done):
                     for key, output in result.lookups:
                         if whole or key in keys:
                             entries.setdefault(key, []).append(output)

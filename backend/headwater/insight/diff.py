@@ -1,0 +1,88 @@
+"""What a sync config would change of another one, and what that costs devices."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+
+from headwater.insight.estimate import Estimate, estimates
+from headwater.insight.rows import CurrentRows
+from headwater.storage.contract.stats import DefinitionStats
+from headwater.storage.open import open_backend
+from headwater_rules.describe.per_row import BucketPerRow, buckets_per_row
+from headwater_rules.errors import RuleError
+from headwater_rules.plan import SyncPlan
+from headwater_rules.versions import Change, Comparison, Kind, SideChange, compare
+
+
+@dataclass(frozen=True, slots=True)
+class Diff:
+    """What `file` would change of `against`. `stored` is what the store has of definitions, by name; `estimates` what
+    new ones would hold. `missing` are tables without rows in the store, `unsent` names those whose rows can't come,
+    `per_row` what of `file` has buckets of one row each; `allowed` is how many buckets a device may have."""
+
+    file: str
+    against: str
+    comparison: Comparison
+    allowed: int
+    stored: dict[str, DefinitionStats] = field(default_factory=dict)
+    estimates: dict[str, Estimate] = field(default_factory=dict)
+    missing: tuple[str, ...] = ()
+    per_row: tuple[BucketPerRow, ...] = ()
+    unsent: tuple[RuleError, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def buckets(self, found: BucketPerRow) -> int | None:
+        """How many buckets of one row each there are, as far as rows are known."""
+        guess, stats = self.estimates.get(found.definition), self.stored.get(found.definition)
+        if guess is not None and guess.tables:
+            return guess.buckets
+        return None if stats is None else stats.buckets
+
+    def as_dict(self) -> dict[str, object]:
+        """The whole answer, as JSON can have it."""
+        return {
+            "file": self.file,
+            "against": self.against,
+            "same": self.comparison.same,
+            "definitions": [self._side(side) for side in self.comparison.sides if side.kind is Kind.BUCKET],
+            "lookups": [self._side(side) for side in self.comparison.sides if side.kind is Kind.LOOKUP],
+            "streams": [{**asdict(stream), "change": stream.change.value} for stream in self.comparison.streams],
+            "missing_tables": list(self.missing),
+            "one_bucket_per_row": [{**asdict(each), "buckets": self.buckets(each)} for each in self.per_row],
+            "unsent": [finding.to_dict() for finding in self.unsent],
+            "notes": list(self.notes),
+        }
+
+    def _side(self, side: SideChange) -> dict[str, object]:
+        told: dict[str, object] = {
+            "name": side.name,
+            "change": side.change.value,
+            "before": side.before,
+            "streams": list(side.streams),
+            "tables": [f"{table.schema}.{table.name}" for table in side.tables],
+        }
+        if side.kind is Kind.BUCKET:
+            stats, guess = self.stored.get(side.before or side.name), self.estimates.get(side.name)
+            told["stored"] = None if stats is None else asdict(stats)
+            told["to_download"] = None if guess is None or not guess.tables else asdict(guess)
+        return told
+
+
+def diff_with_rows(
+    rows: CurrentRows, plan: SyncPlan, other: SyncPlan, *, file: str, against: str, allowed: int, sample: int | None
+) -> Diff:
+    """What `plan`, called `file`, would change of `other`, in numbers of the store's rows. `sample` bounds the rows
+    that are evaluated of each table, None for all of them."""
+    comparison = compare(other, plan)
+    new = {side.name for side in comparison.having(Change.ADDED, Change.CHANGED, kind=Kind.BUCKET)}
+    return Diff(
+        file=file,
+        against=against,
+        comparison=comparison,
+        allowed=allowed,
+        stored={stats.definition: stats for stats in open_backend(rows.store.address).definition_stats()},
+        estimates=estimates(rows, plan, new, sample),
+        missing=tuple(rows.missing(plan)),
+        per_row=buckets_per_row(plan),
+        notes=tuple(rows.notes),
+    )

@@ -1,0 +1,172 @@
+"""What a user would get under a sync config that nobody has deployed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import orjson
+
+from headwater.insight.lookups import LookupScan
+from headwater.insight.rows import CurrentRows, op_size
+from headwater.insight.words import count
+from headwater.storage.contract.store import StoreReader
+from headwater_rules.errors import did_you_mean
+from headwater_rules.evaluate.requests import resolve
+from headwater_rules.plan import Expr, FromRequest, RequestInput, RequestStage, Stream, SyncPlan
+from headwater_rules.results import Put, Resolution, ResolvedBucket, SyncRequest
+from headwater_rules.versions import only
+
+_PAGE = 50_000
+
+
+@dataclass
+class BucketRows:
+    """What stands in one bucket: how much, and the first rows of it."""
+
+    rows: int = 0
+    size: int = 0
+    first: list[Put] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Preview:
+    """The answer to a request. `buckets` pairs each with its rows; `lookups` are the keys asked for and what was
+    found."""
+
+    request: SyncRequest
+    resolution: Resolution
+    buckets: tuple[tuple[ResolvedBucket, BucketRows], ...]
+    lookups: Mapping[str, Sequence[str]]
+    missing: tuple[str, ...]
+    warnings: tuple[str, ...]
+
+    def reasons(self, bucket: ResolvedBucket) -> list[dict[str, object]]:
+        """Why the user gets a bucket: by streams that everybody has, or by subscriptions, each by its number."""
+        told: list[dict[str, object]] = []
+        for reason in bucket.reasons:
+            if "default" in reason:
+                told.append({"stream": self.resolution.streams[reason["default"]].name, "by": "default"})
+            else:
+                number = reason["sub"]
+                stream = self.request.subscriptions[number].stream
+                told.append({"stream": stream, "by": "subscription", "subscription": number})
+        return told
+
+    def as_dict(self) -> dict[str, object]:
+        """The whole answer, as JSON can have it."""
+        return {
+            "user": self.request.claims["sub"],
+            "buckets": [
+                {
+                    "name": bucket.name,
+                    "priority": bucket.priority,
+                    "reasons": self.reasons(bucket),
+                    "rows": found.rows,
+                    "size": found.size,
+                    "first": [
+                        {"table": put.table, "id": put.id, "data": orjson.loads(put.data)} for put in found.first
+                    ],
+                }
+                for bucket, found in self.buckets
+            ],
+            "streams": [status.name for status in self.resolution.streams],
+            "lookups": {key: [orjson.loads(output) for output in outputs] for key, outputs in self.lookups.items()},
+            "missing_tables": list(self.missing),
+            "warnings": list(self.warnings),
+        }
+
+
+def preview(
+    current: CurrentRows,
+    reader: StoreReader,
+    plan: SyncPlan,
+    request: SyncRequest,
+    *,
+    max_buckets: int,
+    max_results: int,
+    shown: int,
+) -> Preview:
+    """What `request` is answered under `plan`, with the first `shown` rows of each bucket. The limits are those of the
+    API. A request that is refused is answered with why in its streams' errors."""
+    lookups = LookupScan(current, plan, current.store.complete_sides(), reader)
+    resolution = resolve(plan, request, lookups, max_buckets=max_buckets, max_results=max_results)
+    buckets = _bucket_rows(current, plan, resolution, shown)
+    return Preview(
+        request,
+        resolution,
+        tuple((bucket, buckets[bucket.name]) for bucket in resolution.buckets),
+        lookups.answers,
+        tuple(current.missing(plan)),
+        (*_request_warnings(plan, request), *_failures(resolution, request), *current.notes),
+    )
+
+
+def _bucket_rows(current: CurrentRows, plan: SyncPlan, resolution: Resolution, shown: int) -> dict[str, BucketRows]:
+    found = {bucket.name: BucketRows() for bucket in resolution.buckets}
+    used = only(plan, {plan.buckets[bucket.definition].name for bucket in resolution.buckets})
+    pages = [current.pages(table, _PAGE) for table in current.tables(used)]
+    failed: dict[str, int] = {}
+    with current.watch("rows", sum(len(each.ranges) for each in pages)) as page_done:
+        for each in pages:
+            for row_id, result in current.results(used, each, page_done):
+                for put in result.puts:
+                    bucket = found.get(put.bucket)
+                    if bucket is None:
+                        continue
+                    bucket.rows += 1
+                    bucket.size += op_size(put, each.table, row_id)
+                    if len(bucket.first) < shown:
+                        bucket.first.append(put)
+                for error in result.errors:
+                    failed[error] = failed.get(error, 0) + 1
+    current.notes += [f"{error}: left out of {count(number, 'row')}" for error, number in failed.items()]
+    return found
+
+
+# what the request has wrong with it
+
+
+def _request_warnings(plan: SyncPlan, request: SyncRequest) -> Iterator[str]:
+    streams = {stream.name: stream for stream in plan.streams}
+    for subscription in request.subscriptions:
+        stream = streams.get(subscription.stream)
+        if stream is None:
+            hint = did_you_mean(subscription.stream, streams)
+            yield f"the rules have no stream {subscription.stream}{f'; {hint}' if hint else ''}"
+            continue
+        given = set(subscription.parameters or ())
+        for name in _unused(given, [stream], RequestInput.SUBSCRIPTION):
+            yield f"stream {stream.name} does not use the subscription's parameter {name}"
+    for name in _unused(set(request.parameters or ()), plan.streams, RequestInput.CONNECTION):
+        yield f"no stream uses the client parameter {name}"
+
+
+def _unused(given: set[str], streams: Sequence[Stream], source: RequestInput) -> list[str]:
+    """The names among `given` that no expression reads from `source`: a path begins with a key in double quotes. An
+    expression that takes the whole object uses every name."""
+    texts = [expr.sql for stream in streams for expr in _exprs(stream) if source.value in expr.inputs]
+    if any("->" not in text for text in texts):
+        return []
+    keys = {name: f'$."{orjson.dumps(name).decode()[1:-1]}"'.replace("'", "''") for name in given}
+    return sorted(name for name, key in keys.items() if not any(key in text for text in texts))
+
+
+def _exprs(stream: Stream) -> Iterator[Expr]:
+    for variant in stream.variants:
+        yield from variant.gates
+        sources = [source for group in variant.params for source in group]
+        for stage in variant.stages:
+            if isinstance(stage, RequestStage):
+                yield from (*stage.arrays, *stage.filters, *stage.outputs)
+            else:
+                sources += stage.keys
+        yield from (source.expr for source in sources if isinstance(source, FromRequest))
+
+
+def _failures(resolution: Resolution, request: SyncRequest) -> Iterator[str]:
+    for status in resolution.streams:
+        for error in status.errors:
+            who = error["subscription"]
+            entry = "" if who == "default" else f", subscription {request.subscriptions[int(str(who))].stream}"
+            yield f"stream {status.name}{entry}: {error['message']}"
