@@ -68,8 +68,9 @@ lock: install ## requirements.lock anew from pyproject.toml (make lock ARGS=--up
 	$(BIN)/uv pip compile pyproject.toml --extra spark --extra embedded --group dev --universal --python-version 3.11 \
 		--generate-hashes --no-emit-index-url --no-annotate --no-header --quiet $(ARGS) --output-file requirements.lock
 
-reference: install ## the pages of docs that are written from the code
+reference: install ## what of the docs is made from the code
 	$(BIN)/python -m docs.generate.errors
+	$(BIN)/python -m docs.generate.rooms
 
 clean: ## remove everything that the other targets made
 	rm -rf .venv dist clients/web/dist clients/web/node_modules tests/e2e/*/node_modules tests/postgres/node_modules \

@@ -1,0 +1,1 @@
+"""Headwater: data of Postgres on devices, in step with it."""

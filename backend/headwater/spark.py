@@ -1,5 +1,5 @@
 """What programs on Spark import: the op log as a data source. Needs the extra `spark`."""
 
-from headwater.pipeline.oplog_source import OplogSource
+from headwater.pipeline.oplog.source import OplogSource
 
 __all__ = ["OplogSource"]

@@ -10,7 +10,7 @@ import pytest
 from psycopg import sql
 
 from headwater.embedded.postgres import EmbeddedPostgres
-from headwater.source.catalog import PublishedTable, published_tables
+from headwater.source.catalog.published import PublishedTable, published_tables
 from tests.support.changed_source import Device, published_rows, settled
 from tests.support.fix_headwater import wait_until
 from tests.support.fix_postgres import SourceDb

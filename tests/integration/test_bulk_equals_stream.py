@@ -35,9 +35,9 @@ from headwater.pipeline.reprocess import ReprocessTask
 from headwater.replication.stream.fold import Fold
 from headwater.replication.stream.lacking import Lacking
 from headwater.replication.tables.live import LiveContext, LiveTable
-from headwater.source.catalog import PublishedTable
+from headwater.source.catalog.leaves import Leaf
+from headwater.source.catalog.published import PublishedTable
 from headwater.source.connect import SourceSettings
-from headwater.source.leaves import Leaf
 from headwater.storage.address import PostgresAddress, StoreAddress
 from headwater.storage.contract.parts import BulkRecord
 from headwater.storage.contract.store import Progress, SourceState

@@ -15,7 +15,7 @@ from headwater.oplog.change import Cell, Relation
 from headwater.oplog.limits import ROW_LIMIT
 from headwater.pipeline.jobs import BulkJobs, Report
 from headwater.source.connect import SourceUnreachable
-from headwater.source.fetch import Fetched, RowFetcher
+from headwater.source.rows.fetch import Fetched, RowFetcher
 from tests.integration.test_private_history import CONFIG, given
 from tests.support.changed_source import Device, published_rows, settled
 from tests.support.fix_headwater import Deploy, Deployment, wait_until

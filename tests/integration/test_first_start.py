@@ -12,9 +12,9 @@ from headwater.embedded.java import NoJava
 from headwater.errors import HeadwaterError
 from headwater.pipeline.engine import Job, Run
 from headwater.pipeline.jobs import BulkJobs
-from headwater.pipeline.session import Spark, SparkError
 from headwater.pipeline.settings import SparkSettings
-from headwater.pipeline.spark_engine import SparkEngine
+from headwater.pipeline.spark.engine import SparkEngine
+from headwater.pipeline.spark.session import Spark, SparkError
 from tests.support.fix_headwater import Deployment
 from tests.support.fix_postgres import SourceDb
 
@@ -64,7 +64,7 @@ def test_without_java_no_slot_is_made(first: Deployment, monkeypatch: pytest.Mon
     def none() -> None:
         raise NoJava("Spark needs Java")
 
-    monkeypatch.setattr("headwater.pipeline.session.java_home", none)
+    monkeypatch.setattr("headwater.pipeline.spark.session.java_home", none)
     monkeypatch.setattr("headwater.replication.jobs.snapshot.SnapshotKeeper", None)  # making one would be another error
     first.bulk = BulkJobs(SparkEngine(Spark(SparkSettings())))
     failure_of(first, NoJava)

@@ -11,8 +11,8 @@ import pytest
 from headwater.embedded.postgres import EmbeddedPostgres
 from headwater.errors import HeadwaterError
 from headwater.pipeline.jobs import BulkJobs
-from headwater.source.catalog import published_tables
-from headwater.source.checks import table_findings
+from headwater.source.catalog.published import published_tables
+from headwater.source.readiness.checks import table_findings
 from tests.support.fix_headwater import NOTES, Deploy, Deployment, wait_until
 from tests.support.fix_postgres import FAST
 from tests.support.postgres_versions import postgres_of

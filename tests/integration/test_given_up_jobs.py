@@ -23,7 +23,7 @@ from headwater.storage.contract.requests import RequestState
 from headwater.storage.contract.store import Lease
 from headwater.storage.contract.versions import Origin, VersionState
 from headwater.storage.open import open_backend
-from headwater.storage.postgres.compact import PostgresUpkeep
+from headwater.storage.postgres.history.compact import PostgresUpkeep
 from headwater.storage.shared.compaction import Thrift
 from tests.support.fix_headwater import NOTES, Deployment, wait_until
 from tests.support.fix_postgres import SourceDb

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import psycopg
 import pytest
 
-from headwater.source.catalog import published_tables
-from headwater.source.checks import table_findings
+from headwater.source.catalog.published import published_tables
+from headwater.source.readiness.checks import table_findings
 from tests.support.changed_source import settled
 from tests.support.fix_headwater import Deploy, wait_until
 from tests.support.row_truth import Rows, device_rows, truth

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from headwater.replication.tables.schema_watch import wanted_tables
-from headwater.source.catalog import PublishedTable
+from headwater.source.catalog.published import PublishedTable
 from headwater.storage.contract.store import StoredTable
 from tests.support.changed_source import Device, published_rows, settled
 from tests.support.fix_headwater import Deploy, Deployment, plan_of, wait_until

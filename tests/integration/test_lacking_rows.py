@@ -11,7 +11,7 @@ import pytest
 from headwater.oplog.change import Cell, Relation
 from headwater.oplog.limits import ROW_LIMIT
 from headwater.replication.stream import source_rows
-from headwater.source.fetch import Fetched, RowFetcher
+from headwater.source.rows.fetch import Fetched, RowFetcher
 from tests.support.changed_source import compared, settled
 from tests.support.fix_headwater import Deploy, Deployment, wait_until
 

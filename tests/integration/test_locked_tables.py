@@ -11,11 +11,11 @@ import psycopg
 import pytest
 
 from headwater.replication.jobs.snapshot import Bootstrap
-from headwater.source.catalog import PublishedTable, published_tables
-from headwater.source.checks import source_findings
-from headwater.source.health import look
-from headwater.source.publications import memberships
-from headwater.source.schema import read_schema
+from headwater.source.catalog.publications import memberships
+from headwater.source.catalog.published import PublishedTable, published_tables
+from headwater.source.catalog.schema import read_schema
+from headwater.source.readiness.checks import source_findings
+from headwater.source.readiness.health import look
 from headwater.source.triggers import install
 from headwater.storage.contract.versions import VersionState
 from headwater_rules.plan import TablePattern

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import psycopg
 import pytest
 
-from headwater.source.catalog import PublishedTable, published_tables
+from headwater.source.catalog.published import PublishedTable, published_tables
 from tests.support.changed_source import published_rows, settled
 from tests.support.fix_headwater import Deploy, wait_until
 

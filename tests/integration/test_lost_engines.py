@@ -13,7 +13,7 @@ import pytest
 from headwater.bulk.contract import EngineError, EngineLostError
 from headwater.pipeline.engine import Job
 from headwater.pipeline.jobs import BulkJobs
-from headwater.pipeline.session import SparkError
+from headwater.pipeline.spark.session import SparkError
 from headwater.storage.contract.versions import Origin, VersionState
 from tests.support.changed_source import settled
 from tests.support.fix_headwater import HASTY, Deployment, wait_until

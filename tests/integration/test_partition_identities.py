@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from headwater.source.catalog import published_tables
-from headwater.source.checks import table_findings
+from headwater.source.catalog.published import published_tables
+from headwater.source.readiness.checks import table_findings
 from tests.support.changed_source import Device, published_rows, settled
 from tests.support.fix_headwater import Deployment, wait_until
 

@@ -11,7 +11,7 @@ import pytest
 from headwater.bulk.contract import SnapshotTable, TableChangedError
 from headwater.pipeline import partition as partitions
 from headwater.pipeline.partition import Partition, read_lines
-from headwater.source.catalog import published_tables
+from headwater.source.catalog.published import published_tables
 from headwater.source.connect import SourceSettings
 from tests.support.fix_headwater import Deploy
 

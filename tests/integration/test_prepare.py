@@ -10,9 +10,9 @@ import pytest
 from psycopg import sql
 
 from headwater.embedded.postgres import EmbeddedPostgres
-from headwater.source.checks import SourceNotReady, check_source
 from headwater.source.connect import SourceRefused, SourceSettings, SourceUnreachable, connect
-from headwater.source.prepare import MoreRightsNeeded, NotAllowed, missing_sql, prepare, sql_block
+from headwater.source.readiness.checks import SourceNotReady, check_source
+from headwater.source.readiness.prepare import MoreRightsNeeded, NotAllowed, missing_sql, prepare, sql_block
 from headwater.source.slot import former_slot_name, slot_name
 from headwater_rules.plan import TablePattern
 from tests.integration.test_catalog import settings_for

@@ -14,7 +14,7 @@ import pytest
 
 from headwater.oplog.lsn import ZERO
 from headwater.replication.stream.apply import FLUSH_CHANGES
-from headwater.source.fetch import Names, RowFetcher
+from headwater.source.rows.fetch import Names, RowFetcher
 from headwater.source.stream import Received, ReplicationStream
 from tests.support.changed_source import Device, published_rows, settled
 from tests.support.fix_headwater import HASTY, TRIGGERED, Deploy, Deployment, wait_until

@@ -16,8 +16,8 @@ from headwater.oplog.lsn import Lsn, parse_lsn
 from headwater.pipeline.jobs import BulkJobs
 from headwater.replication.health.model import Health, State, from_json
 from headwater.source.connect import SourceSettings, connect
-from headwater.source.finding import Finding
-from headwater.source.health import look
+from headwater.source.readiness.finding import Finding
+from headwater.source.readiness.health import look
 from tests.integration.test_catalog import settings_for
 from tests.support.fix_headwater import HASTY, Deploy, Deployment, wait_until
 from tests.support.fix_postgres import SourceDb
@@ -181,7 +181,7 @@ def test_the_replicator_warns_once_and_says_when_it_is_over(
         source_db.execute("alter table notes add primary key (id)")
         wait_until(lambda: standing(deployment).findings == (), "the warning to go")
     said = [record.getMessage() for record in caplog.records if "HW_2017" in record.getMessage()]
-    assert [line.partition("[")[0] for line in said] == ["", "no longer so: "] * 2
+    assert [line.partition("[")[0] for line in said] == ["", "resolved: "] * 2
     wait_until(lambda: standing(deployment).state is State.STREAMING, "the comparison to end")
     deployment.stop()
     assert standing(deployment).state is State.STOPPED

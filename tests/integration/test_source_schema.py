@@ -9,8 +9,8 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from headwater.source.catalog.schema import read_schema
 from headwater.source.connect import SourceSettings
-from headwater.source.schema import read_schema
 from headwater_rules.schema import SourceSchema, ValueKind
 from tests.integration.type_cases import CASES, CUSTOM_TYPES
 from tests.support.command import Outcome

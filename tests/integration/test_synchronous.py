@@ -10,7 +10,7 @@ import psycopg
 import pytest
 
 from headwater.source.connect import connect
-from headwater.source.health import look
+from headwater.source.readiness.health import look
 from headwater.source.slot import slot_name
 from headwater.source.triggers import install
 from headwater.storage.contract.versions import VersionState

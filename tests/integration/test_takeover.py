@@ -177,7 +177,7 @@ def test_the_place_of_a_killed_replicator_is_taken_before_its_lease_ends(
 def test_a_long_transaction_does_not_cost_the_lease(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who waits for the lock meanwhile gets it at the commit, and must find a lease that has just begun."""
     now = [time.time()]
-    monkeypatch.setattr("headwater.storage.sqlite.lease.time", SimpleNamespace(time=lambda: now[0]))
+    monkeypatch.setattr("headwater.storage.sqlite.control.lease.time", SimpleNamespace(time=lambda: now[0]))
     small_bulk.run(tmp_path, "text")
     first, second = SqliteStore(tmp_path), SqliteStore(tmp_path)
     lease = first.acquire("default", "first", LEASE_SECONDS)

@@ -139,7 +139,7 @@ def test_served_from_a_file_the_rest_is_there_and_the_statements_are_told(
 
     service.source.execute(f"{PUBLISH}; {service.grant}")
     wait_until(lambda: service.rows() == {NOTE, TODO}, "the rows of the table")
-    wait_until(lambda: "no longer so: [HW_2030]" in caplog.text, "the replicator to say that it is over", 20.0)
+    wait_until(lambda: "resolved: [HW_2030]" in caplog.text, "the replicator to say that it is over", 20.0)
     assert service.run("source", "status").code == 0
 
 

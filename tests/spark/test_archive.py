@@ -18,15 +18,15 @@ from headwater.oplog.op import OpId
 from headwater.pipeline import archive
 from headwater.pipeline.archive import export_store, import_store
 from headwater.pipeline.archive_files import ArchiveFile, Manifest
-from headwater.pipeline.session import Spark
-from headwater.pipeline.spark_engine import SparkEngine
+from headwater.pipeline.spark.engine import SparkEngine
+from headwater.pipeline.spark.session import Spark
 from headwater.storage.address import PostgresAddress, SqliteAddress, StoreAddress
 from headwater.storage.contract.archive import ArchiveError, StoreNotEmptyError
 from headwater.storage.contract.seal import SealedStoreError
 from headwater.storage.contract.store import Chunk, LeaseHeldError, StoreError
 from headwater.storage.open import open_backend
-from headwater.storage.postgres.load import PostgresLoad
-from headwater.storage.sqlite.load import SqliteLoad
+from headwater.storage.postgres.bulk.load import PostgresLoad
+from headwater.storage.sqlite.bulk.load import SqliteLoad
 from tests.support.command import headwater
 from tests.support.fix_postgres import SourceDb
 from tests.support.model_device import ModelBucket

@@ -10,8 +10,8 @@ import pytest
 from headwater.cli.compact_on_spark import SparkCompaction
 from headwater.compaction import Summary, UpkeepWork, shared
 from headwater.oplog.op import OpId
-from headwater.pipeline.session import Spark
-from headwater.pipeline.spark_engine import SparkEngine
+from headwater.pipeline.spark.engine import SparkEngine
+from headwater.pipeline.spark.session import Spark
 from headwater.storage.open import open_backend
 from headwater.storage.shared.compaction import Thrift
 from tests.support.fix_headwater import Deployment

@@ -21,8 +21,8 @@ from headwater.compaction import Upkeep
 from headwater.compaction.background import Rhythm
 from headwater.pipeline.engine import Job
 from headwater.pipeline.jobs import BulkJobs
-from headwater.pipeline.session import Spark
-from headwater.pipeline.spark_engine import SparkEngine, SparkRun
+from headwater.pipeline.spark.engine import SparkEngine, SparkRun
+from headwater.pipeline.spark.session import Spark
 from headwater.storage.address import PostgresAddress, SqliteAddress
 from headwater.storage.contract.versions import Origin, VersionState
 from tests.spark.test_archive import everything, export, fill, take_in

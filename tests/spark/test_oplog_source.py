@@ -18,8 +18,8 @@ from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import DataFrame, Row, SparkSession
 
 from headwater.oplog.op import OpId
-from headwater.pipeline.oplog_source import OplogSource
-from headwater.pipeline.session import Spark
+from headwater.pipeline.oplog.source import OplogSource
+from headwater.pipeline.spark.session import Spark
 from headwater.storage.address import PostgresAddress, SqliteAddress
 from headwater.storage.open import open_backend
 from tests.support.fix_headwater import wait_until

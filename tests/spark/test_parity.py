@@ -38,11 +38,11 @@ from headwater.oplog.op import bucket_key
 from headwater.pipeline.compare import ComparedRow, RowsTask, SourceRows, StoreRows
 from headwater.pipeline.jobs import BulkJobs
 from headwater.pipeline.partition import Partition
-from headwater.pipeline.session import Spark
-from headwater.pipeline.spark_engine import SparkEngine
-from headwater.source.catalog import PublishedTable
+from headwater.pipeline.spark.engine import SparkEngine
+from headwater.pipeline.spark.session import Spark
+from headwater.source.catalog.leaves import Leaf
+from headwater.source.catalog.published import PublishedTable
 from headwater.source.connect import SourceSettings
-from headwater.source.leaves import Leaf
 from headwater.storage.address import SqliteAddress
 from headwater.storage.contract.parts import BulkOutcome, StagedPart
 from headwater.storage.contract.store import StoredTable

@@ -13,11 +13,11 @@ import pytest
 from py4j.java_gateway import JavaGateway
 from pyspark import SparkConf, SparkContext
 
-import headwater.pipeline.session
+import headwater.pipeline.spark.session
 from headwater.bulk.contract import EngineLostError
-from headwater.pipeline.output import launch_jvm
-from headwater.pipeline.session import Spark
-from headwater.pipeline.spark_engine import SparkEngine, SparkRun
+from headwater.pipeline.spark.engine import SparkEngine, SparkRun
+from headwater.pipeline.spark.output import launch_jvm
+from headwater.pipeline.spark.session import Spark
 from tests.support.fix_headwater import NOTES, Deployment, wait_until
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def test_a_spark_that_was_killed_is_started_again_and_that_is_told(
     capfd: pytest.CaptureFixture[str],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    caplog.set_level(logging.INFO, "headwater.pipeline.session")
+    caplog.set_level(logging.INFO, "headwater.pipeline.spark.session")
     source_db.execute("create table notes (id text primary key); insert into notes values ('1')")
     deployment = deploy(NOTES).start()
     first = SparkContext._gateway.proc.pid  # type: ignore[union-attr]  # where Spark itself keeps it
@@ -44,7 +44,7 @@ def test_a_spark_that_was_killed_is_started_again_and_that_is_told(
     assert SparkContext._gateway.proc.pid != first  # type: ignore[union-attr]  # as above
     assert capfd.readouterr().err == "", "what a JVM says goes to the log"
     ended, starting, ready = [
-        record.getMessage() for record in caplog.records if record.name == "headwater.pipeline.session"
+        record.getMessage() for record in caplog.records if record.name == "headwater.pipeline.spark.session"
     ][-3:]
     assert ended.startswith("Spark's JVM has ended")
     assert starting.startswith("starting Spark (local[*]), which takes 5 to 15 seconds")
@@ -81,7 +81,7 @@ def test_a_spark_that_is_killed_as_it_starts_holds_up_no_stream_and_is_started_a
     caplog.set_level(logging.INFO, "headwater.replication")
     caplog.clear()
     kill_jvm()
-    monkeypatch.setattr(headwater.pipeline.session, "launch_jvm", launch_and_kill)
+    monkeypatch.setattr(headwater.pipeline.spark.session, "launch_jvm", launch_and_kill)
     source_db.execute("alter table notes add column extra int default 7")
     wait_until(lambda: deployment.rows("x") == {("notes", "1"): {"id": "1", "extra": 7}}, "the comparison")
     assert len(launched) == times + 1

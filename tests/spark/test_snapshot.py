@@ -17,9 +17,9 @@ from headwater.pipeline import jobs
 from headwater.pipeline.jobs import BulkJobs
 from headwater.pipeline.partition import CountedCopies, SnapshotTask
 from headwater.pipeline.plan import LARGEST_PAGES, partitions
-from headwater.pipeline.session import Spark, SparkJobError
+from headwater.pipeline.spark.session import Spark, SparkJobError
 from headwater.replication.tables.schema_watch import wanted_tables
-from headwater.source.catalog import load_types
+from headwater.source.catalog.published import load_types
 from headwater.source.slot import SnapshotKeeper
 from headwater.storage.address import PostgresAddress, SqliteAddress
 from headwater.storage.contract.parts import StagedPart

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import pytest
 
 from headwater.bulk.contract import EngineError
-from headwater.pipeline.session import Spark, SparkJobError
-from headwater.pipeline.spark_engine import SparkEngine
+from headwater.pipeline.spark.engine import SparkEngine
+from headwater.pipeline.spark.session import Spark, SparkJobError
 from tests.storm.plan import ROUGH, Plan, varied
 from tests.support.fix_storm import Storm
 

@@ -19,8 +19,8 @@ from headwater.errors import HeadwaterError, Kind
 from headwater.oplog.change import Relation, ReplicaIdentity
 from headwater.pipeline.compare import ComparedRow, RowsTask, StoreRows
 from headwater.pipeline.engine import Task
-from headwater.pipeline.session import Spark, SparkJobError
-from headwater.pipeline.spark_engine import SparkEngine
+from headwater.pipeline.spark.engine import SparkEngine
+from headwater.pipeline.spark.session import Spark, SparkJobError
 from headwater.source.connect import SourceSettings
 from headwater.storage.address import SqliteAddress
 from headwater.storage.contract.store import StoredTable

@@ -22,9 +22,9 @@ from pathlib import Path
 
 from headwater.embedded.postgres import EmbeddedPostgres
 from headwater.pipeline.jobs import BulkJobs
-from headwater.pipeline.session import Spark
 from headwater.pipeline.settings import SparkSettings
-from headwater.pipeline.spark_engine import SparkEngine
+from headwater.pipeline.spark.engine import SparkEngine
+from headwater.pipeline.spark.session import Spark
 from tests.storm.life import Life, Tally, worlds_of
 from tests.storm.plan import ROUGH, Plan, varied
 from tests.support.fix_postgres import FAST

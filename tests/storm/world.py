@@ -12,7 +12,7 @@ import psycopg
 from headwater.embedded.postgres import EmbeddedPostgres
 from headwater.oplog.lsn import parse_lsn
 from headwater.pipeline.jobs import BulkJobs
-from headwater.source.catalog import published_tables
+from headwater.source.catalog.published import published_tables
 from headwater.storage.address import PostgresAddress
 from headwater.storage.contract.store import StoreBusyError, StoreUnreachableError
 from tests.storm.tables import (

@@ -13,7 +13,7 @@ import psycopg
 import pytest
 
 from headwater.replication.tables.schema_watch import wanted_tables
-from headwater.source.catalog import PublishedTable
+from headwater.source.catalog.published import PublishedTable
 from headwater.source.stream import Received, ReplicationStream
 from headwater.source.triggers import install
 from headwater.storage.contract.store import StoredTable

@@ -24,15 +24,15 @@ from headwater.embedded.postgres import EmbeddedPostgres
 from headwater.oplog.lsn import parse_lsn
 from headwater.oplog.op import OpId
 from headwater.pipeline.jobs import BulkJobs
-from headwater.pipeline.session import Spark
 from headwater.pipeline.settings import SparkSettings
-from headwater.pipeline.spark_engine import SparkEngine
+from headwater.pipeline.spark.engine import SparkEngine
+from headwater.pipeline.spark.session import Spark
 from headwater.replication.health.model import Health, from_json, health_key
 from headwater.replication.pace import Pace
 from headwater.replication.replicator import Replicator
 from headwater.replication.sampling.audit import SamplingSettings
+from headwater.source.catalog.publications import load_publications
 from headwater.source.connect import SourceSettings
-from headwater.source.publications import load_publications
 from headwater.storage.address import PostgresAddress, SqliteAddress, StoreAddress
 from headwater.storage.backend import Store
 from headwater.storage.contract.parts import BulkRecord

@@ -21,8 +21,8 @@ from headwater.pipeline.compare import RowsTask, SourceRows
 from headwater.pipeline.engine import Found, Job, Result, Task
 from headwater.pipeline.jobs import BulkJobs
 from headwater.pipeline.meeting import Meeting
-from headwater.pipeline.session import SparkJobError
-from headwater.pipeline.tasks import Done, Failed, explained, outcome_of
+from headwater.pipeline.spark.session import SparkJobError
+from headwater.pipeline.spark.tasks import Done, Failed, explained, outcome_of
 
 APPLICATION: Final = "local"
 EVERYTHING_ON_SPARK: Final = os.environ.get("HEADWATER_TEST_BULK") == "spark"

@@ -17,7 +17,7 @@ from headwater.storage.contract.store import SourceState
 from headwater.storage.contract.versions import Origin
 from headwater.storage.shared.common import process_owner
 from headwater.storage.sqlite import SqliteStore
-from headwater.storage.sqlite.stage import StageFile
+from headwater.storage.sqlite.bulk.stage import StageFile
 from headwater_rules.results import LookupEntry, Put
 
 SOURCE = "default"

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from graphlib import CycleError, TopologicalSorter
 
 import grimp
 import pytest
+
+from docs.generate import rooms
 
 
 def test_no_modules_import_each_other_in_a_circle() -> None:
@@ -16,3 +20,22 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
         TopologicalSorter(imports).prepare()
     except CycleError as error:
         pytest.fail(" -> ".join(error.args[1]))
+
+
+def test_no_folder_has_more_modules_than_a_person_looks_through() -> None:
+    files = [*(rooms.ROOT / "backend").rglob("*.py"), *(rooms.ROOT / "sync_rules").rglob("*.py")]
+    counts = Counter(file.parent for file in files if file.name != "__init__.py")
+    assert {folder: number for folder, number in counts.items() if number > 20} == {}
+
+
+def test_the_picture_is_drawn_from_the_contract() -> None:
+    assert rooms.PICTURE.read_text("utf-8") == rooms.picture(), "run make reference"
+
+
+def test_the_architecture_speaks_of_modules_that_are_there() -> None:
+    page = (rooms.ROOT / "docs" / "architecture.md").read_text("utf-8")
+    roots = [rooms.ROOT / "backend/headwater", rooms.ROOT / "sync_rules", rooms.ROOT]
+    roots += [root for each in roots[:2] for root in each.rglob("*") if root.is_dir()]
+    named = set(re.findall(r"`([\w/]+\.py|\w+(?:/\w+)+/?)`", page))
+    assert named
+    assert sorted(name for name in named if not any((root / name).exists() for root in roots)) == []

@@ -1,0 +1,1 @@
+"""The endpoint that devices talk to, its probes and metrics."""

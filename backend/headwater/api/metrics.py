@@ -14,7 +14,7 @@ from headwater.api.server import AddressInUseError
 from headwater.api.status import health_of
 from headwater.errors import HeadwaterError
 from headwater.replication.health.model import Health, State
-from headwater.source.health import SlotHealth
+from headwater.source.readiness.health import SlotHealth
 from headwater.storage.contract.store import StoreReader
 
 _log = logging.getLogger(__name__)

@@ -8,7 +8,7 @@ from typing import ClassVar, NamedTuple
 
 from headwater.decode.catalog import TypeCatalog
 from headwater.errors import HeadwaterError, Kind
-from headwater.source.catalog import PublishedTable
+from headwater.source.catalog.published import PublishedTable
 from headwater.source.connect import SourceSettings
 from headwater.storage.address import StoreAddress
 from headwater.storage.contract.store import StoredTable

@@ -8,8 +8,8 @@ import time
 from collections.abc import Sequence
 
 from headwater.errors import HeadwaterError, Kind
-from headwater.source.checks import SPARED, raise_if_fatal, source_findings
 from headwater.source.connect import SourceSettings, connect
+from headwater.source.readiness.checks import SPARED, raise_if_fatal, source_findings
 from headwater_rules.plan import TablePattern
 
 _log = logging.getLogger(__name__)

@@ -92,8 +92,8 @@ def _on_spark(
     config: ServiceConfig, work: UpkeepWork, upkeep: UpkeepStore, buckets: list[BucketState], thrift: Thrift
 ) -> Summary:
     from headwater.cli.compact_on_spark import SparkCompaction
-    from headwater.pipeline.session import Spark
-    from headwater.pipeline.spark_engine import SparkEngine
+    from headwater.pipeline.spark.engine import SparkEngine
+    from headwater.pipeline.spark.session import Spark
 
     spark = Spark(config.spark)
     summary = Summary()

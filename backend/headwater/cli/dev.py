@@ -24,7 +24,7 @@ from headwater.dev.sample import fill, is_filled, row_count
 from headwater.dev.workspace import Workspace, open_workspace
 from headwater.embedded.postgres import EmbeddedPostgres
 from headwater.source.connect import SourceSettings
-from headwater.source.prepare import prepare
+from headwater.source.readiness.prepare import prepare
 from headwater_rules.compiler.compile import compile_config
 
 _DATABASE = "demo"

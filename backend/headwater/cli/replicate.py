@@ -14,8 +14,8 @@ from headwater.cli.progress import BulkProgressDisplay
 from headwater.compaction import Upkeep
 from headwater.config import ServiceConfig
 from headwater.pipeline.jobs import BulkJobs
-from headwater.pipeline.session import Spark
-from headwater.pipeline.spark_engine import SparkEngine
+from headwater.pipeline.spark.engine import SparkEngine
+from headwater.pipeline.spark.session import Spark
 from headwater.replication.replicator import Replicator
 from headwater.storage.open import open_backend
 from headwater.storage.shared.common import process_owner

@@ -13,9 +13,9 @@ from headwater.bulk.contract import TableLockedError
 from headwater.compaction.forgetting import BucketFindings, Forgetter, by_bucket, look
 from headwater.errors import HeadwaterError, Kind
 from headwater.insight.words import count
-from headwater.source.catalog import published_tables
+from headwater.source.catalog.published import published_tables
 from headwater.source.connect import SourceSettings, connect
-from headwater.source.search import has_row, has_text
+from headwater.source.rows.search import has_row, has_text
 from headwater.storage.address import StoreAddress
 from headwater.storage.backend import Store
 from headwater.storage.contract.compaction import UpkeepStore

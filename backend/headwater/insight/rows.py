@@ -19,7 +19,7 @@ from headwater.errors import HeadwaterError
 from headwater.oplog.limits import is_stub
 from headwater.oplog.op import put_body
 from headwater.oplog.row_id import row_subkey
-from headwater.source.catalog import load_types
+from headwater.source.catalog.published import load_types
 from headwater.source.connect import SourceSettings, connect
 from headwater.storage.backend import Store
 from headwater.storage.contract.store import StoredTable

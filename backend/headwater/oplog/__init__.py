@@ -1,0 +1,1 @@
+"""Changes, row ids and ops: what everything else speaks of. No I/O."""

@@ -1,0 +1,1 @@
+"""Bulk jobs cut into tasks, and Spark, which runs them."""

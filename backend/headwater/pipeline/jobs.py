@@ -34,8 +34,8 @@ from headwater.pipeline.rekey import RekeyCountTask, RekeyTask, needs_counts
 from headwater.pipeline.reprocess import ReprocessTask
 from headwater.pipeline.verify import verify_store
 from headwater.pipeline.verify_tasks import StandingTask
+from headwater.source.catalog.sizes import measured
 from headwater.source.connect import SourceSettings
-from headwater.source.sizes import measured
 from headwater.storage.contract.parts import BulkOutcome
 
 Read = TypeVar("Read", SnapshotTable, CompareTable)

@@ -30,9 +30,9 @@ from headwater.oplog.limits import (
 from headwater.oplog.row_id import IdentityKind, RowIdentity, content_id, copy_id, random_id
 from headwater.oplog.transform import BucketName, DraftOp
 from headwater.pipeline.progress import TaskProgress
-from headwater.source.catalog import fingerprint_of
+from headwater.source.catalog.leaves import Leaf
+from headwater.source.catalog.published import fingerprint_of
 from headwater.source.connect import SourceSettings, connect, source_errors
-from headwater.source.leaves import Leaf
 from headwater.storage.contract.parts import CurrentRow, PartWriter, StagedPart
 from headwater.storage.open import open_backend
 from headwater_rules.results import LookupEntry

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from headwater.bulk.contract import SnapshotTable
 from headwater.pipeline.partition import Partition
-from headwater.source.catalog import PublishedTable
+from headwater.source.catalog.published import PublishedTable
 
 LARGEST_PAGES = 8_192  # 64 MB: small enough to show progress and to repeat, large enough to amortise a task
 SMALLEST_PAGES = 2_048  # 16 MB, some tens of thousands of rows: less is read before another task has begun

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from headwater.errors import HeadwaterError, Kind
 from headwater.oplog.lsn import ZERO, Lsn
 from headwater.replication.errors import PoisonError, SchemaChangedError
-from headwater.source.catalog import PublicationUnusable
+from headwater.source.catalog.published import PublicationUnusable
 from headwater.source.slot import SlotLostError
 from headwater.storage.contract.store import LeaseLostError
 

@@ -33,9 +33,9 @@ from headwater.replication.tables.partly_published import UnseenAudit
 from headwater.replication.tables.roots import NameBook, distrust_named
 from headwater.replication.tables.schema_watch import SchemaWatch, readable_tables
 from headwater.replication.versions import RETIRED_AT_ONCE, deploy_file, forget_half_built, in_state, in_use, newest
-from headwater.source.checks import unseen_findings
 from headwater.source.connect import SharedConnection, SourceSettings, source_errors
-from headwater.source.fetch import RowFetcher
+from headwater.source.readiness.checks import unseen_findings
+from headwater.source.rows.fetch import RowFetcher
 from headwater.source.stream import ReplicationStream
 from headwater.storage.backend import Store
 from headwater.storage.contract.store import (

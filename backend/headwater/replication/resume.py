@@ -18,7 +18,7 @@ from headwater.replication.stream.intake import FailedTransactions
 from headwater.replication.tables.attached import whole_too
 from headwater.replication.tables.roots import NameBook
 from headwater.replication.tables.schema_watch import wanted_tables
-from headwater.source.catalog import published_tables
+from headwater.source.catalog.published import published_tables
 from headwater.source.connect import SourceSettings, SourceUnreachable, connect
 from headwater.source.slot import (
     SlotError,

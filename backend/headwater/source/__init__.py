@@ -1,0 +1,1 @@
+"""Postgres as it is followed: connections, slot, stream and catalog."""

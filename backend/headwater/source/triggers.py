@@ -12,7 +12,7 @@ import psycopg
 
 from headwater.oplog.change import LogicalMessage
 from headwater.source.connect import SourceSettings, connect
-from headwater.source.finding import Finding
+from headwater.source.readiness.finding import Finding
 
 SCHEMA = "headwater_source"
 

@@ -1,0 +1,1 @@
+"""Our own copy of rows and the history of buckets."""

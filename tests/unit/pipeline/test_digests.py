@@ -23,9 +23,9 @@ from headwater.oplog.change import Column, Relation, ReplicaIdentity
 from headwater.oplog.row_id import content_id
 from headwater.pipeline.digests import find_differences
 from headwater.pipeline.partition import BATCH_ROWS, Partition
-from headwater.source.catalog import PublishedTable
+from headwater.source.catalog.leaves import Leaf
+from headwater.source.catalog.published import PublishedTable
 from headwater.source.connect import SourceSettings
-from headwater.source.leaves import Leaf
 from headwater.storage.address import SqliteAddress
 from headwater.storage.contract.parts import CurrentRow, PlacedRow
 from headwater.storage.contract.store import StoredTable

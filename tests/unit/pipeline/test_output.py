@@ -11,7 +11,7 @@ import orjson
 import pytest
 
 from headwater.cli.logs import set_up_logging
-from headwater.pipeline.output import relay
+from headwater.pipeline.spark.output import relay
 
 SAID = """\
 WARNING: Using incubator modules: jdk.incubator.vector

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headwater.oplog.change import ReplicaIdentity
-from headwater.source.identity import NO_IDENTITY, Identity, told_apart
+from headwater.source.catalog.identity import NO_IDENTITY, Identity, told_apart
 
 FULL = Identity(ReplicaIdentity.FULL, frozenset())
 

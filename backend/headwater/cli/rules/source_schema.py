@@ -10,8 +10,8 @@ import click
 from headwater.cli.rules.sync_config import read_text
 from headwater.config import ServiceConfig
 from headwater.config.errors import ConfigError, ConfigIssue
+from headwater.source.catalog.schema import read_schema
 from headwater.source.connect import SourceRefused, SourceUnreachable
-from headwater.source.schema import read_schema
 from headwater_rules.compiler.compile import compile_config
 from headwater_rules.errors import Code, RuleError, RuleErrors
 from headwater_rules.schema import SchemaFormatError, SourceSchema

@@ -9,8 +9,8 @@ import click
 from headwater.config import ServiceConfig
 from headwater.config.sources import with_login
 from headwater.source import triggers
-from headwater.source.finding import Finding
-from headwater.source.prepare import missing_sql, prepare, sql_block
+from headwater.source.readiness.finding import Finding
+from headwater.source.readiness.prepare import missing_sql, prepare, sql_block
 from headwater_rules.compiler.compile import compile_config
 
 

@@ -20,10 +20,10 @@ from headwater.replication.own_slot import slot_of
 from headwater.replication.pace import Pace
 from headwater.replication.stream.intake import FailedTransactions, Poison
 from headwater.replication.versions import tables_named
-from headwater.source.checks import source_findings
 from headwater.source.connect import connect
-from headwater.source.finding import Finding
-from headwater.source.health import SlotHealth, slot_findings, slot_health
+from headwater.source.readiness.checks import source_findings
+from headwater.source.readiness.finding import Finding
+from headwater.source.readiness.health import SlotHealth, slot_findings, slot_health
 from headwater.source.slot import slot_name
 from headwater.source.triggers import triggers_on
 from headwater.storage.contract.parts import BulkRecord

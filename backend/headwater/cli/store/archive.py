@@ -13,8 +13,8 @@ from headwater.cli.progress import BulkProgressDisplay
 from headwater.config import ServiceConfig
 from headwater.pipeline.archive import export_store, import_store
 from headwater.pipeline.archive_files import Manifest
-from headwater.pipeline.session import Spark
-from headwater.pipeline.spark_engine import SparkEngine
+from headwater.pipeline.spark.engine import SparkEngine
+from headwater.pipeline.spark.session import Spark
 from headwater.storage.open import open_backend
 
 

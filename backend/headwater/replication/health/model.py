@@ -12,8 +12,8 @@ from typing import Any
 import orjson
 
 from headwater.errors import HeadwaterError
-from headwater.source.finding import Finding
-from headwater.source.health import SlotHealth
+from headwater.source.readiness.finding import Finding
+from headwater.source.readiness.health import SlotHealth
 
 
 class State(Enum):

@@ -21,9 +21,9 @@ from headwater.replication.health.model import Compared, Health, State, Trouble,
 from headwater.replication.own_slot import slot_of
 from headwater.replication.versions import tables_named
 from headwater.source.connect import SourceSettings, connect
-from headwater.source.finding import Finding
 from headwater.source.head import ping_statement
-from headwater.source.health import SourceHealth, look
+from headwater.source.readiness.finding import Finding
+from headwater.source.readiness.health import SourceHealth, look
 from headwater.storage.backend import Store
 from headwater.storage.contract.store import Lease
 from headwater.storage.open import open_backend
@@ -168,7 +168,7 @@ class Watch:
                 _log.log(logging.ERROR if finding.fatal else logging.WARNING, "%s", finding)
         for key, finding in self._said.items():
             if key not in now:
-                _log.info("no longer so: [%s] %s", finding.code, finding.what)
+                _log.info("resolved: [%s] %s", finding.code, finding.what)
         self._said = now
 
     def _keep(self, store: Store) -> None:

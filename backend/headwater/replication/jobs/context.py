@@ -12,10 +12,10 @@ from headwater.decode.catalog import TypeCatalog
 from headwater.replication.stream.apply import Applier
 from headwater.replication.tables.live import LiveContext
 from headwater.replication.tables.schema_watch import readable_tables
-from headwater.source.catalog import PublishedTable, load_types
+from headwater.source.catalog.published import PublishedTable, load_types
+from headwater.source.catalog.shape import leaf_oids
+from headwater.source.catalog.words import locked_tables
 from headwater.source.connect import SharedConnection, SourceSettings
-from headwater.source.shape import leaf_oids
-from headwater.source.words import locked_tables
 from headwater.storage.backend import Store
 from headwater.storage.contract.parts import Places
 from headwater.storage.contract.store import Lease, StoredTable

@@ -39,7 +39,7 @@ from headwater.replication.tables.attached import (
     narrowed,
     only_attached,
 )
-from headwater.source.catalog import PublishedTable
+from headwater.source.catalog.published import PublishedTable
 from headwater.source.connect import connect
 from headwater.source.head import ping_statement
 from headwater.source.slot import SnapshotKeeper, end_reader, temporary_slot_name

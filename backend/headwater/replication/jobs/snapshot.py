@@ -17,7 +17,7 @@ from headwater.oplog.lsn import format_lsn
 from headwater.replication.own_slot import OwnSlot
 from headwater.replication.tables.schema_watch import readable_tables
 from headwater.replication.versions import RETIRED_AT_ONCE
-from headwater.source.catalog import load_types
+from headwater.source.catalog.published import load_types
 from headwater.source.connect import SourceSettings, connect
 from headwater.source.slot import SnapshotKeeper, SystemIdentity, drop_unread_slot, end_of_log, system_identity
 from headwater.storage.backend import Store

@@ -25,7 +25,7 @@ from headwater.replication.jobs.resync import Order, Resync
 from headwater.replication.sampling.checks import BucketWalk, RowCheck, Sums
 from headwater.replication.sampling.source_probe import Probing
 from headwater.replication.tables.live import LiveTable
-from headwater.source.catalog import PublishedTable
+from headwater.source.catalog.published import PublishedTable
 from headwater.storage.contract.reason import Cause, ResyncReason
 from headwater.storage.contract.store import LeaseLostError, StoreWriter
 from headwater.storage.contract.verify import ALL_KEYS, VerifyReader

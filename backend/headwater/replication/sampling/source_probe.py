@@ -17,8 +17,8 @@ from headwater.replication.jobs.context import JobContext
 from headwater.replication.sampling.checks import same_row
 from headwater.replication.stream.touches import TouchLog
 from headwater.replication.tables.live import LiveTable
-from headwater.source.catalog import PublishedTable
-from headwater.source.probe import ProbeBusyError, SourceProbe
+from headwater.source.catalog.published import PublishedTable
+from headwater.source.rows.probe import ProbeBusyError, SourceProbe
 
 _MISSING_AT_ONCE = 10  # nothing says how large they are
 

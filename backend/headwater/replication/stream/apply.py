@@ -39,8 +39,8 @@ from headwater.replication.tables.generated import Filler
 from headwater.replication.tables.live import FullCells, LiveContext, LiveTable
 from headwater.replication.tables.roots import NameBook
 from headwater.replication.tables.schema_watch import SchemaWatch
-from headwater.source.fetch import RowFetcher
-from headwater.source.generated import NotComputedLockedError
+from headwater.source.rows.fetch import RowFetcher
+from headwater.source.rows.generated import NotComputedLockedError
 from headwater.source.triggers import is_hint
 from headwater.storage.contract.parts import CurrentRow
 from headwater.storage.contract.reason import Cause, ResyncReason

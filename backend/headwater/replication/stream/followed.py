@@ -11,7 +11,7 @@ from headwater.replication.tables.changes import changed_unseen
 from headwater.replication.tables.live import LiveContext, LiveTable
 from headwater.replication.tables.reshape import Reshape, as_kept, reshape
 from headwater.replication.tables.roots import is_root
-from headwater.source.shape import files
+from headwater.source.catalog.shape import files
 from headwater.storage.contract.reason import Cause
 from headwater.storage.contract.store import StoredTable
 

@@ -20,7 +20,7 @@ from headwater.replication.errors import PoisonError
 from headwater.replication.stream.apply import Applier
 from headwater.replication.tables.attached import whole_too
 from headwater.source.connect import SourceSettings
-from headwater.source.generated import NotComputableError
+from headwater.source.rows.generated import NotComputableError
 from headwater.storage.backend import Store
 from headwater.storage.contract.reason import Cause, ResyncReason
 from headwater.storage.contract.requests import RequestState

@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 from headwater.oplog.change import Cell
 from headwater.oplog.lsn import ZERO, Lsn
 from headwater.replication.tables.live import FullCells, LiveTable
-from headwater.source.fetch import Names, RowFetcher
+from headwater.source.rows.fetch import Names, RowFetcher
 
 ASKING_SECONDS = 1.0
 _FIRST, _MOST = 4, 1_000

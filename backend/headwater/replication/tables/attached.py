@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from headwater.oplog.row_id import IdentityKind, RowIdentity
-from headwater.source.catalog import PublishedTable
+from headwater.source.catalog.published import PublishedTable
 from headwater.storage.contract.reason import Cause, ResyncReason
 from headwater.storage.contract.store import StoredTable
 

@@ -19,7 +19,7 @@ from headwater.oplog.row_id import IdentityKind, RowIdentity
 from headwater.oplog.transform import DraftOp, RowKeys, decode_members, row_ops
 from headwater.replication.tables.attached import attach_reason
 from headwater.replication.tables.live import LiveContext, LiveTable
-from headwater.source.catalog import PublishedTable
+from headwater.source.catalog.published import PublishedTable
 from headwater.storage.contract.reason import Cause, ResyncReason
 from headwater.storage.contract.store import Flush, Lease, Progress, SourceState, StoredTable, StoreWriter
 

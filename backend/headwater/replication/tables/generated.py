@@ -10,7 +10,7 @@ from typing import cast
 from headwater.oplog.change import Cell, Cells
 from headwater.oplog.row_id import IdentityKind
 from headwater.replication.tables.live import FullCells, LiveTable
-from headwater.source.generated import GeneratedValues, NotComputedError, NotComputedLockedError
+from headwater.source.rows.generated import GeneratedValues, NotComputedError, NotComputedLockedError
 
 _log = logging.getLogger(__name__)
 

@@ -15,8 +15,8 @@ import psycopg
 
 from headwater.oplog.lsn import Lsn, format_lsn, parse_lsn
 from headwater.replication.tables.changes import TableChanges, is_another
-from headwater.source.catalog import PublishedTable
-from headwater.source.shape import leaf_oids
+from headwater.source.catalog.published import PublishedTable
+from headwater.source.catalog.shape import leaf_oids
 from headwater.source.slot import end_of_log
 from headwater.storage.contract.store import Lease, StoredTable, StoreWriter
 

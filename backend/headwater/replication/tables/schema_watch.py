@@ -1,7 +1,7 @@
 """Whether the source's tables still are what they were when their rows were read.
 
 A Relation message is only a hint: dropping a column and adding one of the same name and type sends the same message
-again. The catalog decides, by the shape that was stored with the rows; see `source.shape`.
+again. The catalog decides, by the shape that was stored with the rows; see `source.catalog.shape`.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ import psycopg
 
 from headwater.errors import HeadwaterError, machine_errors
 from headwater.replication.pace import Pace
-from headwater.source.access import Reading, unreadable
-from headwater.source.catalog import (
+from headwater.source.catalog.published import (
     KeyNotSentError,
     PublicationUnusable,
     PublishedTable,
     published_tables,
     unsent_key_error,
 )
+from headwater.source.catalog.words import kept_locked
 from headwater.source.connect import SourceSettings, connect
-from headwater.source.words import kept_locked
+from headwater.source.readiness.access import Reading, unreadable
 from headwater.storage.contract.reason import Cause
 from headwater.storage.contract.store import StoredTable
 from headwater_rules.plan import SyncPlan

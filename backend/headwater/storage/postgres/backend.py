@@ -26,11 +26,14 @@ from headwater.storage.contract.parts import PlacedRow
 from headwater.storage.contract.stats import DefinitionStats, StoreStats
 from headwater.storage.contract.verify import VerifyReader
 from headwater.storage.contract.versions import OwnConfig
-from headwater.storage.postgres import dump, history, load, rows, seal, stats, store_stats, verify
-from headwater.storage.postgres.compact import PostgresUpkeep
-from headwater.storage.postgres.forget import PostgresForget
+from headwater.storage.postgres import rows
+from headwater.storage.postgres.bulk import dump, load
+from headwater.storage.postgres.bulk.stage import StageTables
+from headwater.storage.postgres.control import seal, stats, store_stats
+from headwater.storage.postgres.history import export, verify
+from headwater.storage.postgres.history.compact import PostgresUpkeep
+from headwater.storage.postgres.history.forget import PostgresForget
 from headwater.storage.postgres.reader import PostgresReader
-from headwater.storage.postgres.stage import StageTables
 from headwater.storage.postgres.store import PostgresStore
 from headwater.storage.shared.loading import BATCH_BYTES
 
@@ -72,7 +75,7 @@ class PostgresBackend:
         return rows.read_rows(self.address, table, first, end, room)
 
     def history_limits(self, where: HistoryFilter = EVERY_BUCKET, *, since: OpId = START) -> HistoryLimits:
-        return history.limits(self.address, where, since)
+        return export.limits(self.address, where, since)
 
     def read_history(
         self,
@@ -83,21 +86,21 @@ class PostgresBackend:
         within: tuple[OpId, OpId] | None = None,
     ) -> Iterator[list[HistoryOp]]:
         merged_upto = stands_at(after_op, upto_op, within)
-        return history.read(self.address, (after_op, upto_op), where, merged_upto)
+        return export.read(self.address, (after_op, upto_op), where, merged_upto)
 
     def cut_history(self, after_op: OpId, upto_op: OpId, ops: int) -> list[tuple[OpId, OpId]]:
-        return history.cut(self.address, after_op, upto_op, ops)
+        return export.cut(self.address, after_op, upto_op, ops)
 
     def history_end(self, after_op: OpId, upto_op: OpId, ops: int) -> OpId:
-        return history.end(self.address, after_op, upto_op, ops)
+        return export.end(self.address, after_op, upto_op, ops)
 
     def read_flushes(self, after_op: OpId, upto_op: OpId) -> Sequence[FlushRange]:
-        return history.flushes(self.address, after_op, upto_op)
+        return export.flushes(self.address, after_op, upto_op)
 
     def read_standing(
         self, checkpoint: OpId, where: HistoryFilter = EVERY_BUCKET, part: Slice = WHOLE
     ) -> Iterator[list[HistoryOp]]:
-        return history.standing(self.address, checkpoint, where, part)
+        return export.standing(self.address, checkpoint, where, part)
 
     def seal(self, note: str) -> None:
         seal.seal(self.address, note)

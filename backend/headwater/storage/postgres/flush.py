@@ -24,9 +24,9 @@ from headwater.storage.address import PostgresAddress
 from headwater.storage.contract.parts import CurrentRow
 from headwater.storage.contract.reason import ResyncReason
 from headwater.storage.contract.store import Checkpoint, Lease, Progress, StoreError
-from headwater.storage.postgres import lease as leases
 from headwater.storage.postgres import tables
 from headwater.storage.postgres.connection import explained
+from headwater.storage.postgres.control import lease as leases
 from headwater.storage.postgres.copying import ROW_COLUMNS, columns, copy_lines, row_line
 from headwater.storage.postgres.lookups import PendingLookups
 from headwater.storage.postgres.rows import LINE_APART

@@ -26,10 +26,10 @@ from headwater.storage.contract.store import (
     WriteCheckpoint,
 )
 from headwater.storage.contract.versions import OwnConfig
-from headwater.storage.postgres import lease as leases
-from headwater.storage.postgres import versions, write_checkpoints
-from headwater.storage.postgres.chunk import read_chunk, read_hot_chunk
 from headwater.storage.postgres.connection import Connections
+from headwater.storage.postgres.control import lease as leases
+from headwater.storage.postgres.control import versions, write_checkpoints
+from headwater.storage.postgres.history.chunk import read_chunk, read_hot_chunk
 from headwater.storage.postgres.listen import NotifyListener
 from headwater.storage.shared.common import union_of_names
 

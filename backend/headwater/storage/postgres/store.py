@@ -20,15 +20,16 @@ from headwater.storage.contract.reason import ResyncReason
 from headwater.storage.contract.requests import Request, RequestState
 from headwater.storage.contract.store import Checkpoint, Lease, SourceState, StoredTable
 from headwater.storage.contract.versions import ConfigVersion, Origin, OwnConfig, VersionState
-from headwater.storage.postgres import bulk, pages, requests, retire, versions, write_checkpoints
-from headwater.storage.postgres import lease as leases
 from headwater.storage.postgres import tables as generations
+from headwater.storage.postgres.bulk import pages, takeover
 from headwater.storage.postgres.connection import Connections, connect, postgres_errors, usable
+from headwater.storage.postgres.control import lease as leases
+from headwater.storage.postgres.control import requests, retire, versions, write_checkpoints
+from headwater.storage.postgres.control.sweep import Sweeper
 from headwater.storage.postgres.flush import PostgresFlush, read_checkpoint
 from headwater.storage.postgres.migrate import migrate
 from headwater.storage.postgres.reader import PostgresReader
 from headwater.storage.postgres.rows import place_ranges
-from headwater.storage.postgres.sweep import Sweeper
 from headwater.storage.shared.common import KnownBuckets, op_floor
 
 
@@ -135,7 +136,7 @@ class PostgresStore:
 
     def discard_staged(self, lease: Lease) -> None:
         with self._connections.lend() as connection:
-            bulk.discard(connection, lease)
+            takeover.discard(connection, lease)
         self._empty_staging()
         self._sweeper.start()
 
@@ -147,15 +148,15 @@ class PostgresStore:
         self, lease: Lease, source: str, tables: Sequence[tuple[Relation, str]], *, indexed: bool = False
     ) -> list[StagedTable]:
         with self._connections.lend() as connection:
-            return bulk.make_tables(connection, lease, source, tables, indexed=indexed)
+            return takeover.make_tables(connection, lease, source, tables, indexed=indexed)
 
     def stage(self, lease: Lease, parts: Sequence[StagedPart]) -> None:
         with self._connections.lend() as connection:
-            bulk.stage(connection, lease, parts)
+            takeover.stage(connection, lease, parts)
 
     def stage_page(self, lease: Lease, part: StagedPart, page: int) -> bool:
         with self._connections.lend() as connection:
-            return bulk.stage_page(connection, lease, part, page)
+            return takeover.stage_page(connection, lease, part, page)
 
     def publish(
         self,
@@ -167,8 +168,8 @@ class PostgresStore:
         record: BulkRecord,
     ) -> Checkpoint:
         with self._connections.lend() as connection:
-            bulk.index_rows(connection, lease, tables)
-            bulk.publish(connection, lease, state, tables, version, sides, record)
+            takeover.index_rows(connection, lease, tables)
+            takeover.publish(connection, lease, state, tables, version, sides, record)
             checkpoint = read_checkpoint(connection)
         self._empty_staging()
         self._sweeper.start()
@@ -181,7 +182,7 @@ class PostgresStore:
 
     def note_job(self, record: BulkRecord) -> None:
         with self._connections.lend() as connection:
-            bulk.note_job(connection, record)
+            takeover.note_job(connection, record)
 
     def note(self, lease: Lease, key: str, text: str) -> None:
         with self._connections.lend() as connection, leases.holding(connection, lease):
@@ -212,7 +213,7 @@ class PostgresStore:
 
     def replace_table(self, lease: Lease, table: int, staged: StagedTable, resync: ResyncReason | None) -> bool:
         with self._connections.lend() as connection:
-            replaced = bulk.replace_table(connection, lease, table, staged, resync)
+            replaced = takeover.replace_table(connection, lease, table, staged, resync)
         self._sweeper.start()
         return replaced
 
@@ -227,7 +228,7 @@ class PostgresStore:
 
     def move_source(self, lease: Lease, state: SourceState) -> None:
         with self._holding(lease) as connection:
-            bulk.set_source(connection, state)
+            takeover.set_source(connection, state)
 
     def cap_writes(self, tag: str, lsn: Lsn) -> None:
         with self._connections.lend() as connection:

@@ -20,9 +20,9 @@ from headwater.storage.contract.reason import ResyncReason
 from headwater.storage.contract.store import Checkpoint, Lease, Progress, StoreError
 from headwater.storage.shared.common import KEPT_FLUSHES, NAMEABLE, BucketSum, KnownBuckets
 from headwater.storage.shared.values import whole
-from headwater.storage.sqlite import lease as leases
 from headwater.storage.sqlite import tables
 from headwater.storage.sqlite.connection import explained
+from headwater.storage.sqlite.control import lease as leases
 from headwater_rules.results import LookupEntry
 
 _P = ParamSpec("_P")

@@ -26,14 +26,14 @@ from headwater.storage.contract.store import (
 from headwater.storage.contract.versions import OwnConfig
 from headwater.storage.shared.common import union_of_names
 from headwater.storage.shared.values import whole
-from headwater.storage.sqlite import lease as leases
-from headwater.storage.sqlite import versions
-from headwater.storage.sqlite.chunk import read_chunk
 from headwater.storage.sqlite.connection import open_reader, sqlite_errors
+from headwater.storage.sqlite.control import lease as leases
+from headwater.storage.sqlite.control import versions
+from headwater.storage.sqlite.control.write_checkpoints import WriteCheckpoints
 from headwater.storage.sqlite.files import OpenedFiles
 from headwater.storage.sqlite.flush import read_checkpoint
+from headwater.storage.sqlite.history.chunk import read_chunk
 from headwater.storage.sqlite.wake import WakeListener
-from headwater.storage.sqlite.write_checkpoints import WriteCheckpoints
 
 _EMPTY_TOTAL = BucketTotal(0, 0)
 

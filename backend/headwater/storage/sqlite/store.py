@@ -19,17 +19,18 @@ from headwater.storage.contract.store import Checkpoint, Lease, SourceState, Sto
 from headwater.storage.contract.versions import ConfigVersion, Origin, OwnConfig, VersionState
 from headwater.storage.shared.common import KnownBuckets, op_floor
 from headwater.storage.shared.values import whole
-from headwater.storage.sqlite import bulk, pages, requests, retire, versions
-from headwater.storage.sqlite import lease as leases
 from headwater.storage.sqlite import tables as generations
+from headwater.storage.sqlite.bulk import pages, takeover
 from headwater.storage.sqlite.connection import immediate, open_writer, sqlite_errors
+from headwater.storage.sqlite.control import lease as leases
+from headwater.storage.sqlite.control import requests, retire, versions
+from headwater.storage.sqlite.control.write_checkpoints import WriteCheckpoints
 from headwater.storage.sqlite.files import OpenedFiles
 from headwater.storage.sqlite.flush import SqliteFlush, read_checkpoint
 from headwater.storage.sqlite.migrate import migrate
 from headwater.storage.sqlite.reader import SqliteReader
 from headwater.storage.sqlite.rows import place_ranges
 from headwater.storage.sqlite.wake import Waker
-from headwater.storage.sqlite.write_checkpoints import WriteCheckpoints
 
 
 class SqliteStore:
@@ -130,22 +131,22 @@ class SqliteStore:
 
     def discard_staged(self, lease: Lease) -> None:
         with sqlite_errors(self._path):
-            bulk.discard(self._db, lease)
+            takeover.discard(self._db, lease)
         shutil.rmtree(self._directory / "stage", ignore_errors=True)
 
     def stage_tables(
         self, lease: Lease, source: str, tables: Sequence[tuple[Relation, str]], *, indexed: bool = False
     ) -> list[StagedTable]:
         with sqlite_errors(self._path):
-            return bulk.stage_tables(self._db, lease, source, tables, indexed=indexed)
+            return takeover.stage_tables(self._db, lease, source, tables, indexed=indexed)
 
     def stage(self, lease: Lease, parts: Sequence[StagedPart]) -> None:
         with sqlite_errors(self._path):
-            bulk.stage(self._db, lease, parts)
+            takeover.stage(self._db, lease, parts)
 
     def stage_page(self, lease: Lease, part: StagedPart, page: int) -> bool:
         with sqlite_errors(self._path):
-            return bulk.stage_page(self._db, lease, part, page)
+            return takeover.stage_page(self._db, lease, part, page)
 
     def publish(
         self,
@@ -157,8 +158,8 @@ class SqliteStore:
         record: BulkRecord,
     ) -> Checkpoint:
         with sqlite_errors(self._path):
-            bulk.index_rows(self._db, lease, tables)
-            bulk.publish(self._db, lease, state, tables, version, sides, record)
+            takeover.index_rows(self._db, lease, tables)
+            takeover.publish(self._db, lease, state, tables, version, sides, record)
         shutil.rmtree(self._directory / "stage", ignore_errors=True)
         return self._moved()
 
@@ -174,7 +175,7 @@ class SqliteStore:
 
     def note_job(self, record: BulkRecord) -> None:
         with sqlite_errors(self._path), immediate(self._db):
-            bulk.note_job(self._db, record)
+            takeover.note_job(self._db, record)
 
     def note(self, lease: Lease, key: str, text: str) -> None:
         with sqlite_errors(self._path), leases.holding(self._db, lease):
@@ -203,7 +204,7 @@ class SqliteStore:
 
     def replace_table(self, lease: Lease, table: int, staged: StagedTable, resync: ResyncReason | None) -> bool:
         with sqlite_errors(self._path):
-            replaced = bulk.replace_table(self._db, lease, table, staged, resync)
+            replaced = takeover.replace_table(self._db, lease, table, staged, resync)
         self._waker.wake()
         return replaced
 
@@ -217,7 +218,7 @@ class SqliteStore:
 
     def move_source(self, lease: Lease, state: SourceState) -> None:
         with sqlite_errors(self._path), leases.holding(self._db, lease):
-            bulk.set_source(self._db, state)
+            takeover.set_source(self._db, state)
 
     def cap_writes(self, tag: str, lsn: Lsn) -> None:
         with closing(WriteCheckpoints(self._directory / "write_checkpoints.db")) as writes:

@@ -1,0 +1,1 @@
+"""The op log as a data source of Spark."""

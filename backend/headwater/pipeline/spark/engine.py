@@ -1,0 +1,163 @@
+"""Spark as the engine that runs the tasks of bulk jobs."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Generic
+
+from py4j.protocol import Py4JError, Py4JJavaError
+from pyspark import SparkContext
+from pyspark.errors import PySparkException
+
+from headwater.bulk.contract import CompareJob, Difference, EngineLostError, GivenUpError
+from headwater.errors import HeadwaterError
+from headwater.pipeline.compare import RowsTask
+from headwater.pipeline.engine import Found, Job, Result, Task
+from headwater.pipeline.spark.differences import hand_over_differences
+from headwater.pipeline.spark.session import Spark, SparkJobError
+from headwater.pipeline.spark.tasks import Done, Failed, accumulated_errors, explained, run_tasks
+
+_LOOK_SECONDS = 0.1
+_MOST_IDLE_WORKERS = 32
+
+
+class SparkEngine:
+    """Spark, started when first needed."""
+
+    def __init__(self, spark: Spark) -> None:
+        self._spark = spark
+
+    def warm_up(self) -> None:
+        self._spark.warm_up()
+
+    def preparing(self) -> str:
+        return "starting Spark" if self._spark.starting else ""
+
+    @contextmanager
+    def run(self, job: Job, what: str, stop: threading.Event | None = None) -> Iterator[SparkRun[Job]]:
+        context = self._spark.context()
+        with self._spark_errors(context, what):
+            yield SparkRun(self._spark, context, job, what, stop or threading.Event())
+
+    @contextmanager
+    def _spark_errors(self, context: SparkContext, what: str) -> Iterator[None]:
+        """What Spark raises, as errors of ours."""
+        try:
+            yield
+        except HeadwaterError:
+            raise
+        except Exception as error:  # on a JVM that is gone, PySpark raises whatever its next line happens to meet
+            if self._spark.lost(context, wait=_is_silence(error)):
+                raise EngineLostError("Spark's JVM has ended", what, "it is started again") from error
+            if isinstance(error, Py4JJavaError):
+                raise _failed(str(error.java_exception.getMessage()), what) from error
+            if isinstance(error, (PySparkException, Py4JError, OSError)):
+                raise _failed(str(error), what) from error
+            raise
+
+
+class SparkRun(Generic[Job]):
+    """See `Run`. All that it has Spark do is one group of jobs, by which it is ended early."""
+
+    def __init__(self, spark: Spark, context: SparkContext, job: Job, what: str, stop: threading.Event) -> None:
+        self._spark = spark
+        self._context = context
+        self._job = job
+        self._what = what
+        self._stop = stop
+        self._group = f"headwater {what} {uuid.uuid4()}"
+
+    @property
+    def application(self) -> str:
+        return self._context.applicationId or ""
+
+    @property
+    def parallelism(self) -> int:
+        return self._context.defaultParallelism
+
+    def tasks(self, tasks: Sequence[Task[Job, Result]]) -> list[Result]:
+        if not tasks:
+            return []
+        with accumulated_errors(self._context) as failed:
+            try:
+                with self._watched(lambda: bool(failed.value)):
+                    outcomes = run_tasks(self._context, self._job, tasks, failed)
+            except (PySparkException, Py4JError):
+                if failed.value:
+                    raise explained(failed.value[0], self._what) from None
+                raise
+        found: list[Result] = []
+        for outcome in outcomes:
+            match outcome:
+                case Done(result):
+                    found.append(result)
+                case Failed(error):
+                    raise explained(error, self._what)
+        return found
+
+    def differences(self: SparkRun[CompareJob], tasks: Sequence[RowsTask], found: Found) -> None:
+        with self._watched(lambda: False):
+            failed = self._differences(tasks, found)
+        if failed is not None:
+            raise explained(failed, self._what)
+
+    def _differences(self: SparkRun[CompareJob], tasks: Sequence[RowsTask], found: Found) -> HeadwaterError | None:
+        session = self._spark.session()
+        handed = False
+
+        def hand(differences: Sequence[Difference]) -> None:
+            nonlocal handed
+            handed = True
+            found(differences)
+
+        for _ in range(_MOST_IDLE_WORKERS):
+            try:
+                return hand_over_differences(session, self._job, tasks, hand)
+            except Py4JJavaError as error:
+                if handed or not _is_lost_worker(error):
+                    raise
+        return hand_over_differences(session, self._job, tasks, hand)
+
+    @contextmanager
+    def _watched(self, failed: Callable[[], bool]) -> Iterator[None]:
+        """What Spark does for this thread is ended when the job is given up, or has failed already."""
+        if self._stop.is_set():
+            raise GivenUpError("the job was given up", self._what)
+        done = threading.Event()
+        watcher = threading.Thread(target=self._watch, args=(failed, done), name="watcher", daemon=True)
+        self._context.setJobGroup(self._group, f"headwater: {self._what}", interruptOnCancel=True)
+        watcher.start()
+        try:
+            yield
+        except (PySparkException, Py4JError):
+            if self._stop.is_set():
+                raise GivenUpError("the job was given up", self._what) from None
+            raise
+        finally:
+            done.set()
+            watcher.join()
+
+    def _watch(self, failed: Callable[[], bool], done: threading.Event) -> None:
+        while not done.wait(_LOOK_SECONDS):
+            if self._stop.is_set() or failed():
+                with suppress(Py4JError, OSError):  # the JVM may be gone
+                    self._context.cancelJobGroup(self._group)
+
+
+def _is_lost_worker(error: Py4JJavaError) -> bool:
+    """Whether Spark wanted to plan with an idle Python worker that was killed. Each fails once, and unlike a task,
+    planning is not tried again."""
+    return bool(error.java_exception.getClass().getName() == "java.io.IOException")
+
+
+def _is_silence(error: Exception) -> bool:
+    """Whether the JVM did not answer."""
+    return isinstance(error, (Py4JError, OSError)) and not isinstance(error, Py4JJavaError)
+
+
+def _failed(text: str, what: str) -> HeadwaterError:
+    lines = [line for line in text.splitlines() if line.strip()]
+    return SparkJobError(f"the Spark job failed: {lines[0] if lines else 'no reason given'}", what, "it is tried again")

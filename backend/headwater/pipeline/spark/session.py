@@ -1,0 +1,211 @@
+"""Spark: one per process, started beside other work and kept warm.
+
+Most jobs need no more than its core. That starts twice as fast as a session for DataFrames, which is made when one is
+asked for.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from importlib import resources
+from typing import ClassVar
+
+from py4j.protocol import Py4JError
+from pyspark import SparkConf, SparkContext
+from pyspark.accumulators import AccumulatorTCPServer, AccumulatorUnixServer
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from headwater.bulk.contract import EngineError, EngineLostError
+from headwater.embedded.java import java_home
+from headwater.errors import HeadwaterError, Kind
+from headwater.pipeline.settings import SparkSettings
+from headwater.pipeline.spark.output import launch_jvm
+
+_log = logging.getLogger(__name__)
+
+
+class SparkError(EngineError):
+    """Spark could not be started."""
+
+    code: ClassVar[str] = "HW_5102"
+
+
+class SparkJobError(HeadwaterError):
+    """A job of Spark failed; it is tried again."""
+
+    kind: ClassVar[Kind] = Kind.RETRY
+    code: ClassVar[str] = "HW_5103"
+
+
+_DEFAULTS = {
+    "spark.app.name": "headwater",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.driver.memory": "1g",
+    "spark.sql.execution.arrow.pyspark.enabled": "true",
+    "spark.python.worker.reuse": "true",
+}
+
+_LOCAL = {
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.sql.shuffle.partitions": str(2 * (os.cpu_count() or 1)),  # Spark's 200 are for a cluster
+}
+
+
+_DEATH_SECONDS = 5.0
+_START_TIMES = {True: "5 to 15 seconds, longer on a busy machine", False: "as long as the cluster needs"}
+
+
+class Spark:
+    """Starts when first asked for anything, or earlier by `warm_up`. `starting` is true while it does."""
+
+    def __init__(self, settings: SparkSettings) -> None:
+        self._settings = settings
+        self._lock = threading.Lock()
+        self._context: SparkContext | None = None
+        self._session: SparkSession | None = None
+        self.starting = False
+
+    def warm_up(self) -> None:
+        """Begin to start in the background. Raises what `java_home` raises; all else shows at the first `session`."""
+        if self._settings.local:
+            java_home()
+        threading.Thread(target=self._start_quietly, name="spark", daemon=True).start()
+
+    def _start_quietly(self) -> None:
+        try:
+            self.context()
+        except HeadwaterError:
+            return
+
+    def context(self) -> SparkContext:
+        """Spark's core; a new one if the JVM of the last has ended. Raises SparkError, or what `java_home` raises, when
+        there is none to be had; EngineLostError when the JVM was killed as it started."""
+        with self._lock:
+            if _ended():  # perhaps before there was a core
+                if self._context is not None:
+                    _log.warning("Spark's JVM has ended; it is started again")
+                self._context = self._session = None
+                _forget()
+            if self._context is None:
+                self._context = self._started()
+            return self._context
+
+    def session(self) -> SparkSession:
+        """What makes DataFrames, on the same core. Raises what `context` does."""
+        self.context()
+        with self._lock, self._start_errors():
+            self._session = SparkSession.builder.getOrCreate()
+            return self._session
+
+    def lost(self, context: SparkContext, *, wait: bool) -> bool:
+        """Whether the JVM of a core has ended. With `wait`, something says so: a process that is killed lets go of its
+        connections before others can see that it is gone."""
+        process = _jvm()
+        if wait and process is not None and self._context is context:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(_DEATH_SECONDS)
+        return self._context is not context or _ended()
+
+    def cancel(self) -> None:
+        """Give up whatever Spark is doing, from another thread: the JVM that this process started is ended, because a
+        call into it that hangs (its start, a planning step) can't be ended by itself. Whoever waits gets an error."""
+        process = _jvm()
+        if process is not None:
+            process.kill()
+
+    def stop(self) -> None:
+        with self._lock:
+            if self._context is None:
+                return
+            try:
+                (self._session or self._context).stop()
+            except (PySparkException, Py4JError, OSError) as error:
+                _log.debug("Spark was gone already: %s", type(error).__name__)
+            self._context = self._session = None
+
+    def _started(self) -> SparkContext:
+        """A new core; the log says how long it took."""
+        began = time.monotonic()
+        _log.info("starting Spark (%s), which takes %s", self._settings.master, _START_TIMES[self._settings.local])
+        self.starting = True
+        try:
+            context = self._start()
+        finally:
+            self.starting = False
+        _log.info("Spark is ready after %.1f s", time.monotonic() - began)
+        return context
+
+    def _start(self) -> SparkContext:
+        os.environ["PYSPARK_PYTHON"] = sys.executable  # executors on this machine run the same interpreter
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+        if self._settings.local:
+            os.environ["JAVA_HOME"] = str(java_home())
+        log4j = resources.files(__package__).joinpath("log4j2.properties")
+        quiet = {"spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile=file:{log4j}"}
+        conf = {**_DEFAULTS, **quiet, **(_LOCAL if self._settings.local else {}), **self._settings.conf}
+        master = "local[*,4]" if self._settings.master == "local[*]" else self._settings.master  # retry failed tasks
+        for server in (AccumulatorTCPServer, AccumulatorUnixServer):
+            # Spark's own thread would print a trace for the connection that breaks when the JVM is killed
+            setattr(server, "handle_error", lambda *_: None)  # noqa: B010 - mypy refuses the assignment
+        with self._start_errors():
+            if SparkContext._gateway is None:
+                gateway = launch_jvm(SparkConf(loadDefaults=False).setAll([("spark.master", master), *conf.items()]))
+                SparkContext._ensure_initialized(gateway=gateway)
+            return SparkContext.getOrCreate(SparkConf().setMaster(master).setAll(list(conf.items())))
+
+    @contextmanager
+    def _start_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # on a JVM that is gone, PySpark raises whatever its next line happens to meet
+            if _killed():
+                raise EngineLostError("Spark's JVM was killed", fix="it is started again") from error
+            raise SparkError(
+                f"Spark does not start: {type(error).__name__}",
+                f"master {self._settings.master}",
+                "check spark.master and spark.conf, and that Java 17 to 25 runs here",
+            ) from error
+
+
+def _jvm() -> subprocess.Popen[bytes] | None:
+    """The JVM, if this process started one."""
+    process = getattr(SparkContext._gateway, "proc", None)
+    return process if isinstance(process, subprocess.Popen) else None
+
+
+def _ended() -> bool:
+    process = _jvm()
+    return process is not None and process.poll() is not None
+
+
+def _killed() -> bool:
+    """Whether a signal ended it. A JVM that can't work with what it is told ends by itself."""
+    process = _jvm()
+    if process is None:
+        return False
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(0.5)
+    return process.returncode is not None and process.returncode < 0
+
+
+def _forget() -> None:
+    """Let go of what belonged to a JVM that has ended. Spark's own `stop` would first ask it, and keep its address."""
+    process = _jvm()
+    if process is not None and process.stdin is not None:
+        process.stdin.close()
+    context = SparkContext._active_spark_context
+    if context is not None:
+        context._accumulatorServer.shutdown()
+        context._jsc = None
+    SparkContext._active_spark_context = SparkContext._gateway = SparkContext._jvm = None
+    SparkSession._instantiatedSession = SparkSession._activeSession = None

@@ -1,0 +1,1 @@
+"""What the catalog of a source says, in the form in which the stream describes it."""

@@ -1,0 +1,189 @@
+"""The tables that a sync config names, as the source has them, and those of them that no publication publishes."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import psycopg
+from psycopg import sql
+from psycopg.rows import class_row
+
+from headwater.source.catalog.leaves import load_leaves
+from headwater.source.catalog.publications import load_publications, memberships
+from headwater.source.catalog.published import PublicationUnusable, published_tables
+from headwater.source.connect import SourceSettings
+from headwater.source.readiness.access import Reading, unreadable
+from headwater.source.readiness.finding import Finding
+from headwater_rules.plan import TablePattern
+
+_NAMED = 10
+
+
+@dataclass(frozen=True, slots=True)
+class NamedTable:
+    """A table of the source. `kind` as in pg_class; `keyless` when nothing identifies its rows and nobody asked for
+    that; `ancestors` are the oids of the tables that it is a partition of."""
+
+    oid: int
+    schema: str
+    name: str
+    kind: str
+    persistence: str
+    keyless: bool
+    ancestors: list[int]
+
+    @property
+    def identifier(self) -> sql.Identifier:
+        return sql.Identifier(self.schema, self.name)
+
+    @property
+    def qualified_name(self) -> str:
+        return f"{self.schema}.{self.name}"
+
+    @property
+    def publishable(self) -> bool:
+        """Whether Postgres can publish it: no view, no foreign table, and logged."""
+        return self.kind in "rp" and self.persistence == "p"
+
+
+_TABLES = """
+select c.oid::int8 as oid, n.nspname as schema, c.relname as name, c.relkind::text as kind,
+       c.relpersistence::text as persistence,
+       c.relreplident <> 'n' and c.relreplident <> 'f' and not exists (
+         select from pg_index i where i.indrelid = c.oid and i.indisvalid and i.indimmediate
+           and case c.relreplident when 'd' then i.indisprimary else i.indisreplident end) as keyless,
+       case when c.relispartition then array(
+         select relid::oid::int8 from pg_partition_ancestors(c.oid) where relid <> c.oid) else '{}' end as ancestors
+from pg_class c join pg_namespace n on n.oid = c.relnamespace
+where c.relkind in ('r', 'p', 'v', 'm', 'f') and n.nspname <> 'information_schema' and n.nspname !~ '^pg_'
+order by n.nspname, c.relname
+"""
+
+
+def all_tables(conn: psycopg.Connection) -> list[NamedTable]:
+    """What there is, views included."""
+    with conn.cursor(row_factory=class_row(NamedTable)) as cursor:
+        return cursor.execute(_TABLES).fetchall()
+
+
+def named_tables(
+    tables: Sequence[NamedTable], tag: str, patterns: Sequence[TablePattern], *, exact: bool = False
+) -> list[NamedTable]:
+    """Those that the patterns name; with `exact`, by a name that is no wildcard."""
+    wanted = [pattern for pattern in patterns if pattern.exact or not exact]
+    return [table for table in tables if any(p.matches(tag, table.schema, table.name) for p in wanted)]
+
+
+def to_publish(tables: Sequence[NamedTable]) -> list[NamedTable]:
+    """Those that a publication has to list. A partition stands back where its root does."""
+    usable = [table for table in tables if table.publishable]
+    listed = {table.oid for table in usable}
+    return [table for table in usable if not listed.intersection(table.ancestors)]
+
+
+def lacking(conn: psycopg.Connection, publications: Sequence[str], tables: Sequence[NamedTable]) -> list[NamedTable]:
+    """Those that none of the publications publishes, nor publishes as a part of another table."""
+    known = load_publications(conn, publications)
+    if any(publication.all_tables for publication in known.values()):
+        return []
+    present = set(memberships(conn, list(known))) | _listed(conn, list(known))
+    return [table for table in tables if not present.intersection((table.oid, *table.ancestors))]
+
+
+def listed(tables: Sequence[NamedTable]) -> sql.Composed:
+    """The tables as a statement on a publication lists them."""
+    # ONLY: children by inheritance are tables of their own, published when the sync config names them
+    names = [sql.SQL("{}" if table.kind == "p" else "ONLY {}").format(table.identifier) for table in tables]
+    return sql.SQL(", ").join(names)
+
+
+def add_statement(conn: psycopg.Connection, publication: str, tables: Sequence[NamedTable]) -> str:
+    """What has a publication publish the tables, too."""
+    add = sql.SQL("ALTER PUBLICATION {} ADD TABLE {}").format(sql.Identifier(publication), listed(tables))
+    return add.as_string(conn)
+
+
+def identity_statement(conn: psycopg.Connection, table: NamedTable) -> str:
+    """What has Postgres tell the rows of a table without a key apart."""
+    return sql.SQL("ALTER TABLE {} REPLICA IDENTITY FULL").format(table.identifier).as_string(conn)
+
+
+def unpublished_findings(
+    conn: psycopg.Connection, settings: SourceSettings, patterns: Sequence[TablePattern]
+) -> list[Finding]:
+    """What keeps rows of existing tables that the patterns name out of the stream, and names without a table. Nothing
+    while a publication is missing: that is another finding."""
+    if len(load_publications(conn, settings.publications)) < len(set(settings.publications)):
+        return []
+    named = [table for table in named_tables(all_tables(conn), settings.tag, patterns) if table.publishable]
+    missing = lacking(conn, settings.publications, to_publish(named))
+    barred = unreadable(conn, readings(conn, missing))
+    rights = dict.fromkeys(finding for findings in barred.values() for finding in findings)
+    return [*unpublished(conn, settings, missing), *rights, *_absent(settings, patterns, named)]
+
+
+def lacking_statements(conn: psycopg.Connection, settings: SourceSettings) -> dict[int, tuple[str, ...]]:
+    """For every table of the source that no row would come from: the statements that mend that, by oid. Nothing where
+    the publications can't be used at all."""
+    try:
+        published = {table.relation.oid: Reading.of(table) for table in published_tables(conn, settings.publications)}
+    except PublicationUnusable:
+        return {}
+    tables = to_publish(all_tables(conn))
+    missing = {
+        table.oid: unpublished(conn, settings, [table]) for table in lacking(conn, settings.publications, tables)
+    }
+    barred = unreadable(conn, [published.get(each.oid, each) for each in readings(conn, tables)])
+    return {
+        table.oid: tuple(statement for finding in found for statement in finding.sql)
+        for table in tables
+        if (found := [*missing.get(table.oid, ()), *barred.get(table.oid, ())])
+    }
+
+
+def readings(conn: psycopg.Connection, tables: Sequence[NamedTable]) -> list[Reading]:
+    """What reading the tables takes."""
+    leaves = load_leaves(conn, [table.oid for table in tables]) if tables else {}
+    return [Reading(table.oid, table.qualified_name, leaves.get(table.oid, ())) for table in tables]
+
+
+def unpublished(conn: psycopg.Connection, settings: SourceSettings, tables: Collection[NamedTable]) -> list[Finding]:
+    """The findings for tables that no publication publishes."""
+    publication, found = settings.publications[0], []
+    keyed = [table for table in tables if not table.keyless]
+    if keyed:
+        names = [table.qualified_name for table in keyed]
+        more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+        verb = "is" if len(names) == 1 else "are"
+        what = f"{', '.join(names[:_NAMED])}{more} {verb} not published: no row reaches a device"
+        found.append(Finding.lacking("HW_2030", what, add_statement(conn, publication, keyed)))
+    for table in tables:
+        if table.keyless:
+            statements = (identity_statement(conn, table), add_statement(conn, publication, [table]))
+            what = f"{table.qualified_name} is not published, and has no key to tell its rows apart"
+            fix = f"add a primary key, or run {statements[0]}; then run {statements[1]}"
+            found.append(Finding("HW_2030", what, fix, sql=statements))
+    return found
+
+
+def _absent(settings: SourceSettings, patterns: Sequence[TablePattern], tables: Sequence[NamedTable]) -> list[Finding]:
+    return [
+        Finding(
+            "HW_2019",
+            f"no table matches {pattern.schema}.{pattern.name}, which the sync config names",
+            "create it, or correct the name in the sync config",
+            fatal=False,
+        )
+        for pattern in patterns
+        if pattern.tag == settings.tag and not named_tables(tables, settings.tag, [pattern])
+    ]
+
+
+def _listed(conn: psycopg.Connection, publications: list[str]) -> set[int]:
+    rows = conn.execute(
+        """select r.prrelid::int8 from pg_publication_rel r join pg_publication p on p.oid = r.prpubid
+           where p.pubname = any(%s)""",
+        [publications],
+    ).fetchall()
+    return {oid for (oid,) in rows}

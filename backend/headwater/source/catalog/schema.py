@@ -1,0 +1,51 @@
+"""The tables of a source as data that rules can be compared with: all that the role sees, published or not, each with
+the statements that it lacks for its rows to come."""
+
+from __future__ import annotations
+
+from itertools import groupby
+
+import psycopg
+
+from headwater.decode.kinds import values_of
+from headwater.source.catalog.named import lacking_statements
+from headwater.source.catalog.published import load_types
+from headwater.source.connect import SourceSettings, connect, connection_error
+from headwater_rules.schema import SourceColumn, SourceSchema, SourceTable
+
+# virtual generated columns ('v') have no value that could be sent
+_COLUMNS = """
+select c.oid::int8, n.nspname, c.relname, a.attname, a.atttypid, pg_catalog.format_type(a.atttypid, a.atttypmod)
+from pg_catalog.pg_class c
+join pg_catalog.pg_namespace n on n.oid = c.relnamespace
+left join pg_catalog.pg_attribute a
+  on a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped and a.attgenerated <> 'v'
+where c.relkind in ('r', 'p') and c.relpersistence = 'p'
+  and n.nspname <> 'information_schema' and n.nspname not like 'pg\\_%'
+order by n.nspname, c.relname, a.attnum
+"""
+
+
+def read_schema(settings: SourceSettings) -> SourceSchema:
+    """The tables of one source under its tag. Raises SourceUnreachable or SourceRefused."""
+    with connect(settings) as conn:
+        try:
+            rows = conn.execute(_COLUMNS).fetchall()
+            types = load_types(conn, {oid for *_, oid, _ in rows if oid is not None})
+            lacking = lacking_statements(conn, settings)
+        except psycopg.Error as error:
+            raise connection_error(settings, error) from error
+    tables: list[SourceTable] = []
+    for (number, schema, table), columns in groupby(rows, key=lambda row: (row[0], row[1], row[2])):
+        described = [(name, oid, type_name) for *_, name, oid, type_name in columns if name is not None]
+        known = [(name, type_name, values_of(oid, types)) for name, oid, type_name in described]
+        tables.append(
+            SourceTable(
+                settings.tag,
+                schema,
+                table,
+                tuple(SourceColumn(name, text, each.kind, each.elements, each.by_option) for name, text, each in known),
+                lacking.get(number, ()),
+            )
+        )
+    return SourceSchema(tuple(tables))

@@ -1,0 +1,1 @@
+"""Whether a source allows what we need, and what makes it."""

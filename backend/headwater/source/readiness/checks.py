@@ -1,0 +1,261 @@
+"""What a source must allow before anything is read from it: settings, rights, slots. Every finding names its remedy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import psycopg
+from psycopg import sql
+
+from headwater.errors import HeadwaterError, Kind
+from headwater.oplog.change import ReplicaIdentity
+from headwater.source.catalog.named import unpublished_findings
+from headwater.source.catalog.publications import load_publications
+from headwater.source.catalog.published import PublishedTable, published_tables, unsent_key_error
+from headwater.source.connect import SourceSettings
+from headwater.source.readiness.access import Reading, unreadable
+from headwater.source.readiness.finding import Finding
+from headwater.source.slot import former_slot_name, slot_name, slot_status
+from headwater_rules.plan import TablePattern
+
+_NAMED = 10
+_RESTART = " and restart Postgres"
+SPARED = frozenset({"HW_2018", "HW_2030", "PSYNC_S1145"})
+"""Codes of fatal findings that keep the rows of one table from devices: all others are served."""
+SLOTS = 2  # the stream's own, and a temporary one that a re-sync needs
+
+
+class SourceNotReady(HeadwaterError):
+    """The source does not allow replication yet. Lists everything that is missing, not only the first."""
+
+    kind: ClassVar[Kind] = Kind.STOP
+    code: ClassVar[str] = "HW_2003"
+
+    def __init__(self, where: str, findings: tuple[Finding, ...]) -> None:
+        super().__init__("the source is not ready for replication", where)
+        self.args = (where, findings)  # what pickle replays
+        self.findings = findings
+
+    def __str__(self) -> str:
+        if len(self.findings) == 1:
+            return f"{self.findings[0]} (source {self.where})"
+        lines = "".join(f"\n  {finding}" for finding in self.findings)
+        return f"[{self.code}] {self.what} ({self.where}):{lines}"
+
+
+def check_source(
+    conn: psycopg.Connection, settings: SourceSettings, patterns: Sequence[TablePattern] | None = None
+) -> list[Finding]:
+    """`source_findings`, of which it returns those that are worth a warning.
+
+    Raises SourceNotReady with all that are fatal.
+    """
+    return raise_if_fatal(source_findings(conn, settings, patterns), settings)
+
+
+def source_findings(
+    conn: psycopg.Connection, settings: SourceSettings, patterns: Sequence[TablePattern] | None = None
+) -> list[Finding]:
+    """Everything that replication needs of the source and does not find, publications and their tables included.
+
+    With `patterns` only tables that match one are looked at, and those are missed that are not published.
+    """
+    findings = server_findings(conn, settings)
+    usable = publication_findings(conn, settings)
+    findings += usable
+    if not any(finding.fatal for finding in usable):
+        tables = published_tables(conn, settings.publications)
+        findings += table_findings(conn, [table for table in tables if _wanted(table, settings.tag, patterns)])
+        findings += unpublished_findings(conn, settings, patterns or ())
+    return list(dict.fromkeys(findings))
+
+
+def raise_if_fatal(findings: Sequence[Finding], settings: SourceSettings) -> list[Finding]:
+    """The findings, if all are warnings; else raises SourceNotReady with the fatal ones."""
+    fatal = tuple(finding for finding in findings if finding.fatal)
+    if fatal:
+        raise SourceNotReady(settings.address, fatal)
+    return list(findings)
+
+
+def server_findings(conn: psycopg.Connection, settings: SourceSettings) -> list[Finding]:
+    """Version, wal_level, the right to replicate, and free slots and senders for what is still to be made."""
+    if conn.info.server_version < 14_00_00:
+        return [Finding("HW_2011", f"Postgres {_version(conn)} is too old", "upgrade it to 14 or newer")]
+    if _value(conn, "select pg_is_in_recovery()"):
+        fix = "set hostname in replication.connections to the primary"
+        return [Finding("HW_2012", "the server is a standby, where no publication can be made", fix)]
+    findings = []
+    level = _value(conn, "show wal_level")
+    if level != "logical":
+        what = f"wal_level is {level}, and logical decoding needs logical"
+        findings.append(Finding.lacking("HW_2013", what, "ALTER SYSTEM SET wal_level = logical", _RESTART))
+    findings += _slot_findings(conn, settings)
+    if not _value(conn, _MAY_REPLICATE):
+        findings.append(_lacks_role(conn, "HW_2016", f'role "{settings.user}" may not replicate', "REPLICATION"))
+    return findings
+
+
+def publication_findings(conn: psycopg.Connection, settings: SourceSettings) -> list[Finding]:
+    """Whether each publication exists."""
+    known = load_publications(conn, settings.publications)
+    fix = "run `headwater source prepare`, or name an existing one in publications"
+    return [
+        Finding("PSYNC_S1141", f'publication "{name}" does not exist', fix)
+        for name in settings.publications
+        if name not in known
+    ]
+
+
+def unseen_findings(conn: psycopg.Connection, tables: Sequence[PublishedTable]) -> list[Finding]:
+    """The warnings for tables some of whose changes no publication publishes."""
+    partly = [table for table in tables if table.unseen and not table.mixed]
+    names = sorted({name for table in partly for name in table.publications})
+    known = load_publications(conn, names) if names else {}
+    alike: dict[tuple[str, tuple[str, ...]], list[str]] = {}
+    for table in partly:
+        lacking = [n for n in table.publications if n in known and not {*table.unseen} <= {*known[n].operations}]
+        alike.setdefault(((lacking or table.publications)[0], table.unseen), []).append(table.qualified_name)
+    alter = sql.SQL("run ALTER PUBLICATION {} SET (publish = 'insert, update, delete, truncate')")
+    return [
+        Finding(
+            "PSYNC_S1142",
+            f"{_listed(unseen)} of {_listed(names)} is not published: devices see it late, when the table is compared"
+            " with the source",
+            alter.format(sql.Identifier(publication)).as_string(conn),
+            fatal=False,
+        )
+        for (publication, unseen), names in alike.items()
+    ] + [mixed_finding(table) for table in tables if table.mixed]
+
+
+def table_findings(conn: psycopg.Connection, tables: Sequence[PublishedTable]) -> list[Finding]:
+    """Whether we may read each table, whole; which changes of it are not published; and which tables refuse updates
+    because they lack an identity."""
+    barred = unreadable(conn, [Reading.of(table) for table in tables])
+    rights = dict.fromkeys(finding for findings in barred.values() for finding in findings)
+    keyless = [keyless_finding(conn, table) for table in tables if _lost_identity(table)]
+    generated = [found for table in tables for found in generated_findings(conn, table)]
+    return [*rights, *unseen_findings(conn, tables), *keyless, *generated]
+
+
+def mixed_finding(table: PublishedTable) -> Finding:
+    """The warning for a partitioned table whose partitions have replica identities with nothing in common."""
+    return Finding(
+        "HW_2029",
+        f"the partitions of {table.qualified_name} tell rows apart in different ways: devices see updates and deletes"
+        " late, when the table is compared with the source",
+        "run ALTER TABLE … REPLICA IDENTITY FULL on each, new ones too, or have them share a key with the table",
+        fatal=False,
+    )
+
+
+def generated_findings(conn: psycopg.Connection, table: PublishedTable) -> list[Finding]:
+    """What is wrong with generated columns: one that identifies rows, or that nobody here can compute."""
+    findings = []
+    if table.unsent_key:
+        error = unsent_key_error(table)
+        findings.append(Finding(error.code, f"{error.where}: {error.what}", error.fix))
+    elif (
+        table.relation.identity is ReplicaIdentity.FULL
+        and conn.info.server_version >= 18_00_00
+        and (table.left_out or any(column.generated for column in table.relation.columns))
+    ):
+        what = f"{table.qualified_name} identifies rows by all columns, and not all generated ones are published"
+        fix = "run ALTER PUBLICATION … SET (publish_generated_columns = stored): Postgres refuses updates meanwhile"
+        findings.append(Finding("HW_2028", what, fix, fatal=False))
+    if table.left_out:
+        names = ", ".join(table.left_out)
+        what = f"{table.qualified_name} lacks {names}: not all that they are computed from is published"
+        findings.append(Finding("HW_2027", what, "publish those columns, too, or do not select these", fatal=False))
+    return findings
+
+
+def keyless_finding(conn: psycopg.Connection, table: PublishedTable) -> Finding:
+    """The warning for a table whose updates and deletes Postgres refuses because nothing identifies a row."""
+    alter = sql.SQL("ALTER TABLE {} REPLICA IDENTITY ").format(_identifier(table)).as_string(conn)
+    refused = "so Postgres refuses its updates and deletes"
+    if table.relation.identity is ReplicaIdentity.INDEX:
+        what = f"the index that was to identify the rows of {table.qualified_name} is gone, {refused}"
+        return Finding("HW_2024", what, f"run {alter}DEFAULT if it has a primary key, else {alter}FULL", fatal=False)
+    if table.relation.by_leaf:
+        what = f"the partitions of {table.qualified_name} have nothing that identifies their rows, {refused}"
+        return Finding("HW_2017", what, "set the replica identity of each: it does not follow the table's", fatal=False)
+    deferrable = "select from pg_index where indrelid = %s and indisprimary and not indimmediate"
+    if conn.execute(deferrable, [table.relation.oid]).fetchone() is not None:
+        what = f"the primary key of {table.qualified_name} is deferrable and can't identify rows, {refused}"
+        return Finding("HW_2017", what, f"make it NOT DEFERRABLE, or run {alter}FULL", fatal=False)
+    what = f"{table.qualified_name} has no primary key, {refused}"
+    return Finding("HW_2017", what, f"add a primary key, or run {alter}FULL", fatal=False)
+
+
+def _listed(names: Sequence[str]) -> str:
+    """The first of them, for one line."""
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return ", ".join(names[:_NAMED]) + more
+
+
+def _wanted(table: PublishedTable, tag: str, patterns: Sequence[TablePattern] | None) -> bool:
+    relation = table.relation
+    return patterns is None or any(pattern.matches(tag, relation.schema, relation.name) for pattern in patterns)
+
+
+def _lost_identity(table: PublishedTable) -> bool:
+    """No identity, though nobody asked for none and Postgres is to publish updates or deletes."""
+    relation = table.relation
+    if table.mixed or {"update", "delete"} <= {*table.unseen}:
+        return False
+    asked = relation.identity is ReplicaIdentity.NOTHING and not relation.by_leaf
+    return not asked and not any(column.key for column in relation.columns)
+
+
+# A managed Postgres hands the right out through a role of its own, not through the attribute.
+_MAY_REPLICATE = """
+select bool_or(r.rolsuper or r.rolreplication)
+    or exists (select from pg_roles g where g.rolname = 'rds_replication' and pg_has_role(g.oid, 'member'))
+from pg_roles r where r.rolname = current_user
+"""
+
+
+def _slot_findings(conn: psycopg.Connection, settings: SourceSettings) -> list[Finding]:
+    findings = []
+    own = slot_status(conn, slot_name(settings)) or slot_status(conn, former_slot_name(settings))
+    if own is not None and own.database != conn.info.dbname:
+        own = None
+    needed = SLOTS if own is None else SLOTS - 1
+    slots = int(str(_value(conn, "show max_replication_slots")))
+    free = slots - int(str(_value(conn, "select count(*) from pg_replication_slots")))
+    if free < needed:
+        what = f"{max(free, 0)} of {slots} replication slots are free, and {needed} are needed"
+        alter = f"ALTER SYSTEM SET max_replication_slots = {slots + needed - free}"
+        fix = (
+            f"drop one that nobody reads (SELECT slot_name, active FROM pg_replication_slots), or run {alter}{_RESTART}"
+        )
+        findings.append(Finding("HW_2014", what, fix, sql=(alter,)))
+    senders = int(str(_value(conn, "show max_wal_senders")))
+    active = int(str(_value(conn, "select count(*) from pg_stat_replication")))
+    needed = SLOTS - (own is not None and own.active_pid is not None)
+    if senders - active < needed:
+        what = f"{max(senders - active, 0)} of {senders} WAL senders are free, and {needed} are needed"
+        alter = f"ALTER SYSTEM SET max_wal_senders = {active + needed}"
+        findings.append(Finding.lacking("HW_2015", what, alter, _RESTART))
+    return findings
+
+
+def _lacks_role(conn: psycopg.Connection, code: str, what: str, attribute: str) -> Finding:
+    alter = sql.SQL("ALTER ROLE {} " + attribute).format(sql.Identifier(conn.info.user)).as_string(conn)
+    return Finding.lacking(code, what, alter, " as a superuser")
+
+
+def _identifier(table: PublishedTable) -> sql.Identifier:
+    return sql.Identifier(table.relation.schema, table.relation.name)
+
+
+def _value(conn: psycopg.Connection, query: str, parameters: Sequence[object] = ()) -> object:
+    row = conn.execute(query.encode(), parameters).fetchone()
+    return None if row is None else row[0]
+
+
+def _version(conn: psycopg.Connection) -> str:
+    return f"{conn.info.server_version // 10000}"

@@ -1,0 +1,175 @@
+"""What may come to harm in a source while it is followed: log that is held back or about to go, changes that the
+stream does not carry, tables whose own updates fail. Each finding names its remedy; the numbers stand beside it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import psycopg
+from psycopg import sql
+from psycopg.rows import class_row
+
+from headwater.oplog.lsn import Lsn, parse_lsn
+from headwater.source.catalog.named import unpublished_findings
+from headwater.source.catalog.published import published_tables
+from headwater.source.connect import SourceSettings
+from headwater.source.readiness.checks import publication_findings, table_findings
+from headwater.source.readiness.finding import Finding
+from headwater.source.triggers import triggers_on
+from headwater_rules.plan import TablePattern
+
+_HELD_BY_OTHERS = 1 << 30
+"""Bytes of log that a slot nobody reads may hold before it is spoken of: a standby may be away for a moment."""
+
+
+@dataclass(frozen=True, slots=True)
+class SlotHealth:
+    """Our slot, sizes in bytes. `behind` is what the store does not have yet, `held` what the server keeps because of
+    the slot. With a `limit`, the slot is lost after another `left`. `xmin_age` counts transactions since the oldest
+    that the slot keeps catalog rows of; at `xmin_limit` Postgres begins to vacuum for its life."""
+
+    name: str
+    wal_status: str
+    active: bool
+    behind: int
+    held: int
+    left: int | None
+    limit: int | None
+    xmin_age: int
+    xmin_limit: int
+
+
+@dataclass(frozen=True, slots=True)
+class SourceHealth:
+    """One look. `log_end` is where the log ended, `confirmed` up to where the store is known to have it, `flush_lag`
+    what Postgres says of the time in between (0 when it says nothing)."""
+
+    slot: SlotHealth | None
+    findings: tuple[Finding, ...]
+    triggers: bool
+    log_end: Lsn
+    confirmed: Lsn
+    flush_lag: float
+
+
+def look(
+    conn: psycopg.Connection,
+    settings: SourceSettings,
+    name: str,
+    tables: Collection[int],
+    patterns: Sequence[TablePattern] = (),
+) -> SourceHealth:
+    """The source's health as far as it concerns our slot, which has this name, the tables with these oids, and those
+    that the patterns name."""
+    slot = slot_health(conn, name)
+    positions = conn.execute(_POSITIONS, [name]).fetchone() or ("0/0", "0/0", 0.0)
+    return SourceHealth(
+        slot,
+        (*slot_findings(conn, name, slot), *_catalog_findings(conn, settings, tables, patterns)),
+        triggers_on(conn),
+        parse_lsn(positions[0]),
+        parse_lsn(positions[1]),
+        float(positions[2]),
+    )
+
+
+_POSITIONS = """
+select pg_current_wal_lsn()::text, coalesce(s.confirmed_flush_lsn, '0/0')::text,
+       coalesce(extract(epoch from r.flush_lag), 0)::float8
+from (select) as one left join pg_replication_slots s on s.slot_name = %s
+  left join pg_stat_replication r on r.pid = s.active_pid
+"""
+
+_SLOT = """
+select s.slot_name as name, coalesce(s.wal_status, 'reserved') as wal_status, s.active,
+       greatest(pg_current_wal_lsn() - s.confirmed_flush_lsn, 0)::int8 as behind,
+       greatest(pg_current_wal_lsn() - s.restart_lsn, 0)::int8 as held,
+       case when s.safe_wal_size is not null then greatest(s.safe_wal_size, 0) end::int8 as "left",
+       nullif(k.setting::int8, -1) * 1048576 as "limit",
+       coalesce(age(s.catalog_xmin), 0)::int8 as xmin_age, a.setting::int8 as xmin_limit
+from pg_replication_slots s, pg_settings k, pg_settings a
+where s.slot_name = %s and k.name = 'max_slot_wal_keep_size' and a.name = 'autovacuum_freeze_max_age'
+"""
+
+
+def slot_health(conn: psycopg.Connection, name: str) -> SlotHealth | None:
+    """None when there is no such slot."""
+    with conn.cursor(row_factory=class_row(SlotHealth)) as cursor:
+        return cursor.execute(_SLOT, [name]).fetchone()
+
+
+def slot_findings(conn: psycopg.Connection, name: str, slot: SlotHealth | None) -> list[Finding]:
+    """What our slot runs out of, and slots of others that hold back log, catalog rows or a free place."""
+    findings = [] if slot is None else [*_budget(slot), *_age(slot)]
+    if (slot is None or not slot.active) and _commits_wait_for(conn, name):
+        what = "commits at the source wait for Headwater, which does not follow the stream"
+        findings.append(Finding("HW_2025", what, _LET_GO))
+    forgotten = conn.execute(
+        "select slot_name::text from pg_replication_slots where not active and not temporary and slot_name <> %s"
+        " and pg_current_wal_lsn() - restart_lsn > %s order by 1",
+        [name, _HELD_BY_OTHERS],
+    ).fetchall()
+    for (other,) in forgotten:
+        what = f'nobody reads the replication slot "{other}", which keeps over 1 GB of log from being removed'
+        drop = sql.SQL("SELECT pg_drop_replication_slot({})").format(other).as_string(conn)
+        findings.append(Finding("HW_2023", what, f"start what reads it, or run {drop}", fatal=False))
+    return findings
+
+
+_LET_GO = (
+    "start Headwater; or let commits go at once: ALTER SYSTEM SET synchronous_standby_names = '' and"
+    " SELECT pg_reload_conf(); a first start and a lost slot need that"
+)
+
+
+def _commits_wait_for(conn: psycopg.Connection, name: str) -> bool:
+    row = conn.execute("select current_setting('synchronous_standby_names')").fetchone()
+    return row is not None and re.search(rf"(?<!\w){name}(?!\w)", row[0], re.IGNORECASE) is not None
+
+
+def _budget(slot: SlotHealth) -> list[Finding]:
+    if slot.limit is None or slot.wal_status == "lost":
+        return []
+    megabytes = slot.limit // 1048576
+    fix = (
+        "find out why the stream is slow or stands (`headwater source status`), or run"
+        f" ALTER SYSTEM SET max_slot_wal_keep_size = '{2 * megabytes}MB' and SELECT pg_reload_conf()"
+    )
+    if slot.wal_status == "unreserved" or slot.left == 0:
+        what = "the slot is lost at the source's next checkpoint, unless the stream catches up before"
+        return [Finding("HW_2021", what, fix)]
+    if slot.left is not None and 2 * slot.left <= slot.limit:
+        what = f"more than half of the {megabytes} MB of log that the slot may hold is used up"
+        return [Finding("HW_2021", what, fix, fatal=False)]
+    return []
+
+
+def _age(slot: SlotHealth) -> list[Finding]:
+    if 2 * slot.xmin_age < slot.xmin_limit:
+        return []
+    what = (
+        "the slot has kept the source from vacuuming its catalog for half as many transactions as"
+        " autovacuum_freeze_max_age allows"
+    )
+    fix = "find what holds the stream up: a transaction that is open for long (pg_stat_activity), or Headwater itself"
+    return [Finding("HW_2022", what, fix, fatal=False)]
+
+
+def _catalog_findings(
+    conn: psycopg.Connection, settings: SourceSettings, tables: Collection[int], patterns: Sequence[TablePattern]
+) -> list[Finding]:
+    findings = publication_findings(conn, settings)
+    if any(finding.code == "PSYNC_S1141" for finding in findings):
+        return findings
+    published = published_tables(conn, settings.publications)
+    looked = [
+        table
+        for table in published
+        if table.relation.oid in tables
+        or any(p.matches(settings.tag, table.relation.schema, table.relation.name) for p in patterns)
+    ]
+    findings += [*table_findings(conn, looked), *unpublished_findings(conn, settings, patterns)]
+    return list(dict.fromkeys(findings))

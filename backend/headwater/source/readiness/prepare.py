@@ -1,0 +1,236 @@
+"""Makes a source ready: the publication, its tables, and the rights to read them, as far as our own rights go.
+
+Everything is safe to repeat: what is there already is left alone, and nothing is ever taken away.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import psycopg
+from psycopg import sql
+
+from headwater.errors import HeadwaterError, Kind
+from headwater.source.catalog.leaves import TREE
+from headwater.source.catalog.named import (
+    NamedTable,
+    add_statement,
+    all_tables,
+    identity_statement,
+    lacking,
+    listed,
+    named_tables,
+    readings,
+    to_publish,
+)
+from headwater.source.catalog.publications import load_publications
+from headwater.source.catalog.published import published_tables
+from headwater.source.connect import SourceSettings, connect
+from headwater.source.readiness.access import Reading, unreadable
+from headwater.source.readiness.checks import SourceNotReady, check_source, raise_if_fatal, server_findings
+from headwater.source.readiness.finding import Finding
+from headwater_rules.plan import TablePattern
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """What `prepare` did, each as the SQL that it ran; what it left for somebody to look at; and what is published."""
+
+    done: tuple[str, ...]
+    warnings: tuple[Finding, ...]
+    tables: tuple[str, ...]
+
+
+class NotAllowed(HeadwaterError):
+    """The tables can't be published as asked for; the fix says how they can."""
+
+    kind: ClassVar[Kind] = Kind.STOP
+    code: ClassVar[str] = "HW_2004"
+
+
+class MoreRightsNeeded(SourceNotReady):
+    """Our rights do not reach. Ends with all that is missing as SQL, for somebody who may run it."""
+
+    def __str__(self) -> str:
+        statements = [statement for finding in self.findings for statement in finding.sql]
+        return f"{super().__str__()}\n\n{sql_block(statements)}"
+
+
+def sql_block(statements: Iterable[str]) -> str:
+    """Statements to be copied, each on a line."""
+    restart = "  -- takes effect when Postgres is restarted"
+    return "\n".join(f"{each};{restart if each.startswith('ALTER SYSTEM') else ''}" for each in statements)
+
+
+def prepare(
+    settings: SourceSettings,
+    tables: Sequence[TablePattern] | None,
+    *,
+    admin: SourceSettings | None = None,
+    append_only: bool = False,
+) -> Prepared:
+    """Publish the tables that match (None: every table, which needs a superuser) and grant the right to read them.
+
+    The SQL runs as `admin`, or else as the role of `settings`, which must then own the tables. A table without a key
+    is published only with `append_only`, because Postgres refuses updates and deletes of it from then on.
+
+    Raises MoreRightsNeeded with all that neither may do; NotAllowed when tables can't be published; SourceNotReady,
+    SourceUnreachable or SourceRefused.
+    """
+    with connect(settings) as ours, connect(admin or settings, patient=True) as conn:
+        before = _missing(ours, conn, settings, tables, append_only=append_only)
+        done = [statement for statement in before.statements if _run(conn, settings, statement)]
+        after = _missing(ours, conn, settings, tables, append_only=append_only) if before.statements else before
+        if after.findings or after.statements:
+            raise MoreRightsNeeded(settings.address, (*after.findings, *_refused(conn, after.statements)))
+        warnings = check_source(ours, settings, tables)
+        published = published_tables(ours, settings.publications)
+    return Prepared(tuple(done), tuple(warnings), tuple(table.qualified_name for table in published))
+
+
+def missing_sql(
+    settings: SourceSettings,
+    tables: Sequence[TablePattern] | None,
+    *,
+    admin: SourceSettings | None = None,
+    append_only: bool = False,
+) -> tuple[str, ...]:
+    """All that the source lacks, as statements; nothing is run. For the rest see `prepare`."""
+    with connect(settings) as ours, connect(admin or settings) as conn:
+        found = _missing(ours, conn, settings, tables, append_only=append_only)
+    return (*(statement for finding in found.findings for statement in finding.sql), *found.statements)
+
+
+@dataclass(frozen=True, slots=True)
+class _Missing:
+    """What a source lacks: statements of ours, and findings that a person has to decide on."""
+
+    findings: tuple[Finding, ...]
+    statements: tuple[str, ...]
+
+
+def _missing(
+    ours: psycopg.Connection,
+    conn: psycopg.Connection,
+    settings: SourceSettings,
+    patterns: Sequence[TablePattern] | None,
+    *,
+    append_only: bool,
+) -> _Missing:
+    server = server_findings(ours, settings)
+    raise_if_fatal([finding for finding in server if not finding.sql], settings)  # no statement mends these
+    there = all_tables(conn)
+    if patterns is not None:
+        _refuse_unpublishable(settings, named_tables(there, settings.tag, patterns, exact=True))
+        there = named_tables(there, settings.tag, patterns)
+    wanted = to_publish(there)
+    unpublished = lacking(conn, settings.publications, wanted)
+    _refuse_keyless(conn, settings, unpublished, append_only=append_only)
+    publication = _publication(conn, settings, None if patterns is None else unpublished)
+    hidden, grants = _rights(ours, conn, settings, wanted)
+    return _Missing((*server, *hidden), (*publication, *grants))
+
+
+def _publication(conn: psycopg.Connection, settings: SourceSettings, missing: Sequence[NamedTable] | None) -> list[str]:
+    """What has every table in one of the publications (None: all there will ever be); new ones go into the first."""
+    known = load_publications(conn, settings.publications)
+    name = settings.publications[0]
+    if any(publication.all_tables for publication in known.values()):
+        missing = ()
+    if name not in known:
+        # Through the root a partitioned table is one table, whatever its partitions are today.
+        target = sql.SQL("FOR ALL TABLES") if missing is None else sql.SQL("FOR TABLE {}").format(listed(missing))
+        if missing is not None and not missing:
+            target = sql.SQL("")
+        create = sql.SQL("CREATE PUBLICATION {} {} WITH (publish_via_partition_root = true)")
+        return [" ".join(create.format(sql.Identifier(name), target).as_string(conn).split())]
+    if missing is None:
+        raise NotAllowed(
+            f'publication "{name}" exists for some tables only',
+            settings.address,
+            f"drop it first, DROP PUBLICATION {sql.Identifier(name).as_string(conn)}, or name the tables",
+        )
+    return [add_statement(conn, name, missing)] if missing else []
+
+
+def _rights(
+    ours: psycopg.Connection,
+    conn: psycopg.Connection,
+    settings: SourceSettings,
+    wanted: Sequence[NamedTable],
+) -> tuple[list[Finding], list[str]]:
+    """What keeps our role from reading the tables: what a superuser has to decide on, and the grants."""
+    known = load_publications(ours, settings.publications)
+    published = published_tables(ours, [name for name in settings.publications if name in known])
+    columns = {table.relation.oid: Reading.of(table) for table in published}
+    barred = unreadable(ours, [columns.get(each.oid, each) for each in readings(ours, wanted)])
+    hidden = [each for findings in barred.values() for each in findings if each.code != "HW_2018"]
+    oids = [oid for oid, findings in barred.items() if any(each.code == "HW_2018" for each in findings)]
+    rows = conn.execute(
+        f"""{TREE}
+           select n.nspname, c.relname, has_schema_privilege(%(user)s, n.oid, 'USAGE'),
+                  has_table_privilege(%(user)s, c.oid, 'SELECT')
+           from (select distinct oid from tree) part
+             join pg_class c on c.oid = part.oid join pg_namespace n on n.oid = c.relnamespace
+           order by 1, 2""".encode(),
+        {"user": settings.user, "oids": oids},
+    ).fetchall()
+    role = sql.Identifier(settings.user)
+    schemas = sorted({schema for schema, _, usage, _ in rows if not usage})
+    grants = [sql.SQL("GRANT USAGE ON SCHEMA {} TO {}").format(sql.Identifier(schema), role) for schema in schemas]
+    closed = [sql.Identifier(schema, name) for schema, name, _, select in rows if not select]
+    if closed:
+        grants.append(sql.SQL("GRANT SELECT ON {} TO {}").format(sql.SQL(", ").join(closed), role))
+    return list(dict.fromkeys(hidden)), [grant.as_string(conn) for grant in grants]
+
+
+def _refuse_unpublishable(settings: SourceSettings, tables: Sequence[NamedTable]) -> None:
+    for table in tables:
+        if not table.publishable:
+            raise NotAllowed(
+                f"{table.qualified_name} is {_KINDS.get(table.kind, 'an unlogged table')}, which Postgres cannot"
+                " publish",
+                settings.address,
+                "name the ordinary tables it is made of in the sync config",
+            )
+
+
+_KINDS = {"v": "a view", "m": "a materialized view", "f": "a foreign table"}
+
+
+def _refuse_keyless(
+    conn: psycopg.Connection, settings: SourceSettings, tables: Sequence[NamedTable], *, append_only: bool
+) -> None:
+    keyless = [table for table in tables if table.keyless]
+    if not keyless or append_only:
+        return
+    names = ", ".join(table.qualified_name for table in keyless)
+    alter = "; ".join(identity_statement(conn, table) for table in keyless)
+    raise NotAllowed(
+        f"published, Postgres would refuse updates and deletes of {names}: nothing identifies their rows",
+        settings.address,
+        f"add a primary key, or run {alter}; if rows are only ever inserted, pass --append-only",
+    )
+
+
+def _run(conn: psycopg.Connection, settings: SourceSettings, statement: str) -> bool:
+    """Whether it was run; not, where the right is missing."""
+    try:
+        conn.execute(statement.encode())
+    except psycopg.errors.InsufficientPrivilege:
+        return False
+    except psycopg.Error as error:
+        reason = error.diag.message_primary or type(error).__name__
+        raise NotAllowed(f"Postgres refuses {statement}: {reason}", settings.address) from error
+    return True
+
+
+def _refused(conn: psycopg.Connection, statements: tuple[str, ...]) -> list[Finding]:
+    if not statements:
+        return []
+    what = f'role "{conn.info.user}" may not run all that is needed'
+    return [
+        Finding("HW_2004", what, "have somebody with the right run what follows, or pass --admin-uri", sql=statements)
+    ]

@@ -1,0 +1,1 @@
+"""Rows of a source that are asked for one by one."""

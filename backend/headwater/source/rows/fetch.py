@@ -1,0 +1,173 @@
+"""Reading single rows from the source, where the stream left a TOASTed value out that nobody here has."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+import psycopg
+from psycopg import errors, sql
+
+from headwater.decode.copytext import split_line
+from headwater.oplog.change import Cell, Relation
+from headwater.oplog.lsn import Lsn, parse_lsn
+from headwater.source.connect import SourceSettings, connect, connection_error
+from headwater.source.head import ping_statement
+from headwater.source.rows.generated import GeneratedValues
+
+_KEYS_AT_ONCE = 100
+_OTHER_TABLE = (errors.UndefinedTable, errors.UndefinedColumn, errors.InvalidTextRepresentation)
+_LOCKED_SECONDS = 1
+_VISIBLE_SECONDS = 1.0
+_VISIBLE_PAUSE = 0.005
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """Rows as they are in the source, and a position at or after everything that they show."""
+
+    rows: list[tuple[str | None, ...]]
+    seen: Lsn
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """Schema and name of tables by oid, None where there is none any more, and a position at or after everything that
+    gave them these."""
+
+    by_oid: Mapping[int, tuple[str | None, str | None]]
+    seen: Lsn
+
+
+# The position is asked for after the snapshot is taken by which the names are read
+_NAMES = """
+select t::int8, n.nspname, c.relname, pg_current_wal_insert_lsn()::text
+from unnest(%s::oid[]) t left join pg_class c on c.oid = t left join pg_namespace n on n.oid = c.relnamespace
+"""
+
+
+def own_rows(relation: Relation) -> sql.Composed:
+    """A condition on rows that are read from a table by its name: they are its own, or those of its partitions. What
+    stands in a table that inherits from it is another table's to the stream."""
+    return sql.SQL("({0} = tableoid or exists (select from pg_class where oid = {0} and relkind = 'p'))").format(
+        sql.Literal(relation.oid)
+    )
+
+
+class RowFetcher:
+    """Fetches rows by key over one connection, made when first needed. `generated` computes what rows lack of theirs,
+    over another: neither waits for the other's statement."""
+
+    def __init__(self, settings: SourceSettings) -> None:
+        self._settings = settings
+        self.generated = GeneratedValues(settings)
+        self._conn: psycopg.Connection | None = None
+
+    def fetch(self, relation: Relation, keys: Sequence[Sequence[Cell]], files: Collection[int] = ()) -> Fetched | None:
+        """The rows that have these keys now. None when another table has the relation's name, or this one has other
+        columns by now, or its rows do not lie in `files` any more, or somebody keeps it locked.
+
+        Each of `keys` has the relation's columns, of which those of its identity count. Asks the source to log a
+        message after the position that is returned, so that even an idle stream passes it.
+        """
+        try:
+            conn = self._connection()
+            rows: list[tuple[str | None, ...]] = []
+            for first in range(0, len(keys), _KEYS_AT_ONCE):
+                found = _rows(conn, relation, keys[first : first + _KEYS_AT_ONCE], files)
+                if found is None:
+                    return None
+                rows += found
+            (position,) = conn.execute("select pg_current_wal_insert_lsn()::text").fetchall()[0]
+            conn.execute(ping_statement(conn.info.server_version))
+        except psycopg.Error as error:
+            self._disconnect()
+            if isinstance(error, (*_OTHER_TABLE, errors.LockNotAvailable)):
+                return None
+            raise connection_error(self._settings, error) from error
+        return Fetched(rows, parse_lsn(position))
+
+    def names(self, oids: Collection[int]) -> Names:
+        """What these tables are called now."""
+        try:
+            rows = self._connection().execute(_NAMES, [list(oids)]).fetchall()
+        except psycopg.Error as error:
+            self._disconnect()
+            raise connection_error(self._settings, error) from error
+        return Names({oid: (schema, name) for oid, schema, name, _ in rows}, parse_lsn(rows[0][3]))
+
+    def wait_until_visible(self, xids: Sequence[int]) -> bool:
+        """Wait until others see what these transactions did; False when that takes longer than _VISIBLE_SECONDS.
+
+        A commit is in the stream a moment before others can see it. One that waits for a synchronous standby is so
+        until then; the standby it waits for may even be this stream.
+        """
+        deadline = time.monotonic() + _VISIBLE_SECONDS
+        while self._unseen(xids):
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(_VISIBLE_PAUSE)
+        return True
+
+    def _unseen(self, xids: Sequence[int]) -> bool:
+        # A transaction holds the lock on its own id until everybody sees it
+        query = (
+            "select exists (select from pg_locks where locktype = 'transactionid' and granted"
+            " and transactionid = any(%s::text[]::xid[]))"
+        )
+        try:
+            rows = self._connection().execute(query, [list(map(str, xids))]).fetchall()
+        except psycopg.Error as error:
+            self._disconnect()
+            raise connection_error(self._settings, error) from error
+        return rows == [(True,)]
+
+    def _connection(self) -> psycopg.Connection:
+        if self._conn is None:
+            self._conn = connect(self._settings, application_name="headwater fetch")
+            self._conn.execute(f"set lock_timeout = '{_LOCKED_SECONDS}s'")  # the whole stream waits meanwhile
+        return self._conn
+
+    def close(self) -> None:
+        self.generated.close()
+        self._disconnect()
+
+    def _disconnect(self) -> None:
+        if self._conn is not None:
+            self._conn.close()
+            self._conn = None
+
+
+def _rows(
+    conn: psycopg.Connection, relation: Relation, keys: Sequence[Sequence[Cell]], files: Collection[int]
+) -> list[tuple[str | None, ...]] | None:
+    """None when another table has the name, or its rows were rewritten. That has to be told by the statement that reads
+    them: the name can go over to another table between two."""
+    places = [place for place, column in enumerate(relation.columns) if column.key]
+    names = [sql.SQL("t.") + sql.Identifier(column.name) for column in relation.columns]
+    query = sql.SQL(
+        "copy (select c.oid, (select relfilenode from pg_class where oid = t.tableoid), {columns}"
+        " from {table} t"  # locked first: from then on its name is its own
+        " right join (select oid from pg_class where oid = {name}::regclass) c"
+        " on ({key}) in ({keys}) and {own}) to stdout"
+    ).format(
+        columns=sql.SQL(", ").join(names),
+        name=sql.Literal(sql.Identifier(relation.schema, relation.name).as_string(conn)),
+        table=sql.Identifier(relation.schema, relation.name),
+        own=own_rows(relation),
+        key=sql.SQL(", ").join(names[place] for place in places),
+        keys=sql.SQL(", ").join(
+            sql.SQL("({})").format(sql.SQL(", ").join(sql.Literal(key[place]) for place in places)) for key in keys
+        ),
+    )
+    with conn.cursor() as cursor, cursor.copy(query) as copy:
+        # Not splitlines: COPY leaves other separators of Unicode in a value as they are
+        lines = b"".join(bytes(data) for data in copy).decode().split("\n")[:-1]
+    found = [split_line(line, len(relation.columns) + 2) for line in lines]
+    there = [row for row in found if row[2 + places[0]] is not None]
+    if any(row[0] != str(relation.oid) for row in found):
+        return None
+    if files and not {int(row[1] or 0) for row in there} <= set(files):
+        return None
+    return [row[2:] for row in there]

@@ -1,0 +1,153 @@
+"""Small looks at a table of the source, for an audit that goes on all the time: keys in their order, and rows by key.
+
+They never wait long: a table that somebody locks is looked at some other time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import LiteralString
+
+import psycopg
+from psycopg import errors, sql
+
+from headwater.decode.copytext import split_line
+from headwater.oplog.change import Relation
+from headwater.oplog.lsn import Lsn, parse_lsn
+from headwater.oplog.row_id import RowIdentity
+from headwater.source.catalog.published import PublishedTable
+from headwater.source.connect import SourceSettings, connect, connection_error
+from headwater.source.head import ping_statement
+
+_SETTINGS = "set statement_timeout = '5s'; set lock_timeout = '500ms'; set default_transaction_read_only = on"
+
+_INDEX: LiteralString = """
+select array(
+    select a.attname::text from unnest(i.indkey::int2[]) with ordinality k (number, position)
+    join pg_attribute a on a.attrelid = i.indrelid and a.attnum = k.number
+    where k.position <= i.indnkeyatts order by k.position)
+from pg_index i where i.indrelid = %s and (i.indisreplident or i.indisprimary)
+order by i.indisreplident desc limit 1
+"""
+
+Row = tuple[str | None, ...]
+
+
+class ProbeBusyError(Exception):
+    """The table is locked, or the question took too long; nothing is known."""
+
+
+class _NoSuchValueError(Exception):
+    """A key is no value of its column's type: the source has no such row."""
+
+
+class SourceProbe:
+    """One connection, made when first needed. Raises what `connection_error` makes of one that fails."""
+
+    def __init__(self, settings: SourceSettings) -> None:
+        self._settings = settings
+        self._conn: psycopg.Connection | None = None
+
+    def key_order(self, table: PublishedTable) -> tuple[int, ...] | None:
+        """Positions of the key's columns in the order of the index behind it; None when no index is."""
+        identity = RowIdentity.of(table.relation)
+        rows = self._ask(_INDEX, [table.relation.oid])
+        positions = {column.name: i for i, column in enumerate(table.relation.columns)}
+        order = tuple(positions[name] for name in rows[0][0] if name in positions) if rows else ()
+        return order if set(order) == set(identity.columns) and order else None
+
+    def keys_after(
+        self, table: PublishedTable, order: Sequence[int], last: Sequence[str] | None, limit: int
+    ) -> list[Row]:
+        """The next keys after `last` (the first ones after None), as rows that are null but for the key."""
+        columns = [sql.Identifier(table.relation.columns[i].name) for i in order]
+        listed = sql.SQL(", ").join(columns)
+        conditions = [] if last is None else [sql.SQL("({}) > ({})").format(listed, _literals(last))]
+        query = sql.SQL("copy (select {} from {} where {} order by {} limit {}) to stdout").format(
+            listed, _from(table), _where(table, conditions), listed, sql.Literal(limit)
+        )
+        return [_placed(split_line(line, len(columns)), order, table.relation) for line in self._copy(query)]
+
+    def rows(self, table: PublishedTable, keys: Sequence[Sequence[str]]) -> list[str]:
+        """The lines of the rows with these keys, each the values of the key's columns in the table's order. A key
+        that is no value of its column's type has none."""
+        relation = table.relation
+        identity = RowIdentity.of(relation)
+        listed = sql.SQL(", ").join(sql.Identifier(relation.columns[i].name) for i in identity.columns)
+        wanted = sql.SQL(", ").join(sql.SQL("({})").format(_literals(key)) for key in keys)
+        condition = sql.SQL("({}) in ({})").format(listed, wanted)
+        query = sql.SQL("copy (select {} from {} where {}) to stdout").format(
+            sql.SQL(", ").join(sql.Identifier(column.name) for column in relation.columns),
+            _from(table),
+            _where(table, [condition]),
+        )
+        try:
+            return self._copy(query)
+        except _NoSuchValueError:
+            if len(keys) == 1:
+                return []
+            middle = len(keys) // 2
+            return [*self.rows(table, keys[:middle]), *self.rows(table, keys[middle:])]
+
+    def position(self) -> Lsn:
+        """A position that everything seen so far lies before. The log gets a record beyond it, so that even an idle
+        stream passes it."""
+        rows = self._ask("select pg_current_wal_insert_lsn()::text", [])
+        self._ask(ping_statement(self._connection().info.server_version), [])
+        return parse_lsn(rows[0][0])
+
+    def _copy(self, query: sql.Composed) -> list[str]:
+        try:
+            with self._connection().cursor() as cursor, cursor.copy(query) as copy:
+                return b"".join(bytes(data) for data in copy).decode().split("\n")[:-1]
+        except (errors.QueryCanceled, errors.LockNotAvailable) as error:
+            raise ProbeBusyError from error
+        except psycopg.DataError as error:
+            raise _NoSuchValueError from error
+        except psycopg.Error as error:
+            self.close()
+            raise connection_error(self._settings, error) from error
+
+    def _ask(self, query: LiteralString, bindings: Sequence[object]) -> list[tuple[str, ...]]:
+        try:
+            return self._connection().execute(query, bindings or None).fetchall()
+        except (errors.QueryCanceled, errors.LockNotAvailable) as error:
+            raise ProbeBusyError from error
+        except psycopg.Error as error:
+            self.close()
+            raise connection_error(self._settings, error) from error
+
+    def _connection(self) -> psycopg.Connection:
+        if self._conn is None:
+            self._conn = connect(self._settings, application_name="headwater audit")
+            self._conn.execute(_SETTINGS)
+        return self._conn
+
+    def close(self) -> None:
+        if self._conn is not None:
+            self._conn.close()
+            self._conn = None
+
+
+def _from(table: PublishedTable) -> sql.Composed:
+    """Without the tables that inherit from it, unless it is partitioned: as the stream has it."""
+    own = [leaf.oid for leaf in table.leaves] == [table.relation.oid]
+    name = sql.Identifier(table.relation.schema, table.relation.name)
+    return sql.SQL("only {}" if own else "{}").format(name)
+
+
+def _where(table: PublishedTable, conditions: list[sql.Composed]) -> sql.Composed:
+    if table.row_filter is not None:
+        conditions.append(sql.SQL("(" + table.row_filter + ")").format())
+    return sql.SQL(" and ").join(conditions or [sql.SQL("true").format()])
+
+
+def _literals(values: Sequence[str]) -> sql.Composed:
+    return sql.SQL(", ").join(map(sql.Literal, values))
+
+
+def _placed(key: Row, order: Sequence[int], relation: Relation) -> Row:
+    cells: list[str | None] = [None] * len(relation.columns)
+    for position, value in zip(order, key, strict=True):
+        cells[position] = value
+    return tuple(cells)

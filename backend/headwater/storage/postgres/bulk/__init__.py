@@ -1,0 +1,1 @@
+"""What bulk work hands over, and whole stores that come and go."""

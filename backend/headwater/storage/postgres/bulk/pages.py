@@ -1,0 +1,163 @@
+"""Taking pages of additions: what rows that are there already give for row sides that were not complete."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import orjson
+import psycopg
+from psycopg import sql
+
+from headwater.failpoints import passing
+from headwater.oplog.op import CLEAR_BODY, finished_op, put_opening
+from headwater.oplog.row_id import row_subkey
+from headwater.oplog.transform import decode_members
+from headwater.storage.contract.parts import StagedPart
+from headwater.storage.contract.store import Lease, StoreError
+from headwater.storage.postgres.bulk.stage import stage_tables
+from headwater.storage.postgres.bulk.takeover import check_part, lock_state
+from headwater.storage.postgres.control import lease as leases
+from headwater.storage.postgres.copying import columns
+from headwater.storage.postgres.flush import names_of
+from headwater.storage.postgres.tables import rows_table, stored_id
+from headwater.storage.shared.common import NAMEABLE
+from headwater.storage.shared.packing import compressor, unpacked
+
+Openings = dict[int, tuple[str, ...]]
+"""By bucket, how the bodies begin that are not to be taken."""
+
+Segment = tuple[int, int, int, bytes]
+"""Bucket, number of ops, sum of their checksums, compressed bodies."""
+
+_ADD_MEMBERS = """
+update {rows} r set members = case r.members when '' then p.members
+    else left(r.members, -1) || ',' || substr(p.members, 2) end
+from {part} p where p.page = {page} and p.members <> '' and r.row_id = p.row_id and p.row_id <> all(%s)
+"""
+
+_ADD_LOOKUPS = """
+insert into lookups (key, table_id, row_id, output)
+select distinct p.key, {table}, p.row_id, p.output from {part} p
+where p.page = {page} and p.row_id <> all(%s) and not exists (
+    select from lookups l where l.table_id = {table} and l.row_id = p.row_id and l.key = p.key and l.output = p.output)
+"""
+
+
+def take(connection: psycopg.Connection, lease: Lease, part: StagedPart, page: int, skip: Iterable[str]) -> None:
+    """See the contract."""
+    names = stage_tables(part.path)
+    if not connection.execute("select 1 from staged_parts where path = %s", [part.path]).fetchall():
+        raise StoreError("a part of the bulk job is missing", part.path, "the job starts over at the next attempt")
+    with leases.holding(connection, lease):
+        next_op = lock_state(connection)
+        skipped, left_out = _skipped(connection, part, page, skip)
+        where = {"rows": rows_table(part.table), "table": part.table, "page": page}
+        connection.execute(sql.SQL(_ADD_MEMBERS).format(part=names["rows"], **where), [skipped])
+        connection.execute(sql.SQL(_ADD_LOOKUPS).format(part=names["lookups"], **where), [skipped])
+        _append(connection, lease, part, page, next_op, left_out)
+        connection.execute("select pg_notify(current_schema(), '')")
+        passing("page.before_commit")
+    passing("page.after_commit")
+
+
+def _skipped(
+    connection: psycopg.Connection, part: StagedPart, page: int, skip: Iterable[str]
+) -> tuple[list[str], Openings]:
+    """The rows to leave out, and how their ops begin."""
+    query = sql.SQL(
+        "select p.row_id, coalesce(p.long_id, p.row_id), p.members, p.subkey from {part} p left join {rows} r"
+        " on r.row_id = p.row_id where p.page = {page} and (p.row_id = any(%s) or r.row_id is null)"
+    ).format(part=stage_tables(part.path)["rows"], rows=rows_table(part.table), page=page)
+    found = connection.execute(query, [[stored_id(row_id)[0] for row_id in skip]]).fetchall()
+    salt = read_salt(connection)
+    openings: dict[int, list[str]] = {}
+    for _, row_id, members, subkey in found:
+        for member in decode_members(members, row_id):
+            sub = row_subkey(subkey, part.table, row_id, member.id, salt)
+            openings.setdefault(member.bucket, []).append(put_opening(member.table, member.id, sub, member.digest))
+    return [row[0] for row in found], {bucket: tuple(starts) for bucket, starts in openings.items()}
+
+
+def read_salt(connection: psycopg.Connection) -> bytes:
+    """What subkeys are salted with."""
+    row = connection.execute("select value from meta where key = 'salt'").fetchone()
+    if row is None:
+        raise StoreError("the store has lost its salt", "", "name another schema to build a new store")
+    return bytes.fromhex(row[0])
+
+
+def _append(
+    connection: psycopg.Connection, lease: Lease, part: StagedPart, page: int, next_op: int, left_out: Openings
+) -> None:
+    """Number the page's segments after everything that is there, and make the checkpoint include them."""
+    names = stage_tables(part.path)
+    query = sql.SQL("select bucket, size, checksum, bodies from {} where page = {} order by bucket, id")
+    given = connection.execute(query.format(names["segments"], page), binary=True).fetchall()
+    rows = connection.execute(
+        sql.SQL("select count(*) from {} where page = {}").format(names["rows"], page)
+    ).fetchall()[0][0]
+    check_part(connection, part, page, rows, sum(segment[1] for segment in given))
+    kept = [s for s in (_without(segment, left_out.get(segment[0], ())) for segment in given) if s[1]]
+    touched = sorted({segment[0] for segment in kept})
+    next_op = _open_buckets(connection, names["buckets"], touched, next_op)
+    for segment in kept:
+        _insert_segment(connection, segment, next_op)
+        next_op += segment[1]
+    named = names_of(connection, touched) if len(touched) <= NAMEABLE else None
+    connection.execute("update state set next_op = %s, checkpoint = %s", [next_op + 1, next_op])
+    connection.execute(
+        "insert into flushes (last_op, source, lsn, committed_us, buckets, lookups)"
+        " select %s, tag, lsn, 0, %s, null from sources where tag = %s",
+        [next_op, named, lease.name],
+    )
+
+
+def _open_buckets(connection: psycopg.Connection, source: sql.Identifier, touched: list[int], next_op: int) -> int:
+    """Make the buckets that are not there, each beginning with a CLEAR. Returns the next op id."""
+    named = connection.execute(
+        sql.SQL(
+            "select p.id, p.name, p.definition, b.name from {} p left join buckets b on b.id = p.id"
+            " where p.id = any(%s::bigint[]) order by p.id"
+        ).format(source),
+        [touched],
+    ).fetchall()
+    for _, name, _, known in named:
+        if known is not None and known != name:
+            raise StoreError("two buckets have the same key", name, "rename one of the streams")
+    fresh = [
+        (key, name, definition, op, finished_op(op, CLEAR_BODY))
+        for op, (key, name, definition, _) in enumerate((row for row in named if row[3] is None), next_op)
+    ]
+    connection.execute(
+        "with fresh as (select * from unnest(%s::bigint[], %s::text[], %s::text[], %s::bigint[], %s::text[])"
+        " as f (id, name, definition, op, line)), made as (insert into buckets"
+        " (id, name, definition, checksum, count, clear_op, last_op)"
+        " select id, name, definition, 0, 1, op, op from fresh)"
+        " insert into ops (bucket, id, line) select id, op, line from fresh",
+        columns(fresh, 5),
+    )
+    return next_op + len(fresh)
+
+
+def _insert_segment(connection: psycopg.Connection, segment: Segment, first: int) -> None:
+    bucket, size, checksum, bodies = segment
+    last = first + size - 1
+    connection.execute(
+        "with kept as (insert into segment_blobs (bucket, size, checksum, bodies) values (%s, %s, %s, %b)"
+        " returning id) insert into segments (bucket, first_op, last_op, blob) select %s, %s, %s, id from kept",
+        [bucket, size, checksum, bodies, bucket, first, last],
+    )
+    connection.execute(
+        "update buckets set checksum = (checksum + %s) & 4294967295, count = count + %s, last_op = %s where id = %s",
+        [checksum, size, last, bucket],
+    )
+
+
+def _without(segment: Segment, starts: tuple[str, ...]) -> Segment:
+    """A segment without the bodies that begin so."""
+    if not starts:
+        return segment
+    bucket, _, _, bodies = segment
+    kept = [body for body in unpacked(bodies).decode().split("\n") if not body.startswith(starts)]
+    checksum = sum(int(orjson.loads("{" + body)["checksum"]) for body in kept)
+    return bucket, len(kept), checksum & 0xFFFFFFFF, compressor(level=1).compress("\n".join(kept).encode())

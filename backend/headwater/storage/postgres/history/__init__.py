@@ -1,0 +1,1 @@
+"""The ops of buckets once they are written."""

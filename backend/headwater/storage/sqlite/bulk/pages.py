@@ -1,0 +1,149 @@
+"""Taking pages of additions: what rows that are there already give for row sides that were not complete."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import apsw
+import orjson
+
+from headwater.failpoints import passing
+from headwater.oplog.op import put_opening
+from headwater.oplog.row_id import row_subkey
+from headwater.oplog.transform import decode_members
+from headwater.storage.contract.parts import StagedPart
+from headwater.storage.contract.store import Lease, StoreError
+from headwater.storage.shared.common import NAMEABLE
+from headwater.storage.shared.packing import compressor, unpacked
+from headwater.storage.shared.values import whole
+from headwater.storage.sqlite.bulk.takeover import attached, insert_clear
+from headwater.storage.sqlite.control import lease as leases
+
+Openings = dict[int, tuple[str, ...]]
+"""By bucket, how the bodies begin that are not to be taken."""
+
+
+def take(connection: apsw.Connection, lease: Lease, part: StagedPart, page: int, skip: Iterable[str]) -> None:
+    """See the contract."""
+    with attached(connection, part):
+        with leases.holding(connection, lease):
+            left_out = _skipped(connection, part.table, page, skip)
+            _add_members(connection, part.table, page)
+            connection.execute(
+                "insert or ignore into lookups (key, table_id, row_id, output) select key, ?1, row_id, output"
+                " from part.lookups where page = ?2 and row_id not in (select row_id from temp.skipped)",
+                (part.table, page),
+            )
+            _append(connection, lease, page, left_out)
+            connection.execute("drop table temp.skipped")
+            passing("page.before_commit")
+        passing("page.after_commit")
+
+
+def _skipped(connection: apsw.Connection, table: int, page: int, skip: Iterable[str]) -> Openings:
+    """Note the rows to leave out, and how their ops begin."""
+    connection.execute("create temp table skipped (row_id text primary key) without rowid")
+    connection.executemany("insert or ignore into temp.skipped values (?)", [(row_id,) for row_id in skip])
+    connection.execute(
+        "insert or ignore into temp.skipped select p.row_id from part.rows p"
+        f" left join rows_{table:d} r on r.row_id = p.row_id where p.page = ? and r.row_id is null",
+        (page,),
+    )
+    salt = connection.execute("select value from meta where key = 'salt'").fetchall()[0][0]
+    if not isinstance(salt, bytes):
+        raise StoreError("the store has lost its salt", connection.filename, "move it away to build a new store")
+    openings: dict[int, list[str]] = {}
+    sql = (
+        "select p.row_id, p.members, p.subkey from part.rows p join temp.skipped s on s.row_id = p.row_id"
+        " where p.page = ?"
+    )
+    for row_id, members, subkey in connection.execute(sql, (page,)):
+        for member in decode_members(str(members), str(row_id)):
+            origin = None if subkey is None else str(subkey)
+            sub = row_subkey(origin, table, str(row_id), member.id, salt)
+            openings.setdefault(member.bucket, []).append(put_opening(member.table, member.id, sub, member.digest))
+    return {bucket: tuple(starts) for bucket, starts in openings.items()}
+
+
+def _add_members(connection: apsw.Connection, table: int, page: int) -> None:
+    connection.execute(
+        f"update rows_{table:d} as r set members = case r.members when '' then p.members"
+        " else substr(r.members, 1, length(r.members) - 1) || ',' || substr(p.members, 2) end"
+        " from part.rows p where p.page = ? and p.members <> '' and r.row_id = p.row_id"
+        " and p.row_id not in (select row_id from temp.skipped)",
+        (page,),
+    )
+
+
+def _append(connection: apsw.Connection, lease: Lease, page: int, left_out: Openings) -> None:
+    """Number the page's segments after everything that is there, and make the checkpoint include them."""
+    next_op = whole(connection.execute("select next_op from state").fetchall()[0][0])
+    touched: set[int] = set()
+    sql = "select bucket, size, checksum, bodies from part.segments where page = ? order by bucket, id"
+    for bucket, *segment in connection.execute(sql, (page,)).fetchall():
+        size, checksum, bodies = segment
+        if not (
+            isinstance(bucket, int)
+            and isinstance(size, int)
+            and isinstance(checksum, int)
+            and isinstance(bodies, bytes)
+        ):
+            raise StoreError("a part of the bulk job is damaged", connection.filename, "the job starts over")
+        kept = _filtered(bodies, left_out[bucket]) if bucket in left_out else (size, checksum, bodies)
+        if not kept[0]:
+            continue
+        if bucket not in touched:
+            next_op = _open_bucket(connection, bucket, next_op)
+            touched.add(bucket)
+        _insert_segment(connection, bucket, next_op, kept)
+        next_op += kept[0]
+    names = orjson.dumps([row[0] for row in _names(connection, touched)]).decode() if len(touched) <= NAMEABLE else None
+    connection.execute("update state set next_op = ?1 + 1, checkpoint = ?1", (next_op,))
+    connection.execute(
+        "insert into flushes (last_op, source, lsn, committed_us, buckets, lookups)"
+        " select ?, tag, lsn, 0, ?, null from sources where tag = ?",
+        (next_op, names, lease.name),
+    )
+
+
+def _names(connection: apsw.Connection, buckets: set[int]) -> Iterable[tuple[apsw.SQLiteValue, ...]]:
+    return connection.executemany("select name from buckets where id = ?", [(bucket,) for bucket in sorted(buckets)])
+
+
+def _open_bucket(connection: apsw.Connection, bucket: int, next_op: int) -> int:
+    known = connection.execute("select name from buckets where id = ?", (bucket,)).fetchone()
+    name, definition = connection.execute(
+        "select name, definition from part.buckets where id = ?", (bucket,)
+    ).fetchall()[0]
+    if known is not None and known[0] != name:
+        raise StoreError("two buckets have the same key", str(name), "rename one of the streams")
+    if known is not None:
+        return next_op
+    connection.execute(
+        "insert into buckets (id, name, definition, checksum, count, clear_op, last_op)"
+        " values (?1, ?2, ?3, 0, 1, ?4, ?4)",
+        (bucket, name, definition, next_op),
+    )
+    insert_clear(connection, next_op, bucket)
+    return next_op + 1
+
+
+def _insert_segment(connection: apsw.Connection, bucket: int, first: int, segment: tuple[int, int, bytes]) -> None:
+    size, checksum, bodies = segment
+    sql = "insert into segment_blobs (bucket, size, checksum, bodies) values (?, ?, ?, ?) returning id"
+    blob = connection.execute(sql, (bucket, size, checksum, bodies)).fetchall()[0][0]
+    last = first + size - 1
+    connection.execute(
+        "insert into segments (bucket, first_op, last_op, blob) values (?, ?, ?, ?)", (bucket, first, last, blob)
+    )
+    connection.execute(
+        "update buckets set checksum = (checksum + ?) & 4294967295, count = count + ?, last_op = ? where id = ?",
+        (checksum, size, last, bucket),
+    )
+
+
+def _filtered(bodies: bytes, starts: tuple[str, ...]) -> tuple[int, int, bytes]:
+    """A segment without the bodies that begin so."""
+    kept = [body for body in unpacked(bodies).decode().split("\n") if not body.startswith(starts)]
+    checksum = sum(int(orjson.loads("{" + body)["checksum"]) for body in kept)
+    return len(kept), checksum & 0xFFFFFFFF, compressor(level=1).compress("\n".join(kept).encode())
