@@ -9,7 +9,7 @@ import pytest
 from headwater.oplog.change import Column, Relation, ReplicaIdentity
 from headwater.oplog.lsn import Lsn
 from headwater.storage.contract.parts import CurrentRow
-from headwater.storage.contract.reason import Cause, ResyncReason
+from headwater.storage.contract.reason import Cause, ResyncReason, stored_reason
 from headwater.storage.contract.store import LeaseLostError, Progress, SourceState, StoreReader, Touched
 from headwater.storage.open import open_backend
 from headwater_rules.results import LookupEntry
@@ -62,6 +62,10 @@ def test_a_resync_is_marked_and_unmarked(world: World) -> None:
     for reason in (ResyncReason(Cause.LEFT_OUT, "0/1"), ResyncReason(Cause.ASKED), None):
         world.store.mark_resync(world.lease, [world.table], reason)
         assert [table.resync for table in world.store.tables(SOURCE)] == [reason]
+
+
+def test_a_cause_of_another_version_takes_nothing_for_granted() -> None:
+    assert stored_reason("of_tomorrow", "x") == ResyncReason(Cause.REPLACED)
 
 
 def test_truncate_keeps_the_layouts_and_the_reason_of_a_resync(world: World) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import psycopg
@@ -78,20 +79,47 @@ def test_a_table_that_changes_after_it_was_looked_at_is_not_read(
         list(read_lines(deploy("").settings, snapshot, partition))
 
 
+@pytest.mark.parametrize("altered", [False, True])
+def test_a_row_that_fails_after_others_is_named_unless_the_table_changed(
+    deploy: Deploy,
+    source_db: SourceDb,
+    partition: Partition,
+    snapshot: str,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    altered: bool,
+) -> None:
+    """The connection is in the midst of a COPY then."""
+    published = replace(partition.table.published, row_filter="(1 / (length(id) - 2) < 9)")
+    copy = partitions._copy
+
+    def late(conn: psycopg.Connection, read: Partition, room: int) -> Iterator[list[str]]:
+        if altered:
+            source_db.execute("alter table items add more int")
+        yield from copy(conn, read, room)
+
+    monkeypatch.setattr(partitions, "_copy", late)
+    read = replace(partition, table=replace(partition.table, published=published))
+    expected = "was altered" if altered else "division by zero"
+    with pytest.raises(TableChangedError if altered else partitions.PartitionError, match=expected):
+        list(read_lines(deploy("").settings, snapshot, read))
+
+
 def test_a_table_that_lent_its_name_to_another_meanwhile_is_not_read(
     deploy: Deploy, source_db: SourceDb, partition: Partition, snapshot: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    copy, check = partitions._copy, partitions._check_unchanged
+    check = partitions._check_unchanged
+    looks = 0
 
-    def late(conn: psycopg.Connection, read: Partition, room: int) -> Iterator[list[str]]:
-        source_db.execute(MEANWHILE["swapped"])
-        yield from copy(conn, read, room)
-
-    def back(conn: psycopg.Connection, source: SourceSettings, read: Partition) -> None:
-        source_db.execute(MEANWHILE["swapped"])
+    def swapping(conn: psycopg.Connection, source: SourceSettings, read: Partition) -> None:
+        nonlocal looks
+        looks += 1
+        if looks == 2:
+            source_db.execute(MEANWHILE["swapped"])
         check(conn, source, read)
+        if looks == 1:
+            source_db.execute(MEANWHILE["swapped"])
 
-    monkeypatch.setattr(partitions, "_copy", late)
-    monkeypatch.setattr(partitions, "_check_unchanged", back)
+    monkeypatch.setattr(partitions, "_check_unchanged", swapping)
     with pytest.raises(TableChangedError):
         list(read_lines(deploy("").settings, snapshot, partition))

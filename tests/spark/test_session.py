@@ -51,6 +51,14 @@ def test_a_spark_that_was_killed_is_started_again_and_that_is_told(
     assert re.fullmatch(r"Spark is ready after \d+\.\d s", ready)
 
 
+def test_errors_of_spark_are_errors_in_our_log(spark: Spark, caplog: pytest.LogCaptureFixture) -> None:
+    jvm = spark.context()._jvm
+    assert jvm is not None
+    jvm.org.apache.logging.log4j.LogManager.getLogger("org.example.Thing").error("this went wrong")
+    said = ("spark.Thing", logging.ERROR, "this went wrong")
+    wait_until(lambda: said in caplog.record_tuples, "the log to have it")
+
+
 def kill_jvm() -> None:
     process = SparkContext._gateway.proc  # type: ignore[union-attr]  # where Spark itself keeps it
     process.kill()

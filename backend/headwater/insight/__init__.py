@@ -1,2 +1,2 @@
-"""What can be said of a source, its store and its rules without changing anything but what is asked to be forgotten:
-commands print it, and the admin API answers with it."""
+"""What can be said of a source, its store and its rules without changing anything but what is asked to be forgotten.
+Nothing here prints."""

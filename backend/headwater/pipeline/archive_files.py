@@ -17,10 +17,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from headwater.storage.contract.archive import DATASETS, ArchiveError, DumpPart, DumpView, Row, StoreState
+from headwater.storage.contract.reason import reason_columns, reason_of_sentence
 from headwater.storage.open import open_backend
 
 MANIFEST = "manifest.json"
 FORMAT = 2
+_SENTENCES = 1  # tables had a sentence for why they are compared
 
 _ARROW = {int: pa.int64(), str: pa.string(), float: pa.float64(), bool: pa.bool_(), bytes: pa.binary()}
 _BLOCK = 1 << 20
@@ -58,6 +60,12 @@ class Manifest:
 def schema(dataset: str) -> pa.Schema:
     """Columns of a dataset's files."""
     return pa.schema([(name, _ARROW[kind]) for name, kind in DATASETS[dataset].items()])
+
+
+def schemas(dataset: str) -> list[pa.Schema]:
+    """The columns that files of a dataset may have: those of today, and of archives of format 1."""
+    now = schema(dataset)
+    return [now, now.remove(now.get_field_index("resync_detail"))] if dataset == "tables" else [now]
 
 
 def write_file(directory: Path, view: DumpView, part: DumpPart, number: int, attempt: str) -> Iterator[int]:
@@ -106,7 +114,10 @@ def read_file(directory: Path, file: ArchiveFile) -> Iterator[list[Row]]:
     with pq.ParquetFile(directory / file.path) as parquet:
         for group in range(parquet.num_row_groups):
             columns = parquet.read_row_group(group).columns
-            yield list(zip(*(column.to_pylist() for column in columns), strict=True))
+            rows: list[Row] = list(zip(*(column.to_pylist() for column in columns), strict=True))
+            if file.dataset == "tables" and len(columns) < len(DATASETS[file.dataset]):
+                rows = [(*row, *reason_columns(reason_of_sentence(str(sentence)))) for *row, sentence in rows]
+            yield rows
 
 
 def verify_file(directory: Path, file: ArchiveFile) -> str:
@@ -120,7 +131,7 @@ def verify_file(directory: Path, file: ArchiveFile) -> str:
     if _sha256(path) != file.sha256:
         return f"{file.path} was changed"
     with pq.ParquetFile(path) as parquet:
-        if not parquet.schema_arrow.equals(schema(file.dataset)) or parquet.metadata.num_rows != file.rows:
+        if parquet.schema_arrow not in schemas(file.dataset) or parquet.metadata.num_rows != file.rows:
             return f"{file.path} holds something else than the manifest says"
     return ""
 
@@ -161,7 +172,7 @@ def read_manifest(directory: Path) -> Manifest:
         whole, found = False, {}
     if not whole:
         raise ArchiveError("the manifest is damaged or was changed", str(path), "copy the archive again")
-    if found["format"] != FORMAT:
+    if found["format"] not in {FORMAT, _SENTENCES}:
         raise ArchiveError(
             f"the archive has format {found['format']}, this version knows {FORMAT}",
             str(path),

@@ -5,6 +5,7 @@ Runs on executors and imports no pyspark. https://www.postgresql.org/docs/curren
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -67,17 +68,19 @@ class CountedCopies:
 
 def read_lines(source: SourceSettings, snapshot: str, partition: Partition) -> Iterator[list[str]]:
     """The partition's rows as COPY text, in batches. Raises TableChangedError when the table is not, or does not
-    stay, what the snapshot saw: a rewrite or a TRUNCATE would read as no rows and move others between ranges. That is
-    told after the last batch, or by what can't be read: one look at the catalog sees all that happened until then."""
+    stay, what the snapshot saw: a rewrite or a TRUNCATE would read as no rows and move others between ranges."""
     with connect(source, application_name="headwater snapshot") as conn:
         conn.execute(_LOCK_TIMEOUT)
+        _check_unchanged(
+            conn, source, partition
+        )  # names that columns lent each other meanwhile are seen by no later look
         conn.execute("begin transaction isolation level repeatable read read only")
         conn.execute(sql.SQL("set transaction snapshot {}").format(snapshot))
         try:
             yield from _copy(conn, partition, source.piece_bytes)
             _check_name(conn, partition)
         except (PartitionError, psycopg.Error):
-            if not conn.broken:
+            with contextlib.suppress(psycopg.Error):  # of the two errors the first one says what happened
                 conn.rollback()
                 _check_unchanged(conn, source, partition)
             raise
@@ -127,9 +130,11 @@ def _copy(conn: psycopg.Connection, partition: Partition, piece: int) -> Iterato
             yield lines
             lines, length = [], 0
     result = pgconn.get_result() or result
+    message = pgconn.error_message
+    while pgconn.get_result() is not None:
+        pass  # else the connection would take no further command
     if size == -2 or result.status != pq.ExecStatus.COMMAND_OK:
-        raise _unread(pgconn.error_message, partition)
-    pgconn.get_result()
+        raise _unread(message, partition)
     yield lines
 
 

@@ -33,7 +33,7 @@ _PRIORITY = "_priority"
 class _Parameters:
     """A parameter query: a fresh copy of its flattened form is made for each data query."""
 
-    text: SqlText | None
+    query: tuple[SqlText, exp.Select] | None
     names: frozenset[str]
     priority: int | None
 
@@ -53,7 +53,7 @@ def compile_definition(job: Job, source: BucketSource) -> Stream:
                 for draft in _drafts(job, each, query, node):
                     variants.append(job.catalog.variant(source.name, draft, query.place(), each.priority))
                     if not source.accepts_dangerous:
-                        check_danger(job, draft, each.text.place() if each.text else query.place())
+                        check_danger(job, draft, each.query[0].place() if each.query else query.place())
     check_number(variants, f"bucket definition `{source.name}`", source.place, job.report)
     return Stream(source.name, auto_subscribe=True, priority=source.priority, variants=united(variants))
 
@@ -88,7 +88,8 @@ def _parameters(job: Job, source: BucketSource) -> list[_Parameters]:
         before = len(job.report.errors)
         names, priority = frozenset[str](), None
         with job.report.collecting(text.place()):
-            selection, priority = _without_priority(flatten(_context(job), text), source)
+            node = parse_select(text)
+            selection, priority = _without_priority(flatten_select(_context(job), text, node), source)
             names = frozenset(selection.named())
         if len(job.report.errors) > before:
             continue
@@ -97,7 +98,7 @@ def _parameters(job: Job, source: BucketSource) -> list[_Parameters]:
             hint = "all parameter queries of a definition must select the same names"
             job.report.add(RuleError(Code.STRUCTURE, message, text.place(), hint))
             continue
-        found.append(_Parameters(text, names, priority))
+        found.append(_Parameters((text, node), names, priority))
     return found
 
 
@@ -124,8 +125,8 @@ def _drafts(job: Job, parameters: _Parameters, query: SqlText, node: exp.Select)
     context = _context(job)
     before = len(job.report.errors)
     given = Selection((), All(()), frozenset())
-    if parameters.text is not None:
-        given = flatten(context, parameters.text)
+    if parameters.query is not None:
+        given = flatten_select(context, *parameters.query)
     columns: dict[str, Frag] = {column.name: column.value for column in given.columns if isinstance(column, Column)}
     scope = Scope(None, {_BUCKET: columns})
     selection = flatten_select(context.naming(Requests.NONE), query, node, scope)

@@ -53,7 +53,7 @@ def _as_json(where: str, stats: StoreStats, versions: Sequence[ConfigVersion], t
             "op_id": stats.checkpoint,
             "sources": [{"tag": each.tag, "lsn": format_lsn(each.lsn), "slot": each.slot} for each in stats.sources],
         },
-        "tables": [dataclasses.asdict(table) for table in stats.tables],
+        "tables": [{**dataclasses.asdict(table), "resync": str(table.resync or "")} for table in stats.tables],
         "history": {
             **dataclasses.asdict(stats.history),
             "oldest_flush_time": _time(stats.history.oldest_flush_us),

@@ -56,6 +56,9 @@ _SENTENCES: Final[Mapping[Cause, str]] = {
 }
 
 
+_CODES: Final = frozenset(cause.value for cause in Cause)
+
+
 @dataclass(frozen=True, slots=True)
 class ResyncReason:
     """Why a table is being compared; `detail` goes on with what its cause says it is."""
@@ -73,5 +76,18 @@ def reason_columns(reason: ResyncReason | None) -> tuple[str, str]:
 
 
 def stored_reason(cause: str, detail: str) -> ResyncReason | None:
-    """The reason that was kept as these columns."""
-    return ResyncReason(Cause(cause), detail) if cause else None
+    """The reason that was kept as these columns. One that another version wrote is taken for the cause that takes
+    nothing for granted."""
+    if not cause:
+        return None
+    return ResyncReason(Cause(cause), detail) if cause in _CODES else ResyncReason(Cause.REPLACED)
+
+
+def reason_of_sentence(sentence: str) -> ResyncReason | None:
+    """The reason that an archive of format 1 has in words."""
+    if not sentence:
+        return None
+    for cause, words in _SENTENCES.items():
+        if sentence == words or (words.endswith(" ") and sentence.startswith(words)):
+            return ResyncReason(cause, sentence.removeprefix(words))
+    return ResyncReason(Cause.REPLACED)

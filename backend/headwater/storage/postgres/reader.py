@@ -28,10 +28,12 @@ from headwater.storage.contract.store import (
 from headwater.storage.contract.versions import OwnConfig
 from headwater.storage.postgres.connection import Connections
 from headwater.storage.postgres.control import lease as leases
-from headwater.storage.postgres.control import versions, write_checkpoints
+from headwater.storage.postgres.control import write_checkpoints
+from headwater.storage.postgres.control.database import PostgresControl
 from headwater.storage.postgres.history.chunk import read_chunk, read_hot_chunk
 from headwater.storage.postgres.listen import NotifyListener
 from headwater.storage.shared.common import union_of_names
+from headwater.storage.shared.control import versions
 
 _EMPTY_TOTAL = BucketTotal(0, 0)
 _BEGIN = "begin transaction isolation level repeatable read read only"
@@ -109,7 +111,11 @@ class PostgresReader:
 
     def _still_served(self, db: psycopg.Connection, replaced: int | None) -> StoredConfig | None:
         """Our own config, if another file's has replaced it as version `replaced` and all of it is there."""
-        if self._own is None or replaced is None or not self._own.complete(versions.complete_sides(db)):
+        if (
+            self._own is None
+            or replaced is None
+            or not self._own.complete(versions.complete_sides(PostgresControl(db)))
+        ):
             return None
         return StoredConfig(replaced, self._own.yaml)
 

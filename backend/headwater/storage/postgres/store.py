@@ -24,13 +24,15 @@ from headwater.storage.postgres import tables as generations
 from headwater.storage.postgres.bulk import pages, takeover
 from headwater.storage.postgres.connection import Connections, connect, postgres_errors, usable
 from headwater.storage.postgres.control import lease as leases
-from headwater.storage.postgres.control import requests, retire, versions, write_checkpoints
+from headwater.storage.postgres.control import retire, write_checkpoints
+from headwater.storage.postgres.control.database import PostgresControl
 from headwater.storage.postgres.control.sweep import Sweeper
 from headwater.storage.postgres.flush import PostgresFlush, read_checkpoint
 from headwater.storage.postgres.migrate import migrate
 from headwater.storage.postgres.reader import PostgresReader
 from headwater.storage.postgres.rows import place_ranges
 from headwater.storage.shared.common import KnownBuckets, op_floor
+from headwater.storage.shared.control import requests, versions
 
 
 class PostgresStore:
@@ -246,32 +248,32 @@ class PostgresStore:
 
     def versions(self) -> list[ConfigVersion]:
         with self._connections.lend() as connection:
-            return versions.load(connection)
+            return versions.load(PostgresControl(connection))
 
     def deploy(self, yaml: str, origin: Origin) -> ConfigVersion:
         with self._connections.lend() as connection:
-            return versions.deploy(connection, yaml, origin)
+            return versions.deploy(PostgresControl(connection), yaml, origin)
 
     def activate(self, lease: Lease, version: int, sides: Mapping[str, str]) -> Checkpoint:
         with self._connections.lend() as connection:
-            versions.activate(connection, lease, version, sides)
+            versions.activate(PostgresControl(connection), lease, version, sides)
             return read_checkpoint(connection)
 
     def mark_version(self, lease: Lease, version: int, state: VersionState, note: str) -> None:
         with self._connections.lend() as connection:
-            versions.mark(connection, lease, version, state, note)
+            versions.mark(PostgresControl(connection), lease, version, state, note)
 
     def complete_sides(self) -> dict[str, str]:
         with self._connections.lend() as connection:
-            return versions.complete_sides(connection)
+            return versions.complete_sides(PostgresControl(connection))
 
     def begin_sides(self, lease: Lease, sides: Mapping[str, str]) -> None:
         with self._connections.lend() as connection:
-            versions.begin_sides(connection, lease, sides)
+            versions.begin_sides(PostgresControl(connection), lease, sides)
 
     def unfinished_sides(self) -> list[str]:
         with self._connections.lend() as connection:
-            return versions.unfinished_sides(connection)
+            return versions.unfinished_sides(PostgresControl(connection))
 
     def retire(self, lease: Lease, sides: Sequence[str], limit: int) -> bool:
         with self._connections.lend() as connection:
@@ -279,21 +281,21 @@ class PostgresStore:
 
     def submit(self, kind: str, source: str, payload: str) -> int:
         with self._connections.lend() as connection:
-            return requests.submit(connection, kind, source, payload)
+            return requests.submit(PostgresControl(connection), kind, source, payload)
 
     def request(self, request: int) -> Request | None:
         with self._connections.lend() as connection:
-            return requests.find(connection, request)
+            return requests.find(PostgresControl(connection), request)
 
     def open_requests(self, source: str) -> list[Request]:
         with self._connections.lend() as connection:
-            return requests.unfinished(connection, source)
+            return requests.unfinished(PostgresControl(connection), source)
 
     def update_request(
         self, lease: Lease, request: int, state: RequestState, *, progress: str = "", result: str = ""
     ) -> None:
         with self._connections.lend() as connection:
-            requests.update(connection, lease, request, state, progress, result)
+            requests.update(PostgresControl(connection), lease, request, state, progress, result)
 
     def close(self) -> None:
         self._sweeper.close()

@@ -25,10 +25,11 @@ from headwater.storage.contract.store import (
 )
 from headwater.storage.contract.versions import OwnConfig
 from headwater.storage.shared.common import union_of_names
+from headwater.storage.shared.control import versions
 from headwater.storage.shared.values import whole
 from headwater.storage.sqlite.connection import open_reader, sqlite_errors
 from headwater.storage.sqlite.control import lease as leases
-from headwater.storage.sqlite.control import versions
+from headwater.storage.sqlite.control.database import SqliteControl
 from headwater.storage.sqlite.control.write_checkpoints import WriteCheckpoints
 from headwater.storage.sqlite.files import OpenedFiles
 from headwater.storage.sqlite.flush import read_checkpoint
@@ -103,7 +104,7 @@ class SqliteReader:
             return None
         if self._own is not None:
             replaced = db.execute(_REPLACED, (self._own.yaml, time.time() - self._own.keep_seconds)).fetchone()
-            if replaced is not None and self._own.complete(versions.complete_sides(db)):
+            if replaced is not None and self._own.complete(versions.complete_sides(SqliteControl(db))):
                 return whole(replaced[0])
         return whole(row[0])
 

@@ -18,12 +18,14 @@ from headwater.storage.contract.requests import Request, RequestState
 from headwater.storage.contract.store import Checkpoint, Lease, SourceState, StoredTable, StoreError
 from headwater.storage.contract.versions import ConfigVersion, Origin, OwnConfig, VersionState
 from headwater.storage.shared.common import KnownBuckets, op_floor
+from headwater.storage.shared.control import requests, versions
 from headwater.storage.shared.values import whole
 from headwater.storage.sqlite import tables as generations
 from headwater.storage.sqlite.bulk import pages, takeover
 from headwater.storage.sqlite.connection import immediate, open_writer, sqlite_errors
 from headwater.storage.sqlite.control import lease as leases
-from headwater.storage.sqlite.control import requests, retire, versions
+from headwater.storage.sqlite.control import retire
+from headwater.storage.sqlite.control.database import SqliteControl
 from headwater.storage.sqlite.control.write_checkpoints import WriteCheckpoints
 from headwater.storage.sqlite.files import OpenedFiles
 from headwater.storage.sqlite.flush import SqliteFlush, read_checkpoint
@@ -237,32 +239,32 @@ class SqliteStore:
 
     def versions(self) -> list[ConfigVersion]:
         with self._lease_lock, sqlite_errors(self._path):
-            return versions.load(self._lease_db)
+            return versions.load(SqliteControl(self._lease_db))
 
     def deploy(self, yaml: str, origin: Origin) -> ConfigVersion:
         with self._lease_lock, sqlite_errors(self._path):
-            return versions.deploy(self._lease_db, yaml, origin)
+            return versions.deploy(SqliteControl(self._lease_db), yaml, origin)
 
     def activate(self, lease: Lease, version: int, sides: Mapping[str, str]) -> Checkpoint:
         with sqlite_errors(self._path):
-            versions.activate(self._db, lease, version, sides)
+            versions.activate(SqliteControl(self._db), lease, version, sides)
         return self._moved()
 
     def mark_version(self, lease: Lease, version: int, state: VersionState, note: str) -> None:
         with sqlite_errors(self._path):
-            versions.mark(self._db, lease, version, state, note)
+            versions.mark(SqliteControl(self._db), lease, version, state, note)
 
     def complete_sides(self) -> dict[str, str]:
         with sqlite_errors(self._path):
-            return versions.complete_sides(self._db)
+            return versions.complete_sides(SqliteControl(self._db))
 
     def begin_sides(self, lease: Lease, sides: Mapping[str, str]) -> None:
         with sqlite_errors(self._path):
-            versions.begin_sides(self._db, lease, sides)
+            versions.begin_sides(SqliteControl(self._db), lease, sides)
 
     def unfinished_sides(self) -> list[str]:
         with sqlite_errors(self._path):
-            return versions.unfinished_sides(self._db)
+            return versions.unfinished_sides(SqliteControl(self._db))
 
     def retire(self, lease: Lease, sides: Sequence[str], limit: int) -> bool:
         with sqlite_errors(self._path):
@@ -270,21 +272,21 @@ class SqliteStore:
 
     def submit(self, kind: str, source: str, payload: str) -> int:
         with self._lease_lock, sqlite_errors(self._path):
-            return requests.submit(self._lease_db, kind, source, payload)
+            return requests.submit(SqliteControl(self._lease_db), kind, source, payload)
 
     def request(self, request: int) -> Request | None:
         with self._lease_lock, sqlite_errors(self._path):
-            return requests.find(self._lease_db, request)
+            return requests.find(SqliteControl(self._lease_db), request)
 
     def open_requests(self, source: str) -> list[Request]:
         with self._lease_lock, sqlite_errors(self._path):
-            return requests.unfinished(self._lease_db, source)
+            return requests.unfinished(SqliteControl(self._lease_db), source)
 
     def update_request(
         self, lease: Lease, request: int, state: RequestState, *, progress: str = "", result: str = ""
     ) -> None:
         with sqlite_errors(self._path):
-            requests.update(self._db, lease, request, state, progress, result)
+            requests.update(SqliteControl(self._db), lease, request, state, progress, result)
 
     def close(self) -> None:
         self._db.close()

@@ -16,9 +16,10 @@ from headwater.storage.contract.store import Lease, SourceState, StoreError
 from headwater.storage.postgres import tables
 from headwater.storage.postgres.bulk.stage import drop_part, stage_tables
 from headwater.storage.postgres.control import lease as leases
-from headwater.storage.postgres.control import versions
+from headwater.storage.postgres.control.database import PostgresControl
 from headwater.storage.postgres.copying import ROW_COLUMNS
 from headwater.storage.postgres.tables import rows_table
+from headwater.storage.shared.control import versions
 
 _TAKE_SEGMENTS = """
 with moved as (
@@ -253,10 +254,10 @@ def publish(
         next_op += connection.execute(_MAKE_FRESH, fresh).rowcount
         next_op = _number_segments(connection, next_op, ids)
         set_source(connection, state)
-        versions.set_active(connection, version)
+        versions.set_active(PostgresControl(connection), version)
         # All rows are new: what they give for other row sides is not there, and what was there is cleared
         connection.execute("update sides set state = 'retiring'")
-        versions.add_sides(connection, sides)
+        versions.add_sides(PostgresControl(connection), sides)
         connection.execute("update state set next_op = %s, checkpoint = %s", [next_op + 1, next_op])
         connection.execute(
             "insert into flushes (last_op, source, lsn, committed_us) values (%s, %s, %s, 0)",

@@ -14,11 +14,12 @@ from headwater.oplog.op import CLEAR_BODY, finished_op
 from headwater.storage.contract.parts import BulkRecord, StagedPart, StagedTable
 from headwater.storage.contract.reason import ResyncReason
 from headwater.storage.contract.store import Lease, PartLostError, SourceState, StoreError
+from headwater.storage.shared.control import versions
 from headwater.storage.shared.values import whole
 from headwater.storage.sqlite import tables
 from headwater.storage.sqlite.bulk.stage import is_whole
 from headwater.storage.sqlite.control import lease as leases
-from headwater.storage.sqlite.control import versions
+from headwater.storage.sqlite.control.database import SqliteControl
 
 _ROWS_A_TRANSACTION = 50_000
 _AGAIN = "the job starts over at the next attempt"
@@ -183,10 +184,10 @@ def publish(
         next_op = _clear_buckets(connection, next_op)
         next_op = _number_segments(connection, next_op)
         set_source(connection, state)
-        versions.set_active(connection, version)
+        versions.set_active(SqliteControl(connection), version)
         # All rows are new: what they give for other row sides is not there, and what was there is cleared
         connection.execute("update sides set state = 'retiring'")
-        versions.add_sides(connection, sides)
+        versions.add_sides(SqliteControl(connection), sides)
         connection.execute("update state set next_op = ?, checkpoint = ?", (next_op + 1, next_op))
         connection.execute(
             "insert into flushes (last_op, source, lsn, committed_us) values (?, ?, ?, 0)",
