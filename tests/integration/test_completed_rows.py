@@ -197,6 +197,32 @@ def test_a_comparison_ends_though_one_of_its_tables_is_emptied_and_rows_of_it_la
     assert deployment.problems() == []
 
 
+def test_what_a_row_lacks_outlives_a_comparison_that_evaluates_it(deploy: Deploy, source_db: SourceDb) -> None:
+    """The stream brought the row whole since the snapshot, then changed it without a value that nobody trusts."""
+    source_db.execute("create table live (id text primary key, n int, body text)")
+    source_db.execute("alter table live alter body set storage external; insert into live values ('1', 0, 'small')")
+    bulk = Waiting()
+    deployment = deploy(CONFIG.replace(", SELECT * FROM others", ""))
+    deployment.bulk = bulk
+    device = Device(deployment.start())
+    deployment.stop()
+    source_db.lose_slots()
+    source_db.execute("alter table live add another int")
+    deployment.start()
+    wait_until(bulk.begun.is_set, "the comparison")
+    source_db.execute("update live set body = repeat('toast', 2000)")
+    deployment.caught_up()
+    source_db.execute("update live set n = 1")
+    deployment.caught_up()
+    bulk.go.set()
+    truth = published_rows(source_db, {"public.live": "true"})
+    assert truth["live", "1"]["n"] == 1
+    wait_until(lambda: settled(deployment), "the comparison to end")
+    assert device.rows() == truth
+    deployment.close()
+    assert deployment.problems() == []
+
+
 def shapes(deployment: Deployment) -> list[str]:
     with deployment.store() as store:
         return [table.fingerprint for table in store.tables("default")]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
+from typing import NamedTuple
 
 from headwater.bulk.contract import Difference
 from headwater.decode.copytext import join_cells, split_line
@@ -29,6 +30,14 @@ _SECONDS = 0.03
 
 States = dict[str, FullCells | None]
 """What rows should be, by row id; None for one that should not be there."""
+
+
+class Wanted(NamedTuple):
+    """What becomes of rows. Those that are `waiting` are only evaluated: they go on lacking values for what the stream
+    has told of them since."""
+
+    states: States
+    waiting: frozenset[str] = frozenset()
 
 
 class Portion:
@@ -57,19 +66,19 @@ def wanted_states(
     differences: Sequence[Difference],
     *,
     anew: bool = False,
-) -> States:
+) -> Wanted:
     """What becomes of the rows that differ. Rows that are right already may be among them. With `anew`, they are
     evaluated even if their values are as they were."""
     if touches.truncated:
-        return {}  # nothing that the snapshot saw is left
+        return Wanted({})  # nothing that the snapshot saw is left
     if table.identity.kind is IdentityKind.KEY:
         return _keyed(applier, table, touches, differences, anew=anew)
-    return _counted(applier, table, touches, differences)
+    return Wanted(_counted(applier, table, touches, differences))
 
 
 def _keyed(
     applier: Applier, table: LiveTable, touches: TableTouches, differences: Sequence[Difference], *, anew: bool
-) -> States:
+) -> Wanted:
     width = len(table.relation.columns)
     heirs = touches.heirs()
     states: States = {}
@@ -92,13 +101,16 @@ def _keyed(
         if not is_stub(row.line):  # of a stub, all that counts was streamed
             columns, inherited = patches[row.row_id]
             states[row.row_id] = completed(table.cells(row), inherited, columns)
+    waiting: set[str] = set()
     for row in applier.stored_rows(table, streamed):
         if row.row_id not in states and not is_stub(row.line):
             states[row.row_id] = table.cells(row)
+            if row.row_id in lacking:
+                waiting.add(row.row_id)
     if table.computed:
         patched = [row_id for row_id in patches if row_id in states]
         states |= zip(patched, filled(applier.fill, table, [states[row_id] for row_id in patched]), strict=True)
-    return states
+    return Wanted(states, frozenset(waiting))
 
 
 def _counted(applier: Applier, table: LiveTable, touches: TableTouches, differences: Sequence[Difference]) -> States:

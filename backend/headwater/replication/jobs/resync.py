@@ -292,7 +292,7 @@ class Resync:
                 continue  # another by now, or truncated since: a new generation, of which the snapshot knows nothing
             touches = self._log.of(oid)
             differences = [difference for difference in some if difference.table == table_id]
-            states = wanted_states(self._context.applier, table, touches, differences, anew=self._order.verify)
+            states, waiting = wanted_states(self._context.applier, table, touches, differences, anew=self._order.verify)
             found = describe(self._context.applier, table, states)
             name = f"{table.relation.schema}.{table.relation.name}"
             if found:
@@ -300,7 +300,9 @@ class Resync:
             if len(self.findings.rows) < NAMED_ROWS:
                 self.findings.rows += [{"table": name, **finding} for finding in found[:NAMED_ROWS]]
             if self._order.repair and states:
-                self.findings.ops += self._context.applier.merge(table, states, anew=self._order.verify)
+                self.findings.ops += self._context.applier.merge(
+                    table, states, waiting=waiting, anew=self._order.verify
+                )
 
     def _finish(self, outcome: CompareOutcome) -> None:
         self.findings.compared = outcome.source_rows

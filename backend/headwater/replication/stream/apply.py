@@ -448,11 +448,16 @@ class Applier:
             if alone:
                 self.abandon()
 
-    def merge(self, table: LiveTable, states: Mapping[str, FullCells | None], *, anew: bool = False) -> int:
-        """Make rows of a table what `states` says, in a flush of its own; see `Fold.write`. Returns the number of
-        ops."""
+    def merge(
+        self, table: LiveTable, states: Mapping[str, FullCells | None], *, waiting: Collection[str], anew: bool
+    ) -> int:
+        """Make rows of a table what `states` says, in a flush of its own; see `Fold.write`. Those that are `waiting`
+        go on lacking what they lack. Returns the number of ops."""
+        kept = {row_id: cells for row_id, cells in self._lacking.of(table.id).items() if row_id in waiting}
         fold = self._fold()
         ops = fold.write(table, states, anew=anew)
+        for row_id, cells in kept.items():
+            self._lacking.put(table.id, row_id, cells)
         self._report(fold)
         self.flush(self._reached)
         return ops
