@@ -16,7 +16,7 @@ from starlette.types import ASGIApp
 from headwater.api.auth.keys import KeySource
 from headwater.api.auth.verify import Verifier
 from headwater.api.checkpoints import Head, WriteCheckpointRoute, WriteCheckpoints
-from headwater.api.handlers import ErrorHandlers
+from headwater.api.error_handlers import ErrorHandlers
 from headwater.api.hub import Hub
 from headwater.api.plans import Plans, RequestLimits
 from headwater.api.probes import Health, probe_routes

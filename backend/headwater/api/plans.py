@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from headwater.storage.contract.store import StoredConfig
 from headwater_rules.compiler.compile import compile_config
+from headwater_rules.evaluate.limits import MOST_BUCKETS, MOST_RESULTS
 from headwater_rules.evaluate.requests import resolve
 from headwater_rules.plan import SyncPlan
 from headwater_rules.results import LookupReader, Resolution, SyncRequest
@@ -16,8 +17,8 @@ from headwater_rules.results import LookupReader, Resolution, SyncRequest
 class RequestLimits:
     """What one connection may ask for."""
 
-    max_buckets: int = 1000
-    max_results: int = 1000
+    max_buckets: int = MOST_BUCKETS
+    max_results: int = MOST_RESULTS
 
 
 class Plans:

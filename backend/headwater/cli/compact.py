@@ -8,7 +8,7 @@ import time
 
 import click
 
-from headwater.cli.rules.store import existing_store
+from headwater.cli.existing_store import existing_store
 from headwater.compaction import LARGE_OPS, Summary, UpkeepWork, selected, shared
 from headwater.config import ServiceConfig
 from headwater.errors import HeadwaterError

@@ -10,7 +10,7 @@ from typing import Any
 import click
 import orjson
 
-from headwater.cli.rules.store import existing_store
+from headwater.cli.existing_store import existing_store
 from headwater.cli.watch_request import WaitDisplay
 from headwater.config import ServiceConfig
 from headwater.errors import HeadwaterError

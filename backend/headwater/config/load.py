@@ -20,7 +20,7 @@ from headwater.config.section import Findings, Section
 from headwater.config.sources import read_sources
 from headwater.config.storage import read_storage
 from headwater.pipeline.settings import SparkSettings
-from headwater.storage.address import SqliteAddress, StoreAddress
+from headwater.storage.address import StoreAddress
 
 _LEVELS = {
     "silly": "DEBUG", "debug": "DEBUG", "verbose": "DEBUG", "http": "INFO", "info": "INFO",
@@ -162,7 +162,7 @@ def _spark(root: Section, storage: StoreAddress) -> SparkSettings:
     section = root.section("spark")
     config = SparkSettings(section.text("master") or SparkSettings().master, section.pairs("conf"))
     section.warn_unknown()
-    if not config.local and isinstance(storage, SqliteAddress):
+    if not config.local and storage.one_machine:
         section.error(
             f"{shown(config.master)} runs tasks on other machines, which cannot reach the embedded store's files on"
             " this one",

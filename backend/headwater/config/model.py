@@ -10,6 +10,7 @@ from headwater.config.errors import ConfigError, ConfigIssue
 from headwater.pipeline.settings import SparkSettings
 from headwater.source.connect import SourceSettings
 from headwater.storage.address import StoreAddress
+from headwater_rules.evaluate.limits import MOST_BUCKETS, MOST_RESULTS
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +57,8 @@ class ApiConfig:
     tokens: tuple[str, ...] = field(default=(), repr=False)
     max_concurrent_connections: int = 200
     max_data_fetch_concurrency: int = 10
-    max_buckets_per_connection: int = 1000
-    max_parameter_query_results: int = 1000
+    max_buckets_per_connection: int = MOST_BUCKETS
+    max_parameter_query_results: int = MOST_RESULTS
     chunk_cache_mb: int = 64
 
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from headwater.config.document import Item
 from headwater.config.errors import ConfigError, ConfigIssue, shown
+from headwater.config.postgres_server import read_server, read_uri
 from headwater.config.section import Findings, Section
-from headwater.config.server import read_server, read_uri
 from headwater.source.connect import SourceSettings
 
 

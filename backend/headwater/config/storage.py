@@ -8,8 +8,8 @@ from pathlib import Path
 from psycopg.conninfo import make_conninfo
 
 from headwater.config.errors import shown
+from headwater.config.postgres_server import Server, read_server
 from headwater.config.section import Section
-from headwater.config.server import Server, read_server
 from headwater.storage.address import PostgresAddress, SqliteAddress, StoreAddress
 
 DEFAULT_DIRECTORY = "headwater-data"

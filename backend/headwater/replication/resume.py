@@ -39,7 +39,8 @@ _log = logging.getLogger(__name__)
 
 
 class SlotResume:
-    """How a store hangs on its source."""
+    """Finds a store's slot again and says whether its stream can be followed on from where the store stands. Makes a
+    new slot where it can't."""
 
     def __init__(self, source: SourceSettings, store: Store, slot: OwnSlot) -> None:
         self._source = source

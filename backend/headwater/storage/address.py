@@ -11,6 +11,16 @@ class SqliteAddress:
 
     directory: str
 
+    @property
+    def one_machine(self) -> bool:
+        """Whether only this machine reaches it."""
+        return True
+
+    @property
+    def kept_elsewhere(self) -> str:
+        """Where its medium keeps what was removed, for somebody else to see to."""
+        return "blocks that the file system has freed: only the disk's encryption or trimming helps"
+
     def __str__(self) -> str:
         return self.directory
 
@@ -24,6 +34,16 @@ class PostgresAddress:
     schema: str = "headwater"
     place: str = "postgres"
     pem: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+
+    @property
+    def one_machine(self) -> bool:
+        """Whether only this machine reaches it."""
+        return False
+
+    @property
+    def kept_elsewhere(self) -> str:
+        """Where its medium keeps what was removed, for somebody else to see to."""
+        return "the write-ahead log, replicas and archives of the store's Postgres, and what its file system has freed"
 
     def __str__(self) -> str:
         return f"{self.place}, schema {self.schema}"

@@ -11,6 +11,7 @@ from headwater_rules.compiler.drafts import Job
 from headwater_rules.compiler.streams import compile_stream, warn_of_unused
 from headwater_rules.describe.per_row import buckets_per_row
 from headwater_rules.errors import Code, Report, RuleError, RuleErrors, Severity
+from headwater_rules.evaluate.limits import MOST_BUCKETS
 from headwater_rules.plan import Stream, SyncPlan
 from headwater_rules.schema import SourceSchema
 from headwater_rules.text.config import Config, read_config
@@ -58,8 +59,8 @@ def _advise(config: Config, plan: SyncPlan, report: Report) -> None:
     for found in buckets_per_row(plan):
         message = f"`{found.stream}` has one bucket for each row of `{found.table}`, by `{found.value}`"
         hint = (
-            "a device may have 1,000 buckets (api.parameters.max_buckets_per_connection); if one gets more rows of it, "
-            "select by a value that many rows share, such as their owner or project"
+            f"a device may have {MOST_BUCKETS:,} buckets (api.parameters.max_buckets_per_connection); if one gets more"
+            " rows of it, select by a value that many rows share, such as their owner or project"
         )
         report.add(RuleError(Code.BUCKET_PER_ROW, message, places[found.stream], hint, Severity.WARNING))
 

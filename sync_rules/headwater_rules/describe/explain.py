@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from headwater_rules.describe.wording import columns_of, request_words, row_words
+from headwater_rules.evaluate.limits import MOST_BUCKETS, MOST_RESULTS
 from headwater_rules.plan import (
     BucketDefinition,
     Expr,
@@ -93,7 +94,7 @@ class Explanation:
     tables: tuple[TableWords, ...]
 
 
-def explain(plan: SyncPlan, *, max_buckets: int = 1000, max_results: int = 1000) -> Explanation:
+def explain(plan: SyncPlan, *, max_buckets: int = MOST_BUCKETS, max_results: int = MOST_RESULTS) -> Explanation:
     """What a plan does. The limits are those of the service."""
     limits = (max_buckets, max_results)
     streams = tuple(_stream(plan, stream, limits) for stream in plan.streams)

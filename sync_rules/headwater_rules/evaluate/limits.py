@@ -7,11 +7,19 @@ import json
 from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from enum import Enum
+from typing import Final
 
 from headwater_rules.results import LeftOut
 
 LIMIT_CODE = "PSYNC_S2305"
 """The code of whatever is said of these limits."""
+
+
+MOST_BUCKETS: Final = 1000
+"""Buckets of one connection, unless a service sets another number."""
+
+MOST_RESULTS: Final = 1000
+"""Lookup keys, and rows found for them, in one step of a request, unless a service sets another number."""
 
 
 class Setting(Enum):

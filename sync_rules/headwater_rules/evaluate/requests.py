@@ -13,7 +13,7 @@ import orjson
 
 from headwater_rules.errors import EvaluationError
 from headwater_rules.evaluate.inputs import Canonical, Inputs
-from headwater_rules.evaluate.limits import Asker, Limits, Setting, TooManyResultsError
+from headwater_rules.evaluate.limits import MOST_BUCKETS, MOST_RESULTS, Asker, Limits, Setting, TooManyResultsError
 from headwater_rules.evaluate.naming import key_text
 from headwater_rules.plan import (
     FromRequest,
@@ -48,8 +48,8 @@ def resolve(
     request: SyncRequest,
     read: LookupReader,
     *,
-    max_buckets: int = 1000,
-    max_results: int = 1000,
+    max_buckets: int = MOST_BUCKETS,
+    max_results: int = MOST_RESULTS,
     left_out: Set[str] = frozenset(),
 ) -> Resolution:
     """The buckets of a request, with lookups answered by `read` (at one checkpoint). Without lookup keys in the

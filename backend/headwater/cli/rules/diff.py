@@ -8,17 +8,17 @@ from pathlib import Path
 
 import click
 
-from headwater.api.plans import RequestLimits
+from headwater.cli.existing_store import existing_store, served, when
 from headwater.cli.rules.scan_progress import ScanProgress
-from headwater.cli.rules.source_schema import unsent
-from headwater.cli.rules.store import existing_store, served, when
 from headwater.cli.rules.sync_config import compile_rules, read_rules, to_json
+from headwater.cli.source.schema import unsent
 from headwater.config import ServiceConfig
 from headwater.insight.diff import Diff, diff_with_rows
 from headwater.insight.rows import CurrentRows
 from headwater.insight.words import count, per_bucket, size
 from headwater.storage.open import open_backend
 from headwater_rules.describe.per_row import BucketPerRow, buckets_per_row
+from headwater_rules.evaluate.limits import MOST_BUCKETS
 from headwater_rules.plan import ConversionOptions, SyncPlan
 from headwater_rules.versions import Change, Comparison, Kind, SideChange, StreamChange, compare
 
@@ -35,7 +35,7 @@ def show_diff(
     other = None if against is None else compile_rules(read_rules(against), str(against), as_json=as_json).plan
     if other is not None and (config is None or not open_backend(config.storage).exists()):
         note = "without a store nothing can be said of rows and bytes"
-        allowed = RequestLimits().max_buckets if config is None else config.api.max_buckets_per_connection
+        allowed = MOST_BUCKETS if config is None else config.api.max_buckets_per_connection
         found = Diff(
             str(file), str(against), compare(other, plan), allowed, per_row=buckets_per_row(plan), notes=(note,)
         )

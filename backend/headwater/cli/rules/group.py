@@ -35,7 +35,7 @@ def schema_options(command: Callable[..., None]) -> Callable[..., None]:
     def wrapped(
         *args: object, configs: ConfigSource, live: bool, file_of_schema: Path | None, **options: object
     ) -> None:
-        from headwater.cli.rules.source_schema import live_schema, stored_schema
+        from headwater.cli.source.schema import live_schema, stored_schema
 
         if live and file_of_schema is not None:
             raise click.UsageError("give either --schema or --schema-file")

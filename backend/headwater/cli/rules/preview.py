@@ -8,8 +8,8 @@ from pathlib import Path
 
 import click
 
+from headwater.cli.existing_store import existing_store
 from headwater.cli.rules.scan_progress import ScanProgress
-from headwater.cli.rules.store import existing_store
 from headwater.cli.rules.sync_config import compile_rules, read_rules, to_json
 from headwater.config import ServiceConfig
 from headwater.insight.preview import Preview, preview

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import click
 
-from headwater.cli.rules.source_schema import unsent
-from headwater.cli.rules.store import UnknownVersionError, existing_store, find, served, when
+from headwater.cli.existing_store import UnknownVersionError, existing_store, find, served, when
 from headwater.cli.rules.sync_config import compile_rules, read_rules, to_json
+from headwater.cli.source.schema import unsent
 from headwater.cli.watch_request import WaitDisplay
 from headwater.config import ServiceConfig
 from headwater.errors import HeadwaterError

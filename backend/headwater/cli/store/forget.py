@@ -8,7 +8,7 @@ from contextlib import closing
 
 import click
 
-from headwater.cli.rules.store import existing_store
+from headwater.cli.existing_store import existing_store
 from headwater.config import ServiceConfig
 from headwater.insight.forget import (
     Forgetting,
@@ -21,7 +21,7 @@ from headwater.insight.forget import (
     what_is_sought,
 )
 from headwater.insight.words import count, size
-from headwater.storage.address import PostgresAddress, StoreAddress
+from headwater.storage.address import StoreAddress
 from headwater.storage.contract.forget import LEAST_TEXT
 from headwater.storage.open import open_backend
 
@@ -106,22 +106,14 @@ def _proof(proof: Proof, where: StoreAddress) -> Iterator[str]:
     elif not proof.files:
         yield "  (the bytes of the database's files were not searched: its role may not read them)"
     yield "Out of reach, and for you to see to:"
-    for place in _OUT_OF_REACH_POSTGRES if isinstance(where, PostgresAddress) else _OUT_OF_REACH:
+    for place in (*_OUT_OF_REACH, where.kept_elsewhere):
         yield f"  {place}"
 
 
-_ALWAYS_OUT_OF_REACH = (
+_OUT_OF_REACH = (
     "backups and exports of the store, and copies of its disk",
     "devices that are offline: they drop it when they sync next",
     "logs, and what other programs read from the op log",
     "the memory of running processes, until they end",
     "the source's own files, write-ahead log and backups",
-)
-_OUT_OF_REACH = (
-    *_ALWAYS_OUT_OF_REACH,
-    "blocks that the file system has freed: only the disk's encryption or trimming helps",
-)
-_OUT_OF_REACH_POSTGRES = (
-    *_ALWAYS_OUT_OF_REACH,
-    "the write-ahead log, replicas and archives of the store's Postgres, and blocks that its file system has freed",
 )

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 import click
 import orjson
 
-from headwater.cli.rules.store import existing_store, when
+from headwater.cli.existing_store import existing_store, when
 from headwater.config import ServiceConfig
 from headwater.insight.words import count, size
 from headwater.oplog.lsn import format_lsn

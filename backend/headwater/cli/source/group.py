@@ -1,0 +1,110 @@
+"""The group `headwater source`: its commands, their arguments and their help."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from headwater.cli.options import config_options, examples, load
+from headwater.config import ConfigSource
+
+
+@click.group()
+def source() -> None:
+    """Prepare a source database and look at it."""
+
+
+@source.command("prepare", epilog=examples(
+    "headwater source prepare -c headwater.yaml",
+    "headwater source prepare -c headwater.yaml --admin-uri postgresql://postgres:secret@db.example.com/app",
+    "headwater source prepare -c headwater.yaml --print-sql > prepare.sql   # for somebody with the rights to run",
+    "headwater source prepare -c headwater.yaml --all-tables",
+))  # fmt: skip
+@config_options
+@click.option("--all-tables", is_flag=True, help="Publish every table, not only those the sync config names.")
+@click.option("--append-only", is_flag=True,
+              help="Also publish tables without a key: Postgres then refuses their updates and deletes.")  # fmt: skip
+@click.option("--admin-uri", envvar="HEADWATER_ADMIN_URI", metavar="URI",
+              help="Who publishes and grants if the configured role may not (or HEADWATER_ADMIN_URI).")  # fmt: skip
+@click.option("--triggers/--no-triggers", default=True,
+              help="Make event triggers that tell of changed tables at once, where the role may.")  # fmt: skip
+@click.option("--remove-triggers", is_flag=True, help="Only take those event triggers away again.")
+@click.option("--print-sql", is_flag=True, help="Print the SQL of all that is missing, and do nothing.")
+def prepare_(
+    configs: ConfigSource,
+    all_tables: bool,
+    append_only: bool,
+    admin_uri: str | None,
+    triggers: bool,
+    remove_triggers: bool,
+    print_sql: bool,
+) -> None:
+    """Create the publication, grant the right to read its tables, and check settings, rights and free slots.
+
+    What the configured role may not do is done as --admin-uri; without it, all that is missing is printed as SQL for
+    somebody else to run. Safe to repeat.
+    """
+    from headwater.cli.source import prepare as command
+
+    if remove_triggers and print_sql:
+        raise click.UsageError("--print-sql is of no use with --remove-triggers")
+    if remove_triggers:
+        command.remove_triggers(load(configs), admin_uri=admin_uri)
+        return
+    command.prepare_source(
+        load(configs),
+        all_tables=all_tables,
+        append_only=append_only,
+        with_triggers=triggers,
+        admin_uri=admin_uri,
+        print_sql=print_sql,
+    )
+
+
+@source.command(epilog=examples("headwater source status -c headwater.yaml", "headwater source status --json"))
+@config_options
+@click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
+def status(configs: ConfigSource, as_json: bool) -> None:
+    """Show how source, slot, replicator and store stand to each other, what is wrong, and what to do about it.
+
+    The exit code is 1 when there is a problem: the source does not answer, something keeps rows from flowing (a cause),
+    or it would (a problem). Notes leave it at 0.
+    """
+    from headwater.cli.source.status import show_status
+
+    sys.exit(show_status(load(configs, warn=not as_json), as_json=as_json))
+
+
+@source.command("schema", epilog=examples("headwater source schema -o schema.json",
+                                           "headwater source schema -c headwater.yaml > schema.json"))  # fmt: skip
+@config_options
+@click.option("-o", "--output", type=click.Path(path_type=Path), metavar="FILE", help="Write it there.")
+def schema_(configs: ConfigSource, output: Path | None) -> None:
+    """Write the source's tables and column types as JSON, for `headwater rules … --schema-file` where there is no
+    database, as in CI."""
+    from headwater.cli.source.schema import show_schema
+
+    show_schema(load(configs, warn=False), output)
+
+
+@source.command("resync", epilog=examples("headwater source resync todos", "headwater source resync public.a app.b"))
+@click.argument("tables", nargs=-1, required=True, metavar="TABLE…")
+@config_options
+@click.option("--wait/--no-wait", default=True, help="Wait until it is done (the default), or only hand it in.")
+def resync_(configs: ConfigSource, tables: tuple[str, ...], wait: bool) -> None:
+    """Compare tables with the source and send devices what differs, while everything else flows."""
+    from headwater.cli.requests import resync
+
+    resync(load(configs), tables, wait=wait)
+
+
+@source.command("skip", epilog=examples("headwater source skip --lsn 0/1A2B3C"))
+@click.option("--lsn", required=True, metavar="LSN", help="Where the transaction is, as the error names it.")
+@config_options
+def skip_(configs: ConfigSource, lsn: str) -> None:
+    """Leave a transaction out that can't be taken in and keeps the stream, and compare all tables with the source."""
+    from headwater.cli.requests import skip
+
+    skip(load(configs), lsn)

@@ -1,0 +1,103 @@
+"""The group `headwater store`: its commands, their arguments and their help."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from headwater.cli.options import config_options, examples, load
+from headwater.config import ConfigSource
+
+
+@click.group()
+def store() -> None:
+    """Work on the store: what Headwater keeps of the source for devices."""
+
+
+@store.command("stats", epilog=examples("headwater store stats -c headwater.yaml",
+                                         "headwater store stats --top 20 --json"))  # fmt: skip
+@config_options
+@click.option("--top", type=click.IntRange(min=0), default=5, show_default=True, metavar="N",
+              help="How many buckets to show of those that stand out.")  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
+def stats_(configs: ConfigSource, top: int, as_json: bool) -> None:
+    """Show what the store holds, what it takes on the disk, and which buckets grow.
+
+    Reads all of the store once, while the service runs. Rows that are too large for a device are named here.
+    """
+    from headwater.cli.store.stats import show_stats
+
+    show_stats(load(configs, warn=False), top=top, as_json=as_json)
+
+
+@store.command("forget", epilog=examples("headwater store forget --table public.people --id 42 --dry-run",
+                                          "headwater store forget --contains 'ann@example.com' --yes"))  # fmt: skip
+@config_options
+@click.option("--table", metavar="SCHEMA.NAME", help="The source table of the row to forget.")
+@click.option("--id", "row_id", metavar="ID", help="The row's key; a JSON array where the key has several columns.")
+@click.option("--id-too", is_flag=True,
+              help="Forget the key as well. Devices then download the rest of its buckets again.")  # fmt: skip
+@click.option("--contains", "text", metavar="TEXT", help="Forget every place that has this text; - reads stdin.")
+@click.option("--dry-run", is_flag=True, help="Only say what would be rewritten.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+def forget_(
+    configs: ConfigSource,
+    table: str | None,
+    row_id: str | None,
+    id_too: bool,
+    text: str | None,
+    dry_run: bool,
+    yes: bool,
+) -> None:
+    """Remove a value from all that the store keeps, and prove it by searching the store's files.
+
+    Delete it in the source first: it refuses while the source, or a row that stands, still holds the value. Runs
+    beside the service; see docs/forget.md.
+    """
+    from headwater.cli.store.forget import forget
+
+    if (text is None) == (table is None) or (table is None) != (row_id is None):
+        raise click.UsageError("name either --table and --id, or --contains")
+    if id_too and row_id is None:
+        raise click.UsageError("--id-too belongs to --table and --id")
+    forget(load(configs, warn=False), table, row_id, text, id_too=id_too, dry_run=dry_run, yes=yes)
+
+
+@store.command("export", epilog=examples("headwater store export ./backup-monday -c headwater.yaml",
+                                          "headwater store export ./moving --seal"))  # fmt: skip
+@click.argument("directory", type=click.Path(path_type=Path))
+@config_options
+@click.option("--seal", is_flag=True, help="Refuse writes to the store from then on: another one takes its place.")
+def export_(configs: ConfigSource, directory: Path, seal: bool) -> None:
+    """Write the whole store into DIRECTORY, as Parquet files, while the service runs.
+
+    The files hold one consistent state, rows of the source included: guard them as you guard the store. See
+    docs/backup.md.
+    """
+    from headwater.cli.store.archive import export_to
+
+    export_to(load(configs, warn=False), directory, seal=seal)
+
+
+@store.command("import", epilog=examples("headwater store import ./backup-monday -c headwater.yaml"))
+@click.argument("directory", type=click.Path(path_type=Path))
+@config_options
+def import_(configs: ConfigSource, directory: Path) -> None:
+    """Build the configured store from DIRECTORY, which `headwater store export` wrote.
+
+    All ids stay as they were, whatever storage the old and the new store have: connected devices go on where they
+    are and download nothing again.
+    """
+    from headwater.cli.store.archive import import_from
+
+    import_from(load(configs, warn=False), directory)
+
+
+@store.command(epilog=examples("headwater store unseal -c headwater.yaml"))
+@config_options
+def unseal(configs: ConfigSource) -> None:
+    """Open a store again that `headwater store export --seal` has sealed."""
+    from headwater.cli.store.archive import unseal as command
+
+    command(load(configs, warn=False))

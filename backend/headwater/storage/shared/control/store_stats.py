@@ -1,0 +1,128 @@
+"""What a store holds, as far as its tables are the same in every back end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+from headwater.oplog.limits import is_stub, left_out_of, read_stub
+from headwater.oplog.lsn import Lsn
+from headwater.oplog.op import OpId
+from headwater.storage.contract.parts import BulkRecord
+from headwater.storage.contract.reason import stored_reason
+from headwater.storage.contract.stats import (
+    BucketStats,
+    Disk,
+    HistoryStats,
+    LeftOutRow,
+    StoreStats,
+    TableStats,
+    by_definition,
+)
+from headwater.storage.contract.store import SourceState
+from headwater.storage.shared.common import decode_layouts
+from headwater.storage.shared.control.database import ControlDb
+from headwater.storage.shared.values import whole
+
+_NAMED = 100  # rows left out, by table
+_TABLES = "select id, source, layouts, resync, resync_detail from tables where state = 'active' order by id"
+_SEALED = """
+select cast(coalesce(sum(b.size), 0) as bigint), count(*) from segments s join segment_blobs b on b.id = s.blob
+"""
+_OLDEST = "select last_op, committed_us from flushes order by last_op limit 1"
+_JOBS = "select kind, source, application, tasks, rows, ops, started, finished from bulk_jobs order by id desc limit 5"
+_SEGMENTS = ("segments", "segment_blobs", "staged_segments")
+
+Suspects = Callable[[int], Iterable[tuple[str, str, str]]]
+"""Of the rows of a generation, id, line and members of all that may be left out."""
+
+
+def store_stats(
+    db: ControlDb, sizes: Mapping[str, int], suspects: Suspects, buckets: tuple[BucketStats, ...], disk: Disk
+) -> StoreStats:
+    """All that a store holds. `sizes` are the bytes of its tables by name."""
+    return StoreStats(
+        checkpoint=OpId(_one(db, "select coalesce(checkpoint, 0) from state")),
+        sources=tuple(_sources(db)),
+        tables=tuple(_tables(db, sizes, suspects)),
+        history=_history(db),
+        lookups=_one(db, "select count(*) from lookups"),
+        disk=disk,
+        definitions=by_definition(buckets),
+        buckets=buckets,
+        jobs=tuple(_jobs(db)),
+    )
+
+
+def generations(db: ControlDb) -> list[int]:
+    """The tables that have rows."""
+    return [whole(row[0]) for row in db.rows(_TABLES)]
+
+
+def disk_of(sizes: Mapping[str, int], *, free: int, file: int) -> Disk:
+    """What takes room, in bytes; `free` of them are kept for later, and files have `file` in all."""
+    rows = sum(size for name, size in sizes.items() if name.startswith("rows_"))
+    ops, lookups = sizes.get("ops", 0), sizes.get("lookups", 0)
+    segments = sum(sizes.get(name, 0) for name in _SEGMENTS)
+    return Disk(rows, ops, segments, lookups, sum(sizes.values()) - rows - ops - segments - lookups, free, file)
+
+
+def _tables(db: ControlDb, sizes: Mapping[str, int], suspects: Suspects) -> list[TableStats]:
+    found = []
+    for number, source, layouts, cause, detail in db.rows(_TABLES):
+        table = whole(number)
+        relation = decode_layouts(str(layouts))[-1]
+        left_out = [row for each in suspects(table) if (row := _left_out(*each)).size]
+        found.append(
+            TableStats(
+                name=f"{relation.schema}.{relation.name}",
+                source=str(source),
+                generation=table,
+                rows=_one(db, f"select count(*) from rows_{table:d}"),
+                bytes=sizes.get(f"rows_{table:d}", 0),
+                resync=stored_reason(str(cause), str(detail)),
+                left_out_rows=len(left_out),
+                left_out=tuple(left_out[:_NAMED]),
+            )
+        )
+    return sorted(found, key=lambda each: (each.source, each.name))
+
+
+def _left_out(row_id: str, line: str, members: str) -> LeftOutRow:
+    if is_stub(line):
+        return LeftOutRow(row_id, 0, read_stub(line).size)
+    ops = left_out_of(members)
+    return LeftOutRow(row_id, len(ops), max((op.size for op in ops), default=0))
+
+
+def _sources(db: ControlDb) -> list[SourceState]:
+    rows = db.rows("select tag, lsn, slot, system_id, timeline from sources order by tag")
+    return [
+        SourceState(str(tag), Lsn(whole(lsn)), str(slot), str(system), whole(timeline))
+        for tag, lsn, slot, system, timeline in rows
+    ]
+
+
+def _history(db: ControlDb) -> HistoryStats:
+    ((sealed, segments),) = db.rows(_SEALED)
+    oldest, at = (db.rows(_OLDEST) or [(0, 0)])[0]
+    return HistoryStats(
+        hot_ops=_one(db, "select count(*) from ops"),
+        sealed_ops=whole(sealed),
+        segments=whole(segments),
+        oldest_flush=OpId(whole(oldest)),
+        oldest_flush_us=whole(at),
+        flushes=_one(db, "select count(*) from flushes"),
+    )
+
+
+def _jobs(db: ControlDb) -> list[BulkRecord]:
+    found = []
+    for row in db.rows(_JOBS):
+        kind, source, application, tasks, rows, ops, started, finished = map(str, row)
+        counts = int(tasks), int(rows), int(ops)
+        found.append(BulkRecord(kind, source, application, *counts, float(started), float(finished)))
+    return found
+
+
+def _one(db: ControlDb, query: str) -> int:
+    return whole(db.rows(query)[0][0])
