@@ -69,7 +69,7 @@ class Deploy:
         wanted = self._context.published([self._plan])
         new = [(table.relation, table.shape) for oid, table in wanted.items() if oid not in stored]
         self._context.store.create_tables(self._context.lease, self._context.tag, new, self._reason)
-        unfilled = {oid for oid, table in stored.items() if table.resync}
+        unfilled = {oid for oid, table in stored.items() if table.has(Cause.NEW_IN_VERSION)}
         return frozenset(relation.oid for relation, _ in new) | unfilled
 
     def _reprocess(self, known: Sequence[StoredTable]) -> None:

@@ -15,6 +15,7 @@ from typing import NamedTuple
 from headwater.bulk.contract import Difference
 from headwater.decode.copytext import join_cells, split_line
 from headwater.decode.errors import DecodeError
+from headwater.oplog.change import UNCHANGED, Cells
 from headwater.oplog.limits import is_stub, stored_line
 from headwater.oplog.row_id import IdentityKind, copy_id, random_id
 from headwater.oplog.transform import decode_members, expected_members
@@ -94,7 +95,7 @@ def _keyed(
         elif anew:
             streamed.append(key)
     lacking = applier.lacking(table)
-    for row_id in patches.keys() & lacking.keys():
+    for row_id in [row_id for row_id in patches if _inherits_all(table, lacking.get(row_id), patches[row_id][0])]:
         columns, inherited = patches[row_id]
         states[row_id] = completed(lacking[row_id], inherited, columns)
     for row in applier.stored_rows(table, [row_id for row_id in patches if row_id not in lacking]):
@@ -111,6 +112,14 @@ def _keyed(
         patched = [row_id for row_id in patches if row_id in states]
         states |= zip(patched, filled(applier.fill, table, [states[row_id] for row_id in patched]), strict=True)
     return Wanted(states, frozenset(waiting))
+
+
+def _inherits_all(table: LiveTable, known: Cells | None, columns: frozenset[int]) -> bool:
+    """Whether a row lacks something, and all that it lacks is as it was in the snapshot. Else the stream brought some
+    of it since, which was stored and is not trusted any more: the row waits for the source."""
+    return known is not None and {place for place, cell in enumerate(known) if cell is UNCHANGED} <= columns.union(
+        table.computed
+    )
 
 
 def _counted(applier: Applier, table: LiveTable, touches: TableTouches, differences: Sequence[Difference]) -> States:

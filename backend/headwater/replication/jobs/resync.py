@@ -336,8 +336,9 @@ class Resync:
         """The tables are as the source has them, unless differences were only named. Between flushes only."""
         if not self._order.repair:
             return
-        marked = [table.id for oid, table in self._context.stored().items() if oid in self.right and table.resync]
-        self._context.store.mark_resync(self._context.lease, marked, None)
+        tables = [table for oid, table in self._context.stored().items() if oid in self.right]
+        self._context.store.mark_resync(self._context.lease, [table.id for table in tables if table.resync], None)
+        self._context.applier.trust([table.id for table in tables])
 
     @property
     def right(self) -> frozenset[int]:

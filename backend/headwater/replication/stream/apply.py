@@ -397,6 +397,10 @@ class Applier:
         for table in [table for table in self._lacking.tables() if now.get(table) != before.get(table)]:
             self._lacking.forget(table)  # gone, or compared anew in its present form
 
+    def trust(self, tables: Collection[int]) -> None:
+        """See `Followed.trust`; ids of generations."""
+        self._followed.trust(tables)
+
     def brought(self, oids: Collection[int]) -> None:
         """See `Followed.brought`."""
         self._followed.brought(oids)

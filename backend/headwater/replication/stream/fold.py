@@ -151,7 +151,7 @@ class Fold:
     ) -> dict[str, _Row]:
         """Bring rows to where the changes leave them. Returns those that are complete."""
         if table.id in self._stale:
-            self._distrust(table, rows)
+            self._distrust(table, {old: rows[old] for old, _ in places})  # others may be loaded, and stay as they are
         for change, (old_id, new_id) in zip(changes, places, strict=True):
             if type(change) is Delete:
                 rows[old_id].cells = None

@@ -82,6 +82,13 @@ class Followed:
         if renewed is not None:
             self.tables[table.relation.oid] = renewed
 
+    def trust(self, tables: Collection[int]) -> None:
+        """These are as the source has them, and compared no more."""
+        for ids in (self.compared, self.stale, self._waiting):
+            ids.difference_update(tables)
+        for table in [table for table in self.tables.values() if table.id in tables]:
+            self._fit(table)
+
     def brought(self, oids: Collection[int]) -> None:
         """A comparison has brought what these tables had when the stream was where it is."""
         pairs = [(self._told.get(oid), self.tables.get(oid)) for oid in oids]
