@@ -37,14 +37,13 @@ from headwater.replication.own_slot import slot_of
 from headwater.replication.stream.touches import TouchLog
 from headwater.replication.tables.attached import (
     narrowed,
-    only_attached,
 )
 from headwater.source.catalog.published import PublishedTable
 from headwater.source.connect import connect
 from headwater.source.head import ping_statement
 from headwater.source.slot import SnapshotKeeper, end_reader, temporary_slot_name
 from headwater.storage.contract.parts import BulkRecord
-from headwater.storage.contract.reason import ResyncReason
+from headwater.storage.contract.reason import Cause, ResyncReason
 from headwater.storage.contract.store import StoredTable
 from headwater_rules.plan import SyncPlan
 
@@ -246,9 +245,9 @@ class Resync:
         return False
 
     def _table(self, stored: StoredTable, published: PublishedTable) -> CompareTable:
-        why = stored.resync
-        if why is not None and not self._order.verify and only_attached(self._order.reason) and only_attached(why):
-            part = narrowed(published, why)
+        attached = self._order.reason.cause is Cause.ATTACHED and stored.has(Cause.ATTACHED)
+        if attached and not self._order.verify:
+            part = narrowed(published, stored)
             return CompareTable(part, stored, (), part.estimated_rows)
         return CompareTable(published, stored, *self._context.places(stored.id))
 

@@ -34,17 +34,12 @@ def attach_reason(table: StoredTable, published: PublishedTable) -> ResyncReason
 
 def compared_whole(table: StoredTable) -> bool:
     """Whether all of a stored table is being compared with the source, or soon is."""
-    return table.resync is not None and not only_attached(table.resync)
+    return table.resync is not None and not table.has(Cause.ATTACHED)
 
 
-def only_attached(reason: ResyncReason | None) -> bool:
-    """Whether that is a reason to compare some partitions only."""
-    return reason is not None and reason.cause is Cause.ATTACHED
-
-
-def narrowed(published: PublishedTable, reason: ResyncReason) -> PublishedTable:
-    """The table with no partitions but those that the reason names."""
-    named = {int(oid) for oid in _OID.findall(reason.detail)}
+def narrowed(published: PublishedTable, table: StoredTable) -> PublishedTable:
+    """The table with no partitions but those for which it is being compared."""
+    named = {int(oid) for oid in _OID.findall(table.resync.detail if table.resync else "")}
     return replace(published, leaves=tuple(leaf for leaf in published.leaves if leaf.oid in named))
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import Final
 
 import psycopg
 
@@ -19,7 +18,7 @@ class PostgresControl:
     """A `ControlDb`. Times are the database's, so that machines need not agree."""
 
     connection: psycopg.Connection
-    now: Final = "extract(epoch from clock_timestamp())::double precision"
+    now = "extract(epoch from clock_timestamp())::double precision"
 
     def rows(self, statement: str, *values: str | float) -> list[Row]:
         cursor = self.connection.execute(statement.replace("?", "%s").encode(), values)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import Final
 
 import apsw
 
@@ -20,7 +19,7 @@ class SqliteControl:
     """A `ControlDb`."""
 
     connection: apsw.Connection
-    now: Final = "unixepoch('subsec')"
+    now = "unixepoch('subsec')"
 
     def rows(self, statement: str, *values: str | float) -> list[Row]:
         return list(self.connection.execute(statement, values).fetchall())

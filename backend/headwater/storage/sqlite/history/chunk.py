@@ -77,7 +77,7 @@ class _Builder:
         room = CHUNK_OPS - self.parts.size
         if room <= 0:
             return not self._any_hot(after, upto)
-        size, length = map(int, map(str, self._db.execute(_HOT_SIZE, (self._bucket, after, upto, room)).fetchall()[0]))
+        size, length = map(whole, self._db.execute(_HOT_SIZE, (self._bucket, after, upto, room)).fetchall()[0])
         fits = self.parts.fits(size, length)
         end = upto if fits else self._last_fitting(after, upto)
         if size == 0 or end == after:
