@@ -17,7 +17,7 @@ import pytest
 
 from headwater.api.app import ApiSettings, create_app
 from headwater.api.auth.keys import StaticKeys, parse_key
-from headwater.api.server import ApiServer, bind
+from headwater.api.http.server import ApiServer, bind
 from headwater.oplog.lsn import Lsn
 from headwater_rules.compiler.compile import compile_config
 from headwater_rules.evaluate.requests import resolve

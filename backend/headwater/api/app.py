@@ -13,17 +13,17 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp
 
+from headwater.api.admin.status import StatusRoute
 from headwater.api.auth.keys import KeySource
 from headwater.api.auth.verify import Verifier
 from headwater.api.checkpoints import Head, WriteCheckpointRoute, WriteCheckpoints
 from headwater.api.error_handlers import ErrorHandlers
-from headwater.api.hub import Hub
-from headwater.api.plans import Plans, RequestLimits
 from headwater.api.probes import Health, probe_routes
-from headwater.api.reading import StoreThreads
 from headwater.api.refusals import Refusals
-from headwater.api.status import StatusRoute
-from headwater.api.stream import SyncStream
+from headwater.api.streams.hub import Hub
+from headwater.api.streams.plans import Plans, RequestLimits
+from headwater.api.streams.reading import StoreThreads
+from headwater.api.streams.stream import SyncStream
 from headwater.storage.contract.store import StoreReader
 from headwater.storage.shared.cache import CachedReader
 

@@ -16,8 +16,8 @@ from starlette.responses import JSONResponse, Response
 
 from headwater.api.auth.verify import Verifier
 from headwater.api.errors import NoActiveConfigError, TooManyRequestsError
-from headwater.api.reading import StoreThreads
 from headwater.api.refusals import prove
+from headwater.api.streams.reading import StoreThreads
 from headwater.oplog.lsn import Lsn
 from headwater.storage.contract.store import StoreReader
 from headwater.sync.request import parse_client_id, write_key

@@ -10,8 +10,8 @@ from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from headwater.api.server import AddressInUseError
-from headwater.api.status import health_of
+from headwater.api.admin.status import health_of
+from headwater.api.http.server import AddressInUseError
 from headwater.errors import HeadwaterError
 from headwater.replication.health.model import Health, State
 from headwater.source.readiness.health import SlotHealth

@@ -9,8 +9,8 @@ from starlette.routing import BaseRoute
 
 from headwater.api.app import ApiSettings, create_app
 from headwater.api.auth.keys import StaticKeys
-from headwater.api.plans import RequestLimits
-from headwater.api.server import serve_app
+from headwater.api.http.server import serve_app
+from headwater.api.streams.plans import RequestLimits
 from headwater.config import ConfigError, ServiceConfig
 from headwater.source.head import SourceHead
 from headwater.storage.contract.versions import OwnConfig

@@ -14,7 +14,7 @@ import click
 import psycopg
 from psycopg import sql
 
-from headwater.api.server import bind
+from headwater.api.http.server import bind
 from headwater.cli.signals import stop_on_signals
 from headwater.cli.supervise import Child, supervise
 from headwater.config.origin import SYNC_B64

@@ -19,8 +19,8 @@ from starlette.types import Scope
 
 from headwater.api.auth.keys import Key, StaticKeys
 from headwater.api.auth.verify import Verifier
-from headwater.api.body import read_body
 from headwater.api.errors import ApiError
+from headwater.api.http.body import read_body
 from headwater.dev.checkout import Checkout
 from headwater.dev.upload import apply_batch
 from headwater.dev.writes import ForbiddenWriteError, Write, parse_batch

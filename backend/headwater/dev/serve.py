@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from headwater.api.server import serve_app
+from headwater.api.http.server import serve_app
 from headwater.cli.api import build
 from headwater.cli.logs import set_up_logging
 from headwater.cli.supervise import EXIT_STOP, end_with_supervisor

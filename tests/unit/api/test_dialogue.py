@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headwater.api.codings import IDENTITY
-from headwater.api.dialogue import Batch, ConfigReplacedError, Dialogue
-from headwater.api.left_out import LeftOutMemory
-from headwater.api.reading import open_reading
+from headwater.api.streams.codings import IDENTITY
+from headwater.api.streams.dialogue import Batch, ConfigReplacedError, Dialogue
+from headwater.api.streams.left_out import LeftOutMemory
+from headwater.api.streams.reading import open_reading
 from headwater.oplog.lsn import Lsn
 from headwater.oplog.op import OpId
 from headwater.storage.contract.store import StoredConfig

@@ -12,9 +12,9 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headwater.api.codings import GZIP, IDENTITY, ZSTD, Coding, joined_crc
-from headwater.api.encoding import SMALL, DataForm, Pieces, choose_coding
 from headwater.api.errors import NotAcceptableError
+from headwater.api.streams.codings import GZIP, IDENTITY, ZSTD, Coding, joined_crc
+from headwater.api.streams.encoding import SMALL, DataForm, Pieces, choose_coding
 from headwater.oplog.op import OpId
 from headwater.storage.contract.store import Chunk
 

@@ -54,7 +54,7 @@ def test_a_client_that_does_not_read_is_not_read_ahead_for(
 def test_a_client_that_went_away_costs_nothing_more(
     endpoint: Endpoint, memory_store: MemoryStore, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO, "headwater.api.stream")
+    caplog.set_level(logging.INFO, "headwater.api.streams.stream")
     mine = endpoint.bucket("mine", "u1")
     with endpoint.stream("u1", client_id="c1") as stream:
         stream.completed()
@@ -96,7 +96,7 @@ def test_the_log_tells_of_a_stream_but_not_its_token_or_rows(
 def test_a_client_cannot_fill_the_log_with_what_it_says_of_itself(
     endpoint: Endpoint, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO, "headwater.api.stream")
+    caplog.set_level(logging.INFO, "headwater.api.streams.stream")
     metadata = {f"{n}{'key' * 1_000}": "value" * 1_000 for n in range(100)}
     with endpoint.stream(app_metadata=metadata, client_id="c" * 100_000) as stream:
         stream.completed()
@@ -146,7 +146,7 @@ def test_a_failing_download_is_cut_off_and_logged_without_a_trace(
 
 SERVER = """
 from tests.support.fix_api import *
-from headwater.api.server import serve_app
+from headwater.api.http.server import serve_app
 store = MemoryStore()
 store.replace_config(RULES)
 store.put("x", "1")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from headwater.api.admin.status import AdminRefusedError, require_admin
 from headwater.api.app import ApiSettings, create_app
 from headwater.api.auth.keys import StaticKeys, parse_key
-from headwater.api.status import AdminRefusedError, require_admin
 from tests.support.fix_api import AUDIENCE, Endpoint, PlayedHead, jwk, make_token
 from tests.support.memory_store import MemoryStore
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from headwater.api.left_out import LeftOutMemory
-from headwater.api.plans import RequestLimits
+from headwater.api.streams.left_out import LeftOutMemory
+from headwater.api.streams.plans import RequestLimits
 from tests.support.fix_api import Endpoint
 from tests.support.memory_store import MemoryStore
 from tests.support.model_client import ModelClient

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headwater.api import dialogue as dialogues
-from headwater.api.codings import IDENTITY
-from headwater.api.dialogue import Batch, Dialogue
-from headwater.api.left_out import LeftOutMemory
-from headwater.api.reading import open_reading
+from headwater.api.streams import dialogue as dialogues
+from headwater.api.streams.codings import IDENTITY
+from headwater.api.streams.dialogue import Batch, Dialogue
+from headwater.api.streams.left_out import LeftOutMemory
+from headwater.api.streams.reading import open_reading
 from headwater.oplog.op import OpId
 from headwater.storage.contract.store import BucketTotal, Chunk, StoredConfig
 from headwater.storage.shared.cache import CachedReader

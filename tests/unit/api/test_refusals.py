@@ -12,8 +12,8 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import CollectorRegistry
 
 from headwater.api.metrics import ServiceCollector
-from headwater.api.plans import RequestLimits
 from headwater.api.refusals import MOST_LINES, SECONDS, Refusals
+from headwater.api.streams.plans import RequestLimits
 from tests.support.fix_api import SECRET, Endpoint, make_token
 from tests.support.memory_store import MemoryStore
 

@@ -9,7 +9,7 @@ import pytest
 
 from headwater.api.checkpoints import MAX_WAITING, WriteCheckpoints
 from headwater.api.errors import NoActiveConfigError, TooManyRequestsError
-from headwater.api.reading import StoreThreads
+from headwater.api.streams.reading import StoreThreads
 from headwater.oplog.lsn import Lsn
 from headwater.source.connect import SourceUnreachable
 from headwater.storage.shared.cache import CachedReader

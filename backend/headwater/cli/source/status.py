@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from headwater.api.status import health_of
+from headwater.api.admin.status import health_of
 from headwater.cli.own_rules import own_rules
 from headwater.config import ServiceConfig
 from headwater.errors import HeadwaterError

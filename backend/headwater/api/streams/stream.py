@@ -20,15 +20,15 @@ from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
 from headwater.api.auth.verify import Principal, Verifier
-from headwater.api.body import read_body
-from headwater.api.codings import IDENTITY, Coding, Piece, Wrapping
-from headwater.api.dialogue import Batch, ConfigReplacedError, Dialogue, LimitCrossedError, Resolver
-from headwater.api.encoding import choose_coding, encode
 from headwater.api.errors import NoActiveConfigError, NotAcceptableError, ShuttingDownError, TooManyRequestsError
-from headwater.api.hub import REPLACED, Hub
-from headwater.api.left_out import LeftOutMemory
-from headwater.api.reading import StoreThreads
+from headwater.api.http.body import read_body
 from headwater.api.refusals import Refusals, one_line, prove
+from headwater.api.streams.codings import IDENTITY, Coding, Piece, Wrapping
+from headwater.api.streams.dialogue import Batch, ConfigReplacedError, Dialogue, LimitCrossedError, Resolver
+from headwater.api.streams.encoding import choose_coding, encode
+from headwater.api.streams.hub import REPLACED, Hub
+from headwater.api.streams.left_out import LeftOutMemory
+from headwater.api.streams.reading import StoreThreads
 from headwater.errors import HeadwaterError
 from headwater.sync import lines
 from headwater.sync.interest import News

@@ -13,9 +13,9 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Generic, TypeVar
 
-from headwater.api.codings import Piece
-from headwater.api.encoding import DataForm
 from headwater.api.errors import NoActiveConfigError
+from headwater.api.streams.codings import Piece
+from headwater.api.streams.encoding import DataForm
 from headwater.oplog.op import OpId
 from headwater.storage.contract.store import (
     BucketMarks,

@@ -6,8 +6,8 @@ import re
 from dataclasses import dataclass
 from functools import lru_cache
 
-from headwater.api.codings import GZIP, IDENTITY, ZSTD, Coding, Piece
 from headwater.api.errors import NotAcceptableError
+from headwater.api.streams.codings import GZIP, IDENTITY, ZSTD, Coding, Piece
 from headwater.oplog.op import OpId
 from headwater.storage.contract.store import Chunk
 from headwater.sync import lines

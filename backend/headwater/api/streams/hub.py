@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from headwater.api.reading import StoreThreads
+from headwater.api.streams.reading import StoreThreads
 from headwater.errors import HeadwaterError
 from headwater.oplog.op import OpId
 from headwater.storage.contract.store import Checkpoint, Listener, StoreReader, Touched, WriteCheckpoint

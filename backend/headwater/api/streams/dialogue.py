@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from headwater.api.codings import Coding, Piece
-from headwater.api.encoding import DataForm, Pieces
-from headwater.api.left_out import LeftOutMemory
-from headwater.api.reading import Reading
+from headwater.api.streams.codings import Coding, Piece
+from headwater.api.streams.encoding import DataForm, Pieces
+from headwater.api.streams.left_out import LeftOutMemory
+from headwater.api.streams.reading import Reading
 from headwater.errors import HeadwaterError, Kind
 from headwater.oplog.op import OpId
 from headwater.storage.contract.store import StoredConfig, WriteCheckpoint

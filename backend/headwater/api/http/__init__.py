@@ -1,0 +1,1 @@
+"""The HTTP server around the application, and what is read from strangers."""

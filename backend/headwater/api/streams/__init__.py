@@ -1,0 +1,1 @@
+"""Open streams: from a request to lines, and to whom they concern."""
