@@ -219,7 +219,7 @@ def memory_store() -> MemoryStore:
 
 @pytest.fixture
 def start_endpoint() -> Iterator[Callable[..., Endpoint]]:
-    """Starts endpoints that end with the test: `start_endpoint(memory_store, max_concurrent_connections=1)`."""
+    """Starts endpoints that end with the test: `start_endpoint(memory_store, streams=StreamLimits(1))`."""
     with ExitStack() as stack:
         yield lambda store, **settings: stack.enter_context(running(store, **settings))
 

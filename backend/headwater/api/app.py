@@ -20,10 +20,12 @@ from headwater.api.checkpoints import Head, WriteCheckpointRoute, WriteCheckpoin
 from headwater.api.error_handlers import ErrorHandlers
 from headwater.api.probes import Health, probe_routes
 from headwater.api.refusals import Refusals
+from headwater.api.streams.admission import StreamLimits
+from headwater.api.streams.endpoint import StreamEndpoint
 from headwater.api.streams.hub import Hub
 from headwater.api.streams.plans import Plans, RequestLimits
 from headwater.api.streams.reading import StoreThreads
-from headwater.api.streams.stream import SyncStream
+from headwater.api.streams.service import Streams
 from headwater.storage.contract.store import StoreReader
 from headwater.storage.shared.cache import CachedReader
 
@@ -45,7 +47,7 @@ class ApiSettings:
 
     keys: KeySource
     audience: frozenset[str]
-    max_concurrent_connections: int = 200
+    streams: StreamLimits = field(default_factory=StreamLimits)
     max_data_fetch_concurrency: int = 10
     requests: RequestLimits = field(default_factory=RequestLimits)
     chunk_cache_bytes: int = 64 * 1024 * 1024
@@ -66,14 +68,8 @@ class Endpoint:
         self.refusals = Refusals()
         self.hub = Hub(reader, self._threads)
         self.writes = WriteCheckpoints(reader, self._threads, head, self.hub.look)
-        self.streams = SyncStream(
-            self._threads,
-            self.hub,
-            Plans(settings.requests),
-            verifier,
-            self.refusals,
-            settings.max_concurrent_connections,
-        )
+        self.streams = Streams(self._threads, self.hub, Plans(settings.requests), self.refusals, settings.streams)
+        self.stream = StreamEndpoint(self.streams, verifier)
         self.write_checkpoint = WriteCheckpointRoute(verifier, self.writes, lambda: self.hub.active)
 
     def health(self) -> Health:
@@ -113,10 +109,10 @@ def create_app(
         async with endpoint.running():
             yield
 
-    streams: ASGIApp = endpoint.streams
+    stream: ASGIApp = endpoint.stream
     app = Starlette(
         routes=[
-            Route("/sync/stream", streams, methods=["POST"]),
+            Route("/sync/stream", stream, methods=["POST"]),
             Route("/write-checkpoint2.json", endpoint.write_checkpoint.answer, methods=["GET"]),
             *(probe_routes(endpoint.health, lambda: True) if settings.probes else ()),
             StatusRoute(settings.admin_tokens, settings.sources, reader).route,
@@ -127,6 +123,6 @@ def create_app(
         lifespan=lifespan,
     )
     app.state.begin_shutdown = endpoint.begin_shutdown
-    app.state.open_streams = lambda: endpoint.streams.open_streams
+    app.state.open_streams = lambda: endpoint.streams.admission.open_streams
     app.state.refused = endpoint.refusals.counts
     return app

@@ -10,6 +10,7 @@ from starlette.routing import BaseRoute
 from headwater.api.app import ApiSettings, create_app
 from headwater.api.auth.keys import StaticKeys
 from headwater.api.http.server import serve_app
+from headwater.api.streams.admission import StreamLimits
 from headwater.api.streams.plans import RequestLimits
 from headwater.config import ConfigError, ServiceConfig
 from headwater.source.head import SourceHead
@@ -25,7 +26,7 @@ def build(config: ServiceConfig, extra_routes: Sequence[BaseRoute] = ()) -> Star
     settings = ApiSettings(
         keys=StaticKeys(config.auth.keys),
         audience=config.auth.audience,
-        max_concurrent_connections=config.api.max_concurrent_connections,
+        streams=StreamLimits(config.api.max_concurrent_connections),
         max_data_fetch_concurrency=config.api.max_data_fetch_concurrency,
         requests=RequestLimits(config.api.max_buckets_per_connection, config.api.max_parameter_query_results),
         chunk_cache_bytes=config.api.chunk_cache_mb * 1024 * 1024,

@@ -14,6 +14,7 @@ from itertools import islice
 from headwater.oplog.op import OpId
 from headwater.storage.contract.store import BucketTotal, Chunk
 from headwater.sync import lines
+from headwater.sync.lines import Line
 from headwater_rules.results import Resolution, ResolvedBucket
 
 INTERRUPTIBLE_AFTER = 1000
@@ -39,13 +40,6 @@ class Download:
     bucket: str
     after: OpId
     upto: OpId
-
-
-@dataclass(frozen=True, slots=True)
-class Line:
-    """Something to tell the client."""
-
-    content: bytes
 
 
 @dataclass(slots=True)
@@ -103,7 +97,7 @@ class Session:
         """Names of the buckets the client has or is getting."""
         return frozenset(self._buckets)
 
-    def advance(self, view: View) -> bytes | None:
+    def advance(self, view: View) -> Line | None:
         """The line that begins a new checkpoint, or None when nothing changed for this client."""
         if self._first:
             return self._begin(view)
@@ -129,9 +123,9 @@ class Session:
                 return download
             self._groups.popleft()
             if self._groups:
-                return Line(lines.partially_complete(self._op_id, group.priority))
+                return lines.partially_complete(self._op_id, group.priority)
         self._owes = False
-        return Line(lines.complete(self._op_id))
+        return lines.complete(self._op_id)
 
     def upcoming(self, limit: int) -> list[str]:
         """The buckets that downloads are owed of next, at most so many."""
@@ -145,7 +139,7 @@ class Session:
         if not chunk.more and not chunk.overtaken:
             self._groups[0].buckets.popleft()
 
-    def _begin(self, view: View) -> bytes:
+    def _begin(self, view: View) -> Line:
         if view.resolution is None:
             raise ValueError("the first view of a session needs a resolution")
         self._first = False
@@ -175,7 +169,7 @@ class Session:
         told = self._totals.get(name)
         return view.totals.get(name, told) != told or before.get(name) != self._buckets[name]
 
-    def _entry(self, name: str) -> Mapping[str, object]:
+    def _entry(self, name: str) -> Line:
         return lines.bucket(self._buckets[name], self._totals[name])
 
     def _owe(self, names: Iterable[str], op_id: OpId) -> None:

@@ -10,14 +10,15 @@ from hypothesis import strategies as st
 
 from headwater.api.streams.codings import IDENTITY
 from headwater.api.streams.dialogue import Batch, ConfigReplacedError, Dialogue
+from headwater.api.streams.encoding import WireForm
 from headwater.api.streams.left_out import LeftOutMemory
 from headwater.api.streams.reading import open_reading
 from headwater.oplog.lsn import Lsn
 from headwater.oplog.op import OpId
 from headwater.storage.contract.store import StoredConfig
 from headwater.storage.shared.cache import CachedReader
+from headwater.sync.formats import Ndjson
 from headwater.sync.interest import Interests, News, anything
-from headwater.sync.request import StreamRequest
 from headwater_rules.results import LookupReader, Resolution, ResolvedBucket, SyncRequest
 from tests.support.memory_store import MemoryStore
 from tests.support.model_client import ModelClient
@@ -47,8 +48,8 @@ class World:
 
     def connect(self) -> None:
         positions = {name: OpId(position) for name, position in self.client.connect().items()}
-        request = StreamRequest(positions=positions, raw_data=True)
-        self.dialogue = Dialogue(request, SyncRequest({}), "u", Memberships(), LeftOutMemory(), IDENTITY)
+        form = WireForm(Ndjson(raw=True), IDENTITY)
+        self.dialogue = Dialogue(positions, SyncRequest({}), "u", Memberships(), LeftOutMemory(), form)
         self.interests: Interests[str] = Interests()
         self.news: News | None = None
         with open_reading(self.reader) as reading:

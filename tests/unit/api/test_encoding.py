@@ -14,9 +14,11 @@ from hypothesis import strategies as st
 
 from headwater.api.errors import NotAcceptableError
 from headwater.api.streams.codings import GZIP, IDENTITY, ZSTD, Coding, joined_crc
-from headwater.api.streams.encoding import SMALL, DataForm, Pieces, choose_coding
+from headwater.api.streams.encoding import SMALL, Pieces, WireForm
+from headwater.api.streams.negotiation import choose_coding
 from headwater.oplog.op import OpId
 from headwater.storage.contract.store import Chunk
+from headwater.sync.formats import Ndjson
 
 Decoder = Callable[[bytes], bytes]
 
@@ -59,13 +61,13 @@ def decoder(coding: Coding) -> Decoder:
     ],
 )
 def test_the_coding_is_the_one_the_client_likes_most(header: str | None, chosen: str) -> None:
-    assert choose_coding(header).name == chosen
+    assert choose_coding(header, (ZSTD, GZIP)).name == chosen
 
 
 @pytest.mark.parametrize("header", ["identity;q=0", "*;q=0", "br, *;q=0"])
 def test_a_client_that_takes_no_coding_of_ours_is_refused(header: str) -> None:
     with pytest.raises(NotAcceptableError):
-        choose_coding(header)
+        choose_coding(header, (ZSTD, GZIP))
 
 
 def is_of(coding: Coding, text: bytes, decoded: bytes) -> bool:
@@ -118,10 +120,11 @@ def test_a_piece_is_the_same_for_every_stream_and_at_any_place_in_it(coding: Cod
 @by_name
 @pytest.mark.parametrize("raw", [True, False])
 def test_lines_and_chunks_keep_their_order_and_small_ones_go_together(coding: Coding, raw: bool) -> None:
-    form = DataForm(coding, raw)
+    form = WireForm(Ndjson(raw), coding)
     small = Chunk(b'{"op_id":"1"}', 1, OpId(1), more=False)
     large = Chunk(b'{"op_id":"2","text":"%b"}' % (b"x" * SMALL), 1, OpId(2), more=False)
-    pieces = Pieces(coding, b'{"checkpoint":{}}\n')
+    pieces = Pieces(coding)
+    pieces.add(b'{"checkpoint":{}}\n')
     for chunk in (small, large, small):
         pieces.add(form.write("b", OpId(0), chunk))
     pieces.add(b'{"checkpoint_complete":{}}\n')

@@ -11,14 +11,15 @@ from hypothesis import strategies as st
 from headwater.api.streams import dialogue as dialogues
 from headwater.api.streams.codings import IDENTITY
 from headwater.api.streams.dialogue import Batch, Dialogue
+from headwater.api.streams.encoding import WireForm
 from headwater.api.streams.left_out import LeftOutMemory
 from headwater.api.streams.reading import open_reading
 from headwater.oplog.op import OpId
 from headwater.storage.contract.store import BucketTotal, Chunk, StoredConfig
 from headwater.storage.shared.cache import CachedReader
+from headwater.sync.formats import Ndjson
 from headwater.sync.interest import News
-from headwater.sync.request import StreamRequest
-from headwater.sync.session import Download, Line, Session, View
+from headwater.sync.session import Download, Session, View
 from headwater_rules.results import LookupReader, Resolution, ResolvedBucket, SyncRequest
 from tests.support.memory_store import MemoryStore
 from tests.support.model_client import ModelClient
@@ -49,8 +50,8 @@ class SlowClient:
         self._commit()
         self.client = ModelClient()
         self.reader = CachedReader(self.store, 1 << 20)
-        request = StreamRequest(positions={}, raw_data=True)
-        self.dialogue = Dialogue(request, SyncRequest({}), "u", Everything(), LeftOutMemory(), IDENTITY)
+        form = WireForm(Ndjson(raw=True), IDENTITY)
+        self.dialogue = Dialogue({}, SyncRequest({}), "u", Everything(), LeftOutMemory(), form)
         with open_reading(self.reader) as reading:
             self._take(self.dialogue.open(reading))
 
@@ -142,7 +143,7 @@ def test_nothing_is_complete_after_an_overtaken_chunk_until_a_newer_view() -> No
     assert session.interruptible
     diff = session.advance(View(OpId(12), None, {}, None))
     assert diff is not None, "the client is told of the newer checkpoint though nothing it was told has changed"
-    assert json.loads(diff)["checkpoint_diff"] == {"last_op_id": "12", "updated_buckets": [], "removed_buckets": []}
+    assert diff["checkpoint_diff"] == {"last_op_id": "12", "updated_buckets": [], "removed_buckets": []}
     assert session.next() == Download("urgent", OpId(4), OpId(12))
 
 
@@ -152,10 +153,10 @@ def test_a_newer_view_makes_complete_what_an_overtaken_one_could_not() -> None:
     session.advance(View(OpId(12), None, {"late": BucketTotal(5, 2)}, None))
     asked, said = [], []
     while (step := session.next()) is not None:
-        if isinstance(step, Line):
-            said.append(next(iter(json.loads(step.content))))
-        else:
+        if isinstance(step, Download):
             asked.append(step.bucket)
             session.receive(step, Chunk(b"{}", 1, step.upto, more=False))
+        else:
+            said.append(next(iter(step)))
     assert sorted(asked) == sorted(BUCKETS)
     assert said == ["partial_checkpoint_complete", "partial_checkpoint_complete", "checkpoint_complete"]

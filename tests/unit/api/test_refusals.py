@@ -13,6 +13,7 @@ from prometheus_client.registry import CollectorRegistry
 
 from headwater.api.metrics import ServiceCollector
 from headwater.api.refusals import MOST_LINES, SECONDS, Refusals
+from headwater.api.streams.admission import StreamLimits
 from headwater.api.streams.plans import RequestLimits
 from tests.support.fix_api import SECRET, Endpoint, make_token
 from tests.support.memory_store import MemoryStore
@@ -60,6 +61,7 @@ def test_the_many_refusals_of_one_kind_leave_one_line_and_count(
         ("PSYNC_S2106", 401),
         ("PSYNC_S2002", 404),
         ("PSYNC_S2001", 405),
+        ("PSYNC_S2001", 400),
     ]
     assert counts(endpoint) == {"PSYNC_S2101": 21, "PSYNC_S2106": 1, "PSYNC_S2002": 1, "PSYNC_S2001": 2}
 
@@ -67,7 +69,7 @@ def test_the_many_refusals_of_one_kind_leave_one_line_and_count(
 def test_whoever_has_proven_who_they_are_is_named(
     memory_store: MemoryStore, start_endpoint: Callable[..., Endpoint], caplog: pytest.LogCaptureFixture
 ) -> None:
-    endpoint = start_endpoint(memory_store, max_concurrent_connections=1)
+    endpoint = start_endpoint(memory_store, streams=StreamLimits(1))
     with endpoint.stream() as stream:
         stream.completed()
         for user in ("u2", "u3", "u2"):

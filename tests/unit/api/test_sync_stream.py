@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from headwater.api.streams.admission import StreamLimits
 from headwater.oplog.lsn import Lsn
 from tests.support.fix_api import Endpoint, make_token
 from tests.support.memory_store import MemoryStore
@@ -212,7 +213,7 @@ def test_a_stream_ends_with_its_token(endpoint: Endpoint) -> None:
 def test_a_place_is_free_again_when_a_client_has_gone(
     memory_store: MemoryStore, start_endpoint: Callable[..., Endpoint]
 ) -> None:
-    endpoint = start_endpoint(memory_store, max_concurrent_connections=1)
+    endpoint = start_endpoint(memory_store, streams=StreamLimits(1))
     with endpoint.stream() as stream:
         stream.completed()
         refused = endpoint.post()

@@ -11,11 +11,14 @@ from hypothesis import strategies as st
 
 from headwater.oplog.op import OpId
 from headwater.storage.contract.store import BucketTotal, Chunk
-from headwater.sync import lines
-from headwater.sync.session import INTERRUPTIBLE_AFTER, Download, Line, Session, View
+from headwater.sync.formats import Ndjson
+from headwater.sync.lines import Line
+from headwater.sync.session import INTERRUPTIBLE_AFTER, Download, Session, View
 from headwater_rules.results import Resolution, ResolvedBucket, StreamStatus
 from tests.support.memory_store import MemoryStore
 from tests.support.model_client import ModelClient
+
+TEXT = Ndjson(raw=True)
 
 
 def resolution(**priorities: int) -> Resolution:
@@ -36,10 +39,11 @@ def chunk(size: int, next_after: int, *, more: bool = False) -> Chunk:
     return Chunk(b'{"op_id":"1"}', size, OpId(next_after), more)
 
 
-def parsed(line: bytes | None) -> dict[str, object]:
+def parsed(line: Line | None) -> dict[str, object]:
     assert line is not None
-    assert line.endswith(b"\n")
-    fields: dict[str, object] = json.loads(line)
+    written = TEXT.line(line)
+    assert written.endswith(b"\n")
+    fields: dict[str, object] = json.loads(written)
     return fields
 
 
@@ -47,12 +51,12 @@ def finish(session: Session) -> list[dict[str, object]]:
     """Answer every download with one op; returns the lines."""
     said = []
     while (step := session.next()) is not None:
-        if isinstance(step, Line):
-            said.append(parsed(step.content))
-        else:
+        if isinstance(step, Download):
             answer = chunk(1, step.upto)
             session.receive(step, answer)
-            said.append(parsed(lines.data(step.bucket, step.after, answer, raw=True)))
+            said.append(json.loads(TEXT.data(step.bucket, step.after, answer)))
+        else:
+            said.append(parsed(step))
     return said
 
 
@@ -86,14 +90,14 @@ def test_a_bucket_is_asked_for_from_where_the_client_is() -> None:
 
 def test_a_data_line_carries_the_ops_of_the_store_as_they_are() -> None:
     ops = b'{"op_id":"5","op":"PUT","data":"{\\"a\\":1.50}"},{"op_id":"6","op":"REMOVE","data":null}'
-    assert lines.data('b["1"]', OpId(4), Chunk(ops, 2, OpId(6), more=True), raw=True) == (
+    assert TEXT.data('b["1"]', OpId(4), Chunk(ops, 2, OpId(6), more=True)) == (
         b'{"data":{"bucket":"b[\\"1\\"]","data":[' + ops + b'],"has_more":true,"after":"4","next_after":"6"}}\n'
     )
 
 
 def test_without_raw_data_rows_are_nested_objects() -> None:
     ops = b'{"op_id":"5","op":"PUT","data":"{\\"a\\":1.50}"},{"op_id":"6","op":"REMOVE","data":null}'
-    line = lines.data("b", OpId(0), Chunk(ops, 2, OpId(6), more=False), raw=False)
+    line = Ndjson(raw=False).data("b", OpId(0), Chunk(ops, 2, OpId(6), more=False))
     assert b'"data":[{"op_id":"5","op":"PUT","data":{"a":1.50}},{"op_id":"6","op":"REMOVE","data":null}]' in line
 
 
@@ -315,20 +319,22 @@ class Conversation:
         assert state is not None
         op_id = state[0].op_id
         totals = {name: self.store.total(name, op_id) for name in self.given}
-        self.client.receive(self.session.advance(View(op_id, resolution(**self.given), totals, None)) or b"")
+        line = self.session.advance(View(op_id, resolution(**self.given), totals, None))
+        if line is not None:
+            self.client.receive(TEXT.line(line))
 
     def deliver(self, count: int) -> None:
         for _ in range(count):
             step = self.session.next()
             if step is None:
                 return
-            if isinstance(step, Line):
-                self.client.receive(step.content)
-            else:
-                answer = self.store.chunk(step.bucket, step.after, step.upto)
-                self.session.receive(step, answer)
-                if answer.size:
-                    self.client.receive(lines.data(step.bucket, step.after, answer, raw=True))
+            if not isinstance(step, Download):
+                self.client.receive(TEXT.line(step))
+                continue
+            answer = self.store.chunk(step.bucket, step.after, step.upto)
+            self.session.receive(step, answer)
+            if answer.size:
+                self.client.receive(TEXT.data(step.bucket, step.after, answer))
 
     def reconnect(self) -> None:
         self.session = Session({name: OpId(position) for name, position in self.client.connect().items()})

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from headwater.api.streams.codings import Coding, Piece
-from headwater.api.streams.encoding import DataForm, Pieces
+from headwater.api.streams.codings import Piece
+from headwater.api.streams.encoding import Pieces, WireForm
 from headwater.api.streams.left_out import LeftOutMemory
 from headwater.api.streams.reading import Reading
 from headwater.errors import HeadwaterError, Kind
 from headwater.oplog.op import OpId
 from headwater.storage.contract.store import StoredConfig, WriteCheckpoint
 from headwater.sync.interest import Interest, News, reached
-from headwater.sync.request import StreamRequest
-from headwater.sync.session import Line, Session, View
+from headwater.sync.lines import Line
+from headwater.sync.session import Download, Session, View
 from headwater_rules.results import LeftOut, LookupReader, Resolution, SyncRequest
 
 BATCH_BYTES = 256 * 1024
@@ -62,20 +62,19 @@ class Dialogue:
 
     def __init__(
         self,
-        request: StreamRequest,
-        claims: SyncRequest,
+        positions: Mapping[str, OpId],
+        request: SyncRequest,
         write_key: str,
         resolver: Resolver,
         memory: LeftOutMemory,
-        coding: Coding,
+        form: WireForm,
     ) -> None:
-        self._request = claims
+        self._request = request
         self.write_key = write_key
         self._resolver = resolver
         self._memory = memory
-        self._session = Session(request.positions)
-        self._coding = coding
-        self._form = DataForm(coding, request.raw_data)
+        self._session = Session(positions)
+        self._form = form
         self.config_id: int | None = None
         self.interest = Interest()
         self.op_id = OpId(0)
@@ -123,7 +122,7 @@ class Dialogue:
 
     def more(self, reading: Reading) -> Batch:
         """The next data of the checkpoint."""
-        return self._fill(b"", reading)
+        return self._fill(None, reading)
 
     def _beyond(self, reading: Reading, upto: OpId) -> News:
         """News of what happened between the wake-up and the snapshot: a checkpoint line promises its whole op id."""
@@ -139,7 +138,7 @@ class Dialogue:
         """Show the session the reading. `stale` names the buckets whose totals may not be what it knows."""
         self.op_id = reading.checkpoint.op_id
         line = self._session.advance(View(self.op_id, resolution, reading.totals(list(stale)), write_checkpoint))
-        return self._fill(line or b"", reading)
+        return self._fill(line, reading)
 
     def _resolve(self, reading: Reading, left_out: frozenset[str]) -> Resolution:
         return self._resolver.resolve(reading.config, self._request, reading.lookups, left_out)
@@ -147,16 +146,18 @@ class Dialogue:
     def _remember(self, reading: Reading, resolution: Resolution) -> None:
         self._memory.put(self.write_key, reading.config.id, _keys(resolution.left_out))
 
-    def _fill(self, line: bytes, reading: Reading) -> Batch:
-        pieces, ops = Pieces(self._coding, line), 0
+    def _fill(self, line: Line | None, reading: Reading) -> Batch:
+        pieces, ops = Pieces(self._form.coding), 0
+        if line is not None:
+            pieces.add(self._form.format.line(line))
         while len(pieces) < BATCH_BYTES:
             if self._session.overtaken:
                 break
             step = self._session.next()
             if step is None:
                 return Batch(pieces.all(), ops)
-            if isinstance(step, Line):
-                pieces.add(step.content)
+            if not isinstance(step, Download):
+                pieces.add(self._form.format.line(step))
                 continue
             written = reading.written(self._form, step, self._upcoming)
             self._session.receive(step, written.chunk)

@@ -15,7 +15,7 @@ from typing import Generic, TypeVar
 
 from headwater.api.errors import NoActiveConfigError
 from headwater.api.streams.codings import Piece
-from headwater.api.streams.encoding import DataForm
+from headwater.api.streams.encoding import WireForm
 from headwater.oplog.op import OpId
 from headwater.storage.contract.store import (
     BucketMarks,
@@ -43,7 +43,7 @@ class Reading:
         self._snapshot = snapshot
         self._totals: dict[str, BucketTotal] = {}
         self._marks: dict[str, BucketMarks | None] = {}
-        self._written: dict[tuple[DataForm, str, OpId, OpId], Written[Piece | bytes]] = {}
+        self._written: dict[tuple[WireForm, str, OpId, OpId], Written[Piece | bytes]] = {}
         self._touched: dict[OpId, Touched] = {}
 
     @property
@@ -72,7 +72,7 @@ class Reading:
         return self._touched[op_id]
 
     def written(
-        self, form: DataForm, download: Download, upcoming: Callable[[], Sequence[str]]
+        self, form: WireForm, download: Download, upcoming: Callable[[], Sequence[str]]
     ) -> Written[Piece | bytes]:
         """A chunk as it goes out. `upcoming` names the buckets that will be asked for next, this one first."""
         bucket = download.bucket

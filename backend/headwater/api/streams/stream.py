@@ -1,7 +1,7 @@
-"""`POST /sync/stream`: an endless answer of lines, one stream per client.
+"""One open stream, from its first line to its end.
 
 A stream holds one batch of lines at a time and reads the next only when the client has taken it. It ends in three
-ways: normally, with a complete body, so that the client connects again; cut off, after an error that came too late
+ways: normally, with a complete answer, so that the client connects again; cut off, after an error that came too late
 for a status; or at once, when the client goes away.
 """
 
@@ -10,35 +10,25 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-import re
 import time
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from starlette.requests import Request
-from starlette.types import Receive, Scope, Send
-
-from headwater.api.auth.verify import Principal, Verifier
-from headwater.api.errors import NoActiveConfigError, NotAcceptableError, ShuttingDownError, TooManyRequestsError
-from headwater.api.http.body import read_body
-from headwater.api.refusals import Refusals, one_line, prove
-from headwater.api.streams.codings import IDENTITY, Coding, Piece, Wrapping
-from headwater.api.streams.dialogue import Batch, ConfigReplacedError, Dialogue, LimitCrossedError, Resolver
-from headwater.api.streams.encoding import choose_coding, encode
+from headwater.api.auth.verify import Principal
+from headwater.api.errors import NoActiveConfigError
+from headwater.api.refusals import Refusals, one_line
+from headwater.api.streams.codings import Piece
+from headwater.api.streams.dialogue import Batch, ConfigReplacedError, Dialogue, LimitCrossedError
+from headwater.api.streams.encoding import WireForm
 from headwater.api.streams.hub import REPLACED, Hub
-from headwater.api.streams.left_out import LeftOutMemory
 from headwater.api.streams.reading import StoreThreads
-from headwater.errors import HeadwaterError
+from headwater.api.streams.sink import Sink
+from headwater.errors import HeadwaterError, Kind
 from headwater.sync import lines
 from headwater.sync.interest import News
-from headwater.sync.request import StreamRequest, parse_stream_request, write_key
 from headwater.sync.ticks import next_tick
 from headwater_rules.evaluate.limits import LIMIT_CODE
-from headwater_rules.results import SyncRequest
-
-NDJSON = "application/x-ndjson"
-BSON = "application/vnd.powersync.bson-stream"
 
 STUCK_SECONDS = 2.0
 """How long a stream that should end waits for a client that does not read."""
@@ -46,106 +36,44 @@ STUCK_SECONDS = 2.0
 OTHER_STREAMS = "other streams fit into the limits"
 """Why a stream ends whose device is to be told that streams are left out, or not any more."""
 
-_HEADERS = ((b"content-type", NDJSON.encode()), (b"x-accel-buffering", b"no"), (b"cache-control", b"no-store"))
-
 log = logging.getLogger(__name__)
 
 
-class SyncStream:
-    """The ASGI endpoint. Holds what all streams of the process share."""
+class StalledError(HeadwaterError):
+    """A device took nothing of its stream for a while. The stream is cut off, so that what waits for it takes no room;
+    it connects again and goes on from where it was."""
 
-    def __init__(
-        self,
-        threads: StoreThreads,
-        hub: Hub,
-        resolver: Resolver,
-        verifier: Verifier,
-        refusals: Refusals,
-        limit: int,
-    ) -> None:
-        self._threads = threads
-        self._hub = hub
-        self._resolver = resolver
-        self._verifier = verifier
-        self._refusals = refusals
-        self._limit = limit
-        self._left_out = LeftOutMemory()
-        self._open = 0
-        self._closing = False
-
-    @property
-    def open_streams(self) -> int:
-        return self._open
-
-    def begin_shutdown(self) -> None:
-        """End all streams normally and take no more."""
-        self._closing = True
-        self._hub.end_all("shutting down")
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        request = Request(scope, receive)
-        asked = parse_stream_request(await read_body(request))
-        user = await self._verifier.authorize(request.headers.get("authorization"))
-        prove(request, user.user_id)
-        require_ndjson(request.headers.get("accept"))
-        coding = choose_coding(request.headers.get("accept-encoding"))
-        if self._closing:
-            raise ShuttingDownError("the service is shutting down", fix="connect again")
-        if self._open >= self._limit:
-            raise TooManyRequestsError(f"{self._limit} streams are open already")
-        self._open += 1
-        try:
-            agent = request.headers.get("x-user-agent") or request.headers.get("user-agent")
-            await self._serve(asked, user, agent, coding, receive, send)
-        finally:
-            self._open -= 1
-
-    async def _serve(
-        self, asked: StreamRequest, user: Principal, agent: str | None, coding: Coding, receive: Receive, send: Send
-    ) -> None:
-        dialogue = Dialogue(
-            asked,
-            SyncRequest(user.claims, asked.parameters, asked.include_defaults, asked.subscriptions),
-            write_key(user.user_id, asked.client_id),
-            self._resolver,
-            self._left_out,
-            coding,
-        )
-        caller = _Caller(user.user_id, asked.client_id, agent, asked.app_metadata)
-        stream = _Stream(dialogue, coding, user, caller, self._threads, self._hub, self._refusals)
-        self._hub.join(stream)
-        try:
-            await stream.run(receive, send)
-        finally:
-            self._hub.leave(stream)
+    kind = Kind.RETRY
+    code = "HW_6020"
 
 
 @dataclass(frozen=True, slots=True)
-class _Caller:
-    """Who is at the other end, for the log."""
+class Caller:
+    """What is at the other end, for the log."""
 
-    user_id: str
     client_id: str | None
     user_agent: str | None
     app_metadata: Mapping[str, str]
 
 
-class _Stream:
+class Stream:
     """One open stream. The hub and timers leave word and set `_wake`; one task looks at it between batches."""
 
     __slots__ = (
         "_bytes",
         "_caller",
-        "_coding",
         "_dialogue",
         "_done",
         "_first",
+        "_form",
         "_hub",
         "_news",
         "_ops",
         "_pump",
         "_reason",
         "_refusals",
+        "_sending_since",
+        "_stalled_seconds",
         "_threads",
         "_tick_due",
         "_ticker",
@@ -156,20 +84,23 @@ class _Stream:
     def __init__(
         self,
         dialogue: Dialogue,
-        coding: Coding,
+        form: WireForm,
         user: Principal,
-        caller: _Caller,
+        caller: Caller,
         threads: StoreThreads,
         hub: Hub,
         refusals: Refusals,
+        stalled_seconds: float,
     ) -> None:
         self._dialogue = dialogue
-        self._coding = coding
+        self._form = form
         self._user = user
         self._caller = caller
         self._threads = threads
         self._hub = hub
         self._refusals = refusals
+        self._stalled_seconds = stalled_seconds
+        self._sending_since: float | None = None
         self._wake = asyncio.Event()
         self._news: News | None = None
         self._first: Batch | None = None
@@ -205,7 +136,7 @@ class _Stream:
 
     # its life
 
-    async def run(self, receive: Receive, send: Send) -> None:
+    async def run(self, sink: Sink) -> None:
         """Serve until the end. What fails before the first line is raised, for there is still a status to give."""
         started = time.monotonic()
         self._schedule_tick()
@@ -214,35 +145,33 @@ class _Stream:
                 self._first = await self._threads.reading(self._dialogue.open)
                 self._follow()
                 self._tell_of_left_out()
-            reason = await self._until_over(receive, send)
+            reason = await self._until_over(sink)
         finally:
             if self._ticker is not None:
                 self._ticker.cancel()
         self._log(reason, time.monotonic() - started)
 
-    async def _until_over(self, receive: Receive, send: Send) -> str:
-        pump = self._pump = asyncio.create_task(self._send_all(send))
-        gone = asyncio.create_task(_disconnected(receive))
+    async def _until_over(self, sink: Sink) -> str:
+        pump = self._pump = asyncio.create_task(self._send_all(sink))
+        gone = asyncio.create_task(sink.gone())
         try:
             await asyncio.wait((pump, gone), return_when=asyncio.FIRST_COMPLETED)
-            return self._outcome(pump)
+            return await self._outcome(pump, sink)
         finally:
             await _stop(pump, gone)
 
-    async def _send_all(self, send: Send) -> None:
-        coding = [] if self._coding is IDENTITY else [(b"content-encoding", self._coding.name.encode())]
-        await send({"type": "http.response.start", "status": 200, "headers": [*_HEADERS, *coding]})
-        wrapping = self._coding.open()
+    async def _send_all(self, sink: Sink) -> None:
+        await sink.open()
         while (pieces := await self._pieces()) is not None:
-            await self._send_pieces(pieces, wrapping, send)
-            del pieces  # an idle stream must not keep what it sent last
-        await send({"type": "http.response.body", "body": wrapping.end(), "more_body": False})
+            for piece in pieces:
+                await self._send(piece, sink)
+            del pieces, piece  # an idle stream must not keep what it sent last
+        await sink.end()
 
-    async def _send_pieces(self, pieces: Sequence[Piece], wrapping: Wrapping, send: Send) -> None:
-        for piece in pieces:
-            body = wrapping.wrap(piece)
-            await send({"type": "http.response.body", "body": body, "more_body": True})
-            self._bytes += len(body)
+    async def _send(self, piece: Piece, sink: Sink) -> None:
+        self._sending_since = time.monotonic()
+        self._bytes += await sink.send(piece)
+        self._sending_since = None
 
     async def _pieces(self) -> Sequence[Piece] | None:
         """The next lines to send, None at the end."""
@@ -307,7 +236,7 @@ class _Stream:
         left_out = self._dialogue.left_out
         if left_out:
             names = {"client_id": self._caller.client_id, "subscriptions": len(left_out), "first": left_out[0].message}
-            self._refusals.note(LIMIT_CODE, self._caller.user_id, "streams left out", names)
+            self._refusals.note(LIMIT_CODE, self._user.user_id, "streams left out", names)
 
     # the token's clock
 
@@ -324,12 +253,24 @@ class _Stream:
         self._wake.set()
         if self._user.expires_in() <= 0:
             self.end("token expired")
+        elif self._sending_since is not None:
+            self._cut_if_stalled(self._sending_since)
+
+    def _cut_if_stalled(self, since: float) -> None:
+        left = since + self._stalled_seconds - time.monotonic()
+        if left > 0:
+            self._ticker = asyncio.get_running_loop().call_later(left, self._on_tick)
+            return
+        self._refusals.note(StalledError.code, self._user.user_id, "a stream was cut off", {"reason": "not reading"})
+        self._cut()
 
     def _tick(self) -> Piece:
         self._tick_due = False
+        if self._ticker is not None:
+            self._ticker.cancel()
         if self._reason is None:
             self._schedule_tick()
-        return encode(self._coding, lines.token_expires_in(self._user.expires_in()))
+        return self._form.piece(lines.token_expires_in(self._user.expires_in()))
 
     # its end
 
@@ -337,14 +278,16 @@ class _Stream:
         if self._pump is not None:
             self._pump.cancel()
 
-    def _outcome(self, pump: asyncio.Task[None]) -> str:
+    async def _outcome(self, pump: asyncio.Task[None], sink: Sink) -> str:
         if not pump.done():
             return "client gone"
         if pump.cancelled():
-            return f"{self._reason or 'cancelled'}, client not reading"
+            return ", ".join(filter(None, (self._reason, "client not reading")))
         error = pump.exception()
         if error is None:
             return self._reason or "ended"
+        if isinstance(error, Exception):
+            await sink.fail(error)
         if isinstance(error, HeadwaterError):
             log.error("a stream was cut off: %s", error)
             return f"failed: {error.code}"
@@ -353,7 +296,7 @@ class _Stream:
 
     def _log(self, reason: str, seconds: float) -> None:
         facts = {
-            "user_id": self._caller.user_id,
+            "user_id": self._user.user_id,
             "client_id": self._caller.client_id,
             "user_agent": self._caller.user_agent,
             "app_metadata": self._caller.app_metadata or None,
@@ -363,27 +306,6 @@ class _Stream:
             "bytes": self._bytes,
         }
         log.info("sync stream closed %s", one_line(facts))
-
-
-def require_ndjson(accept: str | None) -> None:
-    """Refuse a client that takes the BSON form only. A header that names neither gets NDJSON."""
-    if not accept:
-        return
-    ranges = [_media_range(item) for item in accept.split(",")]
-    wanted = {name for name, quality in ranges if quality > 0}
-    if BSON in wanted and wanted.isdisjoint({NDJSON, "application/*", "*/*"}):
-        raise NotAcceptableError(f"{BSON} is not offered", "Accept header", f"accept {NDJSON} too")
-
-
-def _media_range(item: str) -> tuple[str, float]:
-    name, *parameters = (part.strip() for part in item.lower().split(";"))
-    weights = [match[1] for text in parameters if (match := re.fullmatch(r"q=([01](?:\.[0-9]{0,3})?)", text))]
-    return name, float(weights[0]) if weights else 1.0
-
-
-async def _disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 async def _stop(*tasks: asyncio.Task[None]) -> None:

@@ -1,0 +1,53 @@
+"""How many streams may be open: in all, and of one user."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from headwater.api.errors import ShuttingDownError, TooManyRequestsError
+
+
+@dataclass(frozen=True, slots=True)
+class StreamLimits:
+    """Of one process. A device has one stream, or two for a moment while it connects again. `stalled_seconds` is how
+    long a client may take nothing of what is there for it."""
+
+    streams: int = 200
+    per_user: int = 50
+    stalled_seconds: float = 60.0
+
+
+class Admission:
+    """Counts open streams. Lives in the event loop."""
+
+    def __init__(self, limits: StreamLimits) -> None:
+        self._limits = limits
+        self._users: Counter[str] = Counter()
+        self._closed = False
+        self.open_streams = 0
+
+    def close(self) -> None:
+        """Admit nobody any more."""
+        self._closed = True
+
+    @contextmanager
+    def admit(self, user_id: str) -> Iterator[None]:
+        """Take a place until the end of the context. Raises TooManyRequestsError and ShuttingDownError."""
+        if self._closed:
+            raise ShuttingDownError("the service is shutting down", fix="connect again")
+        if self.open_streams >= self._limits.streams:
+            raise TooManyRequestsError(f"{self._limits.streams} streams are open already")
+        if self._users[user_id] >= self._limits.per_user:
+            raise TooManyRequestsError(f"{self._limits.per_user} streams of this user are open already")
+        self.open_streams += 1
+        self._users[user_id] += 1
+        try:
+            yield
+        finally:
+            self.open_streams -= 1
+            self._users[user_id] -= 1
+            if not self._users[user_id]:
+                del self._users[user_id]

@@ -1,0 +1,36 @@
+"""`POST /sync/stream`: an endless answer of lines."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.types import Receive, Scope, Send
+
+from headwater.api.auth.verify import Verifier
+from headwater.api.http.body import read_body
+from headwater.api.refusals import prove
+from headwater.api.streams.negotiation import choose_form
+from headwater.api.streams.service import Opening, Streams
+from headwater.api.streams.sink import HttpSink
+from headwater.sync.request import parse_stream_request
+
+
+class StreamEndpoint:
+    """The ASGI endpoint."""
+
+    def __init__(self, streams: Streams, verifier: Verifier) -> None:
+        self._streams = streams
+        self._verifier = verifier
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._streams.serve(
+            await self._opening(Request(scope, receive)), lambda form: HttpSink(form, receive, send)
+        )
+
+    async def _opening(self, request: Request) -> Opening:
+        """Whoever has no token is turned away before anything of a body is read."""
+        user = await self._verifier.authorize(request.headers.get("authorization"))
+        prove(request, user.user_id)
+        asked = parse_stream_request(await read_body(request))
+        headers = request.headers
+        form = choose_form(headers.get("accept"), headers.get("accept-encoding"), raw=asked.raw_data)
+        return Opening(asked, user, headers.get("x-user-agent") or headers.get("user-agent"), form)

@@ -1,0 +1,76 @@
+"""All streams of a process, whatever carries them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from headwater.api.auth.verify import Principal
+from headwater.api.refusals import Refusals
+from headwater.api.streams.admission import Admission, StreamLimits
+from headwater.api.streams.dialogue import Dialogue, Resolver
+from headwater.api.streams.encoding import WireForm
+from headwater.api.streams.hub import Hub
+from headwater.api.streams.left_out import LeftOutMemory
+from headwater.api.streams.reading import StoreThreads
+from headwater.api.streams.sink import Sink
+from headwater.api.streams.stream import Caller, Stream
+from headwater.sync.request import StreamRequest, write_key
+from headwater_rules.results import SyncRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """What a stream is opened with."""
+
+    asked: StreamRequest
+    user: Principal
+    user_agent: str | None
+    form: WireForm
+
+
+class Streams:
+    """Holds what all streams of the process share."""
+
+    def __init__(
+        self, threads: StoreThreads, hub: Hub, resolver: Resolver, refusals: Refusals, limits: StreamLimits
+    ) -> None:
+        self._threads = threads
+        self._hub = hub
+        self._resolver = resolver
+        self._refusals = refusals
+        self._limits = limits
+        self._left_out = LeftOutMemory()
+        self.admission = Admission(limits)
+
+    def begin_shutdown(self) -> None:
+        """End all streams normally and take no more."""
+        self.admission.close()
+        self._hub.end_all("shutting down")
+
+    async def serve(self, opening: Opening, make_sink: Callable[[WireForm], Sink]) -> None:
+        """One stream, from its beginning to its end. Raises what fails before `sink.open`. Whoever calls should keep
+        nothing of `opening`: it may be large."""
+        with self.admission.admit(opening.user.user_id):
+            stream, sink = self._stream(opening), make_sink(opening.form)
+            del opening
+            self._hub.join(stream)
+            try:
+                await stream.run(sink)
+            finally:
+                self._hub.leave(stream)
+
+    def _stream(self, opening: Opening) -> Stream:
+        asked, user = opening.asked, opening.user
+        dialogue = Dialogue(
+            asked.positions,
+            SyncRequest(user.claims, asked.parameters, asked.include_defaults, asked.subscriptions),
+            write_key(user.user_id, asked.client_id),
+            self._resolver,
+            self._left_out,
+            opening.form,
+        )
+        caller = Caller(asked.client_id, opening.user_agent, asked.app_metadata)
+        return Stream(
+            dialogue, opening.form, user, caller, self._threads, self._hub, self._refusals, self._limits.stalled_seconds
+        )
