@@ -223,6 +223,39 @@ def test_what_a_row_lacks_outlives_a_comparison_that_evaluates_it(deploy: Deploy
     assert deployment.problems() == []
 
 
+def test_a_lost_slot_is_remembered_of_a_table_that_is_being_compared_already(
+    deploy: Deploy, source_db: SourceDb
+) -> None:
+    """Until it is compared, no row of it is completed with a value from before: it would be a row that never was."""
+    source_db.execute("create table live (id text primary key, n int, body text)")
+    source_db.execute(
+        "alter table live alter body set storage external; insert into live values ('1', 0, repeat('a', 9000))"
+    )
+    deployment = deploy(CONFIG.replace(", SELECT * FROM others", ""))
+    device = Device(deployment.start())
+    before = device.rows()
+    first, second = Waiting(), Waiting()
+    deployment.stop()
+    deployment.bulk = first
+    deployment.start()
+    source_db.execute("alter table live add another int default 1")
+    wait_until(first.begun.is_set, "the comparison for the new column")
+    deployment.stop()
+    source_db.lose_slots()
+    source_db.execute("update live set n = 1, body = repeat('b', 9000)")
+    deployment.bulk = second
+    deployment.start()
+    wait_until(second.begun.is_set, "the comparison for the lost slot")
+    source_db.execute("update live set another = 2")
+    deployment.caught_up()
+    assert device.rows() == before
+    second.go.set()
+    wait_until(lambda: settled(deployment), "the comparison to end")
+    assert device.rows() == published_rows(source_db, {"public.live": "true"})
+    deployment.close()
+    assert deployment.problems() == []
+
+
 def shapes(deployment: Deployment) -> list[str]:
     with deployment.store() as store:
         return [table.fingerprint for table in store.tables("default")]

@@ -15,7 +15,7 @@ from headwater.oplog.lsn import format_lsn
 from headwater.replication.errors import SourceReplacedError
 from headwater.replication.own_slot import OwnSlot
 from headwater.replication.stream.intake import FailedTransactions
-from headwater.replication.tables.attached import whole_too
+from headwater.replication.tables.changes import distrust
 from headwater.replication.tables.roots import NameBook
 from headwater.replication.tables.schema_watch import wanted_tables
 from headwater.source.catalog.published import published_tables
@@ -124,7 +124,7 @@ class SlotResume:
         stored = self._store.tables(self._source.tag)
         if now.system_id != state.system_id:
             stored = self._renumber(conn, lease, stored, plans)
-        self._store.mark_resync(lease, whole_too(stored), ResyncReason(Cause.SLOT_LOST))
+        distrust(self._store, lease, stored, ResyncReason(Cause.SLOT_LOST))
         if (now.system_id, now.timeline) != (state.system_id, state.timeline) or position < state.lsn:
             self._store.cap_writes(state.tag, end_of_log(conn))
             FailedTransactions(self._source, self._store).forget(lease)  # positions of another history

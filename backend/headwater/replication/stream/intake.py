@@ -18,7 +18,7 @@ from headwater.errors import HeadwaterError, machine_error
 from headwater.oplog.lsn import Lsn, format_lsn, parse_lsn
 from headwater.replication.errors import PoisonError
 from headwater.replication.stream.apply import Applier
-from headwater.replication.tables.attached import whole_too
+from headwater.replication.tables.changes import distrust
 from headwater.source.connect import SourceSettings
 from headwater.source.rows.generated import NotComputableError
 from headwater.storage.backend import Store
@@ -173,6 +173,5 @@ class FailedTransactions:
         self._store.note(lease, self._key, orjson.dumps([asdict(poison) for poison in poisons[-_KEPT:]]).decode())
 
     def _compare_all(self, lease: Lease, lsn: str) -> None:
-        stored = self._store.tables(self._source.tag)
         reason = ResyncReason(Cause.LEFT_OUT, str(lsn))
-        self._store.mark_resync(lease, whole_too(stored), reason)
+        distrust(self._store, lease, self._store.tables(self._source.tag), reason)

@@ -8,7 +8,6 @@ partitions.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import replace
 
 from headwater.oplog.row_id import IdentityKind, RowIdentity
@@ -41,8 +40,3 @@ def narrowed(published: PublishedTable, table: StoredTable) -> PublishedTable:
     """The table with no partitions but those for which it is being compared."""
     named = {int(oid) for oid in _OID.findall(table.resync.detail if table.resync else "")}
     return replace(published, leaves=tuple(leaf for leaf in published.leaves if leaf.oid in named))
-
-
-def whole_too(stored: Sequence[StoredTable]) -> list[int]:
-    """The ids of those tables that have to be marked when all of each is to be compared."""
-    return [table.id for table in stored if not compared_whole(table)]

@@ -47,6 +47,16 @@ def changed_unseen(table: StoredTable) -> bool:
     return table.has(*_UNSEEN)
 
 
+def distrust(store: StoreWriter, lease: Lease, stored: Sequence[StoredTable], reason: ResyncReason) -> None:
+    """Have all of these tables compared for `reason`, of which the store may have missed something. It holds for those,
+    too, that are being compared already for a cause that trusts what the store has. A table that a version on its way
+    fills is compared whole by that, before anybody sees it."""
+    trusted = [table for table in stored if not changed_unseen(table) and not table.has(Cause.NEW_IN_VERSION)]
+    evaluated = [table.id for table in trusted if table.has(Cause.REDEFINED)]
+    store.mark_resync(lease, evaluated, ResyncReason(Cause.REPLACED))
+    store.mark_resync(lease, [table.id for table in trusted if table.id not in evaluated], reason)
+
+
 @dataclass(frozen=True, slots=True)
 class TableChanges:
     """How the catalog differs from the store. A table can be gone and new at once. Those that were `touched` have
