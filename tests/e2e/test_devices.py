@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Sequence
+from typing import get_args
 
 import pytest
 
 from tests.integration.type_cases import CASES, CUSTOM_TYPES
-from tests.support.fix_devices import Device, DeviceFactory
+from tests.support.fix_devices import Device, DeviceFactory, Transport
 from tests.support.fix_headwater import Deploy, Deployment
 from tests.support.fix_postgres import SourceDb
 from tests.support.fix_service import Service
@@ -62,15 +63,19 @@ def tables(source_db: SourceDb) -> SourceDb:
     return source_db
 
 
+by_transport = pytest.mark.parametrize("transport", get_args(Transport))
+
+
 @pytest.fixture
 def opened(tables: SourceDb, deploy: Deploy, serve: Serve, device_factory: DeviceFactory) -> Open:
     """`opened("a", …)`: connected devices of these users, once the tables are filled."""
 
-    def start(*users: str) -> Sequence[Device]:
+    def start(*users: str, transport: Transport = "ndjson") -> Sequence[Device]:
         service = serve(deploy(RULES).start())
         devices = []
         for user in users:
-            device = device_factory(service.endpoint, service.token(user), SCHEMA, upload_url=service.upload_url)
+            token, upload = service.token(user), service.upload_url
+            device = device_factory(service.endpoint, token, SCHEMA, upload_url=upload, transport=transport)
             device.connect()
             device.wait_synced()
             devices.append(device)
@@ -93,10 +98,13 @@ def agree(device: Device, source: SourceDb, owner: str) -> None:
     device.wait_for(NOTES, notes_of(source, owner))  # type: ignore[arg-type]
 
 
-def test_the_first_sync_equals_sql_truth_and_every_kind_of_change_arrives(tables: SourceDb, opened: Open) -> None:
+@by_transport
+def test_the_first_sync_equals_sql_truth_and_every_kind_of_change_arrives(
+    tables: SourceDb, opened: Open, transport: Transport
+) -> None:
     tables.execute("insert into notes select i::text, 'a', repeat('toast', i % 60), i from generate_series(1, 3000) i")
     tables.execute("insert into notes values ('big', 'a', repeat('t', 20000), 0)")
-    (device,) = opened("a")
+    (device,) = opened("a", transport=transport)
     agree(device, tables, "a")
     for change in (
         "insert into notes values ('new', 'a', null, null)",
@@ -188,9 +196,12 @@ def test_three_identical_rows_are_three_on_the_device(tables: SourceDb, opened: 
     device.wait_for(count, [{"n": 0, "ids": 0}])
 
 
-def test_a_local_write_goes_up_and_comes_back_without_flicker(tables: SourceDb, opened: Open) -> None:
+@by_transport
+def test_a_local_write_goes_up_and_comes_back_without_flicker(
+    tables: SourceDb, opened: Open, transport: Transport
+) -> None:
     tables.execute("insert into notes values ('1', 'a', 'old', 1)")
-    (device,) = opened("a")
+    (device,) = opened("a", transport=transport)
     agree(device, tables, "a")
     device.watch("bodies", "SELECT body FROM notes WHERE id = '1'")
     for number in range(5):
@@ -258,11 +269,12 @@ def test_a_device_that_is_ahead_of_a_store_built_again_converges(
     agree(device, tables, "a")
 
 
+@by_transport
 def test_a_device_with_an_expired_token_syncs_once_it_has_a_new_one(
-    tables: SourceDb, deploy: Deploy, serve: Serve, device_factory: DeviceFactory
+    tables: SourceDb, deploy: Deploy, serve: Serve, device_factory: DeviceFactory, transport: Transport
 ) -> None:
     service = serve(deploy(RULES).start())
-    device = device_factory(service.endpoint, service.token("a", seconds=-600), SCHEMA)
+    device = device_factory(service.endpoint, service.token("a", seconds=-600), SCHEMA, transport=transport)
     device.connect()
     device.set_token(service.token("a"))
     device.connect()

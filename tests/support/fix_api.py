@@ -168,6 +168,11 @@ class Endpoint:
         params = {} if client_id is None else {"client_id": client_id}
         return self.http.get("/write-checkpoint2.json", params=params, headers=self._headers(make_token(user), {}))
 
+    def refused(self) -> dict[str, int]:
+        """How many requests and streams were refused so far, by code."""
+        found: dict[str, int] = self.server.config.app.state.refused()  # type: ignore[union-attr]
+        return found
+
     def terminate(self) -> None:
         """What SIGTERM does."""
         self.server.handle_exit(15, None)

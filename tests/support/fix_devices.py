@@ -16,7 +16,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 import pytest
 
@@ -153,6 +153,9 @@ class Device:
         return _row(self.process.call(command, deadline=deadline + _SLACK, timeout_ms=milliseconds, **arguments))
 
 
+Transport = Literal["ndjson", "bson", "websocket"]
+
+
 class DeviceFactory:
     """Opens devices on database files of one folder."""
 
@@ -171,14 +174,15 @@ class DeviceFactory:
         params: Row | None = None,
         upload_url: str | None = None,
         include_default_streams: bool = True,
-        websocket: bool = False,
+        transport: Transport = "ndjson",
         retry_delay: float = 0.1,
     ) -> Device:
         """Open a device, not yet connected.
 
         The same `name` opens the same database file again, once the first is closed. `params` are the connection
         parameters. Local transactions are posted to `upload_url` as `{"batch": [{"op", "type", "id", "data"}]}`
-        with the token as bearer. `retry_delay` in seconds is what the SDK waits after a failure.
+        with the token as bearer. By `transport`, lines come as the SDK asks for them, as BSON because it takes
+        nothing else, or by websocket. `retry_delay` in seconds is what the SDK waits after a failure.
         """
         self._opened += 1
         path = self._folder / f"{name or f'device-{self._opened}'}.db"
@@ -192,7 +196,7 @@ class DeviceFactory:
             params=params,
             upload_url=upload_url,
             include_default_streams=include_default_streams,
-            websocket=websocket,
+            transport=transport,
             retry_delay_ms=int(retry_delay * 1000),
             upload_throttle_ms=10,
         )

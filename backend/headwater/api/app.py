@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
-from starlette.routing import BaseRoute, Route
+from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.types import ASGIApp
 
 from headwater.api.admin.status import StatusRoute
@@ -20,6 +20,7 @@ from headwater.api.checkpoints import Head, WriteCheckpointRoute, WriteCheckpoin
 from headwater.api.error_handlers import ErrorHandlers
 from headwater.api.probes import Health, probe_routes
 from headwater.api.refusals import Refusals
+from headwater.api.rsocket.endpoint import RSocketEndpoint
 from headwater.api.streams.admission import StreamLimits
 from headwater.api.streams.endpoint import StreamEndpoint
 from headwater.api.streams.hub import Hub
@@ -70,6 +71,7 @@ class Endpoint:
         self.writes = WriteCheckpoints(reader, self._threads, head, self.hub.look)
         self.streams = Streams(self._threads, self.hub, Plans(settings.requests), self.refusals, settings.streams)
         self.stream = StreamEndpoint(self.streams, verifier)
+        self.websocket = RSocketEndpoint(self.streams, verifier, self.refusals)
         self.write_checkpoint = WriteCheckpointRoute(verifier, self.writes, lambda: self.hub.active)
 
     def health(self) -> Health:
@@ -110,6 +112,7 @@ def create_app(
             yield
 
     stream: ASGIApp = endpoint.stream
+    websocket: ASGIApp = endpoint.websocket
     app = Starlette(
         routes=[
             Route("/sync/stream", stream, methods=["POST"]),
@@ -117,6 +120,7 @@ def create_app(
             *(probe_routes(endpoint.health, lambda: True) if settings.probes else ()),
             StatusRoute(settings.admin_tokens, settings.sources, reader).route,
             *extra_routes,
+            WebSocketRoute("/{path:path}", websocket),
         ],
         middleware=[_CORS],
         exception_handlers=ErrorHandlers(endpoint.refusals).hooks,

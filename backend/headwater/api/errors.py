@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import ClassVar, Final
 
 from starlette.exceptions import HTTPException
@@ -9,6 +10,9 @@ from starlette.responses import JSONResponse, Response
 
 from headwater.errors import HeadwaterError, Kind
 from headwater.sync.request import InvalidRequestError
+
+RETRY_SECONDS = 5
+"""When a client that met a limit should try again."""
 
 UNEXPECTED_CODE: Final = "PSYNC_S2001"
 """The code of what has none of its own."""
@@ -69,33 +73,45 @@ class TooManyRequestsError(ApiError):
     status = 429
 
 
-def error_response(error: Exception) -> Response:
-    """The answer to a request that failed with `error`. What went wrong inside stays in the log: an inner message
-    may name hosts and files."""
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What a client is told of an error. `status` is that of HTTP."""
+
+    code: str
+    status: int
+    description: str
+    details: str = ""
+
+
+def told(error: Exception) -> Told:
+    """What a client may know of `error`. What went wrong inside stays in the log: an inner message may name hosts and
+    files."""
     match error:
-        case TooManyRequestsError():
-            return Response(status_code=error.status)
         case ApiError():
-            return _body(error, error.code, error.status, error.what, error.fix)
+            return Told(error.code, error.status, error.what, error.fix)
         case InvalidRequestError():
-            return _body(error, error.code, 400, error.what, error.fix)
+            return Told(error.code, 400, error.what, error.fix)
         case HTTPException():
-            return _body(error, UNEXPECTED_CODE, error.status_code, error.detail)
+            return Told(UNEXPECTED_CODE, error.status_code, error.detail)
         case HeadwaterError(kind=Kind.RETRY):
-            return _body(error, error.code, 503, "the service can't reach a database it needs", "try again")
+            return Told(error.code, 503, "the service can't reach a database it needs", "try again")
         case HeadwaterError():
-            return _body(error, error.code, 500, "the service is not able to answer", "its log says why")
+            return Told(error.code, 500, "the service is not able to answer", "its log says why")
         case _:
-            return _body(error, UNEXPECTED_CODE, 500, "Something went wrong", "the service's log says what")
+            return Told(UNEXPECTED_CODE, 500, "Something went wrong", "the service's log says what")
 
 
-def _body(error: Exception, code: str, status: int, description: str, details: str = "") -> Response:
+def error_response(error: Exception) -> Response:
+    """The answer to a request that failed with `error`."""
+    known = told(error)
+    if isinstance(error, TooManyRequestsError):
+        return Response(status_code=known.status, headers={"retry-after": str(RETRY_SECONDS)})
     body: dict[str, object] = {
         "name": type(error).__name__,
-        "code": code,
-        "status": status,
-        "description": description,
+        "code": known.code,
+        "status": known.status,
+        "description": known.description,
     }
-    if details:
-        body["details"] = details
-    return JSONResponse({"error": body}, status_code=status)
+    if known.details:
+        body["details"] = known.details
+    return JSONResponse({"error": body}, status_code=known.status)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import islice
 
-from starlette.requests import Request
+from starlette.requests import HTTPConnection, Request
 
 SECONDS = 60.0
 """Between two lines about the same code and user."""
@@ -75,10 +75,10 @@ def proven(request: Request) -> str | None:
     return user_id
 
 
-def facts_of(request: Request) -> dict[str, object]:
+def facts_of(request: HTTPConnection) -> dict[str, object]:
     """Who asked for what; neither the query nor the headers that may carry a token."""
     return {
-        "method": request.method,
+        "method": request.scope.get("method", "websocket"),
         "path": request.url.path,
         "address": request.client.host if request.client else None,
         "user_agent": request.headers.get("x-user-agent") or request.headers.get("user-agent"),

@@ -51,6 +51,11 @@ def parse_stream_request(body: bytes) -> StreamRequest:
         fields = orjson.loads(body)
     except orjson.JSONDecodeError as error:
         raise InvalidRequestError("the body is not valid JSON", fix=f"send one JSON object: {error.msg}") from error
+    return stream_request(fields)
+
+
+def stream_request(fields: object) -> StreamRequest:
+    """A request from the fields of its body. Raises InvalidRequestError that names the field."""
     request = _object(fields, "body")
     streams = _object(request.get("streams", {}), "streams")
     return StreamRequest(

@@ -36,6 +36,19 @@ const connector = {
   }
 };
 
+const BSON = 'application/vnd.powersync.bson-stream';
+
+// The SDK says that it takes NDJSON too, and so gets that.
+const takingOnly = (type) => async (resource, init) => {
+  const headers = new Headers(init.headers);
+  const streams = headers.has('accept');
+  if (streams) headers.set('accept', type);
+  const response = await fetch(resource, { ...init, headers });
+  const given = response.headers.get('content-type');
+  if (streams && response.ok && given !== type) throw new Error(`asked for ${type}, got ${given}`);
+  return response;
+};
+
 const schemaOf = (tables) =>
   new Schema(
     Object.fromEntries(
@@ -111,7 +124,8 @@ serve(
           implementation: { type: 'node:sqlite' },
           readWorkerCount: 1
         },
-        logger
+        logger,
+        remoteOptions: options.transport === 'bson' ? { customFetch: takingOnly(BSON) } : undefined
       });
       await db.init();
     },
@@ -121,7 +135,8 @@ serve(
       await db.connect(connector, {
         params: options.params ?? {},
         includeDefaultStreams: options.include_default_streams ?? true,
-        connectionMethod: options.websocket ? SyncStreamConnectionMethod.WEB_SOCKET : SyncStreamConnectionMethod.HTTP,
+        connectionMethod: 
+          options.transport === 'websocket' ? SyncStreamConnectionMethod.WEB_SOCKET : SyncStreamConnectionMethod.HTTP,
         retryDelayMs: options.retry_delay_ms,
         crudUploadThrottleMs: options.upload_throttle_ms
       });

@@ -26,11 +26,6 @@ def lines(caplog: pytest.LogCaptureFixture, what: str = "request refused") -> li
     return [json.loads(message.removeprefix(what)) for message in messages if message.startswith(what)]
 
 
-def counts(endpoint: Endpoint) -> dict[str, int]:
-    found: dict[str, int] = endpoint.server.config.app.state.refused()  # type: ignore[union-attr]
-    return found
-
-
 def test_a_refused_token_leaves_a_line_with_its_reason(endpoint: Endpoint, caplog: pytest.LogCaptureFixture) -> None:
     expired = make_token(iat=int(time.time()) - 900, exp=int(time.time()) - 600)
     endpoint.post(token=expired, x_user_agent="powersync-js/2.1", user_agent="browser")
@@ -63,7 +58,7 @@ def test_the_many_refusals_of_one_kind_leave_one_line_and_count(
         ("PSYNC_S2001", 405),
         ("PSYNC_S2001", 400),
     ]
-    assert counts(endpoint) == {"PSYNC_S2101": 21, "PSYNC_S2106": 1, "PSYNC_S2002": 1, "PSYNC_S2001": 2}
+    assert endpoint.refused() == {"PSYNC_S2101": 21, "PSYNC_S2106": 1, "PSYNC_S2002": 1, "PSYNC_S2001": 2}
 
 
 def test_whoever_has_proven_who_they_are_is_named(
@@ -78,7 +73,7 @@ def test_whoever_has_proven_who_they_are_is_named(
         ("PSYNC_S2304", "u2"),
         ("PSYNC_S2304", "u3"),
     ]
-    assert counts(endpoint) == {"PSYNC_S2304": 3}
+    assert endpoint.refused() == {"PSYNC_S2304": 3}
 
 
 @pytest.mark.parametrize(
@@ -125,7 +120,7 @@ def test_inner_errors_are_told_of_now_and_then_too(
     for user in ("u1", "u2", "u1"):
         assert endpoint.post(token=make_token(user)).status_code == 500
     assert [line["user_id"] for line in lines(caplog)] == ["u1", "u2"]
-    assert counts(endpoint) == {"PSYNC_S2302": 3}
+    assert endpoint.refused() == {"PSYNC_S2302": 3}
 
 
 def test_streams_left_out_leave_a_line_with_the_user(
@@ -145,7 +140,7 @@ def test_streams_left_out_leave_a_line_with_the_user(
         1,
     )
     assert "the 3 buckets of stream shared" in str(line["first"])
-    assert counts(endpoint) == {"PSYNC_S2305": 3}
+    assert endpoint.refused() == {"PSYNC_S2305": 3}
 
 
 def test_the_metrics_have_what_was_refused_by_code(endpoint: Endpoint, memory_store: MemoryStore) -> None:
@@ -153,7 +148,7 @@ def test_the_metrics_have_what_was_refused_by_code(endpoint: Endpoint, memory_st
     endpoint.post(token="nonsense")
     endpoint.post(token="nonsense")
     registry = CollectorRegistry()
-    registry.register(ServiceCollector(memory_store, [], lambda: 0, lambda: counts(endpoint)))
+    registry.register(ServiceCollector(memory_store, [], lambda: 0, endpoint.refused))
     shown = generate_latest(registry).decode()
     assert 'headwater_requests_refused_total{code="PSYNC_S2001"} 1.0' in shown
     assert 'headwater_requests_refused_total{code="PSYNC_S2101"} 2.0' in shown

@@ -7,10 +7,12 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import httpx
 import pytest
 
 from headwater.api.streams.admission import StreamLimits
 from headwater.oplog.lsn import Lsn
+from headwater.sync import ticks
 from tests.support.fix_api import Endpoint, make_token
 from tests.support.memory_store import MemoryStore
 from tests.support.model_client import ModelClient
@@ -253,3 +255,47 @@ def test_a_number_that_json_rounds_opens_nothing_and_is_named(
     assert [bucket["bucket"] for bucket in checkpoint["buckets"]] == []
     (error,) = next(each["errors"] for each in checkpoint["streams"] if each["name"] == "mine")
     assert "the user id holds a number beyond 2^53" in error["message"]
+
+
+def test_one_user_leaves_room_for_others(memory_store: MemoryStore, start_endpoint: Callable[..., Endpoint]) -> None:
+    endpoint = start_endpoint(memory_store, streams=StreamLimits(10, per_user=2))
+    with endpoint.stream("u1") as first, endpoint.stream("u1") as second:
+        first.completed()
+        second.completed()
+        refused = endpoint.post(token=make_token("u1"))
+        assert (refused.status_code, refused.content, refused.headers["retry-after"]) == (429, b"", "5")
+        with endpoint.stream("u2") as other:
+            other.completed()
+    wait_until_admitted(endpoint, "u1")
+
+
+def wait_until_admitted(endpoint: Endpoint, user: str) -> None:
+    """The server learns a moment later that a client is gone."""
+    deadline = time.monotonic() + 10
+    while True:
+        headers = {"authorization": f"Token {make_token(user)}"}
+        with endpoint.http.stream("POST", "/sync/stream", json={}, headers=headers) as response:
+            if response.status_code == 200:
+                return
+        assert time.monotonic() < deadline, "the place is free again"
+
+
+def test_a_device_that_takes_nothing_is_cut_off_and_counted(
+    memory_store: MemoryStore, start_endpoint: Callable[..., Endpoint], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ticks, "KEEPALIVE", 0.2)
+    endpoint = start_endpoint(memory_store, streams=StreamLimits(stalled_seconds=0.3))
+    bucket = endpoint.bucket("mine", "u1")
+    for row in range(200):
+        memory_store.put(bucket, str(row), json.dumps({"text": "x" * 100_000}))
+    memory_store.commit()
+    with endpoint.stream("u1") as stalled, endpoint.stream("u2") as idle:
+        idle.completed()
+        deadline = time.monotonic() + 10
+        while not endpoint.refused().get("HW_6020"):
+            assert time.monotonic() < deadline, "the stream is cut off"
+        with pytest.raises(httpx.RemoteProtocolError):
+            stalled.to_the_end()
+        memory_store.put(endpoint.bucket("mine", "u2"), "1", "{}")
+        memory_store.commit()
+        idle.completed(2)

@@ -33,15 +33,19 @@ class Admission:
         """Admit nobody any more."""
         self._closed = True
 
-    @contextmanager
-    def admit(self, user_id: str) -> Iterator[None]:
-        """Take a place until the end of the context. Raises TooManyRequestsError and ShuttingDownError."""
+    def check(self, user_id: str) -> None:
+        """Raise TooManyRequestsError or ShuttingDownError while there is no place for a stream of this user."""
         if self._closed:
             raise ShuttingDownError("the service is shutting down", fix="connect again")
         if self.open_streams >= self._limits.streams:
             raise TooManyRequestsError(f"{self._limits.streams} streams are open already")
         if self._users[user_id] >= self._limits.per_user:
             raise TooManyRequestsError(f"{self._limits.per_user} streams of this user are open already")
+
+    @contextmanager
+    def admit(self, user_id: str) -> Iterator[None]:
+        """Take a place until the end of the context. Raises as `check` does."""
+        self.check(user_id)
         self.open_streams += 1
         self._users[user_id] += 1
         try:

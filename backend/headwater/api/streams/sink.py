@@ -14,8 +14,13 @@ SLICE_BYTES = 64 * 1024
 """What is handed to the server at once. It keeps a copy of what the client has not taken yet."""
 
 
+class GoneError(Exception):
+    """The client left while something was sent."""
+
+
 class Sink(Protocol):
-    """One client's end of a stream. One piece at a time: `send` returns when there is room for the next."""
+    """One client's end of a stream. One piece at a time: `send` returns when there is room for the next. Whatever sends
+    may raise GoneError."""
 
     async def open(self) -> None:
         """Before the first piece: from here on there is no status to give any more."""

@@ -12,6 +12,7 @@ import logging
 import random
 import time
 from collections.abc import Awaitable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
@@ -23,7 +24,7 @@ from headwater.api.streams.dialogue import Batch, ConfigReplacedError, Dialogue,
 from headwater.api.streams.encoding import WireForm
 from headwater.api.streams.hub import REPLACED, Hub
 from headwater.api.streams.reading import StoreThreads
-from headwater.api.streams.sink import Sink
+from headwater.api.streams.sink import GoneError, Sink
 from headwater.errors import HeadwaterError, Kind
 from headwater.sync import lines
 from headwater.sync.interest import News
@@ -286,8 +287,11 @@ class Stream:
         error = pump.exception()
         if error is None:
             return self._reason or "ended"
+        if isinstance(error, GoneError):
+            return "client gone"
         if isinstance(error, Exception):
-            await sink.fail(error)
+            with suppress(GoneError):
+                await sink.fail(error)
         if isinstance(error, HeadwaterError):
             log.error("a stream was cut off: %s", error)
             return f"failed: {error.code}"

@@ -1,0 +1,1 @@
+"""Streams over a websocket: the responding side of RSocket, as far as clients use it."""

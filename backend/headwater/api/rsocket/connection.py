@@ -1,0 +1,285 @@
+"""One websocket with a client at its end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+import bson
+import orjson
+from bson.errors import BSONError
+from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
+
+from headwater.api.auth.verify import Principal, Verifier
+from headwater.api.errors import ApiError, told
+from headwater.api.refusals import Refusals, facts_of
+from headwater.api.rsocket.frames import (
+    CONNECTION,
+    Cancel,
+    ErrorCode,
+    Flag,
+    Fragment,
+    FrameError,
+    Keepalive,
+    RequestMore,
+    RequestStream,
+    Setup,
+    error,
+    keepalive,
+    read_frame,
+)
+from headwater.api.rsocket.sink import RSocketSink, message_of
+from headwater.api.streams.codings import IDENTITY
+from headwater.api.streams.encoding import WireForm
+from headwater.api.streams.service import Opening, Streams
+from headwater.api.streams.sink import GoneError
+from headwater.errors import HeadwaterError
+from headwater.sync.formats import Bson
+from headwater.sync.request import InvalidRequestError, parse_stream_request, stream_request
+
+SETUP_SECONDS = 10.0
+"""How long a client may take for its first frame."""
+
+LONGEST_LIFETIME = 300.0
+"""How long a silent connection stays open, whatever the client says, in seconds."""
+
+MOST_STREAMS = 4
+"""Streams of one connection. Clients have one."""
+
+MAX_REQUEST = 1024 * 1024
+"""Bytes of one request, in all its fragments."""
+
+PATH = "/sync/stream"
+
+_JSON, _BSON = "application/json", "application/bson"
+_FORM = WireForm(Bson(), IDENTITY)
+
+log = logging.getLogger(__name__)
+
+
+class UnsupportedSetupError(ApiError):
+    """The client wants a connection of a kind that is not offered."""
+
+    code = "PSYNC_S2004"
+    status = 415
+
+
+class UnknownStreamError(ApiError):
+    """The client asks for a stream by another path than there is."""
+
+    code = "PSYNC_S2002"
+    status = 404
+
+
+@dataclass(slots=True)
+class _Stream:
+    """A stream that runs, or whose request is still coming in fragments."""
+
+    sink: RSocketSink
+    metadata: bytearray
+    data: bytearray
+    task: asyncio.Task[None] | None = None
+
+    def close(self) -> None:
+        self.sink.leave()
+
+
+@dataclass(slots=True)
+class Connection:
+    """Reads what the client sends, and runs its streams. Lives as long as the websocket."""
+
+    websocket: WebSocket
+    verifier: Verifier
+    streams: Streams
+    refusals: Refusals
+    _open: dict[int, _Stream] = field(default_factory=dict)
+    _user: Principal | None = None
+    _user_agent: str | None = None
+    _types: tuple[str, str] = (_JSON, _JSON)
+    _sending: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    async def run(self) -> None:
+        """Until the client leaves, or breaks the protocol."""
+        try:
+            lifetime = await self._set_up()
+            if lifetime is not None:
+                await self._read(lifetime)
+        except GoneError:
+            pass
+        finally:
+            await self._close()
+
+    async def _set_up(self) -> float | None:
+        """The lifetime of the connection in seconds; None when it was refused."""
+        try:
+            async with asyncio.timeout(SETUP_SECONDS):
+                frame = read_frame(await self._receive())
+            if not isinstance(frame, Setup):
+                raise FrameError("the first frame has to be SETUP")
+            await self._admit(frame)
+        except TimeoutError:
+            await self._refuse(ErrorCode.INVALID_SETUP, "no SETUP came")
+        except FrameError as failure:
+            await self._refuse(ErrorCode.INVALID_SETUP, str(failure))
+        except UnsupportedSetupError as failure:
+            self._note(failure)
+            await self._refuse(ErrorCode.UNSUPPORTED_SETUP, message_of(failure))
+        except HeadwaterError as failure:
+            self._note(failure)
+            await self._refuse(ErrorCode.REJECTED_SETUP, message_of(failure))
+        else:
+            return min(max(frame.lifetime, SETUP_SECONDS), LONGEST_LIFETIME)
+        return None
+
+    async def _admit(self, setup: Setup) -> None:
+        if setup.flags & (Flag.RESUME | Flag.LEASE):
+            raise UnsupportedSetupError("neither resuming nor leases are offered", fix="set up without them")
+        if {setup.metadata_type, setup.data_type} - {_JSON, _BSON}:
+            raise UnsupportedSetupError("only JSON and BSON are taken", fix=f"use {_JSON}")
+        self._types = setup.metadata_type, setup.data_type
+        told_us = _fields(setup.metadata, setup.metadata_type)
+        token, agent = told_us.get("token"), told_us.get("user_agent")
+        self._user = await self.verifier.authorize(token if isinstance(token, str) else None)
+        self._user_agent = agent if isinstance(agent, str) else self.websocket.headers.get("user-agent")
+        self.streams.admission.check(self._user.user_id)
+
+    async def _read(self, lifetime: float) -> None:
+        while True:
+            try:
+                async with asyncio.timeout(lifetime):
+                    frame = read_frame(await self._receive())
+                await self._take(frame)
+            except TimeoutError:
+                return await self._refuse(ErrorCode.CONNECTION_ERROR, "nothing was heard of the client for too long")
+            except FrameError as failure:
+                return await self._refuse(ErrorCode.CONNECTION_ERROR, str(failure))
+
+    async def _take(self, frame: object) -> None:
+        match frame:
+            case Keepalive(answer_wanted=True, data=data):
+                await self._send(keepalive(data))
+            case RequestStream():
+                await self._begin(frame)
+            case Fragment(stream=number) if number in self._open:
+                self._extend(number, frame)
+            case RequestMore(stream=number, credit=credit) if number in self._open:
+                self._open[number].sink.add_credit(credit)
+            case Cancel(stream=number) if number in self._open:
+                self._open[number].close()
+            case Setup():
+                raise FrameError("SETUP came a second time")
+            case _:
+                pass  # of a stream that has ended
+
+    async def _begin(self, request: RequestStream) -> None:
+        if request.stream == CONNECTION or request.stream in self._open:
+            raise FrameError("a stream has an id that is in use")
+        if len(self._open) >= MOST_STREAMS:
+            refused = error(request.stream, ErrorCode.REJECTED, f"{MOST_STREAMS} streams are open already")
+            return await self._send(refused)
+        sink = RSocketSink(request.stream, request.credit, self._send)
+        stream = _Stream(sink, bytearray(request.metadata), bytearray(request.data))
+        self._open[request.stream] = stream
+        if not request.follows:
+            self._start(request.stream, stream)
+        return None
+
+    def _extend(self, number: int, fragment: Fragment) -> None:
+        stream = self._open[number]
+        if stream.task is not None:
+            raise FrameError("a request goes on after its end")
+        stream.metadata += fragment.metadata
+        stream.data += fragment.data
+        if len(stream.metadata) + len(stream.data) > MAX_REQUEST:
+            raise FrameError(f"a request is larger than {MAX_REQUEST} bytes")
+        if not fragment.follows:
+            self._start(number, stream)
+
+    def _start(self, number: int, stream: _Stream) -> None:
+        stream.task = asyncio.create_task(self._serve(number, stream))
+
+    async def _serve(self, number: int, stream: _Stream) -> None:
+        try:
+            await self.streams.serve(self._opening(stream), lambda _: stream.sink)
+        except HeadwaterError as failure:
+            self._note(failure)
+            await self._send_last(error(number, ErrorCode.APPLICATION_ERROR, message_of(failure)))
+        except GoneError:
+            pass
+        except Exception as failure:
+            log.exception("a stream failed")
+            await self._send_last(error(number, ErrorCode.APPLICATION_ERROR, message_of(failure)))
+        finally:
+            self._open.pop(number, None)
+
+    def _opening(self, stream: _Stream) -> Opening:
+        assert self._user is not None
+        metadata, data = bytes(stream.metadata), bytes(stream.data)
+        stream.metadata.clear()
+        stream.data.clear()
+        if _fields(metadata, self._types[0]).get("path") != PATH:
+            raise UnknownStreamError("there is no stream at this path", fix=f"ask for {PATH}")
+        asked = parse_stream_request(data) if self._types[1] == _JSON else stream_request(_fields(data, _BSON))
+        return Opening(asked, self._user, self._user_agent, _FORM)
+
+    async def _receive(self) -> bytes:
+        message = await self.websocket.receive()
+        if message["type"] == "websocket.disconnect":
+            raise GoneError
+        content = message.get("bytes")
+        if not isinstance(content, bytes):
+            raise FrameError("a text message came where frames are bytes")
+        return content
+
+    async def _send(self, frame: bytes) -> None:
+        try:
+            async with self._sending:
+                if self.websocket.application_state is not WebSocketState.CONNECTED:
+                    raise GoneError
+                await self.websocket.send_bytes(frame)
+        except WebSocketDisconnect:
+            raise GoneError from None
+
+    async def _send_last(self, frame: bytes) -> None:
+        with suppress(GoneError):
+            await self._send(frame)
+
+    async def _refuse(self, code: ErrorCode, message: str) -> None:
+        await self._send(error(CONNECTION, code, message))
+        with suppress(WebSocketDisconnect):
+            await self.websocket.close()
+
+    def _note(self, failure: HeadwaterError) -> None:
+        user = None if self._user is None else self._user.user_id
+        facts = {"status": told(failure).status, "reason": failure.what, **facts_of(self.websocket)}
+        self.refusals.note(failure.code, user, "request refused", facts)
+
+    async def _close(self) -> None:
+        tasks = [stream.task for stream in self._open.values() if stream.task is not None]
+        for stream in list(self._open.values()):
+            stream.close()
+        if tasks:
+            await asyncio.wait(tasks)
+
+
+def _fields(content: bytes, media_type: str) -> Mapping[str, object]:
+    """An object in metadata; empty when there is none. Raises InvalidRequestError."""
+    if not content:
+        return {}
+    try:
+        found = orjson.loads(content) if media_type == _JSON else _decoded(content)
+    except ValueError as failure:
+        raise InvalidRequestError("the metadata can't be read", "metadata", f"send it as {_JSON}") from failure
+    if not isinstance(found, dict):
+        raise InvalidRequestError("the metadata is not an object", "metadata", "send an object")
+    return found
+
+
+def _decoded(content: bytes) -> object:
+    try:
+        return bson.decode(content)
+    except BSONError as failure:
+        raise ValueError from failure

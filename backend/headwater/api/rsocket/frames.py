@@ -1,0 +1,224 @@
+"""Frames of RSocket 1.0, one to a websocket message. Pure.
+
+Source: the protocol's specification, https://rsocket.io/about/protocol. Only what a client of ours sends is read, and
+only what a responder of streams answers is written.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from enum import IntEnum, IntFlag
+
+CONNECTION = 0
+"""The stream id of what is about the connection."""
+
+MAX_CREDIT = 0x7FFF_FFFF
+"""As many payloads as a client can ask for at once: there is no limit then."""
+
+
+class FrameError(Exception):
+    """The bytes are no frame, or not one that may come now."""
+
+
+class Kind(IntEnum):
+    """Types of frames."""
+
+    SETUP = 0x01
+    KEEPALIVE = 0x03
+    REQUEST_STREAM = 0x06
+    REQUEST_N = 0x08
+    CANCEL = 0x09
+    PAYLOAD = 0x0A
+    ERROR = 0x0B
+
+
+class Flag(IntFlag):
+    """Flags; some values mean different things in different frames."""
+
+    IGNORE = 0x200
+    METADATA = 0x100
+    FOLLOWS = 0x80
+    RESUME = 0x80
+    RESPOND = 0x80
+    LEASE = 0x40
+    COMPLETE = 0x40
+    NEXT = 0x20
+
+
+class ErrorCode(IntEnum):
+    """What an ERROR frame says. Those below 0x200 are about the connection."""
+
+    INVALID_SETUP = 0x001
+    UNSUPPORTED_SETUP = 0x002
+    REJECTED_SETUP = 0x003
+    CONNECTION_ERROR = 0x101
+    CONNECTION_CLOSE = 0x102
+    APPLICATION_ERROR = 0x201
+    REJECTED = 0x202
+    INVALID = 0x204
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """The first frame of a connection. `lifetime` is how long the client takes a silent connection for alive, in
+    seconds."""
+
+    lifetime: float
+    metadata_type: str
+    data_type: str
+    metadata: bytes
+    flags: int
+
+
+@dataclass(frozen=True, slots=True)
+class RequestStream:
+    """`credit` is how many payloads may be sent before the client asks for more. With `follows`, payloads with the
+    rest of the request come after it."""
+
+    stream: int
+    credit: int
+    metadata: bytes
+    data: bytes
+    follows: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Fragment:
+    """More of a request."""
+
+    stream: int
+    metadata: bytes
+    data: bytes
+    follows: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RequestMore:
+    """So many more payloads may be sent."""
+
+    stream: int
+    credit: int
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """The client wants no more of a stream."""
+
+    stream: int
+
+
+@dataclass(frozen=True, slots=True)
+class Keepalive:
+    """The client is alive, and may ask for an answer."""
+
+    answer_wanted: bool
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Ignored:
+    """A frame that needs no answer and that we have no use for."""
+
+
+Frame = Setup | RequestStream | Fragment | RequestMore | Cancel | Keepalive | Ignored
+
+_HEADER = struct.Struct(">IH")
+_SETUP = struct.Struct(">HHII")
+
+
+def read_frame(content: bytes) -> Frame:
+    """The frame in a message. Raises FrameError."""
+    try:
+        return _read(content)
+    except (struct.error, IndexError, UnicodeDecodeError) as error:
+        raise FrameError("a frame is cut short") from error
+
+
+def _read(content: bytes) -> Frame:
+    stream, kind_and_flags = _HEADER.unpack_from(content)
+    kind, flags, rest = kind_and_flags >> 10, kind_and_flags & 0x3FF, memoryview(content)[_HEADER.size :]
+    if stream > MAX_CREDIT:
+        raise FrameError("a stream id has its first bit set")
+    match kind:
+        case Kind.SETUP:
+            return _setup(rest, flags)
+        case Kind.KEEPALIVE:
+            struct.unpack_from(">Q", rest)
+            return Keepalive(bool(flags & Flag.RESPOND), bytes(rest[8:]))
+        case Kind.REQUEST_STREAM:
+            metadata, data = _payload(rest[4:], flags)
+            return RequestStream(stream, _credit(rest), metadata, data, bool(flags & Flag.FOLLOWS))
+        case Kind.REQUEST_N:
+            return RequestMore(stream, _credit(rest))
+        case Kind.CANCEL:
+            return Cancel(stream)
+        case Kind.PAYLOAD:
+            return Fragment(stream, *_payload(rest, flags), follows=bool(flags & Flag.FOLLOWS))
+        case Kind.ERROR:
+            return Ignored() if stream == CONNECTION else Cancel(stream)
+        case _ if flags & Flag.IGNORE:
+            return Ignored()
+        case _:
+            raise FrameError(f"frames of type {kind:#04x} are not taken")
+
+
+def _setup(rest: memoryview, flags: int) -> Setup:
+    major, _, _, lifetime = _SETUP.unpack_from(rest)
+    if major != 1:
+        raise FrameError(f"version {major} of RSocket is not spoken")
+    rest = rest[_SETUP.size :]
+    if flags & Flag.RESUME:
+        rest = rest[2 + struct.unpack_from(">H", rest)[0] :]
+    metadata_type, rest = _short_text(rest)
+    data_type, rest = _short_text(rest)
+    metadata, _ = _payload(rest, flags)
+    return Setup((lifetime & MAX_CREDIT) / 1000, metadata_type, data_type, metadata, flags)
+
+
+def _short_text(rest: memoryview) -> tuple[str, memoryview]:
+    length = rest[0]
+    if len(rest) <= length:
+        raise FrameError("a frame is cut short")
+    return str(rest[1 : 1 + length], "ascii", "replace"), rest[1 + length :]
+
+
+def _payload(rest: memoryview, flags: int) -> tuple[bytes, bytes]:
+    """Metadata and data."""
+    if not flags & Flag.METADATA:
+        return b"", bytes(rest)
+    length = int.from_bytes(rest[:3], "big")
+    if len(rest) < 3 + length:
+        raise FrameError("a frame is cut short")
+    return bytes(rest[3 : 3 + length]), bytes(rest[3 + length :])
+
+
+def _credit(rest: memoryview) -> int:
+    credit: int = struct.unpack_from(">I", rest)[0]
+    if not 0 < credit <= MAX_CREDIT:
+        raise FrameError("a number of payloads is out of range")
+    return credit
+
+
+def payload(stream: int, data: bytes) -> bytes:
+    """One payload of a stream."""
+    return _header(stream, Kind.PAYLOAD, Flag.NEXT) + data
+
+
+def complete(stream: int) -> bytes:
+    """The normal end of a stream."""
+    return _header(stream, Kind.PAYLOAD, Flag.COMPLETE)
+
+
+def error(stream: int, code: ErrorCode, message: str) -> bytes:
+    """The end of a stream, or of the connection."""
+    return _header(stream, Kind.ERROR) + struct.pack(">I", code) + message.encode()
+
+
+def keepalive(data: bytes) -> bytes:
+    """The answer to a KEEPALIVE."""
+    return _header(CONNECTION, Kind.KEEPALIVE) + bytes(8) + data
+
+
+def _header(stream: int, kind: Kind, flags: int = 0) -> bytes:
+    return _HEADER.pack(stream, kind << 10 | flags)

@@ -1,0 +1,73 @@
+"""One stream of a connection: its credit, and what goes out for it."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import Awaitable, Callable, Iterator
+
+from headwater.api.errors import told
+from headwater.api.rsocket.frames import MAX_CREDIT, ErrorCode, complete, error, payload
+from headwater.api.streams.codings import Piece
+
+SendFrame = Callable[[bytes], Awaitable[None]]
+
+
+class RSocketSink:
+    """A sink of BSON documents, each a payload. Sends no more of them than the client has asked for."""
+
+    def __init__(self, stream: int, credit: int, send: SendFrame) -> None:
+        self._stream = stream
+        self._credit = credit
+        self._send = send
+        self._more = asyncio.Event()
+        self._left = asyncio.Event()
+
+    def add_credit(self, credit: int) -> None:
+        """The client takes so many more."""
+        self._credit = min(self._credit + credit, MAX_CREDIT)
+        self._more.set()
+
+    def leave(self) -> None:
+        """The client has left."""
+        self._left.set()
+
+    async def open(self) -> None:
+        """Nothing is said before the first payload."""
+
+    async def send(self, piece: Piece) -> int:
+        for document in documents(piece.content):
+            await self._take_credit()
+            await self._send(payload(self._stream, document))
+        return len(piece)
+
+    async def end(self) -> None:
+        await self._send(complete(self._stream))
+
+    async def fail(self, failure: Exception) -> None:
+        await self._send(error(self._stream, ErrorCode.APPLICATION_ERROR, message_of(failure)))
+
+    async def gone(self) -> None:
+        await self._left.wait()
+
+    async def _take_credit(self) -> None:
+        while self._credit == 0:
+            self._more.clear()
+            await self._more.wait()
+        if self._credit < MAX_CREDIT:
+            self._credit -= 1
+
+
+def message_of(failure: Exception) -> str:
+    """An error as clients read it: they look for its code in brackets."""
+    known = told(failure)
+    return f"[{known.code}] {known.description}" + (f"\n  {known.details}" if known.details else "")
+
+
+def documents(content: bytes) -> Iterator[bytes]:
+    """BSON documents that stand one after another."""
+    start = 0
+    while start < len(content):
+        end = start + struct.unpack_from("<i", content, start)[0]
+        yield content[start:end]
+        start = end

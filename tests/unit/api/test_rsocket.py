@@ -1,0 +1,246 @@
+"""The stream over a websocket: RSocket's rules, its flow control, and whoever breaks them."""
+
+from __future__ import annotations
+
+import json
+import struct
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from websockets.exceptions import ConnectionClosed
+
+from headwater.api.rsocket import connection, frames
+from headwater.api.streams.admission import StreamLimits
+from tests.support import rsocket_client as client
+from tests.support.fix_api import Endpoint, make_token
+from tests.support.memory_store import MemoryStore
+from tests.support.model_client import ModelClient
+from tests.support.rsocket_client import Requester, requester
+
+
+@pytest.fixture
+def filled(memory_store: MemoryStore, endpoint: Endpoint) -> Endpoint:
+    bucket = endpoint.bucket("mine", "u1")
+    for row in range(2500):
+        memory_store.put(bucket, f"r{row}", json.dumps({"id": f"r{row}", "n": row}))
+    memory_store.commit()
+    return endpoint
+
+
+@pytest.fixture
+def connected(endpoint: Endpoint) -> Iterator[Requester]:
+    with requester(str(endpoint.http.base_url)) as found:
+        yield found
+
+
+def ended(found: Requester) -> tuple[int, str]:
+    """The error that a connection ends with."""
+    received = found.receive()
+    assert (received.stream, received.kind) == (0, client.ERROR)
+    with pytest.raises(ConnectionClosed):
+        found.receive()
+    return received.error
+
+
+def test_a_device_gets_its_rows_and_later_changes(
+    filled: Endpoint, memory_store: MemoryStore, connected: Requester
+) -> None:
+    model = ModelClient()
+    connected.set_up(make_token())
+    connected.request()
+    for document in connected.documents("checkpoint_complete"):
+        model.receive(json.dumps(document).encode() + b"\n")
+    assert len(model.rows) == 2500
+    memory_store.remove(filled.bucket("mine", "u1"), "r7")
+    memory_store.commit()
+    for document in connected.documents("checkpoint_complete"):
+        model.receive(json.dumps(document).encode() + b"\n")
+    assert len(model.rows) == 2499
+
+
+def test_no_more_payloads_come_than_were_asked_for(filled: Endpoint, connected: Requester) -> None:
+    connected.set_up(make_token())
+    connected.request(credit=1)
+    assert "checkpoint" in connected.receive().document
+    with pytest.raises(TimeoutError):
+        connected.receive(0.3)
+    connected.more(2)
+    assert ["data" in connected.receive().document for _ in range(2)] == [True, True]
+    with pytest.raises(TimeoutError):
+        connected.receive(0.3)
+
+
+def test_a_cancelled_stream_ends_and_the_next_one_begins(filled: Endpoint, connected: Requester) -> None:
+    connected.set_up(make_token())
+    connected.request(credit=1)
+    connected.receive()
+    connected.cancel()
+    connected.request(credit=1000, stream=3)
+    assert "checkpoint" in next(connected.documents("checkpoint_complete"))
+
+
+def test_a_stream_ends_with_complete_when_the_service_does(filled: Endpoint, connected: Requester) -> None:
+    connected.set_up(make_token())
+    connected.request(credit=1000)
+    list(connected.documents("checkpoint_complete"))
+    filled.terminate()
+    assert connected.receive().completes
+
+
+def test_a_request_may_come_in_pieces(filled: Endpoint, connected: Requester) -> None:
+    connected.set_up(make_token())
+    metadata = client.with_metadata({"path": "/sync/stream"})
+    connected.send(client.frame(1, client.REQUEST_STREAM, client.METADATA | client.FOLLOWS, b"\0\0\0\x0a" + metadata))
+    body = json.dumps({"client_id": "c" * 50}).encode()
+    connected.send(client.frame(1, client.PAYLOAD, client.FOLLOWS, body[:20]))
+    connected.send(client.frame(1, client.PAYLOAD, client.NEXT, body[20:]))
+    assert "checkpoint" in connected.receive().document
+
+
+def test_keepalive_is_answered_with_its_data(connected: Requester) -> None:
+    connected.set_up(make_token())
+    connected.send(client.frame(0, client.KEEPALIVE, client.RESPOND, bytes(8) + b"hello"))
+    received = connected.receive()
+    assert (received.kind, received.flags & client.RESPOND, received.body[8:]) == (client.KEEPALIVE, 0, b"hello")
+
+
+@pytest.mark.parametrize(
+    ("token", "code"), [("Token nonsense", "PSYNC_S2101"), ("", "PSYNC_S2106"), (None, "PSYNC_S2106")]
+)
+def test_whoever_has_no_good_token_is_refused_at_setup(connected: Requester, token: str | None, code: str) -> None:
+    connected.send(client.setup({} if token is None else {"token": token}))
+    number, message = ended(connected)
+    assert number == frames.ErrorCode.REJECTED_SETUP
+    assert message.startswith(f"[{code}] ")
+
+
+def test_a_token_that_expired_ends_the_stream_normally(filled: Endpoint, connected: Requester) -> None:
+    now = int(time.time())
+    connected.set_up(make_token(iat=now - 100, exp=now - 5))
+    connected.request()
+    assert connected.receive().document == {"token_expires_in": 0}
+    assert connected.receive().completes
+
+
+@pytest.mark.parametrize("credit", [0, 1])
+def test_beyond_the_limit_of_streams_setup_is_refused(
+    memory_store: MemoryStore, start_endpoint: Callable[..., Endpoint], credit: int
+) -> None:
+    endpoint = start_endpoint(memory_store, streams=StreamLimits(1))
+    with endpoint.stream() as stream, requester(str(endpoint.http.base_url)) as second:
+        stream.completed()
+        second.set_up(make_token())
+        number, message = ended(second)
+    assert number == frames.ErrorCode.REJECTED_SETUP
+    assert message.startswith("[PSYNC_S2304] ")
+
+
+def test_a_request_that_makes_no_sense_ends_itself_alone(filled: Endpoint, connected: Requester) -> None:
+    connected.set_up(make_token())
+    connected.request(body={"buckets": 1})
+    received = connected.receive()
+    assert (received.stream, received.kind) == (1, client.ERROR)
+    assert received.error[1].startswith("[PSYNC_S2001] ")
+    connected.request(stream=3)
+    assert connected.receive().stream == 3
+
+
+def test_only_the_stream_can_be_asked_for(connected: Requester) -> None:
+    connected.set_up(make_token())
+    content = struct.pack(">I", 1) + client.with_metadata({"path": "/admin"}, b"{}")
+    connected.send(client.frame(1, client.REQUEST_STREAM, client.METADATA, content))
+    assert connected.receive().error[1].startswith("[PSYNC_S2002] ")
+
+
+@pytest.mark.parametrize(
+    ("sent", "code"),
+    [
+        (client.setup({}, mime="text/plain"), frames.ErrorCode.UNSUPPORTED_SETUP),
+        (client.setup({}, flags=0x40), frames.ErrorCode.UNSUPPORTED_SETUP),
+        (client.frame(1, client.REQUEST_STREAM, 0, b"\0\0\0\x01{}"), frames.ErrorCode.INVALID_SETUP),
+        (b"", frames.ErrorCode.INVALID_SETUP),
+        (b"\0\0\0", frames.ErrorCode.INVALID_SETUP),
+        (client.setup({})[:20], frames.ErrorCode.INVALID_SETUP),
+        (client.frame(0, client.SETUP, 0, b"\0\x02" + bytes(20)), frames.ErrorCode.INVALID_SETUP),
+    ],
+)
+def test_a_connection_that_begins_otherwise_is_ended(connected: Requester, sent: bytes, code: int) -> None:
+    connected.send(sent)
+    assert ended(connected)[0] == code
+
+
+def test_text_is_no_frame(connected: Requester) -> None:
+    connected.websocket.send("hello")
+    assert ended(connected)[0] == frames.ErrorCode.INVALID_SETUP
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        client.setup({}),
+        client.frame(1, client.REQUEST_N, 0, bytes(4)),
+        client.frame(0, client.REQUEST_STREAM, 0, b"\0\0\0\x01{}"),
+        client.frame(1, 0x3D),
+        client.frame(1, client.REQUEST_STREAM, client.METADATA, b"\0\0\0\x01\xff\xff\xff{}"),
+    ],
+)
+def test_whoever_breaks_the_protocol_is_told_and_ended(connected: Requester, sent: bytes) -> None:
+    connected.set_up(make_token())
+    connected.send(sent)
+    assert ended(connected)[0] == frames.ErrorCode.CONNECTION_ERROR
+
+
+def test_a_request_without_an_end_is_cut_off(connected: Requester, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "MAX_REQUEST", 1000)
+    connected.set_up(make_token())
+    connected.send(client.frame(1, client.REQUEST_STREAM, client.FOLLOWS, b"\0\0\0\x01" + b"{" * 900))
+    connected.send(client.frame(1, client.PAYLOAD, client.FOLLOWS, b" " * 900))
+    assert ended(connected)[0] == frames.ErrorCode.CONNECTION_ERROR
+
+
+def test_a_connection_has_few_streams(filled: Endpoint, connected: Requester) -> None:
+    connected.set_up(make_token())
+    for stream in range(1, 2 * connection.MOST_STREAMS + 2, 2):
+        connected.request(credit=1, stream=stream)
+    kinds = [connected.receive().kind for _ in range(connection.MOST_STREAMS + 1)]
+    assert sorted(kinds) == [client.PAYLOAD] * connection.MOST_STREAMS + [client.ERROR]
+
+
+def test_whoever_says_nothing_is_not_waited_for(
+    endpoint: Endpoint, connected: Requester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "LONGEST_LIFETIME", 0.2)
+    connected.set_up(make_token())
+    assert ended(connected)[0] == frames.ErrorCode.CONNECTION_ERROR
+
+
+def test_a_device_that_is_gone_leaves_its_place(
+    memory_store: MemoryStore, start_endpoint: Callable[..., Endpoint]
+) -> None:
+    endpoint = start_endpoint(memory_store, streams=StreamLimits(1))
+    with requester(str(endpoint.http.base_url)) as found:
+        found.set_up(make_token())
+        found.request()
+        assert "checkpoint" in found.receive().document
+        found.websocket.socket.close()
+    deadline = time.monotonic() + 10
+    while not is_admitted(endpoint):
+        assert time.monotonic() < deadline, "the place is free again"
+
+
+def is_admitted(endpoint: Endpoint) -> bool:
+    with requester(str(endpoint.http.base_url)) as found:
+        found.set_up(make_token())
+        found.request()
+        return found.receive().kind == client.PAYLOAD
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_a_frame_or_a_frame_error(content: bytes) -> None:
+    try:
+        frames.read_frame(content)
+    except frames.FrameError:
+        return
