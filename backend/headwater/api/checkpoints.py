@@ -7,7 +7,7 @@ position is read after all of them arrived.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Protocol
 
@@ -18,6 +18,7 @@ from headwater.api.auth.verify import Verifier
 from headwater.api.errors import NoActiveConfigError, TooManyRequestsError
 from headwater.api.refusals import prove
 from headwater.api.streams.reading import StoreThreads
+from headwater.errors import HeadwaterError, Kind
 from headwater.oplog.lsn import Lsn
 from headwater.storage.contract.store import StoreReader
 from headwater.sync.request import parse_client_id, write_key
@@ -74,16 +75,29 @@ class WriteCheckpoints:
         keys = list(dict.fromkeys(key for key, _ in batch))
         try:
             lsns = await self._head.advance_past()
-            ids = await self._threads.promptly(partial(self._reader.create_write_checkpoint, keys, lsns))
         except Exception as error:  # noqa: BLE001 - each of those who wait is told
-            for _, future in batch:
-                if not future.done():
-                    future.set_exception(error)
-            return
+            outcomes: Mapping[str, int | Exception] = dict.fromkeys(keys, error)
+        else:
+            outcomes = await self._number(keys, lsns)
         self._created()
         for key, future in batch:
-            if not future.done():
-                future.set_result(ids[key])
+            outcome = outcomes[key]
+            if future.done():
+                continue
+            if isinstance(outcome, Exception):
+                future.set_exception(outcome)
+            else:
+                future.set_result(outcome)
+
+    async def _number(self, keys: Sequence[str], lsns: Mapping[str, Lsn]) -> Mapping[str, int | Exception]:
+        """All keys at once; if that fails for another reason than that the store is away, each for itself, so that a
+        key which the store can't take is nobody else's failure."""
+        try:
+            return await self._threads.promptly(partial(self._reader.create_write_checkpoint, keys, lsns))
+        except Exception as error:  # noqa: BLE001 - whoever asked for it is told
+            if len(keys) == 1 or (isinstance(error, HeadwaterError) and error.kind is Kind.RETRY):
+                return dict.fromkeys(keys, error)
+        return {key: outcome for one in keys for key, outcome in (await self._number([one], lsns)).items()}
 
 
 class WriteCheckpointRoute:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import pytest
 
@@ -125,3 +125,30 @@ def test_the_source_connection_is_closed_with_the_endpoint(memory_store: MemoryS
     with running(memory_store) as endpoint:
         number(endpoint)
     assert endpoint.head.closed
+
+
+def test_what_the_store_cannot_number_fails_alone(memory_store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    number_all = memory_store.create_write_checkpoint
+
+    def picky(keys: Sequence[str], lsns: Mapping[str, Lsn]) -> dict[str, int]:
+        if "bad" in keys:
+            raise ValueError("not this one")
+        return number_all(keys, lsns)
+
+    monkeypatch.setattr(memory_store, "create_write_checkpoint", picky)
+    head = HeldHead()
+
+    async def story() -> list[int | BaseException]:
+        threads = StoreThreads(CachedReader(memory_store, 0), 1)
+        writes = WriteCheckpoints(memory_store, threads, head, created=lambda: None)
+        asked = [asyncio.create_task(writes.create(key)) for key in ("u0", "u1", "bad", "u2")]
+        await asyncio.sleep(0)
+        head.go.set()
+        outcomes = await asyncio.gather(*asked, return_exceptions=True)
+        await writes.close()
+        threads.close()
+        return outcomes
+
+    first, second, bad, third = asyncio.run(story())
+    assert [first, second, third] == [1, 1, 1]
+    assert isinstance(bad, ValueError)
