@@ -6,8 +6,7 @@ checkpoint; until every bucket has been sent up to it, more urgent ones first, t
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 
@@ -44,10 +43,10 @@ class Download:
 
 @dataclass(slots=True)
 class _Group:
-    """Buckets of one priority that are still owed."""
+    """Buckets of one priority that are still owed, the next one last."""
 
     priority: int
-    buckets: deque[str]
+    buckets: list[str]
 
 
 class Session:
@@ -77,7 +76,7 @@ class Session:
         self._buckets: dict[str, ResolvedBucket] = {}
         self._totals: dict[str, BucketTotal] = {}
         self._write: int | None = None
-        self._groups: deque[_Group] = deque()
+        self._groups: list[_Group] = []  # the next one last; an empty deque would take ten times the memory
         self._owes = False
         self._overtaken = False
         self._sent = 0
@@ -109,7 +108,7 @@ class Session:
             return None
         self._write = write
         self._totals.update({name: view.totals[name] for name in updated if name in view.totals})
-        pending = [name for group in self._groups for name in group.buckets if name in self._buckets]
+        pending = [name for name in self._owed() if name in self._buckets]
         self._owe(dict.fromkeys([*updated, *pending]), view.op_id)
         return lines.checkpoint_diff(view.op_id, write, map(self._entry, updated), removed)
 
@@ -118,10 +117,10 @@ class Session:
         if not self._owes:
             return None
         if self._groups:
-            group = self._groups[0]
+            group = self._groups[-1]
             if download := self._first_download(group):
                 return download
-            self._groups.popleft()
+            self._groups.pop()
             if self._groups:
                 return lines.partially_complete(self._op_id, group.priority)
         self._owes = False
@@ -129,7 +128,7 @@ class Session:
 
     def upcoming(self, limit: int) -> list[str]:
         """The buckets that downloads are owed of next, at most so many."""
-        return list(islice((name for group in self._groups for name in group.buckets), limit))
+        return list(islice(self._owed(), limit))
 
     def receive(self, download: Download, chunk: Chunk) -> None:
         """Answer the last Download with what the store gave, which is the caller's to send on."""
@@ -137,7 +136,7 @@ class Session:
         self._sent += chunk.size
         self._overtaken = self._overtaken or chunk.overtaken
         if not chunk.more and not chunk.overtaken:
-            self._groups[0].buckets.popleft()
+            self._groups[-1].buckets.pop()
 
     def _begin(self, view: View) -> Line:
         if view.resolution is None:
@@ -173,19 +172,23 @@ class Session:
         return lines.bucket(self._buckets[name], self._totals[name])
 
     def _owe(self, names: Iterable[str], op_id: OpId) -> None:
-        groups: dict[int, deque[str]] = {}
+        groups: dict[int, list[str]] = {}
         for name in names:
-            groups.setdefault(self._buckets[name].priority, deque()).append(name)
-        self._groups = deque(_Group(priority, groups[priority]) for priority in sorted(groups))
+            groups.setdefault(self._buckets[name].priority, []).append(name)
+        self._groups = [_Group(priority, groups[priority][::-1]) for priority in sorted(groups, reverse=True)]
         self._op_id = op_id
         self._owes = True
         self._overtaken = False
         self._sent = 0
 
+    def _owed(self) -> Iterator[str]:
+        """Buckets in the order in which they are sent."""
+        return (name for group in reversed(self._groups) for name in reversed(group.buckets))
+
     def _first_download(self, group: _Group) -> Download | None:
         while group.buckets:
-            after = self._positions[group.buckets[0]]
+            after = self._positions[group.buckets[-1]]
             if after < self._op_id:
-                return Download(group.buckets[0], after, self._op_id)
-            group.buckets.popleft()
+                return Download(group.buckets[-1], after, self._op_id)
+            group.buckets.pop()
         return None

@@ -90,6 +90,7 @@ texts = st.builds(
 @given(texts=st.lists(texts, max_size=8))
 def test_a_stream_decodes_to_what_was_sent_each_piece_as_it_arrives(coding: Coding, texts: list[bytes]) -> None:
     decode, wrapping = decoder(coding), coding.open()
+    decode(wrapping.begin())
     for text in texts:
         assert is_of(coding, text, decode(wrapping.wrap(coding.encode(text))))
     assert decode(wrapping.end()) == b""
@@ -98,7 +99,8 @@ def test_a_stream_decodes_to_what_was_sent_each_piece_as_it_arrives(coding: Codi
 @given(texts=st.lists(texts, max_size=8))
 def test_a_gzip_stream_ends_with_the_sum_and_length_of_all_of_it(texts: list[bytes]) -> None:
     wrapping = GZIP.open()
-    sent = b"".join(wrapping.wrap(GZIP.encode(text)) for text in texts) + wrapping.end()
+    pieces = b"".join(wrapping.wrap(GZIP.encode(text)) for text in texts)
+    sent = wrapping.begin() + pieces + wrapping.end()
     assert gzip.decompress(sent) == b"".join(texts)  # checks both
 
 
@@ -112,6 +114,7 @@ def test_a_piece_is_the_same_for_every_stream_and_at_any_place_in_it(coding: Cod
     shared = coding.encode(b"a line that all get\n" * 500)
     for before in ([], [b"one\n"], [b"two\n", b"three\n" * 9999]):
         decode, wrapping = decoder(coding), coding.open()
+        decode(wrapping.begin())
         for text in before:
             decode(wrapping.wrap(coding.encode(text)))
         assert is_of(coding, b"a line that all get\n" * 500, decode(wrapping.wrap(shared)))
@@ -130,6 +133,7 @@ def test_lines_and_chunks_keep_their_order_and_small_ones_go_together(coding: Co
     pieces.add(b'{"checkpoint_complete":{}}\n')
 
     decode, wrapping = decoder(coding), coding.open()
+    decode(wrapping.begin())
     arrived = [decode(wrapping.wrap(piece)).strip().splitlines() for piece in pieces.all()]
     kinds = [[line.partition(b'"op_id":')[2][:3] or line[:12] for line in piece] for piece in arrived]
     assert kinds == [[b'{"checkpoint', b'"1"'], [b'"2"'], [b'"1"', b'{"checkpoint']]

@@ -44,16 +44,18 @@ class Wrapping:
         self._head = head
         self._tail = tail
 
+    def begin(self) -> bytes:
+        """What comes before the first piece. Not put together with it here: a piece is shared by many streams, and each
+        of these would keep a copy."""
+        return self._head
+
     def wrap(self, piece: Piece) -> bytes:
         """The bytes of the next piece."""
-        if not self._head:
-            return piece.content
-        head, self._head = self._head, b""
-        return head + piece.content
+        return piece.content
 
     def end(self) -> bytes:
         """What ends a stream that is whole."""
-        return self._head + self._tail
+        return self._tail
 
 
 class Coding(Hashable, Protocol):

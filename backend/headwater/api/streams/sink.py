@@ -46,6 +46,7 @@ class HttpSink:
         self._receive = receive
         self._send = send
         self._wrapping = form.coding.open()
+        self._head = self._wrapping.begin()
 
     async def open(self) -> None:
         headers = [
@@ -58,17 +59,19 @@ class HttpSink:
         await self._send({"type": "http.response.start", "status": 200, "headers": headers})
 
     async def send(self, piece: Piece) -> int:
-        body = self._wrapping.wrap(piece)
+        body, head = self._wrapping.wrap(piece), self._head
         if len(body) <= SLICE_BYTES:
-            await self._body(body)
+            await self._body(head + body)
         else:
-            view = memoryview(body)
             for start in range(0, len(body), SLICE_BYTES):
-                await self._body(bytes(view[start : start + SLICE_BYTES]))
+                await self._body(head + body[start : start + SLICE_BYTES])
+                head = b""
+        self._head = b""
         return len(body)
 
     async def end(self) -> None:
-        await self._send({"type": "http.response.body", "body": self._wrapping.end(), "more_body": False})
+        last = self._head + self._wrapping.end()
+        await self._send({"type": "http.response.body", "body": last, "more_body": False})
 
     async def fail(self, error: Exception) -> None:
         """Nothing: the server cuts a body off that was not ended."""
