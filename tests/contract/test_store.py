@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import select
+import time
 from collections.abc import Callable
 
 import pytest
@@ -179,6 +180,46 @@ def test_no_write_waits_for_a_position_that_the_source_lost(world: World, reader
     second = reader.write_checkpoint("u/2")
     assert second is not None
     assert second.lsns == {SOURCE: Lsn(30)}
+
+
+def test_a_number_that_a_client_chose_only_moves_up(reader: StoreReader) -> None:
+    assert reader.request_write_checkpoint({"u/1": 5, "u/2": 2**63 - 1}, {SOURCE: Lsn(5)}) == {
+        "u/1": 5,
+        "u/2": 2**63 - 1,
+    }
+    seen = max(write.seq for write in reader.write_checkpoints(0))
+    assert reader.request_write_checkpoint({"u/1": 5}, {SOURCE: Lsn(7)}) == {"u/1": 5}
+    assert reader.request_write_checkpoint({"u/1": 3}, {SOURCE: Lsn(8)}) == {"u/1": 5}
+    assert reader.write_checkpoints(seen) == [], "nothing is news"
+    assert reader.request_write_checkpoint({"u/1": 9}, {SOURCE: Lsn(6)}) == {"u/1": 9}
+    (write,) = reader.write_checkpoints(seen)
+    assert (write.key, write.id, write.lsns) == ("u/1", 9, {SOURCE: Lsn(6)})
+    assert reader.create_write_checkpoint(["u/1"], {SOURCE: Lsn(9)}) == {"u/1": 10}
+    assert reader.create_write_checkpoint(["u/2"], {SOURCE: Lsn(9)}) == {"u/2": 2**63 - 1}, "there is no higher one"
+
+
+def test_only_numbers_that_clients_chose_are_forgotten(reader: StoreReader) -> None:
+    reader.request_write_checkpoint({"old": 5, "taken over": 5}, {SOURCE: Lsn(5)})
+    reader.create_write_checkpoint(["given", "taken over"], {SOURCE: Lsn(5)})
+    assert reader.forget_write_requests(3600) == 0
+    assert reader.forget_write_requests(-1) == 1
+    assert reader.write_checkpoint("old") is None
+    assert reader.write_checkpoint("given") is not None
+    assert reader.write_checkpoint("taken over") is not None
+    seen = max(write.seq for write in reader.write_checkpoints(0))
+    reader.request_write_checkpoint({"old": 6}, {SOURCE: Lsn(5)})
+    assert [write.key for write in reader.write_checkpoints(seen)] == ["old"], "whoever follows misses nothing"
+    reader.forget_write_requests(-1)
+    reader.request_write_checkpoint({"new": 1}, {SOURCE: Lsn(5)})
+    assert [write.key for write in reader.write_checkpoints(seen + 1)] == ["new"]
+
+
+def test_a_number_that_is_asked_for_again_is_kept(reader: StoreReader, monkeypatch: pytest.MonkeyPatch) -> None:
+    reader.request_write_checkpoint({"u": 5, "other": 1}, {})
+    time.sleep(0.05)  # by the store's clock
+    reader.request_write_checkpoint({"u": 5}, {})
+    assert reader.forget_write_requests(0.04) <= 1
+    assert reader.write_checkpoint("u") is not None
 
 
 def test_write_checkpoints_grow_per_key(reader: StoreReader) -> None:

@@ -195,6 +195,17 @@ class MemoryStore:
                 self._writes[key] = WriteCheckpoint(key, previous + 1, dict(lsns), self._seq)
             return {key: self._writes[key].id for key in keys}
 
+    def request_write_checkpoint(self, requests: Mapping[str, int], lsns: Mapping[str, Lsn]) -> dict[str, int]:
+        with self._lock:
+            for key, chosen in requests.items():
+                if key not in self._writes or chosen > self._writes[key].id:
+                    self._seq += 1
+                    self._writes[key] = WriteCheckpoint(key, chosen, dict(lsns), self._seq)
+            return {key: self._writes[key].id for key in requests}
+
+    def forget_write_requests(self, seconds: float) -> int:
+        return 0
+
     def write_checkpoints(self, after_seq: int) -> list[WriteCheckpoint]:
         with self._lock:
             return sorted((w for w in self._writes.values() if w.seq > after_seq), key=lambda write: write.seq)

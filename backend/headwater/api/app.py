@@ -16,7 +16,7 @@ from starlette.types import ASGIApp
 from headwater.api.admin.status import StatusRoute
 from headwater.api.auth.keys import KeySource
 from headwater.api.auth.verify import Verifier
-from headwater.api.checkpoints import Head, WriteCheckpointRoute, WriteCheckpoints
+from headwater.api.checkpoints import REQUESTS_KEPT, Head, WriteCheckpointRoute, WriteCheckpoints
 from headwater.api.error_handlers import ErrorHandlers
 from headwater.api.probes import Health, probe_routes
 from headwater.api.refusals import Refusals
@@ -52,6 +52,7 @@ class ApiSettings:
     max_data_fetch_concurrency: int = 10
     requests: RequestLimits = field(default_factory=RequestLimits)
     chunk_cache_bytes: int = 64 * 1024 * 1024
+    keep_requests: float = REQUESTS_KEPT
     admin_tokens: tuple[str, ...] = field(default=(), repr=False)
     sources: tuple[str, ...] = ("default",)
     probes: bool = True
@@ -68,7 +69,7 @@ class Endpoint:
         self._closing = False
         self.refusals = Refusals()
         self.hub = Hub(reader, self._threads)
-        self.writes = WriteCheckpoints(reader, self._threads, head, self.hub.look)
+        self.writes = WriteCheckpoints(reader, self._threads, head, self.hub.look, settings.keep_requests)
         self.streams = Streams(self._threads, self.hub, Plans(settings.requests), self.refusals, settings.streams)
         self.stream = StreamEndpoint(self.streams, verifier)
         self.websocket = RSocketEndpoint(self.streams, verifier, self.refusals)
@@ -116,7 +117,8 @@ def create_app(
     app = Starlette(
         routes=[
             Route("/sync/stream", stream, methods=["POST"]),
-            Route("/write-checkpoint2.json", endpoint.write_checkpoint.answer, methods=["GET"]),
+            Route("/write-checkpoint2.json", endpoint.write_checkpoint.create, methods=["GET"]),
+            Route("/sync/checkpoint-request", endpoint.write_checkpoint.request, methods=["POST"]),
             *(probe_routes(endpoint.health, lambda: True) if settings.probes else ()),
             StatusRoute(settings.admin_tokens, settings.sources, reader).route,
             *extra_routes,

@@ -1,4 +1,7 @@
-"""`GET /write-checkpoint2.json`: a number that a client's own writes are in, once a checkpoint carries it.
+"""Numbers that a client's own writes are in, once a checkpoint carries them: ours, or the client's own.
+
+`GET /write-checkpoint2.json` gives out the next one. `POST /sync/checkpoint-request` takes one that the client chose,
+and is forgotten some time after it was last asked for.
 
 Requests that come while another batch is at the source wait, and share the next look at the source's log: its
 position is read after all of them arrived.
@@ -7,23 +10,34 @@ position is read after all of them arrived.
 from __future__ import annotations
 
 import asyncio
+import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from headwater.api.auth.verify import Verifier
+from headwater.api.auth.verify import Principal, Verifier
 from headwater.api.errors import NoActiveConfigError, TooManyRequestsError
+from headwater.api.http.body import read_body
 from headwater.api.refusals import prove
 from headwater.api.streams.reading import StoreThreads
 from headwater.errors import HeadwaterError, Kind
 from headwater.oplog.lsn import Lsn
 from headwater.storage.contract.store import StoreReader
-from headwater.sync.request import parse_client_id, write_key
+from headwater.sync.request import parse_checkpoint_request, parse_client_id, write_key
 
 MAX_WAITING = 200
+
+REQUESTS_KEPT = 3600.0
+"""Seconds after which an id that a client chose is forgotten, unless it is asked for again."""
+
+SWEEP_SECONDS = 60.0
+
+log = logging.getLogger(__name__)
 
 
 class Head(Protocol):
@@ -36,23 +50,49 @@ class Head(Protocol):
     async def close(self) -> None: ...
 
 
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    """Who waits for a number: the next one, or one that was `chosen`."""
+
+    key: str
+    chosen: int | None
+    future: asyncio.Future[int]
+
+
 class WriteCheckpoints:
     """Numbers writes, in batches: one at a time, so that the positions of one client never go back."""
 
-    def __init__(self, reader: StoreReader, threads: StoreThreads, head: Head, created: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        reader: StoreReader,
+        threads: StoreThreads,
+        head: Head,
+        created: Callable[[], None],
+        keep_requests: float = REQUESTS_KEPT,
+    ) -> None:
+        self._keep_requests = keep_requests
+        self._swept = 0.0
         self._reader = reader
         self._threads = threads
         self._head = head
         self._created = created
-        self._waiting: list[tuple[str, asyncio.Future[int]]] = []
+        self._waiting: list[_Waiting] = []
         self._worker: asyncio.Task[None] | None = None
 
     async def create(self, key: str) -> int:
         """The id of a new write checkpoint. Raises TooManyRequestsError, or what the source or the store raises."""
+        return await self._ask(key, None)
+
+    async def request(self, key: str, chosen: int) -> int:
+        """Have a write checkpoint with an id that the client chose, unless there is a higher one. Returns the id that
+        there is then. Raises as `create` does."""
+        return await self._ask(key, chosen)
+
+    async def _ask(self, key: str, chosen: int | None) -> int:
         if len(self._waiting) >= MAX_WAITING:
             raise TooManyRequestsError("too many write checkpoints are being made")
         future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self._waiting.append((key, future))
+        self._waiting.append(_Waiting(key, chosen, future))
         if self._worker is None:
             self._worker = asyncio.create_task(self._work())
         return await future
@@ -71,49 +111,86 @@ class WriteCheckpoints:
         finally:
             self._worker = None
 
-    async def _answer(self, batch: list[tuple[str, asyncio.Future[int]]]) -> None:
-        keys = list(dict.fromkeys(key for key, _ in batch))
+    async def _answer(self, batch: Sequence[_Waiting]) -> None:
+        created = [each for each in batch if each.chosen is None]
+        requested = [each for each in batch if each.chosen is not None]
         try:
             lsns = await self._head.advance_past()
         except Exception as error:  # noqa: BLE001 - each of those who wait is told
-            outcomes: Mapping[str, int | Exception] = dict.fromkeys(keys, error)
-        else:
-            outcomes = await self._number(keys, lsns)
+            _settle(batch, dict.fromkeys((each.key for each in batch), error))
+            return
+        highest = {each.key: each.chosen or 0 for each in sorted(requested, key=lambda each: each.chosen or 0)}
+        for waiting, keys in ((created, [each.key for each in created]), (requested, list(highest))):
+            if waiting:
+                _settle(waiting, await self._number(keys, highest if waiting is requested else None, lsns))
         self._created()
-        for key, future in batch:
-            outcome = outcomes[key]
-            if future.done():
-                continue
-            if isinstance(outcome, Exception):
-                future.set_exception(outcome)
-            else:
-                future.set_result(outcome)
+        if requested:
+            await self._sweep()
 
-    async def _number(self, keys: Sequence[str], lsns: Mapping[str, Lsn]) -> Mapping[str, int | Exception]:
+    async def _number(
+        self, keys: Sequence[str], chosen: Mapping[str, int] | None, lsns: Mapping[str, Lsn]
+    ) -> Mapping[str, int | Exception]:
         """All keys at once; if that fails for another reason than that the store is away, each for itself, so that a
         key which the store can't take is nobody else's failure."""
+        if chosen is None:
+            job = partial(self._reader.create_write_checkpoint, keys, lsns)
+        else:
+            job = partial(self._reader.request_write_checkpoint, {key: chosen[key] for key in keys}, lsns)
         try:
-            return await self._threads.promptly(partial(self._reader.create_write_checkpoint, keys, lsns))
+            return await self._threads.promptly(job)
         except Exception as error:  # noqa: BLE001 - whoever asked for it is told
             if len(keys) == 1 or (isinstance(error, HeadwaterError) and error.kind is Kind.RETRY):
                 return dict.fromkeys(keys, error)
-        return {key: outcome for one in keys for key, outcome in (await self._number([one], lsns)).items()}
+        return {key: outcome for one in keys for key, outcome in (await self._number([one], chosen, lsns)).items()}
+
+    async def _sweep(self) -> None:
+        """Now and then, forget what nobody has asked for in a while."""
+        now = time.monotonic()
+        if now < self._swept + SWEEP_SECONDS:
+            return
+        self._swept = now
+        try:
+            await self._threads.promptly(partial(self._reader.forget_write_requests, self._keep_requests))
+        except HeadwaterError as error:
+            log.warning("old checkpoint requests were not forgotten, trying again: %s", error)
+
+
+def _settle(waiting: Sequence[_Waiting], outcomes: Mapping[str, int | Exception]) -> None:
+    for each in waiting:
+        outcome = outcomes[each.key]
+        if each.future.done():
+            continue
+        if isinstance(outcome, Exception):
+            each.future.set_exception(outcome)
+        else:
+            each.future.set_result(outcome)
 
 
 class WriteCheckpointRoute:
-    """The handler."""
+    """The handlers."""
 
     def __init__(self, verifier: Verifier, writes: WriteCheckpoints, is_active: Callable[[], bool]) -> None:
         self._verifier = verifier
         self._writes = writes
         self._is_active = is_active
 
-    async def answer(self, request: Request) -> Response:
-        """Handle one request."""
+    async def create(self, request: Request) -> Response:
+        """`GET /write-checkpoint2.json?client_id=…`"""
+        user = await self._admit(request)
         client_id = parse_client_id(request.query_params.get("client_id"))
+        checkpoint = await self._writes.create(write_key(user.user_id, client_id))
+        return JSONResponse({"data": {"write_checkpoint": str(checkpoint)}})
+
+    async def request(self, request: Request) -> Response:
+        """`POST /sync/checkpoint-request`"""
+        user = await self._admit(request)
+        asked = parse_checkpoint_request(await read_body(request))
+        stored = await self._writes.request(write_key(user.user_id, asked.client_id), asked.id)
+        return JSONResponse({"data": {"checkpoint_request_id": str(stored)}})
+
+    async def _admit(self, request: Request) -> Principal:
         user = await self._verifier.authorize(request.headers.get("authorization"))
         prove(request, user.user_id)
         if not self._is_active():
             raise NoActiveConfigError
-        checkpoint = await self._writes.create(write_key(user.user_id, client_id))
-        return JSONResponse({"data": {"write_checkpoint": str(checkpoint)}})
+        return user

@@ -90,7 +90,7 @@ def told(error: Exception) -> Told:
         case ApiError():
             return Told(error.code, error.status, error.what, error.fix)
         case InvalidRequestError():
-            return Told(error.code, 400, error.what, error.fix)
+            return Told(error.code, 400, error.what, ": ".join(filter(None, (error.where, error.fix))))
         case HTTPException():
             return Told(UNEXPECTED_CODE, error.status_code, error.detail)
         case HeadwaterError(kind=Kind.RETRY):

@@ -26,10 +26,13 @@ def build(config: ServiceConfig, extra_routes: Sequence[BaseRoute] = ()) -> Star
     settings = ApiSettings(
         keys=StaticKeys(config.auth.keys),
         audience=config.auth.audience,
-        streams=StreamLimits(config.api.max_concurrent_connections),
+        streams=StreamLimits(
+            config.api.max_concurrent_connections, config.api.max_streams_per_user, config.api.stalled_stream_seconds
+        ),
         max_data_fetch_concurrency=config.api.max_data_fetch_concurrency,
         requests=RequestLimits(config.api.max_buckets_per_connection, config.api.max_parameter_query_results),
         chunk_cache_bytes=config.api.chunk_cache_mb * 1024 * 1024,
+        keep_requests=config.api.checkpoint_request_retention_minutes * 60.0,
         admin_tokens=config.api.tokens,
         sources=tuple(source.tag for source in config.sources),
         probes=config.probes,

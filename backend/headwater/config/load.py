@@ -132,10 +132,14 @@ def _api(section: Section) -> ApiConfig:
             "max_parameter_query_results", defaults.max_parameter_query_results, 1, _LIMIT
         ),
         chunk_cache_mb=limits.integer("chunk_cache_mb", defaults.chunk_cache_mb, 0, _LIMIT),
+        max_streams_per_user=limits.integer("max_streams_per_user", defaults.max_streams_per_user, 1, _LIMIT),
+        stalled_stream_seconds=limits.integer("stalled_stream_seconds", defaults.stalled_stream_seconds, 1, _LIMIT),
+        checkpoint_request_retention_minutes=limits.integer(
+            "checkpoint_request_retention_minutes", defaults.checkpoint_request_retention_minutes, 1, _LIMIT
+        ),
     )
-    for key, instead in _RETENTIONS.items():
-        limits.integer(key, 60, 1, _LIMIT)
-        limits.no_effect(instead, key)
+    limits.integer("bucket_count_cache_ttl_minutes", 60, 1, _LIMIT)
+    limits.no_effect("sizes of buckets are counted as they change, and never old", "bucket_count_cache_ttl_minutes")
     limits.warn_unknown()
     section.warn_unknown()
     return config
@@ -150,12 +154,6 @@ def _admin_tokens(section: Section) -> tuple[str, ...]:
         what = "a token begins or ends with white space, which no request can send"
         section.error(what, "tokens", fix="write it without")
     return tokens
-
-
-_RETENTIONS = {
-    "checkpoint_request_retention_minutes": "the last write checkpoint of each client is kept, whatever its age",
-    "bucket_count_cache_ttl_minutes": "sizes of buckets are counted as they change, and never old",
-}
 
 
 def _spark(root: Section, storage: StoreAddress) -> SparkSettings:

@@ -52,7 +52,8 @@ class SyncConfigText:
 @dataclass(frozen=True, slots=True)
 class ApiConfig:
     """Limits of the endpoint, and the admin tokens. `chunk_cache_mb` is the memory, in MiB and for each process, in
-    which history that clients ask for again is kept ready to be sent."""
+    which history that clients ask for again is kept ready to be sent. A stream whose device takes nothing for
+    `stalled_stream_seconds` is cut off."""
 
     tokens: tuple[str, ...] = field(default=(), repr=False)
     max_concurrent_connections: int = 200
@@ -60,6 +61,9 @@ class ApiConfig:
     max_buckets_per_connection: int = MOST_BUCKETS
     max_parameter_query_results: int = MOST_RESULTS
     chunk_cache_mb: int = 64
+    max_streams_per_user: int = 50
+    stalled_stream_seconds: int = 60
+    checkpoint_request_retention_minutes: int = 60
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ MAX_NESTING = 100
 has its own limit; this one is below all of them."""
 
 _MAX_OP_ID = 2**63 - 1
+_MAX_EXACT = 2**53 - 1
 _NUMBER = re.compile(r"[0-9]{1,19}", re.ASCII)
 
 JsonObject = Mapping[str, object]
@@ -77,6 +78,40 @@ def parse_client_id(value: object) -> str | None:
     if "\0" in client_id:
         raise InvalidRequestError("client_id contains a NUL character", "client_id", "send an id without control bytes")
     return client_id
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointRequest:
+    """A write checkpoint whose id the client chose."""
+
+    client_id: str
+    id: int
+
+
+def parse_checkpoint_request(body: bytes) -> CheckpointRequest:
+    """Read the body of a checkpoint request. Raises InvalidRequestError that names the field."""
+    try:
+        fields = _object(orjson.loads(body), "body")
+    except orjson.JSONDecodeError as error:
+        raise InvalidRequestError("the body is not valid JSON", fix=f"send one JSON object: {error.msg}") from error
+    client_id = parse_client_id(fields.get("client_id"))
+    if client_id is None:
+        raise InvalidRequestError("client_id is missing", "client_id", "send the id of the client")
+    return CheckpointRequest(client_id, _chosen_id(fields.get("checkpoint_request_id")))
+
+
+def _chosen_id(value: object) -> int:
+    """A number that JSON may have rounded is none."""
+    where = "checkpoint_request_id"
+    if isinstance(value, str) and _NUMBER.fullmatch(value):
+        number = int(value)
+    elif isinstance(value, int) and not isinstance(value, bool) and value <= _MAX_EXACT:
+        number = value
+    else:
+        number = 0
+    if not 1 <= number <= _MAX_OP_ID:
+        raise InvalidRequestError("not a checkpoint request's id", where, "send 1 to 2^63-1, beyond 2^53 as a string")
+    return number
 
 
 def write_key(user_id: str, client_id: str | None) -> str:

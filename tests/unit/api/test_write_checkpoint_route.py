@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 
+import httpx
 import pytest
 
 from headwater.api.checkpoints import MAX_WAITING, WriteCheckpoints
@@ -13,7 +14,7 @@ from headwater.api.streams.reading import StoreThreads
 from headwater.oplog.lsn import Lsn
 from headwater.source.connect import SourceUnreachable
 from headwater.storage.shared.cache import CachedReader
-from tests.support.fix_api import Endpoint, PlayedHead, running
+from tests.support.fix_api import Endpoint, PlayedHead, make_token, running
 from tests.support.memory_store import MemoryStore
 
 
@@ -152,3 +153,57 @@ def test_what_the_store_cannot_number_fails_alone(memory_store: MemoryStore, mon
     first, second, bad, third = asyncio.run(story())
     assert [first, second, third] == [1, 1, 1]
     assert isinstance(bad, ValueError)
+
+
+def request(endpoint: Endpoint, body: object, user: str = "u1") -> httpx.Response:
+    headers = {"authorization": f"Token {make_token(user)}"}
+    return endpoint.http.post("/sync/checkpoint-request", json=body, headers=headers)
+
+
+def test_a_client_chooses_its_own_numbers(endpoint: Endpoint, memory_store: MemoryStore) -> None:
+    def stored(chosen: object) -> object:
+        answer = request(endpoint, {"client_id": "c", "checkpoint_request_id": chosen})
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    assert stored("7") == {"data": {"checkpoint_request_id": "7"}}
+    assert stored(5) == {"data": {"checkpoint_request_id": "7"}}
+    assert stored(str(2**63 - 2)) == {"data": {"checkpoint_request_id": str(2**63 - 2)}}
+    assert memory_store.write_checkpoint("u1/c") is not None
+
+
+def test_a_stream_shows_the_number_once_the_source_is_past_it(endpoint: Endpoint, memory_store: MemoryStore) -> None:
+    endpoint.head.lsns = {"default": Lsn(2)}
+    request(endpoint, {"client_id": "c", "checkpoint_request_id": "41"})
+    with endpoint.stream("u1", client_id="c") as stream:
+        assert stream.completed().write_checkpoint is None
+        memory_store.commit()
+        assert stream.until(lambda client: client.write_checkpoint is not None).write_checkpoint == 41
+
+
+@pytest.mark.parametrize(
+    ("body", "named"),
+    [
+        ({"checkpoint_request_id": "1"}, "client_id"),
+        ({"client_id": "c"}, "checkpoint_request_id"),
+        ({"client_id": "c", "checkpoint_request_id": "0"}, "checkpoint_request_id"),
+        ({"client_id": "c", "checkpoint_request_id": -1}, "checkpoint_request_id"),
+        ({"client_id": "c", "checkpoint_request_id": "1.5"}, "checkpoint_request_id"),
+        ({"client_id": "c", "checkpoint_request_id": 1.5}, "checkpoint_request_id"),
+        ({"client_id": "c", "checkpoint_request_id": True}, "checkpoint_request_id"),
+        ({"client_id": "c", "checkpoint_request_id": 2**53}, "checkpoint_request_id"),
+        ({"client_id": "c", "checkpoint_request_id": str(2**63)}, "checkpoint_request_id"),
+        ({"client_id": 7, "checkpoint_request_id": "1"}, "client_id"),
+        ([], "body"),
+    ],
+)
+def test_a_request_that_makes_no_sense_is_refused(endpoint: Endpoint, body: object, named: str) -> None:
+    refused = request(endpoint, body)
+    assert refused.status_code == 400
+    assert named in refused.text
+
+
+def test_whoever_has_no_token_requests_nothing(endpoint: Endpoint, memory_store: MemoryStore) -> None:
+    body = {"client_id": "c", "checkpoint_request_id": "1"}
+    assert endpoint.http.post("/sync/checkpoint-request", json=body).status_code == 401
+    assert memory_store.write_checkpoints(0) == []

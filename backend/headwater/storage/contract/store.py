@@ -193,6 +193,14 @@ class StoreReader(Protocol):
     def create_write_checkpoint(self, keys: Sequence[str], lsns: Mapping[str, Lsn]) -> dict[str, int]:
         """A new id for each key (duplicates share one), one above its last, valid once checkpoints reach `lsns`."""
 
+    def request_write_checkpoint(self, requests: Mapping[str, int], lsns: Mapping[str, Lsn]) -> dict[str, int]:
+        """Ids that clients chose, by key: one above the last replaces it, valid once checkpoints reach `lsns`; any
+        other changes nothing, but that the same one counts as asked for anew. Returns the ids that are stored then.
+        They share their numbers with those of `create_write_checkpoint`."""
+
+    def forget_write_requests(self, seconds: float) -> int:
+        """Forget the write checkpoints whose ids clients chose and have not asked for in so long. Returns how many."""
+
     def write_checkpoints(self, after_seq: int) -> list[WriteCheckpoint]:
         """Those created or replaced after `after_seq`, in order of `seq`."""
 

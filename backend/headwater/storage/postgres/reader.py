@@ -159,6 +159,14 @@ class PostgresReader:
         with self._connections.lend() as connection:
             return write_checkpoints.create(connection, self._address.schema, keys, lsns)
 
+    def request_write_checkpoint(self, requests: Mapping[str, int], lsns: Mapping[str, Lsn]) -> dict[str, int]:
+        with self._connections.lend() as connection:
+            return write_checkpoints.request(connection, self._address.schema, requests, lsns)
+
+    def forget_write_requests(self, seconds: float) -> int:
+        with self._connections.lend() as connection:
+            return write_checkpoints.forget_requests(connection, seconds)
+
     def write_checkpoints(self, after_seq: int) -> list[WriteCheckpoint]:
         return self._read(lambda db: write_checkpoints.after(db, after_seq))
 

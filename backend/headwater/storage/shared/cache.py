@@ -161,6 +161,12 @@ class CachedReader:
     def create_write_checkpoint(self, keys: Sequence[str], lsns: Mapping[str, Lsn]) -> dict[str, int]:
         return self._reader.create_write_checkpoint(keys, lsns)
 
+    def request_write_checkpoint(self, requests: Mapping[str, int], lsns: Mapping[str, Lsn]) -> dict[str, int]:
+        return self._reader.request_write_checkpoint(requests, lsns)
+
+    def forget_write_requests(self, seconds: float) -> int:
+        return self._reader.forget_write_requests(seconds)
+
     def write_checkpoints(self, after_seq: int) -> list[WriteCheckpoint]:
         return self._reader.write_checkpoints(after_seq)
 

@@ -140,6 +140,12 @@ class SqliteReader:
     def create_write_checkpoint(self, keys: Sequence[str], lsns: Mapping[str, Lsn]) -> dict[str, int]:
         return self._write_checkpoints.create(keys, lsns)
 
+    def request_write_checkpoint(self, requests: Mapping[str, int], lsns: Mapping[str, Lsn]) -> dict[str, int]:
+        return self._write_checkpoints.request(requests, lsns)
+
+    def forget_write_requests(self, seconds: float) -> int:
+        return self._write_checkpoints.forget_requests(seconds)
+
     def write_checkpoints(self, after_seq: int) -> list[WriteCheckpoint]:
         return self._write_checkpoints.after(after_seq)
 

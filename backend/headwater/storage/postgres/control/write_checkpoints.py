@@ -12,42 +12,78 @@ import psycopg
 from headwater.oplog.lsn import Lsn
 from headwater.storage.contract.store import WriteCheckpoint
 from headwater.storage.shared.values import whole
+from headwater.storage.shared.writes import merged_lsns, next_id
 
 _SELECT = "select key, id, lsns, seq from write_checkpoints"
 
 _KNOWN = f"{_SELECT} where digest = any(%s)"
 
 _UPSERT = """
-insert into write_checkpoints (digest, key, id, lsns, seq)
-select * from unnest(%s::bytea[], %s::text[], %s::bigint[], %s::text[], %s::bigint[])
-on conflict (digest) do update set id = excluded.id, lsns = excluded.lsns, seq = excluded.seq
+insert into write_checkpoints (digest, key, id, lsns, seq, requested_at)
+select new.*, case when %s then extract(epoch from clock_timestamp()) end
+from unnest(%s::bytea[], %s::text[], %s::bigint[], %s::text[], %s::bigint[]) new
+on conflict (digest) do update set
+    id = excluded.id, lsns = excluded.lsns, seq = excluded.seq, requested_at = excluded.requested_at
 """
+
+_CAP = """
+update write_checkpoints set lsns = new.lsns, seq = new.seq
+from unnest(%s::bytea[], %s::text[], %s::bigint[]) new (digest, lsns, seq) where write_checkpoints.digest = new.digest
+"""
+
+_ASKED_ANEW = """
+update write_checkpoints set requested_at = extract(epoch from clock_timestamp())
+from unnest(%s::bytea[], %s::bigint[]) asked (digest, id)
+where write_checkpoints.digest = asked.digest and write_checkpoints.id = asked.id and requested_at is not null
+"""
+
+_FORGET = "delete from write_checkpoints where requested_at < extract(epoch from clock_timestamp()) - %s"
 
 
 def create(
     connection: psycopg.Connection, channel: str, keys: Sequence[str], lsns: Mapping[str, Lsn]
 ) -> dict[str, int]:
-    """See the contract. Processes take turns, so that whoever reads up to a `seq` has seen all below it."""
-    wanted = list(dict.fromkeys(keys))
+    """See the contract."""
+    return _put(connection, channel, dict.fromkeys(keys), lsns)
+
+
+def request(
+    connection: psycopg.Connection, channel: str, requests: Mapping[str, int], lsns: Mapping[str, Lsn]
+) -> dict[str, int]:
+    """See the contract."""
+    return _put(connection, channel, requests, lsns)
+
+
+def forget_requests(connection: psycopg.Connection, seconds: float) -> int:
+    """See `StoreReader.forget_write_requests`."""
+    return connection.execute(_FORGET, [seconds]).rowcount
+
+
+def _put(
+    connection: psycopg.Connection, channel: str, wanted: Mapping[str, int | None], lsns: Mapping[str, Lsn]
+) -> dict[str, int]:
+    """By key the id that the client chose, or none. Processes take turns, so that whoever reads up to a `seq` has seen
+    all below it. Returns what is stored then."""
     if not wanted:
         return {}
-    digests = [key_digest(key) for key in wanted]
+    digests = {key: key_digest(key) for key in wanted}
     with connection.transaction():
-        first = connection.execute(
-            "update write_state set seq = seq + %s returning seq - %s + 1", [len(wanted), len(wanted)]
-        ).fetchall()[0][0]
-        known = {row[0]: _checkpoint(row) for row in connection.execute(_KNOWN, [digests])}
-        rows = [_next(key, known.get(key), lsns) for key in wanted]
-        numbers = [first + n for n in range(len(rows))]
-        connection.execute(_UPSERT, [digests, *map(list, zip(*rows, strict=True)), numbers])
-        connection.execute("select pg_notify(%s, '')", [channel])
-    return {key: write_id for key, write_id, _ in rows}
-
-
-def _next(key: str, before: WriteCheckpoint | None, lsns: Mapping[str, Lsn]) -> tuple[str, int, str]:
-    # Of two processes the later one may have asked the source earlier: a position never goes back
-    merged = {tag: max(lsn, before.lsns.get(tag, lsn) if before else lsn) for tag, lsn in lsns.items()}
-    return key, 1 if before is None else before.id + 1, orjson.dumps(merged).decode()
+        last = connection.execute("select seq from write_state for update").fetchall()[0][0]
+        known = {row[0]: _checkpoint(row) for row in connection.execute(_KNOWN, [list(digests.values())])}
+        ids = {key: next_id(known.get(key), chosen) for key, chosen in wanted.items()}
+        moved = {key: write_id for key, write_id in ids.items() if write_id is not None}
+        if len(moved) < len(ids):
+            same = [key for key in ids if key not in moved]
+            connection.execute(_ASKED_ANEW, [[digests[key] for key in same], [wanted[key] for key in same]])
+        if moved:
+            texts = [orjson.dumps(merged_lsns(known.get(key), lsns)).decode() for key in moved]
+            numbers = [last + 1 + n for n in range(len(moved))]
+            chosen = any(number is not None for number in wanted.values())
+            columns = [[digests[key] for key in moved], list(moved), list(moved.values()), texts, numbers]
+            connection.execute(_UPSERT, [chosen, *columns])
+            connection.execute("update write_state set seq = %s", [numbers[-1]])
+            connection.execute("select pg_notify(%s, '')", [channel])
+    return {key: moved[key] if key in moved else known[key].id for key in wanted}
 
 
 def cap(connection: psycopg.Connection, channel: str, tag: str, lsn: Lsn) -> None:
@@ -58,10 +94,9 @@ def cap(connection: psycopg.Connection, channel: str, tag: str, lsn: Lsn) -> Non
         if not beyond:
             return
         connection.execute("update write_state set seq = seq + %s", [len(beyond)])
-        rows = [(write.key, write.id, orjson.dumps({**write.lsns, tag: lsn}).decode()) for write in beyond]
-        numbers = [first + n for n in range(len(rows))]
-        digests = [key_digest(write.key) for write in beyond]
-        connection.execute(_UPSERT, [digests, *map(list, zip(*rows, strict=True)), numbers])
+        capped = [orjson.dumps({**write.lsns, tag: lsn}).decode() for write in beyond]
+        numbers = [first + n for n in range(len(beyond))]
+        connection.execute(_CAP, [[key_digest(write.key) for write in beyond], capped, numbers])
         connection.execute("select pg_notify(%s, '')", [channel])
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -12,14 +13,16 @@ import orjson
 from headwater.oplog.lsn import Lsn
 from headwater.storage.contract.store import WriteCheckpoint
 from headwater.storage.shared.values import whole
+from headwater.storage.shared.writes import merged_lsns, next_id
 from headwater.storage.sqlite.connection import immediate, open_writer, sqlite_errors
 
 _SCHEMA = """
 create table if not exists write_checkpoints (
-    key  text primary key,
-    id   integer not null,
-    lsns text not null,
-    seq  integer not null
+    key          text primary key,
+    id           integer not null,
+    lsns         text not null,
+    seq          integer not null,
+    requested_at real  -- seconds since 1970, of an id that the client chose
 ) strict, without rowid;
 create index if not exists write_checkpoints_seq on write_checkpoints (seq);
 """
@@ -27,9 +30,17 @@ create index if not exists write_checkpoints_seq on write_checkpoints (seq);
 _SELECT = "select key, id, lsns, seq from write_checkpoints"
 
 _UPSERT = """
-insert or replace into write_checkpoints (key, id, lsns, seq)
-values (?, ?, ?, (select coalesce(max(seq), 0) + 1 from write_checkpoints))
+insert into write_checkpoints (key, id, lsns, requested_at, seq)
+values (?, ?, ?, ?, (select coalesce(max(seq), 0) + 1 from write_checkpoints))
+on conflict (key) do update set
+    id = excluded.id, lsns = excluded.lsns, requested_at = excluded.requested_at, seq = excluded.seq
 """
+
+_CAP = """
+update write_checkpoints set lsns = ?, seq = (select max(seq) + 1 from write_checkpoints) where key = ?
+"""
+
+_ASKED_ANEW = "update write_checkpoints set requested_at = ? where key = ? and id = ? and requested_at is not null"
 
 
 class WriteCheckpoints:
@@ -41,19 +52,40 @@ class WriteCheckpoints:
         self._connection = open_writer(path)
         with sqlite_errors(path):
             self._connection.execute(_SCHEMA)
+            columns = {row[1] for row in self._connection.execute("pragma table_info (write_checkpoints)")}
+            if "requested_at" not in columns:  # a file from before
+                self._connection.execute("alter table write_checkpoints add column requested_at real")
 
     def create(self, keys: Sequence[str], lsns: Mapping[str, Lsn]) -> dict[str, int]:
         with self._lock, sqlite_errors(self._path), immediate(self._connection):
-            return {key: self._create(key, lsns) for key in dict.fromkeys(keys)}
+            return {key: self._put(key, None, lsns) for key in dict.fromkeys(keys)}
 
-    def _create(self, key: str, lsns: Mapping[str, Lsn]) -> int:
+    def request(self, requests: Mapping[str, int], lsns: Mapping[str, Lsn]) -> dict[str, int]:
+        with self._lock, sqlite_errors(self._path), immediate(self._connection):
+            return {key: self._put(key, chosen, lsns) for key, chosen in requests.items()}
+
+    def _put(self, key: str, chosen: int | None, lsns: Mapping[str, Lsn]) -> int:
         row = self._connection.execute(f"{_SELECT} where key = ?", (key,)).fetchone()
         before = None if row is None else _checkpoint(row)
-        write_id = 1 if before is None else before.id + 1
-        # Of two processes the later one may have asked the source earlier: a position never goes back
-        merged = {tag: max(lsn, before.lsns.get(tag, lsn) if before else lsn) for tag, lsn in lsns.items()}
-        self._connection.execute(_UPSERT, (key, write_id, orjson.dumps(merged).decode()))
+        write_id = next_id(before, chosen)
+        now = None if chosen is None else time.time()
+        if write_id is None:
+            self._connection.execute(_ASKED_ANEW, (now, key, chosen))
+            return before.id if before else 0
+        merged = orjson.dumps(merged_lsns(before, lsns)).decode()
+        self._connection.execute(_UPSERT, (key, write_id, merged, now))
         return write_id
+
+    def forget_requests(self, seconds: float) -> int:
+        """See `StoreReader.forget_write_requests`."""
+        with self._lock, sqlite_errors(self._path), immediate(self._connection):
+            # The last one of all stays: what comes next is numbered by it
+            self._connection.execute(
+                "delete from write_checkpoints where requested_at < ?"
+                " and seq < (select max(seq) from write_checkpoints)",
+                (time.time() - seconds,),
+            )
+            return self._connection.changes()
 
     def cap(self, tag: str, lsn: Lsn) -> None:
         """See `StoreWriter.cap_writes`."""
@@ -62,7 +94,7 @@ class WriteCheckpoints:
                 write = _checkpoint(row)
                 if write.lsns.get(tag, lsn) > lsn:
                     capped = orjson.dumps({**write.lsns, tag: lsn}).decode()
-                    self._connection.execute(_UPSERT, (write.key, write.id, capped))
+                    self._connection.execute(_CAP, (capped, write.key))
 
     def after(self, seq: int) -> list[WriteCheckpoint]:
         sql = f"{_SELECT} where seq > ? order by seq"
