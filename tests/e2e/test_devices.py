@@ -9,7 +9,7 @@ from typing import get_args
 import pytest
 
 from tests.integration.type_cases import CASES, CUSTOM_TYPES
-from tests.support.fix_devices import Device, DeviceFactory, Transport
+from tests.support.fix_devices import CheckpointMode, Device, DeviceFactory, Transport
 from tests.support.fix_headwater import Deploy, Deployment
 from tests.support.fix_postgres import SourceDb
 from tests.support.fix_service import Service
@@ -70,12 +70,21 @@ by_transport = pytest.mark.parametrize("transport", get_args(Transport))
 def opened(tables: SourceDb, deploy: Deploy, serve: Serve, device_factory: DeviceFactory) -> Open:
     """`opened("a", …)`: connected devices of these users, once the tables are filled."""
 
-    def start(*users: str, transport: Transport = "ndjson") -> Sequence[Device]:
+    def start(
+        *users: str, transport: Transport = "ndjson", checkpoint_mode: CheckpointMode = "legacy"
+    ) -> Sequence[Device]:
         service = serve(deploy(RULES).start())
         devices = []
         for user in users:
             token, upload = service.token(user), service.upload_url
-            device = device_factory(service.endpoint, token, SCHEMA, upload_url=upload, transport=transport)
+            device = device_factory(
+                service.endpoint,
+                token,
+                SCHEMA,
+                upload_url=upload,
+                transport=transport,
+                checkpoint_mode=checkpoint_mode,
+            )
             device.connect()
             device.wait_synced()
             devices.append(device)
@@ -196,12 +205,14 @@ def test_three_identical_rows_are_three_on_the_device(tables: SourceDb, opened: 
     device.wait_for(count, [{"n": 0, "ids": 0}])
 
 
-@by_transport
+@pytest.mark.parametrize(
+    ("transport", "checkpoint_mode"), [("ndjson", "legacy"), ("ndjson", "requests"), ("websocket", "legacy")]
+)
 def test_a_local_write_goes_up_and_comes_back_without_flicker(
-    tables: SourceDb, opened: Open, transport: Transport
+    tables: SourceDb, opened: Open, transport: Transport, checkpoint_mode: CheckpointMode
 ) -> None:
     tables.execute("insert into notes values ('1', 'a', 'old', 1)")
-    (device,) = opened("a", transport=transport)
+    (device,) = opened("a", transport=transport, checkpoint_mode=checkpoint_mode)
     agree(device, tables, "a")
     device.watch("bodies", "SELECT body FROM notes WHERE id = '1'")
     for number in range(5):
@@ -269,7 +280,7 @@ def test_a_device_that_is_ahead_of_a_store_built_again_converges(
     agree(device, tables, "a")
 
 
-@by_transport
+@pytest.mark.parametrize("transport", ["ndjson", "websocket"])
 def test_a_device_with_an_expired_token_syncs_once_it_has_a_new_one(
     tables: SourceDb, deploy: Deploy, serve: Serve, device_factory: DeviceFactory, transport: Transport
 ) -> None:

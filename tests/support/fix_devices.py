@@ -153,6 +153,9 @@ class Device:
         return _row(self.process.call(command, deadline=deadline + _SLACK, timeout_ms=milliseconds, **arguments))
 
 
+CheckpointMode = Literal["legacy", "requests"]
+"""Who numbers a device's writes: the service, or the device."""
+
 Transport = Literal["ndjson", "bson", "websocket"]
 
 
@@ -175,6 +178,7 @@ class DeviceFactory:
         upload_url: str | None = None,
         include_default_streams: bool = True,
         transport: Transport = "ndjson",
+        checkpoint_mode: CheckpointMode = "legacy",
         retry_delay: float = 0.1,
     ) -> Device:
         """Open a device, not yet connected.
@@ -197,6 +201,7 @@ class DeviceFactory:
             upload_url=upload_url,
             include_default_streams=include_default_streams,
             transport=transport,
+            checkpoint_mode=checkpoint_mode,
             retry_delay_ms=int(retry_delay * 1000),
             upload_throttle_ms=10,
         )

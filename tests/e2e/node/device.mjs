@@ -137,6 +137,7 @@ serve(
         includeDefaultStreams: options.include_default_streams ?? true,
         connectionMethod: 
           options.transport === 'websocket' ? SyncStreamConnectionMethod.WEB_SOCKET : SyncStreamConnectionMethod.HTTP,
+        checkpointMode: options.checkpoint_mode,
         retryDelayMs: options.retry_delay_ms,
         crudUploadThrottleMs: options.upload_throttle_ms
       });
