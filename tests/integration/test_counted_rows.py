@@ -17,7 +17,7 @@ import pytest
 
 from headwater.bulk.contract import CompareJob, CompareOutcome, Difference
 from headwater.pipeline.jobs import BulkJobs, Report
-from tests.support.changed_source import settled
+from tests.support.changed_source import settled, unheard
 from tests.support.fix_headwater import Deploy, Deployment, wait_until
 from tests.support.local_bulk import LocalEngine
 
@@ -130,3 +130,38 @@ def test_copies_that_come_and_go_while_they_are_compared_are_counted(
 
 def shown(deployment: Deployment) -> Counter[object]:
     return Counter(row["body"] for row in deployment.rows("a").values())
+
+
+@pytest.mark.parametrize(
+    ("form", "unseen", "meanwhile", "differences"),
+    [
+        ("replica identity full", f"{COPY}; {COPY}", COPY, 2),
+        ("replica identity nothing", f"{COPY}; {COPY}", COPY, 2),
+        ("add n int primary key default 1", "update notes set body = repeat('x', 9000)", "update notes set n = 2", 1),
+    ],
+)
+def test_an_audit_names_once_what_it_looks_at_twice(
+    deploy: Deploy, source_db: SourceDb, form: str, unseen: str, meanwhile: str, differences: int
+) -> None:
+    """What was touched since its snapshot is counted once more at the end: copies, and with a key the row whose large
+    value another took along."""
+    source_db.execute("create table notes (body text); alter table notes alter body set storage external")
+    source_db.execute(f"alter table notes {form}; create publication headwater for table notes")
+    source_db.execute("insert into notes values ('a')")
+    deployment, bulk = deploy(CONFIG), HeldUp()
+    deployment.bulk = bulk
+    deployment.start()
+    with unheard(deployment):
+        source_db.execute(unseen)
+
+    def change() -> None:
+        with psycopg.connect(source_db.dsn, autocommit=True) as conn:
+            conn.execute(meanwhile.encode())
+            deployment.caught_up(conn)
+
+    bulk.before = change
+    found = deployment.ask("audit")
+    assert found["differences"] == {"public.notes": differences}
+    assert len(found["rows"]) == differences
+    deployment.close()
+    assert deployment.problems() == []

@@ -17,6 +17,7 @@ import logging
 import queue
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -97,6 +98,7 @@ class Resync:
         self._batch: list[Difference] = []
         self._portion = Portion()
         self._merged = 0
+        self._looked_at = defaultdict[int, set[str]](set)  # by table id, keys of differences; see `_to_look_at`
         self._keeper: SnapshotKeeper | None = None
         self._to_count: CompareJob | None = None  # what of its tables was touched is still to be counted
         self._comparing: Background[CompareOutcome] | None = None
@@ -290,7 +292,7 @@ class Resync:
             if oid is None or table is None:
                 continue  # another by now, or truncated since: a new generation, of which the snapshot knows nothing
             touches = self._log.of(oid)
-            differences = [difference for difference in some if difference.table == table_id]
+            differences = self._to_look_at(table_id, some)
             states, waiting = wanted_states(self._context.applier, table, touches, differences, anew=self._order.verify)
             found = describe(self._context.applier, table, states)
             name = f"{table.relation.schema}.{table.relation.name}"
@@ -302,6 +304,17 @@ class Resync:
                 self.findings.ops += self._context.applier.merge(
                     table, states, waiting=waiting, anew=self._order.verify
                 )
+
+    def _to_look_at(self, table: int, some: Sequence[Difference]) -> list[Difference]:
+        """The table's differences; without repair, those that were not looked at before. What is not mended comes
+        again when what was touched is counted."""
+        differences = [difference for difference in some if difference.table == table]
+        if self._order.repair:
+            return differences
+        before = self._looked_at[table]
+        new = [difference for difference in differences if difference.key not in before]
+        before.update(difference.key for difference in new)
+        return new
 
     def _finish(self, outcome: CompareOutcome) -> None:
         self.findings.compared = outcome.source_rows
