@@ -200,7 +200,7 @@ class Place:
         for start in range(0, len(changes), 4):
             table = self._live_table(plans)
             flush = self.store.begin(self.lease)
-            fold = Fold(flush, _nobody_to_ask, Lacking(), _nobody_to_ask, written, (), _PIECE)
+            fold = Fold(flush, _nobody_to_ask, Lacking(), _nobody_to_ask, written, (), (), _PIECE)
             fold.apply([(table, change) for change in changes[start : start + 4]])
             self._lsn += 10
             flush.commit(TAG, Progress(Lsn(self._lsn), 1))

@@ -288,7 +288,7 @@ class JobScheduler:
             return
         if finished:
             self._finish(asked)
-        else:
+        elif self._context.applier.settled:  # else what was merged waits for the stream, in a flush that is open
             self._tell(asked)
 
     def _tell(self, asked: _Asked) -> None:

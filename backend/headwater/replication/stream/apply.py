@@ -237,9 +237,8 @@ class Applier:
         self._report(fold)
 
     def _fold(self) -> Fold:
-        return Fold(
-            self._open(), self.fill, self._lacking, self._leave, self._written, self._followed.stale, self._piece
-        )
+        stale, ahead = self._followed.stale, self._asking.ahead
+        return Fold(self._open(), self.fill, self._lacking, self._leave, self._written, stale, ahead, self._piece)
 
     def _truncate(self, message: Truncate) -> None:
         self._apply_pending()
@@ -285,6 +284,7 @@ class Applier:
         return self._asking.rows(table, keys, known.files.get(table.relation.oid, ()), xids)
 
     def _fetch(self, table: LiveTable, keys: Sequence[Sequence[Cell]]) -> list[FullCells | None]:
+        self._open()  # what a comparison reads belongs to the flush that it merges in: it is not closed before
         found = self._ask(table, keys)
         if found is None:
             raise SchemaChangedError("rows can't be seen in the source", table.name, "the stream is read again")

@@ -75,12 +75,14 @@ class Fold:
         leave: Callable[[LiveTable], None],
         written: Mapping[int, set[str]],
         stale: Collection[int],
+        ahead: Collection[int],
         piece: int,
     ) -> None:
         self._flush = flush
         self._piece = piece  # bytes of rows that are loaded or written at once
         self._fill = fill
         self._stale = stale  # table ids; what the store has of these may be older than what the stream left out
+        self._ahead = ahead  # oids; rows of these that the flush has may have generated columns of a later moment
         self._lacking = lacking  # takes rows that can't be completed here
         self._leave = leave  # has a table compared with the source, since one without a key could not be completed
         self._incomplete = False  # whether any row of this fold may be so
@@ -214,12 +216,13 @@ class Fold:
         """Have generated columns computed, where what they are computed from is not what it was: Postgres keeps the
         values of the others, too."""
         lacking: list[_Row] = []
+        ahead = table.relation.oid in self._ahead
         for row in rows.values():
             cells = cast("FullCells | None", row.cells)
             if cells is None or cells is _UNKNOWN:
                 continue
             before = row.before
-            known = _UNKNOWN if before is None or before.layout != table.layout else _cells(table, before)
+            known = _UNKNOWN if ahead or before is None or before.layout != table.layout else _cells(table, before)
             if known is _UNKNOWN or any(cells[place] != known[place] for place in table.inputs):
                 lacking.append(row)
             else:

@@ -16,8 +16,8 @@ _FIRST, _MOST = 4, 1_000
 
 class Asking:
     """For the flush that is open. It may not commit before the stream has passed `hold`: what was read is of later.
-    `completed` has the oids of tables of which it has rows with such values. `at_once` is how many rows to ask for, so
-    that they have about `piece` bytes."""
+    `ahead` has the oids of tables of which it has values that were read, `completed` of those whose rows lacked them.
+    `at_once` is how many rows to ask for, so that they have about `piece` bytes."""
 
     def __init__(self, fetcher: RowFetcher, piece: int) -> None:
         self._fetcher = fetcher
@@ -25,6 +25,7 @@ class Asking:
         self._since = 0.0  # when the open flush first asked; 0 before
         self.at_once = _FIRST
         self.hold = ZERO
+        self.ahead = set[int]()
         self.completed = set[int]()
 
     def names(self, oids: Collection[int]) -> Names:
@@ -34,6 +35,7 @@ class Asking:
     def over(self) -> None:
         """The flush is no more."""
         self._since, self.hold, self.at_once = 0.0, ZERO, _FIRST
+        self.ahead.clear()
         self.completed.clear()
 
     @property
@@ -55,6 +57,7 @@ class Asking:
         if found is None:
             return None
         self.hold = Lsn(max(self.hold, found.seen))
+        self.ahead.add(table.relation.oid)
         self._measure(found.rows)
         key = table.identity.key
         rows = {key(row): row for row in found.rows}
