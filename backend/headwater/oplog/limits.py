@@ -42,7 +42,7 @@ _LEFT_OUT = "left out"
 @dataclass(frozen=True, slots=True)
 class Stub:
     """What is kept of a row over the limit: its bytes, the content id of what it was when it was last seen whole, and
-    the bytes of each value as COPY writes it (none in stubs of old)."""
+    the bytes of each value as COPY writes it (none in stubs of old and `without_sizes`)."""
 
     size: int
     content: str
@@ -70,6 +70,12 @@ def stub_after(before: Stub, sizes: Sequence[int]) -> str | None:
     """The stub of a row that was `before` and has values of these sizes now; None when it is not too large any more."""
     size = sum(sizes) + len(sizes) - 1
     return _stub(size, before.content, sizes) if size > ROW_LIMIT else None
+
+
+def without_sizes(stub: str) -> str:
+    """A stub that does not say how large the values are, for they may be others by now. The stream goes on leaving them
+    out: who goes by sizes of before takes a row for too large that is not."""
+    return stub.rpartition(" ")[0] if read_stub(stub).sizes else stub
 
 
 def _stub(size: int, content: str, sizes: Sequence[int]) -> str:

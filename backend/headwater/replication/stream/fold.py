@@ -25,6 +25,7 @@ from headwater.oplog.limits import (
     row_refused,
     stored_line,
     stub_after,
+    without_sizes,
 )
 from headwater.oplog.row_id import IdentityKind, copy_id, copy_number, random_id
 from headwater.oplog.transform import BucketName, DraftOp
@@ -203,6 +204,8 @@ class Fold:
                 complete[row_id] = row
             else:
                 self._lacking.put(table.id, row_id, cast(Cells, cells))
+                if row.before is not None and is_stub(row.before.line):  # after a restart this is all we know
+                    self._flush.put_rows(table.id, [row.before._replace(line=without_sizes(row.before.line))])
         return complete
 
     def _still_too_large(self, row: _Row, cells: _Known) -> str:
