@@ -105,7 +105,9 @@ class FoundOp(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class FoundText:
-    """So many texts of one column that have what is sought, and how many of those may be erased."""
+    """So many texts of one column that have what is sought, and how many of those may be erased. `table` is a dataset
+    of `storage.contract.archive` or something that is not taken out, such as `requests`; rows of a generation of a
+    source table are in `rows_<generation>`."""
 
     table: str
     column: str
@@ -145,7 +147,9 @@ class ForgetStore(Protocol):
         """How many current rows of a generation have this id: 1 or 0."""
 
     def erase_texts(self, lease: Lease, hints: Sequence[str]) -> int:
-        """Erase the texts that may be erased, in short transactions. Returns how many."""
+        """Erase the texts that nothing depends on, in short transactions: what flushes touched (readers then look at
+        everything once), requests that are done or failed, versions that are stopped or failed and the notes of all,
+        write checkpoints by their keys. All others are there because something needs them. Returns how many."""
 
     def named_buckets(self, hints: Sequence[str]) -> list[int]:
         """Keys of the buckets whose names have one of `hints`."""
@@ -176,25 +180,3 @@ def found_in_segment(content: bytes, hints: Sequence[str], first: int, sealed: b
         if any(hint in line for hint in hints):
             op = line if sealed else finished_op(first + number, line)
             yield int(op[10 : op.index('"', 10)]), op
-
-
-class Erasure(NamedTuple):
-    """How texts of a column are erased: those that `condition` holds for, by `statement`."""
-
-    condition: str
-    statement: str
-
-
-ERASURES: dict[tuple[str, str], Erasure] = {
-    # Null means "anything": readers then look at everything once
-    ("flushes", "buckets"): Erasure("true", "update flushes set buckets = null"),
-    ("flushes", "lookups"): Erasure("true", "update flushes set lookups = null"),
-    **{
-        ("requests", column): Erasure("state in ('done', 'failed')", "delete from requests")
-        for column in ("payload", "progress", "result")
-    },
-    ("versions", "note"): Erasure("true", "update versions set note = ''"),
-    ("versions", "yaml"): Erasure("state in ('stopped', 'failed')", "delete from versions"),
-    ("write_checkpoints", "key"): Erasure("true", "delete from write_checkpoints"),
-}
-"""Texts that nothing depends on, by table and column. All others are there because something needs them."""

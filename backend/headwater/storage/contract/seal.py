@@ -7,9 +7,6 @@ from __future__ import annotations
 
 from headwater.storage.contract.store import StoreError
 
-MARK = "headwater-seal: "
-"""How the database's refusal begins; the seal's note follows."""
-
 
 class SealedStoreError(StoreError):
     """The store is sealed."""

@@ -13,9 +13,10 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from headwater.errors import HeadwaterError
 from headwater.storage.address import PostgresAddress
-from headwater.storage.contract.seal import MARK, sealed
+from headwater.storage.contract.seal import sealed
 from headwater.storage.contract.store import StoreBusyError, StoreError, StoreUnreachableError
 from headwater.storage.postgres.format import found_format
+from headwater.storage.shared.control.database import SEALED_MARK
 from headwater.tls import pem_file, system_authorities
 
 BUSY_SECONDS = 30
@@ -166,7 +167,7 @@ def explained(error: psycopg.Error, address: PostgresAddress) -> HeadwaterError:
     where = str(address)
     match error:
         case _ if error.sqlstate == "HWSEA":
-            return sealed(_words(error).removeprefix(MARK), where)
+            return sealed(_words(error).removeprefix(SEALED_MARK), where)
         case errors.LockNotAvailable():
             return StoreBusyError("the store is locked by another process", where, "it is tried again")
         case errors.SerializationFailure() | errors.DeadlockDetected():

@@ -1,1 +1,1 @@
-"""What both back ends do alike."""
+"""What back ends do alike."""

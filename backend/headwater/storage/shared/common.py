@@ -1,7 +1,8 @@
-"""What both back ends hold in common: limits, op ids of a new life, owners of leases, layouts as text."""
+"""What back ends hold in common: limits, op ids of a new life, owners of leases, layouts as text."""
 
 from __future__ import annotations
 
+import hashlib
 import os
 import socket
 from collections.abc import Iterable, Sequence
@@ -33,6 +34,11 @@ def op_floor(now: float) -> int:
     a client that is ahead of a restored or rebuilt store still gets everything. Stays below 2^53 until 2297.
     """
     return int((now - _EPOCH) * _OPS_A_SECOND)
+
+
+def life_of(salt: bytes) -> str:
+    """Names the life of a store: its op ids are those of no other one."""
+    return hashlib.blake2b(salt, digest_size=8).hexdigest()
 
 
 @dataclass(slots=True)

@@ -19,7 +19,7 @@ def next_id(before: WriteCheckpoint | None, chosen: int | None) -> int | None:
     return chosen if chosen > last else None
 
 
-def merged_lsns(before: WriteCheckpoint | None, lsns: Mapping[str, Lsn]) -> dict[str, Lsn]:
+def later_positions(before: WriteCheckpoint | None, lsns: Mapping[str, Lsn]) -> dict[str, Lsn]:
     """The positions that the next one stands for. Of two processes the later one may have asked the source earlier: a
     position never goes back."""
     return {tag: max(lsn, before.lsns.get(tag, lsn) if before else lsn) for tag, lsn in lsns.items()}

@@ -9,8 +9,9 @@ from pathlib import Path
 import apsw
 
 from headwater.errors import HeadwaterError
-from headwater.storage.contract.seal import MARK, sealed
+from headwater.storage.contract.seal import sealed
 from headwater.storage.contract.store import StoreBusyError, StoreError
+from headwater.storage.shared.control.database import SEALED_MARK
 from headwater.storage.sqlite.files import OpenedFiles
 from headwater.storage.sqlite.format import found_format
 
@@ -86,8 +87,8 @@ def explained(error: apsw.Error, path: Path) -> HeadwaterError:
             return StoreError("the store can't be opened", where, "check that the directory exists and is writable")
         case apsw.ReadOnlyError():
             return StoreError("the store is not writable", where, "check owner and rights of the file")
-        case apsw.ConstraintError() if str(error).startswith(MARK):
-            return sealed(str(error).removeprefix(MARK), where)
+        case apsw.ConstraintError() if str(error).startswith(SEALED_MARK):
+            return sealed(str(error).removeprefix(SEALED_MARK), where)
         case apsw.NotADBError() | apsw.CorruptError():
             return StoreError("the file is damaged, or no SQLite database", where, _move_away(path))
         case apsw.IOError():

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-import orjson
 import psycopg
 from psycopg import sql
 
 from headwater.failpoints import passing
-from headwater.oplog.op import CLEAR_BODY, finished_op, put_opening
-from headwater.oplog.row_id import row_subkey
-from headwater.oplog.transform import decode_members
+from headwater.oplog.op import CLEAR_BODY, finished_op
 from headwater.storage.contract.parts import StagedPart
 from headwater.storage.contract.store import Lease, StoreError
 from headwater.storage.postgres.bulk.stage import stage_tables
@@ -21,10 +18,7 @@ from headwater.storage.postgres.copying import columns
 from headwater.storage.postgres.flush import names_of
 from headwater.storage.postgres.tables import rows_table, stored_id
 from headwater.storage.shared.common import NAMEABLE
-from headwater.storage.shared.packing import compressor, unpacked
-
-Openings = dict[int, tuple[str, ...]]
-"""By bucket, how the bodies begin that are not to be taken."""
+from headwater.storage.shared.pages import Openings, openings, without
 
 Segment = tuple[int, int, int, bytes]
 """Bucket, number of ops, sum of their checksums, compressed bodies."""
@@ -69,13 +63,7 @@ def _skipped(
         " on r.row_id = p.row_id where p.page = {page} and (p.row_id = any(%s) or r.row_id is null)"
     ).format(part=stage_tables(part.path)["rows"], rows=rows_table(part.table), page=page)
     found = connection.execute(query, [[stored_id(row_id)[0] for row_id in skip]]).fetchall()
-    salt = read_salt(connection)
-    openings: dict[int, list[str]] = {}
-    for _, row_id, members, subkey in found:
-        for member in decode_members(members, row_id):
-            sub = row_subkey(subkey, part.table, row_id, member.id, salt)
-            openings.setdefault(member.bucket, []).append(put_opening(member.table, member.id, sub, member.digest))
-    return [row[0] for row in found], {bucket: tuple(starts) for bucket, starts in openings.items()}
+    return [row[0] for row in found], openings((row[1:] for row in found), part.table, read_salt(connection))
 
 
 def read_salt(connection: psycopg.Connection) -> bytes:
@@ -97,7 +85,11 @@ def _append(
         sql.SQL("select count(*) from {} where page = {}").format(names["rows"], page)
     ).fetchall()[0][0]
     check_part(connection, part, page, rows, sum(segment[1] for segment in given))
-    kept = [s for s in (_without(segment, left_out.get(segment[0], ())) for segment in given) if s[1]]
+    filtered = [
+        (bucket, *without((size, checksum, bodies), left_out.get(bucket, ())))
+        for bucket, size, checksum, bodies in given
+    ]
+    kept = [segment for segment in filtered if segment[1]]
     touched = sorted({segment[0] for segment in kept})
     next_op = _open_buckets(connection, names["buckets"], touched, next_op)
     for segment in kept:
@@ -151,13 +143,3 @@ def _insert_segment(connection: psycopg.Connection, segment: Segment, first: int
         "update buckets set checksum = (checksum + %s) & 4294967295, count = count + %s, last_op = %s where id = %s",
         [checksum, size, last, bucket],
     )
-
-
-def _without(segment: Segment, starts: tuple[str, ...]) -> Segment:
-    """A segment without the bodies that begin so."""
-    if not starts:
-        return segment
-    bucket, _, _, bodies = segment
-    kept = [body for body in unpacked(bodies).decode().split("\n") if not body.startswith(starts)]
-    checksum = sum(int(orjson.loads("{" + body)["checksum"]) for body in kept)
-    return bucket, len(kept), checksum & 0xFFFFFFFF, compressor(level=1).compress("\n".join(kept).encode())

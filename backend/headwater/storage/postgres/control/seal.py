@@ -9,9 +9,10 @@ import psycopg
 from psycopg import sql
 
 from headwater.storage.address import PostgresAddress
-from headwater.storage.contract.seal import MARK, sealed
+from headwater.storage.contract.seal import sealed
 from headwater.storage.contract.store import LeaseHeldError, StoreError
 from headwater.storage.postgres.connection import connect, postgres_errors
+from headwater.storage.shared.control.database import SEALED_MARK
 
 _GUARDED = ("leases", "versions", "requests", "sources", "state", "write_checkpoints", "write_state")
 
@@ -36,7 +37,7 @@ def seal(address: PostgresAddress, note: str) -> None:
                 f"the store is being written to ({held[0]})", str(address), "stop the service, then seal the store"
             )
         db.execute("insert into meta values ('sealed', %s)", [note])
-        db.execute(sql.SQL(_REFUSE).format(message=sql.Literal(f"{MARK}{note}")))
+        db.execute(sql.SQL(_REFUSE).format(message=sql.Literal(f"{SEALED_MARK}{note}")))
         for table in _GUARDED:
             db.execute(sql.SQL(_GUARD).format(table=sql.Identifier(table)))
 

@@ -12,7 +12,7 @@ import psycopg
 from headwater.oplog.lsn import Lsn
 from headwater.storage.contract.store import WriteCheckpoint
 from headwater.storage.shared.values import whole
-from headwater.storage.shared.writes import merged_lsns, next_id
+from headwater.storage.shared.writes import later_positions, next_id
 
 _SELECT = "select key, id, lsns, seq from write_checkpoints"
 
@@ -76,7 +76,7 @@ def _put(
             same = [key for key in ids if key not in moved]
             connection.execute(_ASKED_ANEW, [[digests[key] for key in same], [wanted[key] for key in same]])
         if moved:
-            texts = [orjson.dumps(merged_lsns(known.get(key), lsns)).decode() for key in moved]
+            texts = [orjson.dumps(later_positions(known.get(key), lsns)).decode() for key in moved]
             numbers = [last + 1 + n for n in range(len(moved))]
             chosen = any(number is not None for number in wanted.values())
             columns = [[digests[key] for key in moved], list(moved), list(moved.values()), texts, numbers]

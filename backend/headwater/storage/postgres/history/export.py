@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from itertools import count
@@ -26,6 +25,7 @@ from headwater.storage.contract.history import (
 )
 from headwater.storage.contract.store import StoreError
 from headwater.storage.postgres.connection import connect, postgres_errors
+from headwater.storage.shared.common import life_of
 from headwater.storage.shared.unpack import Line, Lowest, batches, cut_up, nth, segment_lines
 from headwater.storage.shared.unpack import standing as stand
 
@@ -97,7 +97,7 @@ def limits(address: PostgresAddress, where: HistoryFilter, since: OpId) -> Histo
         if since:
             _check_not_overtaken(db, where, since)
         salt = bytes.fromhex(db.execute("select value from meta where key = 'salt'").fetchall()[0][0])
-        store = hashlib.blake2b(salt, digest_size=8).hexdigest()
+        store = life_of(salt)
         merged = _number(db, "select max(b.compacted_op) " + _MERGED, where)
         ops = _number(db, "select sum(b.count)::bigint from buckets b where true", where)
         checkpoint = _number(db, "select checkpoint from state")

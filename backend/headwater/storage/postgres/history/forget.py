@@ -10,7 +10,6 @@ from psycopg import errors, sql
 
 from headwater.storage.address import PostgresAddress
 from headwater.storage.contract.forget import (
-    ERASURES,
     FoundOp,
     FoundText,
     Searched,
@@ -22,6 +21,7 @@ from headwater.storage.contract.store import Lease
 from headwater.storage.postgres.connection import connect, postgres_errors
 from headwater.storage.postgres.control import lease as leases
 from headwater.storage.postgres.tables import rows_table, stored_id
+from headwater.storage.shared.control.erasures import ERASURES
 from headwater.storage.shared.packing import unpacked
 from headwater.storage.shared.values import whole
 

@@ -1,1 +1,1 @@
-"""Control tables, which both back ends have alike: versions of the sync config, row sides, requests."""
+"""Control tables, which all back ends have alike that know SQL: versions of the sync config, row sides, requests."""

@@ -10,6 +10,9 @@ from headwater.storage.contract.store import Lease
 
 Row = Sequence[object]
 
+SEALED_MARK = "headwater-seal: "
+"""How a database refuses to write to a sealed store; the seal's note follows."""
+
 
 class ControlDb(Protocol):
     """An open connection. Values stand as `?` in statements, which are such that every back end understands them."""

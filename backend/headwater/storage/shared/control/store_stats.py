@@ -71,7 +71,7 @@ def _tables(db: ControlDb, sizes: Mapping[str, int], suspects: Suspects) -> list
     for number, source, layouts, cause, detail in db.rows(_TABLES):
         table = whole(number)
         relation = decode_layouts(str(layouts))[-1]
-        left_out = [row for each in suspects(table) if (row := _left_out(*each)).size]
+        left_out = [row for each in suspects(table) if (row := left_out_row(*each)).size]
         found.append(
             TableStats(
                 name=f"{relation.schema}.{relation.name}",
@@ -87,7 +87,8 @@ def _tables(db: ControlDb, sizes: Mapping[str, int], suspects: Suspects) -> list
     return sorted(found, key=lambda each: (each.source, each.name))
 
 
-def _left_out(row_id: str, line: str, members: str) -> LeftOutRow:
+def left_out_row(row_id: str, line: str, members: str) -> LeftOutRow:
+    """What of a row is too large, by its stored texts; `size` is 0 when nothing is."""
     if is_stub(line):
         return LeftOutRow(row_id, 0, read_stub(line).size)
     ops = left_out_of(members)

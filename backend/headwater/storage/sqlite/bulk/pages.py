@@ -8,19 +8,13 @@ import apsw
 import orjson
 
 from headwater.failpoints import passing
-from headwater.oplog.op import put_opening
-from headwater.oplog.row_id import row_subkey
-from headwater.oplog.transform import decode_members
 from headwater.storage.contract.parts import StagedPart
 from headwater.storage.contract.store import Lease, StoreError
 from headwater.storage.shared.common import NAMEABLE
-from headwater.storage.shared.packing import compressor, unpacked
+from headwater.storage.shared.pages import Openings, openings, without
 from headwater.storage.shared.values import whole
 from headwater.storage.sqlite.bulk.takeover import attached, insert_clear
 from headwater.storage.sqlite.control import lease as leases
-
-Openings = dict[int, tuple[str, ...]]
-"""By bucket, how the bodies begin that are not to be taken."""
 
 
 def take(connection: apsw.Connection, lease: Lease, part: StagedPart, page: int, skip: Iterable[str]) -> None:
@@ -52,17 +46,16 @@ def _skipped(connection: apsw.Connection, table: int, page: int, skip: Iterable[
     salt = connection.execute("select value from meta where key = 'salt'").fetchall()[0][0]
     if not isinstance(salt, bytes):
         raise StoreError("the store has lost its salt", connection.filename, "move it away to build a new store")
-    openings: dict[int, list[str]] = {}
     sql = (
         "select p.row_id, p.members, p.subkey from part.rows p join temp.skipped s on s.row_id = p.row_id"
         " where p.page = ?"
     )
-    for row_id, members, subkey in connection.execute(sql, (page,)):
-        for member in decode_members(str(members), str(row_id)):
-            origin = None if subkey is None else str(subkey)
-            sub = row_subkey(origin, table, str(row_id), member.id, salt)
-            openings.setdefault(member.bucket, []).append(put_opening(member.table, member.id, sub, member.digest))
-    return {bucket: tuple(starts) for bucket, starts in openings.items()}
+    rows = connection.execute(sql, (page,))
+    return openings(
+        ((str(row_id), str(members), None if origin is None else str(origin)) for row_id, members, origin in rows),
+        table,
+        salt,
+    )
 
 
 def _add_members(connection: apsw.Connection, table: int, page: int) -> None:
@@ -89,7 +82,7 @@ def _append(connection: apsw.Connection, lease: Lease, page: int, left_out: Open
             and isinstance(bodies, bytes)
         ):
             raise StoreError("a part of the bulk job is damaged", connection.filename, "the job starts over")
-        kept = _filtered(bodies, left_out[bucket]) if bucket in left_out else (size, checksum, bodies)
+        kept = without((size, checksum, bodies), left_out.get(bucket, ()))
         if not kept[0]:
             continue
         if bucket not in touched:
@@ -140,10 +133,3 @@ def _insert_segment(connection: apsw.Connection, bucket: int, first: int, segmen
         "update buckets set checksum = (checksum + ?) & 4294967295, count = count + ?, last_op = ? where id = ?",
         (checksum, size, last, bucket),
     )
-
-
-def _filtered(bodies: bytes, starts: tuple[str, ...]) -> tuple[int, int, bytes]:
-    """A segment without the bodies that begin so."""
-    kept = [body for body in unpacked(bodies).decode().split("\n") if not body.startswith(starts)]
-    checksum = sum(int(orjson.loads("{" + body)["checksum"]) for body in kept)
-    return len(kept), checksum & 0xFFFFFFFF, compressor(level=1).compress("\n".join(kept).encode())

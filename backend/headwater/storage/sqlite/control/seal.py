@@ -11,8 +11,9 @@ from pathlib import Path
 import apsw
 
 from headwater.storage.address import SqliteAddress
-from headwater.storage.contract.seal import MARK, sealed
+from headwater.storage.contract.seal import sealed
 from headwater.storage.contract.store import LeaseHeldError, StoreError
+from headwater.storage.shared.control.database import SEALED_MARK
 from headwater.storage.sqlite.connection import immediate, open_reader, open_writer, sqlite_errors
 
 _GUARDED = {
@@ -77,7 +78,7 @@ def _note(db: apsw.Connection) -> str | None:
 
 
 def _guard(db: apsw.Connection, file: str, note: str) -> None:
-    message = f"{MARK}{note}".replace("'", "''")
+    message = f"{SEALED_MARK}{note}".replace("'", "''")
     for table in _GUARDED[file]:
         for event in ("insert", "update"):
             if (table, event) != ("state", "insert"):  # every opening of the store tries that one

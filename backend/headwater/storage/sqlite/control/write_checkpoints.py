@@ -13,7 +13,7 @@ import orjson
 from headwater.oplog.lsn import Lsn
 from headwater.storage.contract.store import WriteCheckpoint
 from headwater.storage.shared.values import whole
-from headwater.storage.shared.writes import merged_lsns, next_id
+from headwater.storage.shared.writes import later_positions, next_id
 from headwater.storage.sqlite.connection import immediate, open_writer, sqlite_errors
 
 _SCHEMA = """
@@ -72,7 +72,7 @@ class WriteCheckpoints:
         if write_id is None:
             self._connection.execute(_ASKED_ANEW, (now, key, chosen))
             return before.id if before else 0
-        merged = orjson.dumps(merged_lsns(before, lsns)).decode()
+        merged = orjson.dumps(later_positions(before, lsns)).decode()
         self._connection.execute(_UPSERT, (key, write_id, merged, now))
         return write_id
 

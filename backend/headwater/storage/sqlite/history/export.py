@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from headwater.storage.contract.history import (
     overtaken,
 )
 from headwater.storage.contract.store import StoreError
+from headwater.storage.shared.common import life_of
 from headwater.storage.shared.unpack import Line, Lowest, batches, cut_up, nth, segment_lines
 from headwater.storage.shared.unpack import standing as stand
 from headwater.storage.shared.values import whole
@@ -48,7 +48,7 @@ def limits(address: SqliteAddress, where: HistoryFilter, since: OpId) -> History
         if since:
             _check_not_overtaken(db, where, since)
         salt = db.execute("select value from meta where key = 'salt'").fetchall()[0][0]
-        store = hashlib.blake2b(bytes(salt) if isinstance(salt, bytes) else b"", digest_size=8).hexdigest()
+        store = life_of(salt if isinstance(salt, bytes) else b"")
         condition, names = _condition(where)
         merged = _number(db, f"select max(b.compacted_op) {_MERGED}{condition}", (0, *names))
         ops = _number(db, f"select sum(b.count) from buckets b where true{condition}", names)

@@ -12,7 +12,6 @@ import apsw
 
 from headwater.storage.address import SqliteAddress
 from headwater.storage.contract.forget import (
-    ERASURES,
     FoundOp,
     FoundText,
     Searched,
@@ -21,6 +20,7 @@ from headwater.storage.contract.forget import (
     found_in_segment,
 )
 from headwater.storage.contract.store import Lease, StoreError
+from headwater.storage.shared.control.erasures import ERASURES
 from headwater.storage.shared.packing import unpacked
 from headwater.storage.shared.values import whole
 from headwater.storage.sqlite.connection import immediate, open_writer, sqlite_errors
