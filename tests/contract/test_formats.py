@@ -18,6 +18,9 @@ from headwater.storage.contract.reason import Cause, ResyncReason
 from headwater.storage.contract.store import StoreError
 from headwater.storage.open import open_backend
 from tests.contract.world import SOURCE, A, World
+from tests.support.fix_stores import LASTING
+
+pytestmark = LASTING
 
 OPENERS: dict[str, Callable[[Backend], object]] = {
     "to write": lambda store: store.open_store(),

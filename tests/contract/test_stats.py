@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-
-import pytest
+from collections.abc import Callable
 
 from headwater.oplog.op import OpId
 from headwater.storage.address import StoreAddress
@@ -12,13 +10,6 @@ from headwater.storage.contract.stats import DefinitionStats
 from headwater.storage.open import open_backend
 from tests.support.model_device import parse_ops
 from tests.support.written_store import WrittenStore
-
-
-@pytest.fixture
-def written(new_address: Callable[[], StoreAddress]) -> Iterator[WrittenStore]:
-    store = WrittenStore(new_address())
-    yield store
-    store.close()
 
 
 def downloaded(address: StoreAddress, buckets: list[str]) -> list[tuple[int, int]]:

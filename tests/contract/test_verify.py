@@ -11,13 +11,14 @@ import pytest
 from headwater.oplog.lsn import Lsn
 from headwater.oplog.op import OpId, bucket_key
 from headwater.oplog.transform import DraftOp, RowKeys, row_ops
-from headwater.storage.address import PostgresAddress, SqliteAddress
+from headwater.storage.address import PostgresAddress, SqliteAddress, StoreAddress
 from headwater.storage.contract.parts import CurrentRow
 from headwater.storage.contract.store import Progress, StoreReader
 from headwater.storage.contract.verify import (
     ALL_KEYS,
     MODULUS,
     Examined,
+    StoredSegment,
     changed_parts,
     examine,
     row_entries,
@@ -25,22 +26,30 @@ from headwater.storage.contract.verify import (
 from headwater.storage.open import open_backend
 from headwater_rules.results import LookupEntry
 from tests.contract.world import A, B, World, assert_in_step, named, put, totals
+from tests.support.dictionaries.kept import DictAddress, Place
+from tests.support.dictionaries.state import Bucket, Segment, State
 
 ROWS = {str(n): (A if n % 2 else B, f"text {n}") for n in range(30)}
 CHANGES = {"1": (A, "another"), "2": (A, "moved"), "3": None}
 
 
-def damage(world: World, sql: str) -> None:
+Change = Callable[[State], object]
+"""What a statement does, to a state in memory."""
+
+
+def damage(address: StoreAddress | DictAddress, sql: str, change: Change) -> None:
     """Change something behind the store's back; exactly one row."""
-    match world.address:
+    match address:
         case SqliteAddress(directory):
             db = apsw.Connection(f"{directory}/store.db")
             db.execute(sql)
             assert db.changes() == 1
             db.close()
-        case PostgresAddress() as address:
+        case PostgresAddress():
             with psycopg.connect(address.conninfo, options=f"-c search_path={address.schema}") as conn:
                 assert conn.execute(sql.encode()).rowcount == 1
+        case DictAddress():
+            change(Place(address).state)
 
 
 def examined(world: World, bucket: str, parts: int = 1) -> Examined:
@@ -86,32 +95,105 @@ def test_every_bucket_is_in_one_range_of_keys(written: World) -> None:
     assert sorted(names) == sorted({A, B, *(f'todos.1["{n}"]' for n in range(40))})
 
 
+def on_line(old: bytes, new: bytes) -> Change:
+    """Another text in A's op that says `another`."""
+
+    def change(state: State) -> None:
+        op_id = another(state)
+        hot = state.buckets[bucket_key(A)].hot
+        hot[op_id] = hot[op_id].replace(old, new)
+
+    return change
+
+
+def on_segment(edit: Callable[[StoredSegment], StoredSegment]) -> Change:
+    """A's first segment edited."""
+
+    def change(state: State) -> None:
+        segments = state.buckets[bucket_key(A)].segments
+        blob, stored = segments[min(segments)]
+        segments[stored.first] = Segment(blob, edit(stored))
+
+    return change
+
+
+def on_bucket(**values: Callable[[Bucket], object]) -> Change:
+    """A with another value."""
+
+    def change(state: State) -> None:
+        bucket = state.buckets[bucket_key(A)]
+        for name, value in values.items():
+            setattr(bucket, name, value(bucket))
+
+    return change
+
+
+def another(state: State) -> int:
+    (op_id,) = [op_id for op_id, line in state.buckets[bucket_key(A)].hot.items() if b"another" in line]
+    return op_id
+
+
+def lose_op(state: State) -> None:
+    del state.buckets[bucket_key(A)].hot[another(state)]
+
+
 FIRST_BLOB = f"(select min(id) from segment_blobs where bucket = {bucket_key(A)})"
 FIRST_OP = f"(select min(first_op) from segments where bucket = {bucket_key(A)})"
 HOT_A = f"bucket = {bucket_key(A)} and line like '%another%'"
-DAMAGES = [
-    (f"delete from ops where {HOT_A}", "are told to clients"),
-    (f"update ops set line = replace(line, 'another', 'anothex') where {HOT_A}", "another content"),
-    (f"update ops set line = replace(line, 'op_id', 'op-id') where {HOT_A}", "can't be read"),
-    (f"update ops set line = replace(line, 'PUT', 'BUT') where {HOT_A}", "no known kind"),
-    (f"update buckets set name = 'todos.1[7]' where id = {bucket_key(A)}", "name"),
-    (f"delete from segment_blobs where id = {FIRST_BLOB}", "is lost"),
-    (f"update segment_blobs set size = size + 1 where id = {FIRST_BLOB}", "holds others"),
-    (f"update segments set last_op = last_op + 1 where first_op = {FIRST_OP}", "holds others"),
-    (f"update buckets set checksum = checksum + 1 where id = {bucket_key(A)}", "do not add up"),
-    (f"update buckets set clear_op = clear_op + 1 where id = {bucket_key(A)}", "does not begin"),
+OF_A = f"id = {bucket_key(A)}"
+LOST_OP = f"delete from ops where {HOT_A}", lose_op
+
+
+def line_sql(old: str, new: str) -> str:
+    return f"update ops set line = replace(line, '{old}', '{new}') where {HOT_A}"
+
+
+DAMAGES: list[tuple[str, Change, str]] = [
+    (*LOST_OP, "are told to clients"),
+    (line_sql("another", "anothex"), on_line(b"another", b"anothex"), "another content"),
+    (line_sql("op_id", "op-id"), on_line(b"op_id", b"op-id"), "can't be read"),
+    (line_sql("PUT", "BUT"), on_line(b"PUT", b"BUT"), "no known kind"),
+    (f"update buckets set name = 'todos.1[7]' where {OF_A}", on_bucket(name=lambda _: "todos.1[7]"), "name"),
+    (
+        f"delete from segment_blobs where id = {FIRST_BLOB}",
+        on_segment(lambda segment: segment._replace(bodies=None)),
+        "is lost",
+    ),
+    (
+        f"update segment_blobs set size = size + 1 where id = {FIRST_BLOB}",
+        on_segment(lambda segment: segment._replace(size=segment.size + 1)),
+        "holds others",
+    ),
+    (
+        f"update segments set last_op = last_op + 1 where first_op = {FIRST_OP}",
+        on_segment(lambda segment: segment._replace(last=segment.last + 1)),
+        "holds others",
+    ),
+    (
+        f"update buckets set checksum = checksum + 1 where {OF_A}",
+        on_bucket(checksum=lambda bucket: bucket.checksum + 1),
+        "do not add up",
+    ),
+    (
+        f"update buckets set clear_op = clear_op + 1 where {OF_A}",
+        on_bucket(clear_op=lambda bucket: bucket.clear_op + 1),
+        "does not begin",
+    ),
 ]
 
 
-@pytest.mark.parametrize(("sql", "problem"), DAMAGES, ids=[problem + str(n) for n, (_, problem) in enumerate(DAMAGES)])
-def test_damage_is_named(written: World, sql: str, problem: str) -> None:
-    damage(written, sql)
+@pytest.mark.parametrize(
+    ("sql", "change", "problem"), DAMAGES, ids=[problem + str(n) for n, (*_, problem) in enumerate(DAMAGES)]
+)
+def test_damage_is_named(written: World, sql: str, change: Change, problem: str) -> None:
+    damage(written.address, sql, change)
     assert problem in examined(written, A).problem
     assert examined(written, B).problem == ""
 
 
 def test_a_changed_subkey_shows_in_the_sums(written: World) -> None:
-    damage(written, f'update ops set line = replace(line, \'"subkey":"\', \'"subkey":"1\') where {HOT_A}')
+    subkey = '"subkey":"', '"subkey":"1'
+    damage(written.address, line_sql(*subkey), on_line(subkey[0].encode(), subkey[1].encode()))
     found = examined(written, A)
     assert found.problem == ""
     assert found.sums != by_rows(written, A)
@@ -133,7 +215,7 @@ def test_a_bucket_begun_anew_holds_what_is_appended(
     reader = open_reading(written)
     old, _, _ = totals(reader, A)
     device, untouched = assert_in_step(reader, A), totals(reader, B)[1:]
-    damage(written, f"delete from ops where {HOT_A}")
+    damage(written.address, *LOST_OP)
     flush = written.store.begin(written.lease)
     flush.begin_anew(bucket_key(A), named(A))
     ops: list[DraftOp] = []
@@ -152,7 +234,7 @@ def test_a_bucket_begun_anew_holds_what_is_appended(
 
 
 def test_a_lost_bucket_is_made_again_when_its_name_is_known(written: World) -> None:
-    damage(written, f"delete from buckets where id = {bucket_key(A)}")
+    damage(written.address, f"delete from buckets where {OF_A}", lambda state: state.buckets.pop(bucket_key(A)))
     flush = written.store.begin(written.lease)
     flush.begin_anew(bucket_key(A), None)
     flush.begin_anew(bucket_key(B), None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from typing import NamedTuple, NoReturn
@@ -49,9 +49,9 @@ from headwater_rules.plan import SyncPlan
 from headwater_rules.results import SyncRequest
 from headwater_rules.versions import sides, without
 from tests.support.fix_headwater import read_bucket
+from tests.support.fix_stores import NewAddress
 from tests.support.store_checker import problems
 
-NewStore = Callable[[], StoreAddress]
 Row = tuple[str | None, ...]
 Held = dict[str, dict[str, Counter[tuple[str, str, str, int]]]]
 """By user and bucket: output table, id, data and checksum of each row that stands there."""
@@ -280,7 +280,7 @@ def _data(rows: Iterable[tuple[str, str, str, int]]) -> Iterable[str]:
         yield json.dumps({key: value for key, value in json.loads(data).items() if key != "id"})
 
 
-def compare(new_store: NewStore, identity: ReplicaIdentity, history: Sequence[Step]) -> None:
+def compare(new_address: NewAddress, identity: ReplicaIdentity, history: Sequence[Step]) -> None:
     """The same history by three ways."""
     relation, keyed = relation_of(identity), identity is ReplicaIdentity.DEFAULT
     first, second = plan_of(MINE, keyed=keyed), plan_of(MINE + MORE, keyed=keyed)
@@ -291,12 +291,12 @@ def compare(new_store: NewStore, identity: ReplicaIdentity, history: Sequence[St
         if change is not None:
             changes.append(change)
             states.append(list(source.rows))
-    streamed = Place(new_store(), relation)
+    streamed = Place(new_address(), relation)
     streamed.bulk(*second, [])
     streamed.live([second[1]], changes, {})
-    at_once = Place(new_store(), relation)
+    at_once = Place(new_address(), relation)
     at_once.bulk(*second, states[-1])
-    reprocessed = Place(new_store(), relation)
+    reprocessed = Place(new_address(), relation)
     early, late = len(changes) // 3, 2 * len(changes) // 3
     reprocessed.bulk(*first, states[early])
     reprocessed.live([first[1]], changes[early:late], {})
@@ -311,12 +311,12 @@ def compare(new_store: NewStore, identity: ReplicaIdentity, history: Sequence[St
 
 
 @pytest.mark.parametrize("identity", IDENTITIES.values(), ids=IDENTITIES)
-def test_all_ways_into_a_store_lead_to_the_same(new_store: NewStore, identity: ReplicaIdentity) -> None:
-    few = isinstance(new_store(), PostgresAddress)
+def test_all_ways_into_a_store_lead_to_the_same(new_address: NewAddress, identity: ReplicaIdentity) -> None:
+    few = isinstance(new_address(), PostgresAddress)
 
     @settings(max_examples=4 if few else 20, deadline=None, derandomize=True, phases=[Phase.generate])
     @given(st.lists(steps, min_size=8, max_size=40))
     def holds(history: list[Step]) -> None:
-        compare(new_store, identity, history)
+        compare(new_address, identity, history)
 
     holds()

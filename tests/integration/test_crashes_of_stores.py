@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +19,7 @@ from headwater.storage.open import open_backend
 from headwater.storage.sqlite.format import FORMAT
 from tests.support.fix_headwater import read_bucket
 from tests.support.fix_processes import Launch, Running
+from tests.support.fix_stores import LASTING, NewAddress
 from tests.support.little_source import (
     SOURCE,
     expected_buckets,
@@ -31,8 +31,6 @@ from tests.support.model_device import ModelBucket
 from tests.support.old_store import FOLLOWED_TO, make_old_store
 from tests.support.store_checker import problems
 from tests.support.store_life import FAVOURITES, LSN_EACH, MIGRATION_POINTS, write_address
-
-NewStore = Callable[[], StoreAddress]
 
 
 @dataclass
@@ -111,16 +109,18 @@ def live_and_die(witness: Witness, seed: int, points: list[str]) -> Counter[str]
     return died
 
 
+@LASTING
 @pytest.mark.timeout(600)
-def test_a_store_dies_once_at_every_point(new_store: NewStore, launch_module: Launch) -> None:
+def test_a_store_dies_once_at_every_point(new_address: NewAddress, launch_module: Launch) -> None:
     points = [*FAVOURITES]
     random.Random(1).shuffle(points)
-    died = live_and_die(Witness(new_store(), launch_module), 1, points)
+    died = live_and_die(Witness(new_address(), launch_module), 1, points)
     assert died == dict.fromkeys(FAVOURITES, 1)
 
 
-def test_a_new_store_dies_before_it_is_made(new_store: NewStore, launch_module: Launch) -> None:
-    witness = Witness(new_store(), launch_module)
+@LASTING
+def test_a_new_store_dies_before_it_is_made(new_address: NewAddress, launch_module: Launch) -> None:
+    witness = Witness(new_address(), launch_module)
     for point in MIGRATION_POINTS:
         witness.dies(point, "flush", 1)
     witness.dies("publish.after_commit", "flush", 1)
@@ -146,11 +146,12 @@ def format_of(directory: Path) -> int:
         return int(str(db.execute("select value from meta where key = 'format'").fetchall()[0][0]))
 
 
+@LASTING
 @pytest.mark.long
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("seed", range(2, 9))
-def test_a_store_dies_over_and_over(new_store: NewStore, launch_module: Launch, seed: int) -> None:
+def test_a_store_dies_over_and_over(new_address: NewAddress, launch_module: Launch, seed: int) -> None:
     points = [*FAVOURITES, *FAVOURITES]
     random.Random(seed).shuffle(points)
-    died = live_and_die(Witness(new_store(), launch_module), seed, points)
+    died = live_and_die(Witness(new_address(), launch_module), seed, points)
     assert died == dict.fromkeys(FAVOURITES, 2)

@@ -10,18 +10,15 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import DataFrame, Row, SparkSession
 
-from headwater.oplog.op import OpId
 from headwater.pipeline.oplog.source import OplogSource
 from headwater.pipeline.spark.session import Spark
 from headwater.storage.address import PostgresAddress, SqliteAddress
-from headwater.storage.open import open_backend
 from tests.support.fix_headwater import wait_until
 from tests.support.fix_postgres import SourceDb
 from tests.support.written_store import WrittenStore, compact
@@ -253,36 +250,6 @@ def test_a_stream_from_the_beginning_of_compacted_history_reaches_the_truth(
     stored.write({"20": (A, "after the compaction")})
     rows = drain(stream(session, stored, maxOpsPerBatch=10), tmp_path / "tap")
     assert replay(rows) == stored.standing()
-
-
-def test_parts_of_a_compacted_history_give_it_whole(stored: WrittenStore) -> None:
-    some_history(stored)
-    compact(stored.address, A, B)
-    end = stored.write({"20": (A, "after the compaction")}).op_id
-    whole = sorted(op for ops in open_backend(stored.address).read_history(OpId(0), end) for op in ops)
-    parts = pairwise(map(OpId, [0, *(op.op_id for op in whole[299::300]), end]))
-    found = [
-        op
-        for after, upto in parts
-        for ops in open_backend(stored.address).read_history(after, upto, within=(OpId(0), end))
-        for op in ops
-    ]
-    assert sorted(found) == whole
-    assert len({op.op_id for op in whole}) == len(whole)
-    cuts = open_backend(stored.address).cut_history(OpId(0), end, 300)
-    assert (cuts[0][0], cuts[-1][1]) == (0, end)
-    assert all(before[1] == after[0] < after[1] for before, after in pairwise(cuts))
-
-
-def test_a_batch_is_as_large_as_allowed_and_ends_with_a_flush_where_one_is_in_reach(stored: WrittenStore) -> None:
-    some_history(stored)
-    end = open_backend(stored.address).history_limits().checkpoint
-    ids = sorted(op.op_id for ops in open_backend(stored.address).read_history(OpId(0), end) for op in ops)
-    flushes = {flush.last for flush in open_backend(stored.address).read_flushes(OpId(0), end)}
-    for most in (1, 7, 998, 1000, 2999, 3050, 10_000):
-        upto = open_backend(stored.address).history_end(OpId(0), end, most)
-        taken = sum(op_id <= upto for op_id in ids)
-        assert taken == min(most, len(ids)) or (taken < most and upto in flushes)
 
 
 @ONE_STORE_OFTEN

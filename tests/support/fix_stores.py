@@ -1,8 +1,9 @@
-"""Stores of either back end, for tests that promise the same of both."""
+"""Stores of every back end, for tests that promise the same of all."""
 
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -12,24 +13,68 @@ from psycopg import sql
 
 from headwater.embedded.postgres import EmbeddedPostgres
 from headwater.storage.address import PostgresAddress, SqliteAddress, StoreAddress
+from headwater.storage.backend import Backend
+from headwater.storage.open import open_backend
+from tests.support.dictionaries.backend import DictBackend
+from tests.support.dictionaries.kept import STORES, DictAddress
+
+NewAddress = Callable[[], StoreAddress]
+
+LASTING = pytest.mark.parametrize("new_address", ["sqlite", "postgres"], indirect=True)
+"""For what only stores can promise that outlive a process."""
 
 _numbers = itertools.count(1)
 
 
-@pytest.fixture
-def new_postgres_store(postgres: EmbeddedPostgres) -> Iterator[Callable[[], StoreAddress]]:
-    """Gives out addresses where no store is yet, in a database of the test's own."""
-    name = f"stores_{next(_numbers)}"
-    with psycopg.connect(postgres.dsn(), autocommit=True) as admin:
-        admin.execute(sql.SQL("create database {}").format(sql.Identifier(name)))
-        yield lambda: PostgresAddress(postgres.dsn(name), f"store_{next(_numbers)}")
-        admin.execute(sql.SQL("drop database {} with (force)").format(sql.Identifier(name)))
-
-
-@pytest.fixture(params=["sqlite", "postgres"])
-def new_store(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], StoreAddress]:
+@pytest.fixture(params=["sqlite", "postgres", "dictionaries"])
+def new_address(request: pytest.FixtureRequest) -> NewAddress:
     """Gives out addresses where no store is yet, of one back end."""
-    if request.param == "postgres":
-        make: Callable[[], StoreAddress] = request.getfixturevalue("new_postgres_store")
-        return make
+    make: NewAddress = request.getfixturevalue(f"new_{request.param}_address")
+    return make
+
+
+@pytest.fixture
+def new_sqlite_address(tmp_path: Path) -> Callable[[], SqliteAddress]:
+    """Gives out addresses where no store is yet."""
     return lambda: SqliteAddress(str(tmp_path / f"store-{next(_numbers)}"))
+
+
+@pytest.fixture(scope="session")
+def stores_dsn(postgres: EmbeddedPostgres) -> str:
+    """A database for stores, each in a schema of its own."""
+    with psycopg.connect(postgres.dsn(), autocommit=True) as admin:
+        admin.execute("create database stores")
+    return postgres.dsn("stores")
+
+
+@pytest.fixture
+def new_postgres_address(stores_dsn: str) -> Iterator[Callable[[], PostgresAddress]]:
+    """Gives out addresses where no store is yet; what is made there goes with the test."""
+    made: list[str] = []
+
+    def make() -> PostgresAddress:
+        made.append(f"store_{next(_numbers)}")
+        return PostgresAddress(stores_dsn, made[-1], "test")
+
+    yield make
+    with psycopg.connect(stores_dsn, autocommit=True) as admin:
+        for schema in made:
+            admin.execute(sql.SQL("drop schema if exists {} cascade").format(sql.Identifier(schema)))
+
+
+@pytest.fixture
+def new_dictionaries_address(monkeypatch: pytest.MonkeyPatch) -> Iterator[NewAddress]:
+    """Gives out addresses where no store is yet, and has everybody who opens stores know what they mean."""
+    for module in list(sys.modules.values()):
+        if vars(module).get("open_backend") is _open_product:
+            monkeypatch.setattr(module, "open_backend", _open_any)
+    yield lambda: DictAddress(f"store {next(_numbers)}").known
+    STORES.clear()
+
+
+_open_product = open_backend
+
+
+def _open_any(address: StoreAddress | DictAddress) -> Backend:
+    """What `open_backend` would be with one more line."""
+    return DictBackend(address) if isinstance(address, DictAddress) else _open_product(address)

@@ -17,6 +17,9 @@ import zstandard
 from psycopg import sql
 
 from headwater.storage.address import PostgresAddress, StoreAddress
+from headwater.storage.contract.archive import DATASETS
+from tests.support.dictionaries.backend import DictBackend
+from tests.support.dictionaries.kept import DictAddress
 
 Op = dict[str, Any]
 
@@ -48,11 +51,14 @@ def problems(store: Path | StoreAddress) -> list[str]:
 
 
 @contextmanager
-def _seen(store: Path | StoreAddress) -> Iterator[apsw.Connection]:
-    """The store's tables as they are at one moment; those of a store in Postgres as a copy."""
+def _seen(store: Path | StoreAddress | DictAddress) -> Iterator[apsw.Connection]:
+    """The store's tables as they are at one moment; those of a store that is no file as a copy."""
     if isinstance(store, PostgresAddress):
         db = apsw.Connection(":memory:")
         _copy_tables(store, db)
+    elif isinstance(store, DictAddress):
+        db = apsw.Connection(":memory:")
+        _copy_datasets(store, db)
     else:
         directory = store if isinstance(store, Path) else Path(store.directory)
         db = apsw.Connection(str(directory / "store.db"), flags=apsw.SQLITE_OPEN_READWRITE)
@@ -70,6 +76,14 @@ _TABLES = (
 )  # fmt: skip
 
 
+# the columns have a digest of an id that is too long for an index
+_LONG_IDS = """
+update lookups set row_id = r.long_id from rows_{0:d} r
+    where r.long_id is not null and lookups.table_id = {0:d} and lookups.row_id = r.row_id;
+update rows_{0:d} set row_id = long_id where long_id is not null;
+"""
+
+
 def _copy_tables(address: PostgresAddress, db: apsw.Connection) -> None:
     with psycopg.connect(address.conninfo) as connection:
         connection.execute("set transaction isolation level repeatable read")
@@ -81,6 +95,7 @@ def _copy_tables(address: PostgresAddress, db: apsw.Connection) -> None:
         db.execute("delete from tables where state = 'dropped'")
         for (table,) in db.execute("select id from tables").fetchall():
             _copy_table(address, connection, db, f"rows_{int(str(table)):d}")
+            db.execute(_LONG_IDS.format(int(str(table))))
 
 
 def _copy_table(address: PostgresAddress, connection: psycopg.Connection, db: apsw.Connection, name: str) -> None:
@@ -88,6 +103,32 @@ def _copy_table(address: PostgresAddress, connection: psycopg.Connection, db: ap
     columns = [column.name for column in cursor.description or ()]
     db.execute(f"create table {name} ({', '.join(columns)})")
     db.executemany(f"insert into {name} values ({', '.join('?' * len(columns))})", cursor)
+
+
+_AS_TABLES = """
+create table state as select :next_op as next_op, :checkpoint as checkpoint;
+create table staged_segments (blob);
+create table segment_blobs as select rowid as id, bucket, size, checksum, bodies from segments;
+alter table segments add column blob;
+update segments set blob = rowid;
+alter table tables add column state default 'active';
+"""
+
+
+def _copy_datasets(address: DictAddress, db: apsw.Connection) -> None:
+    """What a store without tables gives when it is taken out, as tables."""
+    backend = DictBackend(address)
+    with backend.dump(Path()) as dump:
+        for name, columns in DATASETS.items():
+            db.execute(f"create table {name} ({', '.join(columns)})")
+        for part in dump.parts:
+            marks = ", ".join("?" * len(DATASETS[part.dataset]))
+            for batch in backend.read_part(dump.view.snapshot, part):
+                db.executemany(f"insert into {part.dataset} values ({marks})", batch)
+        db.execute(_AS_TABLES, {"next_op": dump.state.next_op, "checkpoint": dump.state.checkpoint})
+    for (table,) in db.execute("select id from tables").fetchall():
+        db.execute(f"create table rows_{table:d} as select * from rows where table_id = {table:d}")
+    db.execute("drop table rows")
 
 
 def leftovers(directory: Path) -> dict[str, int]:
