@@ -15,6 +15,7 @@ from headwater.storage.contract.seal import sealed
 from headwater.storage.contract.store import LeaseHeldError, StoreError
 from headwater.storage.shared.control.database import SEALED_MARK
 from headwater.storage.sqlite.connection import immediate, open_reader, open_writer, sqlite_errors
+from headwater.storage.sqlite.control.write_checkpoints import WriteCheckpoints
 
 _GUARDED = {
     "store.db": ("leases", "versions", "requests", "sources", "state"),
@@ -35,9 +36,10 @@ def seal(address: SqliteAddress, note: str) -> None:
             )
         db.execute("insert into meta values ('sealed', ?)", (note,))
         _guard(db, "store.db", note)
-    if (Path(address.directory) / "write_checkpoints.db").is_file():
-        with _writing(address, "write_checkpoints.db") as db:
-            _guard(db, "write_checkpoints.db", note)
+    # Made where no client ever asked for one: an endpoint that is started later would make it, and write to it
+    WriteCheckpoints(Path(address.directory) / "write_checkpoints.db").close()
+    with _writing(address, "write_checkpoints.db") as db:
+        _guard(db, "write_checkpoints.db", note)
 
 
 def unseal(address: SqliteAddress) -> str | None:
