@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from headwater.errors import HeadwaterError
 from headwater.oplog.lsn import Lsn
 from headwater.oplog.op import OpId
 from headwater.storage.contract.parts import BulkRecord, CurrentRow, StagedTable
-from headwater.storage.contract.store import LeaseLostError, Progress, StoreReader
+from headwater.storage.contract.store import LeaseLostError, PartLostError, Progress, StoreReader
 from headwater.storage.contract.versions import Origin
 from headwater.storage.open import open_backend
 from tests.contract.world import (
@@ -104,10 +105,15 @@ def test_a_part_that_was_discarded_is_missed(world: World) -> None:
     (staged,) = world.store.stage_tables(world.lease, SOURCE, [(RELATION, "print")])
     snapshot = world.part(staged.id, {"2": (A, "z")}, 0, 1)
     world.store.discard_staged(world.lease)
-    with pytest.raises(HeadwaterError):
-        world.store.take_page(world.lease, additions, 0, ())
-    with pytest.raises(HeadwaterError):
-        world.store.stage(world.lease, [snapshot])
+    (staged,) = world.store.stage_tables(world.lease, SOURCE, [(RELATION, "print")], indexed=True)
+    for attempt in (
+        lambda: world.store.take_page(world.lease, additions, 0, ()),
+        lambda: world.store.stage(world.lease, [replace(snapshot, table=staged.id)]),
+        lambda: world.store.stage_page(world.lease, replace(snapshot, table=staged.id), 0),
+    ):
+        with pytest.raises(PartLostError):
+            attempt()
+    world.write({"3": (A, "as if it had never been")})
 
 
 def test_a_task_leaves_nothing_without_its_end_and_one_attempt_counts(world: World, reader: StoreReader) -> None:

@@ -24,7 +24,14 @@ from headwater.errors import HeadwaterError, Kind
 from headwater.oplog.lsn import Lsn
 from headwater.storage.address import PostgresAddress
 from headwater.storage.contract.parts import CurrentRow
-from headwater.storage.contract.store import LeaseLostError, Progress, StoreBusyError, StoreError, StoreUnreachableError
+from headwater.storage.contract.store import (
+    LeaseLostError,
+    PartLostError,
+    Progress,
+    StoreBusyError,
+    StoreError,
+    StoreUnreachableError,
+)
 from headwater.storage.open import open_backend
 from headwater.storage.postgres import PostgresStore
 from tests.contract.world import RELATION, SOURCE, A, B, World, assert_in_step, noise, totals, write_batch
@@ -299,9 +306,9 @@ def test_a_part_that_a_crash_of_the_server_emptied_is_refused(world: World, admi
     for emptied in (part, additions):
         for kind in ("rows", "segments"):
             admin.execute(sql.SQL("truncate {}").format(sql.Identifier(f"{emptied.path}_{kind}")))
-    with pytest.raises(StoreError, match="a part of the bulk job is damaged"):
+    with pytest.raises(PartLostError, match="a part of the bulk job is damaged"):
         world.store.stage(world.lease, [part])
-    with pytest.raises(StoreError, match="a part of the bulk job is damaged"):
+    with pytest.raises(PartLostError, match="a part of the bulk job is damaged"):
         world.store.take_page(world.lease, additions, 0, ())
     with closing(open_backend(world.address).open_reader()) as reader:
         assert contents([assert_in_step(reader, A)]) == {("todos", "1"): {"text": "x"}}

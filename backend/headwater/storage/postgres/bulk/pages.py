@@ -12,7 +12,7 @@ from headwater.oplog.op import CLEAR_BODY, finished_op
 from headwater.storage.contract.parts import StagedPart
 from headwater.storage.contract.store import Lease, StoreError
 from headwater.storage.postgres.bulk.stage import stage_tables
-from headwater.storage.postgres.bulk.takeover import check_part, lock_state
+from headwater.storage.postgres.bulk.takeover import check_part, check_there, lock_state
 from headwater.storage.postgres.control import lease as leases
 from headwater.storage.postgres.copying import columns
 from headwater.storage.postgres.flush import names_of
@@ -40,8 +40,7 @@ where p.page = {page} and p.row_id <> all(%s) and not exists (
 def take(connection: psycopg.Connection, lease: Lease, part: StagedPart, page: int, skip: Iterable[str]) -> None:
     """See the contract."""
     names = stage_tables(part.path)
-    if not connection.execute("select 1 from staged_parts where path = %s", [part.path]).fetchall():
-        raise StoreError("a part of the bulk job is missing", part.path, "the job starts over at the next attempt")
+    check_there(connection, part)
     with leases.holding(connection, lease):
         next_op = lock_state(connection)
         skipped, left_out = _skipped(connection, part, page, skip)

@@ -12,7 +12,7 @@ from headwater.oplog.change import Relation
 from headwater.oplog.op import CLEAR_BODY
 from headwater.storage.contract.parts import BulkRecord, StagedPart, StagedTable
 from headwater.storage.contract.reason import ResyncReason
-from headwater.storage.contract.store import Lease, SourceState, StoreError
+from headwater.storage.contract.store import Lease, PartLostError, SourceState, StoreError
 from headwater.storage.postgres import tables
 from headwater.storage.postgres.bulk.stage import drop_part, stage_tables
 from headwater.storage.postgres.control import lease as leases
@@ -20,6 +20,8 @@ from headwater.storage.postgres.control.database import PostgresControl
 from headwater.storage.postgres.copying import ROW_COLUMNS
 from headwater.storage.postgres.tables import rows_table
 from headwater.storage.shared.control import versions
+
+_AGAIN = "the job starts over at the next attempt"
 
 _TAKE_SEGMENTS = """
 with moved as (
@@ -140,21 +142,26 @@ def make_tables(
     return staged
 
 
+def check_there(connection: psycopg.Connection, part: StagedPart) -> None:
+    """Raise PartLostError when a part is no more."""
+    if not connection.execute("select 1 from staged_parts where path = %s", [part.path]).fetchall():
+        raise PartLostError("a part of the bulk job is missing", part.path, _AGAIN)
+
+
 def check_part(connection: psycopg.Connection, part: StagedPart, page: int, rows: int, ops: int) -> None:
-    """Raise StoreError when a page of a part does not hold what its task wrote."""
+    """Raise PartLostError when a page of a part does not hold what its task wrote."""
     row = connection.execute(
         "select rows, ops from staged_parts where path = %s and page = %s", [part.path, page]
     ).fetchone()
     if row is None or (row[0], row[1]) != (rows, ops):
-        raise StoreError("a part of the bulk job is damaged", part.path, "the job starts over at the next attempt")
+        raise PartLostError("a part of the bulk job is damaged", part.path, _AGAIN)
 
 
 def stage(connection: psycopg.Connection, lease: Lease, parts: Sequence[StagedPart]) -> None:
     """Move parts into the tables that they are for. None of that is visible."""
     for part in parts:
         names = stage_tables(part.path)
-        if not connection.execute("select 1 from staged_parts where path = %s", [part.path]).fetchall():
-            raise StoreError("a part of the bulk job is missing", part.path, "the job starts over at the next attempt")
+        check_there(connection, part)
         with leases.holding(connection, lease):
             connection.execute(BULK_PLANS)
             rows = _take_rows(connection, part, sql.SQL("true"))
@@ -190,6 +197,7 @@ def _take_rows(connection: psycopg.Connection, part: StagedPart, which: sql.Comp
 
 def stage_page(connection: psycopg.Connection, lease: Lease, part: StagedPart, page: int) -> bool:
     """See the contract."""
+    check_there(connection, part)
     try:
         with leases.holding(connection, lease):
             check_part(connection, part, page, _take_rows(connection, part, sql.SQL("page = {}").format(page)), 0)

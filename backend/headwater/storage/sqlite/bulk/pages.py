@@ -9,7 +9,7 @@ import orjson
 
 from headwater.failpoints import passing
 from headwater.storage.contract.parts import StagedPart
-from headwater.storage.contract.store import Lease, StoreError
+from headwater.storage.contract.store import Lease, PartLostError, StoreError
 from headwater.storage.shared.common import NAMEABLE
 from headwater.storage.shared.pages import Openings, openings, without
 from headwater.storage.shared.values import whole
@@ -81,7 +81,7 @@ def _append(connection: apsw.Connection, lease: Lease, page: int, left_out: Open
             and isinstance(checksum, int)
             and isinstance(bodies, bytes)
         ):
-            raise StoreError("a part of the bulk job is damaged", connection.filename, "the job starts over")
+            raise PartLostError("a part of the bulk job is damaged", connection.filename, "the job starts over")
         kept = without((size, checksum, bodies), left_out.get(bucket, ()))
         if not kept[0]:
             continue
