@@ -24,8 +24,9 @@ from headwater.storage.contract.store import (
 )
 from headwater.storage.contract.versions import OwnConfig
 from headwater.storage.shared.chunking import ChunkParts
-from headwater.storage.shared.common import later_positions, union_of_names
+from headwater.storage.shared.common import union_of_names
 from headwater.storage.shared.packing import unpacked
+from headwater.storage.shared.writes import later_positions, next_id
 from tests.support.dictionaries.kept import Kept
 from tests.support.dictionaries.state import Bucket, State
 from tests.support.dictionaries.versions import served
@@ -87,13 +88,31 @@ class DictReader:
         return self._kept.listen()
 
     def create_write_checkpoint(self, keys: Sequence[str], lsns: Mapping[str, Lsn]) -> dict[str, int]:
+        return self._number(dict.fromkeys(keys), lsns)
+
+    def request_write_checkpoint(self, requests: Mapping[str, int], lsns: Mapping[str, Lsn]) -> dict[str, int]:
+        return self._number(requests, lsns)
+
+    def _number(self, wanted: Mapping[str, int | None], lsns: Mapping[str, Lsn]) -> dict[str, int]:
         with self._kept.changing() as state:
-            for key in dict.fromkeys(keys):
+            for key, chosen in wanted.items():
                 before = state.writes.get(key)
-                state.last_write += 1
-                number = 1 if before is None else before.id + 1
-                state.writes[key] = WriteCheckpoint(key, number, later_positions(before, lsns), state.last_write)
-            return {key: state.writes[key].id for key in keys}
+                number = next_id(before, chosen)
+                if number is not None:
+                    state.last_write += 1
+                    state.writes[key] = WriteCheckpoint(key, number, later_positions(before, lsns), state.last_write)
+                if chosen is None:
+                    state.requested.pop(key, None)
+                elif number is not None or key in state.requested:
+                    state.requested[key] = time.time()
+            return {key: state.writes[key].id for key in wanted}
+
+    def forget_write_requests(self, seconds: float) -> int:
+        with self._kept.changing() as state:
+            old = [key for key, asked in state.requested.items() if asked < time.time() - seconds]
+            for key in old:
+                del state.writes[key], state.requested[key]
+            return len(old)
 
     def write_checkpoints(self, after_seq: int) -> list[WriteCheckpoint]:
         found = [write for write in self._state.writes.values() if write.seq > after_seq]

@@ -159,6 +159,7 @@ class State:
     sides: dict[str, tuple[str, str]] = field(default_factory=dict)
     requests: dict[int, Request] = field(default_factory=dict)
     writes: dict[str, WriteCheckpoint] = field(default_factory=dict)
+    requested: dict[str, float] = field(default_factory=dict)  # when clients chose ids, by key
 
     def active_tables(self) -> dict[int, Table]:
         return {number: table for number, table in self.tables.items() if table.active}
