@@ -13,6 +13,7 @@ import click
 from headwater.cli.extras import missing_extra
 from headwater.cli.logs import set_up_logging
 from headwater.cli.options import config_options, examples, load
+from headwater.cli.published.group import migrate, teardown, test_connection
 from headwater.cli.rules.group import rules
 from headwater.cli.source.group import source
 from headwater.cli.store.group import store
@@ -67,9 +68,12 @@ def cli() -> None:
     set_up_logging()
 
 
+cli.add_command(migrate)
 cli.add_command(rules)
 cli.add_command(source)
 cli.add_command(store)
+cli.add_command(teardown)
+cli.add_command(test_connection)
 
 
 @cli.command(

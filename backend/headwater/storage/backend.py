@@ -70,6 +70,10 @@ class Backend(Protocol):
     def store_stats(self) -> StoreStats:
         """Reads all of the store once, beside its writer."""
 
+    def remove(self) -> None:
+        """Remove a store that nobody uses, for good, and nothing that is not its own. One that was cut short is done
+        again. Raises StoreError."""
+
     # executors
 
     def open_part(self, table: int, number: int, attempt: str) -> PartWriter:

@@ -48,6 +48,9 @@ class DictBackend(Archive, History):
     def store_stats(self) -> StoreStats:
         return stats.store_stats(self.state)
 
+    def remove(self) -> None:
+        STORES.pop(self.address.name, None)
+
     def open_part(self, table: int, number: int, attempt: str) -> DictPart:
         return DictPart(self.kept, table, number, attempt)
 

@@ -29,7 +29,8 @@ from headwater.storage.contract.versions import OwnConfig
 from headwater.storage.postgres import rows
 from headwater.storage.postgres.bulk import dump, load
 from headwater.storage.postgres.bulk.stage import StageTables
-from headwater.storage.postgres.control import seal, stats, store_stats
+from headwater.storage.postgres.connection import connect, postgres_errors
+from headwater.storage.postgres.control import remove, seal, stats, store_stats
 from headwater.storage.postgres.history import export, verify
 from headwater.storage.postgres.history.compact import PostgresUpkeep
 from headwater.storage.postgres.history.forget import PostgresForget
@@ -67,6 +68,10 @@ class PostgresBackend:
 
     def store_stats(self) -> StoreStats:
         return store_stats.store_stats(self.address)
+
+    def remove(self) -> None:
+        with postgres_errors(self.address), connect(self.address) as connection:
+            remove.remove(connection, self.address.schema)
 
     def open_part(self, table: int, number: int, attempt: str) -> StageTables:
         return StageTables(self.address, table, number, attempt)

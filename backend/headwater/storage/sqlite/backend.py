@@ -29,7 +29,7 @@ from headwater.storage.shared.loading import BATCH_BYTES
 from headwater.storage.sqlite import rows
 from headwater.storage.sqlite.bulk import dump, load
 from headwater.storage.sqlite.bulk.stage import StageFile
-from headwater.storage.sqlite.control import seal, stats, store_stats
+from headwater.storage.sqlite.control import remove, seal, stats, store_stats
 from headwater.storage.sqlite.history import export, verify
 from headwater.storage.sqlite.history.compact import SqliteUpkeep
 from headwater.storage.sqlite.history.forget import SqliteForget
@@ -70,6 +70,9 @@ class SqliteBackend:
 
     def store_stats(self) -> StoreStats:
         return store_stats.store_stats(self.address)
+
+    def remove(self) -> None:
+        remove.remove(self._directory)
 
     def open_part(self, table: int, number: int, attempt: str) -> StageFile:
         return StageFile(self._directory / "stage" / f"part-{number:05d}-{attempt}.db", table, attempt)

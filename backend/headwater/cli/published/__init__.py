@@ -1,0 +1,1 @@
+"""Commands under the names that existing compose files and scripts call."""

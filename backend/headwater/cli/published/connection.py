@@ -1,0 +1,23 @@
+"""`headwater test-connection`: whether the source can be followed, from this machine and with this config."""
+
+from __future__ import annotations
+
+import click
+
+from headwater.config import ServiceConfig
+from headwater.source.connect import connect
+from headwater.source.readiness.checks import source_findings
+
+
+def test_connections(config: ServiceConfig) -> int:
+    """Connect to each source and print what is wrong with it. Returns the exit code: 1 when something keeps it from
+    being followed. Raises SourceUnreachable."""
+    fatal = False
+    for source in config.sources or (config.source(),):
+        with connect(source, application_name="headwater test-connection") as conn:
+            findings = source_findings(conn, source, ())
+        for finding in findings:
+            click.echo(f"{'error' if finding.fatal else 'warning'}: {finding}")
+        fatal = fatal or any(finding.fatal for finding in findings)
+        click.echo(f"{source.address}: {'not ready' if fatal else 'ready to be followed'}")
+    return 1 if fatal else 0

@@ -1,0 +1,82 @@
+"""`headwater teardown`: take everything back that a deployment made, in the source and in the store."""
+
+from __future__ import annotations
+
+import time
+
+import click
+
+from headwater.config import ServiceConfig
+from headwater.errors import HeadwaterError
+from headwater.replication.own_slot import slot_note
+from headwater.source.connect import SourceSettings, connect
+from headwater.source.slot import drop_unread_slot, slot_status
+from headwater.storage.backend import Backend, Store
+from headwater.storage.contract.store import Lease, LeaseHeldError
+from headwater.storage.open import open_backend
+
+WORD = "TEARDOWN"
+
+WAIT_SECONDS = 120.0
+"""How long replicators that are still running may take to end."""
+
+_AGAIN_SECONDS = 1.0
+
+
+class NotConfirmedError(HeadwaterError):
+    """The word that confirms a teardown was not given."""
+
+    code = "PSYNC_S0102"
+
+
+class SlotStaysError(HeadwaterError):
+    """The slot is still being read, so it can't be dropped; the store was left as it was."""
+
+    code = "HW_8103"
+
+
+def teardown(config: ServiceConfig, word: str, *, wait_seconds: float = WAIT_SECONDS) -> None:
+    """Drop the slots of all sources that are the store's own, then the store; publications and triggers stay. Until all
+    slots are gone, the store stays too. Raises NotConfirmedError, LeaseHeldError and SlotStaysError."""
+    if word != WORD:
+        fix = f"this removes slots and store for good; to do so: headwater teardown {WORD}"
+        raise NotConfirmedError("the teardown is not confirmed", word, fix)
+    backend = open_backend(config.storage)
+    if not backend.exists():
+        click.echo(f"there is no store at {config.storage}")
+        return
+    deadline = time.monotonic() + wait_seconds
+    for source in config.sources:
+        _drop_slot(backend, source, deadline)
+    backend.remove()
+    click.echo(f"removed the store at {config.storage}")
+
+
+def _drop_slot(backend: Backend, source: SourceSettings, deadline: float) -> None:
+    store = backend.open_store()
+    try:
+        lease = _acquire(store, source, deadline)
+        try:
+            name = slot_note(source, store).name
+            with connect(source, application_name="headwater teardown") as conn:
+                status = slot_status(conn, name) if name else None
+                if status is not None and status.database == conn.info.dbname:
+                    drop_unread_slot(conn, name)
+                    if slot_status(conn, name) is not None:
+                        fix = "stop whoever reads it, and tear down again"
+                        raise SlotStaysError(f'the slot "{name}" is in use', source.address, fix)
+                    click.echo(f'dropped the slot "{name}" of {source.address}')
+        finally:
+            store.release(lease)
+    finally:
+        store.close()
+
+
+def _acquire(store: Store, source: SourceSettings, deadline: float) -> Lease:
+    while True:
+        try:
+            return store.acquire(source.tag, "teardown", 60.0)
+        except LeaseHeldError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(_AGAIN_SECONDS)

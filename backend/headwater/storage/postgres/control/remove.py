@@ -1,0 +1,31 @@
+"""Removing a store in Postgres."""
+
+from __future__ import annotations
+
+import re
+from importlib import resources
+
+import psycopg
+from psycopg import sql
+
+_MADE = re.compile(r"^create table (\w+)", re.MULTILINE)
+_NUMBERED = re.compile(r"rows_\d+(_\w+)?|stage_\d+_\d+_\w+")
+
+
+def remove(connection: psycopg.Connection, schema: str) -> None:
+    """Remove the tables of a store that nobody uses, in one transaction, and its schema unless that has others: it may
+    be one that an application lives in."""
+    scripts = resources.files("headwater.storage.postgres").joinpath("migrations").iterdir()
+    made = {name for script in scripts for name in _MADE.findall(script.read_text(encoding="utf-8"))}
+    with connection.transaction():
+        found = connection.execute("select tablename from pg_tables where schemaname = %s", [schema]).fetchall()
+        for (name,) in found:
+            if name in made or _NUMBERED.fullmatch(name):
+                connection.execute(sql.SQL("drop table {} cascade").format(sql.Identifier(schema, name)))
+        connection.execute(sql.SQL("drop function if exists {}()").format(sql.Identifier(schema, "refuse_write")))
+        left = connection.execute(
+            "select exists (select from pg_class where relnamespace = n.oid) from pg_namespace n where nspname = %s",
+            [schema],
+        ).fetchone()
+        if left == (False,) and schema != "public":
+            connection.execute(sql.SQL("drop schema {}").format(sql.Identifier(schema)))
