@@ -24,6 +24,7 @@ from headwater.api.auth.verify import Principal, Verifier
 from headwater.api.errors import NoActiveConfigError, TooManyRequestsError
 from headwater.api.http.body import read_body
 from headwater.api.refusals import prove
+from headwater.api.shares import Shares
 from headwater.api.streams.reading import StoreThreads
 from headwater.errors import HeadwaterError, Kind
 from headwater.oplog.lsn import Lsn
@@ -31,6 +32,7 @@ from headwater.storage.contract.store import StoreReader
 from headwater.sync.request import parse_checkpoint_request, parse_client_id, write_key
 
 MAX_WAITING = 200
+MAX_WAITING_OF_USER = 20
 
 REQUESTS_KEPT = 3600.0
 """Seconds after which an id that a client chose is forgotten, unless it is asked for again."""
@@ -173,19 +175,22 @@ class WriteCheckpointRoute:
         self._verifier = verifier
         self._writes = writes
         self._is_active = is_active
+        self._shares = Shares("write checkpoints being made", MAX_WAITING_OF_USER)
 
     async def create(self, request: Request) -> Response:
         """`GET /write-checkpoint2.json?client_id=…`"""
         user = await self._admit(request)
         client_id = parse_client_id(request.query_params.get("client_id"))
-        checkpoint = await self._writes.create(write_key(user.user_id, client_id))
+        with self._shares.take(user.user_id):
+            checkpoint = await self._writes.create(write_key(user.user_id, client_id))
         return JSONResponse({"data": {"write_checkpoint": str(checkpoint)}})
 
     async def request(self, request: Request) -> Response:
         """`POST /sync/checkpoint-request`"""
         user = await self._admit(request)
         asked = parse_checkpoint_request(await read_body(request))
-        stored = await self._writes.request(write_key(user.user_id, asked.client_id), asked.id)
+        with self._shares.take(user.user_id):
+            stored = await self._writes.request(write_key(user.user_id, asked.client_id), asked.id)
         return JSONResponse({"data": {"checkpoint_request_id": str(stored)}})
 
     async def _admit(self, request: Request) -> Principal:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from itertools import islice
 
 import httpx
 import pytest
 
-from headwater.api.checkpoints import MAX_WAITING, WriteCheckpoints
+from headwater.api.checkpoints import MAX_WAITING, MAX_WAITING_OF_USER, WriteCheckpoints
 from headwater.api.errors import NoActiveConfigError, TooManyRequestsError
 from headwater.api.streams.reading import StoreThreads
 from headwater.oplog.lsn import Lsn
@@ -207,3 +210,22 @@ def test_whoever_has_no_token_requests_nothing(endpoint: Endpoint, memory_store:
     body = {"client_id": "c", "checkpoint_request_id": "1"}
     assert endpoint.http.post("/sync/checkpoint-request", json=body).status_code == 401
     assert memory_store.write_checkpoints(0) == []
+
+
+def test_one_user_leaves_room_for_the_writes_of_others(endpoint: Endpoint) -> None:
+    held = threading.Event()
+    advance = endpoint.head.advance_past
+
+    async def waiting() -> Mapping[str, Lsn]:
+        await asyncio.to_thread(held.wait, 10)
+        return await advance()
+
+    endpoint.head.advance_past = waiting  # type: ignore[method-assign]
+    with ThreadPoolExecutor(MAX_WAITING_OF_USER + 5) as clients:
+        greedy = [clients.submit(endpoint.write_checkpoint, "u1", f"c{n}") for n in range(MAX_WAITING_OF_USER + 3)]
+        refused = [answer.result() for answer in islice(as_completed(greedy), 3)]
+        other = clients.submit(endpoint.write_checkpoint, "u2")
+        held.set()
+        assert other.result().status_code == 200
+        assert [(answer.status_code, answer.headers["retry-after"]) for answer in refused] == [(429, "5")] * 3
+        assert sorted(answer.result().status_code for answer in greedy) == [200] * MAX_WAITING_OF_USER + [429] * 3

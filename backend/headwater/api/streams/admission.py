@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 from headwater.api.errors import ShuttingDownError, TooManyRequestsError
+from headwater.api.shares import Shares
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class Admission:
 
     def __init__(self, limits: StreamLimits) -> None:
         self._limits = limits
-        self._users: Counter[str] = Counter()
+        self._shares = Shares("open streams", limits.per_user)
         self._closed = False
         self.open_streams = 0
 
@@ -39,19 +39,15 @@ class Admission:
             raise ShuttingDownError("the service is shutting down", fix="connect again")
         if self.open_streams >= self._limits.streams:
             raise TooManyRequestsError(f"{self._limits.streams} streams are open already")
-        if self._users[user_id] >= self._limits.per_user:
-            raise TooManyRequestsError(f"{self._limits.per_user} streams of this user are open already")
+        self._shares.check(user_id)
 
     @contextmanager
     def admit(self, user_id: str) -> Iterator[None]:
         """Take a place until the end of the context. Raises as `check` does."""
         self.check(user_id)
         self.open_streams += 1
-        self._users[user_id] += 1
         try:
-            yield
+            with self._shares.take(user_id):
+                yield
         finally:
             self.open_streams -= 1
-            self._users[user_id] -= 1
-            if not self._users[user_id]:
-                del self._users[user_id]

@@ -1,0 +1,35 @@
+"""What one user may have at once, so that there is room for others."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from headwater.api.errors import TooManyRequestsError
+
+
+class Shares:
+    """Counts what each user has of something. Lives in the event loop."""
+
+    def __init__(self, what: str, limit: int) -> None:
+        self._what = what
+        self._limit = limit
+        self._taken: Counter[str] = Counter()
+
+    def check(self, user_id: str) -> None:
+        """Raise TooManyRequestsError when the user has as many as one may."""
+        if self._taken[user_id] >= self._limit:
+            raise TooManyRequestsError(f"this user has {self._limit} {self._what} already")
+
+    @contextmanager
+    def take(self, user_id: str) -> Iterator[None]:
+        """One more, until the end of the context. Raises as `check` does."""
+        self.check(user_id)
+        self._taken[user_id] += 1
+        try:
+            yield
+        finally:
+            self._taken[user_id] -= 1
+            if not self._taken[user_id]:
+                del self._taken[user_id]
