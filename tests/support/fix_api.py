@@ -188,8 +188,8 @@ class Endpoint:
 def running(store: MemoryStore, **settings: Any) -> Iterator[Endpoint]:
     """The endpoint over this store, in a thread."""
     head = PlayedHead()
-    keys = StaticKeys((parse_key(jwk()),))
-    app = create_app(ApiSettings(keys, frozenset({AUDIENCE}), **settings), store, head)
+    accepted = {"keys": StaticKeys((parse_key(jwk()),)), "audience": frozenset({AUDIENCE})}
+    app = create_app(ApiSettings(**{**accepted, **settings}), store, head)
     server = ApiServer(app)
     listening = bind("127.0.0.1", 0)
     port = listening.getsockname()[1]

@@ -15,6 +15,7 @@ from starlette.types import ASGIApp
 
 from headwater.api.admin.status import StatusRoute
 from headwater.api.auth.keys import KeySource
+from headwater.api.auth.revocations import Revocations
 from headwater.api.auth.verify import Verifier
 from headwater.api.checkpoints import REQUESTS_KEPT, Head, WriteCheckpointRoute, WriteCheckpoints
 from headwater.api.error_handlers import ErrorHandlers
@@ -62,7 +63,9 @@ class Endpoint:
     """The parts behind the routes, and their order of beginning and end."""
 
     def __init__(self, settings: ApiSettings, reader: StoreReader, head: Head) -> None:
-        verifier = Verifier(settings.keys, settings.audience)
+        self._keys = settings.keys
+        self.revocations = Revocations()
+        verifier = Verifier(settings.keys, settings.audience, self.revocations)
         self._head = head
         cached = CachedReader(reader, settings.chunk_cache_bytes)
         self._threads = StoreThreads(cached, settings.max_data_fetch_concurrency)
@@ -91,6 +94,7 @@ class Endpoint:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         self.hub.start()
+        self._keys.start()
         try:
             yield
         finally:
@@ -98,6 +102,7 @@ class Endpoint:
             await self.writes.close()
             await self.hub.close()
             await self._head.close()
+            await self._keys.close()
             self._threads.close()
 
 

@@ -8,11 +8,13 @@ from starlette.applications import Starlette
 from starlette.routing import BaseRoute
 
 from headwater.api.app import ApiSettings, create_app
-from headwater.api.auth.keys import StaticKeys
+from headwater.api.auth.fetch import JwksClient
+from headwater.api.auth.keys import KeySource
+from headwater.api.auth.remote import KeyRing, RemoteKeys
 from headwater.api.http.server import serve_app
 from headwater.api.streams.admission import StreamLimits
 from headwater.api.streams.plans import RequestLimits
-from headwater.config import ConfigError, ServiceConfig
+from headwater.config import ClientAuth, ConfigError, ServiceConfig
 from headwater.source.head import SourceHead
 from headwater.storage.contract.versions import OwnConfig
 from headwater.storage.open import open_backend
@@ -24,7 +26,7 @@ from headwater_rules.versions import sides
 def build(config: ServiceConfig, extra_routes: Sequence[BaseRoute] = ()) -> Starlette:
     """The endpoint over the config's store and source."""
     settings = ApiSettings(
-        keys=StaticKeys(config.auth.keys),
+        keys=key_source(config.auth),
         audience=config.auth.audience,
         streams=StreamLimits(
             config.api.max_concurrent_connections, config.api.max_streams_per_user, config.api.stalled_stream_seconds
@@ -39,6 +41,12 @@ def build(config: ServiceConfig, extra_routes: Sequence[BaseRoute] = ()) -> Star
     )
     reader = open_backend(config.storage).open_reader(_own(config))
     return create_app(settings, reader, SourceHead([config.source()]), extra_routes)
+
+
+def key_source(auth: ClientAuth) -> KeySource:
+    """The keys of a config, and of the addresses that it names."""
+    clients = [JwksClient(address, auth.rules) for address in auth.addresses]
+    return KeyRing(auth.keys, [RemoteKeys(client.fetch, client.address.shown) for client in clients])
 
 
 def _own(config: ServiceConfig) -> OwnConfig | None:

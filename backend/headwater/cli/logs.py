@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 import orjson
 
-_CHATTY = ("asyncio", "httpx")
+_CHATTY = ("asyncio", "httpx", "httpcore")
 _TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 

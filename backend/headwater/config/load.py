@@ -6,11 +6,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from headwater.api.auth.keys import InvalidKeyError, Key, parse_key
+from headwater.config.client_auth import read_client_auth
 from headwater.config.errors import ConfigError, ConfigIssue, shown
 from headwater.config.model import (
     ApiConfig,
-    ClientAuth,
     Logging,
     ServiceConfig,
     SyncConfigText,
@@ -38,11 +37,12 @@ def load_config(source: ConfigSource, environment: Mapping[str, str], directory:
     findings = Findings()
     root = Section(found.root.value, "", found.root.mark, findings)
     sync_text = find_sync_base64(source, environment)
+    sources = read_sources(root.section("replication"))
     storage = read_storage(root.section("storage"), found.directory)
     config = ServiceConfig(
-        sources=read_sources(root.section("replication")),
+        sources=sources,
         storage=storage,
-        auth=_client_auth(root),
+        auth=read_client_auth(root, sources),
         sync_config=_sync_config(root, found.directory, sync_text),
         host=root.text("host") or "0.0.0.0",  # noqa: S104 - the published service listens on every address too
         port=root.integer("port", 8080, 0, 65535),
@@ -61,42 +61,6 @@ def load_config(source: ConfigSource, environment: Mapping[str, str], directory:
 
 def _position(issue: ConfigIssue) -> tuple[int, int]:
     return (issue.mark.line, issue.mark.column) if issue.mark else (0, 0)
-
-
-def _client_auth(root: Section) -> ClientAuth:
-    section = root.section("client_auth")
-    for key in ("jwks_uri", "supabase_jwt_secret"):
-        if key in section:
-            section.error("is not supported by this version", key, fix=_USE_KEYS)
-    if section.boolean("supabase", default=False):
-        section.error("is not supported by this version", "supabase", fix=_USE_KEYS)
-    section.no_effect("no key is fetched from anywhere", "jwks_reject_ip_ranges")
-    if section.boolean("block_local_jwks", default=False):
-        section.no_effect("no key is fetched from anywhere", "block_local_jwks")
-    jwks = section.section("jwks")
-    keys = tuple(held for each in jwks.sections("keys") if (held := _key(each)) is not None)
-    jwks.warn_unknown()
-    audience = frozenset(section.texts("audience"))
-    if "" in audience:
-        section.error("an empty text names no audience", "audience", fix=_SET_IT)
-    if not keys and not root.findings.errors:
-        root.warn("no key is configured, so every token is refused; add client_auth.jwks.keys", "client_auth")
-    elif not audience and not root.findings.errors:
-        section.warn("is empty, so every token is refused; add what the claim aud of your tokens says", "audience")
-    section.warn_unknown()
-    return ClientAuth(keys, audience)
-
-
-_SET_IT = "set it, or take it out"
-_USE_KEYS = "give the keys in client_auth.jwks.keys: {kty: oct, alg: HS256, k: …}"
-
-
-def _key(section: Section) -> Key | None:
-    try:
-        return parse_key(section.plain())
-    except InvalidKeyError as error:
-        section.error(error.what, fix=error.fix, code=error.code)
-        return None
 
 
 def _sync_config(root: Section, directory: Path, text: str | None) -> SyncConfigText | None:
@@ -143,6 +107,9 @@ def _api(section: Section) -> ApiConfig:
     limits.warn_unknown()
     section.warn_unknown()
     return config
+
+
+_SET_IT = "set it, or take it out"
 
 
 def _admin_tokens(section: Section) -> tuple[str, ...]:

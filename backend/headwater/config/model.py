@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from headwater.api.auth.addresses import AddressRules
+from headwater.api.auth.fetch import KeyAddress
 from headwater.api.auth.keys import Key
 from headwater.config.errors import ConfigError, ConfigIssue
 from headwater.pipeline.settings import SparkSettings
@@ -15,10 +17,13 @@ from headwater_rules.evaluate.limits import MOST_BUCKETS, MOST_RESULTS
 
 @dataclass(frozen=True, slots=True)
 class ClientAuth:
-    """Which tokens of users are accepted: signed with one of `keys`, meant for one of `audience`."""
+    """Which tokens of users are accepted: signed with one of `keys` or of those at `addresses`, meant for one of
+    `audience`. `rules` say which hosts may be asked for keys."""
 
     keys: tuple[Key, ...] = field(default=(), repr=False)
     audience: frozenset[str] = frozenset()
+    addresses: tuple[KeyAddress, ...] = field(default=(), repr=False)
+    rules: AddressRules = field(default_factory=AddressRules)
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,11 +43,12 @@ class Section:
         mark = item.mark if item is not None and item.mark is not None else self.mark
         self.findings.errors.append(ConfigIssue(what, self.at(key) if key else self.path, mark, fix, code))
 
-    def warn(self, what: str, key: str) -> None:
-        """Note something that is not an error."""
+    def warn(self, what: str, key: str = "") -> None:
+        """Note something that is not an error, at `key`, or at the section itself."""
         item = self._values.get(key)
-        place = f"{item.mark}: " if item is not None and item.mark is not None else ""
-        self.findings.warnings.append(f"{place}{self.at(key)}: {what}")
+        mark = item.mark if item is not None else None if key else self.mark
+        place = f"{mark}: " if mark is not None else ""
+        self.findings.warnings.append(f"{place}{self.at(key) if key else self.path}: {what}")
 
     def text(self, key: str) -> str | None:
         match self._value(key):

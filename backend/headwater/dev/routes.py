@@ -9,7 +9,6 @@ from typing import ClassVar
 from uuid import UUID
 
 import anyio
-import jwt
 import psycopg
 from starlette.requests import Request
 from starlette.responses import JSONResponse, RedirectResponse, Response
@@ -18,6 +17,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
 from headwater.api.auth.keys import Key, StaticKeys
+from headwater.api.auth.sign import sign
 from headwater.api.auth.verify import Verifier
 from headwater.api.errors import ApiError
 from headwater.api.http.body import read_body
@@ -62,7 +62,7 @@ class Demo:
             raise UnknownUserError("there is no such user", fix="take an id of /demo/users")
         now = int(time.time())
         claims = {"sub": str(user), "aud": self.audience, "iat": now, "exp": now + TOKEN_SECONDS}
-        token = jwt.encode(claims, self.key.material, "HS256")
+        token = sign(claims, self.key)
         return JSONResponse({"token": token, "endpoint": str(request.base_url).rstrip("/")})
 
     async def upload(self, request: Request) -> Response:

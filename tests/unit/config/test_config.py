@@ -270,12 +270,12 @@ SOURCE = "replication:\n  connections:\n  - "
             "storage.type: mongodb storage is not supported; use the",
         ),
         (
-            "client_auth: {jwks_uri: 'https://x'}",
-            "client_auth.jwks_uri: is not supported by this version; give",
+            "client_auth: {jwks_uri: 'ftp://x/keys'}",
+            "[PSYNC_S3103] client_auth.jwks_uri: is not an address of HTTP; use https",
         ),
         (
-            "client_auth: {jwks: {keys: [{kty: RSA, alg: RS256}]}}",
-            "[PSYNC_S2201] client_auth.jwks.keys[0]: kty 'RSA' is not supported",
+            "client_auth: {jwks: {keys: [{kty: DSA, alg: RS256}]}}",
+            "[PSYNC_S2201] client_auth.jwks.keys[0]: kty 'DSA' is not supported",
         ),
         ("client_auth: {jwks: {keys: [{kty: oct, alg: HS256, k: '***'}]}}", "the secret `k` can't be read"),
         ("sync_config: {path: a}\nsync_rules: {path: b}", "is the old name of sync_config, which is given too"),

@@ -5,49 +5,46 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import jwt
-import orjson
 
-from headwater.api.auth.errors import (
-    AuthError,
-    TokenAudienceError,
-    TokenExpiredError,
-    TokenLifetimeError,
-    TokenMissingError,
-)
-from headwater.api.auth.keys import ALGORITHMS, Key, KeySource, candidates
+from headwater.api.auth.claims import Principal, principal_of
+from headwater.api.auth.errors import AuthError, TokenMissingError
+from headwater.api.auth.hints import signed_otherwise
+from headwater.api.auth.keys import Key, KeySource, candidates
+from headwater.api.auth.material import HMAC, SIGNATURES
+from headwater.api.auth.revocations import Revocations
 
-TOLERANCE = 60
-"""Seconds that clocks may differ."""
+__all__ = ["Principal", "Verifier"]
+
+LONGEST = 65_536
+"""Characters of a token."""
 
 _HEADER = re.compile(r"(?:Token|Bearer) (\S+)")
-_REQUIRED = ("sub", "iat", "exp", "aud")
-_SUPPORTED = frozenset[str]().union(*ALGORITHMS.values())
+_JWS = jwt.PyJWS()
 
 
 @dataclass(frozen=True, slots=True)
-class Principal:
-    """A verified user. `user_id` is the claim `sub` as text, `expires_at` in seconds since 1970."""
+class _Token:
+    """A token taken apart. Nothing in it is known to be true."""
 
-    user_id: str
-    claims: Mapping[str, object]
-    expires_at: float
-
-    def expires_in(self) -> float:
-        """Seconds left; negative while only the clock tolerance keeps the token alive."""
-        return self.expires_at - time.time()
+    kid: str | None
+    alg: str
+    message: bytes = field(repr=False)
+    payload: bytes = field(repr=False)
+    signature: bytes = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Verifier:
     """Checks tokens against keys and the accepted audience. An empty audience refuses every token whose key does
-    not bring its own."""
+    not bring its own. Nothing is kept of a token: to check it again takes less than to keep it safely would."""
 
     keys: KeySource
     audience: frozenset[str]
+    revocations: Revocations = field(default_factory=Revocations)
 
     async def authorize(self, header: str | None) -> Principal:
         """The user behind an Authorization header. Raises AuthError or a subclass, with the reason."""
@@ -60,102 +57,64 @@ class Verifier:
         return await self.verify(match[1])
 
     async def verify(self, token: str) -> Principal:
-        """The user behind a token. Raises AuthError or a subclass, with the reason."""
-        kid, alg = _header(token)
-        keys = candidates(await self.keys.keys(kid), kid, alg)
-        if not keys:
-            asked = f"kid {kid!r}" if kid is not None else "no kid"
-            raise AuthError("no configured key fits the token", fix=f"check client_auth: it has {asked} and alg {alg}")
-        for key in keys:
-            claims = self._claims(token, key, alg)
-            if claims is not None:
-                return _principal(claims, key)
-        raise AuthError("the token's signature is wrong", fix="check that the signing secret is the configured one")
-
-    def _claims(self, token: str, key: Key, alg: str) -> dict[str, object] | None:
-        """The checked payload, or None when this key did not sign the token."""
+        """The user behind a token. Waits only when no known key signed it. Raises AuthError or a subclass."""
+        read = _read(token)
+        key = _signer(read, self.keys.known())
+        # nobody publishes a shared secret
+        if key is None and read.alg not in HMAC and await self.keys.look_again():
+            key = _signer(read, self.keys.known())
+        if key is None:
+            raise _unknown(read, self.keys.known())
         audience = self.audience if key.audience is None else key.audience
-        try:
-            return _decode(token, key, alg, audience)
-        except jwt.InvalidSignatureError:
-            return None
-        except jwt.ExpiredSignatureError:
-            raise TokenExpiredError("the token has expired", fix="fetch a new one") from None
-        except jwt.MissingRequiredClaimError as error:
-            kind = TokenAudienceError if error.claim == "aud" else AuthError
-            raise kind(f"the token has no claim {error.claim!r}") from None
-        except jwt.InvalidAudienceError:
-            accepted = ", ".join(sorted(audience)) or "none is configured"
-            raise TokenAudienceError("the token is for another audience", fix=f"accepted: {accepted}") from None
-        except jwt.ImmatureSignatureError:
-            raise AuthError("the token is not valid yet", fix="compare the clocks of issuer and server") from None
-        except (jwt.PyJWTError, ValueError, OverflowError, RecursionError):
-            raise AuthError("the token is malformed") from None
+        user = principal_of(_claims(read), audience, key.max_lifetime, time.time())
+        self.revocations.check(user)
+        return user
 
 
-def _header(token: str) -> tuple[str | None, str]:
+def _read(token: str) -> _Token:
+    if len(token) > LONGEST:
+        raise AuthError("the token is too long", fix=f"it has {len(token)} characters of {LONGEST} at most")
     try:
-        header = jwt.get_unverified_header(token)
+        parts = _JWS.decode_complete(token, options={"verify_signature": False})
+        message = token.rpartition(".")[0].encode()
     except (jwt.PyJWTError, ValueError, RecursionError):
         raise AuthError("the token is not a JWT") from None
-    kid, alg = header.get("kid"), header.get("alg")
-    if not isinstance(alg, str) or alg not in _SUPPORTED:
-        use = f"it is {alg!r}; use one of {', '.join(sorted(_SUPPORTED))}"
+    kid, alg = parts["header"].get("kid"), parts["header"].get("alg")
+    if not isinstance(alg, str) or alg not in SIGNATURES:
+        use = f"it is {alg!r}; use one of {', '.join(sorted(SIGNATURES))}"
         raise AuthError("the token's alg is not accepted", fix=use)
-    return kid, alg
+    return _Token(kid, alg, message, parts["payload"], parts["signature"])
 
 
-def _decode(token: str, key: Key, alg: str, audience: Collection[str]) -> dict[str, object]:
-    claims: dict[str, object] = jwt.decode(
-        token,
-        key.material,
-        algorithms=[alg],
-        audience=list(audience),
-        leeway=TOLERANCE,
-        # `sub` may be any JSON value here
-        options={"require": list(_REQUIRED), "verify_sub": False, "verify_iss": False, "verify_jti": False},
-    )
-    return claims
+def _signer(token: _Token, keys: Sequence[Key]) -> Key | None:
+    """The key that signed the token; None when another one may have, which is not known. Raises AuthError when it
+    should have been one that is."""
+    tried = candidates(keys, token.kid, token.alg)
+    signer = next((key for key in tried if key.signed(token.alg, token.message, token.signature)), None)
+    if signer is None and any(key.kid is not None for key in tried):
+        raise _badly_signed(token, tried)
+    return signer
 
 
-def _principal(claims: Mapping[str, object], key: Key) -> Principal:
-    issued, expires = _time(claims, "iat"), _time(claims, "exp")
-    if expires - issued > key.max_lifetime:
-        raise TokenLifetimeError(
-            f"the token lives longer than the {key.max_lifetime} s allowed",
-            fix=f"it lives {expires - issued:.0f} s; issue it with an earlier exp",
-        )
-    parameters = claims.get("parameters")
-    if parameters is not None and not isinstance(parameters, dict):
-        raise AuthError("the claim 'parameters' is not an object")
-    return Principal(_user_id(claims["sub"]), claims, expires)
+def _unknown(token: _Token, keys: Sequence[Key]) -> AuthError:
+    tried = candidates(keys, token.kid, token.alg)
+    if tried:
+        return _badly_signed(token, tried)
+    asked = f"kid {token.kid!r}" if token.kid is not None else "no kid"
+    return AuthError("no configured key fits the token", fix=f"check client_auth: it has {asked} and alg {token.alg}")
 
 
-def _time(claims: Mapping[str, object], name: str) -> float:
-    value = claims[name]
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise AuthError(f"the claim {name!r} is not a number of seconds")
-    return float(value)
+def _badly_signed(token: _Token, tried: Sequence[Key]) -> AuthError:
+    told = signed_otherwise(tried, token.alg, token.message, token.signature)
+    fix = told or "check that the key it is signed with is the configured one"
+    return AuthError("the token's signature is wrong", fix=fix)
 
 
-def _user_id(sub: object) -> str:
-    """Stores keep it as text: what has no text of its own must not become another user's."""
+def _claims(token: _Token) -> dict[str, object]:
     try:
-        json.dumps(sub, allow_nan=False)
-        text = _as_text(sub)
-        text.encode()
-    except (TypeError, ValueError, RecursionError):
-        text = "\0"
-    if "\0" in text:
-        raise AuthError("the claim 'sub' names no user that can be stored")
-    return text
-
-
-def _as_text(sub: object) -> str:
-    if isinstance(sub, str):
-        return sub
-    if isinstance(sub, float) and sub.is_integer():
-        sub = int(sub)
-    if isinstance(sub, int) and not isinstance(sub, bool):
-        return str(sub)  # of any size
-    return orjson.dumps(sub).decode()
+        claims = json.loads(token.payload)
+    except (ValueError, RecursionError):
+        claims = None
+    if not isinstance(claims, dict):
+        raise AuthError("the token's payload is not a JSON object")
+    return claims

@@ -1,0 +1,124 @@
+"""What a token says, checked once its signature is known to be good."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import orjson
+
+from headwater.api.auth.errors import AuthError, TokenAudienceError, TokenExpiredError, TokenLifetimeError
+
+TOLERANCE = 60
+"""Seconds that clocks may differ."""
+
+LONGEST_USER = 1024
+"""Bytes of a user's id: stores have it in keys."""
+
+_LATEST = 100_000_000_000
+"""A time beyond is none in seconds: as milliseconds it was in 1973."""
+
+
+@dataclass(frozen=True, slots=True)
+class Principal:
+    """A verified user. `user_id` is the claim `sub` as text, `expires_at` in seconds since 1970."""
+
+    user_id: str
+    claims: Mapping[str, object]
+    expires_at: float
+
+    def expires_in(self) -> float:
+        """Seconds left; negative while only the clock tolerance keeps the token alive."""
+        return self.expires_at - time.time()
+
+
+def principal_of(claims: Mapping[str, object], audience: frozenset[str], max_lifetime: int, now: float) -> Principal:
+    """The user whom the claims name. Raises AuthError or a subclass, with the reason."""
+    for name in ("sub", "iat", "exp", "aud"):
+        if claims.get(name) is None:
+            kind = TokenAudienceError if name == "aud" else AuthError
+            raise kind(f"the token has no claim {name!r}", fix=_MISSING[name])
+    expires = _check_times(claims, max_lifetime, now)
+    _check_audience(claims["aud"], audience)
+    parameters = claims.get("parameters")
+    if parameters is not None and not isinstance(parameters, dict):
+        raise AuthError("the claim 'parameters' is not an object", fix="sign it as one, or leave it out")
+    return Principal(_user_id(claims["sub"]), claims, expires)
+
+
+_MISSING = {
+    "sub": "sign it with the id of the user",
+    "iat": "sign it with the time of its issue, in seconds since 1970",
+    "exp": "sign it with a time at which it expires, in seconds since 1970",
+    "aud": "sign it with one of the audiences in client_auth.audience",
+}
+
+
+def _check_times(claims: Mapping[str, object], max_lifetime: int, now: float) -> float:
+    """When the token expires."""
+    issued, expires = _time(claims, "iat"), _time(claims, "exp")
+    for name in ("iat", "nbf"):
+        if claims.get(name) is not None and _time(claims, name) > now + TOLERANCE:
+            raise AuthError(
+                "the token is not valid yet",
+                fix=f"compare the clocks of issuer and server: its {name} is {_time(claims, name) - now:.0f} s ahead",
+            )
+    if expires <= now - TOLERANCE:
+        raise TokenExpiredError("the token has expired", fix=f"fetch a new one: it did {now - expires:.0f} s ago")
+    if expires - issued > max_lifetime:
+        raise TokenLifetimeError(
+            f"the token lives longer than the {max_lifetime} s allowed",
+            fix=f"it lives {expires - issued:.0f} s; issue it with an earlier exp",
+        )
+    return expires
+
+
+def _time(claims: Mapping[str, object], name: str) -> float:
+    value = claims[name]
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+        raise AuthError(f"the claim {name!r} is not a number of seconds", fix="sign it as seconds since 1970")
+    if value > _LATEST:
+        kind = TokenLifetimeError if name == "exp" else AuthError
+        raise kind(f"the claim {name!r} is in milliseconds, it seems", fix="sign it as seconds since 1970")
+    return float(value)
+
+
+def _check_audience(aud: object, audience: frozenset[str]) -> None:
+    named = aud if isinstance(aud, list) else [aud]
+    if audience.isdisjoint(each for each in named if isinstance(each, str)):
+        accepted = ", ".join(sorted(audience)) or "none is configured, in client_auth.audience"
+        raise TokenAudienceError("the token is for another audience", fix=f"accepted: {accepted}")
+
+
+def _user_id(sub: object) -> str:
+    """Stores keep it as text: what has no text of its own must not become another user's."""
+    try:
+        json.dumps(sub, allow_nan=False)
+        text = _as_text(sub)
+        size = len(text.encode())
+    except (TypeError, ValueError, RecursionError):
+        raise _bad_user("has no text", "half a surrogate pair, a number beyond 64 bits within, or no number") from None
+    if not text:
+        raise _bad_user("is empty", "every user needs an id")
+    if "\0" in text:
+        raise _bad_user("has a NUL in it", "no store keeps that in a text")
+    if size > LONGEST_USER:
+        raise _bad_user("is too long", f"it has {size} bytes of {LONGEST_USER} at most")
+    return text
+
+
+def _bad_user(problem: str, reason: str) -> AuthError:
+    return AuthError(f"the claim 'sub' names no user that can be stored: it {problem}", fix=reason)
+
+
+def _as_text(sub: object) -> str:
+    if isinstance(sub, str):
+        return sub
+    if isinstance(sub, float) and sub.is_integer():
+        sub = int(sub)
+    if isinstance(sub, int) and not isinstance(sub, bool):
+        return str(sub)  # of any size
+    return orjson.dumps(sub).decode()

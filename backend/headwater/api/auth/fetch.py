@@ -1,0 +1,127 @@
+"""Fetches keys in JWKS form from an address, and trusts it with nothing but the keys."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from urllib.parse import urlsplit
+
+import certifi
+import httpcore
+import orjson
+
+from headwater.api.auth.addresses import AddressRules, CheckedNetwork
+from headwater.api.auth.errors import JwksError
+from headwater.api.auth.keys import DAY, Key, checks_signatures, parse_key
+from headwater.api.auth.material import InvalidKeyError
+
+SECONDS = 30.0
+"""How long a fetch may take, from the name to the last byte."""
+
+CONNECT_SECONDS = 10.0
+LARGEST = 1 << 20
+"""Bytes of an answer."""
+
+_HEADERS = [("Accept", "application/json"), ("Accept-Encoding", "identity"), ("User-Agent", "headwater")]
+SEE_LOG = "the service's log says why"
+
+
+@dataclass(frozen=True, slots=True)
+class KeyAddress:
+    """Where keys are, and what holds for tokens that these have signed; see `Key`."""
+
+    url: str
+    audience: frozenset[str] | None = None
+    max_lifetime: int = DAY
+
+    @property
+    def shown(self) -> str:
+        """For messages: a query may be secret."""
+        return self.url.partition("?")[0]
+
+
+@dataclass(frozen=True, slots=True)
+class KeySet:
+    """What an address had: the keys that can be used, and why others can't."""
+
+    keys: tuple[Key, ...]
+    ignored: tuple[str, ...] = ()
+
+
+class JwksClient:
+    """Asks one address, anew each time. Redirects are not followed, and no proxy is asked: either could lead past the
+    rules."""
+
+    def __init__(self, address: KeyAddress, rules: AddressRules) -> None:
+        self.address = address
+        self._rules = rules
+        self._tls: ssl.SSLContext | None = None
+
+    async def fetch(self) -> KeySet:
+        """The keys that are there now. Raises JwksError."""
+        try:
+            async with asyncio.timeout(SECONDS):
+                content = await self._get()
+        except TimeoutError:
+            raise self._failed(f"there was no whole answer within {SECONDS:.0f} s") from None
+        except httpcore.TimeoutException:
+            raise self._failed("it did not answer in time") from None
+        except (httpcore.NetworkError, httpcore.ProtocolError, OSError) as error:
+            raise self._failed(str(error) or type(error).__name__) from error
+        return self._read(content)
+
+    async def _get(self) -> bytes:
+        timeouts = {"connect": CONNECT_SECONDS, "read": SECONDS, "write": SECONDS, "pool": SECONDS}
+        async with (
+            httpcore.AsyncConnectionPool(self._tls_context(), network_backend=CheckedNetwork(self._rules)) as pool,
+            pool.stream("GET", self.address.url, headers=_HEADERS, extensions={"timeout": timeouts}) as response,
+        ):
+            if 300 <= response.status < 400:
+                raise self._failed(f"it answered {response.status}, and redirects are not followed")
+            if response.status != 200:
+                raise self._failed(f"it answered {response.status}")
+            content = b""
+            async for part in response.aiter_stream():
+                content += part
+                if len(content) > LARGEST:
+                    raise self._failed(f"its answer has more than {LARGEST} bytes")
+            return content
+
+    def _tls_context(self) -> ssl.SSLContext | None:
+        """The authorities of the machine, and those that come along where it has none."""
+        if self._tls is None and urlsplit(self.address.url).scheme == "https":
+            self._tls = ssl.create_default_context()
+            self._tls.load_verify_locations(certifi.where())
+        return self._tls
+
+    def _read(self, content: bytes) -> KeySet:
+        try:
+            found = orjson.loads(content)
+        except orjson.JSONDecodeError:
+            raise self._failed("its answer is not JSON") from None
+        listed = found.get("keys") if isinstance(found, dict) else None
+        if not isinstance(listed, list):
+            raise self._failed("its answer has no list `keys`")
+        return read_set([each for each in listed if isinstance(each, dict)], self.address)
+
+    def _failed(self, reason: str) -> JwksError:
+        return JwksError("the keys of tokens can't be fetched", f"{self.address.shown}: {reason}", SEE_LOG)
+
+
+def read_set(listed: list[Mapping[str, object]], address: KeyAddress) -> KeySet:
+    """The keys of a set. One that can't be used is no reason to do without the others."""
+    keys, ignored = [], []
+    for jwk in listed:
+        try:
+            key = parse_key(jwk)
+            if isinstance(key.material, bytes):
+                raise InvalidKeyError("a secret that is published is none")
+            if not checks_signatures(jwk):
+                raise InvalidKeyError("the key is not for checking signatures")
+        except InvalidKeyError as error:
+            ignored.append(error.what)
+            continue
+        keys.append(replace(key, audience=address.audience, max_lifetime=address.max_lifetime))
+    return KeySet(tuple(keys), tuple(ignored))

@@ -1,0 +1,188 @@
+"""Keys that are fetched: kept fresh in the background, and looked for at once when a token names one not known."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+from headwater.api.auth.errors import JwksError
+from headwater.api.auth.fetch import SEE_LOG, KeySet
+from headwater.api.auth.keys import Key, KeySource
+from headwater.api.refusals import one_line
+
+REFRESH_SECONDS = 300.0
+KEEP_SECONDS = 3600.0
+"""How long keys are used that could not be fetched again."""
+
+WAIT_SECONDS = 3.0
+"""How long a request waits for keys."""
+
+MOST_LOOKS = 10
+LOOK_SECONDS = 60.0
+"""The time over which so many looks for unknown keys are spread: strangers choose what is unknown."""
+
+_SHOWN = 20
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Allowance:
+    """A leaky bucket of looks."""
+
+    now: Callable[[], float]
+    left: float = MOST_LOOKS
+    counted_at: float | None = None
+
+    def take(self) -> bool:
+        """Whether another look is allowed now; it then counts."""
+        now = self.now()
+        passed = 0.0 if self.counted_at is None else now - self.counted_at
+        self.left = min(MOST_LOOKS, self.left + passed * MOST_LOOKS / LOOK_SECONDS)
+        self.counted_at = now
+        if self.left < 1:
+            return False
+        self.left -= 1
+        return True
+
+
+class RemoteKeys:
+    """The keys of one address, as `fetch` gets them. Those that were fetched last are used while it fails, for an hour;
+    there is one fetch at a time, which everybody who waits shares."""
+
+    def __init__(
+        self,
+        fetch: Callable[[], Awaitable[KeySet]],
+        address: str,
+        *,
+        now: Callable[[], float] = time.monotonic,
+        jitter: Callable[[], float] = random.random,
+    ) -> None:
+        self._fetch = fetch
+        self._address = address
+        self._now = now
+        self._jitter = jitter
+        self._allowance = Allowance(now)
+        self._keys: tuple[Key, ...] = ()
+        self._fetched_at: float | None = None
+        self._failure: JwksError | None = None
+        self._failures = 0
+        self._fetching: asyncio.Task[None] | None = None
+        self._keeper: asyncio.Task[None] | None = None
+
+    def known(self) -> Sequence[Key]:
+        """The keys that were fetched last, unless that was too long ago."""
+        if self._fetched_at is None or self._now() - self._fetched_at > KEEP_SECONDS:
+            return ()
+        return self._keys
+
+    async def look_again(self) -> bool:
+        """Fetch the keys now, or wait for those being fetched. False when that was done too often of late. Raises
+        JwksError when it fails or takes too long."""
+        if self._fetching is None and not self._allowance.take():
+            if self._failure is not None:
+                raise _again(self._failure)
+            return False
+        done, _ = await asyncio.wait([self._task()], timeout=WAIT_SECONDS)
+        if not done:
+            raise JwksError("the keys of tokens are still being fetched", self._address, "try again")
+        if self._failure is not None:
+            raise _again(self._failure)
+        return True
+
+    def start(self) -> None:
+        if self._keeper is None:
+            self._keeper = asyncio.create_task(self._keep())
+
+    async def close(self) -> None:
+        tasks = [task for task in (self._keeper, self._fetching) if task is not None]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+    def pause(self) -> float:
+        """Seconds until the next fetch: after failures soon at first, then less and less often. Processes that began
+        together do not ask together."""
+        if self._failures == 0:
+            return REFRESH_SECONDS * (0.9 + 0.1 * self._jitter())
+        return min(2.0 ** min(self._failures, 20), REFRESH_SECONDS) * (0.5 + 0.5 * self._jitter())
+
+    async def _keep(self) -> None:
+        while True:
+            await asyncio.wait([self._task()])
+            await asyncio.sleep(self.pause())
+
+    def _task(self) -> asyncio.Task[None]:
+        if self._fetching is None:
+            self._fetching = asyncio.create_task(self._refresh())
+            self._fetching.add_done_callback(self._done)
+        return self._fetching
+
+    def _done(self, _: asyncio.Task[None]) -> None:
+        self._fetching = None
+
+    async def _refresh(self) -> None:
+        try:
+            found = await self._fetch()
+        except JwksError as error:
+            self._fail(error)
+        except Exception:
+            log.exception("a bug keeps keys from being fetched %s", one_line({"address": self._address}))
+            self._fail(JwksError("the keys of tokens can't be fetched", self._address, SEE_LOG))
+        else:
+            self._take(found)
+
+    def _fail(self, error: JwksError) -> None:
+        self._failure = error
+        self._failures += 1
+        facts = {"code": error.code, "reason": error.where, "keys_kept": len(self.known())}
+        log.warning("%s %s", error.what, one_line(facts))
+
+    def _take(self, found: KeySet) -> None:
+        news = self._fetched_at is None or self._failure is not None or _kids(found.keys) != _kids(self._keys)
+        self._keys, self._fetched_at = found.keys, self._now()
+        self._failure, self._failures = None, 0
+        if news:
+            facts = {"address": self._address, "kids": _kids(found.keys)[:_SHOWN], "ignored": found.ignored[:_SHOWN]}
+            level = logging.INFO if found.keys else logging.WARNING
+            log.log(level, "keys fetched %s", one_line(facts))
+
+
+class KeyRing:
+    """All keys of a config: those in it, and those of its addresses."""
+
+    def __init__(self, fixed: Sequence[Key], remote: Sequence[KeySource]) -> None:
+        self._fixed = tuple(fixed)
+        self._remote = tuple(remote)
+
+    def known(self) -> Sequence[Key]:
+        return (*self._fixed, *(key for each in self._remote for key in each.known()))
+
+    async def look_again(self) -> bool:
+        """At all addresses at once. Raises JwksError only where none had an answer."""
+        looks = await asyncio.gather(*(each.look_again() for each in self._remote), return_exceptions=True)
+        failures = [each for each in looks if isinstance(each, BaseException)]
+        if failures and not any(each is True for each in looks):
+            raise failures[0]
+        return True in looks
+
+    def start(self) -> None:
+        for each in self._remote:
+            each.start()
+
+    async def close(self) -> None:
+        await asyncio.gather(*(each.close() for each in self._remote))
+
+
+def _again(error: JwksError) -> JwksError:
+    """The same for another request: raised twice, an exception would keep the first one's frames."""
+    return type(error)(*error.args)
+
+
+def _kids(keys: Sequence[Key]) -> list[str | None]:
+    return [key.kid for key in keys]

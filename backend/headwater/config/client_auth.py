@@ -1,0 +1,175 @@
+"""`client_auth`: whose tokens are accepted."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
+from urllib.parse import SplitResult, urlsplit
+
+from headwater.api.auth.addresses import AddressRules
+from headwater.api.auth.errors import AddressRefusedError
+from headwater.api.auth.fetch import KeyAddress
+from headwater.api.auth.keys import DAY, Key, checks_signatures, parse_key
+from headwater.api.auth.material import GOOD_SECRET, InvalidKeyError, check_secret
+from headwater.config.model import ClientAuth
+from headwater.config.section import Section
+from headwater.source.connect import SourceSettings
+
+SUPABASE_LIFETIME = 7 * DAY + 1200
+SUPABASE_AUDIENCE = frozenset({"authenticated"})
+
+_NO_URL = "PSYNC_S3102"
+"""What `jwks_uri` has is no address."""
+
+_NO_HTTP = "PSYNC_S3103"
+"""An address in `jwks_uri` is not one of HTTP."""
+
+_PROJECT = re.compile(r"db\.([a-z0-9]+)\.supabase\.co", re.ASCII)
+_NEW_SECRET = f"make one with: openssl rand -base64 {GOOD_SECRET}"
+
+
+def read_client_auth(root: Section, sources: Sequence[SourceSettings]) -> ClientAuth:
+    """What is wrong or weak is noted. The Supabase project is the one whose database the source is."""
+    section = root.section("client_auth")
+    rules = _rules(section)
+    supabase = section.boolean("supabase", default=False)
+    keys = _keys(section) + _supabase_secret(section, supabase=supabase)
+    addresses = tuple(
+        KeyAddress(url) for url in section.texts("jwks_uri") if _is_usable(section, url, rules)
+    ) + _supabase_address(section, sources, supabase=supabase, secret=bool(keys))
+    audience = frozenset(section.texts("audience"))
+    if "" in audience:
+        section.error("an empty text names no audience", "audience", fix="set it, or take it out")
+    if not root.findings.errors:
+        _warn_of_closed_doors(root, section, [*keys, *addresses], audience)
+    section.warn_unknown()
+    return ClientAuth(keys, audience, addresses, rules)
+
+
+def _warn_of_closed_doors(
+    root: Section, section: Section, trusted: Sequence[Key | KeyAddress], audience: frozenset[str]
+) -> None:
+    if not trusted:
+        what = "no key is configured, so every token is refused; add client_auth.jwks_uri or client_auth.jwks.keys"
+        root.warn(what, "client_auth")
+    elif not audience and any(each.audience is None for each in trusted):
+        section.warn("is empty, so every token is refused; add what the claim aud of your tokens says", "audience")
+
+
+def _keys(section: Section) -> tuple[Key, ...]:
+    jwks = section.section("jwks")
+    keys = tuple(held for each in jwks.sections("keys") if (held := _key(each)) is not None)
+    jwks.warn_unknown()
+    return keys
+
+
+def _key(section: Section) -> Key | None:
+    jwk = section.plain()
+    if "key_ops" in section:
+        jwk["key_ops"] = list(section.texts("key_ops"))
+    if not checks_signatures(jwk):
+        section.warn("is not for checking signatures, so no token is checked with it")
+        return None
+    try:
+        key = parse_key(jwk)
+    except InvalidKeyError as error:
+        section.error(error.what, fix=error.fix, code=error.code)
+        return None
+    if isinstance(key.material, bytes):
+        _warn_of_short_secret(section, "k", key.material)
+    return key
+
+
+def _warn_of_short_secret(section: Section, key: str, secret: bytes) -> None:
+    if len(secret) < GOOD_SECRET:
+        what = f"has {len(secret)} bytes, and who has a token can try until it fits; {_NEW_SECRET}"
+        section.warn(what, key)
+
+
+def _is_usable(section: Section, url: str, rules: AddressRules) -> bool:
+    """Whether keys can be fetched there; noted when not."""
+    parts = _parts(url)
+    if parts is None or not parts.hostname:
+        fix = "write the address of your keys, as in https://example.com/.well-known/jwks.json"
+        section.error("is no address", "jwks_uri", fix=fix, code=_NO_URL)
+    elif parts.scheme not in {"http", "https"}:
+        section.error("is not an address of HTTP", "jwks_uri", fix="use https", code=_NO_HTTP)
+    elif parts.username is not None:
+        section.error("has a login, which would not be sent", "jwks_uri", fix="take it out", code=_NO_URL)
+    elif _is_ip(parts.hostname) and rules.refuse(parts.hostname):
+        fix = "see jwks_reject_ip_ranges and block_local_jwks"
+        section.error(f"{parts.hostname} is refused", "jwks_uri", fix=fix, code=AddressRefusedError.code)
+    else:
+        return True
+    return False
+
+
+def _parts(url: str) -> SplitResult | None:
+    if not url.isascii() or not url.isprintable() or " " in url:
+        return None
+    try:
+        parts = urlsplit(url)
+        parts.port  # noqa: B018 - it is only read now
+    except ValueError:
+        return None
+    return parts
+
+
+def _is_ip(host: str) -> bool:
+    try:
+        ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def _rules(section: Section) -> AddressRules:
+    named = section.texts("jwks_reject_ip_ranges")
+    local = "local" in named
+    ranges: list[IPv4Network | IPv6Network] = []
+    for each in named:
+        try:
+            if each != "local":
+                ranges.append(ip_network(each, strict=False))
+        except ValueError:
+            fix = "write it as in 10.0.0.0/8, or local for all that is not public"
+            section.error("has what is no range of addresses", "jwks_reject_ip_ranges", fix=fix)
+    block_local = section.boolean("block_local_jwks", default=False)
+    return AddressRules(tuple(ranges), local=local or block_local, ipv4_only=block_local)
+
+
+def _supabase_secret(section: Section, *, supabase: bool) -> tuple[Key, ...]:
+    secret = section.text("supabase_jwt_secret")
+    if secret is None:
+        return ()
+    if not supabase:
+        section.no_effect("it is a key of the Supabase project only with supabase: true", "supabase_jwt_secret")
+        return ()
+    try:
+        check_secret(secret.encode(), "")
+    except InvalidKeyError as error:
+        section.error(error.what, "supabase_jwt_secret", fix="copy it from the project's settings", code=error.code)
+        return ()
+    _warn_of_short_secret(section, "supabase_jwt_secret", secret.encode())
+    return (Key(None, frozenset({"HS256"}), secret.encode(), SUPABASE_AUDIENCE, SUPABASE_LIFETIME),)
+
+
+def _supabase_address(
+    section: Section, sources: Sequence[SourceSettings], *, supabase: bool, secret: bool
+) -> tuple[KeyAddress, ...]:
+    if not supabase:
+        return ()
+    project = _PROJECT.fullmatch(sources[0].host) if sources else None
+    if project is not None:
+        url = f"https://{project[1]}.supabase.co/auth/v1/.well-known/jwks.json"
+        return (KeyAddress(url, SUPABASE_AUDIENCE, SUPABASE_LIFETIME),)
+    if not secret:
+        section.warn(_NO_PROJECT, "supabase")
+    return ()
+
+
+_NO_PROJECT = (
+    "the source is not at db.<project>.supabase.co, so that no keys are known; set"
+    " jwks_uri: https://<project>.supabase.co/auth/v1/.well-known/jwks.json and audience: [authenticated]"
+)

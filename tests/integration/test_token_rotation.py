@@ -1,0 +1,247 @@
+"""The endpoint with keys from an issuer's server, as a service config names them: rotation, failure, attacks."""
+
+from __future__ import annotations
+
+import base64
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from typing import Any
+
+import httpx
+import jwt
+import pytest
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+from headwater.api.auth.addresses import CheckedNetwork
+from headwater.cli.api import key_source
+from headwater.config import ConfigSource, load_config
+from tests.support.fix_api import Endpoint
+from tests.support.jwks_server import JwksServer, certificate, jwks_server, send
+from tests.support.memory_store import MemoryStore
+from tests.support.signers import Signer, signer
+
+SECRET = "super-secret-jwt-token-with-at-least-32-characters-long"
+Start = Callable[..., Endpoint]
+
+
+@pytest.fixture
+def issuer() -> Iterator[JwksServer]:
+    with jwks_server(signer()) as server:
+        yield server
+
+
+@pytest.fixture
+def start(start_endpoint: Start, memory_store: MemoryStore, tmp_path: Path) -> Start:
+    """Starts an endpoint with this `client_auth`."""
+
+    def start(source: str = "db.example.org", **client_auth: object) -> Endpoint:
+        uri = f"postgresql://u:p@{source}/d"
+        whole = {"replication": {"connections": [{"uri": uri}]}, "client_auth": {"audience": ["app"], **client_auth}}
+        (tmp_path / "headwater.json").write_text(json.dumps(whole))
+        auth = load_config(ConfigSource(path=tmp_path / "headwater.json"), {}, tmp_path).auth
+        return start_endpoint(memory_store, keys=key_source(auth), audience=auth.audience)
+
+    return start
+
+
+def ask(endpoint: Endpoint, token: str) -> httpx.Response:
+    headers = {"authorization": f"Token {token}"}
+    return endpoint.http.get("/write-checkpoint2.json", params={"client_id": "c1"}, headers=headers)
+
+
+def accepts(endpoint: Endpoint, token: str) -> bool:
+    answer = ask(endpoint, token)
+    assert answer.status_code in {200, 401}, answer.text
+    return answer.status_code == 200
+
+
+def fails(request: BaseHTTPRequestHandler) -> None:
+    send(request, b"", 503)
+
+
+def test_a_rotation_is_noticed_by_no_device(issuer: JwksServer, start: Start) -> None:
+    endpoint = start(jwks_uri=issuer.url())
+    for number in range(2, 7):
+        assert accepts(endpoint, issuer.published[-1].token())
+        issuer.published = [*issuer.published[-1:], signer("ES256", f"k{number}")]
+        assert all(accepts(endpoint, each.token()) for each in reversed(issuer.published))
+    assert not accepts(endpoint, signer().token()), "the first key is gone"
+    assert len(issuer.asked) <= 8
+
+
+def test_many_devices_with_tokens_of_a_new_key_ask_the_issuer_once(issuer: JwksServer, start: Start) -> None:
+    endpoint = start(jwks_uri=issuer.url())
+    assert accepts(endpoint, signer().token())
+    before = len(issuer.asked)
+    issuer.published = [signer(), signer("RS256", "k2")]
+    slow = threading.Event()
+
+    def slowly(request: BaseHTTPRequestHandler) -> None:
+        slow.wait(2)
+        send(request, json.dumps({"keys": [each.jwk() for each in issuer.published]}).encode())
+
+    issuer.answer = slowly
+    answers: list[bool] = []
+    devices = [
+        threading.Thread(target=lambda n=n: answers.append(accepts(endpoint, signer("RS256", "k2").token(f"u{n}"))))
+        for n in range(20)
+    ]
+    for device in devices:
+        device.start()
+    slow.set()
+    for device in devices:
+        device.join(10)
+    assert answers == [True] * 20
+    assert len(issuer.asked) - before <= 2
+
+
+def test_while_the_issuer_fails_known_keys_go_on_working(issuer: JwksServer, start: Start) -> None:
+    endpoint = start(jwks_uri=issuer.url())
+    assert accepts(endpoint, signer().token())
+    issuer.answer = fails
+    new = signer("RS256", "k2")
+    issuer.published = [signer(), new]
+    refused = ask(endpoint, new.token())
+    assert (refused.status_code, refused.json()["error"]["code"]) == (401, "PSYNC_S2204")
+    assert str(issuer.port) not in refused.text
+    assert accepts(endpoint, signer().token())
+    issuer.answer = None
+    assert accepts(endpoint, new.token())
+
+
+def test_an_endpoint_that_starts_before_its_issuer_gets_the_keys_later(issuer: JwksServer, start: Start) -> None:
+    issuer.answer = fails
+    endpoint = start(jwks_uri=issuer.url())
+    assert not accepts(endpoint, signer().token())
+    issuer.answer = None
+    assert accepts(endpoint, signer().token())
+
+
+def test_keys_of_several_addresses_and_of_the_config_are_used_side_by_side(issuer: JwksServer, start: Start) -> None:
+    inline, other = signer("Ed25519", "inline"), signer("ES512", "other")
+    with jwks_server(other) as second:
+        endpoint = start(jwks_uri=[issuer.url(), second.url()], jwks={"keys": [inline.jwk()]})
+        assert all(accepts(endpoint, each.token()) for each in (signer(), other, inline))
+
+
+def test_an_issuer_at_an_address_that_is_refused_is_never_asked(issuer: JwksServer, start: Start) -> None:
+    endpoint = start(jwks_uri=issuer.url(), jwks_reject_ip_ranges=["local"])
+    refused = ask(endpoint, signer().token()).json()["error"]
+    assert refused["code"] == "PSYNC_S2203"
+    assert issuer.asked == []
+
+
+@pytest.fixture
+def supabase(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[JwksServer]:
+    """The address of the project abcdefgh's keys leads here."""
+    tls, authority = certificate(tmp_path, "abcdefgh.supabase.co")
+    monkeypatch.setenv("SSL_CERT_FILE", str(authority))
+    connect = CheckedNetwork.connect_tcp
+    with jwks_server(tls=tls) as server:
+
+        async def connect_here(network: CheckedNetwork, host: str, port: int, *more: Any, **options: Any) -> object:
+            assert (host, port) == ("abcdefgh.supabase.co", 443)
+            return await connect(network, "127.0.0.1", server.port, *more, **options)
+
+        monkeypatch.setattr(CheckedNetwork, "connect_tcp", connect_here)
+        yield server
+
+
+def of_supabase(issuer: Signer, sub: str = "b3c1a4f0-0000-4000-8000-000000000001", **claims: object) -> str:
+    """A token in the shape of Supabase Auth's."""
+    shape: dict[str, Any] = {
+        "aud": "authenticated",
+        "role": "authenticated",
+        "iss": "https://abcdefgh.supabase.co/auth/v1",
+        "email": "ann@example.org",
+        "phone": "",
+        "app_metadata": {"provider": "email", "providers": ["email"]},
+        "user_metadata": {},
+        "aal": "aal1",
+        "amr": [{"method": "password", "timestamp": 1}],
+        "session_id": "5b9f1d0e-0000-4000-8000-000000000002",
+        "is_anonymous": False,
+    }
+    return issuer.token(sub, **{**shape, **claims})
+
+
+def test_tokens_of_a_supabase_project_are_accepted_with_either_kind_of_key(start: Start) -> None:
+    endpoint = start(supabase=True, supabase_jwt_secret=SECRET)
+    legacy = Signer("HS256", SECRET.encode(), "h5cXkq9y5jHqxu2k")  # they have a kid that nobody publishes
+    assert accepts(endpoint, of_supabase(legacy))
+    assert accepts(endpoint, of_supabase(Signer("HS256", SECRET.encode(), None)))
+    assert not accepts(endpoint, of_supabase(legacy, aud="app"))
+    assert not accepts(endpoint, of_supabase(Signer("HS256", base64.b64encode(SECRET.encode()), None)))
+
+
+@pytest.mark.parametrize("kind", ["RS256", "ES256"])
+def test_the_published_keys_of_a_supabase_project_are_found(supabase: JwksServer, start: Start, kind: str) -> None:
+    project = signer(kind, "project")
+    supabase.published = [project]
+    endpoint = start("db.abcdefgh.supabase.co", supabase=True)
+    assert accepts(endpoint, of_supabase(project))
+    now = int(time.time())
+    assert accepts(endpoint, of_supabase(project, iat=now - 60, exp=now + 7 * 86_400))
+    assert ask(endpoint, project.token()).json()["error"]["code"] == "PSYNC_S2105"
+
+
+def of_firebase(issuer: Signer, **claims: object) -> str:
+    """A token in the shape of Firebase Authentication's."""
+    shape: dict[str, Any] = {
+        "iss": "https://securetoken.google.com/my-project",
+        "aud": "my-project",
+        "auth_time": 1_700_000_000,
+        "user_id": "Zx8Yw7Vu6Ts5Rq4Po3Nm2Lk1",
+        "email": "ann@example.org",
+        "firebase": {"identities": {"email": ["ann@example.org"]}, "sign_in_provider": "password"},
+    }
+    return issuer.token("Zx8Yw7Vu6Ts5Rq4Po3Nm2Lk1", **{**shape, **claims})
+
+
+def test_tokens_of_firebase_are_accepted_for_their_project(issuer: JwksServer, start: Start) -> None:
+    endpoint = start(jwks_uri=issuer.url(), audience=["my-project"])
+    assert accepts(endpoint, of_firebase(signer()))
+    refused = ask(endpoint, of_firebase(signer(), aud="another-project")).json()["error"]
+    assert (refused["code"], refused["details"]) == ("PSYNC_S2105", "accepted: my-project")
+
+
+def part(content: object) -> str:
+    return base64.urlsafe_b64encode(json.dumps(content).encode()).decode().rstrip("=")
+
+
+def hs_for_rs() -> str:
+    issuer = signer()
+    public = issuer.private.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+    claims = issuer.token().split(".")[1]
+    message = f"{part({'alg': 'HS256', 'kid': 'k1'})}.{claims}"
+    signature = jwt.algorithms.HMACAlgorithm(jwt.algorithms.HMACAlgorithm.SHA256).sign(message.encode(), public)
+    return f"{message}.{base64.urlsafe_b64encode(signature).decode().rstrip('=')}"
+
+
+ATTACKS = {
+    "none": (f"{part({'alg': 'none', 'kid': 'k1'})}.{signer().token().split('.')[1]}.", "PSYNC_S2101"),
+    "another key": (signer("RS256", "x").token(header={"kid": "k1"}), "PSYNC_S2101"),
+    "another alg": (Signer("RS512", signer().private, "k1").token(), "PSYNC_S2101"),
+    "a secret for a public key": (hs_for_rs(), "PSYNC_S2101"),
+    "an unknown kid": (signer("RS256", "x").token(), "PSYNC_S2101"),
+    "no kid": (signer().token(header={"kid": None}), "PSYNC_S2101"),
+    "expired": (signer().token(iat=1_700_000_000, exp=1_700_000_600), "PSYNC_S2103"),
+    "too long a life": (signer().token(iat=1_700_000_000, exp=4_000_000_000), "PSYNC_S2104"),
+    "another audience": (signer().token(aud="other"), "PSYNC_S2105"),
+    "no audience": (signer().token(aud=None), "PSYNC_S2105"),
+    "no user": (signer().token(None), "PSYNC_S2101"),
+    "no token": ("a b", "PSYNC_S2106"),
+}
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_an_attack_is_refused_by_every_route(issuer: JwksServer, start: Start, attack: str) -> None:
+    token, code = ATTACKS[attack]
+    endpoint = start(jwks_uri=issuer.url())
+    assert accepts(endpoint, signer().token())
+    for answer in (ask(endpoint, token), endpoint.post(authorization=f"Token {token}")):
+        assert (answer.status_code, answer.json()["error"]["code"]) == (401, code)

@@ -1,0 +1,62 @@
+"""A secret that is one thing for the issuer and another one in the config: refused, and told what is wrong."""
+
+from __future__ import annotations
+
+import asyncio
+from base64 import b64encode, urlsafe_b64encode
+from collections.abc import Callable
+
+import pytest
+
+from headwater.api.auth.errors import AuthError
+from headwater.api.auth.keys import Key, StaticKeys, parse_key
+from headwater.api.auth.material import HMAC
+from headwater.api.auth.verify import Verifier
+from tests.support.fix_api import AUDIENCE, make_token
+
+SECRET = bytes(range(0xD0, 0x100))
+"""Bytes that no text has."""
+
+
+def configured(k: str) -> Key:
+    return parse_key({"kty": "oct", "alg": "HS256", "k": k})
+
+
+def raw(text: bytes) -> Key:
+    """A secret that the config has as it is, like a Supabase project's."""
+    return Key(None, HMAC, text)
+
+
+def details(key: Key, signed_with: bytes) -> str:
+    token = make_token(secret=signed_with)
+    with pytest.raises(AuthError, match="the token's signature is wrong") as refused:
+        asyncio.run(Verifier(StaticKeys((key,)), frozenset({AUDIENCE})).verify(token))
+    assert refused.value.code == "PSYNC_S2101"
+    return refused.value.fix
+
+
+@pytest.mark.parametrize("encode", [b64encode, urlsafe_b64encode])
+def test_a_token_signed_with_the_text_of_the_secret_is_recognised(encode: Callable[[bytes], bytes]) -> None:
+    text = encode(SECRET + b"x")
+    assert text.endswith(b"=")
+    for written in (text, text.rstrip(b"=")):
+        assert details(configured(text.decode()), written).startswith("it is signed with the base64 text")
+
+
+def test_a_token_signed_with_the_bytes_that_a_configured_text_stands_for_is_recognised() -> None:
+    text = b64encode(SECRET)
+    as_text = configured(urlsafe_b64encode(text).decode())
+    for key in (as_text, raw(text), raw(text + b"\n")):
+        assert details(key, SECRET).startswith("it is signed with the bytes that the configured secret, read as base64")
+
+
+def test_a_line_break_that_came_along_with_a_secret_is_recognised() -> None:
+    secret = b"a secret of thirty-two characters"
+    assert "white space at an end" in details(configured(b64encode(secret + b"\n").decode()), secret)
+    assert "the issuer's secret ends with a line break" in details(
+        configured(b64encode(secret).decode()), secret + b"\n"
+    )
+
+
+def test_a_secret_that_is_simply_another_is_told_no_stories() -> None:
+    assert details(configured(b64encode(SECRET).decode()), SECRET[::-1]).startswith("check that the key")

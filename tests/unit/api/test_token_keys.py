@@ -1,0 +1,180 @@
+"""Keys of every kind: tokens that they signed are accepted, and no trick passes a token off as one of those."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from base64 import urlsafe_b64encode
+from collections.abc import Mapping
+
+import jwt
+import pytest
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+from headwater.api.auth.errors import AuthError
+from headwater.api.auth.keys import StaticKeys, parse_key
+from headwater.api.auth.material import InvalidKeyError
+from headwater.api.auth.verify import Principal, Verifier
+from tests.support.fix_api import jwk as secret_jwk
+from tests.support.signers import PUBLIC_KINDS, Signer, signer
+
+
+def verify(token: str, *keys: Mapping[str, object]) -> Principal:
+    held = StaticKeys(tuple(parse_key(key) for key in keys))
+    return asyncio.run(Verifier(held, frozenset({"app"})).verify(token))
+
+
+def refusal(token: str, *keys: Mapping[str, object]) -> AuthError:
+    with pytest.raises(AuthError) as raised:
+        verify(token, *keys)
+    assert raised.value.status == 401
+    return raised.value
+
+
+def part(content: object) -> str:
+    return urlsafe_b64encode(json.dumps(content).encode()).decode().rstrip("=")
+
+
+def pem(of: Signer) -> bytes:
+    content: bytes = of.private.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+    return content
+
+
+@pytest.mark.parametrize("kind", PUBLIC_KINDS)
+@pytest.mark.parametrize("named", [True, False], ids=["with alg", "without"])
+def test_a_key_of_every_kind_proves_its_tokens(kind: str, named: bool) -> None:
+    issuer = signer(kind)
+    assert verify(issuer.token(), issuer.jwk(alg=issuer.alg if named else None)).user_id == "u1"
+
+
+@pytest.mark.parametrize("kind", PUBLIC_KINDS)
+def test_another_key_of_the_same_kind_proves_nothing(kind: str) -> None:
+    issuer, other = signer(kind), signer(kind, "k2")
+    assert "signature is wrong" in refusal(other.token(header={"kid": "k1"}), issuer.jwk()).what
+
+
+@pytest.mark.parametrize("alg", ["RS256", "RS384", "RS512"])
+def test_an_rsa_key_without_alg_is_good_for_every_hash_and_one_with_it_for_its_own(alg: str) -> None:
+    token = Signer(alg, signer().private, "k1").token()
+    assert verify(token, signer().jwk(alg=None)).user_id == "u1"
+    if alg != "RS256":
+        assert "another alg" in refusal(token, signer().jwk()).what
+
+
+def test_of_a_private_key_only_the_public_part_is_used() -> None:
+    issuer = signer("ES256")
+    whole = jwt.algorithms.ECAlgorithm.to_jwk(issuer.private, as_dict=True)
+    assert "d" in whole
+    key = parse_key({**whole, "kid": "k1"})
+    assert isinstance(key.material, ec.EllipticCurvePublicKey)
+
+
+@pytest.mark.parametrize("kind", ["RS256", "ES256", "Ed25519"])
+@pytest.mark.parametrize("hmac", ["HS256", "HS384", "HS512"])
+@pytest.mark.parametrize("kid", ["k1", None, "other"])
+def test_a_public_key_is_never_taken_for_a_secret(kind: str, hmac: str, kid: str | None) -> None:
+    issuer = signer(kind)
+    claims = issuer.token().split(".")[1]
+    for secret in (pem(issuer), pem(issuer).strip(), json.dumps(issuer.jwk()).encode()):
+        message = f"{part({'alg': hmac, **({'kid': kid} if kid else {})})}.{claims}"
+        signature = jwt.algorithms.HMACAlgorithm(getattr(jwt.algorithms.HMACAlgorithm, f"SHA{hmac[2:]}")).sign(
+            message.encode(), secret
+        )
+        token = f"{message}.{urlsafe_b64encode(signature).decode().rstrip('=')}"
+        assert refusal(token, issuer.jwk(), issuer.jwk(kid=None)).code == "PSYNC_S2101"
+
+
+@pytest.mark.parametrize("alg", ["none", "None", "nOnE", "", "PS256", "ES256K", "RS1", "HS1", None, ["RS256"], 5])
+@pytest.mark.parametrize("keys", ["of its kid", "without kid"])
+def test_an_alg_that_is_not_on_the_list_is_refused(alg: object, keys: str) -> None:
+    issuer = signer()
+    _, claims, signature = issuer.token().split(".")
+    for tail in (signature, ""):
+        token = f"{part({'alg': alg, 'kid': 'k1'})}.{claims}.{tail}"
+        assert "alg" in refusal(token, issuer.jwk(kid="k1" if keys == "of its kid" else None, alg=None)).what
+
+
+def test_a_key_of_one_curve_does_not_take_tokens_of_another() -> None:
+    small, large = signer("ES256"), signer("ES384")
+    assert "another alg" in refusal(large.token(), small.jwk(alg=None)).what
+    assert "no configured key" in refusal(large.token(header={"kid": None}), small.jwk(kid=None, alg=None)).what
+    edwards = signer("Ed448")
+    assert "signature" in refusal(edwards.token(), signer("Ed25519").jwk()).what
+
+
+def test_a_kid_of_another_type_of_key_is_refused_though_a_key_without_kid_fits() -> None:
+    issuer = signer(kid=None)
+    token = issuer.token(header={"kid": "k1"})
+    assert verify(token, issuer.jwk()).user_id == "u1"
+    assert "another alg" in refusal(token, issuer.jwk(), signer("ES256").jwk()).what
+
+
+def test_keys_that_share_a_kid_are_told_apart_by_their_kind() -> None:
+    rsa_key, curve = signer("RS256", "same"), signer("ES256", "same")
+    for issuer in (rsa_key, curve):
+        assert verify(issuer.token(), rsa_key.jwk(), curve.jwk()).user_id == "u1"
+
+
+def test_a_token_is_not_helped_by_a_key_that_it_brings_along() -> None:
+    stranger = signer("RS256", "stranger")
+    header = {"kid": None, "jwk": stranger.jwk(), "jku": "https://stranger.example/jwks", "x5u": "https://stranger"}
+    token = stranger.token(header=header)
+    assert "no configured key" in refusal(token, signer().jwk()).what
+    assert "signature" in refusal(token, signer().jwk(kid=None)).what
+
+
+def test_what_a_token_declares_critical_and_nobody_knows_refuses_it() -> None:
+    token = signer().token(header={"crit": ["exp-v2"], "exp-v2": 1})
+    assert refusal(token, signer().jwk()).what == "the token is not a JWT"
+
+
+def test_changed_claims_or_a_changed_header_are_noticed() -> None:
+    head, claims, signature = signer().token("u1").split(".")
+    other = signer().token("u2").split(".")[1]
+    wider = part({"alg": "RS256", "kid": "k1", "x": 1})
+    for token in (
+        f"{head}.{other}.{signature}",
+        f"{wider}.{claims}.{signature}",
+        f"{head}.{claims}.{'A' * len(signature)}",
+    ):
+        assert "signature" in refusal(token, signer().jwk()).what
+
+
+@pytest.mark.parametrize("signature", [b"", b"\0" * 64, b"\0" * 63, b"\0" * 65, b"\xff" * 64])
+def test_a_signature_of_a_curve_that_is_no_point_of_it_is_refused(signature: bytes) -> None:
+    issuer = signer("ES256")
+    unsigned = issuer.token().rpartition(".")[0]
+    token = f"{unsigned}.{urlsafe_b64encode(signature).decode().rstrip('=')}"
+    assert refusal(token, issuer.jwk()).code == "PSYNC_S2101"
+
+
+def small_rsa() -> dict[str, object]:
+    return Signer("RS256", rsa.generate_private_key(65537, 1024), "k1").jwk()
+
+
+@pytest.mark.parametrize(
+    ("key", "said"),
+    [
+        (signer().jwk(alg="RS1"), "alg 'RS1' does not fit the key"),
+        (signer().jwk(alg="PS256"), "alg 'PS256' does not fit the key"),
+        (signer().jwk(alg="HS256"), "alg 'HS256' does not fit the key"),
+        (signer().jwk(alg=["RS256"]), "does not fit the key"),
+        (signer().jwk(n=None), "`n` is missing"),
+        (signer().jwk(e=3), "`e` is missing, or no text"),
+        (signer().jwk(n="AQAB"), "the key can't be read"),
+        (signer().jwk(n="***"), "the key can't be read"),
+        (small_rsa(), "an RSA key of 1024 bits can be broken"),
+        (signer("ES256").jwk(alg="ES384"), "alg 'ES384' does not fit the key"),
+        (signer("ES256").jwk(crv="secp256k1"), "crv 'secp256k1' is not supported"),
+        (signer("ES256").jwk(crv=["P-256"]), "crv ['P-256'] is not supported"),
+        (signer("ES256").jwk(x="AQAB"), "the key can't be read"),
+        (signer("Ed25519").jwk(crv="X25519"), "crv 'X25519' is not supported"),
+        (signer("Ed25519").jwk(crv="Ed448"), "the key can't be read"),
+        (secret_jwk() | {"alg": None}, "alg None"),
+    ],
+)
+def test_a_key_that_can_not_be_used_is_named(key: Mapping[str, object], said: str) -> None:
+    with pytest.raises(InvalidKeyError) as refused:
+        parse_key(key)
+    assert said in refused.value.what
