@@ -10,6 +10,7 @@ from pathlib import Path
 
 import click
 
+from headwater.cli.arguments import claim, seconds
 from headwater.cli.extras import missing_extra
 from headwater.cli.logs import set_up_logging
 from headwater.cli.options import config_options, examples, load
@@ -190,6 +191,33 @@ def compact_(
     from headwater.cli import compact as command
 
     command.run(config, stop, bucket=bucket, definition=definition, budget=budget, spark=spark)
+
+
+@cli.command(
+    epilog=examples(
+        "headwater token user-1",
+        "headwater token user-1 --claim role=admin --claim 'teams=[1,2]' --expires 15m",
+        'curl -H "Authorization: Token $(headwater token user-1)" localhost:8080/write-checkpoint2.json',
+    )
+)
+@click.argument("user")
+@config_options
+@click.option("--claim", "claims", multiple=True, metavar="NAME=VALUE", type=claim,
+              help="A further claim, as JSON where it is some, else as text. May be given several times.")  # fmt: skip
+@click.option("--audience", multiple=True, metavar="TEXT", help="Who it is for (default: what the config accepts).")
+@click.option("--expires", default="1h", show_default=True, metavar="TIME", type=seconds,
+              help="How long it is good: 90s, 15m, 1h, or 7d.")  # fmt: skip
+def token(
+    user: str, configs: ConfigSource, claims: tuple[tuple[str, object], ...], audience: tuple[str, ...], expires: int
+) -> None:
+    """Print a token for USER, signed with a secret of the config: for development, in place of your own backend.
+
+    Nothing else is printed, and the service accepts it. Where the config has only public keys or the address of some,
+    nobody but their issuer can make tokens.
+    """
+    from headwater.cli import token as command
+
+    command.run(load(configs, warn=False).auth, user, dict(claims), audience, expires)
 
 
 @cli.command(epilog=examples("headwater dev", "headwater dev --port 9000 --keep ./playground"))

@@ -1,0 +1,46 @@
+"""`headwater token`: a token for development, signed with a secret of the config."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+
+import click
+
+from headwater.api.auth.keys import Key, StaticKeys
+from headwater.api.auth.sign import sign
+from headwater.api.auth.verify import Verifier
+from headwater.config import ClientAuth
+from headwater.errors import HeadwaterError
+
+
+class NoSecretError(HeadwaterError):
+    """The config has no shared secret, and with other keys only their issuer makes tokens."""
+
+    code = "HW_8501"
+
+
+def run(auth: ClientAuth, user: str, claims: Mapping[str, object], audience: Sequence[str], seconds: int) -> None:
+    """Print a token that the service accepts. Raises NoSecretError, and AuthError for one that it would not."""
+    key = next((key for key in auth.keys if isinstance(key.material, bytes)), None)
+    if key is None:
+        raise NoSecretError(
+            "there is no secret in the config to sign with",
+            "client_auth",
+            "have the issuer of your keys make the token, or add a secret for development: jwks: {keys: [{kty: oct,"
+            " alg: HS256, k: …}]}",
+        )
+    now = int(time.time())
+    meant = _as_claim(audience or sorted(key.audience or auth.audience))
+    token = sign({**claims, "sub": user, "aud": meant, "iat": now, "exp": now + seconds}, key)
+    asyncio.run(_check(token, key, auth))
+    click.echo(token)
+
+
+def _as_claim(audience: Sequence[str]) -> str | list[str]:
+    return audience[0] if len(audience) == 1 else list(audience)
+
+
+async def _check(token: str, key: Key, auth: ClientAuth) -> None:
+    await Verifier(StaticKeys((key,)), auth.audience).verify(token)
