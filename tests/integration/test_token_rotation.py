@@ -6,7 +6,7 @@ import base64
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
@@ -17,9 +17,10 @@ import pytest
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from headwater.api.auth.addresses import CheckedNetwork
+from headwater.api.auth.keys import Key
 from headwater.cli.api import key_source
 from headwater.config import ConfigSource, load_config
-from tests.support.fix_api import Endpoint
+from tests.support.fix_api import Endpoint, running
 from tests.support.jwks_server import JwksServer, certificate, jwks_server, send
 from tests.support.memory_store import MemoryStore
 from tests.support.signers import Signer, signer
@@ -71,6 +72,40 @@ def test_a_rotation_is_noticed_by_no_device(issuer: JwksServer, start: Start) ->
         assert all(accepts(endpoint, each.token()) for each in reversed(issuer.published))
     assert not accepts(endpoint, signer().token()), "the first key is gone"
     assert len(issuer.asked) <= 8
+
+
+def test_keys_are_there_before_the_first_device_asks(issuer: JwksServer, start: Start) -> None:
+    start(jwks_uri=issuer.url())
+    deadline = time.monotonic() + 10
+    while not issuer.asked:
+        assert time.monotonic() < deadline, "the keys are fetched"
+        time.sleep(0.01)
+
+
+class Watched:
+    """Keys that remember what became of them."""
+
+    def __init__(self) -> None:
+        self.life: list[str] = []
+
+    def known(self) -> Sequence[Key]:
+        return ()
+
+    async def look_again(self) -> bool:
+        return False
+
+    def start(self) -> None:
+        self.life.append("started")
+
+    async def close(self) -> None:
+        self.life.append("closed")
+
+
+def test_keys_are_kept_fresh_for_as_long_as_the_endpoint_runs(memory_store: MemoryStore) -> None:
+    keys = Watched()
+    with running(memory_store, keys=keys):
+        assert keys.life == ["started"]
+    assert keys.life == ["started", "closed"]
 
 
 def test_many_devices_with_tokens_of_a_new_key_ask_the_issuer_once(issuer: JwksServer, start: Start) -> None:

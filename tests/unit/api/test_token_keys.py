@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from base64 import urlsafe_b64encode
+from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Mapping
 
 import jwt
@@ -108,6 +108,15 @@ def test_a_kid_of_another_type_of_key_is_refused_though_a_key_without_kid_fits()
     token = issuer.token(header={"kid": "k1"})
     assert verify(token, issuer.jwk()).user_id == "u1"
     assert "another alg" in refusal(token, issuer.jwk(), signer("ES256").jwk()).what
+
+
+def test_a_key_itself_refuses_algorithms_that_are_not_its_own() -> None:
+    token = Signer("RS512", signer().private, "k1").token()
+    message, _, signature = token.rpartition(".")
+    made = urlsafe_b64decode(signature + "==")
+    assert parse_key(signer().jwk(alg=None)).signed("RS512", message.encode(), made)
+    assert not parse_key(signer().jwk(alg="RS256")).signed("RS512", message.encode(), made)
+    assert not parse_key(signer().jwk(alg=None)).signed("HS512", message.encode(), made)
 
 
 def test_keys_that_share_a_kid_are_told_apart_by_their_kind() -> None:
