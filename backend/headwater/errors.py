@@ -1,4 +1,4 @@
-"""The base error, and the four decisions that a caller can take on one.
+"""The base class of our errors, and the four reactions that an error asks for.
 
 Every error says what happened, where, and what to do, and carries a stable code: the published `PSYNC_…` code
 where one exists, a `HW_…` code of our own elsewhere. Errors are picklable, because Spark ships them between
@@ -18,16 +18,16 @@ from typing import ClassVar
 class Kind(Enum):
     """What the caller should do about an error."""
 
-    RETRY = "retry"  # the outside world failed; the same call may succeed later
+    RETRY = "retry"  # something outside failed; the same call may succeed later
     STOP = "stop"  # a person has to change something first
-    RESYNC = "re-sync"  # our copy can no longer follow by the stream alone
-    REJECT = "reject"  # this one input is bad; everything else goes on
+    RESYNC = "re-sync"  # the stream alone can't keep the store up to date any more
+    REJECT = "reject"  # this one input is wrong; everything else goes on
 
 
 class HeadwaterError(Exception):
-    """Base of every error of ours; raise a subclass.
+    """Base class of all our errors; raise a subclass.
 
-    `what` happened, `where` it happened (a file, a table, a setting), and the `fix`: the next step of whoever reads it.
+    `what` happened, `where` it happened (a file, a table, a setting), and the `fix`: what the reader can do about it.
     """
 
     kind: ClassVar[Kind] = Kind.STOP
@@ -46,8 +46,8 @@ class HeadwaterError(Exception):
 
 
 class MachineError(HeadwaterError):
-    """The machine refuses what every work needs: room on a disk, a file, memory. It says nothing of what was worked on,
-    which may go well later."""
+    """The machine refuses something that all work needs: room on a disk, a file, memory. The work itself is not at
+    fault, and may succeed later."""
 
     kind: ClassVar[Kind] = Kind.RETRY
     code: ClassVar[str] = "HW_1001"
@@ -68,7 +68,7 @@ _REMEDIES = {
 
 
 def machine_error(error: BaseException) -> MachineError | None:
-    """What an error of Python's says of the machine, if it or what it came of is one of those."""
+    """The MachineError for an OSError or MemoryError, also if that is the cause of `error`. None for all others."""
     seen: BaseException | None = error
     while seen is not None:
         if isinstance(seen, OSError):
@@ -94,7 +94,7 @@ _AGAIN = "it is tried again"
 
 @contextmanager
 def machine_errors() -> Iterator[None]:
-    """Turn what Python raises of the machine into errors of ours, and leave all others as they are."""
+    """Turn OSError and MemoryError into MachineError, and leave all others as they are."""
     try:
         yield
     except HeadwaterError:

@@ -1,8 +1,7 @@
-"""Named places where a test can end the process the hard way.
+"""Named places where a test can kill the process.
 
-`HEADWATER_FAILPOINT=name:n` kills the process with SIGKILL at the n-th passage (the first, without n), after a
-line with the name was added to the file in `HEADWATER_FAILPOINT_LOG`. Without the variable a passage costs one
-comparison.
+`HEADWATER_FAILPOINT=name:n` kills the process with SIGKILL at the n-th passage (the first, without n), after appending
+a line with the name to the file in `HEADWATER_FAILPOINT_LOG`. Without the variable, a passage costs one comparison.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ _passages = 0
 
 
 def passing(name: str) -> None:
-    """Say that this place was reached."""
+    """Called where the place `name` is reached."""
     if name == _NAME:
         _die(name)
 

@@ -1,1 +1,1 @@
-"""From the bytes and the text of Postgres to changes and values, the same for the stream and for COPY. No I/O."""
+"""Decodes messages and values of Postgres, in the same way for the stream and for COPY. No I/O."""

@@ -1,4 +1,4 @@
-"""The types that every Postgres from 14 on has under the same oids, so that nobody needs to ask for them."""
+"""The built-in types, which have the same oids in every Postgres from 14 on."""
 
 from __future__ import annotations
 

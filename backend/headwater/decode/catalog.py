@@ -1,4 +1,4 @@
-"""What the types of columns are made of: built-in ones from a table, custom ones from the source's catalog."""
+"""Descriptions of column types: built-in ones from a table, custom ones from the source's catalog."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from headwater.decode import builtin
 
 
 class TypeKind(Enum):
-    """What a type is made of; the values are those of TYPE_QUERY."""
+    """Kinds of types; the values are those of TYPE_QUERY."""
 
     BASE = "b"
     ENUM = "e"
@@ -32,7 +32,8 @@ class Attribute:
 
 @dataclass(frozen=True, slots=True)
 class TypeDescriptor:
-    """One type. `element` is the array's element, the domain's base, the range's bounds or the multirange's range."""
+    """One type. `element` is the type of an array's elements, a domain's base, a range's bounds or a multirange's
+    ranges."""
 
     oid: int
     schema: str
@@ -91,7 +92,7 @@ left join pg_catalog.pg_range r on r.rngtypid = t.oid
 left join pg_catalog.pg_range m on m.rngmultitypid = t.oid
 order by t.oid
 """
-"""Describes the types of the parameter `oids` (a list of oids), and all that they are made of, as TypeRow tuples."""
+"""Describes the types in the parameter `oids` (a list), and all types that they are made of, as TypeRow tuples."""
 
 
 def _builtin() -> Iterable[TypeDescriptor]:
@@ -110,7 +111,7 @@ BUILTIN_TYPES: Final[Mapping[int, TypeDescriptor]] = {each.oid: each for each in
 
 @dataclass(frozen=True, slots=True)
 class TypeCatalog:
-    """Types by oid. `TypeCatalog()` knows the built-in ones; the rest is loaded from each source on its own."""
+    """Types by oid. `TypeCatalog()` has the built-in types; others are loaded from each source."""
 
     custom: Mapping[int, TypeDescriptor] = field(default_factory=dict)
 
@@ -121,14 +122,14 @@ class TypeCatalog:
         return cls({each.oid: each for each in described if each.oid not in BUILTIN_TYPES})
 
     def with_rows(self, rows: Iterable[TypeRow]) -> TypeCatalog:
-        """This catalog and what TYPE_QUERY returned; the later description of a type wins."""
+        """This catalog with what TYPE_QUERY returned, which replaces known types."""
         return TypeCatalog({**self.custom, **self.from_rows(rows).custom})
 
     def get(self, oid: int) -> TypeDescriptor | None:
         return BUILTIN_TYPES.get(oid) or self.custom.get(oid)
 
     def missing(self, oids: Iterable[int]) -> list[int]:
-        """The oids, once each and sorted, for which TYPE_QUERY has to be asked."""
+        """The oids that are not in the catalog, once each and sorted."""
         return sorted(oid for oid in set(oids) if self.get(oid) is None)
 
 
@@ -139,7 +140,7 @@ def _descriptor(row: TypeRow) -> TypeDescriptor:
 
 
 def _kind(code: str) -> TypeKind:
-    """Pseudo-types and any kind of a later Postgres read as their text, like a base type."""
+    """Pseudo-types and kinds of later Postgres versions are kept as text, like a base type."""
     try:
         return TypeKind(code)
     except ValueError:

@@ -1,7 +1,7 @@
-"""A row as one line of Postgres' COPY text format, which is also the form in which current rows are stored.
+"""A row as one line of Postgres' COPY text format, in which current rows are also stored.
 
-The line carries no newline at its end. A line that Postgres wrote and one that `join_cells` makes of the same cells
-are equal, so rows are compared as whole lines.
+The line has no newline at its end. `join_cells` makes the same line that Postgres writes for the cells, so rows are
+compared as whole lines.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ _ESCAPE = re.compile(r"\\(.?)", re.DOTALL)
 def split_line(line: str, width: int | None = None) -> tuple[str | None, ...]:
     """The cells of a line; None for null.
 
-    A table without columns and one empty text both print an empty line: pass the `width`, the number of columns, to
-    tell them apart. Without it an empty line is one empty cell.
+    An empty line is a row without columns if `width`, the number of columns, is 0; else it is one empty cell.
 
     Raises DecodeError when the line has another number of cells than `width`, or an escape that COPY never writes.
     """

@@ -1,4 +1,4 @@
-"""The one error of this package: bytes or text from the source that do not read as what they should be."""
+"""The error of this package: bytes or text from the source that can't be decoded."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from headwater.errors import HeadwaterError
 
 
 class DecodeError(HeadwaterError):
-    """A message, row line or value of the source that cannot be read. Names type and position, never a value.
+    """A message, row line or value of the source can't be decoded. Names type and position, never a value.
 
-    The kind is stop, because going on would lose a change; a caller that may skip one does so knowingly.
+    The kind is STOP, because going on would lose a change; a caller that may skip one has to decide so.
     """
 
     code: ClassVar[str] = "HW_3001"

@@ -1,4 +1,4 @@
-"""What the values of a type are once converted, without a value at hand. Follows `values`."""
+"""The kind of SQLite value that a type is converted to. Has to agree with `values`."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _SCALARS: dict[int, ValueKind] = {
 
 @dataclass(frozen=True, slots=True)
 class TypeValues:
-    """`kind` of the values, that of the `elements` of an array, and whether both hold only with the option
-    `custom_postgres_types`: without it such values are text."""
+    """The `kind` of a type's values, and of the `elements` of an array. `by_option`: only with the option
+    `custom_postgres_types`; without it, values are text."""
 
     kind: ValueKind
     elements: ValueKind | None = None
@@ -27,7 +27,7 @@ class TypeValues:
 
 
 def values_of(oid: int, types: TypeCatalog) -> TypeValues:
-    """What the values of a type are."""
+    """The kind of value that a type is converted to."""
     descriptor = types.get(oid)
     if descriptor is None:
         return TypeValues(ValueKind.TEXT)

@@ -1,7 +1,7 @@
-"""Arrays, composites, ranges and multiranges: from Postgres' text forms to JSON text.
+"""Converts arrays, composites, ranges and multiranges from Postgres' text format to JSON text.
 
 A *fragment* is a function from the text of one value to its JSON text. Fragments of composed types are made of the
-fragments of their parts, and raise ValueError for text that is not of that form.
+fragments of their parts, and raise ValueError for text in another format.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def quote(text: str) -> str:
 
 
 def array(element: Fragment, delimiter: str) -> Fragment:
-    """`{1,NULL,"a b"}` with any number of dimensions; a prefix that says where indexes begin is dropped."""
+    """`{1,NULL,"a b"}` with any number of dimensions; a prefix with the bounds of indexes is dropped."""
     quoted = r'"(?P<quoted>[^"\\]*(?:\\.[^"\\]*)*)"'
     token = re.compile(rf'{quoted}|(?P<plain>[^{{}}"\\{delimiter}]+)|(?P<mark>[{{}}{delimiter}])', re.DOTALL)
 
@@ -58,7 +58,7 @@ def _not_flat(inner: str) -> bool:
 
 
 def _array_parts(token: re.Pattern[str], text: str, element: Fragment, delimiter: str) -> Iterator[str]:
-    """The pieces of the JSON text of a whole array literal."""
+    """The JSON text of an array literal, in pieces."""
     depth = at = 0
     value_next = True
     while at < len(text):
@@ -120,7 +120,7 @@ def _fields(inner: str) -> list[str]:
 
 
 def _optional(fragment: Fragment, part: str) -> str:
-    """A field or bound: nothing at all is null, quotes around it are doubled or backslashed within."""
+    """A field or bound. An empty text is null; in a quoted one, quotes are doubled or escaped by a backslash."""
     if not part:
         return "null"
     return fragment(_DOUBLED_OR_BACKSLASHED.sub(r"\1", part[1:-1]) if part[0] == '"' else part)

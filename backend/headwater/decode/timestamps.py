@@ -1,6 +1,6 @@
-"""Dates and times: from what Postgres prints under `DateStyle=ISO, TimeZone=UTC` to the text a device stores.
+"""Converts dates and times, as printed with `DateStyle=ISO, TimeZone=UTC`, to the text that a device stores.
 
-A year that SQLite's date functions cannot take is null for timestamps (BC) and left as it is for dates.
+A year that SQLite's date functions do not know becomes null in timestamps (BC), and is kept in dates.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def time(options: ConversionOptions) -> Convert | None:
 
 
 def timestamp(options: ConversionOptions) -> Convert:
-    """Years from 10000 on are kept, BC is null."""
+    """Years from 10000 on are kept, years BC are null."""
     clock_text = _clock(options)
     joint = "T" if options.timestamps_iso8601 else " "
     first, last = _ends(clock_text, joint, "")
@@ -47,7 +47,7 @@ def timestamp(options: ConversionOptions) -> Convert:
 
 
 def timestamptz(options: ConversionOptions) -> Convert:
-    """Years from 10000 on and BC are null."""
+    """Years from 10000 on and years BC are null."""
     clock_text = _clock(options)
     joint = "T" if options.timestamps_iso8601 else " "
     first, last = _ends(clock_text, joint, "Z")
@@ -65,7 +65,7 @@ def timestamptz(options: ConversionOptions) -> Convert:
 
 
 def _ends(clock_text: Callable[[str], str], joint: str, zone: str) -> tuple[str, str]:
-    """What minus and plus infinity become."""
+    """The texts for minus and plus infinity."""
     return f"{_FIRST_DAY}{joint}{clock_text('00:00:00')}{zone}", f"{_LAST_DAY}{joint}{clock_text('23:59:59')}{zone}"
 
 
@@ -74,7 +74,7 @@ def _clock(options: ConversionOptions) -> Callable[[str], str]:
 
 
 def _clock_in_iso(options: ConversionOptions) -> Callable[[str], str]:
-    """`hh:mm:ss[.f]` with exactly the digits asked for, cut and never rounded."""
+    """`hh:mm:ss[.f]` with exactly the configured number of digits, cut and never rounded."""
     digits = min(options.timestamp_digits, _MAX_DIGITS)
     zeros = "." + "0" * digits if digits else ""
     width = _CLOCK + len(zeros)

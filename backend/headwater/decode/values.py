@@ -1,8 +1,7 @@
-"""Values of the source as SQLite values: the one place that knows what each Postgres type becomes.
+"""Converts values of Postgres to SQLite values. Only this module decides what each type becomes.
 
-Whole numbers and truth values become integers, floats reals, bytea a blob, composed types JSON text, all else text.
-NaN and the infinities, which JSON lacks, stay text as Postgres prints them.
-"""
+Integers and booleans become integers, floats reals, bytea a blob, composed types JSON text, all others text. NaN and
+the infinities, which JSON does not have, stay as Postgres prints them."""
 
 from __future__ import annotations
 
@@ -33,7 +32,7 @@ _boolean: Callable[[str], int] = {"t": 1, "f": 0}.__getitem__
 def converters(
     columns: Sequence[Column], types: TypeCatalog, options: ConversionOptions
 ) -> tuple[Converter | None, ...]:
-    """For each column the function from a cell's text to its value, or None where the text is the value.
+    """For each column, the function from a cell's text to its value, or None where the text is the value.
 
     A converter raises ValueError or KeyError for text that Postgres does not print for a built-in type. A value of
     a composed type that does not parse (its definition changed since the catalog was read) is kept as its raw text.
@@ -43,11 +42,10 @@ def converters(
 
 
 def row_converter(columns: Sequence[Column], types: TypeCatalog, options: ConversionOptions) -> RowConverter:
-    """A function from the cells of one row, unchanged ones filled in, to its values.
+    """A function from the cells of one complete row to its values.
 
-    The function raises DecodeError, naming the column, for a cell that does not read as its column's type and for
-    a row of another width.
-    """
+    The function raises DecodeError, naming the column, for a cell that is not valid for its column's type, and for a
+    row with another number of cells."""
     functions = converters(columns, types, options)
 
     def explain(cells: Row) -> DecodeError:
@@ -57,8 +55,8 @@ def row_converter(columns: Sequence[Column], types: TypeCatalog, options: Conver
             if function is not None and cell is not None and not _reads(function, cell):
                 where = f"column {column.name}, type {column.type_oid}"
                 fix = "let every connection to the source pin the session settings"
-                return DecodeError("value does not read as its type", where, fix)
-        return DecodeError("row does not convert")
+                return DecodeError("value is not valid for its type", where, fix)
+        return DecodeError("row can't be converted")
 
     return _generate(functions, explain)
 
@@ -72,7 +70,7 @@ def _reads(function: Converter, cell: str) -> bool:
 
 
 def _generate(functions: Sequence[Converter | None], explain: Callable[[Row], DecodeError]) -> RowConverter:
-    """One flat function: two thirds of the cost of a loop over pairs of converter and cell."""
+    """One function without a loop: it takes two thirds of the time of a loop over converters and cells."""
     cells = [f"c{number}" for number in range(len(functions))]
     values = [
         cell if function is None else f"None if {cell} is None else f{number}({cell})"
@@ -101,7 +99,7 @@ class _Plan:
         self._scalars = _scalars(options)
 
     def converter(self, oid: int) -> Converter | None:
-        """The function for a value of its own; None: text as it is."""
+        """The function for the value of a column; None: text as it is."""
         descriptor = self._types.get(oid)
         if descriptor is None:
             return None
@@ -217,6 +215,6 @@ def _blob(text: str) -> bytes:
 
 
 def _padded_lsn(text: str) -> str:
-    """Both halves with all their digits, so that order as text is order in the log."""
+    """Both halves with all their digits, so that texts sort as positions do."""
     high, low = text.split("/")
     return f"{high:0>8}/{low:0>8}"

@@ -1,6 +1,6 @@
-"""A careful reader of pgoutput messages: every read is checked and every failure knows its place.
+"""A strict reader of pgoutput messages: every read is checked, and errors name the position.
 
-It decodes the messages that come rarely, and finds what is wrong with a row that the generated code gave up on.
+It decodes the rare messages, and finds out what is wrong with a row on which the generated code failed.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Cursor:
         try:
             return self.take(size).decode()
         except UnicodeDecodeError:
-            raise self.failure("holds text that is not UTF-8", "pin client_encoding to UTF8", start) from None
+            raise self.failure("has text that is not UTF-8", "pin client_encoding to UTF8", start) from None
 
     def string(self) -> str:
         end = self.payload.find(0, self.at)
@@ -131,7 +131,7 @@ def read_truncated_oids(payload: bytes) -> tuple[int, ...]:
     count = cursor.number(_U32)
     cursor.number(_U8)  # CASCADE and RESTART IDENTITY: Postgres lists every table it emptied
     if len(payload) - cursor.at != 4 * count:
-        raise cursor.failure("does not hold as many tables as it announces")
+        raise cursor.failure("does not have as many tables as it announces")
     return tuple(cursor.number(_U32) for _ in range(count))
 
 
@@ -149,7 +149,7 @@ def explain(payload: bytes, relations: Mapping[int, Relation]) -> DecodeError:
 
 
 def _explain(payload: bytes, relations: Mapping[int, Relation]) -> DecodeError:
-    """Returns the last resort; what it finds on the way, it raises."""
+    """Raises what it finds. Returns a general error when it finds nothing."""
     cursor = Cursor(payload)
     if not payload:
         raise cursor.failure("is empty", at=0)

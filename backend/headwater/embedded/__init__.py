@@ -1,1 +1,1 @@
-"""Servers and runtimes that we bring along where the machine has none: Postgres, Java, Node."""
+"""Postgres, Java and Node: finds those of the machine, or those in Python packages, and runs them."""

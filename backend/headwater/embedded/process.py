@@ -1,4 +1,5 @@
-"""How the embedded servers run as processes: as which user, where that user can reach, and what ends them with us."""
+"""Processes of the embedded servers: the user that they run as, the files that user can reach, and their end with
+us."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ class NoUnprivilegedUser(HeadwaterError):
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """A user of this machine that a server can run as."""
+    """A user of this machine to run a server as."""
 
     name: str
     uid: int
@@ -42,7 +43,7 @@ class Account:
         return bool(seen.st_mode & 0o001)
 
     def take(self, directory: Path) -> None:
-        """Make `directory` and all that is in it this user's own; nothing to do where it already is."""
+        """Make this user the owner of `directory` and everything in it, unless it already is."""
         if directory.stat().st_uid == self.uid:
             return
         os.chown(directory, self.uid, self.gid)
@@ -52,9 +53,9 @@ class Account:
 
 
 def account_to_run_as() -> Account | None:
-    """The user that a server must be started as, or None where it can run as ourselves.
+    """The user to start a server as, or None for our own.
 
-    Raises `NoUnprivilegedUser` when we are root and there is nobody else.
+    Raises `NoUnprivilegedUser` when we are root and there is no other user.
     """
     if os.geteuid() != 0:
         return None
@@ -71,10 +72,10 @@ def account_to_run_as() -> Account | None:
 
 
 def within_reach(account: Account, package: Path, tree: Path) -> Path:
-    """`tree`, or where its home directory is closed to `account`, a copy of it that is open.
+    """`tree`, or a copy of it in a temporary directory if `account` can't reach it.
 
-    `tree` is a directory inside `package`; what the wheel keeps beside `package` for its programs to load is copied
-    with it. The copy stays for the next time.
+    `tree` is a directory inside `package`; the libraries that the wheel has beside `package` are copied too. The copy
+    stays for the next time.
     """
     if account.can_reach(tree / "x"):
         return tree
@@ -90,7 +91,7 @@ def within_reach(account: Account, package: Path, tree: Path) -> Path:
         staging.chmod(0o755)
         try:
             staging.rename(home)
-        except OSError:  # somebody else's directory has the name, or another process was quicker
+        except OSError:  # another user's directory has the name, or another process was faster
             home = home if _is_ours(home) else staging
         if home != staging:
             shutil.rmtree(staging, ignore_errors=True)
@@ -109,7 +110,7 @@ def _is_ours(directory: Path) -> bool:
     return seen.st_uid == os.geteuid() and not seen.st_mode & 0o022
 
 
-# Fast shutdown first, so that the next start needs no recovery; a server that hangs in it is ended all the same.
+# A fast shutdown first, so that the next start needs no recovery; then an immediate one, if that takes too long.
 _END_WHEN_ORPHANED: Final = """
 read -r _
 kill -s INT "$1" || exit 0
@@ -119,10 +120,10 @@ kill -s QUIT "$1"
 
 
 class Guard:
-    """Ends a server when this process goes away, however it goes.
+    """Stops a server when this process ends, even if it is killed.
 
-    A small shell waits at a pipe that only this process holds open. A death signal would be simpler, but the kernel
-    ties it to the thread that started the server, and clears it when the user changes.
+    A small shell reads from a pipe that only this process holds open. A parent-death signal would be simpler, but the
+    kernel ties it to the thread that started the server, and clears it when the user changes.
     """
 
     def __init__(self, pid: int) -> None:
@@ -135,7 +136,7 @@ class Guard:
         )
 
     def dismiss(self) -> None:
-        """Let the server be: from here on its end is ours to care for."""
+        """Stop guarding the server, which has ended or is stopped otherwise."""
         self._shell.kill()
         self._shell.wait()
         if self._shell.stdin is not None:

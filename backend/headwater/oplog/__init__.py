@@ -1,1 +1,1 @@
-"""Changes, row ids and ops: what everything else speaks of. No I/O."""
+"""Changes, row ids and ops: the data types that all other packages share. No I/O."""

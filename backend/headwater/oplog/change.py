@@ -1,7 +1,7 @@
-"""What the source tells us: relations and the changes in them. Nouns only, no behaviour that touches I/O.
+"""The messages of the stream as data: relations, and changes of their rows.
 
-Cells keep the text that Postgres printed. The current row is stored as that text too, so a value is converted
-once, on its way into the rules, and a row can be compared with the source byte by byte.
+Cells are the text that Postgres printed. Current rows are stored as that text too. So a value is converted only once,
+for the rules, and a row can be compared with the source byte by byte.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class Generated:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column as the stream and COPY deliver it, in that order. `key` marks the replica identity's columns.
-    `generated` is set where COPY alone delivers it: the stream's rows have to be completed."""
+    """A column of a relation, in the order of the stream and COPY. `key` marks the replica identity's columns.
+    `generated` is set when only COPY has the column, so that streamed rows have to be completed."""
 
     name: str
     type_oid: int
@@ -59,8 +59,8 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Relation:
-    """One shape of one source table: what a pgoutput Relation message says, or the catalog in the same form. `by_leaf`
-    says that the identity is that of the partitions, which the message does not tell."""
+    """The definition of a table, from a Relation message of pgoutput or, in the same form, from the catalog. `by_leaf`:
+    the identity is that of the partitions, which the message does not have."""
 
     oid: int
     schema: str

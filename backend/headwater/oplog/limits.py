@@ -1,9 +1,8 @@
-"""How large a row and an op may be, and what stands in the place of one that is larger.
+"""Limits on the size of a row and of an op, and what is stored instead of one that is larger.
 
-A row over the limit stays known: its current row is a stub that says how large it was, so it can shrink, move and go
-like any other, but it stands in no bucket and no lookup. An op over the limit is left out alone: the row's
-memberships name where, and how large it would be. Both follow from the row's values only, so live replication, bulk
-work and audits agree on them.
+A row over the limit is stored as a stub with its size. It can shrink, get another key and be deleted like any other,
+but it is in no bucket and no lookup. An op over the limit is left out by itself: the row's memberships name the bucket,
+and how large the op would be. Both depend on the row's values only, so live replication, bulk work and audits agree.
 """
 
 from __future__ import annotations
@@ -24,25 +23,25 @@ OP_LIMIT = 15 << 20
 """Bytes of the row's JSON as an op carries it: a text within a text."""
 
 REFUSED_NAMED = 20
-"""How many rows a task of a bulk job names in words; all are on record in the store."""
+"""How many rows a task of a bulk job logs; all are recorded in the store."""
 
 # COPY never writes this escape, so no row looks like a stub
 _STUB = "\\!"
 
-# Below so many characters nothing has to be counted: a character takes 4 bytes at most, or 6 as an escape in JSON
+# With fewer characters, bytes need not be counted: a character takes at most 4 bytes, or 6 as an escape in JSON
 SURELY_A_ROW = ROW_LIMIT // 4
 SURELY_AN_OP = OP_LIMIT // 6
 
 LEFT_OUT = '"left out"'
-"""What the stored memberships of a row contain when an op of it was left out."""
+"""The text that stored memberships contain when an op of the row was left out."""
 
 _LEFT_OUT = "left out"
 
 
 @dataclass(frozen=True, slots=True)
 class Stub:
-    """What is kept of a row over the limit: its bytes, the content id of what it was when it was last seen whole, and
-    the bytes of each value as COPY writes it (none in stubs of old and `without_sizes`)."""
+    """What is stored of a row over the limit: its size in bytes, the content id of the row when it was last complete,
+    and the size of each value as COPY writes it (none in stubs of earlier versions, and `without_sizes`)."""
 
     size: int
     content: str
@@ -51,13 +50,14 @@ class Stub:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """Stands for a value of which only the size in bytes is known."""
+    """A value of which only the size in bytes is known."""
 
     size: int
 
 
 def stored_line(line: str) -> str:
-    """The text under which a row is stored: its COPY text, or a stub when that is too large. A stub stays as it is."""
+    """The text that is stored for a row: its COPY text, or a stub when that is too large. A stub is returned as it
+    is."""
     if len(line) <= SURELY_A_ROW:
         return line
     size = len(line.encode())
@@ -67,14 +67,14 @@ def stored_line(line: str) -> str:
 
 
 def stub_after(before: Stub, sizes: Sequence[int]) -> str | None:
-    """The stub of a row that was `before` and has values of these sizes now; None when it is not too large any more."""
+    """The new stub of a row, whose values have these sizes now. None when it is not too large any more."""
     size = sum(sizes) + len(sizes) - 1
     return _stub(size, before.content, sizes) if size > ROW_LIMIT else None
 
 
 def without_sizes(stub: str) -> str:
-    """A stub that does not say how large the values are, for they may be others by now. The stream goes on leaving them
-    out: who goes by sizes of before takes a row for too large that is not."""
+    """The stub without the sizes of the values, for a row whose values may have changed. The stream goes on leaving them
+    out, and by their former sizes, a row could count as too large that is not any more."""
     return stub.rpartition(" ")[0] if read_stub(stub).sizes else stub
 
 
@@ -83,18 +83,18 @@ def _stub(size: int, content: str, sizes: Sequence[int]) -> str:
 
 
 def is_stub(line: str) -> bool:
-    """Whether a stored line stands for a row that was too large."""
+    """Whether a stored line is a stub."""
     return line.startswith(_STUB)
 
 
 def read_stub(line: str) -> Stub:
-    """The inverse of what `stored_line` does to a row over the limit."""
+    """The stub in a stored line."""
     size, content, sizes = (*line.removeprefix(_STUB).split(" "), "")[:3]
     return Stub(int(size), content, tuple(map(int, sizes.split(","))) if sizes else ())
 
 
 def fitting(puts: Sequence[Put]) -> tuple[Sequence[Put], Sequence[tuple[Put, int]]]:
-    """What of `puts` can become ops, and what can't, with the bytes that each would have."""
+    """The `puts` that can become ops, and those that are too large, with the bytes that each would have."""
     if all(len(put.data) <= SURELY_AN_OP for put in puts):
         return puts, ()
     sizes = [len(orjson.dumps(put.data)) for put in puts]
@@ -105,14 +105,14 @@ def fitting(puts: Sequence[Put]) -> tuple[Sequence[Put], Sequence[tuple[Put, int
 
 
 def with_left_out(members: str, left_out: Sequence[tuple[Put, int]]) -> str:
-    """Stored memberships, and what the row is kept out of."""
+    """Stored memberships with entries for the ops that are left out."""
     entries = orjson.loads(members) if members else []
     entries += [[bucket_key(put.bucket), 0, put.table, _LEFT_OUT, size] for put, size in left_out]
     return orjson.dumps(entries).decode()
 
 
 def without_left_out(entries: Sequence[Sequence[object]]) -> Sequence[Sequence[object]]:
-    """Of decoded memberships those that say where the row stands."""
+    """Decoded memberships without the entries for ops that are left out."""
     return [entry for entry in entries if len(entry) < 5]
 
 
@@ -126,14 +126,14 @@ class LeftOut:
 
 
 def left_out_of(members: str) -> list[LeftOut]:
-    """What stored memberships name as left out."""
+    """The ops that stored memberships name as left out."""
     if LEFT_OUT not in members:
         return []
     return [LeftOut(entry[0], entry[2], entry[4]) for entry in orjson.loads(members) if len(entry) == 5]
 
 
 def row_refused(table: str, row_id: str, size: int) -> str:
-    """What the log says of a row over the limit."""
+    """The log line for a row over the limit."""
     return (
         f"[HW_2401] a row is too large and is left out: no device gets it ({table}, row {row_id}, {size:,} bytes of "
         f"{ROW_LIMIT:,} allowed); make it smaller in the source; `headwater store stats` lists such rows"
@@ -141,9 +141,9 @@ def row_refused(table: str, row_id: str, size: int) -> str:
 
 
 def op_refused(table: str, row_id: str, size: int) -> str:
-    """What the log says of an op over the limit."""
+    """The log line for an op over the limit."""
     return (
-        f"[HW_2402] what the rules make of a row is too large for a device and is left out of a bucket ({table}, row "
+        f"[HW_2402] the data that the rules select of a row is too large and is left out of a bucket ({table}, row "
         f"{row_id}, {size:,} bytes of {OP_LIMIT:,} allowed); select fewer columns, or make the row smaller in the "
         "source; `headwater store stats` lists such rows"
     )

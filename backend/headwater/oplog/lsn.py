@@ -1,4 +1,4 @@
-"""Log sequence numbers of Postgres, as plain integers that do not mix with op ids."""
+"""Log sequence numbers of Postgres, as integers of their own type, so that they are not mistaken for op ids."""
 
 from __future__ import annotations
 

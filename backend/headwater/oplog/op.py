@@ -1,7 +1,7 @@
-"""Ops: the entries of a bucket's history, and the text in which a device receives them.
+"""Ops: the entries of a bucket's history, and the JSON text in which a device receives them.
 
-An op's id is not part of its body, because bulk work renders bodies before anybody has numbered them. A finished
-op is `{"op_id":"<id>",` followed by its body.
+An op's id is not part of its body, because bulk work renders bodies before the store numbers them. A finished op is
+`{"op_id":"<id>",` followed by its body.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import xxhash
 OpId = NewType("OpId", int)
 
 CLEAR_BODY = '"op":"CLEAR","checksum":0}'
-"""A CLEAR that begins or empties a bucket: nothing stands before it, so it sums to 0."""
+"""A CLEAR that begins or empties a bucket. It replaces no op, so its checksum is 0."""
 
 _UINT32 = 0xFFFFFFFF
 _dumps = orjson.dumps
@@ -29,23 +29,23 @@ def type_json(table: str) -> str:
 
 
 def content_digest(table: str, object_id: str, data: str) -> int:
-    """63 bits over everything a device sees of a row. Equal digests mean an equal row; the low 32 bits are the
-    checksum of its PUT."""
+    """A hash of 63 bits over everything that a device gets of a row. Equal digests mean equal rows; the low 32 bits are
+    the checksum of the PUT."""
     return _hash(f"{table}\0{object_id}\0{data}".encode()) & 0x7FFFFFFFFFFFFFFF
 
 
 def put_checksum(digest: int) -> int:
-    """Checksum of a PUT whose content has this digest, unsigned 32 bit."""
+    """The checksum of a PUT whose content has this digest, unsigned 32 bit."""
     return digest & _UINT32
 
 
 def put_body(table: str, object_id: str, subkey: str, data: str, digest: int) -> str:
-    """Body of a PUT; `data` is the row's JSON text."""
+    """The body of a PUT; `data` is the row's JSON text."""
     return f"{put_opening(table, object_id, subkey, digest)}{_dumps(data).decode()}}}"
 
 
 def put_opening(table: str, object_id: str, subkey: str, digest: int) -> str:
-    """How the body of a PUT begins: everything but the data."""
+    """The beginning of a PUT's body: everything before the data."""
     return (
         f'"op":"PUT","object_type":{type_json(table)},"object_id":{_dumps(object_id).decode()},'
         f'"checksum":{digest & _UINT32},"subkey":"{subkey}","data":'
@@ -53,12 +53,12 @@ def put_opening(table: str, object_id: str, subkey: str, digest: int) -> str:
 
 
 def remove_checksum(table: str, object_id: str, subkey: str) -> int:
-    """Checksum of a REMOVE, unsigned 32 bit."""
+    """The checksum of a REMOVE, unsigned 32 bit."""
     return xxhash.xxh3_64_intdigest(f"{table}\0{object_id}\0{subkey}\0remove".encode()) & _UINT32
 
 
 def remove_body(table: str, object_id: str, subkey: str) -> str:
-    """Body of a REMOVE."""
+    """The body of a REMOVE."""
     return (
         f'"op":"REMOVE","object_type":{type_json(table)},"object_id":{_dumps(object_id).decode()},'
         f'"checksum":{remove_checksum(table, object_id, subkey)},"subkey":"{subkey}","data":null}}'
@@ -66,11 +66,11 @@ def remove_body(table: str, object_id: str, subkey: str) -> str:
 
 
 def finished_op(op_id: int, body: str) -> str:
-    """The JSON object that stands in a `data` line."""
+    """The JSON object of an op in a `data` line of the protocol."""
     return f'{{"op_id":"{op_id}",{body}'
 
 
 @lru_cache(maxsize=1 << 16)
 def bucket_key(name: str) -> int:
-    """The number under which stores keep a bucket: 63 bits of its name, so that any process can tell it alone."""
+    """The number under which stores keep a bucket: a hash of its name, 63 bits, which any process can compute."""
     return xxhash.xxh3_64_intdigest(name.encode()) & 0x7FFFFFFFFFFFFFFF

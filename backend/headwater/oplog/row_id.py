@@ -1,4 +1,4 @@
-"""Identity of source rows: the source key as text, and the subkey that keeps rows apart on a device.
+"""The ids of source rows, and the subkeys that distinguish rows on a device.
 
 https://www.postgresql.org/docs/current/sql-altertable.html#SQL-ALTERTABLE-REPLICA-IDENTITY
 """
@@ -18,23 +18,24 @@ from headwater.oplog.change import Cell, Relation, ReplicaIdentity
 
 
 class IdentityKind(Enum):
-    """How rows of a table are told apart."""
+    """How rows of a table are identified."""
 
     KEY = "key"
-    FULL = "full"  # by content: equal rows are counted copies
-    NOTHING = "nothing"  # not at all: a random id each
+    FULL = "full"  # by content; equal rows are numbered copies
+    NOTHING = "nothing"  # not at all; each row gets a random id
 
 
 @dataclass(frozen=True, slots=True)
 class RowIdentity:
-    """Identity of a relation's rows. `columns` are the positions of the key, empty unless `kind` is KEY."""
+    """The identity of a relation's rows. `columns` are the positions of the key's columns, empty unless `kind` is
+    KEY."""
 
     kind: IdentityKind
     columns: tuple[int, ...]
 
     @classmethod
     def of(cls, relation: Relation) -> RowIdentity:
-        """A table without any key column acts as NOTHING: Postgres refuses its updates and deletes."""
+        """A table without key columns counts as NOTHING: Postgres refuses its updates and deletes."""
         if relation.identity is ReplicaIdentity.FULL:
             return cls(IdentityKind.FULL, ())
         keys = tuple(i for i, column in enumerate(relation.columns) if column.key)
@@ -43,7 +44,7 @@ class RowIdentity:
         return cls(IdentityKind.KEY, keys)
 
     def key(self, cells: Sequence[Cell]) -> str:
-        """Row id of a keyed row: the value of a single key column, else a JSON array of the values."""
+        """The row id: the value of a single key column, else a JSON array of the values."""
         if len(self.columns) == 1:
             value = cells[self.columns[0]]
             return value if isinstance(value, str) else ""
@@ -51,12 +52,12 @@ class RowIdentity:
 
 
 def content_id(line: str) -> str:
-    """Row id of the first copy of a row known by its content, given as its COPY text."""
+    """The id of a row's content, given as its COPY text. It is the row id of the first copy of such a row."""
     return str(uuid.UUID(bytes=hashlib.blake2b(line.encode(), digest_size=16).digest()))
 
 
 def copy_id(content: str, copy: int) -> str:
-    """Row id of copy number `copy` (from 1) of identical rows."""
+    """The row id of copy number `copy` (from 1) of equal rows."""
     return content if copy == 1 else f"{content}#{copy}"
 
 
@@ -67,19 +68,20 @@ def copy_number(row_id: str) -> int:
 
 
 def random_id() -> str:
-    """Row id for a row that nothing identifies."""
+    """A row id for a row of a table without identity."""
     return str(uuid.uuid4())
 
 
 def subkey_origin(table_id: int, row_id: str) -> str:
-    """What a row that gets another id, or another generation of its table, keeps its subkeys by."""
+    """Where a row's subkeys come from. Stored with a row that gets another id or generation, so that its subkeys
+    stay."""
     return f"{table_id}/{row_id}"
 
 
 def row_subkey(origin: str | None, table_id: int, row_id: str, object_id: str, salt: bytes) -> str:
-    """What tells source rows with one object id apart on a device: by the `subkey_origin` of the row if it has one,
-    else by its table and id. Never shows a key that the rules did not select: the row id goes in as a keyed hash, or
-    not at all where it is the object id anyway."""
+    """Distinguishes source rows with the same object id on a device: by the `subkey_origin` of the row if it has one,
+    else by its table and id. It does not reveal a key that the rules did not select: the row id is hashed with the
+    salt, or left out where it is the object id."""
     if origin is not None:
         table, _, row_id = origin.partition("/")
         table_id = int(table)

@@ -1,4 +1,4 @@
-"""The one place where a row becomes ops, whoever asks: the live replicator, a Spark executor, a preview."""
+"""Turns a row into ops. Live replication, Spark tasks and previews all use this code, so they agree."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from headwater_rules.results import Put, RowResult
 
 
 class Member(NamedTuple):
-    """A bucket that a current row is in, and what of it stands there."""
+    """A bucket that a current row is in: the digest of its data there, its output table and object id."""
 
     bucket: int
     digest: int
@@ -33,14 +33,14 @@ class Member(NamedTuple):
 
 
 class BucketName(NamedTuple):
-    """A bucket and the definition it belongs to."""
+    """A bucket's name and its definition."""
 
     name: str
     definition: str
 
 
 class DraftOp(NamedTuple):
-    """An op that nobody has numbered yet."""
+    """An op without op id."""
 
     bucket: int
     checksum: int
@@ -48,7 +48,7 @@ class DraftOp(NamedTuple):
 
 
 def encode_members(members: Sequence[Member], row_id: str) -> str:
-    """Compact text for storage. The object id is left out where it is the row id, as it mostly is."""
+    """Memberships as compact text for storage. The object id is left out where it is the row id, as it usually is."""
     if not members:
         return ""
     return orjson.dumps(
@@ -57,8 +57,8 @@ def encode_members(members: Sequence[Member], row_id: str) -> str:
 
 
 def decode_members(text: str, row_id: str) -> list[Member]:
-    """The inverse of `encode_members`. A text that was damaged in storage counts as none: whoever compares memberships
-    with the rules then finds the row, and whoever compares histories with memberships what it left behind."""
+    """The inverse of `encode_members`. A text that was damaged in storage counts as none: audits then find that the row
+    is not in its buckets, and that these have ops without a row."""
     if not text:
         return []
     try:
@@ -72,7 +72,7 @@ def decode_members(text: str, row_id: str) -> list[Member]:
 
 
 def with_members(text: str, buckets: Collection[int], others: str) -> str:
-    """Stored memberships with those in some buckets replaced by `others`, which has none but in these."""
+    """Stored memberships, with those in `buckets` replaced by `others`, which are all in these buckets."""
     try:
         kept = [entry for entry in orjson.loads(text or "[]") if entry[0] not in buckets]
     except (ValueError, TypeError, IndexError):
@@ -82,7 +82,7 @@ def with_members(text: str, buckets: Collection[int], others: str) -> str:
 
 
 def rekeyed_members(text: str, before: str, after: str) -> str:
-    """Stored memberships of a row whose id was `before` and is `after` now. A text that was damaged stays so."""
+    """Stored memberships of a row whose id was `before` and is `after` now. A damaged text is returned as it is."""
     try:
         entries = orjson.loads(text or "[]")
         moved = [_under(entry, before, after) for entry in entries]
@@ -93,19 +93,19 @@ def rekeyed_members(text: str, before: str, after: str) -> str:
 
 def _under(entry: list[object], before: str, after: str) -> list[object]:
     if len(entry) > 4:
-        return entry  # what it is kept out of names no row
+        return entry  # an op that is left out has no object id
     object_id = entry[3] if len(entry) > 3 else before
     return entry[:3] if object_id == after else [*entry[:3], object_id]
 
 
 def expected_members(puts: Sequence[Put]) -> set[Member]:
-    """The memberships of a row that gives `puts`."""
+    """The memberships of a row with these `puts`."""
     last = {(bucket_key(p.bucket), p.table, p.id): p.data for p in fitting(puts)[0]}
     return {Member(bucket, content_digest(table, oid, data), table, oid) for (bucket, table, oid), data in last.items()}
 
 
 class RowKeys(NamedTuple):
-    """What subkeys of a row are made of. `origin` is the `subkey_origin` of a row that had another id once."""
+    """What the subkeys of a row depend on. `origin` is the `subkey_origin` of a row that had another id before."""
 
     table_id: int
     row_id: str
@@ -117,10 +117,10 @@ class RowKeys(NamedTuple):
 
 
 def row_ops(previous: Sequence[Member], puts: Sequence[Put], keys: RowKeys) -> tuple[list[DraftOp], list[Member]]:
-    """Ops that lead from what stood in the buckets to `puts`, and the row's memberships afterwards.
+    """The ops that change a row's entries in buckets from `previous` to `puts`, and its memberships afterwards.
 
-    A row whose projection is the same as before gives no op. One bucket holds one entry per (table, id): of
-    several equal ones the last wins, as it would on the device.
+    An entry whose data did not change gives no op. A bucket has one entry per (table, id): of several, the last one
+    wins, as it would on the device.
     """
     before = {(m.bucket, m.table, m.id): m.digest for m in previous}
     after: dict[tuple[int, str, str], int] = {}
@@ -129,7 +129,7 @@ def row_ops(previous: Sequence[Member], puts: Sequence[Put], keys: RowKeys) -> t
         puts = list({(p.bucket, p.table, p.id): p for p in puts}.values())
     made, digest, body = None, 0, ""
     for put in puts:
-        # A row may stand in many buckets, and be large: it is written once for all of them
+        # A row may be large and in many buckets: its body is rendered once for all of them
         if made is None or put.data is not made.data or put[2:4] != made[2:4]:
             made, digest, body = put, content_digest(put.table, put.id, put.data), ""
         place = (bucket_key(put.bucket), put.table, put.id)
@@ -158,7 +158,7 @@ class RowProgram(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TableTransform:
-    """From the cells of one table's rows to what stands in buckets and lookups. `definitions` are the names of the
+    """Turns the cells of one table's rows into entries in buckets and lookups. `definitions` are the names of the
     plan's bucket definitions, by position."""
 
     table_id: int
@@ -171,8 +171,8 @@ class TableTransform:
         return self.program.evaluate(self.convert(cells), row_id)
 
     def enter(self, row_id: str, puts: Sequence[Put], ops: list[DraftOp], buckets: dict[int, BucketName]) -> str:
-        """Add the ops of a row that stood nowhere before, and the names of its buckets. Returns its memberships as
-        they are stored. The same as `move` from nothing, but this runs for every row of a snapshot."""
+        """Add the ops of a row that was in no bucket before, and the names of its buckets. Returns its memberships as
+        stored text. The same as `move` from no memberships, but faster: this runs for every row of a snapshot."""
         if len(puts) != 1:
             return self.move("", None, row_id, puts, ops, buckets)
         position, name, table, object_id, data = puts[0]
@@ -201,8 +201,8 @@ class TableTransform:
         ops: list[DraftOp],
         buckets: dict[int, BucketName],
     ) -> str:
-        """Add the ops that lead from stored memberships to `puts`, and the buckets' names. Returns the memberships
-        to store."""
+        """Add the ops that change a row's entries from stored memberships to `puts`, and the buckets' names. Returns
+        the memberships to store."""
         puts, left_out = fitting(puts)
         for put in puts:
             buckets[bucket_key(put.bucket)] = BucketName(put.bucket, self.definitions[put.definition])
