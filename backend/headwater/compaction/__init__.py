@@ -1,4 +1,4 @@
-"""Keeping histories short, by itself in the background or on command."""
+"""Compaction: makes the histories of buckets short, in the background or on command."""
 
 from headwater.compaction.background import Upkeep as Upkeep
 from headwater.compaction.work import LARGE_OPS as LARGE_OPS

@@ -1,4 +1,4 @@
-"""Upkeep beside the replicator: a thread that looks at the store now and then, and compacts what is worth it."""
+"""Compaction beside the replicator: a thread that checks the store regularly, and compacts buckets where it pays."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Rhythm:
-    """How often to look (seconds), and how old history must be before it is compacted: downloads and readers of the
-    history that are no further behind than that are not disturbed."""
+    """How often to check the store, and how old ops must be before they are compacted, both in seconds. Downloads and
+    readers of the history that are no further behind are not disturbed."""
 
     interval: float = 30.0
     settled: float = 60.0
 
 
 class Upkeep:
-    """`start` and `stop` it with the replicator. A failure is logged and tried again later: nothing depends on it.
-    `elsewhere` takes over what is much."""
+    """To be started and stopped with the replicator. A failure is logged and tried again later: nothing depends on it.
+    `elsewhere` runs large work in other processes."""
 
     def __init__(
         self,
@@ -58,12 +58,12 @@ class Upkeep:
         self._done = OpId(0)
 
     def start(self) -> None:
-        """Begin to work in a thread."""
+        """Start the thread."""
         self._thread = threading.Thread(target=self._run, name="upkeep", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        """End after the transaction at hand."""
+        """Stop after the current transaction, and wait for it."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join()
@@ -79,16 +79,16 @@ class Upkeep:
                 except UpkeepStoppedError:
                     return
                 except LeaseHeldError:
-                    continue  # somebody compacts by command
+                    continue  # a compaction by command is running
                 except Exception as error:  # noqa: BLE001 - the replicator must not end for this
                     _tell(error)
-                    _close(store)  # its connection may be of no more use
+                    _close(store)  # its connection may be broken
                     store = None
         finally:
             _close(store)
 
     def look(self, store: UpkeepStore) -> Summary:
-        """One pass: everything that is worth it, up to what is settled."""
+        """Run one pass over all buckets, up to the newest settled checkpoint."""
         summary = Summary()
         upto = self._settled(store.checkpoint())
         if upto <= self._done:
@@ -108,11 +108,11 @@ class Upkeep:
                 work.prune()
         self._done = upto
         if summary.before:
-            _log.info("compacted %d buckets: %d ops, were %d", summary.buckets, summary.after, summary.before)
+            _log.info("compacted %d buckets from %d to %d ops", summary.buckets, summary.before, summary.after)
         return summary
 
     def _settled(self, checkpoint: OpId) -> OpId:
-        """The newest checkpoint that is old enough."""
+        """The newest checkpoint that is old enough, 0 if none is."""
         now = self._clock()
         self._seen.append((now, checkpoint))
         while len(self._seen) > 1 and self._seen[1][0] <= now - self._rhythm.settled:

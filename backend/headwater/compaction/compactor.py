@@ -1,5 +1,5 @@
-"""Compaction of one bucket, step by step. Each step is a short transaction, after which the store is as good as before
-it; between two steps others get to write."""
+"""Compacts one bucket, step by step. Each step is a short transaction that leaves the store valid; between two steps,
+others can write."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ _R = TypeVar("_R")
 
 @dataclass(frozen=True, slots=True)
 class Compacted:
-    """What became of a bucket: ops before and after, rows that stand. `again` rows of `again_bytes` were put once
-    more, so that the next compaction can clear what they stood behind; that was all for now."""
+    """The result for a bucket: ops before and after, and live rows. If `again` rows of `again_bytes` were put again,
+    that was all: the next compaction can then clear the history before them."""
 
     before: int
     after: int
@@ -48,8 +48,8 @@ class Compacted:
 
 
 class Compactor:
-    """Used under the upkeep lease. `pause` is called after every transaction with the seconds it took, `rest` after
-    every piece that was read: they wait as long as is fair, and may raise to end the work."""
+    """To be used with the upkeep lease. `pause` is called after every transaction with the seconds that it took, `rest`
+    before every piece that is read: they wait, so that others can work, and may raise to end the work."""
 
     def __init__(
         self, store: UpkeepStore, lease: Lease, pause: Callable[[float], None], rest: Callable[[], None]
@@ -82,7 +82,7 @@ class Compactor:
         return Compacted(before, history.ops, live)
 
     def seal(self, bucket: BucketState, upto: OpId) -> None:
-        """Turn the hot tail up to `upto` into segments, without a look at what is before it."""
+        """Turn the hot tail up to `upto` into segments, without reading what is before it."""
         pieces = self._store.pieces(bucket.key, upto)
         done = [number for number, piece in enumerate(pieces) if piece.sealed and _large(piece)]
         tail = pieces[done[-1] + 1 :] if done else pieces
@@ -100,7 +100,7 @@ class Compactor:
         return self._store.read(bucket.key, piece)
 
     def _timed(self, step: Callable[_P, _R], *args: _P.args, **kwargs: _P.kwargs) -> _R:
-        """A step that holds the write lock, and renews the lease."""
+        """Run a step, which holds the write lock and renews the lease, then pause."""
         started = time.monotonic()
         result = step(*args, **kwargs)
         self._renewed = time.monotonic()
@@ -128,7 +128,7 @@ class Compactor:
     def _clear(
         self, bucket: BucketState, pieces: list[Piece], history: Survey, cut: Cut
     ) -> tuple[BucketState, list[Piece], Survey]:
-        """Returns how things stand afterwards."""
+        """Replace everything before the cut by a CLEAR. Returns the bucket, its pieces and their survey afterwards."""
         number, offset = cut.piece, cut.offset
         if not offset:  # right after the piece before
             number, offset = number - 1, pieces[number - 1].size
@@ -155,7 +155,7 @@ class Compactor:
         )
 
     def _rewrite(self, bucket: BucketState, pieces: Sequence[Piece], history: Survey) -> None:
-        """Make segments of everything that is none yet, or has ops to shorten, or is small."""
+        """Make segments of every piece that is not sealed, has ops to shorten, or is small."""
         if not pieces:
             return
         compacted_op = pieces[-1].last if any(found.changes for found in history.pieces) else bucket.compacted_op
@@ -174,8 +174,8 @@ class Compactor:
 
 
 class _Rewriter:
-    """Collects consecutive pieces until they make some full segments. The last, which has room left, is written as it
-    is, and written again together with what follows it."""
+    """Collects consecutive pieces until they fill some segments. The last segment, which has room left, is written too,
+    and written again together with what follows."""
 
     def __init__(self, write: Callable[[Sequence[Piece], Sealer], Piece]) -> None:
         self._write = write
@@ -194,14 +194,14 @@ class _Rewriter:
             self._sealer.add(left)
 
     def end(self) -> None:
-        """Nothing follows what was taken."""
+        """Write what was taken, if that is worthwhile; what follows begins a new segment."""
         if self._worthwhile:
             self._write(self._old, self._sealer)
         self._old, self._sealer, self._worthwhile = [], Sealer(), False
 
 
 def _settled(piece: Piece, found: SurveyedPiece) -> bool:
-    """Whether a piece is as good as it gets: a sealed segment with nothing to shorten, and large enough."""
+    """Whether a piece can stay: a sealed segment with nothing to shorten, and large enough."""
     return piece.sealed and not found.changes and _large(piece)
 
 
@@ -212,7 +212,7 @@ def _large(piece: Piece) -> bool:
 def _cut_up(roles: bytearray, lengths: array[int], sizes: Sequence[int]) -> Iterator[SurveyedPiece]:
     start = 0
     for size in sizes:
-        # Sums are of no more use once the history was cleared
+        # Checksums are left out: they are not needed after the history was cleared
         yield SurveyedPiece(roles[start : start + size], lengths[start : start + size])
         start += size
 

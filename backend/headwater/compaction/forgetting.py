@@ -1,6 +1,6 @@
-"""Taking ops that are to be forgotten out of buckets. What a later op overrules becomes a MOVE, as in any compaction.
-A REMOVE that has to go needs more, for devices that have the row must still lose it: everything up to it becomes one
-CLEAR, and the rows that stand there are put again, so devices download them again.
+"""Removes ops that are to be forgotten from buckets. An op that a later one overrules becomes a MOVE, as in any
+compaction. A REMOVE takes more, since devices that still have the row must lose it: everything up to the REMOVE becomes
+one CLEAR, and the live rows from there are put again, so devices download them again.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ _KEYS_IN_MEMORY = 2_000_000
 _ATTEMPTS = 5
 _FREE = Thrift(budget=0)
 _AT_ANY_PRICE = Thrift(spare=0.0, budget=1 << 62, price=math.inf, least=1)
-"""Leaves nothing but a CLEAR and the rows that stand."""
+"""Leaves nothing but a CLEAR and the PUTs of live rows."""
 
 
 @dataclass(frozen=True, slots=True)
 class BucketFindings:
-    """What of a bucket's ops is to be forgotten: PUTs whose rows stand, which can't be; ops that a later one overrules
-    or that no device is sent any more; REMOVEs that are the last word on their row. `rows` stand in the bucket, and
-    `again` of them, of so many bytes, would have to be put again for the sake of the REMOVEs."""
+    """The ops of a bucket that are to be forgotten: `standing` PUTs of live rows, which can't be; `overruled` ops,
+    which a later op overrules or which no device is sent any more; and `removes` that are the last op of their row. The
+    bucket has `rows` live rows, and `again` of them, of `again_bytes`, have to be put again because of the REMOVEs."""
 
     name: str
     definition: str
@@ -40,13 +40,13 @@ class BucketFindings:
 
     @property
     def left(self) -> int:
-        """How many ops can go, and are there."""
+        """How many ops can be removed."""
         return self.overruled + self.removes
 
 
 def look(store: UpkeepStore, bucket: int, ops: Collection[int]) -> BucketFindings | None:
-    """What the ops with these ids are to their bucket; None when it is no more. Raises HistoryChangedError when it
-    changes all the time."""
+    """Classify the ops with these ids. None when the bucket is gone. Raises HistoryChangedError when the bucket keeps
+    changing."""
     for attempt in range(_ATTEMPTS):
         state = store.bucket(bucket)
         if state is None:
@@ -89,7 +89,7 @@ def _roles(store: UpkeepStore, bucket: int, pieces: list[Piece], history: Survey
 
 
 class Forgetter:
-    """Works under the upkeep lease. `pause` is called after every transaction with the seconds that it took."""
+    """To be used with the upkeep lease. `pause` is called after every transaction with the seconds that it took."""
 
     def __init__(self, store: UpkeepStore, lease: Lease, pause: Callable[[float], None]) -> None:
         self._store = store
@@ -97,8 +97,8 @@ class Forgetter:
         self._pause = pause
 
     def rewrite(self, bucket: int, *, clear: bool) -> None:
-        """Leave no op in the bucket that a later one overrules, and with `clear` none but PUTs of rows that stand.
-        Raises HistoryChangedError when the bucket changes all the time."""
+        """Remove all ops that a later one overrules, and with `clear` all but PUTs of live rows. Raises
+        HistoryChangedError when the bucket keeps changing."""
         self._compact(bucket, _FREE)
         if clear:
             self._compact(bucket, _AT_ANY_PRICE)

@@ -1,4 +1,4 @@
-"""One pass over a store: which buckets are worth it, and what is done with each."""
+"""One pass of compaction over a store: decides which buckets need work, and does it."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ _log = logging.getLogger(__name__)
 
 
 class UpkeepStoppedError(HeadwaterError):
-    """The work was to end; what was done so far stays."""
+    """The work was stopped; what was done so far stays."""
 
     code = "HW_4005"
 
 
 class Need(Enum):
-    """What a bucket calls for."""
+    """The work that a bucket needs."""
 
     NOTHING = auto()
     SEAL = auto()
@@ -41,7 +41,7 @@ class Need(Enum):
 
 
 def need(bucket: BucketState, store: UpkeepStore, upto: OpId, thrift: Thrift) -> Need:
-    """Cheap: totals decide, and for some buckets a look at their hot tail."""
+    """What a bucket needs. Cheap: it reads totals, and for some buckets the size of their hot tail."""
     grown = bucket.count - bucket.compacted_count
     if grown < 0:  # cleared since
         grown = bucket.count
@@ -56,7 +56,7 @@ def need(bucket: BucketState, store: UpkeepStore, upto: OpId, thrift: Thrift) ->
 
 @dataclass(slots=True)
 class Summary:
-    """What a pass did, all buckets together."""
+    """What a pass did, in all buckets together."""
 
     buckets: int = 0
     before: int = 0
@@ -67,12 +67,12 @@ class Summary:
     skipped: int = 0
 
     def merge(self, other: Summary) -> None:
-        """Count what was done elsewhere."""
+        """Add what another process did."""
         for each in fields(self):
             setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
 
     def count(self, result: Compacted | None) -> None:
-        """Count a bucket that is done, or left out."""
+        """Add a bucket; None for one that was skipped."""
         if result is None:
             self.skipped += 1
             return
@@ -85,10 +85,10 @@ class Summary:
 
 
 class UpkeepWork:
-    """Takes the upkeep lease, and holds it until the end of its `with`. `stopping` is asked between transactions and
-    waits for so many seconds, unless the work is to end: then it returns True. `rest` is how long to leave the
-    processor to others after every thousand ops or so. With `under`, works under a lease that somebody else holds.
-    Raises LeaseHeldError."""
+    """Takes the upkeep lease, and holds it until the end of its `with`. `stopping` is called between transactions: it
+    waits for so many seconds, or returns True when the work has to end. `rest` is how many seconds to leave the
+    processor to others after each piece of history. With `under`, works with a lease that another process holds. Raises
+    LeaseHeldError."""
 
     def __init__(
         self,
@@ -113,8 +113,8 @@ class UpkeepWork:
             self._store.release(self.lease)
 
     def bucket(self, bucket: BucketState, upto: OpId, thrift: Thrift, *, finish: bool = False) -> Compacted | None:
-        """Compact one bucket up to an op. With `finish`, what it puts again is compacted at once, whatever `upto` is.
-        None when it changed so much meanwhile that nothing could be done."""
+        """Compact one bucket up to an op. With `finish`, rows that it puts again are compacted at once, whatever `upto`
+        is. None when the bucket changed meanwhile and was left alone."""
         try:
             result = self._compactor().compact(bucket, upto, thrift)
             if finish and result.again and (now := self._store.bucket(bucket.key)) is not None:
@@ -134,7 +134,7 @@ class UpkeepWork:
             _log.info("%s: %s", bucket.name, error)
 
     def prune(self) -> None:
-        """Forget records of flushes that nobody asks for any more."""
+        """Delete records of flushes that are not needed any more."""
         while True:
             started = time.monotonic()
             if not self._store.prune(self.lease, KEPT_FLUSHES):
@@ -145,7 +145,7 @@ class UpkeepWork:
         return Compactor(self._store, self.lease, self._pause, self._rest)
 
     def _pause(self, seconds: float) -> None:
-        """Leave the write lock to others for longer than we held it: whoever waits for it only looks now and then."""
+        """Leave the write lock to others for longer than we held it: waiting writers only poll for it."""
         self._wait(max(0.01, 2 * seconds))
 
     def _rest(self) -> None:
@@ -158,7 +158,7 @@ class UpkeepWork:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Buckets to compact in another process, up to an op, under a lease that is held here."""
+    """Buckets to compact in another process, up to an op, with a lease that this process holds."""
 
     address: StoreAddress
     lease: Lease
@@ -169,10 +169,10 @@ class Share:
 
 
 Elsewhere = Callable[[Sequence[Share]], Sequence[Summary]]
-"""Compacts shares beside each other, and returns what became of each."""
+"""Compacts shares in parallel, and returns the result of each."""
 
 LARGE_OPS = 2_000_000
-"""So many ops are worth the start of other processes."""
+"""From so many ops on, it pays to start other processes."""
 
 _OPS_A_SHARE = 250_000
 
@@ -180,7 +180,7 @@ _OPS_A_SHARE = 250_000
 def shared(
     work: UpkeepWork, address: StoreAddress, buckets: Sequence[BucketState], upto: OpId, thrift: Thrift, *, finish: bool
 ) -> list[Share]:
-    """Cut work into shares of some size; a large bucket is one by itself."""
+    """Divide buckets into shares of some size. A large bucket is a share of its own."""
     shares: list[Share] = []
     keys: list[int] = []
     ops = 0
@@ -194,7 +194,7 @@ def shared(
 
 
 def compact_share(share: Share) -> Summary:
-    """Do a share, in whatever process."""
+    """Compact a share, in any process."""
     summary = Summary()
     store = open_backend(share.address).open_compaction()
     try:
@@ -214,7 +214,7 @@ def _never(seconds: float) -> bool:
 
 
 def selected(buckets: Sequence[BucketState], name: str | None, definition: str | None) -> list[BucketState]:
-    """Those with this name, and of this definition (or all versions of it), where one is given."""
+    """The buckets with this name, and of this definition or any version of it; None selects all."""
     return [
         bucket
         for bucket in buckets
