@@ -68,7 +68,7 @@ def follows_nobody_elses(deployment: Deployment, database: str) -> None:
 
     def said() -> bool:
         health = deployment.health()
-        return health is not None and health.cause is not None and "somebody else reads" in health.cause.what
+        return health is not None and health.cause is not None and "another session reads" in health.cause.what
 
     with ReplicationStream(settings, state.slot, state.lsn, ["headwater"]):
         deployment.start(publish=False)

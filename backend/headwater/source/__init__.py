@@ -1,1 +1,1 @@
-"""Postgres as it is followed: connections, slot, stream and catalog."""
+"""Access to a source: connections, slot, stream, catalog and single rows."""

@@ -1,6 +1,6 @@
-"""Connections to a source: its settings, the session every connection of ours starts with, and what its refusals mean.
+"""Connections to a source: their settings, and the errors that a failed connection means.
 
-Snapshot and stream read the same text only if both sessions print alike, so each connection carries the pinned
+Snapshot and stream get the same text for a value only if both sessions format alike. So each connection has the pinned
 settings of `headwater.decode.settings` from its start-up packet on. Poolers in transaction mode do not pass them on.
 """
 
@@ -47,40 +47,40 @@ class SourceSettings:
     publications: tuple[str, ...] = ("headwater",)
     slot_prefix: str = "headwater_"
     heartbeat_seconds: int = 60
-    poison_changes: str = "skip"  # or "stop": what is done about a transaction that can't be taken in
-    batch_bytes: int = 64 << 20  # of rows that bulk work or the stream hold at a time; see `piece_bytes`
-    silence_seconds: float = 60.0  # a server that says nothing for so long, though asked, is taken for lost
+    poison_changes: str = "skip"  # or "stop": what to do with a transaction that can't be applied
+    batch_bytes: int = 64 << 20  # bytes of rows that bulk work or the stream have in memory; see `piece_bytes`
+    silence_seconds: float = 60.0  # a server that does not answer for so long is taken for lost
 
     @property
     def address(self) -> str:
-        """Where it is, for messages: no credentials."""
+        """Host, port and database, for messages; no credentials."""
         return f"{self.host}:{self.port}/{self.database}"
 
     @property
     def piece_bytes(self) -> int:
-        """How many bytes of rows are received, loaded or written at once. Some such pieces are held at a time: the one
-        that came, what it is compared with, and what comes of it."""
+        """How many bytes of rows to receive, load or write at once. Several such pieces are in memory at a time: what
+        was received, what it is compared with, and the result."""
         return self.batch_bytes // 4
 
 
 class SourceUnreachable(HeadwaterError):
-    """The source did not answer, or not now; the same call may succeed later."""
+    """The source did not answer, or can't serve us now; the same call may succeed later."""
 
     kind: ClassVar[Kind] = Kind.RETRY
     code: ClassVar[str] = "HW_2001"
 
 
 class SourceRefused(HeadwaterError):
-    """The source answered, and said no in a way that waiting will not change."""
+    """The source refused, for a reason that waiting does not change."""
 
     kind: ClassVar[Kind] = Kind.STOP
     code: ClassVar[str] = "HW_2002"
 
 
 def conninfo(settings: SourceSettings, *, replication: bool = False, application_name: str = "headwater") -> str:
-    """The libpq connection string, pinned session settings included; with `replication`, that of a walsender.
+    """The libpq connection string with the pinned session settings; with `replication`, that of a walsender.
 
-    Holds the password: for libpq only, never for a message.
+    Contains the password: for libpq only, never for a message.
     """
     options: dict[str, str | int] = {
         "host": settings.host,
@@ -88,15 +88,15 @@ def conninfo(settings: SourceSettings, *, replication: bool = False, application
         "dbname": settings.database,
         "user": settings.user,
         "sslmode": settings.sslmode,
-        "connect_timeout": max(2, settings.connect_timeout),  # libpq takes 1 for 2
+        "connect_timeout": max(2, settings.connect_timeout),  # libpq treats 1 as 2
         "application_name": application_name,
         "client_encoding": "UTF8",
-        # Waiting for a standby could be waiting for ourselves, when Headwater is named as a synchronous one
+        # A commit must not wait for a synchronous standby, which may be Headwater itself
         "options": f"{settings_options()} -c synchronous_commit=local",
         "keepalives_idle": 40,
         "keepalives_interval": 10,
         "keepalives_count": 3,
-        "tcp_user_timeout": 60_000,  # no keepalives are sent while what was sent before waits to be acknowledged
+        "tcp_user_timeout": 60_000,  # no keepalives are sent while sent data is unacknowledged
         **_certificates(settings),
     }
     if settings.password:
@@ -107,7 +107,7 @@ def conninfo(settings: SourceSettings, *, replication: bool = False, application
 
 
 class _Connection(psycopg.Connection[TupleRow]):
-    """Gives up on a server that neither answers nor goes away, like one behind a network that swallows everything."""
+    """Gives up after `patience` seconds on a server that does not answer, as behind a network that drops packets."""
 
     patience: float | None = None
 
@@ -116,14 +116,14 @@ class _Connection(psycopg.Connection[TupleRow]):
             return super().wait(gen, interval, timeout or self.patience)
         except psycopg.OperationalError:
             if self.pgconn.transaction_status == pq.TransactionStatus.ACTIVE:
-                self.pgconn.finish()  # nobody is to wait for the rest of the answer
+                self.pgconn.finish()  # else closing would wait for the rest of the answer
             raise
 
 
 def connect(
     settings: SourceSettings, *, application_name: str = "headwater", patient: bool = False
 ) -> psycopg.Connection:
-    """An ordinary connection in autocommit mode, `patient` for statements that may wait for locks of others. Raises
+    """An ordinary connection in autocommit mode. With `patient`, statements may wait for locks for any time. Raises
     SourceUnreachable (try again) or SourceRefused (do not)."""
     try:
         conn = _Connection.connect(conninfo(settings, application_name=application_name), autocommit=True)
@@ -136,12 +136,12 @@ def connect(
     return conn
 
 
-_TRUSTED_SECONDS = 5.0  # after which a connection may have gone unnoticed
+_TRUSTED_SECONDS = 5.0  # a connection that was unused for longer is tested first
 
 
 class SharedConnection:
-    """One ordinary connection for the many short questions of one thread, made when it is first needed and anew after
-    an error. Each costs the source a process, and much of its catalog read into it."""
+    """One ordinary connection for the many short queries of one thread, opened when first needed and again after an
+    error. Each connection costs the source a process that has to load much of the catalog."""
 
     def __init__(self, settings: SourceSettings) -> None:
         self._settings = settings
@@ -150,7 +150,7 @@ class SharedConnection:
 
     @contextmanager
     def use(self) -> Iterator[psycopg.Connection]:
-        """The connection, for a while. Raises what `connect` does."""
+        """The connection. Raises what `connect` raises."""
         if self._conn is not None and time.monotonic() - self._used > _TRUSTED_SECONDS:
             self._test(self._conn)
         conn = self._conn = self._conn or connect(self._settings)
@@ -174,9 +174,8 @@ class SharedConnection:
 
 
 def connection_error(settings: SourceSettings, error: Exception) -> HeadwaterError:
-    """What a failure to connect, or one on a connection, means: psycopg's error, or libpq's message wrapped in any
-    exception, as one of ours."""
-    # Postgres sends no SQLSTATE through libpq while connecting, so its (untranslated) words have to do.
+    """The error of ours for a failed connection or statement: `error` is psycopg's, or any with libpq's message."""
+    # While connecting, libpq gives no SQLSTATE, so the (untranslated) message decides
     text = " ".join(str(error).split()).removeprefix("connection failed: ")
     state = getattr(error, "sqlstate", None)
     for pattern, what, fix in _REFUSALS:
@@ -200,7 +199,7 @@ def connection_error(settings: SourceSettings, error: Exception) -> HeadwaterErr
 
 @contextmanager
 def source_errors(settings: SourceSettings) -> Iterator[None]:
-    """Turns what psycopg raises within into errors of ours."""
+    """Turn psycopg's errors into ours."""
     try:
         yield
     except psycopg.Error as error:

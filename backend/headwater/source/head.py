@@ -1,4 +1,4 @@
-"""The end of the sources' logs, as the endpoint asks for it when a client has written something."""
+"""Reads the end of the sources' logs, for write checkpoints."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from headwater.oplog.lsn import Lsn, parse_lsn
 from headwater.source.connect import SourceSettings, SourceUnreachable, connection_error, conninfo
 
 ANSWER_SECONDS = 10.0
-"""How long a source may take, a new connection included."""
+"""How long a source may take to answer, a new connection included."""
 
-# The commit of a message alone is not flushed, and a walsender sends what is flushed only: without help an idle
-# server takes up to 200 ms until its WAL writer comes by.
+# The commit of a transaction with nothing but a message is not flushed, and a walsender only sends what is flushed. An
+# idle server flushes after up to 200 ms, so we make it flush.
 _PING_FROM_17: LiteralString = "select pg_logical_emit_message(false, 'headwater', 'ping', true)"
 _PING: LiteralString = "select pg_logical_emit_message(false, 'headwater', 'ping'), pg_current_xact_id()"
 
 
 def ping_statement(server_version: int) -> LiteralString:
-    """SQL that writes a record to the log, flushed, so that even an idle stream moves past what was there."""
+    """SQL that writes a record to the log and flushes it, so that even an idle stream passes what was before."""
     return _PING_FROM_17 if server_version >= 17_00_00 else _PING
 
 
 class SourceHead:
-    """One connection per source, made when first needed and again when it was lost. For one event loop."""
+    """One connection per source, opened when first needed and again when lost. For one event loop."""
 
     def __init__(self, sources: Sequence[SourceSettings]) -> None:
         self._links = [_Link(settings) for settings in sources]
 
     async def advance_past(self) -> Mapping[str, Lsn]:
-        """Per tag a position that no transaction committed before the call lies after. The log of each source then
-        has a record beyond it, so that even an idle stream passes it. Raises SourceUnreachable or SourceRefused."""
+        """By tag, a position that is not before the commit of any transaction from before the call. Writes a record
+        beyond it, so that even an idle stream passes it. Raises SourceUnreachable or SourceRefused."""
         positions = await asyncio.gather(*(link.advance() for link in self._links))
         return {link.tag: lsn for link, lsn in zip(self._links, positions, strict=True)}
 
@@ -74,7 +74,7 @@ class _Link:
             try:
                 return await _head(self._conn)
             except psycopg.OperationalError:
-                await self.close()  # lost since it was last used: the source may be back already
+                await self.close()  # lost since its last use: connect once more
         try:
             self._conn = await self._connect()
             return await _head(self._conn)
@@ -88,7 +88,7 @@ class _Link:
 
 
 async def _head(conn: psycopg.AsyncConnection) -> Lsn:
-    """The position is read before the message is written, in one round trip."""
+    """Read the position, then write the message, in one round trip."""
     ping = ping_statement(conn.info.server_version)
     async with conn.pipeline():
         position = await conn.execute("select pg_current_wal_insert_lsn()::text")

@@ -1,4 +1,4 @@
-"""The replication slot: making it with an exported snapshot, looking at it, and taking it back from a dead reader."""
+"""Replication slots: creates them with an exported snapshot, reads their state, ends their readers, drops them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from headwater.source.connect import SourceSettings, connection_error, conninfo
 
 
 class SlotError(HeadwaterError):
-    """The slot can't be made or used, and a person has to see why."""
+    """The slot can't be created or used, for a reason that a person has to resolve."""
 
     code: ClassVar[str] = "HW_2201"
 
@@ -33,26 +33,26 @@ class SlotLostError(HeadwaterError):
 
 
 class SlotBusyError(HeadwaterError):
-    """Somebody else reads the slot."""
+    """Another session reads the slot."""
 
     kind: ClassVar[Kind] = Kind.RETRY
     code: ClassVar[str] = "HW_2202"
 
 
 class SlotExistsError(SlotBusyError):
-    """Somebody else made a slot of this name meanwhile."""
+    """A slot of this name was created meanwhile."""
 
 
 class SlotForeignError(HeadwaterError):
-    """The slot is not this store's, and a person has to say whose it is to be."""
+    """The slot belongs to another service. A person has to decide who keeps it."""
 
     code: ClassVar[str] = "HW_2203"
 
 
 @dataclass(frozen=True, slots=True)
 class SlotStatus:
-    """`database` is empty for a physical slot; `wal_status` as Postgres names it; `active_pid` of the walsender that
-    reads the slot, if any."""
+    """A row of pg_replication_slots. `database` is empty for a physical slot; `active_pid` is the walsender that reads
+    the slot, if any."""
 
     name: str
     database: str
@@ -63,32 +63,32 @@ class SlotStatus:
 
 @dataclass(frozen=True, slots=True)
 class SystemIdentity:
-    """Tells one cluster, and one history of it, from another."""
+    """Identifies a cluster, and its history after a failover or a restore."""
 
     system_id: str
     timeline: int
 
 
 def slot_name(settings: SourceSettings) -> str:
-    """What a new slot of this source is called: names of slots are those of a whole cluster, so it tells databases
-    apart."""
+    """The name of a new slot for this source. It depends on the database, since slot names are shared by the
+    cluster."""
     unique = "\0".join((settings.slot_prefix, settings.tag, settings.database))
     stem = _allowed(f"{settings.slot_prefix}{settings.tag}")[:36]
     return f"{stem}_{_allowed(settings.database)[:17]}_{_hash(unique)}"
 
 
 def former_slot_name(settings: SourceSettings) -> str:
-    """What earlier versions called it, for whatever database."""
+    """The name that earlier versions gave, the same for all databases."""
     return _allowed(f"{settings.slot_prefix}{settings.tag}")[:63]
 
 
 def temporary_slot_name(slot: str) -> str:
-    """A name for a temporary slot of the service whose own slot is `slot`, and of no other."""
+    """The name of the temporary slot of the service that owns `slot`."""
     return f"{slot[:47]}_{_hash(slot)}_resync"
 
 
 def _allowed(text: str) -> str:
-    """With the lower-case letters, digits and underscores that Postgres allows, 63 in all."""
+    """The text with only lower-case letters, digits and underscores, as Postgres demands."""
     return re.sub(r"[^a-z0-9_]", "_", text.lower())
 
 
@@ -107,8 +107,8 @@ def slot_status(conn: psycopg.Connection, name: str) -> SlotStatus | None:
 
 
 def system_identity(conn: psycopg.Connection) -> SystemIdentity:
-    """Which cluster this is."""
-    # pg_control_checkpoint() tells of a new timeline only some time after a promotion; a WAL file's name begins with it
+    """The identity of the cluster."""
+    # After a promotion, pg_control_checkpoint() shows the old timeline for some time; a WAL file's name begins with it
     (row,) = conn.execute(
         "select (select system_identifier::text from pg_control_system()), pg_walfile_name(pg_current_wal_insert_lsn())"
     ).fetchall()
@@ -116,20 +116,19 @@ def system_identity(conn: psycopg.Connection) -> SystemIdentity:
 
 
 def end_of_log(conn: psycopg.Connection) -> Lsn:
-    """Where the source's log ends now."""
+    """The present end of the source's log."""
     return parse_lsn(conn.execute("select pg_current_wal_insert_lsn()::text").fetchall()[0][0])
 
 
 def timeline_ends(settings: SourceSettings, timeline: int) -> dict[int, Lsn]:
-    """Where each timeline ended from which the present one, `timeline`, comes. Raises SlotError when the server has
-    no record of it. https://www.postgresql.org/docs/current/protocol-replication.html
-    """
+    """Where each timeline ended that the present one, `timeline`, descends from. Raises SlotError when the server has
+    no history file for it. https://www.postgresql.org/docs/current/protocol-replication.html"""
     conn = replication_connection(settings, "headwater identity")
     try:
         result = conn.exec_(f"TIMELINE_HISTORY {timeline:d}".encode())
         if result.status != pq.ExecStatus.TUPLES_OK:
             reason = conn.error_message.decode(errors="replace").strip()
-            raise SlotError(f"the server does not tell how timeline {timeline} began: {reason}", settings.address)
+            raise SlotError(f"the history of timeline {timeline} can't be read: {reason}", settings.address)
         text = (result.get_value(0, 1) or b"").decode(errors="replace")
     finally:
         conn.finish()
@@ -137,7 +136,7 @@ def timeline_ends(settings: SourceSettings, timeline: int) -> dict[int, Lsn]:
     return {int(line[0]): parse_lsn(line[1]) for line in lines}
 
 
-# Whoever follows a slot holds a lock on it meanwhile that says for which store
+# While a service uses a slot, it holds an advisory lock with the slot's and the store's name
 _CLAIMS = """
 select pid from pg_locks
 where locktype = 'advisory' and objsubid = 2 and classid = hashtext('headwater ' || %s)::oid
@@ -146,7 +145,7 @@ where locktype = 'advisory' and objsubid = 2 and classid = hashtext('headwater '
 
 
 def claim_slot(conn: psycopg.Connection, name: str, store: str) -> None:
-    """Let others see, for as long as the connection lasts, that the slot is worked with for this store."""
+    """Show other services that this store uses the slot, until the connection ends."""
     conn.execute("set idle_session_timeout = 0")
     conn.execute("select pg_advisory_lock_shared(hashtext('headwater ' || %s), hashtext(%s))", [name, store])
 
@@ -157,12 +156,12 @@ def claims_of_others(conn: psycopg.Connection, name: str, store: str) -> list[in
 
 
 def end_sessions(conn: psycopg.Connection, pids: Iterable[int]) -> None:
-    """End these sessions, and wait a moment for it."""
+    """End these sessions, waiting up to 5 s for each."""
     conn.execute("select pg_terminate_backend(pid, 5000) from unnest(%s::int[]) pid", [list(pids)])
 
 
 def end_reader(conn: psycopg.Connection, name: str) -> None:
-    """End the walsender that reads a slot of this database. The caller holds the lease and the slot is its store's, so
+    """End the walsender that reads a slot of this database. To be called with the lease, for the store's own slot, so
     the reader is a replicator that lost the lease."""
     conn.execute(
         "select pg_terminate_backend(active_pid, 5000) from pg_replication_slots"
@@ -172,7 +171,7 @@ def end_reader(conn: psycopg.Connection, name: str) -> None:
 
 
 def drop_slot(conn: psycopg.Connection, name: str) -> None:
-    """Drop a slot of this database if it exists. Raises SlotBusyError while somebody reads it."""
+    """Drop a slot of this database if it exists. Raises SlotBusyError while it is read."""
     try:
         conn.execute(
             "select pg_drop_replication_slot(slot_name) from pg_replication_slots where slot_name = %s"
@@ -184,9 +183,9 @@ def drop_slot(conn: psycopg.Connection, name: str) -> None:
 
 
 def slot_busy_error(name: str, where: str) -> SlotBusyError:
-    """For a slot of ours, by its name, that somebody else reads."""
+    """The error for a slot of ours that another session reads."""
     return SlotBusyError(
-        f'somebody else reads the slot "{name}"',
+        f'another session reads the slot "{name}"',
         where,
         "stop the other headwater, or give this one another slot_name_prefix",
     )
@@ -194,7 +193,7 @@ def slot_busy_error(name: str, where: str) -> SlotBusyError:
 
 def drop_unread_slot(conn: psycopg.Connection, name: str) -> None:
     """Drop a slot of this database if it exists and nobody reads it."""
-    with contextlib.suppress(psycopg.errors.ObjectInUse):  # somebody came just now
+    with contextlib.suppress(psycopg.errors.ObjectInUse):  # a reader connected just now
         conn.execute(
             "select pg_drop_replication_slot(slot_name) from pg_replication_slots where slot_name = %s and not active"
             " and database = current_database()",
@@ -203,7 +202,7 @@ def drop_unread_slot(conn: psycopg.Connection, name: str) -> None:
 
 
 def drop_stray_slot(conn: psycopg.Connection, name: str) -> None:
-    """Drop a slot that followed a database which gave its name away. Raises SlotBusyError while somebody reads it."""
+    """Drop our slot of a database that was renamed. Raises SlotBusyError while it is read."""
     try:
         conn.execute("select pg_drop_replication_slot(%s)", [name])
     except psycopg.errors.ObjectInUse as error:
@@ -211,16 +210,17 @@ def drop_stray_slot(conn: psycopg.Connection, name: str) -> None:
 
 
 class SnapshotKeeper:
-    """A new slot and the snapshot that Postgres exported with it: exactly the commits before `consistent_point`.
+    """Creates a slot and keeps the snapshot that Postgres exported with it: exactly the commits before
+    `consistent_point`.
 
-    The snapshot lives as long as this object is open, and a `temporary` slot too. Making it waits for writers that
-    are open now. Raises SlotExistsError, SlotError, or what `connection_error` makes of a connection that fails.
+    The snapshot, and a `temporary` slot, last as long as this object is open. Creating it waits for all transactions
+    that are writing now. Raises SlotExistsError, SlotError, or what `connection_error` makes of a failed connection.
     """
 
     def __init__(self, settings: SourceSettings, name: str, *, temporary: bool = False) -> None:
         self._conn = replication_connection(settings, "headwater snapshot")
         kind = "TEMPORARY LOGICAL" if temporary else "LOGICAL"
-        # Standbys that keep copies of such slots (sync_replication_slots) let a failover go on without a new one
+        # Standbys copy slots with FAILOVER (sync_replication_slots), so that no new slot is needed after a failover
         kept = self._conn.server_version >= 17_00_00 and not temporary
         options = "(SNAPSHOT 'export', FAILOVER true)" if kept else "EXPORT_SNAPSHOT"
         try:
@@ -241,14 +241,14 @@ class SnapshotKeeper:
         self.close()
 
     def close(self) -> None:
-        """Give the snapshot up."""
+        """Release the snapshot."""
         self._conn.finish()
 
 
 def replication_connection(settings: SourceSettings, application_name: str) -> pq.abc.PGconn:
-    """A walsender connection, blocking. The caller finishes it."""
+    """A blocking walsender connection. The caller has to `finish` it."""
     conn = pq.PGconn.connect_start(conninfo(settings, replication=True, application_name=application_name).encode())
-    # Not PGconn.connect, which has every other thread wait for a server that does not answer
+    # Not PGconn.connect, which blocks all other threads while the server does not answer
     if not _polled(conn, settings.connect_timeout):
         message = "connection timeout expired"
         if conn.status == pq.ConnStatus.BAD:
@@ -259,7 +259,7 @@ def replication_connection(settings: SourceSettings, application_name: str) -> p
 
 
 def _polled(conn: pq.abc.PGconn, seconds: int) -> bool:
-    """Whether it was connected within that time."""
+    """Connect. Returns False when that fails or takes longer."""
     deadline = time.monotonic() + max(2, seconds)
     while conn.status != pq.ConnStatus.BAD and time.monotonic() < deadline:
         state = conn.connect_poll()
@@ -280,11 +280,11 @@ def _creation_error(result: pq.abc.PGresult, name: str, settings: SourceSettings
                 "Postgres has no free replication slot", where, "drop an unused one, or raise max_replication_slots"
             )
         case "42501":
-            return SlotError("the role may not replicate", where, f"run: alter role {settings.user} replication")
+            return SlotError("the role may not replicate", where, f"run ALTER ROLE {settings.user} REPLICATION")
         case "55000":
             return SlotError("wal_level is not logical", where, "set wal_level = logical and restart Postgres")
         case "42710":
-            return SlotExistsError(f'the slot "{name}" exists already', where, "another headwater may be at work there")
+            return SlotExistsError(f'the slot "{name}" exists already', where, "another headwater may be using it")
         case _:
             detail = (result.error_field(pq.DiagnosticField.MESSAGE_PRIMARY) or b"").decode(errors="replace")
-            return SlotError(f'the slot "{name}" can\'t be made: {detail}', where)
+            return SlotError(f'the slot "{name}" can\'t be created: {detail}', where)

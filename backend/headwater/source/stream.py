@@ -1,4 +1,5 @@
-"""The stream of a slot, over libpq: batches of messages in, positions out. It understands no message.
+"""The replication stream of a slot, over libpq: receives batches of messages, which it does not decode, and reports
+positions.
 
 https://www.postgresql.org/docs/current/protocol-replication.html
 """
@@ -21,14 +22,14 @@ from headwater.source.slot import SlotBusyError, SlotLostError, replication_conn
 
 BATCH = 5_000
 
-_NAP = 0.002  # libpq hands over about 16 kB a call, so waking for each packet costs more than it gains
+_NAP = 0.002  # seconds; libpq gives about 16 kB a call, so waking up for each packet costs more than it gains
 _POSTGRES_EPOCH = 946_684_800
 _STATUS = struct.Struct("!cQQQqB")
 _XLOGDATA = ord("w")
 
 
 class StreamError(HeadwaterError):
-    """The stream broke; a new one continues where the store stands."""
+    """The stream broke. A new one continues from the store's position."""
 
     kind: ClassVar[Kind] = Kind.RETRY
     code: ClassVar[str] = "PSYNC_S1120"
@@ -36,8 +37,8 @@ class StreamError(HeadwaterError):
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """Messages in order, without their headers, and their bytes. `position` is how far the server says the log reaches
-    that this stream was sent. `idle` says that nothing more was waiting."""
+    """Messages in order, without their headers, and their `size` in bytes. `position` is how far the server has read
+    its log for this stream. `idle`: no more messages were waiting."""
 
     payloads: list[bytes]
     size: int
@@ -79,11 +80,11 @@ class ReplicationStream:
         self._conn.finish()
 
     def receive(self, wait: float, *, more_expected: bool) -> Received:
-        """What has arrived: up to about BATCH messages, of no more bytes than one piece and a message, waiting at most
+        """What has arrived: up to about BATCH messages, of no more bytes than one piece and a message. Waits at most
         `wait` seconds for the first.
 
-        `more_expected` says that a transaction is half here: it pays to let packets gather. Raises StreamError, also
-        when the server has nothing to say for too long though it was asked.
+        `more_expected`: a transaction is half received, so it pays to let packets gather. Raises StreamError, also
+        when the server does not answer for too long; SlotLostError or SlotBusyError when it ends the stream.
         """
         payloads: list[bytes] = []
         room = self._drain(payloads, self._piece)
@@ -101,7 +102,8 @@ class ReplicationStream:
         return Received(payloads, self._piece - room, self._position, idle=len(payloads) < BATCH and room > 0)
 
     def report(self, flushed: Lsn, *, force: bool = False) -> None:
-        """Tell the server how far our store has everything, if it asks, something is new, or ten seconds passed."""
+        """Report the position up to which the store has everything, if it is new, if the server asks, or every ten
+        seconds. Postgres may drop its log up to there."""
         now = time.monotonic()
         ask = self._waiting_since is None and now - self._heard_at > self._silence / 2
         if not (force or ask or self._asked or flushed > self._flushed or now - self._reported_at > 10):
@@ -118,10 +120,10 @@ class ReplicationStream:
             self._waiting_since = now
 
     def _mind_silence(self) -> None:
-        """To be called when there is nothing to read: had the server answered, it would be here, however long we were
-        busy with something else."""
+        """Raise StreamError if the server did not answer in time. Called only when there is nothing to read, so an
+        answer that came while we were busy has been read."""
         if self._waiting_since is not None and time.monotonic() - self._waiting_since > self._silence / 2:
-            what = f"the source said nothing for {self._silence:.0f} s, though it was asked"
+            what = f"the source did not answer for {self._silence:.0f} s"
             raise StreamError(what, self._where, "check the network to it; it is tried again")
 
     def _readable(self, wait: float) -> bool:
@@ -135,7 +137,7 @@ class ReplicationStream:
             raise StreamError("the connection to the source broke", self._where, "it is tried again") from error
 
     def _drain(self, payloads: list[bytes], room: int) -> int:
-        """Take what libpq has, until there is no room for more; returns the room that is left."""
+        """Take the messages that libpq has, up to `room` bytes. Returns the room that is left."""
         get, append = self._conn.get_copy_data, payloads.append
         while room > 0:
             size, data = get(1)
@@ -164,13 +166,13 @@ class ReplicationStream:
         text = message.decode(errors="replace").strip().splitlines()
         first = text[0] if text else "the connection was closed"
         if any(words in first for words in _LOST):
-            return SlotLostError(f"the slot can't be continued: {first}", self._where, "a new one is made")
+            return SlotLostError(f"the slot can't be continued: {first}", self._where, "a new slot is created")
         if "is active for PID" in first:
-            return SlotBusyError(f"somebody else reads the slot: {first}", self._where, "it is tried again")
+            return SlotBusyError(f"another session reads the slot: {first}", self._where, "it is tried again")
         return StreamError(f"the stream broke: {first}", self._where, "it is tried again")
 
 
-# A slot sees publications as they were where it stands: what is wrong with them there, nobody can mend any more.
+# A slot sees publications as they were at its position, so what is wrong with them there can't be repaired.
 _LOST = (
     "does not exist",
     "cannot use different column lists for table",

@@ -1,7 +1,7 @@
-"""Event triggers in the source, which tell of a changed table at once: with the transaction that changed it.
+"""Event triggers in the source, which announce a changed table at once, in the transaction that changed it.
 
-They write a message into the log and nothing else. It means "look", never "do", since any role can write such a
-message. Without them, changes are found by looking at the catalog now and then.
+They write a message into the log and nothing else. The message is only a hint to read the catalog, since any role can
+write such a message. Without the triggers, changes are found by reading the catalog every few seconds.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from headwater.source.readiness.finding import Finding
 SCHEMA = "headwater_source"
 
 NOT_TOLD = "HW_2020"
-"""The source won't tell of changed tables at once: its event triggers can't be made, or not be removed."""
+"""The event triggers, which announce changed tables at once, can't be created, or not be removed."""
 
 _PREFIX, _CONTENT = "headwater", b"ddl"
 
-# The handler is a subtransaction, because of which Postgres may send the message after the row that follows.
-# Rights: it runs with those of whoever changes the table, who must not gain any by it; so search_path is fixed, and the
-# function is made anew rather than replaced, since somebody else may own one of that name. A cancelled statement and
-# its time limit are the only errors that pass the handler, and those are the user's own.
+# The exception block is a subtransaction, so Postgres may send the message after the row that follows.
+# The function runs with the rights of the role that changes the table, and must not give it more: so search_path is
+# fixed, and the function is dropped and created, not replaced, since another role may own one of that name. Only
+# cancellation and statement_timeout pass the exception block; these concern the user's own statement.
 _BODY = """
 declare
   lasting boolean;
@@ -81,19 +81,19 @@ where e.evtname = any(%s) and n.nspname = %s and p.proname = 'note_ddl'
 
 @dataclass(frozen=True, slots=True)
 class Installed:
-    """What was done about the triggers, as SQL, and what could not be."""
+    """The SQL that was run for the triggers, and warnings about what could not be done."""
 
     done: tuple[str, ...] = ()
     warnings: tuple[Finding, ...] = ()
 
 
 def is_hint(message: LogicalMessage) -> bool:
-    """Whether a message of the stream says that something in the catalog changed, whoever wrote it."""
+    """Whether a message of the stream says that the catalog may have changed. Any role can write one."""
     return message.prefix == _PREFIX and message.content == _CONTENT
 
 
 def triggers_on(conn: psycopg.Connection) -> bool:
-    """Whether the triggers are there as `install` makes them, and fire."""
+    """Whether the triggers exist as `install` makes them, and are enabled."""
     found = conn.execute(_FOUND, [list(_EVENTS), SCHEMA]).fetchall()
     wanted = {
         (name, "A", event, _BODY, False, '{"search_path=pg_catalog, pg_temp"}', True) for name, event in _EVENTS.items()
@@ -102,14 +102,14 @@ def triggers_on(conn: psycopg.Connection) -> bool:
 
 
 def _may_fire(conn: psycopg.Connection) -> bool:
-    """From 17 on all event triggers of a server can be switched off."""
+    """From Postgres 17 on, all event triggers of a server can be switched off."""
     row = conn.execute("select coalesce(current_setting('event_triggers', true), 'on')").fetchone()
     return row is not None and row[0] == "on"
 
 
 def install(settings: SourceSettings, admin: SourceSettings | None = None) -> Installed:
-    """Make the triggers unless they are there, as `admin`, or else as the role of `settings`. Where the role may not,
-    a note says so: nothing depends on them. Raises SourceUnreachable or SourceRefused."""
+    """Create the triggers unless they exist, as `admin`, or else as the role of `settings`. Returns a warning where the
+    role may not: nothing depends on them. Raises SourceUnreachable or SourceRefused."""
     with connect(admin or settings, patient=True) as conn:
         if triggers_on(conn):
             return Installed()
@@ -117,13 +117,13 @@ def install(settings: SourceSettings, admin: SourceSettings | None = None) -> In
 
 
 def missing_sql(settings: SourceSettings, admin: SourceSettings | None = None) -> tuple[str, ...]:
-    """What `install` would run."""
+    """The statements that `install` would run."""
     with connect(admin or settings) as conn:
         return () if triggers_on(conn) else _INSTALL
 
 
 def remove(settings: SourceSettings, admin: SourceSettings | None = None) -> Installed:
-    """Take the triggers and all that belongs to them away. Raises SourceUnreachable or SourceRefused."""
+    """Drop the triggers and all that belongs to them. Raises SourceUnreachable or SourceRefused."""
     with connect(admin or settings, patient=True) as conn:
         there = conn.execute(
             "select exists (select from pg_event_trigger where evtname = any(%s))"
@@ -138,7 +138,7 @@ def remove(settings: SourceSettings, admin: SourceSettings | None = None) -> Ins
 def _run(conn: psycopg.Connection, statements: tuple[str, ...], refused: tuple[str, str]) -> Installed:
     try:
         with conn.transaction():
-            conn.execute("set local client_min_messages = warning")  # what was not there to be dropped is no news
+            conn.execute("set local client_min_messages = warning")  # no notices about objects that do not exist
             for statement in statements:
                 conn.execute(statement.encode())
     except psycopg.Error as error:
@@ -149,8 +149,8 @@ def _run(conn: psycopg.Connection, statements: tuple[str, ...], refused: tuple[s
 
 
 _REFUSED_TO_INSTALL = (
-    "event triggers can't be made, so changes of tables are found by looking at the catalog every few seconds",
-    "nothing has to be done; to hear of them at once, repeat this with a superuser as --admin-uri",
+    "event triggers can't be created, so changes of tables are found by reading the catalog every few seconds",
+    "nothing has to be done; to notice changes at once, repeat this with a superuser as --admin-uri",
 )
 _REFUSED_TO_REMOVE = (
     "the event triggers can't be removed",

@@ -13,7 +13,7 @@ from headwater.errors import HeadwaterError
 from headwater.oplog.lsn import Lsn
 from headwater.replication.errors import PoisonError, SchemaChangedError, SourceReplacedError
 from headwater.replication.recovery import Recovery
-from headwater.source.catalog.published import PublicationUnusable
+from headwater.source.catalog.publications import PublicationUnusable
 from headwater.source.connect import SourceUnreachable
 from headwater.source.slot import SlotError, SlotLostError
 from headwater.storage.contract.store import LeaseLostError

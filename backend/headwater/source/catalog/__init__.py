@@ -1,1 +1,1 @@
-"""What the catalog of a source says, in the form in which the stream describes it."""
+"""Reads a source's catalog: tables, publications, types, in the form in which the stream describes them."""

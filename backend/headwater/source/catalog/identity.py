@@ -1,7 +1,7 @@
-"""How the rows of a partitioned table that is published as one are told apart: each partition decides for itself.
+"""The replica identity of a partitioned table that is published as one table: each partition has its own.
 
-Setting the replica identity of a partitioned table does not reach its partitions, and new ones begin with the default.
-The stream describes the root, yet what it sends of an old row is what the row's partition has for an identity.
+Setting the replica identity of a partitioned table does not change its partitions, and new ones begin with the default.
+The stream describes the root, but the old rows that it sends have the columns of their partition's identity.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from headwater.oplog.change import ReplicaIdentity
 from headwater.source.catalog.leaves import TREE
 
 USABLE = "i.indisvalid and i.indisunique and i.indimmediate and i.indpred is null"
-"""What Postgres asks of an index `i` that is to identify rows, beside columns that are not null."""
+"""What Postgres demands of an index `i` that identifies rows, besides columns that are not null."""
 
 
 def identifies(table: str) -> str:
-    """SQL: whether rows of `table`, as pg_class has it, are told apart by the index `i`."""
+    """SQL: whether index `i` is the replica identity of `table`, a row of pg_class."""
     return (
         f"i.indrelid = {table}.oid and {USABLE} and case {table}.relreplident"
         " when 'd' then i.indisprimary when 'i' then i.indisreplident else false end"
@@ -28,7 +28,7 @@ def identifies(table: str) -> str:
 
 
 class Identity(NamedTuple):
-    """A replica identity, and the names of its columns; none unless an index gives them."""
+    """A replica identity, and the names of its columns: those of its index, else none."""
 
     kind: ReplicaIdentity
     key: frozenset[str]
@@ -47,7 +47,7 @@ from part join pg_class top on top.oid = part.root and top.relkind = 'p'
 
 
 def leaf_identities(conn: psycopg.Connection, oids: Sequence[int]) -> Mapping[int, Sequence[Identity]]:
-    """By oid of those of the tables that are partitioned, the different identities of their partitions."""
+    """By oid of each partitioned table, the different identities of its partitions."""
     found: dict[int, list[Identity]] = defaultdict(list)
     for root, kind, key in conn.execute(_LEAVES.encode(), {"oids": list(oids)}):
         identity = Identity(ReplicaIdentity(kind), frozenset(key))
@@ -57,8 +57,8 @@ def leaf_identities(conn: psycopg.Connection, oids: Sequence[int]) -> Mapping[in
 
 
 def told_apart(own: Identity, primary: frozenset[str], leaves: Iterable[Identity]) -> Identity | None:
-    """By what all rows of a partitioned table can be told apart: the columns of its own key, or of its primary key,
-    where each old row that comes has them. None where the partitions have nothing in common."""
+    """The identity that holds for all rows of a partitioned table: its own key, or its primary key, if every old row
+    that is streamed has these columns. None where the partitions have nothing in common."""
     identities = set(leaves)
     key = own.key or primary
     whole = {leaf for leaf in identities if leaf.kind is ReplicaIdentity.FULL}

@@ -1,4 +1,4 @@
-"""The tables that hold the rows of a table: itself, or its partitions."""
+"""Leaves: the tables that hold the rows of a published table. These are its partitions, or the table itself."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import psycopg
 @dataclass(frozen=True, slots=True)
 class Leaf:
     """A table that holds rows: the published table itself, or one partition of it. `pages` counts its 8 kB blocks,
-    `estimated_rows` its rows, both as the planner last knew them (0 when it never looked), or as of now where
-    `sizes.measured` was asked. `attached` changes when a partition is detached and attached again."""
+    `estimated_rows` its rows, both as the planner last knew them (0 when it never looked), or as of now from
+    `sizes.measured`. `attached` changes when a partition is detached and attached again."""
 
     oid: int
     schema: str
@@ -34,8 +34,8 @@ with recursive tree (root, oid) as (
     select tree.root, tree.oid from tree join pg_class c on c.oid = tree.oid and c.relkind <> 'p'
 )
 """
-"""SQL: `part` has the partitions of the tables `oids`, each with its root; a table without any is its own. Postgres'
-own function would wait for the lock of each."""
+"""SQL: `part` has the partitions of the tables `oids`, each with its root; a table without partitions has itself. The
+function of Postgres would wait for a lock on each."""
 
 
 def load_leaves(conn: psycopg.Connection, oids: Sequence[int]) -> dict[int, tuple[Leaf, ...]]:

@@ -1,4 +1,4 @@
-"""The tables that a sync config names, as the source has them, and those of them that no publication publishes."""
+"""The source's tables that a sync config names, and which of them no publication publishes."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from psycopg import sql
 from psycopg.rows import class_row
 
 from headwater.source.catalog.leaves import load_leaves
-from headwater.source.catalog.publications import load_publications, memberships
-from headwater.source.catalog.published import PublicationUnusable, published_tables
+from headwater.source.catalog.publications import PublicationUnusable, load_publications, memberships
+from headwater.source.catalog.published import published_tables
 from headwater.source.connect import SourceSettings
 from headwater.source.readiness.access import Reading, unreadable
 from headwater.source.readiness.finding import Finding
@@ -22,8 +22,8 @@ _NAMED = 10
 
 @dataclass(frozen=True, slots=True)
 class NamedTable:
-    """A table of the source. `kind` as in pg_class; `keyless` when nothing identifies its rows and nobody asked for
-    that; `ancestors` are the oids of the tables that it is a partition of."""
+    """A table of the source. `kind` is relkind of pg_class; `keyless`: nothing identifies its rows, though its replica
+    identity is not NOTHING or FULL; `ancestors` are the oids of the tables that it is a partition of."""
 
     oid: int
     schema: str
@@ -43,7 +43,7 @@ class NamedTable:
 
     @property
     def publishable(self) -> bool:
-        """Whether Postgres can publish it: no view, no foreign table, and logged."""
+        """Whether Postgres can publish it: not a view, a foreign table or an unlogged table."""
         return self.kind in "rp" and self.persistence == "p"
 
 
@@ -62,7 +62,7 @@ order by n.nspname, c.relname
 
 
 def all_tables(conn: psycopg.Connection) -> list[NamedTable]:
-    """What there is, views included."""
+    """All tables of the source, views included."""
     with conn.cursor(row_factory=class_row(NamedTable)) as cursor:
         return cursor.execute(_TABLES).fetchall()
 
@@ -70,20 +70,20 @@ def all_tables(conn: psycopg.Connection) -> list[NamedTable]:
 def named_tables(
     tables: Sequence[NamedTable], tag: str, patterns: Sequence[TablePattern], *, exact: bool = False
 ) -> list[NamedTable]:
-    """Those that the patterns name; with `exact`, by a name that is no wildcard."""
+    """The tables that the patterns name; with `exact`, only by patterns without wildcard."""
     wanted = [pattern for pattern in patterns if pattern.exact or not exact]
     return [table for table in tables if any(p.matches(tag, table.schema, table.name) for p in wanted)]
 
 
 def to_publish(tables: Sequence[NamedTable]) -> list[NamedTable]:
-    """Those that a publication has to list. A partition stands back where its root does."""
+    """The tables that a publication has to list. Partitions are left out where their root is listed."""
     usable = [table for table in tables if table.publishable]
     listed = {table.oid for table in usable}
     return [table for table in usable if not listed.intersection(table.ancestors)]
 
 
 def lacking(conn: psycopg.Connection, publications: Sequence[str], tables: Sequence[NamedTable]) -> list[NamedTable]:
-    """Those that none of the publications publishes, nor publishes as a part of another table."""
+    """The tables that no publication publishes, neither directly nor as partitions."""
     known = load_publications(conn, publications)
     if any(publication.all_tables for publication in known.values()):
         return []
@@ -92,28 +92,28 @@ def lacking(conn: psycopg.Connection, publications: Sequence[str], tables: Seque
 
 
 def listed(tables: Sequence[NamedTable]) -> sql.Composed:
-    """The tables as a statement on a publication lists them."""
+    """The tables as SQL, for a statement on a publication."""
     # ONLY: children by inheritance are tables of their own, published when the sync config names them
     names = [sql.SQL("{}" if table.kind == "p" else "ONLY {}").format(table.identifier) for table in tables]
     return sql.SQL(", ").join(names)
 
 
 def add_statement(conn: psycopg.Connection, publication: str, tables: Sequence[NamedTable]) -> str:
-    """What has a publication publish the tables, too."""
+    """The statement that adds the tables to a publication."""
     add = sql.SQL("ALTER PUBLICATION {} ADD TABLE {}").format(sql.Identifier(publication), listed(tables))
     return add.as_string(conn)
 
 
 def identity_statement(conn: psycopg.Connection, table: NamedTable) -> str:
-    """What has Postgres tell the rows of a table without a key apart."""
+    """The statement that gives a table without key a replica identity."""
     return sql.SQL("ALTER TABLE {} REPLICA IDENTITY FULL").format(table.identifier).as_string(conn)
 
 
 def unpublished_findings(
     conn: psycopg.Connection, settings: SourceSettings, patterns: Sequence[TablePattern]
 ) -> list[Finding]:
-    """What keeps rows of existing tables that the patterns name out of the stream, and names without a table. Nothing
-    while a publication is missing: that is another finding."""
+    """Why existing tables that the patterns name are not streamed, and patterns that match no table. Nothing while a
+    publication is missing, which is another finding."""
     if len(load_publications(conn, settings.publications)) < len(set(settings.publications)):
         return []
     named = [table for table in named_tables(all_tables(conn), settings.tag, patterns) if table.publishable]
@@ -124,8 +124,8 @@ def unpublished_findings(
 
 
 def lacking_statements(conn: psycopg.Connection, settings: SourceSettings) -> dict[int, tuple[str, ...]]:
-    """For every table of the source that no row would come from: the statements that mend that, by oid. Nothing where
-    the publications can't be used at all."""
+    """By oid, the statements that are needed to receive the rows of a table, where any are. Nothing where the
+    publications can't be used at all."""
     try:
         published = {table.relation.oid: Reading.of(table) for table in published_tables(conn, settings.publications)}
     except PublicationUnusable:
@@ -143,7 +143,7 @@ def lacking_statements(conn: psycopg.Connection, settings: SourceSettings) -> di
 
 
 def readings(conn: psycopg.Connection, tables: Sequence[NamedTable]) -> list[Reading]:
-    """What reading the tables takes."""
+    """What has to be readable for each table."""
     leaves = load_leaves(conn, [table.oid for table in tables]) if tables else {}
     return [Reading(table.oid, table.qualified_name, leaves.get(table.oid, ())) for table in tables]
 

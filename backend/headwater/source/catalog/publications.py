@@ -1,22 +1,23 @@
-"""The publications of a source, and which tables they have.
+"""The publications of a source, and the tables in them.
 
-Read from the catalog's tables alone. What Postgres has for functions tells the present, whatever a transaction's
-snapshot shows of the rest, and waits for whoever keeps a single one of the tables locked.
-"""
+Read only from the catalog's tables. The functions of Postgres show the present, not the transaction's snapshot, and
+wait for a lock on every table."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import psycopg
 from psycopg.rows import class_row
 
+from headwater.errors import HeadwaterError, Kind
+
 
 class Publication(NamedTuple):
-    """One row of pg_publication, with what it publishes. `made` is another when it was altered or made again."""
+    """One row of pg_publication. `made` changes when the publication is altered or created again."""
 
     name: str
     all_tables: bool
@@ -26,11 +27,18 @@ class Publication(NamedTuple):
     made: str
 
 
+class PublicationUnusable(HeadwaterError):
+    """The publications are missing, or contradict each other on a table."""
+
+    kind: ClassVar[Kind] = Kind.STOP
+    code: ClassVar[str] = "PSYNC_S1141"
+
+
 OPERATIONS = ("insert", "update", "delete", "truncate")
 
 
 def load_publications(conn: psycopg.Connection, names: Sequence[str]) -> dict[str, Publication]:
-    """Those of the named publications that exist."""
+    """By name, those of the publications that exist."""
     generated = "pubgencols::text = 's'" if conn.info.server_version >= 18_00_00 else "false"
     rows = conn.execute(
         f"""select pubname, puballtables, pubviaroot, {generated},
@@ -45,8 +53,8 @@ def load_publications(conn: psycopg.Connection, names: Sequence[str]) -> dict[st
 
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """One table in one publication. `columns` None stands for all that are published by default, `filtered` is a
-    digest of the row filter, None for all rows."""
+    """One table in one publication. `columns` None means all that are published by default; `filtered` is a digest of
+    the row filter, None for all rows."""
 
     oid: int
     publication: str
@@ -56,8 +64,8 @@ class Membership:
 
 _PUBLISHABLE = "c.relkind in ('r', 'p') and c.relpersistence = 'p' and c.oid >= 16384"
 
-# Tables are listed, or stand in a schema that is; a partitioned one stands for its leaves but where it is published as
-# one. One that belongs to a published schema has neither columns nor a filter of its own.
+# Tables are listed, or are in a listed schema. A partitioned table stands for its leaves, unless it is published as one
+# table. A table in a listed schema has no column list and no filter.
 _MEMBERS = f"""
 with recursive publication as (
     select oid, pubname, puballtables, pubviaroot from pg_publication where pubname = any(%(names)s)
@@ -98,7 +106,7 @@ _ENTRY = """
                     where s.pnpubid = p.oid and c.oid = member.oid)
 """
 
-# What later versions have beside, such as tables that are excepted, they have to say themselves.
+# Later versions may have more, such as excepted tables, so their own function is used.
 _TOLD = """
 select published.relid::int8 as oid, p.pubname as publication, published.attrs::int2[]::int4[] as columns,
        md5(published.qual::text) as filtered
@@ -107,11 +115,11 @@ where p.pubname = any(%(names)s) order by p.pubname
 """
 
 _KNOWN = 18
-"""The newest major version of Postgres of whose catalog this knows all there is."""
+"""The newest major version of Postgres whose catalog `_MEMBERS` covers."""
 
 
 def memberships(conn: psycopg.Connection, publications: Sequence[str]) -> dict[int, list[Membership]]:
-    """By oid, how each table stands in the publications. A partition may be there beside what it is a partition of."""
+    """By oid, the publications of each table. A partition may be included besides its root."""
     members: dict[int, list[Membership]] = defaultdict(list)
     with conn.cursor(row_factory=class_row(Membership)) as cursor:
         cursor.execute(_members_query(conn.info.server_version // 10_000).encode(), {"names": list(publications)})

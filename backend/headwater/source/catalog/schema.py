@@ -1,5 +1,5 @@
-"""The tables of a source as data that rules can be compared with: all that the role sees, published or not, each with
-the statements that it lacks for its rows to come."""
+"""The tables of a source as data for checking rules: all that the role can see, published or not, each with the
+statements that are still needed to receive its rows."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""What a table's content depends on apart from its rows, as text that a store keeps beside them.
+"""The shape of a table: what its content depends on apart from its rows, as text that a store keeps with them.
 
-Some changes count only together. A column's catalog row is written anew by an ALTER TYPE … USING that leaves name and
-type as they are, but also by SET DEFAULT, SET STATISTICS, GRANT and the like, which change no value; rows lie elsewhere
-after such an ALTER TYPE, but also after TRUNCATE and VACUUM FULL, of which the stream says what there is to say. Where
-values change without a word in the stream, it is either both, or something else that is seen by itself.
+Some changes count only together. ALTER TYPE … USING can change values without changing a column's name and type. It
+rewrites the column's catalog row, but so do SET DEFAULT, SET STATISTICS and GRANT, which change no value. It also moves
+the rows to another file, but so do TRUNCATE and VACUUM FULL, which the stream covers. So only both together mean that
+values may have changed unseen. Every other unseen change shows by itself.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import orjson
 
 
 class LeafShape(NamedTuple):
-    """`what` a table that holds rows is, as a digest, and `where` its rows lie (`relfilenode`)."""
+    """A table that holds rows: `what` is a digest of its definition, `where` the file of its rows (`relfilenode`)."""
 
     what: str
     where: int
@@ -25,9 +25,9 @@ class LeafShape(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """`definition` is a digest of what counts by itself, `columns` one of who wrote the columns' catalog rows. `leaves`
-    are the tables that hold the rows, by oid. `pinned` says that it counts by itself where rows lie, since the stream
-    does not have every TRUNCATE."""
+    """`definition` is a digest of what counts by itself, `columns` of the versions (xmin) of the columns' catalog rows.
+    `leaves` are the tables that hold the rows, by oid. `pinned`: another file counts by itself, since the stream does
+    not have every TRUNCATE."""
 
     definition: str
     columns: str
@@ -46,7 +46,7 @@ class Shape:
 
 
 def followed_on(then: str, now: str) -> bool:
-    """Whether rows that were stored under one shape can be followed by the stream under another."""
+    """Whether the stream continues rows that were stored under the shape `then`, if the table has the shape `now`."""
     if then == now:
         return True
     before, after = _decoded(then), _decoded(now)
@@ -59,7 +59,7 @@ def followed_on(then: str, now: str) -> bool:
 
 
 def attached(then: str, now: str) -> frozenset[int]:
-    """The oids of the leaves that came, where nothing else is different; none otherwise."""
+    """The oids of leaves that are new, if nothing else changed; else none."""
     before, after = _decoded(then), _decoded(now)
     if before is None or after is None or not _alike(before, after):
         return frozenset()
@@ -68,19 +68,19 @@ def attached(then: str, now: str) -> frozenset[int]:
 
 
 def files(shape: str) -> frozenset[int]:
-    """Where rows lay (`relfilenode`) when a shape was seen; nothing where that is not told."""
+    """The files (`relfilenode`) in which rows were at the time of a shape; none for a shape of an earlier version."""
     known = _decoded(shape)
     return frozenset() if known is None else frozenset(leaf.where for leaf in known.leaves.values())
 
 
 def leaf_oids(shape: str) -> frozenset[int]:
-    """The tables that held the rows when a shape was seen; nothing where that is not told."""
+    """The oids of the tables that held the rows at the time of a shape; none for a shape of an earlier version."""
     known = _decoded(shape)
     return frozenset() if known is None else frozenset(known.leaves)
 
 
 def same_columns(then: str, now: str) -> bool:
-    """Whether nobody wrote the columns' catalog rows between two shapes."""
+    """Whether the columns' catalog rows were not written between two shapes."""
     before, after = _decoded(then), _decoded(now)
     return before is not None and after is not None and before.columns == after.columns
 
@@ -94,7 +94,7 @@ def _tables(shape: Shape) -> dict[int, str]:
 
 
 def _decoded(text: str) -> Shape | None:
-    """None for what is not the text of a shape, as with a store that an earlier version has written."""
+    """None for a text of another format, as earlier versions wrote it."""
     try:
         parts = orjson.loads(text)
         leaves = {int(oid): LeafShape(what, where) for oid, (what, where) in parts["leaves"].items()}
@@ -104,5 +104,5 @@ def _decoded(text: str) -> Shape | None:
 
 
 def digest(*parts: object) -> str:
-    """Of anything whose representation says all there is to it."""
+    """A digest of values, by their `repr`."""
     return hashlib.sha256(repr(parts).encode()).hexdigest()

@@ -1,6 +1,6 @@
-"""How large tables are, asked of those only that are to be read: Postgres waits for the lock of each.
+"""The sizes of tables, only asked for tables that are read whole: Postgres waits for a lock on each.
 
-Where somebody keeps one locked, the planner's guess has to do for all.
+If one of them is locked, the planner's estimates are used for all.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from pg_class c where c.oid = any(%s::oid[])
 
 
 def measured(source: SourceSettings, tables: Sequence[PublishedTable]) -> list[PublishedTable]:
-    """The tables with the sizes that they have now, and the planner's guess of their rows brought to these. Raises what
-    `connect` does."""
+    """The tables with their present sizes, and the planner's estimates of rows scaled to these. Raises what `connect`
+    raises."""
     oids = [leaf.oid for table in tables for leaf in table.leaves]
     with connect(source, application_name="headwater sizes", patient=True) as conn:
         conn.execute("set lock_timeout = '2s'")
@@ -35,5 +35,5 @@ def measured(source: SourceSettings, tables: Sequence[PublishedTable]) -> list[P
 
 
 def _sized(leaf: Leaf, pages: int, known: int) -> Leaf:
-    """`known` is how many pages the planner's guess is for."""
+    """`known` is the number of pages that the planner's estimate is for."""
     return replace(leaf, pages=pages, estimated_rows=leaf.estimated_rows * pages // known if known else 0)

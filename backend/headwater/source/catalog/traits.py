@@ -1,7 +1,7 @@
-"""What else a table's content depends on: how it came into its publications, and what the types of its columns are.
+"""Catalog entries that also belong to a table's shape: those that publish it, and the definitions of its types.
 
-A table can leave a publication and come back between two looks, and rows written meanwhile are nowhere in the stream.
-So it is not enough that the same is published: it has to be by the same entries of the catalog.
+A table can be removed from a publication and added again between two looks, and rows written meanwhile are not in the
+stream. So the same table has to be published by the same catalog entries.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import psycopg
 
 
 class Standing(NamedTuple):
-    """The partitioned tables above a table, and the entries of the catalog that have it published."""
+    """The oids of the partitioned tables above a table, and the catalog entries that publish it."""
 
     ancestors: frozenset[int]
     entries: tuple[str, ...]
 
 
-# A table in a schema that is published depends on the schema by an entry that a move there and back makes anew.
+# The dependency of a table on its schema is a new entry after the table was moved to another schema and back.
 _STANDING = """
 with recursive path (oid, relid) as (
     select t, t from unnest(%(oids)s::oid[]) t
@@ -50,16 +50,16 @@ _BY_SCHEMA = """
 
 
 def standing(conn: psycopg.Connection, oids: Sequence[int], publications: Sequence[str]) -> Mapping[int, Standing]:
-    """By oid, how each of the tables stands in the publications."""
+    """The standing of each table, by oid."""
     query = _STANDING.format(schemas=_BY_SCHEMA if conn.info.server_version >= 15_00_00 else "")
     rows = conn.execute(query.encode(), {"oids": list(oids), "names": list(publications)}).fetchall()
     return {oid: Standing(frozenset(ancestors), tuple(entries)) for oid, ancestors, entries in rows}
 
 
-# The text of every row changes with the label of an enum value or the attributes of a composite type, without a trace
-# in the table itself. A label that was renamed and renamed back leaves its xmin, for rows may have been streamed with
-# the other one. An attribute needs none: its values can't be changed in place, and its xmin changes with a default of
-# the table whose rows are the type. What comes with Postgres stays.
+# Renaming an enum label, or altering a composite type, changes the text of rows, but no catalog row of the table. The
+# xmin of a label counts, since it may have been renamed and renamed back, and rows streamed in between. That of an
+# attribute does not: its values can't be changed in place, and its xmin changes with a column default of the table
+# whose row type it is. Built-in types (oids below 16384) never change.
 _DEFINITIONS = """
 with recursive part (root, oid) as (
     select t, t from unnest(%(oids)s::oid[]) t where t >= 16384
@@ -99,13 +99,13 @@ group by part.root
 
 
 class TypeDefinition(NamedTuple):
-    """A digest of what enums and composite types are within a type; `former` as earlier versions made it."""
+    """A digest of the enums and composite types within a type; `former` is the digest of earlier versions."""
 
     content: str
     former: str
 
 
 def type_definitions(conn: psycopg.Connection, oids: Iterable[int]) -> Mapping[int, TypeDefinition]:
-    """By oid, what is within these types; none for a type without enums and composite types."""
+    """By oid, the definitions within these types. Types without enums and composite types are left out."""
     rows = conn.execute(_DEFINITIONS, {"oids": sorted(set(oids))}).fetchall()
     return {oid: TypeDefinition(*digests) for oid, *digests in rows}

@@ -1,7 +1,7 @@
-"""Expressions of the catalog in words, which only Postgres has, and only for tables that nobody keeps locked.
+"""The text of expressions in the catalog. Only Postgres can produce it, and it needs a lock on the table.
 
-Everything else that is to be known of a table is read without a lock: one that is altered for hours, or stands in a
-queue behind somebody, holds up nothing but itself.
+Everything else about a table is read without a lock. So a table that is being altered for hours, or waits for another
+lock, delays only itself.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ _PAUSE = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """`generated` by table and column number, `filters` by table and publication. Tables that are `locked` have
-    neither."""
+    """Texts of expressions: `generated` by table and column number, `filters` by table and publication. Tables in
+    `locked` have neither."""
 
     generated: Mapping[tuple[int, int], str] = field(default_factory=dict)
     filters: Mapping[tuple[int, str], str] = field(default_factory=dict)
@@ -43,7 +43,7 @@ where r.prrelid = any(%(oids)s::oid[]) and r.prqual is not null
 
 
 def in_words(conn: psycopg.Connection, publications: Sequence[str], oids: Collection[int]) -> Words:
-    """The expressions of these tables. Where it is not told at once, whoever keeps tables locked keeps those."""
+    """The expressions of these tables. Does not wait for locked tables."""
     asked, locked = set(oids), set[int]()
     query = _GENERATED + (_FILTERS if conn.info.server_version >= 15_00_00 else "")
     for _ in range(_ROUNDS):
@@ -65,7 +65,7 @@ def in_words(conn: psycopg.Connection, publications: Sequence[str], oids: Collec
 
 
 def locked_tables(conn: psycopg.Connection, oids: Collection[int]) -> frozenset[int]:
-    """Those of the tables that can't be read because of somebody who has them locked, or waits for that."""
+    """Those of the tables that can't be read, since another session holds or awaits an exclusive lock."""
     rows = conn.execute(
         """select distinct relation::int8 from pg_locks
            where locktype = 'relation' and mode = 'AccessExclusiveLock' and pid is distinct from pg_backend_pid()
@@ -77,7 +77,7 @@ def locked_tables(conn: psycopg.Connection, oids: Collection[int]) -> frozenset[
 
 
 def kept_locked(conn: psycopg.Connection, oids: Collection[int], seconds: float) -> frozenset[int]:
-    """Those of the tables that are locked for longer than that, each time that it is looked."""
+    """Those of the tables that are found locked at every look for so many seconds."""
     deadline = time.monotonic() + seconds
     locked = locked_tables(conn, oids) if oids else frozenset()
     while locked and time.monotonic() < deadline:

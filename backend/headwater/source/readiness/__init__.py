@@ -1,1 +1,1 @@
-"""Whether a source allows what we need, and what makes it."""
+"""Checks whether a source allows replication, and prepares it."""

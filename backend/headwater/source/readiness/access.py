@@ -1,4 +1,4 @@
-"""Whether we may read tables, whole; and where not, the SQL by which somebody else lets us."""
+"""Checks whether we may read all rows of tables, with the SQL that grants missing rights."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from headwater.source.readiness.finding import Finding
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What reading a table takes: its leaves, and of each these columns (None: all)."""
+    """What has to be readable of a table: these columns (None: all) of each of its leaves."""
 
     oid: int
     name: str
@@ -29,7 +29,7 @@ class Reading:
 
 
 def unreadable(conn: psycopg.Connection, tables: Sequence[Reading]) -> dict[int, tuple[Finding, ...]]:
-    """By oid, the tables that we can't read and what each of them lacks."""
+    """By oid, the tables that we can't read, and the findings that say what each lacks."""
     if not tables:
         return {}
     rights = _rights(conn, [leaf.oid for table in tables for leaf in table.leaves])
@@ -49,7 +49,7 @@ def unreadable(conn: psycopg.Connection, tables: Sequence[Reading]) -> dict[int,
 
 
 def _rights(conn: psycopg.Connection, oids: list[int]) -> dict[int, tuple[bool, bool, bool]]:
-    """By oid: USAGE of the schema, SELECT, and whether row-level security is at work."""
+    """By oid: USAGE of the schema, SELECT, and whether row-level security applies."""
     rows = conn.execute(
         """select c.oid::int8, has_schema_privilege(n.oid, 'USAGE'),
                   has_table_privilege(c.oid, 'SELECT'), row_security_active(c.oid)
@@ -60,7 +60,7 @@ def _rights(conn: psycopg.Connection, oids: list[int]) -> dict[int, tuple[bool, 
 
 
 def _may_select(conn: psycopg.Connection, leaf: Leaf, columns: tuple[str, ...] | None) -> bool:
-    """Whether we have the right column by column."""
+    """Whether SELECT is granted on the columns."""
     row = conn.execute(
         """select coalesce(bool_and(has_column_privilege(attrelid, attnum, 'SELECT')), false) from pg_attribute
            where attrelid = %s and attnum > 0 and not attisdropped and (%s::text[] is null or attname = any(%s))""",

@@ -1,4 +1,5 @@
-"""What a source must allow before anything is read from it: settings, rights, slots. Every finding names its remedy."""
+"""Checks what a source must allow before it is read: settings, rights, slots, publications. Findings name the
+remedy."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ from headwater_rules.plan import TablePattern
 _NAMED = 10
 _RESTART = " and restart Postgres"
 SPARED = frozenset({"HW_2018", "HW_2030", "PSYNC_S1145"})
-"""Codes of fatal findings that keep the rows of one table from devices: all others are served."""
+"""Codes of fatal findings that concern one table only: all other tables are served."""
 SLOTS = 2  # the stream's own, and a temporary one that a re-sync needs
 
 
@@ -47,19 +48,16 @@ class SourceNotReady(HeadwaterError):
 def check_source(
     conn: psycopg.Connection, settings: SourceSettings, patterns: Sequence[TablePattern] | None = None
 ) -> list[Finding]:
-    """`source_findings`, of which it returns those that are worth a warning.
-
-    Raises SourceNotReady with all that are fatal.
-    """
+    """`source_findings`, if all of them are warnings. Raises SourceNotReady with the fatal ones."""
     return raise_if_fatal(source_findings(conn, settings, patterns), settings)
 
 
 def source_findings(
     conn: psycopg.Connection, settings: SourceSettings, patterns: Sequence[TablePattern] | None = None
 ) -> list[Finding]:
-    """Everything that replication needs of the source and does not find, publications and their tables included.
+    """Everything that replication needs and the source lacks, publications and their tables included.
 
-    With `patterns` only tables that match one are looked at, and those are missed that are not published.
+    With `patterns`, only matching tables are checked, and there are findings for those that are not published.
     """
     findings = server_findings(conn, settings)
     usable = publication_findings(conn, settings)
@@ -80,7 +78,7 @@ def raise_if_fatal(findings: Sequence[Finding], settings: SourceSettings) -> lis
 
 
 def server_findings(conn: psycopg.Connection, settings: SourceSettings) -> list[Finding]:
-    """Version, wal_level, the right to replicate, and free slots and senders for what is still to be made."""
+    """Version, wal_level, the right to replicate, and free slots and WAL senders."""
     if conn.info.server_version < 14_00_00:
         return [Finding("HW_2011", f"Postgres {_version(conn)} is too old", "upgrade it to 14 or newer")]
     if _value(conn, "select pg_is_in_recovery()"):
@@ -109,7 +107,7 @@ def publication_findings(conn: psycopg.Connection, settings: SourceSettings) -> 
 
 
 def unseen_findings(conn: psycopg.Connection, tables: Sequence[PublishedTable]) -> list[Finding]:
-    """The warnings for tables some of whose changes no publication publishes."""
+    """Warnings for tables with changes that no publication publishes."""
     partly = [table for table in tables if table.unseen and not table.mixed]
     names = sorted({name for table in partly for name in table.publications})
     known = load_publications(conn, names) if names else {}
@@ -131,8 +129,8 @@ def unseen_findings(conn: psycopg.Connection, tables: Sequence[PublishedTable]) 
 
 
 def table_findings(conn: psycopg.Connection, tables: Sequence[PublishedTable]) -> list[Finding]:
-    """Whether we may read each table, whole; which changes of it are not published; and which tables refuse updates
-    because they lack an identity."""
+    """Which tables we may not read, which changes are not published, and which tables refuse updates because they lack
+    a replica identity."""
     barred = unreadable(conn, [Reading.of(table) for table in tables])
     rights = dict.fromkeys(finding for findings in barred.values() for finding in findings)
     keyless = [keyless_finding(conn, table) for table in tables if _lost_identity(table)]
@@ -152,7 +150,7 @@ def mixed_finding(table: PublishedTable) -> Finding:
 
 
 def generated_findings(conn: psycopg.Connection, table: PublishedTable) -> list[Finding]:
-    """What is wrong with generated columns: one that identifies rows, or that nobody here can compute."""
+    """Findings about generated columns that identify rows, or that can't be computed."""
     findings = []
     if table.unsent_key:
         error = unsent_key_error(table)
@@ -191,7 +189,7 @@ def keyless_finding(conn: psycopg.Connection, table: PublishedTable) -> Finding:
 
 
 def _listed(names: Sequence[str]) -> str:
-    """The first of them, for one line."""
+    """The first names, for one line."""
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
     return ", ".join(names[:_NAMED]) + more
 
@@ -202,7 +200,7 @@ def _wanted(table: PublishedTable, tag: str, patterns: Sequence[TablePattern] | 
 
 
 def _lost_identity(table: PublishedTable) -> bool:
-    """No identity, though nobody asked for none and Postgres is to publish updates or deletes."""
+    """Whether a table has no identity, though it was not set to NOTHING and its updates or deletes are published."""
     relation = table.relation
     if table.mixed or {"update", "delete"} <= {*table.unseen}:
         return False

@@ -1,4 +1,4 @@
-"""Something about a source that is not as it should be."""
+"""Findings: problems of a source, with their remedies."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What is wrong and what to do about it; a fatal one keeps rows from devices. `sql` are the statements that mend
-    it, to be copied, where statements do."""
+    """What is wrong and how to fix it. A fatal finding keeps rows from devices. `sql` has the statements that fix it,
+    if any do, to be copied."""
 
     code: str
     what: str
@@ -21,5 +21,5 @@ class Finding:
 
     @classmethod
     def lacking(cls, code: str, what: str, statement: str, how: str = "") -> Finding:
-        """A fatal one that one statement mends; `how` says how to run it."""
+        """A fatal finding that one statement fixes; `how` says how to run it."""
         return cls(code, what, f"run {statement}{how}", sql=(statement,))

@@ -1,5 +1,5 @@
-"""What may come to harm in a source while it is followed: log that is held back or about to go, changes that the
-stream does not carry, tables whose own updates fail. Each finding names its remedy; the numbers stand beside it.
+"""Checks a source while it is followed: log that slots hold back or are about to lose, changes that are not published,
+tables that refuse updates. Findings name the remedy.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from headwater.source.triggers import triggers_on
 from headwater_rules.plan import TablePattern
 
 _HELD_BY_OTHERS = 1 << 30
-"""Bytes of log that a slot nobody reads may hold before it is spoken of: a standby may be away for a moment."""
+"""Bytes of log that an unread slot may hold before there is a finding: a standby may be away for a moment."""
 
 
 @dataclass(frozen=True, slots=True)
 class SlotHealth:
-    """Our slot, sizes in bytes. `behind` is what the store does not have yet, `held` what the server keeps because of
-    the slot. With a `limit`, the slot is lost after another `left`. `xmin_age` counts transactions since the oldest
-    that the slot keeps catalog rows of; at `xmin_limit` Postgres begins to vacuum for its life."""
+    """Our slot, sizes in bytes. `behind` is the log that the store does not have yet, `held` what the server keeps
+    because of the slot. With a `limit`, the slot is lost after another `left`. `xmin_age` is the age, in transactions,
+    of the oldest catalog rows that the slot keeps; from `xmin_limit` on, Postgres forces a vacuum."""
 
     name: str
     wal_status: str
@@ -44,8 +44,8 @@ class SlotHealth:
 
 @dataclass(frozen=True, slots=True)
 class SourceHealth:
-    """One look. `log_end` is where the log ended, `confirmed` up to where the store is known to have it, `flush_lag`
-    what Postgres says of the time in between (0 when it says nothing)."""
+    """One check. `log_end` is the end of the log, `confirmed` the position up to which the store has it, `flush_lag`
+    the time in between in seconds, as Postgres measures it (0 when it does not)."""
 
     slot: SlotHealth | None
     findings: tuple[Finding, ...]
@@ -102,10 +102,10 @@ def slot_health(conn: psycopg.Connection, name: str) -> SlotHealth | None:
 
 
 def slot_findings(conn: psycopg.Connection, name: str, slot: SlotHealth | None) -> list[Finding]:
-    """What our slot runs out of, and slots of others that hold back log, catalog rows or a free place."""
+    """Findings about our slot's limits, and about unread slots of others that hold back log."""
     findings = [] if slot is None else [*_budget(slot), *_age(slot)]
     if (slot is None or not slot.active) and _commits_wait_for(conn, name):
-        what = "commits at the source wait for Headwater, which does not follow the stream"
+        what = "commits at the source wait for Headwater, which is not following the stream"
         findings.append(Finding("HW_2025", what, _LET_GO))
     forgotten = conn.execute(
         "select slot_name::text from pg_replication_slots where not active and not temporary and slot_name <> %s"
@@ -120,7 +120,7 @@ def slot_findings(conn: psycopg.Connection, name: str, slot: SlotHealth | None) 
 
 
 _LET_GO = (
-    "start Headwater; or let commits go at once: ALTER SYSTEM SET synchronous_standby_names = '' and"
+    "start Headwater; or stop commits from waiting: ALTER SYSTEM SET synchronous_standby_names = '' and"
     " SELECT pg_reload_conf(); a first start and a lost slot need that"
 )
 

@@ -1,6 +1,6 @@
-"""Makes a source ready: the publication, its tables, and the rights to read them, as far as our own rights go.
+"""Prepares a source: the publication, its tables, and the rights to read them, as far as our own rights allow.
 
-Everything is safe to repeat: what is there already is left alone, and nothing is ever taken away.
+Everything can be repeated: what exists is left alone, and nothing is ever removed.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from headwater_rules.plan import TablePattern
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """What `prepare` did, each as the SQL that it ran; what it left for somebody to look at; and what is published."""
+    """The SQL that `prepare` ran, the warnings that are left, and the tables that are published."""
 
     done: tuple[str, ...]
     warnings: tuple[Finding, ...]
@@ -44,14 +44,14 @@ class Prepared:
 
 
 class NotAllowed(HeadwaterError):
-    """The tables can't be published as asked for; the fix says how they can."""
+    """The tables can't be published as requested; the fix says how they can."""
 
     kind: ClassVar[Kind] = Kind.STOP
     code: ClassVar[str] = "HW_2004"
 
 
 class MoreRightsNeeded(SourceNotReady):
-    """Our rights do not reach. Ends with all that is missing as SQL, for somebody who may run it."""
+    """Our rights are not enough. The message ends with the missing SQL, for somebody who may run it."""
 
     def __str__(self) -> str:
         statements = [statement for finding in self.findings for statement in finding.sql]
@@ -59,7 +59,7 @@ class MoreRightsNeeded(SourceNotReady):
 
 
 def sql_block(statements: Iterable[str]) -> str:
-    """Statements to be copied, each on a line."""
+    """Statements for a person to copy, each on a line."""
     restart = "  -- takes effect when Postgres is restarted"
     return "\n".join(f"{each};{restart if each.startswith('ALTER SYSTEM') else ''}" for each in statements)
 
@@ -76,8 +76,8 @@ def prepare(
     The SQL runs as `admin`, or else as the role of `settings`, which must then own the tables. A table without a key
     is published only with `append_only`, because Postgres refuses updates and deletes of it from then on.
 
-    Raises MoreRightsNeeded with all that neither may do; NotAllowed when tables can't be published; SourceNotReady,
-    SourceUnreachable or SourceRefused.
+    Raises MoreRightsNeeded with the SQL that the role may not run; NotAllowed when tables can't be published;
+    SourceNotReady, SourceUnreachable or SourceRefused.
     """
     with connect(settings) as ours, connect(admin or settings, patient=True) as conn:
         before = _missing(ours, conn, settings, tables, append_only=append_only)
@@ -97,7 +97,7 @@ def missing_sql(
     admin: SourceSettings | None = None,
     append_only: bool = False,
 ) -> tuple[str, ...]:
-    """All that the source lacks, as statements; nothing is run. For the rest see `prepare`."""
+    """The statements that `prepare` would run or ask for. Raises what `prepare` raises, but for MoreRightsNeeded."""
     with connect(settings) as ours, connect(admin or settings) as conn:
         found = _missing(ours, conn, settings, tables, append_only=append_only)
     return (*(statement for finding in found.findings for statement in finding.sql), *found.statements)
@@ -105,7 +105,7 @@ def missing_sql(
 
 @dataclass(frozen=True, slots=True)
 class _Missing:
-    """What a source lacks: statements of ours, and findings that a person has to decide on."""
+    """What a source lacks: statements for us to run, and findings that a person has to decide on."""
 
     findings: tuple[Finding, ...]
     statements: tuple[str, ...]
@@ -120,7 +120,7 @@ def _missing(
     append_only: bool,
 ) -> _Missing:
     server = server_findings(ours, settings)
-    raise_if_fatal([finding for finding in server if not finding.sql], settings)  # no statement mends these
+    raise_if_fatal([finding for finding in server if not finding.sql], settings)  # no statement fixes these
     there = all_tables(conn)
     if patterns is not None:
         _refuse_unpublishable(settings, named_tables(there, settings.tag, patterns, exact=True))
@@ -134,13 +134,14 @@ def _missing(
 
 
 def _publication(conn: psycopg.Connection, settings: SourceSettings, missing: Sequence[NamedTable] | None) -> list[str]:
-    """What has every table in one of the publications (None: all there will ever be); new ones go into the first."""
+    """The statements that add the missing tables to the first publication (None: that publish all present and future
+    tables)."""
     known = load_publications(conn, settings.publications)
     name = settings.publications[0]
     if any(publication.all_tables for publication in known.values()):
         missing = ()
     if name not in known:
-        # Through the root a partitioned table is one table, whatever its partitions are today.
+        # Published through its root, a partitioned table is one table, whatever its partitions are
         target = sql.SQL("FOR ALL TABLES") if missing is None else sql.SQL("FOR TABLE {}").format(listed(missing))
         if missing is not None and not missing:
             target = sql.SQL("")
@@ -161,7 +162,7 @@ def _rights(
     settings: SourceSettings,
     wanted: Sequence[NamedTable],
 ) -> tuple[list[Finding], list[str]]:
-    """What keeps our role from reading the tables: what a superuser has to decide on, and the grants."""
+    """What our role needs to read the tables: findings for a superuser to decide on, and grants."""
     known = load_publications(ours, settings.publications)
     published = published_tables(ours, [name for name in settings.publications if name in known])
     columns = {table.relation.oid: Reading.of(table) for table in published}
@@ -216,7 +217,7 @@ def _refuse_keyless(
 
 
 def _run(conn: psycopg.Connection, settings: SourceSettings, statement: str) -> bool:
-    """Whether it was run; not, where the right is missing."""
+    """Run a statement. Returns False when the right is missing."""
     try:
         conn.execute(statement.encode())
     except psycopg.errors.InsufficientPrivilege:
@@ -232,5 +233,5 @@ def _refused(conn: psycopg.Connection, statements: tuple[str, ...]) -> list[Find
         return []
     what = f'role "{conn.info.user}" may not run all that is needed'
     return [
-        Finding("HW_2004", what, "have somebody with the right run what follows, or pass --admin-uri", sql=statements)
+        Finding("HW_2004", what, "have somebody with the rights run the SQL below, or pass --admin-uri", sql=statements)
     ]

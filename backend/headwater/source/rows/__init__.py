@@ -1,1 +1,1 @@
-"""Rows of a source that are asked for one by one."""
+"""Reads single rows of a source."""

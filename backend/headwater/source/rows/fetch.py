@@ -1,4 +1,4 @@
-"""Reading single rows from the source, where the stream left a TOASTed value out that nobody here has."""
+"""Reads single rows from the source, for TOASTed values that the stream left out and the store does not have."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _VISIBLE_PAUSE = 0.005
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """Rows as they are in the source, and a position at or after everything that they show."""
+    """Present rows of the source. `seen` is a position not before any commit that they show."""
 
     rows: list[tuple[str | None, ...]]
     seen: Lsn
@@ -33,14 +33,14 @@ class Fetched:
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """Schema and name of tables by oid, None where there is none any more, and a position at or after everything that
-    gave them these."""
+    """Schema and name of tables by oid, None for a table that is gone. `seen` is a position not before any commit that
+    gave them these names."""
 
     by_oid: Mapping[int, tuple[str | None, str | None]]
     seen: Lsn
 
 
-# The position is asked for after the snapshot is taken by which the names are read
+# The position is read after the statement's snapshot was taken
 _NAMES = """
 select t::int8, n.nspname, c.relname, pg_current_wal_insert_lsn()::text
 from unnest(%s::oid[]) t left join pg_class c on c.oid = t left join pg_namespace n on n.oid = c.relnamespace
@@ -48,16 +48,16 @@ from unnest(%s::oid[]) t left join pg_class c on c.oid = t left join pg_namespac
 
 
 def own_rows(relation: Relation) -> sql.Composed:
-    """A condition on rows that are read from a table by its name: they are its own, or those of its partitions. What
-    stands in a table that inherits from it is another table's to the stream."""
+    """A condition for reading a table by its name: only its own rows, or those of its partitions. Rows of a table that
+    inherits from it are another table's in the stream."""
     return sql.SQL("({0} = tableoid or exists (select from pg_class where oid = {0} and relkind = 'p'))").format(
         sql.Literal(relation.oid)
     )
 
 
 class RowFetcher:
-    """Fetches rows by key over one connection, made when first needed. `generated` computes what rows lack of theirs,
-    over another: neither waits for the other's statement."""
+    """Fetches rows by key over one connection, opened when first needed. `generated` computes generated columns over
+    another, so that neither waits for the other."""
 
     def __init__(self, settings: SourceSettings) -> None:
         self._settings = settings
@@ -65,11 +65,11 @@ class RowFetcher:
         self._conn: psycopg.Connection | None = None
 
     def fetch(self, relation: Relation, keys: Sequence[Sequence[Cell]], files: Collection[int] = ()) -> Fetched | None:
-        """The rows that have these keys now. None when another table has the relation's name, or this one has other
-        columns by now, or its rows do not lie in `files` any more, or somebody keeps it locked.
+        """The rows that have these keys now. None when another table has the relation's name, when its columns changed,
+        when its rows are not in `files` any more, or when it is locked for longer than a second.
 
-        Each of `keys` has the relation's columns, of which those of its identity count. Asks the source to log a
-        message after the position that is returned, so that even an idle stream passes it.
+        Each of `keys` has all of the relation's columns, of which those of its identity count. Writes a message to the
+        source's log after the position that is returned, so that even an idle stream passes it.
         """
         try:
             conn = self._connection()
@@ -89,7 +89,7 @@ class RowFetcher:
         return Fetched(rows, parse_lsn(position))
 
     def names(self, oids: Collection[int]) -> Names:
-        """What these tables are called now."""
+        """The present names of these tables."""
         try:
             rows = self._connection().execute(_NAMES, [list(oids)]).fetchall()
         except psycopg.Error as error:
@@ -98,10 +98,10 @@ class RowFetcher:
         return Names({oid: (schema, name) for oid, schema, name, _ in rows}, parse_lsn(rows[0][3]))
 
     def wait_until_visible(self, xids: Sequence[int]) -> bool:
-        """Wait until others see what these transactions did; False when that takes longer than _VISIBLE_SECONDS.
+        """Wait until these transactions are visible to other sessions. False when that takes longer than a second.
 
-        A commit is in the stream a moment before others can see it. One that waits for a synchronous standby is so
-        until then; the standby it waits for may even be this stream.
+        A commit is in the stream a moment before it is visible. One that waits for a synchronous standby is not visible
+        until then, and that standby may be this stream.
         """
         deadline = time.monotonic() + _VISIBLE_SECONDS
         while self._unseen(xids):
@@ -111,7 +111,7 @@ class RowFetcher:
         return True
 
     def _unseen(self, xids: Sequence[int]) -> bool:
-        # A transaction holds the lock on its own id until everybody sees it
+        # A transaction holds the lock on its own id until it is visible
         query = (
             "select exists (select from pg_locks where locktype = 'transactionid' and granted"
             " and transactionid = any(%s::text[]::xid[]))"
@@ -126,7 +126,7 @@ class RowFetcher:
     def _connection(self) -> psycopg.Connection:
         if self._conn is None:
             self._conn = connect(self._settings, application_name="headwater fetch")
-            self._conn.execute(f"set lock_timeout = '{_LOCKED_SECONDS}s'")  # the whole stream waits meanwhile
+            self._conn.execute(f"set lock_timeout = '{_LOCKED_SECONDS}s'")  # the stream waits meanwhile
         return self._conn
 
     def close(self) -> None:
@@ -142,13 +142,13 @@ class RowFetcher:
 def _rows(
     conn: psycopg.Connection, relation: Relation, keys: Sequence[Sequence[Cell]], files: Collection[int]
 ) -> list[tuple[str | None, ...]] | None:
-    """None when another table has the name, or its rows were rewritten. That has to be told by the statement that reads
-    them: the name can go over to another table between two."""
+    """None when another table has the name, or the rows were rewritten. The statement that reads the rows has to tell,
+    since tables can be renamed between two statements."""
     places = [place for place, column in enumerate(relation.columns) if column.key]
     names = [sql.SQL("t.") + sql.Identifier(column.name) for column in relation.columns]
     query = sql.SQL(
         "copy (select c.oid, (select relfilenode from pg_class where oid = t.tableoid), {columns}"
-        " from {table} t"  # locked first: from then on its name is its own
+        " from {table} t"  # locked first, so from then on it keeps its name
         " right join (select oid from pg_class where oid = {name}::regclass) c"
         " on ({key}) in ({keys}) and {own}) to stdout"
     ).format(

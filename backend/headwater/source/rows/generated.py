@@ -1,7 +1,7 @@
-"""Values of stored generated columns that the stream does not bring, computed by Postgres itself.
+"""Computes stored generated columns, which the stream does not bring, in Postgres.
 
-The expression is evaluated over the streamed values, many rows at a time, so it costs a statement a batch and reads no
-row: what a row is by now does not matter. https://www.postgresql.org/docs/current/ddl-generated-columns.html
+The expression is evaluated over the streamed values, one statement for many rows. No table is read, so the present
+values of the rows do not matter. https://www.postgresql.org/docs/current/ddl-generated-columns.html
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ _LOCKED_SECONDS = 1
 
 
 class NotComputedError(HeadwaterError):
-    """Postgres does not evaluate the expression of a generated column for us."""
+    """Postgres refuses to evaluate the expression of a generated column."""
 
     kind: ClassVar[Kind] = Kind.RETRY
     code: ClassVar[str] = "HW_2601"
 
 
 class NotComputedLockedError(NotComputedError):
-    """Postgres does not compute while somebody keeps the table locked."""
+    """A generated column can't be computed while its table is locked."""
 
     code: ClassVar[str] = "HW_2603"
 
 
 class NotComputableError(NotComputedError):
-    """The expression fails on the values of a row, which were written when the table was another."""
+    """The expression fails on the values of a row, which was written before the table was altered."""
 
     kind: ClassVar[Kind] = Kind.STOP
     code: ClassVar[str] = "HW_2602"
@@ -45,8 +45,8 @@ class NotComputableError(NotComputedError):
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """The statement for one relation. `places` says, for each column that the table has now, where its value is found
-    among a row's cells; None where the expressions do not need it."""
+    """The statement for one relation. `places` has, for each present column of the table, the position of its value in
+    a row's cells; None where the expressions do not need it."""
 
     relation: Relation
     statement: bytes
@@ -54,7 +54,7 @@ class _Plan:
 
 
 class GeneratedValues:
-    """Computes over one connection, made when first needed."""
+    """Computes over one connection, opened when first needed."""
 
     def __init__(self, settings: SourceSettings) -> None:
         self._settings = settings
@@ -64,15 +64,14 @@ class GeneratedValues:
     def compute(self, relation: Relation, rows: Sequence[Row]) -> list[Row]:
         """The values of the relation's generated columns for each of `rows`, whose cells are in its order.
 
-        Raises NotComputedError when Postgres refuses, NotComputedLockedError while somebody keeps the table locked, and
-        what `connection_error` makes of a lost connection.
-        """
+        Raises NotComputedError when Postgres refuses, NotComputedLockedError while the table is locked,
+        NotComputableError when the expression fails, and what `connection_error` makes of a lost connection."""
         try:
             return self._compute(relation, rows)
         except NotComputedLockedError:
             raise
         except NotComputedError:
-            self._plans.pop(relation.oid, None)  # the table may have got or lost columns since
+            self._plans.pop(relation.oid, None)  # the table may have other columns by now
         return self._compute(relation, rows)
 
     def _compute(self, relation: Relation, rows: Sequence[Row]) -> list[Row]:
@@ -116,7 +115,7 @@ class GeneratedValues:
 
 
 def _planned(conn: psycopg.Connection, relation: Relation) -> _Plan:
-    """Rows go over as the table's own row type: its columns have the names, types and collations that the expressions
+    """Rows are sent as the table's row type, whose columns have the names, types and collations that the expressions
     were written for."""
     needed = {name for column in relation.columns if column.generated for name in column.generated.inputs}
     at = {column.name: place for place, column in enumerate(relation.columns) if column.name in needed}
@@ -131,7 +130,7 @@ def _planned(conn: psycopg.Connection, relation: Relation) -> _Plan:
         raise NotComputedError(
             "a generated column can't be computed: its table has other columns by now",
             f"{relation.schema}.{relation.name}",
-            "the table is looked at again",
+            "the catalog is read again",
         )
     ((table, names),) = rows
     expressions = ", ".join(f"({column.generated.expression})" for column in relation.columns if column.generated)
@@ -140,7 +139,7 @@ def _planned(conn: psycopg.Connection, relation: Relation) -> _Plan:
 
 
 def _batches(plan: _Plan, rows: Sequence[Row]) -> Iterator[list[str]]:
-    """The rows as elements of an array literal, not too many bytes at once."""
+    """The rows as elements of an array literal, in batches of limited size."""
     batch, length = list[str](), 0
     for row in rows:
         cells = ["" if place is None else _quoted(row[place]) for place in plan.places]
@@ -155,7 +154,7 @@ def _batches(plan: _Plan, rows: Sequence[Row]) -> Iterator[list[str]]:
 
 
 def _quoted(cell: str | None) -> str:
-    """As an element of a row's or an array's text; null in a row is nothing at all."""
+    """A cell as an element of a row or array literal. Null is an empty element of a row."""
     return "" if cell is None else '"' + cell.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
@@ -165,7 +164,7 @@ def _evaluated(conn: psycopg.Connection, plan: _Plan, batch: Sequence[str]) -> l
         result = cursor.pgresult
         if result is None:
             return []
-        # As Postgres prints them, which is what COPY and the stream would bring
+        # The text format, as in COPY and the stream
         return [
             tuple(None if value is None else value.decode() for value in cells)
             for cells in (

@@ -1,6 +1,6 @@
-"""Small looks at a table of the source, for an audit that goes on all the time: keys in their order, and rows by key.
+"""Small reads of a table for the sampling audit: keys in their order, and rows by key.
 
-They never wait long: a table that somebody locks is looked at some other time.
+They never wait long: a locked table is read some other time.
 """
 
 from __future__ import annotations
@@ -34,22 +34,23 @@ Row = tuple[str | None, ...]
 
 
 class ProbeBusyError(Exception):
-    """The table is locked, or the question took too long; nothing is known."""
+    """The table is locked, or the read took too long; nothing is known."""
 
 
 class _NoSuchValueError(Exception):
-    """A key is no value of its column's type: the source has no such row."""
+    """A key is not a valid value of its column's type, so the source has no such row."""
 
 
 class SourceProbe:
-    """One connection, made when first needed. Raises what `connection_error` makes of one that fails."""
+    """Reads over one connection, opened when first needed. Raises ProbeBusyError, and what `connection_error` makes of
+    a failed connection."""
 
     def __init__(self, settings: SourceSettings) -> None:
         self._settings = settings
         self._conn: psycopg.Connection | None = None
 
     def key_order(self, table: PublishedTable) -> tuple[int, ...] | None:
-        """Positions of the key's columns in the order of the index behind it; None when no index is."""
+        """Positions of the key's columns in the order of its index; None when there is no index."""
         identity = RowIdentity.of(table.relation)
         rows = self._ask(_INDEX, [table.relation.oid])
         positions = {column.name: i for i, column in enumerate(table.relation.columns)}
@@ -59,7 +60,7 @@ class SourceProbe:
     def keys_after(
         self, table: PublishedTable, order: Sequence[int], last: Sequence[str] | None, limit: int
     ) -> list[Row]:
-        """The next keys after `last` (the first ones after None), as rows that are null but for the key."""
+        """The next keys after `last` (the first keys for None), as rows with null for all other columns."""
         columns = [sql.Identifier(table.relation.columns[i].name) for i in order]
         listed = sql.SQL(", ").join(columns)
         conditions = [] if last is None else [sql.SQL("({}) > ({})").format(listed, _literals(last))]
@@ -69,8 +70,8 @@ class SourceProbe:
         return [_placed(split_line(line, len(columns)), order, table.relation) for line in self._copy(query)]
 
     def rows(self, table: PublishedTable, keys: Sequence[Sequence[str]]) -> list[str]:
-        """The lines of the rows with these keys, each the values of the key's columns in the table's order. A key
-        that is no value of its column's type has none."""
+        """The COPY text of the rows with these keys. A key has the values of the key's columns in the table's order;
+        one that is not valid for its column's type has no row."""
         relation = table.relation
         identity = RowIdentity.of(relation)
         listed = sql.SQL(", ").join(sql.Identifier(relation.columns[i].name) for i in identity.columns)
@@ -90,8 +91,8 @@ class SourceProbe:
             return [*self.rows(table, keys[:middle]), *self.rows(table, keys[middle:])]
 
     def position(self) -> Lsn:
-        """A position that everything seen so far lies before. The log gets a record beyond it, so that even an idle
-        stream passes it."""
+        """A position after everything that was read so far. Writes a record beyond it, so that even an idle stream
+        passes it."""
         rows = self._ask("select pg_current_wal_insert_lsn()::text", [])
         self._ask(ping_statement(self._connection().info.server_version), [])
         return parse_lsn(rows[0][0])
@@ -130,7 +131,7 @@ class SourceProbe:
 
 
 def _from(table: PublishedTable) -> sql.Composed:
-    """Without the tables that inherit from it, unless it is partitioned: as the stream has it."""
+    """The table without those that inherit from it, unless it is partitioned: the same rows as in the stream."""
     own = [leaf.oid for leaf in table.leaves] == [table.relation.oid]
     name = sql.Identifier(table.relation.schema, table.relation.name)
     return sql.SQL("only {}" if own else "{}").format(name)

@@ -1,4 +1,4 @@
-"""Asking the source whether it still holds something."""
+"""Searches the source for a row or a text."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from headwater.source.rows.fetch import own_rows
 
 
 class NotAKeyError(HeadwaterError):
-    """A text is no key of a table's rows."""
+    """A text is not a valid key of a table."""
 
     code = "HW_2501"
 
@@ -37,9 +37,9 @@ def has_row(conn: psycopg.Connection, table: PublishedTable, row_id: str) -> boo
         return _exists(conn, table, sql.SQL(" and ").join(conditions))
     except errors.DataError:
         raise NotAKeyError(
-            "this is no key of the table: it has another type",
+            "this is not a key of the table: its type is another",
             table.qualified_name,
-            "name the key as the source has it",
+            "write the key as the source has it",
         ) from None
 
 
