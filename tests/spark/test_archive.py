@@ -295,7 +295,7 @@ def test_an_archive_that_is_not_whole_is_refused_before_anything_is_written(
         (files[1], flip, "was changed"),
         (files[2], remove, "is missing"),
         (Path("manifest.json"), flip, "the manifest is damaged or was changed"),
-        (Path("manifest.json"), remove, "see that the export came to its end"),
+        (Path("manifest.json"), remove, "make sure that the export is finished"),
     ]
     for number, (file, damage, reason) in enumerate(damages):
         copy = tmp_path / f"copy-{number}"

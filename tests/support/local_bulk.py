@@ -20,7 +20,7 @@ from headwater.errors import HeadwaterError
 from headwater.pipeline.compare import RowsTask, SourceRows
 from headwater.pipeline.engine import Found, Job, Result, Task
 from headwater.pipeline.jobs import BulkJobs
-from headwater.pipeline.meeting import Meeting
+from headwater.pipeline.small_table import BothSides
 from headwater.pipeline.spark.session import SparkJobError
 from headwater.pipeline.spark.tasks import Done, Failed, explained, outcome_of
 
@@ -79,18 +79,18 @@ class LocalRun(Generic[Job]):
                 raise explained(error, self._what)
 
     def differences(self: LocalRun[CompareJob], tasks: Sequence[RowsTask], found: Found) -> None:
-        meetings: defaultdict[int, Meeting] = defaultdict(Meeting)
+        tables: defaultdict[int, BothSides] = defaultdict(BothSides)
         try:
             for sent in tasks:
                 self._check()
                 job, task = _sent((self._job, sent))
-                meeting = meetings[task.part.table.id]
-                take = meeting.of_source if isinstance(task.part, SourceRows) else meeting.of_store
+                both = tables[task.part.table.id]
+                take = both.of_source if isinstance(task.part, SourceRows) else both.of_store
                 for rows in task.rows(job):
                     take(rows)
         except HeadwaterError as error:
             raise explained(error, self._what) from error
-        found([difference for table, meeting in meetings.items() for difference in meeting.differences(table)])
+        found([difference for table, both in tables.items() for difference in both.differences(table)])
 
     def _check(self) -> None:
         if self._stop.is_set():

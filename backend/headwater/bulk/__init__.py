@@ -1,1 +1,1 @@
-"""What bulk jobs are and how they are asked for, told between replication and the pipeline."""
+"""The interface between replication, which needs bulk work, and the pipeline, which does it."""

@@ -1,7 +1,7 @@
-"""Plans bound to one source table: from the cells of its rows to what stands in buckets and lookups.
+"""Plans bound to one source table: turn the cells of a row into its entries in buckets and lookups.
 
-Several plans can be in use at once, while one version of the sync config takes the place of another. Each keeps its
-own conversion of values; row sides that they share are evaluated once.
+Several plans can be in use at once, while one version of the sync config replaces another. Each converts values in its
+own way; row sides that they share are evaluated once.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Cells = Sequence[str | None]
 
 @dataclass(frozen=True, slots=True)
 class BoundTable:
-    """What the plans in use make of one table. `definitions` are the names of the bucket definitions that it feeds;
+    """The plans in use, bound to one table. `definitions` are the names of the bucket definitions that get rows of it;
     `exclusive` says that no other table has rows in their buckets."""
 
     transform: TableTransform
@@ -36,8 +36,8 @@ class BoundTable:
 
 
 def current_cells(layouts: Sequence[Relation], row: CurrentRow) -> tuple[str | None, ...]:
-    """The cells of a stored row in the order of the last layout. A column that its own layout lacks, or has with
-    another type, is null."""
+    """The cells of a stored row in the order of the last layout. A column that the row's own layout does not have, or
+    has with another type, is null."""
     cells = split_line(row.line, len(layouts[row.layout].columns))
     if row.layout == len(layouts) - 1:
         return cells
@@ -46,8 +46,8 @@ def current_cells(layouts: Sequence[Relation], row: CurrentRow) -> tuple[str | N
 
 
 def only_renamed(before: Relation, after: Relation) -> bool:
-    """Whether two layouts differ, for all that can be seen, in the names of columns alone: none is gone but those that
-    stand under a new name in the same place."""
+    """Whether two layouts seem to differ only in the names of columns: a column that is gone has a new name in the same
+    place."""
     old, new = ({column.name for column in layout.columns} for layout in (before, after))
     return len(before.columns) == len(after.columns) and all(
         was.type_oid == now.type_oid and (was.name == now.name or (was.name not in new and now.name not in old))
@@ -56,8 +56,8 @@ def only_renamed(before: Relation, after: Relation) -> bool:
 
 
 def distinct(plans: Sequence[SyncPlan]) -> tuple[SyncPlan, ...]:
-    """The plans without the row sides that an earlier one of them has already. Raises RuleErrors when two different
-    row sides share a name."""
+    """The plans, each without the row sides that an earlier one has. Raises RuleErrors when two different row sides
+    share a name."""
     known: dict[str, str] = {}
     kept = []
     for plan in plans:
@@ -103,10 +103,10 @@ def bind_layouts(
 
 
 def stands_right(layouts: Sequence[Relation], bounds: Sequence[BoundTable | None], row: CurrentRow) -> bool:
-    """Whether a stored row is in the buckets that the rules give it, as they would have it there.
+    """Whether a stored row is in exactly the buckets that the rules give it, with the same data.
 
-    A row from before columns were added, which are null, stands right as it was: a device shows a column that is not
-    there as null, too. Raises DecodeError when the row can't be read.
+    A row from before columns were added, which are null in it, may be as its own layout gives it: a device shows a
+    missing column as null, too. Raises DecodeError when the row can't be read.
     """
     stands = set(decode_members(row.members, row.row_id))
     if _expected(bounds[-1], current_cells(layouts, row), row.row_id) == stands:
@@ -121,8 +121,8 @@ def stands_right(layouts: Sequence[Relation], bounds: Sequence[BoundTable | None
 
 
 def lookups_stand_right(layouts: Sequence[Relation], bounds: Sequence[BoundTable | None], row: CurrentRow) -> bool:
-    """Whether a row that was written in an earlier layout has the lookups that the last one gives it. Raises
-    DecodeError when the row can't be read."""
+    """Whether a row in an earlier layout has the same lookups by that layout as by the last one. Raises DecodeError
+    when the row can't be read."""
     now, own = bounds[-1], bounds[row.layout]
     if row.layout == len(layouts) - 1 or not any(bound is not None and bound.has_lookups for bound in (now, own)):
         return True
@@ -148,7 +148,7 @@ class _Part:
 
 
 class _Union:
-    """Several programs as one, over cells that are not converted yet."""
+    """Several programs as one. Takes cells that are not converted yet."""
 
     def __init__(self, parts: Sequence[_Part]) -> None:
         self._parts = tuple(parts)

@@ -1,9 +1,10 @@
-"""What bulk jobs have to do and what they find, as told between those who ask for them and those who run them."""
+"""Bulk jobs as data: what each has to do, and what it returns."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import ClassVar, NamedTuple
 
 from headwater.decode.catalog import TypeCatalog
@@ -15,29 +16,48 @@ from headwater.storage.contract.store import StoredTable
 from headwater_rules.plan import SyncPlan
 
 
+class JobKind(StrEnum):
+    """Kinds of bulk work, as records of jobs, progress and metrics name them."""
+
+    SNAPSHOT = "snapshot"
+    REPROCESS = "reprocess"
+    DEPLOY = "deploy"
+    REKEY = "re-key"
+    RESYNC = "re-sync"
+    COMPARISON = "comparison"
+    RECOUNT = "recount"
+    MERGE = "merge"
+    DIFFERENCES = "look at differences"
+    AUDIT = "audit"
+    VERIFICATION = "verification"
+    REBUILD = "rebuild"
+    SEARCH = "search for rows"
+    REWRITE = "rows put again"
+
+
 class TableChangedError(HeadwaterError):
-    """A table was rewritten, truncated or altered while it was read, so what was read is worth nothing."""
+    """A table was rewritten, truncated or altered while it was read, so what was read is useless."""
 
     kind: ClassVar[Kind] = Kind.RESYNC
     code: ClassVar[str] = "HW_2301"
 
 
 class TableLockedError(HeadwaterError):
-    """Somebody keeps a table locked, so that it can't be read, nor be told what it is."""
+    """A table is locked, so neither its rows nor its definition can be read."""
 
     kind: ClassVar[Kind] = Kind.RETRY
     code: ClassVar[str] = "HW_2302"
 
 
 class EngineError(HeadwaterError):
-    """What runs bulk jobs is not there, which says nothing of a job that it was given: that can be begun again as often
-    as it takes."""
+    """The engine that runs bulk jobs is not available. The job is not at fault and can be repeated any number of
+    times."""
 
     code: ClassVar[str] = "HW_5100"
 
 
 class EngineLostError(EngineError):
-    """It ended in the midst of its work, as by a machine that ran out of memory. It is started again with the next
+    """The engine ended during a job, for example when the machine ran out of memory. It is started again with the next
     job."""
 
     kind: ClassVar[Kind] = Kind.RETRY
@@ -45,7 +65,7 @@ class EngineLostError(EngineError):
 
 
 class GivenUpError(HeadwaterError):
-    """Nobody wants a job's result any more."""
+    """The job was cancelled."""
 
     kind: ClassVar[Kind] = Kind.RETRY
     code: ClassVar[str] = "HW_5104"
@@ -53,7 +73,7 @@ class GivenUpError(HeadwaterError):
 
 @dataclass(frozen=True, slots=True)
 class SnapshotTable:
-    """A table to read, whose rows belong to generation `table_id` of the store."""
+    """A table to read into generation `table_id` of the store."""
 
     table_id: int
     published: PublishedTable
@@ -61,8 +81,8 @@ class SnapshotTable:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotJob:
-    """Read whole tables into a store that has nothing of them. `snapshot` is the exported snapshot's name; `salt` is
-    the store's, for subkeys; `directory` is for progress, on this machine."""
+    """Read whole tables into a store that has no rows of them. `snapshot` is the exported snapshot's name; `salt` is
+    the store's, for subkeys; `directory` is for progress files, on this machine."""
 
     source: SourceSettings
     snapshot: str
@@ -76,7 +96,7 @@ class SnapshotJob:
 
 @dataclass(frozen=True, slots=True)
 class ReprocessTable:
-    """Current rows to read: those at places within `ranges`, each [first, end), one for a task; about `rows`."""
+    """Current rows to read, about `rows`: those at places within `ranges`, each [first, end), one for each task."""
 
     stored: StoredTable
     ranges: tuple[tuple[int, int], ...]
@@ -85,8 +105,8 @@ class ReprocessTable:
 
 @dataclass(frozen=True, slots=True)
 class ReprocessJob:
-    """Evaluate current rows by a plan that has only row sides which are not complete; write what comes of it as
-    pages of additions. `piece` is about how many bytes of rows are read at once, or are in a page."""
+    """Evaluate current rows by a plan that has only incomplete row sides, and write the results as pages of additions.
+    `piece` is about how many bytes of rows are read at once, or are in a page."""
 
     tag: str
     tables: tuple[ReprocessTable, ...]
@@ -100,9 +120,9 @@ class ReprocessJob:
 
 @dataclass(frozen=True, slots=True)
 class RekeyJob:
-    """Write a table's current rows, those at places within `ranges`, into generation `target` under the ids that its
-    last layout gives them; about `rows`. With plans come its lookups. `piece` is about how many bytes of rows are read
-    at once."""
+    """Write a table's current rows, about `rows` at places within `ranges`, into generation `target`, under the ids
+    that the last layout gives them. The plans are for lookups. `piece` is about how many bytes of rows are read at
+    once."""
 
     tag: str
     stored: StoredTable
@@ -119,7 +139,7 @@ class RekeyJob:
 
 @dataclass(frozen=True, slots=True)
 class CompareTable:
-    """A table to read on both sides: as the snapshot sees it, and as the store has it."""
+    """A table to read on both sides: from the snapshot, and from the store."""
 
     published: PublishedTable
     stored: StoredTable
@@ -129,8 +149,8 @@ class CompareTable:
 
 @dataclass(frozen=True, slots=True)
 class CompareJob:
-    """Find the rows in which a source and its store differ. With `plans`, current rows are evaluated too, and those
-    whose memberships are not what their rules give are reported as different."""
+    """Find the rows in which a source and its store differ. With `plans`, current rows are evaluated too, and count as
+    different when they are in other buckets than the rules give."""
 
     source: SourceSettings
     snapshot: str
@@ -143,18 +163,18 @@ class CompareJob:
 
 @dataclass(frozen=True, slots=True)
 class RecountJob:
-    """Count how often the source has these rows, by table, under the snapshot of a comparison. They are named as in
-    `Difference`: by their id, or where nothing identifies them by their content."""
+    """Count how often the source has these rows, by table, in the snapshot of a comparison. They are named as in
+    `Difference`: by row id, or by content id for tables without key."""
 
     compared: CompareJob
     contents: Mapping[int, frozenset[str]]
 
 
 class Difference(NamedTuple):
-    """One row, or one content of a table whose rows nothing identifies, in which source and store differ.
+    """One row, or one content of a table without key, in which source and store differ.
 
     `key` is the row id, or for a table without key the content id (`row_id.content_id`). `line` is the row's COPY
-    text: in the source, or, where only the store has such content, there. `copies` is how often the source has it.
+    text in the source, or in the store if only that has it. `copies` is how often the source has it.
     """
 
     table: int
@@ -165,7 +185,8 @@ class Difference(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CompareOutcome:
-    """How much was compared: rows on either side, partitions of the hash space that differ, and Spark's part in it."""
+    """How much was compared: rows of both sides, partitions of the hash space, and how many of these differ;
+    `application` and `tasks` are Spark's."""
 
     source_rows: int
     store_rows: int
@@ -177,8 +198,8 @@ class CompareOutcome:
 
 @dataclass(frozen=True, slots=True)
 class VerifyTable:
-    """Current rows to look at: those at places within `ranges`, each [first, end). `stored` is None for a table of
-    another source, whose rows count in buckets only."""
+    """Current rows to verify: those at places within `ranges`, each [first, end). `stored` is None for a table of
+    another source, of which only the rows in buckets count."""
 
     id: int
     stored: StoredTable | None
@@ -187,8 +208,8 @@ class VerifyTable:
 
 @dataclass(frozen=True, slots=True)
 class VerifyJob:
-    """See whether the lookups of these tables are what the plans give, and with `buckets` whether every history is
-    sound and leads to the rows that stand in its bucket. `tables` then holds all that the store has."""
+    """Verify that the lookups of these tables are what the plans give, and with `buckets` that the ops of every bucket
+    are sound and add up to its rows. `tables` then has all tables of the store."""
 
     tag: str
     tables: tuple[VerifyTable, ...]
@@ -201,7 +222,7 @@ class VerifyJob:
 
 
 class BrokenBucket(NamedTuple):
-    """A bucket whose history is not what it should be, and why. Its name may be unknown."""
+    """A bucket whose history is wrong, and why. Its name may be unknown."""
 
     key: int
     name: str
@@ -209,7 +230,7 @@ class BrokenBucket(NamedTuple):
 
 
 class BrokenLookups(NamedTuple):
-    """A row whose lookups are not what the rules give. The row may be gone."""
+    """A row whose lookups are not what the rules give. The row may be deleted."""
 
     table: int
     row_id: str
@@ -217,7 +238,7 @@ class BrokenLookups(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class VerifyOutcome:
-    """What a verification found, how many ops and rows it looked at, and Spark's part in it."""
+    """What a verification found, and how many ops and rows it checked; `application` and `tasks` are Spark's."""
 
     buckets: tuple[BrokenBucket, ...]
     lookups: tuple[BrokenLookups, ...]
@@ -229,14 +250,14 @@ class VerifyOutcome:
 
 @dataclass(frozen=True, slots=True)
 class BulkProgress:
-    """How far a bulk job is. `rows_expected` is an estimate and may be short of the truth; 0 where nobody knows. `what`
-    names the kind of job for a person. `over` says that it has ended, well or not."""
+    """How far a bulk job is. `rows_expected` is an estimate, which may be too low; 0 if unknown. `what` is the kind of
+    job. `over` says that it has ended, whether it succeeded or not."""
 
     rows: int
     rows_expected: int
     tasks: int
     tasks_expected: int
-    what: str = "snapshot"
+    what: str = JobKind.SNAPSHOT
     over: bool = False
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""Bulk work as live replication sees it."""
+"""The interface through which replication has bulk work done."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ Stop = threading.Event | None
 
 
 class BulkWork(Protocol):
-    """Whoever reads whole tables for the replicator. Calls block until the work is done; they raise errors of ours
-    for what a person has to mend, and retryable ones for what may go better the next time. Who sets `stop` wants the
-    result no more: the work is ended soon, with GivenUpError."""
+    """Reads and writes whole tables for the replicator. Calls block until the work is done. They raise an error with
+    kind RETRY for what may pass, others for what a person has to fix; GivenUpError soon after `stop` was set;
+    EngineError when the engine is not available."""
 
     def warm_up(self) -> None:
-        """Begin to start whatever the work needs, without waiting for it. Raises an error of ours where something that
-        it needs is not installed."""
+        """Begin to start what the work needs, without waiting for it. Raises an error of ours when something is not
+        installed."""
 
     def preparing(self) -> str:
-        """What work has to wait for at first, for a person: `starting Spark`. Empty when for nothing."""
+        """What work is waiting for now, for a person: `starting Spark`. Empty when for nothing."""
 
     def snapshot(self, job: SnapshotJob, progress: Report) -> BulkOutcome:
         """Read every table of the job into parts that a store can take over. Raises TableChangedError when a table
@@ -44,7 +44,7 @@ class BulkWork(Protocol):
         """Evaluate current rows into parts of additions."""
 
     def rekey(self, job: RekeyJob, progress: Report, stop: Stop = None) -> BulkOutcome:
-        """Write a table's current rows into parts for a generation in which they have other ids."""
+        """Write a table's current rows, with other ids, into parts for a new generation."""
 
     def compare(
         self, job: CompareJob, progress: Report, found: Callable[[Sequence[Difference]], None], stop: Stop = None
@@ -55,14 +55,14 @@ class BulkWork(Protocol):
     def recount(
         self, job: RecountJob, progress: Report, found: Callable[[Sequence[Difference]], None], stop: Stop = None
     ) -> None:
-        """Hand to `found` how often the source has the job's rows, but for those that it does not have. Raises
+        """Hand to `found` how often the source has the job's rows. Rows that it does not have are left out. Raises
         TableChangedError as `snapshot` does."""
 
     def verify(self, job: VerifyJob, progress: Report, stop: Stop = None) -> VerifyOutcome:
-        """Look whether histories and lookups hold what current rows say, beside whoever writes them. Raises
-        TableChangedError when a table was truncated meanwhile."""
+        """Verify histories and lookups against current rows, while these may be written. Raises TableChangedError when
+        a table was truncated meanwhile."""
 
     def standing(
         self, job: VerifyJob, buckets: Collection[int], progress: Report, stop: Stop = None
     ) -> dict[int, list[str]]:
-        """By table, ids of the rows that stand in any of these buckets (by key)."""
+        """By table, ids of the rows that are in any of these buckets (by key)."""

@@ -1,1 +1,1 @@
-"""Bulk jobs cut into tasks, and Spark, which runs them."""
+"""Bulk jobs: divides them into tasks, and runs these on Spark."""

@@ -1,4 +1,4 @@
-"""Exporting a store to Parquet files and importing it again, on Spark."""
+"""Exports a store to Parquet files and imports it again, on Spark."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _SHOWN = 5
 
 @dataclass(frozen=True, slots=True)
 class ExportJob:
-    """Where from, and where to."""
+    """The store's frozen view, and the directory to write to."""
 
     view: DumpView
     directory: str
@@ -66,7 +66,7 @@ class ExportTask:
 
 @dataclass(frozen=True, slots=True)
 class VerifyTask:
-    """Look whether a file is whole."""
+    """Check that a file is complete and unchanged."""
 
     file: ArchiveFile
 
@@ -76,7 +76,7 @@ class VerifyTask:
 
 @dataclass(frozen=True, slots=True)
 class LoadJob:
-    """Where from, and where to. `progress` is a directory of the driver's machine."""
+    """The directory to read from, and the store to load. `progress` is a directory on the driver's machine."""
 
     directory: str
     address: StoreAddress
@@ -85,7 +85,7 @@ class LoadJob:
 
 @dataclass(frozen=True, slots=True)
 class LoadTask:
-    """Take one file in."""
+    """Load one file."""
 
     file: ArchiveFile
 
@@ -96,7 +96,7 @@ class LoadTask:
 
 
 def load_file(job: LoadJob, file: ArchiveFile, count: Callable[[int], None]) -> None:
-    """Take a file in, telling of each batch."""
+    """Load a file. Calls `count` with the number of rows of each batch."""
 
     def batches() -> Iterator[Sequence[Sequence[object]]]:
         for batch in read_file(Path(job.directory), file):
@@ -109,10 +109,10 @@ def load_file(job: LoadJob, file: ArchiveFile, count: Callable[[int], None]) -> 
 def export_store(
     engine: Engine, address: StoreAddress, directory: Path, progress: Report, *, seal: bool = False
 ) -> Manifest:
-    """Write the store, as it is at one moment, into a directory that executors reach under the same path, and that is
-    new or empty. With `seal`, nobody writes to the store any more from then on, unless the export fails.
+    """Write the store, as it is at one moment, into a new or empty directory, which executors must reach under the same
+    path. With `seal`, the store can't be written to from then on, unless the export fails.
 
-    Raises ArchiveError, and LeaseHeldError when the store is to be sealed and somebody still writes to it.
+    Raises ArchiveError, and LeaseHeldError when the store is to be sealed while a replicator writes to it.
     """
     directory = directory.resolve()
     _claim(directory)
@@ -169,9 +169,10 @@ def _export(engine: Engine, address: StoreAddress, directory: Path, progress: Re
 
 
 def import_store(engine: Engine, directory: Path, address: StoreAddress, progress: Report) -> Manifest:
-    """Build the store that a directory holds. Everything is verified first, and the store is there when all of it is.
+    """Build a store from the archive in a directory. All files are verified first, and the store is complete or does
+    not exist.
 
-    Raises ArchiveError when the archive is not whole, StoreNotEmptyError when there is a store already.
+    Raises ArchiveError when the archive is not complete, StoreNotEmptyError when there is a store already.
     """
     directory = directory.resolve()
     manifest = read_manifest(directory)
@@ -188,7 +189,7 @@ def _load(engine: Engine, directory: Path, manifest: Manifest, address: StoreAdd
 
 
 def _load_all(engine: Engine, directory: Path, manifest: Manifest, loading: Load, progress: Report) -> None:
-    """Tables first, for rows go into them."""
+    """Load the tables first, since rows belong to them."""
     with tempfile.TemporaryDirectory(prefix="headwater-import-") as scratch:
         job = LoadJob(str(directory), loading.address, scratch)
         for file in manifest.files:
@@ -216,13 +217,13 @@ def _verify(engine: Engine, directory: Path, manifest: Manifest) -> None:
 
 
 def _run(engine: Engine, job: Job, tasks: Sequence[Task[Job, Result]], what: str) -> list[Result]:
-    """Spark is started only when everything that can be told without it is in order."""
+    """Run tasks. Spark starts here, after everything that can be checked without it."""
     with engine.run(job, what) as run:
         return run.tasks(tasks)
 
 
 def _load_here(job: LoadJob, files: Sequence[ArchiveFile], rows: int, progress: Report) -> None:
-    """One file after the other: the store that is being built has one writer."""
+    """Load one file after the other, in this process, for a store that can only have one writer."""
     done = finished = 0
 
     def count(batch: int) -> None:

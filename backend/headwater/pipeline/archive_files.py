@@ -1,6 +1,6 @@
-"""The files of an archived store: Parquet by dataset, and a manifest that says what belongs to it.
+"""The files of an archived store: Parquet files by dataset, and a manifest that lists them.
 
-Nothing here knows Spark: tasks on executors write, verify and read single files.
+Imports no pyspark: tasks on executors write, verify and read single files.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from headwater.storage.open import open_backend
 
 MANIFEST = "manifest.json"
 FORMAT = 2
-_SENTENCES = 1  # tables had a sentence for why they are compared
+_SENTENCES = 1  # the format in which the reason of a comparison was a sentence
 
 _ARROW = {int: pa.int64(), str: pa.string(), float: pa.float64(), bool: pa.bool_(), bytes: pa.binary()}
 _BLOCK = 1 << 20
@@ -41,7 +41,7 @@ class ArchiveFile:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What an archive holds."""
+    """The contents of an archive."""
 
     state: StoreState
     files: tuple[ArchiveFile, ...]
@@ -58,19 +58,19 @@ class Manifest:
 
 
 def schema(dataset: str) -> pa.Schema:
-    """Columns of a dataset's files."""
+    """The columns of a dataset's files."""
     return pa.schema([(name, _ARROW[kind]) for name, kind in DATASETS[dataset].items()])
 
 
 def schemas(dataset: str) -> list[pa.Schema]:
-    """The columns that files of a dataset may have: those of today, and of archives of format 1."""
+    """The columns that files of a dataset may have: in the present format, and in format 1."""
     now = schema(dataset)
     return [now, now.remove(now.get_field_index("resync_detail"))] if dataset == "tables" else [now]
 
 
 def write_file(directory: Path, view: DumpView, part: DumpPart, number: int, attempt: str) -> Iterator[int]:
-    """Write a part of a store as one file, which gets its name when it is complete. Yields the number of rows of each
-    batch."""
+    """Write a part of a store as one file, which is synced to disk before it gets its name. Yields the number of rows
+    of each batch."""
     path = directory / file_path(part.dataset, number)
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     unfinished = path.with_name(f".{path.name}-{attempt}")
@@ -95,7 +95,7 @@ def file_path(dataset: str, number: int) -> str:
 
 
 def describe_file(directory: Path, dataset: str, number: int, rows: int) -> ArchiveFile:
-    """What the manifest says of a file."""
+    """The manifest's entry for a file."""
     path = directory / file_path(dataset, number)
     return ArchiveFile(file_path(dataset, number), dataset, rows, path.stat().st_size, _sha256(path))
 
@@ -121,7 +121,7 @@ def read_file(directory: Path, file: ArchiveFile) -> Iterator[list[Row]]:
 
 
 def verify_file(directory: Path, file: ArchiveFile) -> str:
-    """What is wrong with a file; empty when it is as the manifest says."""
+    """What is wrong with a file; empty when it is as in the manifest."""
     path = directory / file.path
     if not path.is_file():
         return f"{file.path} is missing"
@@ -132,7 +132,7 @@ def verify_file(directory: Path, file: ArchiveFile) -> str:
         return f"{file.path} was changed"
     with pq.ParquetFile(path) as parquet:
         if parquet.schema_arrow not in schemas(file.dataset) or parquet.metadata.num_rows != file.rows:
-            return f"{file.path} holds something else than the manifest says"
+            return f"{file.path} has other contents than the manifest says"
     return ""
 
 
@@ -142,7 +142,7 @@ def _sha256(path: Path) -> str:
 
 
 def write_manifest(directory: Path, manifest: Manifest) -> None:
-    """The last step: an archive without a manifest is none."""
+    """Write the manifest, synced to disk. It is the last step: an archive without a manifest is incomplete."""
     content = orjson.dumps({"format": FORMAT, **asdict(manifest)}, option=orjson.OPT_INDENT_2)
     text = orjson.dumps({"sha256": hashlib.sha256(content).hexdigest()}) + b"\n" + content
     unfinished = directory / f".{MANIFEST}"
@@ -155,7 +155,7 @@ def write_manifest(directory: Path, manifest: Manifest) -> None:
 
 
 def read_manifest(directory: Path) -> Manifest:
-    """Raises ArchiveError when there is none, or it was damaged or changed."""
+    """Read the manifest. Raises ArchiveError when there is none, or it was damaged or changed."""
     path = directory / MANIFEST
     try:
         first, _, content = path.read_bytes().partition(b"\n")
@@ -163,7 +163,7 @@ def read_manifest(directory: Path) -> Manifest:
         raise ArchiveError(
             f"there is no archive of a store: its manifest can't be read ({error.strerror})",
             str(path),
-            "name the directory that `headwater store export` wrote, and see that the export came to its end",
+            "name the directory that `headwater store export` wrote, and make sure that the export is finished",
         ) from error
     try:
         whole = orjson.loads(first)["sha256"] == hashlib.sha256(content).hexdigest()
@@ -174,7 +174,7 @@ def read_manifest(directory: Path) -> Manifest:
         raise ArchiveError("the manifest is damaged or was changed", str(path), "copy the archive again")
     if found["format"] not in {FORMAT, _SENTENCES}:
         raise ArchiveError(
-            f"the archive has format {found['format']}, this version knows {FORMAT}",
+            f"the archive has format {found['format']}, this version reads {FORMAT}",
             str(path),
             f"use headwater {found['version']}, which wrote it",
         )

@@ -1,9 +1,8 @@
-"""What the tasks of a comparison do: read rows of the source or of the store, and digest them.
+"""The tasks of a comparison: read rows of the source or of the store, and compute digests.
 
-Runs on executors and imports no pyspark. Rows are spread over partitions of a hash space, by their key or, where
-nothing identifies them, by their content; the sum of the hashes of a partition's rows is its digest on either side.
-Whatever is wrong with a row is part of what its hash is taken of, so that the flaws of several rows can't make up for
-each other.
+Runs on executors and imports no pyspark. Rows are distributed over partitions of a hash space, by key or, without one,
+by content; the digest of a partition is the sum of its rows' hashes, on either side. A flaw of a row is hashed together
+with its text, so that flaws of several rows can't cancel out.
 """
 
 from __future__ import annotations
@@ -33,14 +32,14 @@ from headwater.storage.open import open_backend
 _hash = xxhash.xxh3_64_intdigest
 _63_BITS = 0x7FFFFFFFFFFFFFFF
 _SOUND, _FLAWED = "", "\0flawed"
-"""What ends the text that a row's hash is taken of. No text of Postgres has a NUL."""
+"""The end of the text that is hashed for a row. No text of Postgres has a NUL."""
 
 Digests = npt.NDArray[np.uint64]
 
 
 class ComparedRow(NamedTuple):
-    """A row of either side. `place` says in which partition of the hash space it is; `line` is empty where only its
-    digest matters. A row that is too large for the store counts by its stub."""
+    """A row of either side. `place` decides its partition of the hash space; `line` is empty where only the digest is
+    needed. A row that is too large for the store counts as its stub."""
 
     place: int
     key: str
@@ -94,7 +93,7 @@ Rows = SourceRows | StoreRows
 
 
 def _keyed(key: str, line: str, kept: str, mark: str = _SOUND) -> ComparedRow:
-    # Of a large row the key is all that matters: a stub can't be brought to another layout of its table
+    # Of a row that is too large, only the key counts: a stub can't be converted to another layout
     shown = "" if is_stub(stored_line(line)) else line
     return ComparedRow(_hash(key.encode()), key, _hash(f"{key}\0{shown}{mark}".encode()) & _63_BITS, kept)
 
@@ -108,7 +107,7 @@ def _content(line: str, mark: str = _SOUND) -> ComparedRow:
 
 
 def _present_line(layouts: Sequence[Relation], row: CurrentRow) -> str:
-    """The row's line in the last layout; as it is when it can't be read."""
+    """The row's line in the last layout; unchanged when it can't be read."""
     if row.layout == len(layouts) - 1:
         return row.line
     try:
@@ -126,7 +125,7 @@ def _stands_right(bounds: Sequence[BoundTable | None], layouts: Sequence[Relatio
 
 @dataclass(frozen=True, slots=True)
 class TableDigests:
-    """What one task found: how many rows, and the digest of each partition of the hash space."""
+    """The result of one task: how many rows, and the digest of each partition of the hash space."""
 
     table: int
     of_source: bool
@@ -136,7 +135,7 @@ class TableDigests:
 
 @dataclass(frozen=True, slots=True)
 class DigestTask:
-    """Digest the rows into `partitions` of the hash space, a power of two."""
+    """Compute the digests of the rows, in `partitions` of the hash space, a power of two."""
 
     part: Rows
     partitions: int
@@ -156,7 +155,7 @@ class DigestTask:
 
 @dataclass(frozen=True, slots=True)
 class RecountTask:
-    """Count the job's rows. By id or content, a line and how many there are."""
+    """Count the job's rows. Returns, by row or content id, a line and how many rows there are."""
 
     part: SourceRows
 
@@ -174,7 +173,7 @@ class RecountTask:
 
 @dataclass(frozen=True, slots=True)
 class RowsTask:
-    """Pick the rows in those of `partitions` that `differing` names."""
+    """Read the rows in those of `partitions` that are in `differing`."""
 
     part: Rows
     partitions: int

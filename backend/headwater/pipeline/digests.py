@@ -1,7 +1,7 @@
-"""The comparison of a source and its store: digests of both sides first, then the rows behind those that differ.
+"""Compares a source and its store: first digests of both sides, then the rows of partitions that differ.
 
-Most of the time nothing differs, and then a vector of digests per task is all that travels. Rows are fetched only
-from partitions of the hash space that differ. A small table is read whole, by one task.
+Usually nothing differs, and then only a vector of digests per task is transferred. Rows are transferred only from
+partitions of the hash space that differ. A small table is compared by one task.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import numpy as np
 from headwater.bulk.contract import CompareJob, CompareOutcome, CompareTable
 from headwater.pipeline.compare import DigestTask, Rows, RowsTask, SourceRows, StoreRows, TableDigests
 from headwater.pipeline.engine import Found, Run
-from headwater.pipeline.meeting import WholeTask
 from headwater.pipeline.partition import Partition
 from headwater.pipeline.plan import is_small
+from headwater.pipeline.small_table import WholeTask
 
 _FEWEST_PARTITIONS, _MOST_PARTITIONS = 1 << 10, 1 << 16
 _ROWS_A_PARTITION = 8
-_WHOLE_AT_ONCE = 16  # tables whose differences the driver's memory has to hold together
+_WHOLE_AT_ONCE = 16  # tables whose differences are in the driver's memory together
 
 
 def find_differences(
@@ -50,7 +50,7 @@ def find_differences(
 
 @dataclass(frozen=True, slots=True)
 class _Sides:
-    """The parts of a table on either side."""
+    """The parts of a table on both sides."""
 
     source: tuple[SourceRows, ...]
     store: tuple[StoreRows, ...]
@@ -64,7 +64,7 @@ class _Sides:
 
 
 class _Whole(NamedTuple):
-    """What is left of a small table's comparison when its differences were handed over."""
+    """The result for a small table, without the differences, which were handed over."""
 
     source_rows: int
     store_rows: int
@@ -72,7 +72,7 @@ class _Whole(NamedTuple):
 
 
 def _compare_whole(run: Run[CompareJob], tasks: Sequence[WholeTask], found: Found) -> dict[int, _Whole]:
-    """By table, what was found in those that were as small as was thought."""
+    """Results by table. Tables that were larger than expected are left out."""
     small: dict[int, _Whole] = {}
     for start in range(0, len(tasks), _WHOLE_AT_ONCE):
         some = tasks[start : start + _WHOLE_AT_ONCE]
@@ -109,13 +109,13 @@ def _compare_digests(
 
 
 def _partitions(rows: int) -> int:
-    """Enough that few rows share a partition, a power of two."""
+    """A power of two that leaves few rows in a partition."""
     wanted = max(_FEWEST_PARTITIONS, min(_MOST_PARTITIONS, rows // _ROWS_A_PARTITION))
     return 1 << (wanted - 1).bit_length()
 
 
 def _differing(found: Sequence[TableDigests], sizes: dict[int, int]) -> dict[int, frozenset[int]]:
-    """By table, the partitions in which the two sides are not equal."""
+    """By table, the partitions in which the two sides differ."""
     sums = {table: np.zeros(size, dtype=np.uint64) for table, size in sizes.items()}
     for part in found:
         digests = np.frombuffer(part.digests, dtype=np.uint64)

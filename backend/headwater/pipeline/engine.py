@@ -1,4 +1,4 @@
-"""What runs the tasks of bulk jobs, as those who plan the jobs see it."""
+"""The interface of an engine, which runs the tasks of bulk jobs."""
 
 from __future__ import annotations
 
@@ -26,51 +26,50 @@ _TRIES = 3
 _log = logging.getLogger(__name__)
 
 RAISED_AS_THEY_ARE = (TableChangedError, StoreError, StoreBusyError, StoreUnreachableError, MachineError)
-"""Errors in tasks that are not the job's: whoever gave it knows better what to do."""
+"""Errors in tasks that are raised unchanged, since the caller decides by their type what to do."""
 
 
 class Task(Protocol[JobT_contra, ResultT_co]):
-    """A part of a job. Goes to an executor, and what `run` returns comes back, both as pickles: small, please."""
+    """A part of a job. The task is sent to an executor as a pickle, and so is the result back: both must be small."""
 
     def run(self, job: JobT_contra, number: int, attempt: str) -> ResultT_co: ...
 
 
 class Run(Protocol[JobT_co]):
-    """A job at work. What a task fails of is raised as an error of ours: those of RAISED_AS_THEY_ARE, all else as one
-    that may go better the next time. The first ends the other tasks. EngineLostError when the engine itself ended."""
+    """A job that is running. The first error of a task ends the other tasks, and is raised: unchanged if it is in
+    RAISED_AS_THEY_ARE, else as an error with kind RETRY. Raises EngineLostError when the engine itself ended."""
 
     @property
     def application(self) -> str:
-        """What the engine calls itself in its own records."""
+        """The engine's own id of this application."""
 
     @property
     def parallelism(self) -> int:
-        """How many tasks it works on at a time."""
+        """How many tasks run at a time."""
 
     def tasks(self, tasks: Sequence[Task[JobT_co, Result]]) -> list[Result]:
-        """Run tasks, each once or, after a failure that may pass, again; their results in the order of the tasks."""
+        """Run tasks, and repeat those with an error that may pass. Returns the results in the order of the tasks."""
 
     def differences(self: Run[CompareJob], tasks: Sequence[RowsTask], found: Found) -> None:
-        """Read rows of both sides, and hand those that are not alike to `found`, in batches."""
+        """Read rows of both sides, and hand the differences to `found`, in batches."""
 
 
 class Engine(Protocol):
-    """Whatever runs tasks."""
+    """Runs tasks."""
 
     def warm_up(self) -> None:
-        """Begin to start, without waiting for it. Raises an error of ours where something is not installed."""
+        """Begin to start, without waiting for it. Raises an error of ours when something is not installed."""
 
     def preparing(self) -> str:
-        """What it does before it can work, for a person; empty when nothing."""
+        """What the engine does before it can run tasks, for a person; empty when nothing."""
 
     def run(self, job: Job, what: str, stop: threading.Event | None = None) -> AbstractContextManager[Run[Job]]:
-        """Ready for the job's tasks; `what` names it for a person. Once `stop` is set, tasks that run are ended soon
-        and GivenUpError is raised."""
+        """Prepare to run the job's tasks; `what` names the job for a person. Once `stop` is set, running tasks are
+        ended soon and GivenUpError is raised."""
 
 
 def persistently(work: Callable[[], Result]) -> Result:
-    """Do work on an engine, from its beginning each time the engine ends in the midst of it. Not for ever: nobody
-    else begins it again, but a person waits for it."""
+    """Do work on an engine, and repeat it when the engine ends during it, three times at most: a person is waiting."""
     for _ in range(_TRIES - 1):
         try:
             return work()

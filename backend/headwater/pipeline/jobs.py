@@ -1,4 +1,4 @@
-"""Bulk jobs as the replicator asks for them: each cut into tasks, which an engine runs."""
+"""Runs the bulk jobs of the replicator: divides each into tasks for an engine."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from headwater.bulk.contract import (
     CompareOutcome,
     CompareTable,
     Difference,
+    JobKind,
     RecountJob,
     RekeyJob,
     ReprocessJob,
@@ -57,10 +58,10 @@ class BulkJobs:
 
     def snapshot(self, job: SnapshotJob, progress: Report) -> BulkOutcome:
         job = replace(job, tables=_measured(job.source, job.tables))
-        with self._engine.run(job, "snapshot") as run:
+        with self._engine.run(job, JobKind.SNAPSHOT) as run:
             parts = partitions(job.tables, run.parallelism)
             tasks = _number_copies(run, job, parts)
-            with ProgressReporter("snapshot", job.directory, expected_rows(job.tables), len(tasks), progress):
+            with ProgressReporter(JobKind.SNAPSHOT, job.directory, expected_rows(job.tables), len(tasks), progress):
                 staged = run.tasks(tasks)
             return BulkOutcome(tuple(staged), run.application, len(tasks))
 
@@ -68,16 +69,16 @@ class BulkJobs:
         tasks = [ReprocessTask(table.stored, *places) for table in job.tables for places in table.ranges]
         expected = sum(table.rows for table in job.tables)
         with (
-            self._engine.run(job, "reprocess", stop) as run,
-            ProgressReporter("reprocess", job.directory, expected, len(tasks), progress),
+            self._engine.run(job, JobKind.REPROCESS, stop) as run,
+            ProgressReporter(JobKind.REPROCESS, job.directory, expected, len(tasks), progress),
         ):
             staged = run.tasks(tasks)
             return BulkOutcome(tuple(staged), run.application, len(tasks))
 
     def rekey(self, job: RekeyJob, progress: Report, stop: Stop = None) -> BulkOutcome:
         with (
-            self._engine.run(job, "re-key", stop) as run,
-            ProgressReporter("re-key", job.directory, job.rows, len(job.ranges), progress),
+            self._engine.run(job, JobKind.REKEY, stop) as run,
+            ProgressReporter(JobKind.REKEY, job.directory, job.rows, len(job.ranges), progress),
         ):
             counts: list[Counter[str]] = []
             if needs_counts(job):
@@ -91,14 +92,14 @@ class BulkJobs:
         self, job: CompareJob, progress: Report, found: Callable[[Sequence[Difference]], None], stop: Stop = None
     ) -> CompareOutcome:
         job = replace(job, tables=_measured(job.source, job.tables))
-        with self._engine.run(job, "comparison", stop) as run:
+        with self._engine.run(job, JobKind.COMPARISON, stop) as run:
             snapshot_tables = [SnapshotTable(table.stored.id, table.published) for table in job.tables]
             parts = partitions(snapshot_tables, run.parallelism)
             tasks = len(parts) + sum(len(table.ranges) for table in job.tables)
-            # The source has about as many rows as the store, which knows better than the planner how many that are
+            # The source has about as many rows as the store, whose count is better than the planner's estimate
             pairs = zip(job.tables, snapshot_tables, strict=True)
             expected = sum(table.rows + (table.rows or expected_rows([read])) for table, read in pairs)
-            with ProgressReporter("comparison", job.directory, expected, tasks, progress):
+            with ProgressReporter(JobKind.COMPARISON, job.directory, expected, tasks, progress):
                 return find_differences(run, job, parts, found)
 
     def recount(
@@ -107,11 +108,11 @@ class BulkJobs:
         compared = job.compared
         tables = _measured(compared.source, [table for table in compared.tables if table.stored.id in job.contents])
         stored = {table.stored.id: table.stored for table in tables}
-        with self._engine.run(job, "recount", stop) as run:
+        with self._engine.run(job, JobKind.RECOUNT, stop) as run:
             parts = partitions([SnapshotTable(table.stored.id, table.published) for table in tables], run.parallelism)
             tasks = [RecountTask(SourceRows(stored[part.table.table_id], part)) for part in parts]
             expected = sum(table.rows for table in tables)
-            with ProgressReporter("recount", compared.directory, expected, len(tasks), progress):
+            with ProgressReporter(JobKind.RECOUNT, compared.directory, expected, len(tasks), progress):
                 counted = run.tasks(tasks)
         copies: dict[tuple[int, str], Difference] = {}
         for task, own in zip(tasks, counted, strict=True):
@@ -123,8 +124,8 @@ class BulkJobs:
 
     def verify(self, job: VerifyJob, progress: Report, stop: Stop = None) -> VerifyOutcome:
         with (
-            self._engine.run(job, "verification", stop) as run,
-            ProgressReporter("verification", job.directory, 0, 0, progress),
+            self._engine.run(job, JobKind.VERIFICATION, stop) as run,
+            ProgressReporter(JobKind.VERIFICATION, job.directory, 0, 0, progress),
         ):
             return verify_store(run, job)
 
@@ -134,8 +135,8 @@ class BulkJobs:
         keys = frozenset(buckets)
         tasks = [StandingTask(table, *places, keys) for table in job.tables for places in table.ranges]
         with (
-            self._engine.run(job, "search for rows", stop) as run,
-            ProgressReporter("rebuild", job.directory, 0, len(tasks), progress),
+            self._engine.run(job, JobKind.SEARCH, stop) as run,
+            ProgressReporter(JobKind.REBUILD, job.directory, 0, len(tasks), progress),
         ):
             found: dict[int, list[str]] = {table.id: [] for table in job.tables}
             for task, rows in zip(tasks, run.tasks(tasks), strict=True):
@@ -144,14 +145,14 @@ class BulkJobs:
 
 
 def _measured(source: SourceSettings, tables: Sequence[Read]) -> tuple[Read, ...]:
-    """The tables with their sizes of now."""
+    """The tables with their present sizes."""
     published = measured(source, [table.published for table in tables])
     return tuple(replace(table, published=now) for table, now in zip(tables, published, strict=True))
 
 
 def _number_copies(run: Run[SnapshotJob], job: SnapshotJob, parts: Sequence[Partition]) -> list[SnapshotTask]:
-    """Tell each task of a table without key how many copies of its rows earlier tasks have, so that copies are
-    numbered as the stream would. Only tables that are cut into several parts need the extra look."""
+    """For tables without key, give each task the number of copies of its rows in earlier tasks, so that copies are
+    numbered as the stream does. Only tables in several parts have to be read for that."""
     groups = [list(group) for _, group in groupby(parts, key=lambda part: part.table.table_id)]
     counted = [
         part
@@ -168,7 +169,7 @@ def _number_copies(run: Run[SnapshotJob], job: SnapshotJob, parts: Sequence[Part
 
 
 def _counted_before(counts: Sequence[Counter[str]]) -> list[CountedCopies]:
-    """For each part of a table, how often its contents stand in the parts before it."""
+    """For each part of a table, how often its contents are in the parts before it."""
     total: Counter[str] = Counter()
     before = []
     for own in counts:

@@ -1,4 +1,4 @@
-"""What one task of a snapshot does: COPY a range of a table's pages, run the shared transform, write a part.
+"""The tasks of a snapshot: COPY a range of a table's pages, evaluate the rows, write a part.
 
 Runs on executors and imports no pyspark. https://www.postgresql.org/docs/current/sql-copy.html
 """
@@ -51,7 +51,7 @@ class PartitionError(HeadwaterError):
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """A range of pages of one leaf table: from `first` up to `end`, which None leaves open."""
+    """A range of pages of one leaf: from `first` up to `end`, or without end for None."""
 
     table: SnapshotTable
     leaf: Leaf
@@ -61,41 +61,40 @@ class Partition:
 
 @dataclass(frozen=True, slots=True)
 class CountedCopies:
-    """How often rows of a table without key stood in earlier partitions, by content: numbering goes on from there."""
+    """How often rows of a table without key are in earlier partitions, by content: their numbers are used already."""
 
     before: Mapping[str, int] = field(default_factory=dict)
 
 
 def read_lines(source: SourceSettings, snapshot: str, partition: Partition) -> Iterator[list[str]]:
-    """The partition's rows as COPY text, in batches. Raises TableChangedError when the table is not, or does not
-    stay, what the snapshot saw: a rewrite or a TRUNCATE would read as no rows and move others between ranges."""
+    """The partition's rows as COPY text, in batches. Raises TableChangedError when the table changed since the snapshot
+    or meanwhile: after a rewrite or a TRUNCATE, the snapshot would show no rows, or rows in other ranges."""
     with connect(source, application_name="headwater snapshot") as conn:
         conn.execute(_LOCK_TIMEOUT)
-        _check_unchanged(
-            conn, source, partition
-        )  # names that columns lent each other meanwhile are seen by no later look
+        # Before the read, too: columns could be renamed and renamed back meanwhile
+        _check_unchanged(conn, source, partition)
         conn.execute("begin transaction isolation level repeatable read read only")
         conn.execute(sql.SQL("set transaction snapshot {}").format(snapshot))
         try:
             yield from _copy(conn, partition, source.piece_bytes)
             _check_name(conn, partition)
         except (PartitionError, psycopg.Error):
-            with contextlib.suppress(psycopg.Error):  # of the two errors the first one says what happened
+            with contextlib.suppress(psycopg.Error):  # the first error is the one to raise
                 conn.rollback()
                 _check_unchanged(conn, source, partition)
             raise
-        conn.execute("commit")  # from here on the catalog is seen as it is now
+        conn.execute("commit")  # to read the present catalog
         _check_unchanged(conn, source, partition)
 
 
 def _check_name(conn: psycopg.Connection, partition: Partition) -> None:
-    """What was read by its name was the table that is meant, and it had that name when the snapshot was taken: else
-    rules may not have spoken of it. It is locked until the transaction ends, and its name with it."""
+    """Raise TableChangedError unless the name that was read is this table's, now and at the time of the snapshot: under
+    another name, other rules may apply. The table is locked until the transaction ends, so it keeps its name."""
     leaf, root = partition.leaf, partition.table.published.relation
     name = sql.Identifier(leaf.schema, leaf.name).as_string(conn)
-    if conn.execute("select %s::regclass::oid::int8", [name]).fetchall() != [(leaf.oid,)]:  # tells the present
+    if conn.execute("select %s::regclass::oid::int8", [name]).fetchall() != [(leaf.oid,)]:  # shows the present
         raise TableChangedError("another table has the name of one that is read", name, "it is read again")
-    rows = conn.execute(  # tells what the snapshot saw
+    rows = conn.execute(  # shows the snapshot
         "select c.oid::int8, n.nspname, c.relname from pg_class c join pg_namespace n on n.oid = c.relnamespace"
         " where c.oid = any(%s::oid[])",
         [[leaf.oid, root.oid]],
@@ -118,7 +117,7 @@ def _copy(conn: psycopg.Connection, partition: Partition, piece: int) -> Iterato
     result = pgconn.exec_(query.encode())
     if result.status != pq.ExecStatus.COPY_OUT:
         raise _unread(result.error_message, partition)
-    # libpq hands over one line a call; psycopg's own Copy object would cost as much again for each
+    # libpq returns one line a call; psycopg's Copy object would double the time for each
     get, lines, length = pgconn.get_copy_data, list[str](), 0
     while True:
         size, data = get(0)
@@ -132,19 +131,19 @@ def _copy(conn: psycopg.Connection, partition: Partition, piece: int) -> Iterato
     result = pgconn.get_result() or result
     message = pgconn.error_message
     while pgconn.get_result() is not None:
-        pass  # else the connection would take no further command
+        pass  # else the connection does not accept another command
     if size == -2 or result.status != pq.ExecStatus.COMMAND_OK:
         raise _unread(message, partition)
     yield lines
 
 
 def _unread(message: bytes, partition: Partition) -> PartitionError:
-    fix = "`headwater source status` names rights that are missing; it is tried again"
+    fix = "`headwater source status` lists missing rights; it is tried again"
     return PartitionError(_first_line(message), partition.table.published.qualified_name, fix)
 
 
 def copy_query(partition: Partition) -> sql.Composed:
-    """The COPY of a partition: the columns that the stream sends, and the rows that it would."""
+    """The COPY statement for a partition: the columns and rows that are published."""
     published, leaf = partition.table.published, partition.leaf
     conditions = [sql.SQL("ctid >= {}").format(sql.Literal(f"({partition.first},0)"))]
     if partition.end is not None:
@@ -165,7 +164,7 @@ def _first_line(message: bytes | str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotTask:
-    """Read, transform and write one partition."""
+    """Read, evaluate and write one partition."""
 
     partition: Partition
     copies: CountedCopies
@@ -185,7 +184,7 @@ class SnapshotTask:
 
 @dataclass(frozen=True, slots=True)
 class CountTask:
-    """Count how often each row stands in a partition, by content."""
+    """Count how often each row is in a partition, by content."""
 
     partition: Partition
 
@@ -198,7 +197,7 @@ class CountTask:
 
 
 class _Worker:
-    """The transform of one partition."""
+    """Evaluates the rows of one partition."""
 
     def __init__(self, job: SnapshotJob, partition: Partition, copies: CountedCopies) -> None:
         table = partition.table

@@ -1,4 +1,4 @@
-"""Cutting a snapshot into partitions: ranges of pages of the tables that hold the rows."""
+"""Divides a snapshot into partitions: ranges of pages of the leaves."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from headwater.bulk.contract import SnapshotTable
 from headwater.pipeline.partition import Partition
 from headwater.source.catalog.published import PublishedTable
 
-LARGEST_PAGES = 8_192  # 64 MB: small enough to show progress and to repeat, large enough to amortise a task
-SMALLEST_PAGES = 2_048  # 16 MB, some tens of thousands of rows: less is read before another task has begun
+LARGEST_PAGES = 8_192  # 64 MB: small enough to show progress and to repeat, large enough for the overhead of a task
+SMALLEST_PAGES = 2_048  # 16 MB, some tens of thousands of rows: less takes less time than starting another task
 _ROWS_A_PAGE = 60
 
 
 def partitions(tables: Sequence[SnapshotTable], parallelism: int) -> list[Partition]:
-    """Ranges for about four tasks a core, but none tiny and none huge. The last range of a leaf is open: pages that
-    the table grew since were counted by nobody."""
+    """Ranges for about four tasks a core, but none tiny and none huge. The last range of a leaf has no end, since the
+    leaf may have grown since its size was read."""
     total = sum(leaf.pages for table in tables for leaf in table.published.leaves)
     size = min(LARGEST_PAGES, max(SMALLEST_PAGES, total // max(1, parallelism * 4) + 1))
     return [
@@ -27,12 +27,12 @@ def partitions(tables: Sequence[SnapshotTable], parallelism: int) -> list[Partit
 
 
 def is_small(table: PublishedTable) -> bool:
-    """Whether a table is thought to be as good as one part, however many leaves hold its rows."""
+    """Whether a table is estimated to be small enough for one task, however many leaves it has."""
     return sum(leaf.pages for leaf in table.leaves) <= SMALLEST_PAGES
 
 
 def expected_rows(tables: Sequence[SnapshotTable]) -> int:
-    """How many rows the tables are thought to have. The planner has no number for one that was never analysed."""
+    """About how many rows the tables have. The planner has no estimate for a table that was never analysed."""
     leaves = [leaf for table in tables for leaf in table.published.leaves]
     return sum(leaf.estimated_rows or leaf.pages * _ROWS_A_PAGE for leaf in leaves)
 

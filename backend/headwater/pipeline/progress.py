@@ -1,4 +1,4 @@
-"""How far a job's tasks are, through small files beside its parts that the driver sums up while it runs."""
+"""Progress of a job's tasks: each writes a small file beside its part, and the driver sums them up."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SECONDS = 0.25
 
 
 class TaskProgress:
-    """Rows done by one attempt of a task."""
+    """Counts the rows done by one attempt of a task."""
 
     def __init__(self, directory: str, number: int, attempt: str) -> None:
         self._path = Path(directory) / f"progress-{number:05d}-{attempt}"
@@ -38,7 +38,7 @@ class TaskProgress:
 
 
 class ProgressReporter:
-    """Tells `progress` of a job every so often, from a thread, while it is entered. `what` is the job's kind."""
+    """A context manager that calls `progress` every quarter of a second, from a thread. `what` is the job's kind."""
 
     def __init__(
         self, what: str, directory: str, expected: int, tasks: int, progress: Callable[[BulkProgress], None]

@@ -1,9 +1,8 @@
-"""What one task of a re-key does: read current rows and write them under the ids that their table gives them now.
+"""The tasks of a re-key: read current rows, and write them under the ids of the table's new replica identity.
 
-Runs on executors and imports no pyspark. A row keeps its values, its memberships and its subkeys: what devices have
-stays as it is. One that can't be told by its new id gets one that no row of the source has, so that the comparison
-which follows removes it.
-"""
+Runs on executors and imports no pyspark. A row keeps its values, memberships and subkeys, so nothing changes on
+devices. A row whose new id can't be derived gets an id that no row of the source has, so that the comparison that
+follows removes it."""
 
 from __future__ import annotations
 
@@ -27,17 +26,17 @@ from headwater_rules.results import LookupEntry
 _PAGE_ROWS = 2_000
 
 _UNKNOWN = "\x01"
-"""How ids begin that no row of the source has."""
+"""The beginning of ids that no row of the source has."""
 
 
 def needs_counts(job: RekeyJob) -> bool:
-    """Whether equal rows can stand in several ranges, so that their copies have to be counted first."""
+    """Whether equal rows can be in several ranges, so that their copies have to be counted first."""
     return len(job.ranges) > 1 and RowIdentity.of(job.stored.relation).kind is IdentityKind.FULL
 
 
 @dataclass(frozen=True, slots=True)
 class RekeyCountTask:
-    """Count how often each row stands at places [first, end), by content."""
+    """Count how often each row is at places [first, end), by content."""
 
     first: int
     end: int
@@ -81,7 +80,7 @@ Cells = Sequence[str | None]
 def _page(
     job: RekeyJob, keys: _Keys, bound: BoundTable | None, batch: Sequence[PlacedRow]
 ) -> tuple[list[CurrentRow], list[tuple[str, LookupEntry]]]:
-    """What is taken over at once, between two flushes of the stream."""
+    """The rows and lookups of one page, which the store takes over between two flushes of the stream."""
     rows: list[CurrentRow] = []
     lookups: list[tuple[str, LookupEntry]] = []
     for _, row in batch:
@@ -95,7 +94,7 @@ def _page(
 
 
 class _Keys:
-    """Gives rows their ids. `copies` counts the equal ones met so far."""
+    """Gives rows their ids. `copies` counts the equal rows so far."""
 
     def __init__(self, job: RekeyJob, copies: Counter[str]) -> None:
         layouts = job.stored.layouts
@@ -104,7 +103,7 @@ class _Keys:
         self._copies = copies
 
     def of(self, row: CurrentRow, cells: Cells | None) -> str | None:
-        """None for a row that is nowhere and can't be told: it is as good as missing."""
+        """The new id of a row. None for a row without a new id that is in no bucket: it is left out."""
         if self._identity.kind is IdentityKind.FULL:
             content = read_stub(row.line).content if is_stub(row.line) else content_id(self._content(row, cells))
             self._copies[content] += 1
@@ -116,7 +115,7 @@ class _Keys:
         return self._identity.key(cells)
 
     def _content(self, row: CurrentRow, cells: Cells | None) -> str:
-        # Should columns be others after all, the comparison that follows finds no row of the source by such an id
+        # If columns were not just renamed, the comparison that follows finds no row of the source with such an id
         return row.line if cells is None or row.layout in self._renamed else join_cells(cells)
 
 

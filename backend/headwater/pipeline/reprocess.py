@@ -1,8 +1,7 @@
-"""What one task of a reprocess does: read current rows, evaluate row sides that are not complete, write additions.
+"""The tasks of a reprocess: read current rows, evaluate incomplete row sides, write additions.
 
-Runs on executors and imports no pyspark. What a row has already, from an attempt that was cut short or from the live
-path, is left as it is, so the work can be repeated.
-"""
+Runs on executors and imports no pyspark. Entries that a row already has, from an interrupted attempt or from the
+stream, are left as they are, so the work can be repeated."""
 
 from __future__ import annotations
 
@@ -56,7 +55,8 @@ class ReprocessTask:
 def _write_additions(
     bound: BoundTable, stored: StoredTable, batch: Sequence[PlacedRow], part: PartWriter
 ) -> tuple[list[str], int]:
-    """Returns what is too large, in words, and how many bytes of ops were written."""
+    """Write the additions of a batch. Returns the ops that are too large, in words, and how many bytes of ops were
+    written."""
     name = f"{stored.relation.schema}.{stored.relation.name}"
     refused: list[str] = []
     rows: list[CurrentRow] = []

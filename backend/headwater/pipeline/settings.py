@@ -1,4 +1,4 @@
-"""What a config says of Spark. Apart from the session, so that reading a config does not load Spark."""
+"""Spark's part of the config. In a module of its own, so that reading the config does not import pyspark."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class SparkSettings:
-    """`master` is Spark's address; `conf` are further settings of it, which win over our defaults."""
+    """`master` is Spark's address; `conf` are further settings of Spark, which override our defaults."""
 
     master: str = "local[*]"
     conf: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def local(self) -> bool:
-        """Whether every task runs on this machine."""
+        """Whether tasks run on this machine."""
         return self.master.startswith("local")

@@ -1,9 +1,8 @@
-"""Whether histories and lookups hold what current rows say, on Spark.
+"""Verifies histories and lookups against current rows, on Spark.
 
-Histories are checked bucket by bucket, and the rows that they lead to summed up; so are the memberships of current
-rows. Where the sums of a bucket differ, either was changed between the two looks at it, which its newest op tells, or
-it is broken. Buckets that were changed are looked at again in many parts each: those that no newer op is about have to
-be equal.
+The ops of each bucket are checked, and the rows that they lead to are summed up; so are the memberships of current
+rows. If the sums of a bucket differ, either the bucket changed between the two reads, which its newest op shows, or it
+is broken. Buckets that changed are checked again, divided into many parts: parts without a newer op have to be equal.
 """
 
 from __future__ import annotations
@@ -23,13 +22,14 @@ _ROUNDS = 3
 
 
 def verify_store(run: Run[VerifyJob], job: VerifyJob) -> VerifyOutcome:
-    """Look at everything that the job names."""
+    """Verify everything that the job names. Raises TableChangedError when a table was truncated or created
+    meanwhile."""
     return _Verification(run, job).run()
 
 
 @dataclass(frozen=True, slots=True)
 class _Look:
-    """What one look at both sides gave: by bucket the newest op of its history, and the parts that differ."""
+    """The result of reading both sides: by bucket, the newest op of its history, and the parts that differ."""
 
     newest: dict[int, int]
     differing: dict[int, set[int]]
@@ -67,7 +67,7 @@ class _Verification:
         )
 
     def _look(self, ranges: Sequence[tuple[int, int]], keys: frozenset[int] | None, parts: int) -> _Look:
-        """Histories first, then rows, of buckets in `ranges`; when these are not all, `keys` names them."""
+        """Read the histories, then the rows, of buckets in `ranges`; `keys` has their keys, None for all buckets."""
         histories = self._run([HistoryTask(*cut, parts) for cut in ranges])
         rows = self._run(
             [
@@ -100,14 +100,14 @@ class _Verification:
         return _Look(newest, differing)
 
     def _judge(self, look: _Look, parts: int, retired: Collection[int]) -> list[int]:
-        """Which buckets that differ are broken is noted; those that changed meanwhile are returned."""
+        """Note the buckets that are broken. Returns those that differ, but may have changed meanwhile."""
         suspects: list[int] = []
         differing = {key: found for key, found in look.differing.items() if key not in self._broken}
         if not differing:
             return []
         with open_backend(self._job.store).open_verify() as reader:
             if set(reader.tables()) != {table.id for table in self._job.tables}:
-                raise TableChangedError("a table was truncated or came", str(self._job.store), "it is looked at again")
+                raise TableChangedError("a table was truncated or created", str(self._job.store), "it is tried again")
             gone = reader.retired() | frozenset(retired)
             for key, different in differing.items():
                 head = reader.head(key)

@@ -1,5 +1,5 @@
-"""What the tasks of a verification do: sum up the histories of buckets and the memberships of current rows, and look
-for lookups that are not what the rules give. Runs on executors and imports no pyspark."""
+"""The tasks of a verification: sum up histories of buckets and memberships of current rows, and check lookups by the
+rules. Runs on executors and imports no pyspark."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from headwater_rules.results import LookupEntry
 
 @dataclass(slots=True)
 class HistoryFound:
-    """What the histories of some buckets gave. `newest` is each one's last op, by key; `sums` the sums of what stands
-    in each, by its key times the number of parts plus the part."""
+    """The result for the histories of some buckets. `newest` is the last op of each, by key; `sums` are the sums of
+    their rows, by the bucket's key times the number of parts plus the part."""
 
     ops: int = 0
     newest: dict[int, int] = field(default_factory=dict)
@@ -31,7 +31,7 @@ class HistoryFound:
 
 @dataclass(slots=True)
 class RowsFound:
-    """What current rows gave: `sums` as those of histories, and (table, row id) of rows whose lookups are wrong."""
+    """The result for current rows: `sums` as for histories, and (table, row id) of rows with wrong lookups."""
 
     rows: int = 0
     sums: dict[int, int] = field(default_factory=dict)
@@ -43,7 +43,7 @@ class RowsFound:
 
 @dataclass(frozen=True, slots=True)
 class HistoryTask:
-    """Buckets with keys in [first, end)."""
+    """Check the histories of buckets with keys in [first, end)."""
 
     first: int
     end: int
@@ -69,8 +69,8 @@ class HistoryTask:
 
 @dataclass(frozen=True, slots=True)
 class MembersTask:
-    """The rows of a table at places [first, end): their memberships in the buckets that `keys` names, or in all, and
-    with `lookups` whether these are what the rules give."""
+    """Check the rows of a table at places [first, end): sum up their memberships in the buckets `keys` (None: all), and
+    with `lookups` check their lookups."""
 
     table: VerifyTable
     first: int
@@ -118,7 +118,7 @@ class LookupCheck:
         return cls(stored, bound, frozenset(lookup.name for plan in job.plans for lookup in plan.lookups))
 
     def wrong(self, reader: VerifyReader, batch: Sequence[PlacedRow]) -> list[str]:
-        """Ids of rows with other lookups than they should have. Those that no rule asks for do not count."""
+        """Ids of rows with wrong lookups. Lookups of other plans do not count."""
         standing = reader.lookups(self.stored.id, [row.row_id for _, row in batch])
         transform, nothing = self.bound.transform, set[LookupEntry]()
         wrong = []
@@ -126,7 +126,7 @@ class LookupCheck:
             there = standing.get(row.row_id, nothing)
             try:
                 expected = set(transform.evaluate(current_cells(self.stored.layouts, row), row.row_id).lookups)
-            except DecodeError:  # the comparison with the source names the row
+            except DecodeError:  # the comparison with the source reports the row
                 continue
             if there != expected and {e for e in there if e.key.partition("[")[0] in self.names} != expected:
                 wrong.append(row.row_id)
@@ -135,7 +135,7 @@ class LookupCheck:
 
 @dataclass(frozen=True, slots=True)
 class LoneLookupsTask:
-    """Lookups of rows that are not there."""
+    """Find lookups without a row."""
 
     table: VerifyTable
 
@@ -146,7 +146,7 @@ class LoneLookupsTask:
 
 @dataclass(frozen=True, slots=True)
 class StandingTask:
-    """The rows of a table at places [first, end) that stand in any of the buckets `keys`."""
+    """Find the rows of a table at places [first, end) that are in any of the buckets `keys`."""
 
     table: VerifyTable
     first: int
@@ -163,5 +163,5 @@ class StandingTask:
 
 
 def stands_in(members: str, row_id: str, keys: frozenset[int]) -> bool:
-    """Whether memberships name any of the buckets."""
+    """Whether stored memberships include any of the buckets."""
     return any(member.bucket in keys for member in decode_members(members, row_id))

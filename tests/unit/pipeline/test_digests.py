@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 import headwater.pipeline.compare
 import headwater.pipeline.digests
-import headwater.pipeline.meeting
 import headwater.pipeline.plan
+import headwater.pipeline.small_table
 from headwater.bulk.contract import CompareJob, CompareTable, Difference, SnapshotTable
 from headwater.decode.catalog import TypeCatalog
 from headwater.oplog.change import Column, Relation, ReplicaIdentity
@@ -134,6 +134,6 @@ def test_every_flawed_row_of_a_large_table_is_found(sides: TwoSides, rows: int, 
 
 
 def test_a_table_that_is_larger_than_it_was_thought_is_compared_all_the_same(sides: TwoSides) -> None:
-    sides.monkeypatch.setattr(headwater.pipeline.meeting, "MOST_CHARACTERS", 10_000)
+    sides.monkeypatch.setattr(headwater.pipeline.small_table, "MOST_CHARACTERS", 10_000)
     sides.rows = [Copies(1, [number % 7 == 0]) for number in range(1000)]
     sides.check()

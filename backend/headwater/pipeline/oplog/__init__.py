@@ -1,1 +1,1 @@
-"""The op log as a data source of Spark."""
+"""The op log as a data source for Spark."""

@@ -1,4 +1,4 @@
-"""Options of the op log as a Spark source: what a query may ask for, checked."""
+"""Reads and checks the options of the op log as a Spark source."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class OplogOptionError(HeadwaterError):
 
 @dataclass(frozen=True, slots=True)
 class OplogOptions:
-    """What to read. `tables` keeps to ops of some output tables, and to those that empty a bucket. An offset is an op
-    id or one of the names above. `limit` is how many ops a micro-batch may hold, None for any number."""
+    """What to read. With `tables`, only ops of these output tables, and CLEARs. An offset is an op id or one of the
+    names above. `limit` is the largest number of ops in a micro-batch, None for any number."""
 
     address: StoreAddress
     where: HistoryFilter
@@ -42,7 +42,7 @@ class OplogOptions:
 
 
 def read_options(options: Mapping[str, str]) -> OplogOptions:
-    """Check the options of a query; names are read without regard to case. Raises OplogOptionError."""
+    """Read the options of a query; upper and lower case in names are equal. Raises OplogOptionError."""
     given = {name.lower(): value for name, value in options.items()}
     unknown = sorted(set(given) - {name.lower() for name in _NAMES})
     if unknown:
@@ -70,11 +70,11 @@ def _address(given: Mapping[str, str]) -> StoreAddress:
     assert uri is not None
     try:
         parts = conninfo_to_dict(uri)
-    except ProgrammingError:  # its message repeats the text, which may hold a password
+    except ProgrammingError:  # its message has the text, which may contain a password
         raise OplogOptionError("can't be read", "uri", "write postgresql://user:password@host/database") from None
     if "password" in parts:
         raise OplogOptionError(
-            "must not hold a password: Spark shows it in plans",
+            "must not contain a password: Spark shows it in plans",
             "uri",
             "give it as the option password, which is hidden",
         )

@@ -29,10 +29,10 @@ OPS = StructType(
         StructField("committed_at", TimestampType()),
     ]
 )
-"""Ops as they are streamed, or read in bulk."""
+"""Columns of ops, streamed or read in batch."""
 
 SNAPSHOT = StructType([*OPS.fields, StructField("checkpoint", LongType())])
-"""Rows as they stand at `checkpoint`."""
+"""Columns of the rows in buckets at `checkpoint`."""
 
 _ARROW_OPS = to_arrow_schema(OPS, timezone="UTC")
 _ARROW_SNAPSHOT = to_arrow_schema(SNAPSHOT, timezone="UTC")
@@ -44,7 +44,7 @@ _Origin = tuple[str | None, str | None, int | None]
 
 
 class Origins:
-    """Where ops came from: source, its position and time, as far as flushes say."""
+    """The source, LSN and commit time of ops, as far as flushes are recorded."""
 
     def __init__(self, flushes: Sequence[FlushRange]) -> None:
         self._flushes = flushes
@@ -59,7 +59,7 @@ class Origins:
 
 
 def _origin(flush: FlushRange) -> _Origin:
-    """Bulk work has no commit: what it wrote stood in the source at some time before."""
+    """Source, LSN and commit time of a flush. Bulk work has no commit, so only the source is known."""
     if flush.committed_us == 0:
         return flush.source or None, None, None
     return flush.source, format_lsn(flush.lsn), flush.committed_us + _EPOCH_2000_US
@@ -68,8 +68,8 @@ def _origin(flush: FlushRange) -> _Origin:
 def arrow_rows(
     ops: Sequence[HistoryOp], origins: Origins, tables: frozenset[str], checkpoint: int | None = None
 ) -> pa.RecordBatch:
-    """Rows of OPS, or of SNAPSHOT when there is a checkpoint. `tables` keeps to ops of these and to CLEARs; empty
-    keeps all."""
+    """Rows of OPS, or of SNAPSHOT with a checkpoint. With `tables`, only ops of these output tables and CLEARs; empty
+    means all."""
     rows = [_row(op, origins) for op in ops]
     if tables:
         rows = [row for row in rows if row[1] == "CLEAR" or row[4] in tables]

@@ -1,4 +1,4 @@
-"""The op log as a source of Spark: `spark.readStream.format("headwater")`, and the same in batch.
+"""The op log as a Spark source, streamed or in batch: `spark.readStream.format("headwater")`.
 
     spark.dataSource.register(OplogSource)
 
@@ -57,7 +57,7 @@ class RangePartition(InputPartition):
 
 
 class SlicePartition(InputPartition):
-    """The rows that stand in some of the buckets."""
+    """The rows in some of the buckets."""
 
     def __init__(self, part: Slice, flushes: Sequence[FlushRange]) -> None:
         super().__init__(part)
@@ -85,7 +85,7 @@ def _read_range(options: OplogOptions, partition: InputPartition) -> Iterator[pa
 
 
 class OplogReader(DataSourceReader):
-    """Ops between two offsets."""
+    """Reads ops between two offsets."""
 
     def __init__(self, options: OplogOptions, limits: HistoryLimits) -> None:
         self._options = options
@@ -100,7 +100,7 @@ class OplogReader(DataSourceReader):
 
 
 class SnapshotReader(DataSourceReader):
-    """Rows as they stand in the buckets at one checkpoint."""
+    """Reads the rows in buckets at one checkpoint."""
 
     def __init__(self, options: OplogOptions, limits: HistoryLimits) -> None:
         self._options = options
@@ -121,7 +121,7 @@ class SnapshotReader(DataSourceReader):
 
 
 class OplogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Micro-batches of ops. An offset says which store it belongs to, and the last op read."""
+    """Reads micro-batches of ops. An offset has the store that it belongs to, and the last op that was read."""
 
     def __init__(self, options: OplogOptions) -> None:
         self._options = options
@@ -143,7 +143,7 @@ class OplogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         _check_offset(start, limits)
         end = limits.checkpoint if self._target is None else max(position, min(self._target, limits.checkpoint))
         if isinstance(limit, ReadMaxRows):
-            # A batch that ended within what compaction has merged would be overtaken already
+            # A first batch must not end before the ops that compaction has merged: those would be missing
             least = limits.merged if position == 0 else position
             end = max(least, open_backend(self._options.address).history_end(position, end, limit.max_rows))
         return _encoded(end, limits)
@@ -162,7 +162,8 @@ class OplogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 class OplogSource(DataSource):
-    """Registered as `headwater`. A DataFrame read in batch shows the store as it was when it was made."""
+    """Registered as `headwater`. A DataFrame that is read in batch has the store as it was when the DataFrame was
+    made."""
 
     _limits: HistoryLimits | None = None
 

@@ -1,1 +1,1 @@
-"""Spark itself: its session, tasks on it, and the engine made of both."""
+"""Runs tasks on Spark: its session, its log, and the engine."""

@@ -1,4 +1,4 @@
-"""Where the rows of a source and its store meet: a DataFrame of both sides, and from it those that are not alike."""
+"""Finds the differences between the rows of a source and its store, in a DataFrame of both sides."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ _NO_TABLE = -1
 def hand_over_differences(
     session: SparkSession, job: CompareJob, tasks: Sequence[RowsTask], found: Found
 ) -> HeadwaterError | None:
-    """Read the rows of both sides, and hand every difference to `found`, in batches. Returns what a task failed of, and
-    then has handed over nothing."""
+    """Read the rows of both sides, and hand every difference to `found`, in batches. Returns the error of a task that
+    failed; then nothing was handed over."""
     return _hand_over(_differences(_load(session, job, tasks)), found, job.source.piece_bytes)
 
 
@@ -41,8 +41,8 @@ def _load(session: SparkSession, job: CompareJob, tasks: Sequence[RowsTask]) -> 
 
 
 def _differences(rows: DataFrame) -> DataFrame:
-    """One row for each key, or content, that the two sides do not have alike: not as often, or with several digests.
-    See `meeting.Meeting`. Errors are among them as they are."""
+    """One row for each key or content that differs: not as often on both sides, or with several digests. The same as in
+    `small_table.BothSides`. Rows with errors are passed on."""
     of_source, of_store = f.col("side") == _SOURCE, f.col("side") == _STORE
     return (
         rows.groupBy("table", "key")
@@ -61,7 +61,7 @@ def _differences(rows: DataFrame) -> DataFrame:
 
 
 def _hand_over(differences: DataFrame, found: Found, piece: int) -> HeadwaterError | None:
-    """Pass the differences on in batches that the driver's memory can hold, of about `piece` bytes at most."""
+    """Hand the differences over in batches that fit into the driver's memory, of about `piece` bytes at most."""
     kept = differences.persist(StorageLevel.DISK_ONLY)
     try:
         ((count, size, failed),) = kept.agg(
@@ -89,7 +89,7 @@ def _encode(value: object) -> str:
 
 
 def _decode(text: str) -> Any:
-    """The inverse of `_encode`: text that we made ourselves."""
+    """The inverse of `_encode`, for text that we made ourselves."""
     return pickle.loads(base64.b85decode(text))  # noqa: S301
 
 
@@ -111,7 +111,7 @@ class RowsReader(DataSourceReader):
             for rows in task.rows(self._job):
                 yield _batch(table, side, rows)
         except HeadwaterError as error:
-            # Raised, Spark would try again what is hopeless, and pass on nothing but text
+            # If it were raised, Spark would repeat the task in vain, and pass on only text
             yield _batch(_NO_TABLE, side, [ComparedRow(0, f"task {partition.value}", 0, _encode(error))])
 
 

@@ -1,4 +1,4 @@
-"""Spark as the engine that runs the tasks of bulk jobs."""
+"""The engine that runs the tasks of bulk jobs on Spark."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ class SparkEngine:
 
     @contextmanager
     def _spark_errors(self, context: SparkContext, what: str) -> Iterator[None]:
-        """What Spark raises, as errors of ours."""
+        """Turn what Spark raises into errors of ours."""
         try:
             yield
         except HeadwaterError:
             raise
-        except Exception as error:  # on a JVM that is gone, PySpark raises whatever its next line happens to meet
+        except Exception as error:  # when the JVM is gone, PySpark raises any exception
             if self._spark.lost(context, wait=_is_silence(error)):
                 raise EngineLostError("Spark's JVM has ended", what, "it is started again") from error
             if isinstance(error, Py4JJavaError):
@@ -60,7 +60,7 @@ class SparkEngine:
 
 
 class SparkRun(Generic[Job]):
-    """See `Run`. All that it has Spark do is one group of jobs, by which it is ended early."""
+    """See `Run`. All its Spark jobs are in one job group, by which they can be cancelled."""
 
     def __init__(self, spark: Spark, context: SparkContext, job: Job, what: str, stop: threading.Event) -> None:
         self._spark = spark
@@ -123,7 +123,7 @@ class SparkRun(Generic[Job]):
 
     @contextmanager
     def _watched(self, failed: Callable[[], bool]) -> Iterator[None]:
-        """What Spark does for this thread is ended when the job is given up, or has failed already."""
+        """Cancel Spark's work for this thread when the job is cancelled, or has failed already."""
         if self._stop.is_set():
             raise GivenUpError("the job was given up", self._what)
         done = threading.Event()
@@ -148,8 +148,8 @@ class SparkRun(Generic[Job]):
 
 
 def _is_lost_worker(error: Py4JJavaError) -> bool:
-    """Whether Spark wanted to plan with an idle Python worker that was killed. Each fails once, and unlike a task,
-    planning is not tried again."""
+    """Whether Spark tried to plan with an idle Python worker that had been killed. Each such worker fails once, and
+    Spark does not repeat planning as it does tasks."""
     return bool(error.java_exception.getClass().getName() == "java.io.IOException")
 
 

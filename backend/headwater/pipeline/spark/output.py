@@ -1,7 +1,7 @@
-"""What Spark's JVM writes to its standard error, as records of our own log: one form and level for all.
+"""Logs what Spark's JVM writes to its standard error, in our own format.
 
-`log4j2.properties` has Spark mark each of its log lines with its level and logger. Everything else comes from the JVM
-itself, from Spark's launcher or from a worker's trace: that is for whoever looks for an error, so it is debug output.
+`log4j2.properties` makes Spark mark each log line with its level and logger. All other lines come from the JVM itself,
+from Spark's launcher or from a worker's traceback; they are logged as debug output.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _log = logging.getLogger("spark")
 
 
 def launch_jvm(conf: SparkConf) -> JavaGateway:
-    """Start the JVM of a driver, with its standard error led into our log. Raises PySparkException when it ends at
-    once, and logs what it said."""
+    """Start the JVM of a driver, with its standard error in our log. When it ends at once, logs its last lines and
+    raises PySparkException."""
     read, write = os.pipe()
     said: deque[str] = deque(maxlen=_LAST_LINES)
     thread = threading.Thread(target=_relay_pipe, args=(read, said), name="spark log", daemon=True)
@@ -52,7 +52,7 @@ def _relay_pipe(descriptor: int, said: deque[str]) -> None:
 
 
 def relay(lines: Iterable[str], said: deque[str]) -> None:
-    """Log lines as they come. `said` gets those that are no lines of a log."""
+    """Log lines as they come. Lines that Spark did not mark are also added to `said`."""
     for text in lines:
         line = text.rstrip("\n")
         marked = _MARKED.fullmatch(line)

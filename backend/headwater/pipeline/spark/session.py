@@ -1,7 +1,7 @@
-"""Spark: one per process, started beside other work and kept warm.
+"""Starts Spark, once per process, in the background, and keeps it running.
 
-Most jobs need no more than its core. That starts twice as fast as a session for DataFrames, which is made when one is
-asked for.
+Most jobs need only a SparkContext, which starts twice as fast as a session for DataFrames. The session is made when it
+is first needed.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ _START_TIMES = {True: "5 to 15 seconds, longer on a busy machine", False: "as lo
 
 
 class Spark:
-    """Starts when first asked for anything, or earlier by `warm_up`. `starting` is true while it does."""
+    """Starts when first used, or earlier by `warm_up`. `starting` is true meanwhile."""
 
     def __init__(self, settings: SparkSettings) -> None:
         self._settings = settings
@@ -76,7 +76,8 @@ class Spark:
         self.starting = False
 
     def warm_up(self) -> None:
-        """Begin to start in the background. Raises what `java_home` raises; all else shows at the first `session`."""
+        """Begin to start in the background. Raises what `java_home` raises; other errors are raised at the first
+        use."""
         if self._settings.local:
             java_home()
         threading.Thread(target=self._start_quietly, name="spark", daemon=True).start()
@@ -88,10 +89,10 @@ class Spark:
             return
 
     def context(self) -> SparkContext:
-        """Spark's core; a new one if the JVM of the last has ended. Raises SparkError, or what `java_home` raises, when
-        there is none to be had; EngineLostError when the JVM was killed as it started."""
+        """The SparkContext; a new one if its JVM has ended. Raises SparkError, or what `java_home` raises, when Spark
+        can't be started; EngineLostError when the JVM was killed during its start."""
         with self._lock:
-            if _ended():  # perhaps before there was a core
+            if _ended():  # perhaps before there was a context
                 if self._context is not None:
                     _log.warning("Spark's JVM has ended; it is started again")
                 self._context = self._session = None
@@ -101,15 +102,15 @@ class Spark:
             return self._context
 
     def session(self) -> SparkSession:
-        """What makes DataFrames, on the same core. Raises what `context` does."""
+        """The session for DataFrames, on the same context. Raises what `context` raises."""
         self.context()
         with self._lock, self._start_errors():
             self._session = SparkSession.builder.getOrCreate()
             return self._session
 
     def lost(self, context: SparkContext, *, wait: bool) -> bool:
-        """Whether the JVM of a core has ended. With `wait`, something says so: a process that is killed lets go of its
-        connections before others can see that it is gone."""
+        """Whether the JVM of a context has ended. With `wait`, gives it some seconds to end: a killed process closes
+        its connections before its end can be seen."""
         process = _jvm()
         if wait and process is not None and self._context is context:
             with suppress(subprocess.TimeoutExpired):
@@ -117,8 +118,8 @@ class Spark:
         return self._context is not context or _ended()
 
     def cancel(self) -> None:
-        """Give up whatever Spark is doing, from another thread: the JVM that this process started is ended, because a
-        call into it that hangs (its start, a planning step) can't be ended by itself. Whoever waits gets an error."""
+        """Kill the JVM, from another thread: a call into it that hangs (its start, a planning step) can't be cancelled
+        otherwise. The thread that waits for it gets an error."""
         process = _jvm()
         if process is not None:
             process.kill()
@@ -134,7 +135,7 @@ class Spark:
             self._context = self._session = None
 
     def _started(self) -> SparkContext:
-        """A new core; the log says how long it took."""
+        """Start a context, and log how long that takes."""
         began = time.monotonic()
         _log.info("starting Spark (%s), which takes %s", self._settings.master, _START_TIMES[self._settings.local])
         self.starting = True
@@ -155,7 +156,7 @@ class Spark:
         conf = {**_DEFAULTS, **quiet, **(_LOCAL if self._settings.local else {}), **self._settings.conf}
         master = "local[*,4]" if self._settings.master == "local[*]" else self._settings.master  # retry failed tasks
         for server in (AccumulatorTCPServer, AccumulatorUnixServer):
-            # Spark's own thread would print a trace for the connection that breaks when the JVM is killed
+            # Else Spark's thread would print a traceback when the JVM is killed
             setattr(server, "handle_error", lambda *_: None)  # noqa: B010 - mypy refuses the assignment
         with self._start_errors():
             if SparkContext._gateway is None:
@@ -167,7 +168,7 @@ class Spark:
     def _start_errors(self) -> Iterator[None]:
         try:
             yield
-        except Exception as error:  # on a JVM that is gone, PySpark raises whatever its next line happens to meet
+        except Exception as error:  # when the JVM is gone, PySpark raises any exception
             if _killed():
                 raise EngineLostError("Spark's JVM was killed", fix="it is started again") from error
             raise SparkError(
@@ -189,7 +190,7 @@ def _ended() -> bool:
 
 
 def _killed() -> bool:
-    """Whether a signal ended it. A JVM that can't work with what it is told ends by itself."""
+    """Whether a signal ended the JVM. With wrong settings, it ends by itself."""
     process = _jvm()
     if process is None:
         return False
@@ -199,7 +200,7 @@ def _killed() -> bool:
 
 
 def _forget() -> None:
-    """Let go of what belonged to a JVM that has ended. Spark's own `stop` would first ask it, and keep its address."""
+    """Clear PySpark's state of a JVM that has ended. Spark's own `stop` would call the JVM, and keep its address."""
     process = _jvm()
     if process is not None and process.stdin is not None:
         process.stdin.close()

@@ -1,9 +1,8 @@
-"""Tasks of ours on Spark: what is sent to an executor, and what comes back.
+"""Runs our tasks on Spark's executors.
 
-A task reads, transforms and writes by itself and returns a value that says what it did: source rows never pass through
-the JVM, which would cost several times the work itself. An error is a value, too. Raised, Spark would try the task
-again however hopeless that is, fill the log with traces of Java, and pass on nothing but text.
-"""
+A task reads, evaluates and writes by itself, and only returns what it did: passing source rows through the JVM would
+cost several times the work itself. Errors are returned as values. If they were raised, Spark would repeat the task in
+vain, fill the log with Java tracebacks, and pass on only text."""
 
 from __future__ import annotations
 
@@ -25,7 +24,7 @@ _TRIES = 3
 
 
 class TaskError(HeadwaterError):
-    """A task failed in a way that nobody foresaw."""
+    """A task failed with an unexpected exception."""
 
     kind: ClassVar[Kind] = Kind.RETRY
     code: ClassVar[str] = "HW_5105"
@@ -60,7 +59,7 @@ class _Errors(AccumulatorParam[Errors]):
 
 @contextmanager
 def accumulated_errors(context: SparkContext) -> Iterator[Accumulator[Errors]]:
-    """Where tasks put what they failed of."""
+    """An accumulator for the errors of tasks."""
     errors = context.accumulator([], _Errors())
     try:
         yield errors
@@ -71,7 +70,7 @@ def accumulated_errors(context: SparkContext) -> Iterator[Accumulator[Errors]]:
 def run_tasks(
     context: SparkContext, job: Job, tasks: Sequence[Task[Job, Result]], failed: Accumulator[Errors]
 ) -> list[Done[Result] | Failed]:
-    """Run tasks on Spark; what became of them, in their order. Errors are in `failed` while others still run."""
+    """Run tasks on Spark. Returns their outcomes in order. Errors are added to `failed` while other tasks still run."""
     numbered = list(enumerate(tasks))
     return context.parallelize(numbered, len(numbered)).map(partial(_run, job, failed)).collect()
 
@@ -86,7 +85,7 @@ def _run(job: Job, failed: Accumulator[Errors], numbered: tuple[int, Task[Job, R
 
 
 def outcome_of(job: Job, task: Task[Job, Result], number: int, attempt: str) -> Done[Result] | Failed:
-    """Run a task, and again where that may help. `attempt` tells it from its other runs."""
+    """Run a task, and repeat it after an error that may pass. `attempt` identifies this run."""
     tried = 1
     while True:
         outcome = _once(job, task, number, attempt)
@@ -100,7 +99,7 @@ def _once(job: Job, task: Task[Job, Result], number: int, attempt: str) -> Done[
         return Done(task.run(job, number, attempt))
     except HeadwaterError as error:
         return Failed(error)
-    except Exception as error:  # noqa: BLE001 - told where the results are awaited
+    except Exception as error:  # noqa: BLE001 - raised where the results are awaited
         return Failed(machine_error(error) or _unforeseen(error))
 
 
@@ -111,5 +110,5 @@ def _unforeseen(error: Exception) -> TaskError:
 
 
 def explained(error: HeadwaterError, what: str) -> HeadwaterError:
-    """A task's error as who asked for the job `what` gets it: one that may go better the next time."""
+    """The error to raise for a task's error: unchanged if it is in RAISED_AS_THEY_ARE, else one with kind RETRY."""
     return error if isinstance(error, RAISED_AS_THEY_ARE) else SparkJobError(f"a task failed: {error}", what)
