@@ -91,7 +91,7 @@ FAULTS = {
         lambda world: world.network.swallow(),
         lambda world: world.network.mend(),
         "PSYNC_S1120",
-        "said nothing for 4 s",
+        "did not answer for 4 s",
         "check the network",
     ),
     "role that may not log in": Fault(

@@ -1,4 +1,4 @@
-"""A transaction that can't be taken in: it is named, left out if that is allowed, and what it did comes all the same.
+"""A transaction that can't be applied: it is named, left out if that is allowed, and what it did comes all the same.
 
 No server sends such a transaction, so the tests make our own code fail on a mark in the row.
 """
@@ -168,7 +168,7 @@ def test_the_command_names_the_transaction_and_leaves_it_out(
     assert f"transaction {lsn} keeps the stream since " in told
     assert "ZeroDivisionError in apply_or_fail, line " in told
     assert "state     retrying since" in told
-    assert f"cause     [HW_5005] the transaction at {lsn} can't be taken in: " in told
+    assert f"cause     [HW_5005] the transaction at {lsn} can't be applied: " in told
     assert MARK not in told, "no value of a row is told"
     ((at, skipped),) = [(each["lsn"], each["skipped"]) for each in operator.not_taken_in()]
     assert (at, skipped) == (lsn, False)
@@ -177,7 +177,7 @@ def test_the_command_names_the_transaction_and_leaves_it_out(
         refused = operator.skip(wrong)
         assert (refused.code, refused.out) == (1, "")
         assert f"[{code}]" in refused.err
-    assert f"no transaction at 0/1 keeps the stream; there is: {lsn}" in operator.skip("0/1").err
+    assert f"no transaction at 0/1 blocks the stream; blocking: {lsn}" in operator.skip("0/1").err
     assert not named(deployment).skipped
 
     done = operator.skip(lsn)
@@ -188,7 +188,7 @@ def test_the_command_names_the_transaction_and_leaves_it_out(
     assert [(each["lsn"], each["skipped"]) for each in operator.not_taken_in()] == [(lsn, True)]
     again = operator.skip(lsn)
     assert again.code == 1
-    assert f"no transaction at {lsn} keeps the stream; there is: none" in again.err
+    assert f"no transaction at {lsn} blocks the stream; blocking: none" in again.err
 
 
 @pytest.mark.long

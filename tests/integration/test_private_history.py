@@ -13,7 +13,7 @@ import apsw
 import pytest
 
 from headwater.oplog.lsn import ZERO
-from headwater.replication.stream.apply import FLUSH_CHANGES
+from headwater.replication.stream.flush import FLUSH_CHANGES
 from headwater.source.rows.fetch import Names, RowFetcher
 from headwater.source.stream import Received, ReplicationStream
 from tests.support.changed_source import Device, published_rows, settled

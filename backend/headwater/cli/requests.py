@@ -15,8 +15,7 @@ from headwater.cli.watch_request import WaitDisplay
 from headwater.config import ServiceConfig
 from headwater.errors import HeadwaterError
 from headwater.oplog.lsn import format_lsn, parse_lsn
-from headwater.replication.scheduler import AUDIT, RESYNC
-from headwater.replication.stream.intake import SKIP
+from headwater.replication.requests import RequestKind
 from headwater.storage.backend import Store
 from headwater.storage.contract.requests import Request, RequestState
 from headwater.storage.contract.store import StoreBusyError, StoreReader
@@ -41,7 +40,7 @@ class SkipError(HeadwaterError):
 
 def resync(config: ServiceConfig, tables: Sequence[str], *, wait: bool) -> None:
     """Compare tables with the source and mend what differs. Raises RequestFailedError."""
-    result = _ask(config, RESYNC, {"tables": list(map(_qualified, tables))}, wait=wait)
+    result = _ask(config, RequestKind.RESYNC, {"tables": list(map(_qualified, tables))}, wait=wait)
     if result is not None:
         _show_counts(result, "mended")
 
@@ -52,14 +51,14 @@ def skip(config: ServiceConfig, lsn: str) -> None:
         position = format_lsn(parse_lsn(lsn))
     except ValueError:
         raise SkipError(f"{lsn!r} is no position in the source's log", "--lsn", "write it as in 0/1A2B3C") from None
-    _ask(config, SKIP, {"lsn": position}, wait=True)
+    _ask(config, RequestKind.SKIP, {"lsn": position}, wait=True)
     click.echo(f"the transaction at {position} is left out; all tables are compared with the source")
 
 
 def audit(config: ServiceConfig, tables: Sequence[str], *, repair: bool, wait: bool, as_json: bool) -> int:
     """Compare source, current rows and what devices are sent. Returns the exit code: 1 when something differs and
     was not mended. Raises RequestFailedError."""
-    result = _ask(config, AUDIT, {"tables": list(map(_qualified, tables)), "repair": repair}, wait=wait)
+    result = _ask(config, RequestKind.AUDIT, {"tables": list(map(_qualified, tables)), "repair": repair}, wait=wait)
     if result is None:
         return 0
     if as_json:

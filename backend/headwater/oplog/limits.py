@@ -73,8 +73,8 @@ def stub_after(before: Stub, sizes: Sequence[int]) -> str | None:
 
 
 def without_sizes(stub: str) -> str:
-    """The stub without the sizes of the values, for a row whose values may have changed. The stream goes on leaving them
-    out, and by their former sizes, a row could count as too large that is not any more."""
+    """The stub without the sizes of the values, for a row whose values may have changed. The stream goes on leaving
+    them out, and by their former sizes, a row could count as too large that is not any more."""
     return stub.rpartition(" ")[0] if read_stub(stub).sizes else stub
 
 

@@ -1,1 +1,1 @@
-"""Following one source: its stream into the store, its tables as they change, and bulk work beside it."""
+"""Follows one source: applies its stream to the store, takes up changes of its tables, runs bulk jobs beside it."""

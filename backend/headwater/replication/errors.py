@@ -1,4 +1,4 @@
-"""What can stop live replication, beside the source's and the store's own errors."""
+"""Errors that stop live replication, beside those of the source and the store."""
 
 from __future__ import annotations
 
@@ -9,16 +9,15 @@ from headwater.oplog.lsn import Lsn, format_lsn
 
 
 class SchemaChangedError(HeadwaterError):
-    """The stream has to be read again from where the store stands: what it brings does not fit what the catalog says,
-    and did not come to do so."""
+    """The stream does not fit what the catalog says. It is read again from the store's position."""
 
     kind: ClassVar[Kind] = Kind.RETRY
     code: ClassVar[str] = "HW_5001"
 
 
 class PoisonError(HeadwaterError):
-    """A transaction of the source can't be taken in. Its commit record begins at `lsn`, where that is known, and at
-    `upto` or before."""
+    """A transaction of the source can't be applied. Its commit record begins at `lsn`, if that is known, and not after
+    `upto`."""
 
     kind: ClassVar[Kind] = Kind.STOP
     code: ClassVar[str] = "HW_5005"
@@ -28,9 +27,9 @@ class PoisonError(HeadwaterError):
         fix = (
             ""
             if lsn is None
-            else f"headwater source skip --lsn {format_lsn(lsn)} leaves it out and compares all tables"
+            else f"run headwater source skip --lsn {format_lsn(lsn)} to skip it and compare all tables"
         )
-        super().__init__(f"the transaction{at} can't be taken in: {why}", f"source {tag}", fix)
+        super().__init__(f"the transaction{at} can't be applied: {why}", f"source {tag}", fix)
         self.args = (why, tag, lsn, upto)  # what pickle replays
         self.why = why
         self.lsn = lsn
@@ -38,24 +37,24 @@ class PoisonError(HeadwaterError):
 
 
 BROKEN_BUCKET = "HW_5301"
-"""A bucket's history does not lead to the rows that belong in it."""
+"""The ops of a bucket do not add up to the rows that belong in it."""
 
 BROKEN_LOOKUPS = "HW_5302"
 """Rows have other lookups than the rules give them."""
 
 BROKEN_ROWS = "HW_5304"
-"""Stored rows are not what the source has, or stand in other buckets than the rules give them."""
+"""Stored rows differ from the source, or are in other buckets than the rules give them."""
 
 
 class ProtocolError(HeadwaterError):
-    """The stream's messages are in an order that the protocol does not know."""
+    """The stream's messages come in an order that the protocol does not allow."""
 
     kind: ClassVar[Kind] = Kind.RETRY
     code: ClassVar[str] = "HW_5002"
 
 
 class SourceReplacedError(HeadwaterError):
-    """The source is another cluster, or another history of it, than the one we followed."""
+    """The source is not the cluster that we followed, or has another history."""
 
     kind: ClassVar[Kind] = Kind.RESYNC
     code: ClassVar[str] = "HW_5003"

@@ -1,6 +1,6 @@
-"""Which replication slot is a store's own: the one whose name it noted before it made it. No other slot is touched, but
-for one of a new store's name that nobody uses, and what a person has us take.
-"""
+"""Finds and makes the replication slot of a store. A store owns the slot whose name it noted before it made it. Other
+slots are left alone, but for one of the name that a new store needs if nobody uses it, and one that `--take-slot`
+names."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ from headwater.storage.contract.store import Lease
 
 _log = logging.getLogger(__name__)
 
-_ENDING_SECONDS = 1.0  # the server needs a moment to see that a service has ended
+_ENDING_SECONDS = 1.0  # Postgres needs a moment to notice that a service has ended
 
 
 @dataclass(frozen=True, slots=True)
 class SlotNote:
-    """What a store noted of its slot. `prefix` is the slot_name_prefix that the name was made with, None where nobody
-    knows any more; `taken` says that another service has the slot by now."""
+    """What a store noted about its slot. `prefix` is the slot_name_prefix that the name was made with, None if unknown;
+    `taken` says that another service has taken the slot over."""
 
     name: str = ""
     prefix: str | None = None
@@ -50,8 +50,8 @@ class SlotNote:
 
 
 def slot_note(source: SourceSettings, store: Store) -> SlotNote:
-    """What the store noted. One that an earlier version wrote, or that was imported, noted nothing and followed its
-    slot: that is its own."""
+    """What the store noted. A store of an earlier version, or an imported one, noted nothing: it owns the slot that it
+    followed."""
     text = store.noted(_key(source))
     if text:
         return SlotNote(**orjson.loads(text))
@@ -60,7 +60,7 @@ def slot_note(source: SourceSettings, store: Store) -> SlotNote:
 
 
 def slot_of(source: SourceSettings, store: Store) -> str:
-    """What the store's slot is called, or will be: as it was noted, unless another slot_name_prefix was configured
+    """The name of the store's slot, made or still to be made: the noted one, unless slot_name_prefix was changed
     since."""
     note = slot_note(source, store)
     if note.prefix is None:
@@ -73,8 +73,8 @@ def _key(source: SourceSettings) -> str:
 
 
 class OwnSlot:
-    """The slot of the store, for one attempt to follow the source: others see meanwhile that it is in use. With `take`,
-    the slot of this name in our database becomes the store's, whoever uses it."""
+    """The slot of the store, during one attempt to follow the source. Other services see that it is in use. With
+    `take`, the slot of this name in our database becomes the store's, even if another service uses it."""
 
     def __init__(
         self, source: SourceSettings, store: Store, lease: Lease, conn: psycopg.Connection, *, take: bool
@@ -92,30 +92,32 @@ class OwnSlot:
         return slot_of(self._source, self._store)
 
     def here(self, name: str) -> SlotStatus | None:
-        """The slot, unless there is none of that name in our database."""
+        """The slot of that name, None if there is none in our database."""
         slot = slot_status(self._conn, name)
         return slot if slot is not None and slot.database == self._conn.info.dbname else None
 
     def hold(self, name: str) -> bool:
-        """Claim the slot, which is there and was ours. False when it is to be made anew, since another service has had
-        it. Raises SlotForeignError when that one keeps it."""
+        """Claim the slot, which exists and was ours. False when it has to be made again, since another service had it.
+        Raises SlotForeignError when another service has it and `take` is off."""
         note = slot_note(self._source, self._store)
         used = bool(claims_of_others(self._conn, name, self._for))
         if not used and not note.taken:
             claim_slot(self._conn, name, self._for)
             return True
         if not note.taken:
-            self._write(replace(note, taken=True))  # so that it stays theirs while they do not read it
+            self._write(replace(note, taken=True))  # it stays theirs even while they are not connected
         if not self._take:
             raise self._foreign(name, "is used by another service" if used else "was taken over by another service")
         return False
 
     def make(self) -> SnapshotKeeper:
-        """A new slot, in the place of the one before. Raises SlotForeignError when its name is another's."""
+        """Make a new slot and drop the former one. Raises SlotForeignError when another service has the name."""
         before = slot_note(self._source, self._store)
         name = self._free_name()
         if before.name != name and not before.taken and not claims_of_others(self._conn, before.name, self._for):
-            drop_unread_slot(self._conn, before.name)  # of an earlier configuration, or of whom our store is a copy of
+            drop_unread_slot(
+                self._conn, before.name
+            )  # of an earlier configuration, or of the store ours was copied from
         self._make_room(name, ours=before.name == name and not before.taken)
         self._write(SlotNote(name, self._source.slot_prefix))
         claim_slot(self._conn, name, self._for)
@@ -126,14 +128,14 @@ class OwnSlot:
             raise
 
     def _free_name(self) -> str:
-        """Names that earlier versions gave do not tell databases apart: the slot may be another's."""
+        """The name to use. Earlier versions gave the same name in every database, where it may be taken."""
         name = self.name
         return name if slot_status(self._conn, name) is None or self.here(name) else slot_name(self._source)
 
     def _make_room(self, name: str, *, ours: bool) -> None:
         slot = slot_status(self._conn, name)
         if slot is not None and slot.database != self._conn.info.dbname and ours:
-            drop_stray_slot(self._conn, name)  # a copy took the place of the database that it follows
+            drop_stray_slot(self._conn, name)  # its database was replaced by a copy, which is ours now
             slot = None
         if slot is not None and slot.database != self._conn.info.dbname:
             whose = f"database {slot.database}" if slot.database else "a standby"
@@ -147,13 +149,13 @@ class OwnSlot:
         if slot is not None and not ours:
             if not self._take and self._store.source_state(self._source.tag) is not None:
                 raise self._foreign(name, "was made by another service")
-            _log.warning('the slot "%s" was there already and is taken over: it is dropped and made anew', name)
+            _log.warning('the slot "%s" was there already and is taken over: it is dropped and made again', name)
         end_sessions(self._conn, users)
         end_reader(self._conn, name)
         drop_slot(self._conn, name)
 
     def _users(self, name: str, *, ours: bool) -> set[int]:
-        """Pids of those who use the slot, as far as they are not ours."""
+        """Pids of other services' sessions that use the slot."""
         slot = None if ours else slot_status(self._conn, name)
         reader = {slot.active_pid} if slot is not None and slot.active_pid is not None else set[int]()
         return reader | set(claims_of_others(self._conn, name, self._for))
@@ -166,7 +168,7 @@ class OwnSlot:
         self._store.note(self._lease, _key(self._source), orjson.dumps(asdict(note)).decode())
 
     def adopt(self) -> None:
-        """Note what an earlier version, or an import, left unsaid, before anything is changed."""
+        """Write the note that an earlier version or an import did not write, before anything is changed."""
         note = slot_note(self._source, self._store)
         if note.name and not self._store.noted(_key(self._source)):
             self._write(note)

@@ -1,4 +1,4 @@
-"""How often a replicator looks at what no event tells of."""
+"""How often a replicator polls what it is not notified of."""
 
 from __future__ import annotations
 
@@ -13,21 +13,20 @@ class Pace:
     """Between looks at the source's catalog when nothing hints at a change."""
 
     again: float = 1.0
-    """From a look on a hint to one more: a commit that waits for a synchronous standby is in the stream before others
-    can see it."""
+    """From a look after a hint to one more: the stream brings a commit that waits for a synchronous standby before
+    other sessions see it."""
 
     rest: float = 0.2
-    """Between two looks at least, for hints can come in any number: anybody who may log in to the source can write
-    one."""
+    """Between two looks at least. Everybody who can log in to the source can write any number of hints."""
 
     health: float = 10.0
-    """Between looks at how the source stands."""
+    """Between health checks of the source."""
 
     audit: float = 900.0
-    """Between comparisons of tables of which not all changes are published."""
+    """Between comparisons of tables that are only partly published."""
 
     work: float = 0.5
-    """Between looks for bulk work that somebody asked for."""
+    """Between looks for bulk work to do."""
 
     retry: float = 5.0
     """From a failure of bulk work to the next attempt."""

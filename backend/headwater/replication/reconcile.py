@@ -1,5 +1,12 @@
-"""Taking up what the catalog says, between two flushes: the stream flows on, and of the work beside it only that ends
-which concerns tables that are others now."""
+"""Takes up changes of the source's tables between two flushes, while the stream goes on.
+
+The catalog says what tables are now, the stream still brings rows from before. That is safe in this order. A table is
+marked to be compared before its new layout is stored, each in a transaction that can be repeated, so a crash in between
+leaves the mark, and the next look at the catalog finds the rest to do. The tables that the stream is followed by are
+renewed before it is read on: a change in a former layout is brought to the new one or left to the comparison, never
+read by the wrong columns. The comparison begins at a snapshot after all that, so it sees whatever the stream could not
+tell. Jobs on other tables are not disturbed.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +26,9 @@ class Reconciler:
         self._work = work
 
     def step(self) -> None:
-        """Take up what was found, if anything was. Raises PublicationUnusable and KeyNotSentError."""
-        context, applier = self._context, self._context.applier
-        if applier.unsettled:
-            applier.unsettled = False
+        """Take up what was found, if anything. Raises PublicationUnusable and KeyNotSentError."""
+        context = self._context
+        if context.stream.take_marked():
             self._work.look_soon()
         found = self._schema.take()
         state = None if found is None else context.store.source_state(context.tag)
@@ -34,7 +40,7 @@ class Reconciler:
             return
         with context.asking.use() as conn:
             doubted = distrust_named(NameBook(context.store, context.tag), context.lease, conn, changes)
-        applier.doubt(doubted)
+        context.stream.doubt(doubted)
         adapt(context.store, context.lease, state, context.live_context(self._schema.plans, stored), changes)
         context.follow(self._schema.plans)
         if changes.oids:

@@ -1,4 +1,4 @@
-"""One source's replicator: takes the lease, reads the source whole when it must, follows the stream otherwise."""
+"""The replicator of one source: takes the lease, makes a snapshot when needed, and follows the stream."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ from headwater.replication.recovery import Recovery
 from headwater.replication.resume import SlotResume
 from headwater.replication.sampling.audit import SamplingSettings
 from headwater.replication.scheduler import JobScheduler
+from headwater.replication.stream.access import StreamAccess
 from headwater.replication.stream.apply import Applier
+from headwater.replication.stream.flush import StreamFlush
 from headwater.replication.stream.intake import FailedTransactions, StreamIntake
 from headwater.replication.tables.changes import adapt, table_changes, verify_once
 from headwater.replication.tables.live import LiveContext
@@ -62,13 +64,13 @@ _WAIT = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Replicator:
-    """Follows `source` into `store` by the sync config's versions, until told to stop. `yaml` is the text of the sync
-    config file, deployed at the start if it is new; without it, what commands deployed is served.
+    """Replicates `source` into `store` by the deployed versions of the sync config. `yaml` is the text of the sync
+    config file, deployed at the start if it is new; None when only commands deploy.
 
-    `following` is called each time the live stream has started. Row sides of a version that was served are kept right
-    for `keep_stopped` seconds after it was stopped. With `take_slot`, a slot of our name in our database is taken from
-    whoever uses it, until it was followed once. `lost` is called, from a thread of its own, when another replicator
-    has taken the lease: whoever does long work for this one is to give it up.
+    `following` is called each time the stream has started. Row sides of a stopped version are kept up to date for
+    `keep_stopped` seconds. With `take_slot`, a slot of our name in our database is taken over from another service,
+    until the source was followed once. `lost` is called, from another thread, when another replicator has taken the
+    lease: long work for this one should end.
     """
 
     source: SourceSettings
@@ -85,8 +87,7 @@ class Replicator:
     lost: Callable[[], None] = lambda: None
 
     def run(self, stop: threading.Event) -> None:
-        """Returns when `stop` is set. Raises errors of ours that a person has to mend. A lease that is lost is waited
-        for again."""
+        """Run until `stop` is set. Raises errors that a person has to fix. After a lost lease, waits for it again."""
         turns, yaml, followed = _Turns(stop), self.yaml, False
         while (lease := self._wait_for_lease(stop)) is not None:
             recovery, ended = Recovery(followed=followed), turns.begin()
@@ -97,16 +98,16 @@ class Replicator:
                 ):
                     if yaml is not None:
                         deploy_file(self.store, yaml)
-                    yaml = None  # whoever had the lease meanwhile may have deployed a newer one
-                    self._telling(watch)._run_leased(lease, ended, watch, recovery)
+                    yaml = None  # not again: another holder of the lease may have deployed a newer one meanwhile
+                    self._reporting_to(watch)._run_leased(lease, ended, watch, recovery)
                     keeper.raise_if_lost()
                 return
             except LeaseLostError as error:
                 _log.warning("%s", error)
             followed = recovery.followed
 
-    def _telling(self, watch: Watch) -> Replicator:
-        """The same, which has the watch know how far bulk work is."""
+    def _reporting_to(self, watch: Watch) -> Replicator:
+        """The same replicator, which reports progress to the watch too."""
 
         def progress(done: BulkProgress) -> None:
             watch.works(done)
@@ -115,14 +116,14 @@ class Replicator:
         return replace(self, progress=progress)
 
     def _wait_for_lease(self, stop: threading.Event) -> Lease | None:
-        told = False
+        logged = False
         while not stop.is_set():
             try:
                 return self.store.acquire(self.source.tag, self.owner, LEASE_SECONDS)
             except (LeaseHeldError, StoreBusyError, StoreUnreachableError) as error:
-                if not told:
+                if not logged:
                     _log.info("waiting: %s", error)
-                    told = True
+                    logged = True
                 stop.wait(0.5)
         return None
 
@@ -135,17 +136,17 @@ class Replicator:
                     self._attempt(lease, stop, watch, recovery)
             except HeadwaterError as error:
                 if stop.is_set() and not isinstance(error, LeaseLostError):
-                    return  # work that was cut short because we are to end
+                    return  # work that was cut short by the stop
                 recovery.note(error)
                 if not isinstance(error, SchemaChangedError):
                     watch.failed(error)
                 _log.log(logging.WARNING if error.kind in {Kind.RETRY, Kind.RESYNC} else logging.ERROR, "%s", error)
                 if isinstance(error, PoisonError) and poisons.note(lease, error):
-                    _log.error("it is left out, and all tables are compared with the source")
+                    _log.error("the transaction is skipped, and all tables are compared with the source")
                 recovery.pause(started, stop, error)
 
     def _attempt(self, lease: Lease, stop: threading.Event, watch: Watch, recovery: Recovery) -> None:
-        self.store.renew(lease)  # the slot's reader may be a newer holder's, which we must not end
+        self.store.renew(lease)  # without the lease, the slot's reader may be a newer holder's, which must not be ended
         with own_slot(self.source, self.store, lease, take=self.take_slot and not recovery.followed) as slot:
             self._attempt_with(slot, lease, stop, watch, recovery)
 
@@ -175,8 +176,8 @@ class Replicator:
         Bootstrap(self.source, self.store, plan, version.id, self.bulk, self.progress).run(lease, slot)
 
     def _needs_snapshot(self, lease: Lease, slot: OwnSlot, *, slot_lost: bool) -> bool:
-        """Whether the stream alone can't bring the store to where the source is. `slot_lost` says that it broke for
-        good."""
+        """Whether the store can't catch up by the stream and comparisons. `slot_lost`: the slot can't be read any
+        more."""
         state = self.store.source_state(self.source.tag)
         if state is None or in_state(self.store, VersionState.ACTIVE) is None:
             return True
@@ -210,11 +211,11 @@ class Replicator:
         state = self.store.source_state(self.source.tag)
         if state is None:
             return
-        self.store.discard_staged(lease)  # a job that died after its last step has left its files
+        self.store.discard_staged(lease)  # files of a job that was killed
         forget_half_built(self.store, lease)
         used = in_use(self.store, self.keep_stopped)
         plans = used.plans
-        if used.obsolete:  # before tables go that only they read
+        if used.obsolete:  # first, since `_adapt` drops the tables that only they read
             self.store.retire(lease, used.obsolete, RETIRED_AT_ONCE)
         with contextlib.closing(SharedConnection(self.source)) as asking:
             self._adapt(lease, state, plans, asking)
@@ -239,8 +240,9 @@ class Replicator:
         ):
             NameBook(self.store, self.source.tag).pass_over(lease, state.lsn)
             left_out = FailedTransactions(self.source, self.store).skipped()
-            applier = Applier(self.store, lease, context, stored, state.lsn, fetcher, schema, left_out)
-            for_jobs = JobContext(self.source, self.store, lease, self.bulk, applier, self.progress, asking)
+            flush = StreamFlush(self.store, lease, context, stored, state.lsn, fetcher)
+            applier, access = Applier(flush, schema, left_out), StreamAccess(flush, schema)
+            for_jobs = JobContext(self.source, self.store, lease, self.bulk, access, self.progress, asking)
             unseen = UnseenAudit(
                 self.store,
                 lease,
@@ -288,7 +290,7 @@ def _pump(
 
 
 class _Turns:
-    """Times under a lease, each of which ends by itself, or with everything when `stop` is set."""
+    """One event for each time that the lease is held. Setting `stop` sets the present one."""
 
     def __init__(self, stop: threading.Event) -> None:
         self._stop = stop
@@ -296,7 +298,7 @@ class _Turns:
         threading.Thread(target=self._wait, name="stop", daemon=True).start()
 
     def begin(self) -> threading.Event:
-        """The next one's end."""
+        """The event of the next time."""
         self._ended = threading.Event()
         if self._stop.is_set():
             self._ended.set()
@@ -308,8 +310,8 @@ class _Turns:
 
 
 class _LeaseKeeper:
-    """Renews the lease from a thread, so that long bulk work does not lose it. If it is lost, all that is done under it
-    is to end: `ended` is set, and `lost` called."""
+    """Renews the lease from a thread, so that long bulk work does not lose it. When it is lost, sets `ended` and calls
+    `lost`, and all work under it has to end."""
 
     def __init__(self, store: StoreWriter, lease: Lease, ended: threading.Event, lost: Callable[[], None]) -> None:
         self._store = store
@@ -328,7 +330,7 @@ class _LeaseKeeper:
         self._done.set()
         self._thread.join()
         if self._lost is None:
-            with contextlib.suppress(StoreError, StoreBusyError, StoreUnreachableError):  # it ends by itself
+            with contextlib.suppress(StoreError, StoreBusyError, StoreUnreachableError):  # the lease expires anyway
                 self._store.release(self._lease)
 
     def raise_if_lost(self) -> None:
@@ -346,6 +348,6 @@ class _LeaseKeeper:
                 self._tell()
                 return
             except StoreBusyError:
-                continue  # nobody can take it meanwhile; mostly it is a long transaction of our own
+                continue  # nobody can take the lease meanwhile; usually a long transaction of our own
             except HeadwaterError as error:
                 _log.warning("the lease could not be renewed: %s", error)

@@ -1,8 +1,7 @@
-"""Whether a source can be followed on from where the store stands; and following it from a new slot where it can't.
+"""Reattaches a store to its replication slot, or to a new one when the old one can't be continued.
 
-What was missed in between is found by comparing every table with the source, so a lost slot, a failover, a restored
-source or another cluster in its place cost devices no more than what differs.
-"""
+With a new slot, changes in between are missed. Comparing every table with the source finds them, so after a lost slot,
+a failover, a restore or another cluster in the source's place, devices download only what differs."""
 
 from __future__ import annotations
 
@@ -39,8 +38,7 @@ _log = logging.getLogger(__name__)
 
 
 class SlotResume:
-    """Finds a store's slot again and says whether its stream can be followed on from where the store stands. Makes a
-    new slot where it can't."""
+    """Checks whether a store's slot can be continued from the store's position, and makes a new slot where it can't."""
 
     def __init__(self, source: SourceSettings, store: Store, slot: OwnSlot) -> None:
         self._source = source
@@ -50,18 +48,20 @@ class SlotResume:
     def make_sure(
         self, lease: Lease, state: SourceState, plans: tuple[SyncPlan, ...], *, slot_lost: bool = False
     ) -> None:
-        """See to it that the stream can be followed from where `store.source_state` is afterwards. `plans` say which
-        tables are followed, `slot_lost` that the slot cannot be read on although it is there. Raises
-        SourceReplacedError when everything has to be read anew, PublicationUnusable while a new slot would not help,
-        SlotForeignError while the slot is another service's."""
+        """Make sure that the stream can be followed from `store.source_state`, which this may change. `plans` decide
+        which tables are followed; `slot_lost` says that the slot exists but can't be read. Raises SourceReplacedError
+        when a snapshot is needed, PublicationUnusable while a new slot would not help, SlotForeignError while another
+        service has the slot, SourceUnreachable while the source is a standby."""
         with connect(self._source) as conn:
             if conn.execute("select pg_is_in_recovery()").fetchall() == [(True,)]:
-                raise SourceUnreachable("the source is a standby", self._source.address, "it is waited for as primary")
+                raise SourceUnreachable(
+                    "the source is a standby", self._source.address, "waiting until it is promoted to primary"
+                )
             identity = system_identity(conn)
             try:
                 self._check(conn, state, identity)
                 if slot_lost:
-                    raise self._lost("the slot cannot be read on", state)
+                    raise self._lost("the slot can't be read any more", state)
             except SlotLostError as error:
                 _log.warning("%s", error)
                 self._attach_anew(conn, lease, state, identity, plans)
@@ -69,34 +69,34 @@ class SlotResume:
             if identity.timeline != state.timeline:
                 self._store.cap_writes(state.tag, end_of_log(conn))
                 self._store.move_source(lease, replace(state, timeline=identity.timeline))
-                _log.info("the source failed over to timeline %d; slot %s goes on", identity.timeline, state.slot)
+                _log.info("the source failed over to timeline %d; slot %s is continued", identity.timeline, state.slot)
             end_reader(conn, state.slot)
 
     def _check(self, conn: psycopg.Connection, state: SourceState, now: SystemIdentity) -> None:
         slot = self._slot.here(state.slot)
         if now.system_id != state.system_id:
-            raise self._lost("the source is another cluster than before", state)
+            raise self._lost("the source is another cluster now", state)
         if slot is None or slot.wal_status == "lost":
             raise self._lost("the slot is gone", state)
         named_otherwise = state.slot != self._slot.name
         if not named_otherwise and not self._slot.hold(state.slot):
-            raise self._lost("another service had the slot meanwhile", state)
+            raise self._lost("another service used the slot meanwhile", state)
         if end_of_log(conn) < state.lsn or not self._shares_history(state, now):
-            raise self._lost("the source does not have all that was read from it, as after a restore", state)
+            raise self._lost("the source lacks changes that were read from it, as after a restore", state)
         self._check_ahead(slot, state)
         if named_otherwise:
-            raise self._lost("the slot is to have another name now", state)
+            raise self._lost("the slot needs another name now", state)
 
     def _lost(self, what: str, state: SourceState) -> SlotLostError:
         return SlotLostError(what, f"{self._source.address}, slot {state.slot}", "all tables are compared with it")
 
     def _shares_history(self, state: SourceState, now: SystemIdentity) -> bool:
-        """Whether what was read up to `state.lsn` is part of the present timeline's past."""
+        """Whether the present timeline's history contains everything up to `state.lsn`."""
         if now.timeline == state.timeline:
             return True
         try:
             ended = timeline_ends(self._source, now.timeline).get(state.timeline)
-        except SlotError as error:  # it may have removed the record
+        except SlotError as error:  # the source may have removed the history file
             _log.info("%s", error)
             return False
         return ended is not None and state.lsn <= ended
@@ -116,8 +116,8 @@ class SlotResume:
         now: SystemIdentity,
         plans: tuple[SyncPlan, ...],
     ) -> None:
-        published_tables(conn, self._source.publications)  # a slot from before a publication could not be read either
-        # Should we be killed on the way, the new slot would look like one that is ahead of a restored store
+        published_tables(conn, self._source.publications)  # a slot older than its publication can't be read
+        # First: if we were killed after making the slot, it would look like one ahead of a restored store
         self._store.move_source(lease, replace(state, slot=""))
         with self._slot.make() as keeper:
             name, position = keeper.slot, keeper.consistent_point
@@ -127,7 +127,7 @@ class SlotResume:
         distrust(self._store, lease, stored, ResyncReason(Cause.SLOT_LOST))
         if (now.system_id, now.timeline) != (state.system_id, state.timeline) or position < state.lsn:
             self._store.cap_writes(state.tag, end_of_log(conn))
-            FailedTransactions(self._source, self._store).forget(lease)  # positions of another history
+            FailedTransactions(self._source, self._store).forget(lease)  # their positions are of another history
             NameBook(self._store, state.tag).forget(lease)
         self._store.move_source(lease, SourceState(state.tag, position, name, now.system_id, now.timeline))
         _log.info("slot %s starts at %s; all tables are compared with the source", name, format_lsn(position))
@@ -135,7 +135,7 @@ class SlotResume:
     def _renumber(
         self, conn: psycopg.Connection, lease: Lease, stored: list[StoredTable], plans: tuple[SyncPlan, ...]
     ) -> list[StoredTable]:
-        """Another cluster has its own oids: tables go by their names."""
+        """Give the stored tables the oids of another cluster, found by name."""
         found = {(t.relation.schema, t.relation.name): t.relation.oid for t in wanted_tables(conn, self._source, plans)}
         for table in stored:
             oid = found.get((table.relation.schema, table.relation.name))

@@ -1,7 +1,7 @@
-"""Which plans the stream is followed by: those of all versions whose row sides must stay right.
+"""Which plans the stream is followed by: those of all versions whose row sides must stay up to date.
 
-The served version, the one on its way, and versions that were served a little while ago: to roll back to one of them
-then takes nothing.
+These are the active version, the one in processing, and versions that were stopped a little while ago, so that a
+rollback to one of these is immediate.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ RETIRED_AT_ONCE = 5_000
 
 @dataclass(frozen=True, slots=True)
 class InUse:
-    """The plans to follow, none with a row side that another has, and the row sides that none has any more."""
+    """The plans to follow, no row side in two of them, and the obsolete row sides, which none of them has."""
 
     plans: tuple[SyncPlan, ...]
     obsolete: tuple[str, ...]
 
 
 def deploy_file(store: Store, yaml: str) -> None:
-    """Deploy the text of the service's sync config file, unless it is what that file said the last time: a version
-    that a person deployed since stays."""
+    """Deploy the service's sync config file, unless the file did not change: a version that was deployed by command
+    since stays."""
     from_file = [version for version in store.versions() if version.origin is Origin.FILE]
     if not from_file or from_file[-1].yaml != yaml:
         store.deploy(yaml, Origin.FILE)
 
 
 def newest(store: Store) -> ConfigVersion | None:
-    """The version that is to be served: the one on its way, or the one that is."""
+    """The version in processing, else the active one."""
     return in_state(store, VersionState.PROCESSING) or in_state(store, VersionState.ACTIVE)
 
 
@@ -53,7 +53,7 @@ def in_state(store: Store, state: VersionState) -> ConfigVersion | None:
 
 
 def in_use(store: Store, keep_seconds: float) -> InUse:
-    """What to follow now. Versions that were stopped less than `keep_seconds` ago still count."""
+    """What to follow now. Versions that were stopped less than `keep_seconds` ago are included."""
     complete = store.complete_sides()
     plans: list[SyncPlan] = []
     covered: set[str] = set()
@@ -71,21 +71,21 @@ def in_use(store: Store, keep_seconds: float) -> InUse:
     processing = in_state(store, VersionState.PROCESSING)
     coming = None if processing is None else _compiled(processing)
     wanted = set() if coming is None else sides(coming).keys()
-    if coming is not None:  # what it finds complete must be so when its deploy begins
+    if coming is not None:  # row sides that are complete already must stay so until its deploy begins
         plans.append(_kept(coming, complete, covered))
     obsolete = {*complete, *store.unfinished_sides()} - covered - wanted
     return InUse(tuple(plans), tuple(sorted(obsolete)))
 
 
 def _kept(plan: SyncPlan, complete: Mapping[str, str], covered: Collection[str]) -> SyncPlan:
-    """The row sides of a plan that are complete, but for those that another plan has."""
+    """The plan with only those row sides that are complete and in no other plan."""
     names = [name for name, digest in sides(plan).items() if complete.get(name) == digest and name not in covered]
     return only(plan, names)
 
 
 def forget_half_built(store: Store, lease: Lease) -> None:
-    """Begin to forget row sides that nobody is building now. Their buckets go with this step, so that rows which
-    change, or go, while nobody follows those row sides leave nothing behind."""
+    """Begin to remove row sides that an interrupted deploy left. Their buckets are gone after this step, so no row can
+    change unnoticed in them while they are not followed."""
     active = in_state(store, VersionState.ACTIVE)
     served = set() if active is None else sides(plan_of(active.yaml)).keys()
     left = sorted({*store.unfinished_sides()} - served)
@@ -95,12 +95,12 @@ def forget_half_built(store: Store, lease: Lease) -> None:
 
 @lru_cache(maxsize=16)
 def plan_of(yaml: str) -> SyncPlan:
-    """The plan of a sync config; compiled once, for this is asked several times a second. Raises RuleErrors."""
+    """The plan of a sync config. Cached, since it is needed several times a second. Raises RuleErrors."""
     return compile_config(yaml).plan
 
 
 def tables_named(store: Store) -> tuple[TablePattern, ...]:
-    """The tables that the version which is served names, and the one on its way."""
+    """The tables that the active version and the one in processing name."""
     versions = (in_state(store, VersionState.ACTIVE), in_state(store, VersionState.PROCESSING))
     plans = [plan for version in versions if version is not None and (plan := _compiled(version)) is not None]
     return tuple(dict.fromkeys(pattern for plan in plans for pattern in plan.tables()))

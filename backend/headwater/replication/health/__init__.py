@@ -1,1 +1,1 @@
-"""How replication of a source stands, and what may come to harm."""
+"""The state of a source's replication, and what endangers it."""

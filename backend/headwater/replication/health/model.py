@@ -1,5 +1,5 @@
-"""How a source's replication stands, for people and for what watches over the service: written by the replicator into
-the store, read by commands and by the endpoint.
+"""The state of a source's replication, for people and for monitoring. The replicator writes it into the store, commands
+and the endpoint read it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from headwater.source.readiness.health import SlotHealth
 
 
 class State(Enum):
-    """RESYNCING: the stream flows, and tables are compared with the source beside it."""
+    """RESYNCING: the stream is followed, and tables are compared with the source beside it."""
 
     STARTING = "starting"
     SNAPSHOT = "snapshotting"
@@ -29,7 +29,7 @@ class State(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """The last error, and how often in a row the replicator met one until then. `at` is in seconds since 1970."""
+    """The last error, and how many errors in a row there were by then. `at` is in seconds since 1970."""
 
     code: str
     what: str
@@ -51,7 +51,7 @@ class Trouble:
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """A table that is compared with the source, and why. Devices may see it as it was before."""
+    """A table that is compared with the source, and why. Devices may see its former rows meanwhile."""
 
     table: str
     reason: str
@@ -59,9 +59,9 @@ class Compared:
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """`since` is when the state began, `at` when this was written, both in seconds since 1970. `trouble` stays when it
-    is over, as the last one; it is the cause while the state is RETRYING or STOPPED. `work` tells for a person how far
-    bulk work is; empty when there is none."""
+    """`since` is when the state began, `at` when this was written, both in seconds since 1970. `trouble` is the last
+    error, kept when it is over; see `cause`. `work` says for a person how far bulk work is; empty when there is
+    none."""
 
     state: State
     since: float
@@ -76,7 +76,7 @@ class Health:
 
     @property
     def cause(self) -> Trouble | None:
-        """Why rows do not flow. None when they do, and when somebody stopped it."""
+        """Why no rows arrive. None when they do, and when somebody stopped the replicator."""
         if self.trouble is None or self.state not in {State.RETRYING, State.STOPPED}:
             return None
         return self.trouble if self.trouble.at >= self.since else None
@@ -86,14 +86,14 @@ class Health:
         return found
 
     def seen(self, *, alive: bool) -> Health:
-        """As it is when nobody holds the source's lease: whoever wrote this may have had no time to say farewell."""
+        """STOPPED when nobody holds the source's lease (`alive`): a replicator that was killed could not write that."""
         if alive or self.state is State.STOPPED:
             return self
         return replace(self, state=State.STOPPED, since=self.at, work="")
 
 
 def health_key(tag: str) -> str:
-    """Where the store keeps it."""
+    """The key under which the store keeps the health of a source."""
     return f"health {tag}"
 
 
@@ -102,7 +102,7 @@ def to_json(health: Health) -> str:
 
 
 def from_json(text: str) -> Health | None:
-    """None when there is none, or one that another version of headwater wrote in a form of its own."""
+    """None for an empty text, and for the format of another version of headwater."""
     try:
         found = orjson.loads(text)
         return Health(

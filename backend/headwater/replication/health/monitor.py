@@ -1,5 +1,5 @@
-"""Watches a source while it is followed, from a thread of its own: says once what may come to harm, keeps in the store
-how things stand, and writes a heartbeat so that there is always something for the stream to pass.
+"""Watches a source while it is followed, from a thread of its own: logs each problem once, stores the health of
+replication, and writes heartbeats, so that a quiet source has something to confirm.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from headwater_rules.plan import TablePattern
 
 _log = logging.getLogger(__name__)
 
-_STEADY_SECONDS = 60.0  # an error after that much streaming is the first of a new row
-_KEPT_SECONDS = 15.0  # what is kept is at most this much older, when nothing but numbers changed
+_STEADY_SECONDS = 60.0  # an error after that much streaming is counted from one again
+_KEPT_SECONDS = 15.0  # how old the stored health may be while only numbers change
 _REST_SECONDS = 0.1
 _WORK_SECONDS = 2.0
 _CLOSE_SECONDS = 15.0
 
 
 class Watch:
-    """Used as a context manager around the work under one lease. The other methods tell it what is being done. The
-    source is looked at every `seconds`; `preparing` says what bulk work has to wait for."""
+    """A context manager around the work under one lease; the other methods report what the replicator does. The source
+    is checked every `seconds`. `preparing` returns what bulk work is waiting for, for a person."""
 
     def __init__(
         self, source: SourceSettings, store: Store, lease: Lease, seconds: float, preparing: Callable[[], str]
@@ -76,21 +76,21 @@ class Watch:
     # what the replicator does
 
     def reading(self) -> None:
-        """The source is read whole."""
+        """The snapshot begins."""
         self._become(State.SNAPSHOT)
 
     def streaming(self) -> None:
-        """The stream flows."""
+        """The stream is followed."""
         self._become(State.STREAMING)
 
     def works(self, progress: BulkProgress) -> None:
-        """Bulk work is under way, or over."""
+        """How far bulk work is."""
         self._work = "" if progress.over else f"{progress.what}: {progress}"
 
     def failed(self, error: HeadwaterError) -> None:
-        """It is tried again, after a while."""
+        """An attempt failed; another follows after a while."""
         with self._lock:
-            self._health = replace(self._health, slot=None, lag_seconds=None)  # as far as anybody knows now
+            self._health = replace(self._health, slot=None, lag_seconds=None)  # unknown until the next look
         self._become(State.RETRYING, error)
 
     def _become(self, state: State, error: BaseException | None = None) -> None:
@@ -109,14 +109,14 @@ class Watch:
         try:
             store = open_backend(self._address).open_store()
         except HeadwaterError as error:
-            _log.warning("how things stand is not kept: %s", error)
+            _log.warning("the health of replication can't be stored: %s", error)
             return
         try:
             while not self._closing.wait(_REST_SECONDS):
                 self._turn(store)
                 due = time.monotonic() + self._seconds
                 while not self._wake.wait(min(self._seconds, _WORK_SECONDS)) and time.monotonic() < due:
-                    self._keep(store)  # how far bulk work is
+                    self._keep(store)  # the progress of bulk work
                 self._wake.clear()
             self._keep(store)
         finally:
@@ -124,7 +124,7 @@ class Watch:
             self._disconnect()
 
     def _turn(self, store: Store) -> None:
-        self._keep(store)  # what happened is not to wait for a source that may give no answer
+        self._keep(store)  # first, since the source may not answer for a while
         try:
             stored = store.tables(self._lease.name)
             compared = tuple(
@@ -138,8 +138,8 @@ class Watch:
             oids = {table.relation.oid for table in stored}
             with machine_errors():
                 self._look(slot_of(self._source, store), oids, tables_named(store), beat=streaming)
-        except (psycopg.Error, HeadwaterError) as error:  # whoever follows the stream meets the same, and says so
-            _log.debug("the source could not be looked at: %s", error)
+        except (psycopg.Error, HeadwaterError) as error:  # the replicator meets the same error, and logs it
+            _log.debug("the source could not be checked: %s", error)
             self._disconnect()
             with self._lock:
                 self._health = replace(self._health, slot=None, lag_seconds=None)
@@ -161,7 +161,7 @@ class Watch:
             self._conn.execute(ping_statement(self._conn.info.server_version))
 
     def _say(self, findings: tuple[Finding, ...]) -> None:
-        """Once each, and once more when it is over."""
+        """Log each finding when it appears, and again when it is resolved."""
         now = {(finding.code, finding.what): finding for finding in findings}
         for key, finding in now.items():
             if key not in self._said:
@@ -172,7 +172,7 @@ class Watch:
         self._said = now
 
     def _keep(self, store: Store) -> None:
-        """Have the store say how things stand, unless nothing happened since."""
+        """Store the health, if it changed."""
         with self._lock:
             health = replace(self._health, work=self._preparing() or self._work)
         if health.state is State.STOPPED:
@@ -180,14 +180,14 @@ class Watch:
         if health.state is State.STREAMING and health.compared:
             health = replace(health, state=State.RESYNCING)
         now = time.time()
-        if self._kept is not None and now - self._kept.at < _KEPT_SECONDS and _news(health) == _news(self._kept):
+        if self._kept is not None and now - self._kept.at < _KEPT_SECONDS and _urgent(health) == _urgent(self._kept):
             return
         health = replace(health, at=now)
         try:
             with machine_errors():
                 store.note(self._lease, health_key(self._lease.name), to_json(health))
-        except HeadwaterError as error:  # a long transaction of our own, or the lease is another's by now
-            _log.debug("how things stand could not be kept: %s", error)
+        except HeadwaterError as error:  # a long transaction of our own, or the lease is lost
+            _log.debug("the health of replication could not be stored: %s", error)
             return
         self._kept = health
 
@@ -197,13 +197,13 @@ class Watch:
             self._conn = None
 
 
-def _news(health: Health) -> Health:
-    """What somebody wants to hear of at once."""
+def _urgent(health: Health) -> Health:
+    """The part of which a change is stored at once."""
     return replace(health, at=0.0, slot=None, lag_seconds=None)
 
 
 class _Lag:
-    """How old the oldest commit may be that the store lacks."""
+    """Estimates how old the oldest commit is that the store does not have."""
 
     def __init__(self) -> None:
         self._ends: deque[tuple[float, Lsn]] = deque(maxlen=1000)
@@ -215,5 +215,5 @@ class _Lag:
         if found.log_end > found.confirmed:
             self._ends.append((now, found.log_end))
         if oldest is not None:
-            return now - oldest  # where the log ended then has not been passed since
+            return now - oldest  # the position where the log ended then is still not confirmed
         return found.flush_lag if found.log_end > found.confirmed else 0.0

@@ -1,1 +1,1 @@
-"""Bulk work beside the stream, done a bit at a time between its flushes."""
+"""Bulk jobs beside the stream, which run in small steps between its flushes."""

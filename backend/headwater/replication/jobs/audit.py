@@ -1,6 +1,6 @@
-"""The audit: are source, current rows, buckets and lookups all the same thing? With repair, what is not is mended.
+"""The audit: checks that source, current rows, buckets and lookups agree, and with repair makes them agree.
 
-Rows first, against the source and the rules (see `resync`); then histories and lookups against the rows.
+Rows come first, compared with the source and the rules (see `resync`); then histories and lookups, with the rows.
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ import threading
 import time
 from collections.abc import Iterator
 
-from headwater.bulk.contract import BulkProgress, VerifyOutcome
+from headwater.bulk.contract import BulkProgress, JobKind, VerifyOutcome
 from headwater.replication.errors import BROKEN_BUCKET, BROKEN_LOOKUPS
 from headwater.replication.jobs.background import Background
 from headwater.replication.jobs.context import JobContext
+from headwater.replication.jobs.job import Job
 from headwater.replication.jobs.rebuild import Rebuild, repair_lookups, verify_job
 from headwater.replication.jobs.resync import Order, Resync
 from headwater.storage.contract.parts import BulkRecord
@@ -23,9 +24,9 @@ _log = logging.getLogger(__name__)
 NAMED_BUCKETS = 100
 
 
-class Audit:
-    """One audit. `step` is called between flushes until it says that all is done; `close` in any case. When the order
-    names tables, their rows and lookups are looked at; buckets only when all are."""
+class Audit(Job):
+    """Audits the tables of the order: their rows and lookups. Buckets are checked only when the order has all
+    tables."""
 
     def __init__(self, context: JobContext, order: Order) -> None:
         self._context = context
@@ -39,8 +40,11 @@ class Audit:
         self._ops = 0
         self._closed = threading.Event()
 
+    @property
+    def kind(self) -> JobKind:
+        return JobKind.AUDIT
+
     def describe(self) -> str:
-        """How far it is, for a person."""
         if self._rebuild is not None:
             return self._rebuild.describe()
         if self._on_rows:
@@ -48,16 +52,12 @@ class Audit:
         return f"checked {self._progress.rows:,} ops and rows of the store"
 
     def step(self) -> bool:
-        """A bit of the work; True when all is done."""
         return next(self._steps, True)
 
-    @property
-    def left(self) -> frozenset[int]:
-        """See `Resync.left`."""
-        return self._resync.left
-
-    def result(self) -> dict[str, object]:
-        """What was found."""
+    def result(self) -> dict[str, object] | None:
+        """What was found. None while tables are still to be compared that changed meanwhile."""
+        if self._resync.result() is None:
+            return None
         outcome = self._outcome or VerifyOutcome((), (), 0, 0, "", 0)
         return {
             **self._resync.findings.as_dict(),
@@ -72,7 +72,6 @@ class Audit:
         }
 
     def close(self) -> None:
-        """Give everything back, at the end or in the middle."""
         self._closed.set()
         self._resync.close()
         if self._rebuild is not None:
@@ -86,7 +85,7 @@ class Audit:
         self._on_rows = False
         started = time.time()
         job = verify_job(self._context, self._order.plans, self._order.oids)
-        verifying = Background(lambda: self._context.bulk.verify(job, self._note, self._closed), "verification")
+        verifying = Background(lambda: self._context.bulk.verify(job, self._note, self._closed), JobKind.VERIFICATION)
         while not verifying.done:
             yield False
         outcome = self._outcome = verifying.result()
@@ -101,7 +100,7 @@ class Audit:
             if outcome.buckets:
                 yield from self._build_anew(outcome)
         record = BulkRecord(
-            kind="verification",
+            kind=JobKind.VERIFICATION,
             source=self._context.tag,
             application=outcome.application,
             tasks=outcome.tasks,

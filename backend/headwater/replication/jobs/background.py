@@ -1,4 +1,4 @@
-"""Work in another thread that the replicator looks after between flushes."""
+"""Runs the long part of a job in a thread, while the job is stepped between flushes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Result = TypeVar("Result")
 
 
 class Background(Generic[Result]):
-    """Runs a function once. `result` gives what it returned, or raises what it raised."""
+    """Runs a function once, in a thread. `result` returns what it returned, or raises what it raised."""
 
     def __init__(self, work: Callable[[], Result], name: str) -> None:
         self._work = work
@@ -33,7 +33,7 @@ class Background(Generic[Result]):
         return self._result[0]
 
     def discard(self, dispose: Callable[[Result], object]) -> None:
-        """Nobody needs the result any more: `dispose` takes it, now or as soon as there is one."""
+        """Have `dispose` called with the result, now or as soon as there is one. Not called after an error."""
         with self._lock:
             if not self._result:
                 self._dispose = dispose

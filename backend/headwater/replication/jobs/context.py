@@ -1,4 +1,4 @@
-"""What bulk work beside the stream works with, and the plans that the stream is followed by."""
+"""The parts that bulk jobs of one source share."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from headwater.bulk.bound_table import distinct
 from headwater.bulk.contract import BulkProgress
 from headwater.bulk.work import BulkWork
 from headwater.decode.catalog import TypeCatalog
-from headwater.replication.stream.apply import Applier
+from headwater.replication.stream.access import StreamAccess
 from headwater.replication.tables.live import LiveContext
 from headwater.replication.tables.schema_watch import readable_tables
 from headwater.source.catalog.published import PublishedTable, load_types
@@ -25,20 +25,21 @@ _ROWS_A_TASK = 250_000
 
 
 def types_of(asking: SharedConnection, tables: Sequence[StoredTable]) -> TypeCatalog:
-    """The types of the tables' columns, as the source knows them now."""
+    """The present types of the tables' columns, from the source."""
     with asking.use() as conn:
         return load_types(conn, {c.type_oid for table in tables for layout in table.layouts for c in layout.columns})
 
 
 @dataclass(frozen=True, slots=True)
 class JobContext:
-    """The parts that work together on one source while it is followed."""
+    """What jobs work with while one source is followed. Methods that take tables or plans read the source's catalog,
+    and raise its errors."""
 
     source: SourceSettings
     store: Store
     lease: Lease
     bulk: BulkWork
-    applier: Applier
+    stream: StreamAccess
     progress: Callable[[BulkProgress], None]
     asking: SharedConnection
 
@@ -47,14 +48,14 @@ class JobContext:
         return self.source.tag
 
     def published(self, plans: Sequence[SyncPlan]) -> dict[int, PublishedTable]:
-        """The tables that the plans read and that can be read, as they are published now, by oid; without those of
-        which that can't be told since somebody keeps them locked. Raises KeyNotSentError."""
+        """By oid, the published tables that the plans read and that can be read; without those whose definition can't
+        be read since they are locked. Raises KeyNotSentError."""
         with self.asking.use() as conn:
             tables = readable_tables(conn, self.source, plans, self.stored().keys())
         return {table.relation.oid: table for table in tables if not table.locked}
 
     def locked(self, tables: Sequence[StoredTable]) -> frozenset[int]:
-        """The oids of those tables that can't be read since somebody keeps them, or partitions of them, locked."""
+        """The oids of those tables that can't be read since they, or partitions of them, are locked."""
         leaves = {table.relation.oid: leaf_oids(table.fingerprint) | {table.relation.oid} for table in tables}
         with self.asking.use() as conn:
             locked = locked_tables(conn, frozenset[int]().union(*leaves.values()))
@@ -65,7 +66,7 @@ class JobContext:
         return {table.relation.oid: table for table in self.store.tables(self.tag)}
 
     def places(self, table: int) -> Places:
-        """A table's current rows, cut into what tasks read."""
+        """Ranges of a table's current rows, one for a task."""
         return self.store.place_ranges(table, _ROWS_A_TASK)
 
     def types(self, tables: Sequence[StoredTable]) -> TypeCatalog:
@@ -73,12 +74,12 @@ class JobContext:
         return types_of(self.asking, tables)
 
     def follow(self, plans: Sequence[SyncPlan]) -> None:
-        """From here on, evaluate what the stream brings by these plans. Between flushes only."""
+        """Follow the stream by these plans, and by the tables as stored now. Between flushes only."""
         stored = list(self.stored().values())
-        self.applier.renew(self.live_context(plans, stored), plans, stored)
+        self.stream.renew(self.live_context(plans, stored), plans, stored)
 
     def live_context(self, plans: Sequence[SyncPlan], stored: Sequence[StoredTable]) -> LiveContext:
-        """What the tables are followed by."""
+        """What live tables are built from."""
         return LiveContext(
             self.tag, distinct(plans), self.types(stored), self.store.subkey_salt(), self.source.piece_bytes
         )

@@ -1,9 +1,9 @@
-"""Bringing a version of the sync config into service, while the stream flows and the version before is served.
+"""Deploys a version of the sync config, while the stream is followed and the former version is served.
 
-From the start the stream is evaluated by the plans of both. Row sides that are not complete are evaluated over the
-current rows, on Spark, and taken page by page: what the stream wrote meanwhile is left out, for it is right already.
-Tables that the store does not know are read from the source by a re-sync. Then the version is served.
-"""
+From the start, the stream is evaluated by the plans of both versions. Row sides that are not complete are evaluated
+over the current rows on Spark, and the result is taken in page by page, without rows that the stream wrote meanwhile:
+those are right already. Tables that the store does not have are read from the source by a re-sync. Then the version
+becomes active."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 
-from headwater.bulk.contract import BulkProgress, ReprocessJob, ReprocessTable
+from headwater.bulk.contract import BulkProgress, JobKind, ReprocessJob, ReprocessTable
 from headwater.replication.jobs.background import Background
 from headwater.replication.jobs.context import JobContext
+from headwater.replication.jobs.job import Ending, Job
 from headwater.replication.jobs.resync import Order, Resync
 from headwater.storage.contract.parts import BulkOutcome, BulkRecord, StagedPart
 from headwater.storage.contract.reason import Cause, ResyncReason
@@ -26,9 +27,9 @@ from headwater_rules.versions import check_names, sides, tables_of, without
 _log = logging.getLogger(__name__)
 
 
-class Deploy:
-    """One version on its way. `in_use` are the plans that are followed already; the context follows `plan` too from the
-    start on. Raises RuleErrors when a row side's name is taken by another."""
+class Deploy(Job):
+    """Deploys one version. `in_use` are the plans that are followed already; from the start, `plan` is followed too.
+    Raises RuleErrors when another row side has the name of one of the plan's."""
 
     def __init__(self, context: JobContext, version: ConfigVersion, plan: SyncPlan, in_use: Sequence[SyncPlan]) -> None:
         self._context = context
@@ -54,8 +55,14 @@ class Deploy:
         if self.missing and known:
             self._reprocess(known)
 
+    @property
+    def kind(self) -> JobKind:
+        return JobKind.DEPLOY
+
+    def finish(self) -> Ending:
+        return Ending(follow=True)
+
     def describe(self) -> str:
-        """How far it is, for a person."""
         if self._resync is not None:
             return f"new tables: {self._resync.describe()}"
         if self._pages is not None:
@@ -63,8 +70,8 @@ class Deploy:
         return f"evaluated {self._progress}"
 
     def _create_tables(self) -> frozenset[int]:
-        """Make room for tables that no version before has named. Returns their oids, and those of tables that an
-        attempt cut short has left to fill."""
+        """Create tables that no version before has named. Returns their oids, and those of tables that an interrupted
+        deploy has created."""
         stored = self._context.stored()
         wanted = self._context.published([self._plan])
         new = [(table.relation, table.shape) for oid, table in wanted.items() if oid not in stored]
@@ -79,7 +86,7 @@ class Deploy:
         if not tables:
             return
         stored = [table.stored for table in tables]
-        self._written = self._context.applier.watch([table.id for table in stored])
+        self._written = self._context.stream.watch([table.id for table in stored])
         job = ReprocessJob(
             tag=self._context.tag,
             tables=tuple(tables),
@@ -91,7 +98,7 @@ class Deploy:
             piece=self._context.source.piece_bytes,
         )
         self._reprocessing = Background(
-            lambda: self._context.bulk.reprocess(job, self._note, self._closed), "reprocess"
+            lambda: self._context.bulk.reprocess(job, self._note, self._closed), JobKind.REPROCESS
         )
 
     def _table(self, stored: StoredTable) -> ReprocessTable:
@@ -106,7 +113,6 @@ class Deploy:
         self._context.progress(progress)
 
     def step(self) -> bool:
-        """A bit of the work, between flushes; True when the version is served."""
         if self._reprocessing is not None:
             if self._reprocessing.done:
                 self._outcome = self._reprocessing.result()
@@ -121,7 +127,7 @@ class Deploy:
         if self._new and self._resync is None:
             stored = self._context.stored()
             locked = self._context.locked([stored[oid] for oid in self._new & stored.keys()])
-            self._new -= locked  # they stay marked: whoever has them locked does not hold the version up
+            self._new -= locked  # they stay marked, and do not hold the version up
         if self._new:
             if self._resync is None:
                 self._resync = Resync(self._context, Order((self._plan,), self._reason, self._new))
@@ -129,7 +135,7 @@ class Deploy:
                 return False
             self._resync.unmark()
             self._resync.close()
-            self._new = self._resync.left & self._context.stored().keys()  # they changed meanwhile
+            self._new = self._resync.left & self._context.stored().keys()  # changed meanwhile: compared once more
             self._resync = None
             return False
         self._context.store.activate(self._context.lease, self._version.id, sides(self._plan))
@@ -144,7 +150,7 @@ class Deploy:
         self._pages_taken += 1
         if any(table.id == part.table for table in self._context.stored().values()):
             self._context.store.take_page(self._context.lease, part, page, self._written.get(part.table, ()))
-        # else truncated since: a new generation, whose rows the stream evaluated by both plans
+        # else truncated since: the rows of its new generation were evaluated by both plans
 
     def _note_job(self) -> None:
         outcome = self._outcome
@@ -152,7 +158,7 @@ class Deploy:
         if outcome.tasks:
             rows, ops = sum(part.rows for part in outcome.parts), sum(part.ops for part in outcome.parts)
             record = BulkRecord(
-                "reprocess",
+                JobKind.REPROCESS,
                 self._context.tag,
                 outcome.application,
                 outcome.tasks,
@@ -164,9 +170,8 @@ class Deploy:
             self._context.store.note_job(record)
 
     def close(self) -> None:
-        """Give everything back, at the end or in the middle."""
         self._closed.set()
-        self._context.applier.unwatch()
+        self._context.stream.unwatch()
         if self._resync is not None:
             self._resync.close()
         self._context.store.discard_staged(self._context.lease)

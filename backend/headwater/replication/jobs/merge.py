@@ -1,9 +1,9 @@
-"""Merging what a comparison found with what the stream brought since.
+"""Merges what a comparison found with what the stream brought since.
 
 The comparison knows the source as of a snapshot. A row that no later commit touched takes the snapshot's state. A
-touched row keeps what was streamed and takes from the snapshot only the values that the stream left out as unchanged,
-also through changes of its key. Rows that nothing identifies are counted: as often as in the snapshot, and what came
-and went since.
+touched row keeps what was streamed, and takes from the snapshot only values that the stream left out as unchanged, even
+if the row's key changed. Rows without key are counted: the copies in the snapshot, plus those that came since, minus
+those that went.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from headwater.oplog.change import UNCHANGED, Cells
 from headwater.oplog.limits import is_stub, stored_line
 from headwater.oplog.row_id import IdentityKind, copy_id, random_id
 from headwater.oplog.transform import decode_members, expected_members
-from headwater.replication.stream.apply import Applier
+from headwater.replication.stream.access import StreamAccess
 from headwater.replication.stream.lacking import completed
 from headwater.replication.stream.touches import TableTouches
 from headwater.replication.tables.generated import filled
@@ -34,51 +34,51 @@ States = dict[str, FullCells | None]
 
 
 class Wanted(NamedTuple):
-    """What becomes of rows. Those that are `waiting` are only evaluated: they go on lacking values for what the stream
-    has told of them since."""
+    """What rows are to be. Those in `waiting` are only evaluated again; they go on lacking values that later changes
+    need."""
 
     states: States
     waiting: frozenset[str] = frozenset()
 
 
 class Portion:
-    """How much is merged between two flushes of the stream. Commits of all tables wait for it, so it is as much as
-    this machine does in some 30 ms."""
+    """How many rows are merged between two flushes of the stream: as many as take about 30 ms, since all commits wait
+    meanwhile."""
 
     def __init__(self) -> None:
         self._rows = _MOST // 4
 
     def of(self, differences: Sequence[Difference], room: int) -> int:
-        """How many of the differences to merge, whose lines take `room` bytes at most: one at least."""
+        """How many of the differences to merge: lines of `room` bytes at most, but at least one."""
         sizes = accumulate(len(difference.line) for difference in differences[: self._rows])
         return max(1, sum(size <= room for size in sizes))
 
     def took(self, rows: int, seconds: float) -> None:
-        """The next one is smaller when this was too long, and larger when a whole one was soon done."""
+        """Make the next portion smaller if this one took too long, and larger if it was a whole one and quick."""
         if seconds > _SECONDS or rows == self._rows:
             fitting = int(self._rows * _SECONDS / max(seconds, _SECONDS / 2))
             self._rows = min(max(fitting, self._rows // 2, _FEWEST), _MOST)
 
 
 def wanted_states(
-    applier: Applier,
+    stream: StreamAccess,
     table: LiveTable,
     touches: TableTouches,
     differences: Sequence[Difference],
     *,
     anew: bool = False,
 ) -> Wanted:
-    """What becomes of the rows that differ. Rows that are right already may be among them. With `anew`, they are
-    evaluated even if their values are as they were."""
+    """What the rows that differ are to be. Some may be right already. With `anew`, rows are evaluated even if their
+    values did not change."""
     if touches.truncated:
-        return Wanted({})  # nothing that the snapshot saw is left
+        return Wanted({})  # no row of the snapshot is left
     if table.identity.kind is IdentityKind.KEY:
-        return _keyed(applier, table, touches, differences, anew=anew)
-    return Wanted(_counted(applier, table, touches, differences))
+        return _keyed(stream, table, touches, differences, anew=anew)
+    return Wanted(_counted(stream, table, touches, differences))
 
 
 def _keyed(
-    applier: Applier, table: LiveTable, touches: TableTouches, differences: Sequence[Difference], *, anew: bool
+    stream: StreamAccess, table: LiveTable, touches: TableTouches, differences: Sequence[Difference], *, anew: bool
 ) -> Wanted:
     width = len(table.relation.columns)
     heirs = touches.heirs()
@@ -94,38 +94,40 @@ def _keyed(
             states[key] = cells
         elif anew:
             streamed.append(key)
-    lacking = applier.lacking(table)
+    lacking = stream.lacking(table)
     for row_id in [row_id for row_id in patches if _inherits_all(table, lacking.get(row_id), patches[row_id][0])]:
         columns, inherited = patches[row_id]
         states[row_id] = completed(lacking[row_id], inherited, columns)
-    for row in applier.stored_rows(table, [row_id for row_id in patches if row_id not in lacking]):
-        if not is_stub(row.line):  # of a stub, all that counts was streamed
+    for row in stream.stored_rows(table, [row_id for row_id in patches if row_id not in lacking]):
+        if not is_stub(row.line):  # a stub has no values to complete
             columns, inherited = patches[row.row_id]
             states[row.row_id] = completed(table.cells(row), inherited, columns)
     waiting: set[str] = set()
-    for row in applier.stored_rows(table, streamed):
+    for row in stream.stored_rows(table, streamed):
         if row.row_id not in states and not is_stub(row.line):
             states[row.row_id] = table.cells(row)
             if row.row_id in lacking:
                 waiting.add(row.row_id)
     if table.computed:
         patched = [row_id for row_id in patches if row_id in states]
-        states |= zip(patched, filled(applier.fill, table, [states[row_id] for row_id in patched]), strict=True)
+        states |= zip(patched, filled(stream.fill, table, [states[row_id] for row_id in patched]), strict=True)
     return Wanted(states, frozenset(waiting))
 
 
 def _inherits_all(table: LiveTable, known: Cells | None, columns: frozenset[int]) -> bool:
-    """Whether a row lacks something, and all that it lacks is as it was in the snapshot. Else the stream brought some
-    of it since, which was stored and is not trusted any more: the row waits for the source."""
+    """Whether a row lacks values, and all of them are still as in the snapshot. Else the stream brought some since, in
+    a row that is no longer trusted, and the row waits until it is read from the source."""
     return known is not None and {place for place, cell in enumerate(known) if cell is UNCHANGED} <= columns.union(
         table.computed
     )
 
 
-def _counted(applier: Applier, table: LiveTable, touches: TableTouches, differences: Sequence[Difference]) -> States:
+def _counted(
+    stream: StreamAccess, table: LiveTable, touches: TableTouches, differences: Sequence[Difference]
+) -> States:
     width = len(table.relation.columns)
     lines = {difference.key: difference.line for difference in differences}
-    present = applier.copies(table, lines)
+    present = stream.copies(table, lines)
     states: States = {}
     for _, content, line, copies in differences:
         wanted = max(0, copies + touches.delta[content])
@@ -141,22 +143,22 @@ def _counted(applier: Applier, table: LiveTable, touches: TableTouches, differen
     return states
 
 
-def describe(applier: Applier, table: LiveTable, states: Mapping[str, FullCells | None]) -> list[dict[str, object]]:
-    """What is wrong with the rows, in words for a person and without their values: only what would change."""
+def describe(stream: StreamAccess, table: LiveTable, states: Mapping[str, FullCells | None]) -> list[dict[str, object]]:
+    """What is wrong with the rows that would change, for a person and without values."""
     problems: dict[str, dict[str, object] | None] = {
         row_id: None if cells is None else {"problem": "missing in the store"} for row_id, cells in states.items()
     }
-    for row in applier.stored_rows(table, list(states)):
+    for row in stream.stored_rows(table, list(states)):
         cells = states[row.row_id]
         problems[row.row_id] = {"problem": "not in the source"} if cells is None else _problem(table, row, cells)
     return [{"row": row_id, **problem} for row_id, problem in problems.items() if problem is not None]
 
 
 def _problem(table: LiveTable, row: CurrentRow, cells: FullCells) -> dict[str, object] | None:
-    """What is wrong with a row that should be there, and is."""
+    """What is wrong with a stored row that the source has too. None when nothing is."""
     if is_stub(row.line):
         stays = is_stub(stored_line(join_cells(cells)))
-        return None if stays else {"problem": "left out as too large, and is not any more"}
+        return None if stays else {"problem": "left out as too large, but is not any more"}
     try:
         stored = table.cells(row)
     except DecodeError:

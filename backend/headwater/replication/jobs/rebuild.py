@@ -1,8 +1,8 @@
-"""Building broken buckets anew: a CLEAR, and PUTs of all rows that are in them, evaluated by the rules once more. Only
-these buckets are downloaded again.
+"""Rebuilds broken buckets: a CLEAR, then PUTs of all rows that belong in them by the rules. Devices download only these
+buckets again.
 
-Which rows stand in them is found on Spark, beside the stream; what the stream wrote since is noted. The rows
-themselves are read within the one flush that writes the buckets, so clients see each of them before or after.
+Spark finds the rows that are in them, beside the stream; rows that the stream writes meanwhile are noted. The rows are
+then read in the one flush that writes the buckets, so clients see each bucket before or after, never in between.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-from headwater.bulk.contract import BrokenLookups, BulkProgress, VerifyJob, VerifyTable
+from headwater.bulk.contract import BrokenLookups, BulkProgress, JobKind, VerifyJob, VerifyTable
 from headwater.decode.errors import DecodeError
 from headwater.oplog.op import bucket_key
 from headwater.oplog.transform import BucketName, DraftOp, decode_members, with_members
 from headwater.replication.jobs.background import Background
 from headwater.replication.jobs.context import JobContext
+from headwater.replication.jobs.job import Job
 from headwater.replication.tables.live import FullCells, LiveTable
 from headwater.storage.contract.parts import BulkRecord, CurrentRow
 from headwater.storage.contract.store import Flush, Progress
@@ -29,14 +30,13 @@ _log = logging.getLogger(__name__)
 
 _ROWS_AT_ONCE = 5_000
 _ATTEMPTS = 3
-_WRITING = "rows put again"
 _NO_END = 1 << 62
 
 
 def verify_job(
     context: JobContext, plans: Sequence[SyncPlan], oids: frozenset[int] | None = None, *, lookups: bool = True
 ) -> VerifyJob:
-    """A look at the whole store, or with `oids` at the lookups of some tables only."""
+    """A verification of the whole store, or with `oids` of the lookups of some tables only."""
     stored = {table.id: table for oid, table in context.stored().items() if oids is None or oid in oids}
     with open_backend(context.store.address).open_verify() as reader:
         ids = reader.tables() if oids is None else list(stored)
@@ -53,13 +53,13 @@ def verify_job(
 
 
 def _ranges(context: JobContext, table: int) -> tuple[tuple[int, int], ...]:
-    """The last is open: rows that come meanwhile are beyond all others."""
+    """Ranges of all rows. The last is open, since new rows are placed after all others."""
     ranges = context.places(table).ranges or [(0, _NO_END)]
     return (*ranges[:-1], (ranges[-1][0], _NO_END))
 
 
-class Rebuild:
-    """Some buckets, by key. `step` is called between flushes until it says that all is done; `close` in any case."""
+class Rebuild(Job):
+    """Rebuilds the buckets with these keys."""
 
     def __init__(self, context: JobContext, plans: Sequence[SyncPlan], keys: Iterable[int]) -> None:
         self._context = context
@@ -70,29 +70,32 @@ class Rebuild:
         self.rows = self.ops = 0
         self._closed = threading.Event()
 
+    @property
+    def kind(self) -> JobKind:
+        return JobKind.REBUILD
+
     def describe(self) -> str:
-        """How far it is, for a person."""
         return f"looking for the rows of {len(self._keys):,} broken buckets: {self.progress.rows:,} rows seen"
 
     def step(self) -> bool:
-        """A bit of the work; True when all is done."""
         return next(self._steps, True)
 
     def close(self) -> None:
-        """Give everything back, at the end or in the middle."""
         self._closed.set()
-        self._context.applier.unwatch()
-        self._context.progress(BulkProgress(self.rows, 0, 0, 0, _WRITING, over=True))
+        self._context.stream.unwatch()
+        self._context.progress(BulkProgress(self.rows, 0, 0, 0, JobKind.REWRITE, over=True))
 
     def _search(self, job: VerifyJob) -> Background[dict[int, list[str]]]:
-        return Background(lambda: self._context.bulk.standing(job, self._keys, self._note, self._closed), "rows")
+        return Background(
+            lambda: self._context.bulk.standing(job, self._keys, self._note, self._closed), JobKind.SEARCH
+        )
 
     def _run(self) -> Iterator[bool]:
         started = time.time()
         tasks = 0
         for _ in range(_ATTEMPTS):
             job = verify_job(self._context, self._plans, lookups=False)
-            written = self._context.applier.watch([table.id for table in job.tables])
+            written = self._context.stream.watch([table.id for table in job.tables])
             tasks += sum(len(table.ranges) for table in job.tables)
             search = self._search(job)
             while not search.done:
@@ -100,13 +103,13 @@ class Rebuild:
             found = search.result()
             with open_backend(self._context.store.address).open_verify() as reader:
                 if set(reader.tables()) != found.keys():
-                    continue  # truncated since: the rows of the new generation were not looked for
+                    continue  # a table was truncated meanwhile: its new generation was not searched
             self._write({table: [*found[table], *written.get(table, ())] for table in found})
             break
         else:
-            _log.warning("tables are truncated too often to build %d buckets anew; later", len(self._keys))
+            _log.warning("%d buckets can't be rebuilt now, since tables are truncated too often", len(self._keys))
         self.close()
-        record = BulkRecord("rebuild", self._context.tag, "", tasks, self.rows, self.ops, started, time.time())
+        record = BulkRecord(JobKind.REBUILD, self._context.tag, "", tasks, self.rows, self.ops, started, time.time())
         self._context.store.note_job(record)
 
     def _note(self, progress: BulkProgress) -> None:
@@ -114,11 +117,11 @@ class Rebuild:
         self._context.progress(progress)
 
     def _write(self, rows: Mapping[int, Sequence[str]]) -> None:
-        live = {table.id: self._context.applier.table(oid) for oid, table in self._context.stored().items()}
+        live = {table.id: self._context.stream.table(oid) for oid, table in self._context.stored().items()}
         foreign = [table for table, ids in rows.items() if ids and table not in live]
         if foreign:
             _log.error(
-                "[HW_5303] %d broken buckets hold rows of another source too and can't be built anew by this one: "
+                "[HW_5303] %d broken buckets can't be rebuilt, since they hold rows of another source too: "
                 "resync that source",
                 len(self._keys),
             )
@@ -129,16 +132,16 @@ class Rebuild:
             for table, ids in rows.items():
                 writing.put_again(live[table], table, dict.fromkeys(ids))
             writing.finish()
-            flush.commit(self._context.tag, Progress(self._context.applier.position))
+            flush.commit(self._context.tag, Progress(self._context.stream.position))
         except BaseException:
             flush.rollback()
             raise
         self.rows, self.ops = writing.rows, writing.ops
-        _log.info("built %d buckets anew: %d rows, %d ops", len(self._keys), self.rows, self.ops)
+        _log.info("rebuilt %d buckets: %d rows, %d ops", len(self._keys), self.rows, self.ops)
 
 
 class _Writing:
-    """The flush that builds buckets anew."""
+    """Writes the buckets in one flush."""
 
     def __init__(self, flush: Flush, keys: frozenset[int], piece: int, note: Callable[[BulkProgress], None]) -> None:
         self._flush = flush
@@ -149,7 +152,7 @@ class _Writing:
         self.rows = self.ops = 0
 
     def put_again(self, table: LiveTable | None, table_id: int, row_ids: Iterable[str]) -> None:
-        """Those of a table's rows that the rules give these buckets; `table` is None when no rule reads it."""
+        """Put those of a table's rows that belong in these buckets; `table` is None when no rule reads it."""
         ids, done = list(row_ids), 0
         while done < len(ids):
             ops: list[DraftOp] = []
@@ -168,7 +171,7 @@ class _Writing:
             self._flush.put_rows(table_id, changed)
             self._flush.append(ops, buckets)
             self.ops += len(ops)
-            self._note(BulkProgress(self.rows, 0, 0, 0, _WRITING))
+            self._note(BulkProgress(self.rows, 0, 0, 0, JobKind.REWRITE))
 
     def _enter(self, table: LiveTable, row: CurrentRow, ops: list[DraftOp], buckets: dict[int, BucketName]) -> str:
         """Add a row's ops in these buckets; returns its memberships there."""
@@ -184,14 +187,13 @@ class _Writing:
             self.ops += 1
 
     def finish(self) -> None:
-        """Buckets in which nothing stands."""
+        """Clear the buckets that have no rows."""
         for key in sorted(self._keys - self._begun):
             self._begin(key, None)
 
 
 def _cells(table: LiveTable, row: CurrentRow) -> FullCells | None:
-    """None for a row that is too large to be kept, or was damaged in storage: the comparison with the source mends
-    that."""
+    """None for a row that is too large, or damaged in storage: a comparison with the source repairs it."""
     try:
         return table.cells(row)
     except DecodeError:
@@ -199,10 +201,10 @@ def _cells(table: LiveTable, row: CurrentRow) -> FullCells | None:
 
 
 def repair_lookups(context: JobContext, broken: Sequence[BrokenLookups]) -> None:
-    """Give rows the lookups that the rules give them, in a flush of its own. Between flushes only."""
+    """Write the lookups that the rules give these rows, in a flush of its own. Between flushes only."""
     if not broken:
         return
-    live = {table.id: context.applier.table(oid) for oid, table in context.stored().items()}
+    live = {table.id: context.stream.table(oid) for oid, table in context.stored().items()}
     flush = context.store.begin(context.lease)
     try:
         for table_id in dict.fromkeys(place.table for place in broken):
@@ -220,7 +222,7 @@ def repair_lookups(context: JobContext, broken: Sequence[BrokenLookups]) -> None
                         flush.replace_lookups(table_id, row.row_id, lookups)
             for row_id in gone:
                 flush.replace_lookups(table_id, row_id, ())
-        flush.commit(context.tag, Progress(context.applier.position))
+        flush.commit(context.tag, Progress(context.stream.position))
     except BaseException:
         flush.rollback()
         raise

@@ -1,14 +1,14 @@
-"""Comparing tables with their source, and mending what differs, while the stream flows. A table that changes meanwhile
-is left to another comparison.
+"""Compares tables with their source and repairs what differs, while the stream is followed. A table that changes
+meanwhile is left to another comparison.
 
 1. Record what the stream touches in the tables.
 2. Make a temporary slot: its exported snapshot holds exactly the commits before its consistent point.
 3. When the stream has passed that point, Spark compares the snapshot with the current rows.
-4. A change after the snapshot can hide that the store has a copy too many or too few of a row that nothing identifies,
-   or took an old value along into another row, for it is in what Spark reads of the store: whatever such changes were
-   about is counted in the snapshot once more.
-5. Differences are merged between flushes, some at a time (see `merge`). What was merged differs no more, so work that
-   was cut short is simply begun again.
+4. Spark reads a store that later changes have reached. These can hide a difference: a copy too many or too few of a row
+   without key, or an old value that moved along with a changed key. So the rows that such changes touched are counted
+   in the snapshot once more.
+5. Differences are merged between flushes, some at a time (see `merge`). A merged row differs no more, so a comparison
+   that was cut short is simply begun again.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from headwater.bulk.contract import (
     CompareOutcome,
     CompareTable,
     Difference,
+    JobKind,
     RecountJob,
     TableChangedError,
 )
 from headwater.oplog.lsn import format_lsn
 from headwater.replication.jobs.background import Background
 from headwater.replication.jobs.context import JobContext
+from headwater.replication.jobs.job import Ending, Job
 from headwater.replication.jobs.merge import Portion, describe, wanted_states
 from headwater.replication.own_slot import slot_of
 from headwater.replication.stream.touches import TouchLog
-from headwater.replication.tables.attached import (
-    narrowed,
-)
+from headwater.replication.tables.attached import narrowed
 from headwater.source.catalog.published import PublishedTable
 from headwater.source.connect import connect
 from headwater.source.head import ping_statement
@@ -55,8 +55,8 @@ NAMED_ROWS = 100
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What to compare, of the tables that `plans` read: those with these oids, or all. With `verify`, current rows
-    are evaluated too; without `repair`, differences are only named."""
+    """Which of the tables that `plans` read to compare: those with these oids, or all. With `verify`, current rows are
+    evaluated too; without `repair`, differences are only reported."""
 
     plans: tuple[SyncPlan, ...]
     reason: ResyncReason
@@ -67,7 +67,8 @@ class Order:
 
 @dataclass(slots=True)
 class Findings:
-    """What a comparison found. `rows` names the first differences of each table, `ops` is what mending them took."""
+    """What a comparison found. `rows` has the first differences of each table, `ops` the number of ops that repaired
+    them."""
 
     tables: list[str] = field(default_factory=list)
     compared: int = 0
@@ -85,8 +86,8 @@ class Findings:
         }
 
 
-class Resync:
-    """One comparison. `step` is called between flushes until it says that all is done; `close` in any case."""
+class Resync(Job):
+    """Compares tables once."""
 
     def __init__(self, context: JobContext, order: Order) -> None:
         self._context = context
@@ -98,9 +99,9 @@ class Resync:
         self._batch: list[Difference] = []
         self._portion = Portion()
         self._merged = 0
-        self._looked_at = defaultdict[int, set[str]](set)  # by table id, keys of differences; see `_to_look_at`
+        self._reported = defaultdict[int, set[str]](set)  # by table id, keys of differences; see `_to_merge`
         self._keeper: SnapshotKeeper | None = None
-        self._to_count: CompareJob | None = None  # what of its tables was touched is still to be counted
+        self._to_count: CompareJob | None = None  # the comparison whose touched rows are still to be counted
         self._comparing: Background[CompareOutcome] | None = None
         self._recounting: Background[None] | None = None
         self._recounted = frozenset[int]()  # oids
@@ -108,19 +109,30 @@ class Resync:
         stored = context.stored()
         self._oids = frozenset(stored) if order.oids is None else order.oids & frozenset(stored)
         self._truncated = frozenset[int]()
-        self.left = frozenset[int]()  # tables that changed meanwhile: they stay marked, for another comparison
+        self.left = frozenset[int]()  # oids of tables that changed meanwhile: they stay marked, for another comparison
         self._left_before = self.left
-        self._log = TouchLog(self._oids, context.applier.fill)
-        context.applier.record(self._log)
+        self._log = TouchLog(self._oids, context.stream.fill)
+        context.stream.record(self._log)
         self._slot = temporary_slot_name(slot_of(context.source, context.store))
-        self._opening = Background(self._open, "snapshot")
+        self._opening = Background(self._open, JobKind.SNAPSHOT)
 
-    def result(self) -> dict[str, object]:
-        """What was found, for whoever asked."""
-        return self.findings.as_dict()
+    @property
+    def kind(self) -> JobKind:
+        return JobKind.RESYNC if self._order.repair else JobKind.AUDIT
+
+    def tables_changed(self, oids: frozenset[int]) -> bool:
+        self.leave(oids)
+        return True
+
+    def finish(self) -> Ending:
+        self.unmark()
+        return Ending(follow=True, left=self.left, right=self.right)
+
+    def result(self) -> dict[str, object] | None:
+        """What was found. None while tables are still to be compared that changed meanwhile."""
+        return None if self.left & self._context.stored().keys() else self.findings.as_dict()
 
     def describe(self) -> str:
-        """How far it is, for a person."""
         if self._comparing is None:
             return "waiting for the source's snapshot"
         differ = sum(self.findings.differences.values())
@@ -130,7 +142,7 @@ class Resync:
     def _open(self) -> SnapshotKeeper:
         name = self._slot
         with connect(self._context.source) as conn:
-            end_reader(conn, name)  # an earlier comparison's, which may still wait for writers
+            end_reader(conn, name)  # of an earlier comparison, whose slot may still be waiting for transactions to end
         keeper = SnapshotKeeper(self._context.source, name, temporary=True)
         try:
             with connect(self._context.source) as conn:  # so that an idle stream passes the snapshot's position
@@ -141,7 +153,6 @@ class Resync:
         return keeper
 
     def step(self) -> bool:
-        """A bit of the work; True when all is done."""
         self.leave(self._log.spoiled)
         if not self._oids and not self._truncated:
             return True
@@ -152,7 +163,7 @@ class Resync:
                 _log.info("comparing as of %s", format_lsn(self._keeper.consistent_point))
             return False
         if self._comparing is None:
-            if self._context.applier.position < self._keeper.consistent_point:
+            if self._context.stream.position < self._keeper.consistent_point:
                 return False
             return self._compare(self._keeper.snapshot)
         if self._next_batch():
@@ -163,7 +174,7 @@ class Resync:
         try:
             outcome = self._comparing.result()
         except TableChangedError:
-            # Of a table that was emptied since, the stream brings everything
+            # The stream brings all rows of a table that was truncated since
             truncated = frozenset(oid for oid in self._oids if self._log.of(oid).truncated)
             if not truncated and self.left == self._left_before:
                 raise
@@ -176,8 +187,7 @@ class Resync:
         return True
 
     def _recounts(self) -> bool:
-        """Whether what was touched since the snapshot is still being counted in it. Tables that changed meanwhile are
-        left."""
+        """Whether rows that were touched since the snapshot are still being counted in it."""
         if self._to_count is not None:
             self._recounting, self._to_count = self._begin_recount(self._to_count), None
         if self._recounting is None:
@@ -191,8 +201,8 @@ class Resync:
         return False
 
     def _begin_recount(self, job: CompareJob) -> Background[None] | None:
-        """None when there is nothing to count. Of tables that are told in part only, nobody knows what was touched;
-        of emptied ones, nothing that the snapshot has is left."""
+        """None when there is nothing to count. Partly published tables are left out, since not all touched rows are
+        known; and truncated ones, since no row of the snapshot is left."""
         whole = [table.stored for table in job.tables if not table.published.unseen]
         touches = {t.id: self._log.of(t.relation.oid) for t in whole if t.relation.oid in self._oids}
         contents = {table: touched.to_count for table, touched in touches.items() if not touched.truncated}
@@ -201,22 +211,22 @@ class Resync:
             return None
         self._recounted = frozenset(table.relation.oid for table in whole if table.id in contents)
         recount, closed = RecountJob(job, contents), self._closed
-        return Background(lambda: self._context.bulk.recount(recount, self._note, self._take, closed), "recount")
+        return Background(lambda: self._context.bulk.recount(recount, self._note, self._take, closed), JobKind.RECOUNT)
 
     def _completes(self) -> bool:
-        """Whether rows that the stream brought since lack values that the snapshot did not bring. They are asked for
-        first: until they are stored, nothing but the mark says that something is missing."""
-        tables = [self._context.applier.table(oid) for oid in self.right]
-        return bool([table for table in tables if table is not None and self._context.applier.completes(table)])
+        """Whether rows still lack values that the snapshot did not bring. These are read from the source first: until
+        they are stored, only the mark says that rows are missing."""
+        tables = [self._context.stream.table(oid) for oid in self.right]
+        return bool([table for table in tables if table is not None and self._context.stream.completes(table)])
 
     def leave(self, oids: frozenset[int]) -> None:
-        """Tables that are others now are not compared any further, all others are."""
+        """Stop comparing these tables, which changed. The comparison of all others goes on."""
         self.left |= self.right & oids
         self._oids -= oids
         self._truncated -= oids
 
     def _compare(self, snapshot: str) -> bool:
-        """Begin; True when nothing is left to compare."""
+        """Begin to compare. Returns True when no table is left."""
         self._left_before = self.left
         stored = self._context.stored()
         published = self._context.published(self._order.plans)
@@ -242,7 +252,7 @@ class Resync:
         )
         self._to_count, closed = job, self._closed
         self._comparing = Background(
-            lambda: self._context.bulk.compare(job, self._note, self._take, closed), "comparison"
+            lambda: self._context.bulk.compare(job, self._note, self._take, closed), JobKind.COMPARISON
         )
         return False
 
@@ -258,11 +268,11 @@ class Resync:
         self._context.progress(progress)
 
     def _note_merged(self, *, over: bool = False) -> None:
-        what = "merge" if self._order.repair else "look at differences"
+        what = JobKind.MERGE if self._order.repair else JobKind.DIFFERENCES
         self._context.progress(BulkProgress(self._merged, 0, 0, 0, what, over))
 
     def _take(self, differences: Sequence[Difference]) -> None:
-        """Called in the comparison's thread; waits while the replicator has enough to merge."""
+        """Called in the comparison's thread; blocks while enough differences wait to be merged."""
         while not self._closed.is_set():
             try:
                 self._batches.put(differences, timeout=0.5)
@@ -288,30 +298,28 @@ class Resync:
         oid_of = {table.id: oid for oid, table in self._context.stored().items()}
         for table_id in dict.fromkeys(difference.table for difference in some):
             oid = oid_of.get(table_id)
-            table = None if oid not in self._oids else self._context.applier.table(oid)
+            table = None if oid not in self._oids else self._context.stream.table(oid)
             if oid is None or table is None:
-                continue  # another by now, or truncated since: a new generation, of which the snapshot knows nothing
+                continue  # changed or truncated since: the snapshot says nothing about its new generation
             touches = self._log.of(oid)
-            differences = self._to_look_at(table_id, some)
-            states, waiting = wanted_states(self._context.applier, table, touches, differences, anew=self._order.verify)
-            found = describe(self._context.applier, table, states)
+            differences = self._to_merge(table_id, some)
+            states, waiting = wanted_states(self._context.stream, table, touches, differences, anew=self._order.verify)
+            found = describe(self._context.stream, table, states)
             name = f"{table.relation.schema}.{table.relation.name}"
             if found:
                 self.findings.differences[name] = self.findings.differences.get(name, 0) + len(found)
             if len(self.findings.rows) < NAMED_ROWS:
                 self.findings.rows += [{"table": name, **finding} for finding in found[:NAMED_ROWS]]
             if self._order.repair and states:
-                self.findings.ops += self._context.applier.merge(
-                    table, states, waiting=waiting, anew=self._order.verify
-                )
+                self.findings.ops += self._context.stream.merge(table, states, waiting=waiting, anew=self._order.verify)
 
-    def _to_look_at(self, table: int, some: Sequence[Difference]) -> list[Difference]:
-        """The table's differences; without repair, those that were not looked at before. What is not mended comes
-        again when what was touched is counted."""
+    def _to_merge(self, table: int, some: Sequence[Difference]) -> list[Difference]:
+        """The differences of a table. Without repair, those that were not reported before: differences that are not
+        repaired are found again when touched rows are counted."""
         differences = [difference for difference in some if difference.table == table]
         if self._order.repair:
             return differences
-        before = self._looked_at[table]
+        before = self._reported[table]
         new = [difference for difference in differences if difference.key not in before]
         before.update(difference.key for difference in new)
         return new
@@ -319,7 +327,7 @@ class Resync:
     def _finish(self, outcome: CompareOutcome) -> None:
         self.findings.compared = outcome.source_rows
         record = BulkRecord(
-            kind="re-sync" if self._order.repair else "audit",
+            kind=self.kind,
             source=self._context.tag,
             application=outcome.application,
             tasks=outcome.tasks,
@@ -338,21 +346,20 @@ class Resync:
         )
 
     def close(self) -> None:
-        """Give everything back, at the end or in the middle. The marks go when nothing is left to do."""
         self._closed.set()
         self._note_merged(over=True)
-        self._context.applier.forget(self._log)
+        self._context.stream.forget(self._log)
         self._opening.discard(SnapshotKeeper.close)
 
     def unmark(self) -> None:
-        """The tables are as the source has them, unless differences were only named. Between flushes only."""
+        """Remove the marks: the tables are equal to the source now. Does nothing without `repair`."""
         if not self._order.repair:
             return
         tables = [table for oid, table in self._context.stored().items() if oid in self.right]
         self._context.store.mark_resync(self._context.lease, [table.id for table in tables if table.resync], None)
-        self._context.applier.trust([table.id for table in tables])
+        self._context.stream.trust([table.id for table in tables])
 
     @property
     def right(self) -> frozenset[int]:
-        """The tables that are as the source has them, when all is done."""
+        """The oids of the tables that are equal to the source, when all is done."""
         return self._oids | self._truncated

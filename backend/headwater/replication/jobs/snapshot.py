@@ -1,4 +1,4 @@
-"""The beginning of a source's life in the store: a new slot, a snapshot of every table, published in one step."""
+"""Reads a source for the first time: makes a slot, reads every table, and publishes all of it in one step."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import psycopg
 from psycopg import sql
 
-from headwater.bulk.contract import BulkProgress, SnapshotJob, SnapshotTable, TableLockedError
+from headwater.bulk.contract import BulkProgress, JobKind, SnapshotJob, SnapshotTable, TableLockedError
 from headwater.bulk.work import BulkWork
 from headwater.errors import HeadwaterError
 from headwater.oplog.lsn import format_lsn
@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Bootstrap:
-    """Reads a whole source. `version` is that of `plan`; `progress` hears of it from time to time."""
+    """Reads a whole source. `version` is that of `plan`; `progress` is called now and then."""
 
     source: SourceSettings
     store: Store
@@ -41,14 +41,14 @@ class Bootstrap:
     progress: Callable[[BulkProgress], None]
 
     def run(self, lease: Lease, slot: OwnSlot) -> None:
-        """Replace whatever the store has of the source. What clients see changes once, at the end. Raises
-        SlotForeignError when the slot that it needs is another service's.
+        """Replace everything that the store has of the source. Clients see the change at once, at the end. Raises
+        SlotForeignError when the slot belongs to another service.
 
-        A first read that fails leaves no slot: it would hold log back, and nobody may come again to read it.
+        A first snapshot that fails leaves no slot: it would make Postgres keep its log, perhaps for ever.
         """
         self.store.discard_staged(lease)
         while self.store.retire(lease, (), RETIRED_AT_ONCE):
-            pass  # a bucket that is on its way out may come again
+            pass  # the new rows may be in buckets that are being removed
         with connect(self.source) as conn:
             identity = system_identity(conn)
         first = self.store.source_state(self.source.tag) is None
@@ -62,11 +62,11 @@ class Bootstrap:
 
     def _drop(self, lease: Lease, name: str) -> None:
         try:
-            self.store.renew(lease)  # else the slot is another replicator's by now
+            self.store.renew(lease)  # without the lease, the slot may be in use by another replicator
             with connect(self.source) as conn:
                 drop_unread_slot(conn, name)
         except (HeadwaterError, psycopg.Error) as error:
-            _log.warning("slot %s stays behind, until the next start or until you drop it: %s", name, error)
+            _log.warning("slot %s could not be dropped; the next start does it, unless you do: %s", name, error)
 
     def _read(self, lease: Lease, keeper: SnapshotKeeper, identity: SystemIdentity) -> None:
         started = time.time()
@@ -78,7 +78,7 @@ class Bootstrap:
             _log.error("%s", refused)
         self.store.stage(lease, outcome.parts)
         record = BulkRecord(
-            kind="snapshot",
+            kind=JobKind.SNAPSHOT,
             source=self.source.tag,
             application=outcome.application,
             tasks=outcome.tasks,
@@ -87,7 +87,7 @@ class Bootstrap:
             started=started,
             finished=time.time(),
         )
-        with connect(self.source) as conn:  # which may be at an earlier point than what was read before
+        with connect(self.source) as conn:  # a restored source may be behind what was read before
             self.store.cap_writes(self.source.tag, end_of_log(conn))
         state = SourceState(
             self.source.tag, keeper.consistent_point, keeper.slot, identity.system_id, identity.timeline
@@ -105,7 +105,7 @@ class Bootstrap:
             published = readable_tables(conn, self.source, [self.plan], stored)
             for table in published:
                 if table.locked:
-                    raise TableLockedError("somebody keeps a table locked", table.qualified_name, "it is waited for")
+                    raise TableLockedError("a table is locked", table.qualified_name, "the snapshot waits for it")
             types = load_types(conn, {c.type_oid for table in published for c in table.relation.columns})
         pairs = [(table.relation, table.shape) for table in published]
         staged = self.store.stage_tables(lease, self.source.tag, pairs)

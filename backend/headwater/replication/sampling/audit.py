@@ -1,8 +1,8 @@
-"""The sampling audit: all the time, and slowly, everything that the store holds is looked at once more.
+"""The sampling audit: checks everything in the store slowly, again and again.
 
-A cycle looks for every key of the source in the store, then reads the history of every bucket, and at last every
-current row, which it compares with the rules, its lookups, the source and its buckets. What changed meanwhile is looked
-at again; what is wrong then is broken: it is told and, as a rule, mended.
+A cycle looks up every key of the source in the store, then reads the history of every bucket, and last every current
+row, which it compares with the rules, its lookups, the source and its buckets. What changed meanwhile is checked again;
+what is still wrong then is damage: it is logged and, unless `repair` is off, repaired.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ _log = logging.getLogger(__name__)
 
 _KEPT_FINDINGS = 100
 _GATHER_SECONDS = 3.0
-_LONGEST_STEP = 0.01  # seconds that the stream waits for us, give or take a slice
+_LONGEST_STEP = 0.01  # seconds that the stream waits, give or take a slice
 _MENDED_AT_MOST = 3
 _NO_END = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingSettings:
-    """How eager the sampling audit is. It looks at `rate` ops and rows in a second at most, and takes no more than
-    `share` of a processor; `slice` is how many it looks at at once. A cycle begins `rest` seconds after the one before,
-    the first `delay` seconds after the start. Without `repair`, what is found is only told."""
+    """How fast the sampling audit is. It checks at most `rate` ops and rows per second, and uses at most `share` of a
+    processor; `slice` is how many it checks at once. A cycle begins `rest` seconds after the last one ended, the first
+    `delay` seconds after the start. Without `repair`, damage is only logged."""
 
     enabled: bool = True
     rate: float = 2_000.0
@@ -58,7 +58,7 @@ class SamplingSettings:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something that the sampling audit found; `at` in seconds since 1970."""
+    """Damage that the sampling audit found; `at` in seconds since 1970."""
 
     at: float
     what: str
@@ -67,8 +67,8 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """How many cycles the sampling audit of a source has ended, when the last one ended (in seconds since 1970), and
-    what was found, newest last."""
+    """How many cycles of a source's sampling audit have ended, when the last one did (in seconds since 1970), and the
+    last findings, newest last."""
 
     cycles: int = 0
     ended: float = 0.0
@@ -76,7 +76,7 @@ class Sampled:
 
 
 def sampled(store: StoreWriter, tag: str) -> Sampled:
-    """What is known of the sampling audit of a source."""
+    """The stored results of a source's sampling audit."""
     text = store.noted(f"sampling {tag}")
     if not text:
         return Sampled()
@@ -86,7 +86,7 @@ def sampled(store: StoreWriter, tag: str) -> Sampled:
 
 @dataclass(slots=True)
 class _Wanted:
-    """What is to be mended: buckets by key, tables by oid, lookups by row."""
+    """What to repair: buckets by key, tables by oid, lookups by row. `since` is when the first was found."""
 
     buckets: set[int] = field(default_factory=set)
     tables: set[int] = field(default_factory=set)
@@ -94,14 +94,13 @@ class _Wanted:
     since: float = 0.0
 
     def note(self) -> None:
-        """Something is about to be added."""
+        """Called before a bucket or table is added."""
         if not self.buckets and not self.tables:
             self.since = time.monotonic()
 
 
 class Sampling:
-    """`step` is called between flushes when there is nothing else to do; `mend` then begins what is to be done about
-    what was found."""
+    """All methods are called between flushes: `step` when there is no other bulk work, then `mend`."""
 
     def __init__(self, context: JobContext, settings: SamplingSettings) -> None:
         self._context = context
@@ -118,7 +117,7 @@ class Sampling:
 
     @property
     def pause(self) -> float:
-        """In how many seconds `step` and `mend` are to be called."""
+        """Seconds until `step` and `mend` are to be called."""
         if not self._settings.enabled:
             return math.inf
         if self._wanted.lookups:
@@ -130,11 +129,11 @@ class Sampling:
 
     @property
     def _gathered(self) -> float:
-        """When what was found is to be mended."""
+        """When to repair what was found, on the monotonic clock."""
         return 0.0 if self._cycle is None else self._wanted.since + _GATHER_SECONDS
 
     def step(self, plans: Callable[[], Sequence[SyncPlan]]) -> None:
-        """A slice of the work, if it is time."""
+        """Check some slices, if it is time."""
         if time.monotonic() < self._not_before:
             return
         if self._cycle is None:
@@ -149,7 +148,7 @@ class Sampling:
                     break
         except LeaseLostError:
             raise
-        except HeadwaterError as error:  # whoever needs source or store for more than this will say so too
+        except HeadwaterError as error:  # the stream and other jobs raise it too, if it is serious
             _log.warning("the sampling audit pauses: %s", error)
             looked_at = None
         if self._reader is not None:
@@ -159,8 +158,8 @@ class Sampling:
             self._not_before = started + self._settings.rest
 
     def mend(self, plans: Callable[[], Sequence[SyncPlan]]) -> Rebuild | Resync | None:
-        """Mend what was found. What takes longer is a job, which is returned: once for what is found within a while,
-        for damage seldom comes alone."""
+        """Repair what was found. Returns a job for repairs that take longer: one for all that is found within some
+        seconds, since damage seldom comes alone."""
         wanted = self._wanted
         if wanted.lookups:
             lookups, wanted.lookups = wanted.lookups, []
@@ -169,7 +168,7 @@ class Sampling:
             return None
         if wanted.tables:
             oids, wanted.tables = frozenset(wanted.tables), set()
-            wanted.buckets.clear()  # rows that are put right may be all they need; else they are found again
+            wanted.buckets.clear()  # repaired rows may be all they need; else they are found again
             return Resync(self._context, Order(tuple(plans()), ResyncReason(Cause.SAMPLED), oids, verify=True))
         if wanted.buckets:
             keys, wanted.buckets = wanted.buckets, set()
@@ -177,7 +176,7 @@ class Sampling:
         return None
 
     def close(self) -> None:
-        """Leave the cycle; the next one begins anew."""
+        """Abort the cycle; the next one begins from the start."""
         self._cycle = None
         self._reader = None
         self._open.close()
@@ -186,7 +185,7 @@ class Sampling:
     # a cycle
 
     def _run(self, plans: tuple[SyncPlan, ...]) -> Iterator[int]:
-        """Yields how much was looked at, slice by slice."""
+        """Yields how many ops and rows were checked, slice by slice."""
         self._noted.clear()
         reader = self._reader = self._open.enter_context(open_backend(self._context.store.address).open_verify())
         sums = Sums(self._suspects, reader.retired())
@@ -242,7 +241,7 @@ class Sampling:
                     break
                 place = batch[-1].place + 1
                 sums.add_rows(table_id, [row for _, row in batch], salt)
-                if live is not None and table is not None and self._context.applier.table(live.relation.oid) == live:
+                if live is not None and table is not None and self._context.stream.table(live.relation.oid) == live:
                     misplaced, astray = RowCheck(live, plans).wrong(reader, batch)
                     reader.release()
                     self._rows_broken(live, misplaced, "not in the buckets that the rules give them")
@@ -252,11 +251,11 @@ class Sampling:
                 yield len(batch)
 
     def _tables(self, plans: Sequence[SyncPlan]) -> list[tuple[LiveTable, PublishedTable]]:
-        """The tables that are followed, as they are published: those that ought to be as the source has them."""
+        """The followed tables that should be equal to the source: not those that are compared or partly published."""
         published = self._context.published(plans).values()
         compared = {oid for oid, table in self._context.stored().items() if table.resync}
         sure = [table for table in published if not table.unseen and table.relation.oid not in compared]
-        pairs = [(self._context.applier.table(table.relation.oid), table) for table in sure]
+        pairs = [(self._context.stream.table(table.relation.oid), table) for table in sure]
         return [(live, table) for live, table in pairs if live is not None and live.relation == table.relation]
 
     # what is broken
@@ -293,11 +292,11 @@ class Sampling:
         self._context.store.note(self._context.lease, f"sampling {self._context.tag}", orjson.dumps(known).decode())
 
     def _may_mend(self, what: Hashable) -> bool:
-        """What is broken again and again has a cause that mending does not reach."""
+        """Whether to repair it. What breaks again and again has a cause that a repair does not remove."""
         if what in self._noted:
             return self._settings.repair and self._mended[what] <= _MENDED_AT_MOST
         self._noted.add(what)
         self._mended[what] = self._mended.get(what, 0) + 1
         if self._mended[what] == _MENDED_AT_MOST + 1:
-            _log.error("[HW_5305] it was mended %d times and broke again: look at disk and memory", _MENDED_AT_MOST)
+            _log.error("[HW_5305] repaired %d times and broken again: check disk and memory", _MENDED_AT_MOST)
         return self._settings.repair and self._mended[what] <= _MENDED_AT_MOST

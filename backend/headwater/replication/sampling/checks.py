@@ -1,5 +1,4 @@
-"""What the sampling audit keeps of what it has seen of the store: the walk through one history, sums of what stands in
-buckets, and the judgement of rows."""
+"""Checks of the sampling audit: of one bucket's history, of the rows in each bucket, and of rows by the rules."""
 
 from __future__ import annotations
 
@@ -29,13 +28,13 @@ from headwater.storage.contract.verify import (
 from headwater_rules.plan import SyncPlan
 from headwater_rules.results import LookupEntry
 
-_FINE = 1 << 12  # parts of a bucket that changed while it was looked at
+_FINE = 1 << 12  # parts of a bucket that changed while it was checked
 _MOST_SUSPECTS = 32
 
 
 class BucketWalk:
-    """Reads one history some ops at a time, up to where it ends at first. `whole` says that this was possible, and the
-    sums mean something; `problem` what is wrong."""
+    """Reads one history some ops at a time, up to where it ended at first. `sums` count only if it is `whole` at the
+    end; `problem` says what is wrong."""
 
     def __init__(self, head: BucketHead, parts: int) -> None:
         self._head = head
@@ -50,11 +49,11 @@ class BucketWalk:
         return self._reduction.sums
 
     def take(self, reader: VerifyReader, limit: int) -> bool:
-        """Look at the next ops, so many at most; True when there are no more."""
+        """Read the next ops, at most `limit`. Returns True when there are no more."""
         self.last_taken = 0
         now = reader.head(self._head.key)
         if now is None or now.clear_op != self._head.clear_op:
-            self.whole = False  # cleared or compacted meanwhile: the next cycle comes by again
+            self.whole = False  # cleared or compacted meanwhile: the next cycle checks it again
             return True
         try:
             for op_id, line in history_lines(self._head, reader, self._position):
@@ -74,8 +73,8 @@ class BucketWalk:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Buckets (key, name, problem) that do not hold the rows that stand in them, and those that changed while they
-    were looked at."""
+    """Buckets (key, name, problem) whose ops do not add up to their rows, and those that changed while they were
+    checked."""
 
     broken: tuple[tuple[int, str, str], ...]
     suspects: frozenset[int]
@@ -91,18 +90,18 @@ class Sums:
         self._sums: dict[int, dict[int, int]] = {}
 
     def parts(self, bucket: int) -> int:
-        """In how many parts a bucket is to be summed up."""
+        """Into how many parts the sums of a bucket are divided."""
         return _FINE if bucket in self._suspects else 1
 
     def add_history(self, head: BucketHead, walk: BucketWalk) -> None:
-        """A history that was read whole."""
+        """Add a history that was read whole."""
         self._newest[head.key] = head.last_op
         for part, total in enumerate(walk.sums):
             if total:
                 self._add(head.key, part, total)
 
     def add_rows(self, table: int, rows: Sequence[CurrentRow], salt: bytes) -> None:
-        """Current rows of a table."""
+        """Add current rows of a table."""
         parts = _FINE if self._suspects else 1
         for row in rows:
             for bucket, part, value in row_entries(table, row, salt, parts):
@@ -117,7 +116,7 @@ class Sums:
             sums.pop(part, None)
 
     def judge(self, reader: VerifyReader) -> Verdict:
-        """Which buckets are broken: in some part they differ, and no op since they were read is about that."""
+        """Which buckets are broken: some part differs, and no op since they were read explains it."""
         gone = reader.retired() | self._retired
         broken: list[tuple[int, str, str]] = []
         suspects: list[int] = []
@@ -137,7 +136,7 @@ class Sums:
 
 
 class RowCheck:
-    """Judges rows of one table by the rules that it is followed by."""
+    """Checks rows of one table by the rules."""
 
     def __init__(self, live: LiveTable, plans: Sequence[SyncPlan]) -> None:
         self._live = live

@@ -1,7 +1,7 @@
-"""Comparing a few rows with the source while the stream flows.
+"""Compares a few rows with the source while the stream is followed.
 
-What the stream touches is recorded from before the source is asked until the stream has passed what the answer saw:
-rows that were not touched are in the store as the source had them, or something is wrong.
+Rows that the stream touches are recorded from before the source is asked until the stream has passed the answer's
+position. All other rows must then be in the store as the source had them, or the store is damaged.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from headwater.replication.tables.live import LiveTable
 from headwater.source.catalog.published import PublishedTable
 from headwater.source.rows.probe import ProbeBusyError, SourceProbe
 
-_MISSING_AT_ONCE = 10  # nothing says how large they are
+_MISSING_AT_ONCE = 10  # their size is not known
 
 Looking = Generator[int, None, list[str]]
-"""Yields 0 while the stream has to come first; returns the ids of rows that are not as they should be."""
+"""Yields 0 while it waits for the stream; returns the ids of rows that are wrong."""
 
 
 class Probing:
-    """Looks at keyed tables; about others it says nothing."""
+    """Checks tables with a key. It finds nothing in others."""
 
     def __init__(self, context: JobContext) -> None:
         self._context = context
@@ -35,12 +35,12 @@ class Probing:
         self._log: TouchLog | None = None
 
     def close(self) -> None:
-        """Give everything back. It may be used again."""
+        """Release everything. It may be used again."""
         self._probe.close()
         self._forget()
 
     def other_rows(self, live: LiveTable, table: PublishedTable, row_ids: Sequence[str]) -> Looking:
-        """Which of these rows the source has otherwise, or not at all. What differs has to do so twice."""
+        """Which of these rows are different in the source, or not there. Only rows that differ twice count."""
         if live.identity.kind is not IdentityKind.KEY:
             return []
         suspects: Sequence[str] = row_ids
@@ -55,7 +55,7 @@ class Probing:
         return list(suspects)
 
     def missing_rows(self, live: LiveTable, table: PublishedTable, limit: int) -> Generator[int, None, list[str]]:
-        """Which keys of the source are not in the store. Yields how many were looked at, too."""
+        """Which keys of the source are not in the store. Also yields how many keys were checked."""
         found: list[str] = []
         if live.identity.kind is not IdentityKind.KEY:
             return found
@@ -73,7 +73,7 @@ class Probing:
                     found += yield from self.other_rows(live, table, lacking[start : start + _MISSING_AT_ONCE])
                 yield len(keys)
         except ProbeBusyError:
-            return found  # the next cycle comes by again
+            return found  # the next cycle checks the rest
         finally:
             self._forget()
         return found
@@ -85,8 +85,8 @@ class Probing:
         in_source = {live.identity.key(split_line(line, width)): line for line in lines}
         if not (yield from self._arrived(live)):
             return []
-        wrong = set(in_source)  # those that are not there, or otherwise
-        for row in self._context.applier.stored_rows(live, row_ids):
+        wrong = set(in_source)  # rows that are missing or different
+        for row in self._context.stream.stored_rows(live, row_ids):
             same = same_row(live, row, in_source.get(row.row_id))
             (wrong.discard if same else wrong.add)(row.row_id)
         return [row_id for row_id in self._untouched(live, row_ids) if row_id in wrong]
@@ -94,18 +94,18 @@ class Probing:
     def _lacking(self, live: LiveTable, row_ids: Sequence[str]) -> Looking:
         if not (yield from self._arrived(live)):
             return []
-        there = {row.row_id for row in self._context.applier.stored_rows(live, row_ids)}
+        there = {row.row_id for row in self._context.stream.stored_rows(live, row_ids)}
         return [row_id for row_id in self._untouched(live, row_ids) if row_id not in there]
 
     def _arrived(self, live: LiveTable) -> Generator[int, None, bool]:
-        """Wait until the stream has passed what the source was just asked. False when the table is another since."""
+        """Wait until the stream has passed the position of the answer. False when the table changed since."""
         position = self._probe.position()
-        while self._context.applier.position < position:
+        while self._context.stream.position < position:
             yield 0
         return self._same(live)
 
     def _same(self, live: LiveTable) -> bool:
-        now = self._context.applier.table(live.relation.oid)
+        now = self._context.stream.table(live.relation.oid)
         return now is not None and now.id == live.id and now.layouts == live.layouts
 
     def _untouched(self, live: LiveTable, row_ids: Iterable[str]) -> list[str]:
@@ -116,13 +116,13 @@ class Probing:
 
     def _record(self, live: LiveTable) -> None:
         self._forget()
-        self._log = TouchLog(frozenset({live.relation.oid}), self._context.applier.fill)
+        self._log = TouchLog(frozenset({live.relation.oid}), self._context.stream.fill)
         self._log.begin_at(ZERO)
-        self._context.applier.record(self._log)
+        self._context.stream.record(self._log)
 
     def _forget(self) -> None:
         if self._log is not None:
-            self._context.applier.forget(self._log)
+            self._context.stream.forget(self._log)
             self._log = None
 
 

@@ -1,4 +1,4 @@
-"""Rows known by their content."""
+"""Content ids, which identify the rows of tables without key."""
 
 from __future__ import annotations
 

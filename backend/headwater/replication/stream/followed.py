@@ -1,4 +1,4 @@
-"""The tables that the stream is followed for: what the store has of each, and what the stream calls it."""
+"""The tables that the stream is followed for: how each is stored, and how the stream describes it."""
 
 from __future__ import annotations
 
@@ -17,19 +17,20 @@ from headwater.storage.contract.store import StoredTable
 
 
 class Followed:
-    """`tables` by oid. `shapes` has, by oid, what brings the stream's changes of a table to the form in which the store
-    has it, where that is another; None where only a comparison with the source can. `compared` are the ids of tables
-    all of which is compared, now or soon; `stale` those of them of which the store may have rows from before a change
-    that nobody saw. `files` tells, by oid, where rows of a table lay when it was last looked at: nothing in the stream
-    says that they were rewritten. `unheard` are the oids of those that were compared and of which the stream was last
-    heard under another name: the next change is the first under the present one, unless Postgres goes on to tell the
-    name that it has in mind, as it does before 16 for a schema that was renamed. `roots` are the oids of those whose
-    names the stream does not always tell; up to the positions in `doubted` what it says of them is left to
-    comparisons."""
+    """State of the tables, by oid unless it says ids.
+
+    `shapes` converts changes of a table whose stored form is not the streamed one; None where changes are left to a
+    comparison. `compared` (ids) are compared as a whole, now or soon; of these, `stale` (ids) may have stored rows that
+    are older than the stream. `files` is where a table's rows were at the last look at the catalog: the stream does not
+    tell when they are rewritten. `unheard` were compared under their present name, while the stream last used another
+    one. Their next change should come under the present name; before version 16, Postgres may go on with the former
+    name after a schema was renamed. `roots` are partitioned tables, whose renames the stream does not tell; their
+    changes up to the position in `doubted` are left to comparisons.
+    """
 
     def __init__(self, context: LiveContext, stored: Sequence[StoredTable], doubted: Mapping[int, Lsn]) -> None:
         self.doubted = dict(doubted)
-        self._told: dict[int, Relation] = {}  # by oid, what the stream says of a table
+        self._told: dict[int, Relation] = {}  # by oid, how the stream describes a table
         self.unheard = set[int]()
         self.shapes: dict[int, Reshape | None] = {}
         self.context = context
@@ -50,23 +51,23 @@ class Followed:
             self._fit(table)
 
     def layouts(self) -> dict[int, tuple[Relation, ...]]:
-        """Of the tables, by id."""
+        """The layouts of each table, by id."""
         return {table.id: table.layouts for table in self.tables.values()}
 
     def reach(self, position: Lsn) -> None:
-        """The stream has come to a transaction whose commit record begins there."""
+        """Called when the stream comes to a transaction whose commit record begins at `position`."""
         for oid in [oid for oid, upto in self.doubted.items() if upto <= position]:
             del self.doubted[oid]
             if oid in self.tables:
                 self._fit(self.tables[oid])
 
     def misnamed_now(self, names: Mapping[int, tuple[str | None, str | None]]) -> list[int]:
-        """Those of the tables that the source calls by another name than the store."""
+        """The oids of tables that have another name in the source than in the store."""
         kept = {oid: self.tables[oid].relation for oid in names if oid in self.tables}
         return [oid for oid, relation in kept.items() if names[oid] != (relation.schema, relation.name)]
 
     def hear(self, relation: Relation) -> None:
-        """The stream tells of a table."""
+        """Called when the stream describes a table."""
         self._told[relation.oid] = relation
         self.unheard.discard(relation.oid)
         table = self.tables.get(relation.oid)
@@ -74,7 +75,7 @@ class Followed:
             self._fit(table)
 
     def emptied(self, table: LiveTable, new_id: int) -> None:
-        """A new, empty generation stands in the place of a table."""
+        """A new, empty generation has replaced a table."""
         for ids in (self.compared, self.stale, self._waiting):
             if table.id in ids:
                 ids.add(new_id)
@@ -83,14 +84,14 @@ class Followed:
             self.tables[table.relation.oid] = renewed
 
     def trust(self, tables: Collection[int]) -> None:
-        """These are as the source has them, and compared no more."""
+        """These tables (ids) are equal to the source, and no longer compared."""
         for ids in (self.compared, self.stale, self._waiting):
             ids.difference_update(tables)
         for table in [table for table in self.tables.values() if table.id in tables]:
             self._fit(table)
 
     def brought(self, oids: Collection[int]) -> None:
-        """A comparison has brought what these tables had when the stream was where it is."""
+        """A comparison has brought these tables up to the stream's present position."""
         pairs = [(self._told.get(oid), self.tables.get(oid)) for oid in oids]
         self.unheard |= {told.oid for told, table in pairs if told and table and not same_name(told, table.relation)}
 
@@ -109,5 +110,5 @@ class Followed:
 
 
 def same_name(streamed: Relation, kept: Relation) -> bool:
-    """Whether the stream calls a table what the store calls it: else it was another one to the rules."""
+    """Whether a table has one name in the stream and the store. Under another name, other rules may read it."""
     return (streamed.schema, streamed.name) == (kept.schema, kept.name)

@@ -1,6 +1,5 @@
-"""Transactions of the source that can't be taken in: found out one by one, put on record, and left out if that is
-allowed. What was left out comes with the comparison of all tables that follows, so nothing is lost.
-"""
+"""Transactions of the source that can't be applied: identified one by one, recorded, and skipped if that is allowed.
+The comparison of all tables that follows brings their changes, so nothing is lost."""
 
 from __future__ import annotations
 
@@ -17,6 +16,7 @@ from headwater.decode.pgoutput import Decoder
 from headwater.errors import HeadwaterError, machine_error
 from headwater.oplog.lsn import Lsn, format_lsn, parse_lsn
 from headwater.replication.errors import PoisonError
+from headwater.replication.requests import RequestKind
 from headwater.replication.stream.apply import Applier
 from headwater.replication.tables.changes import distrust
 from headwater.source.connect import SourceSettings
@@ -26,20 +26,17 @@ from headwater.storage.contract.reason import Cause, ResyncReason
 from headwater.storage.contract.requests import RequestState
 from headwater.storage.contract.store import Lease
 
-SKIP = "skip"
-"""Kind of request. Payload: `{"lsn": "0/1A2B3C"}`, as the error names it."""
-
 _OF_THE_TRANSACTION = (DecodeError, NotComputableError)
-"""Errors of ours that say of a transaction that it can't be taken in."""
+"""Errors of ours that mean that a transaction can't be applied."""
 
 _KEPT = 50
 _BY_ITSELF, _BY_ITSELF_SECONDS = 10, 3600.0  # beyond that, something else is wrong
 
 
 class StreamIntake:
-    """Takes batches of the stream in. Where one fails for no outside reason, the next attempt goes transaction by
-    transaction until it has passed that place, and so tells which one it is. What the machine lacks is an outside
-    reason, whichever way it shows."""
+    """Decodes and applies batches of the stream. After a batch that failed for no outside reason, the next attempt
+    applies transactions one by one up to `careful_until`, and so identifies the one that fails. An error of this
+    machine, such as a full disk, is an outside reason, however it shows."""
 
     def __init__(self, applier: Applier, careful_until: Lsn) -> None:
         self._decode = Decoder().decode
@@ -48,8 +45,8 @@ class StreamIntake:
         applier.careful = applier.position <= careful_until
 
     def take(self, payloads: Sequence[bytes], size: int) -> None:
-        """Messages of so many bytes together. Raises PoisonError; without its `lsn` when it is not known yet which
-        transaction it is."""
+        """Apply messages that have `size` bytes together. Raises PoisonError, without `lsn` while it is not known which
+        transaction fails, and what `Applier.consume` raises."""
         with self._naming():
             try:
                 messages = self._decode(payloads)
@@ -59,7 +56,7 @@ class StreamIntake:
                 self._applier.consume(messages, size)
 
     def settle(self, received: Lsn, *, idle: bool) -> None:
-        """`Applier.settle`. Raises as `take` does."""
+        """See `Applier.settle`. Raises what `take` raises."""
         with self._naming():
             self._applier.settle(received, idle=idle)
         if self._applier.careful and self._applier.position > self._careful_until:
@@ -78,7 +75,7 @@ class StreamIntake:
             raise (machine_error(error) or self._poison(why)) from error
 
     def _one_by_one(self, payloads: Sequence[bytes]) -> None:
-        """What can't be decoded is passed over in a transaction that is left out."""
+        """Apply messages singly, passing over those of a skipped transaction that can't be decoded."""
         self._applier.careful = True
         for payload in payloads:
             try:
@@ -96,7 +93,7 @@ class StreamIntake:
 
 
 def _place(error: BaseException) -> str:
-    """Where it was raised, for whoever reads the log; a message could hold values of rows."""
+    """The function and line that raised it. Its message could contain values of rows."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
@@ -105,7 +102,7 @@ def _place(error: BaseException) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Poison:
-    """A transaction on record. `lsn` is where its commit record begins, `at` is in seconds since 1970."""
+    """A recorded transaction. `lsn` is where its commit record begins, `at` is in seconds since 1970."""
 
     lsn: str
     at: float
@@ -114,7 +111,7 @@ class Poison:
 
 
 class FailedTransactions:
-    """The record that the store keeps."""
+    """The recorded transactions of a source, kept in the store."""
 
     def __init__(self, source: SourceSettings, store: Store) -> None:
         self._source = source
@@ -129,11 +126,11 @@ class FailedTransactions:
         return f"poison {self._source.tag}"
 
     def skipped(self) -> frozenset[Lsn]:
-        """Transactions that are to be left out."""
+        """Transactions to skip."""
         return frozenset(parse_lsn(poison.lsn) for poison in self.read() if poison.skipped)
 
     def note(self, lease: Lease, error: PoisonError) -> bool:
-        """Put a transaction on record; whether it is left out from now on."""
+        """Record a transaction. Returns whether it is skipped from now on."""
         if error.lsn is None:
             return False
         lsn, now = format_lsn(error.lsn), time.time()
@@ -141,22 +138,22 @@ class FailedTransactions:
         lately = sum(poison.skipped and poison.at > now - _BY_ITSELF_SECONDS for poison in known)
         skip = self._source.poison_changes == "skip" and lately < _BY_ITSELF
         if error.lsn in self.skipped():
-            return True  # somebody said so since the stream began
+            return True  # somebody asked for that since the stream began
         if skip:
-            self._compare_all(lease, lsn)  # first: with the skip alone on record, a crash would lose what it did
+            self._compare_all(lease, lsn)  # first: a skip without the marks would lose its changes
         self._write(lease, [p for p in known if p.lsn != lsn] + [Poison(lsn, now, error.why, skip)])
         return skip
 
     def take_requests(self, lease: Lease) -> None:
-        """Do what `headwater source skip` asks for."""
+        """Carry out requests of `headwater source skip`."""
         for request in self._store.open_requests(self._source.tag):
-            if request.kind != SKIP:
+            if request.kind != RequestKind.SKIP:
                 continue
             wanted = str(orjson.loads(request.payload or "{}").get("lsn"))
             known = self.read()
             stuck = [poison.lsn for poison in known if not poison.skipped]
             if wanted not in stuck:
-                error = f"no transaction at {wanted} keeps the stream; there is: {', '.join(stuck) or 'none'}"
+                error = f"no transaction at {wanted} blocks the stream; blocking: {', '.join(stuck) or 'none'}"
                 answer = orjson.dumps({"error": error}).decode()
                 self._store.update_request(lease, request.id, RequestState.FAILED, result=answer)
                 continue
@@ -166,7 +163,7 @@ class FailedTransactions:
             self._store.update_request(lease, request.id, RequestState.DONE, result=answer)
 
     def forget(self, lease: Lease) -> None:
-        """The source's history is another: its positions mean other transactions."""
+        """Delete the record, since the source has another history: its positions mean other transactions."""
         self._write(lease, ())
 
     def _write(self, lease: Lease, poisons: Sequence[Poison]) -> None:

@@ -11,26 +11,26 @@ _NONE: Mapping[str, Cells] = {}
 
 
 class Lacking:
-    """By table id and row id, what the stream told of rows that can't be stored yet: the values that it left out, and
-    that nobody here has, are marked in them. They stay out of the store until somebody completes them."""
+    """By table id and row id, rows with values that neither the stream nor the store has. These are UNCHANGED in their
+    cells. Such rows are not stored until they are completed."""
 
     def __init__(self) -> None:
         self._rows: dict[int, dict[str, Cells]] = {}
 
     def of(self, table: int) -> Mapping[str, Cells]:
-        """Such rows of a table."""
+        """The rows of a table that lack values."""
         return self._rows.get(table, _NONE)
 
     def tables(self) -> list[int]:
-        """Which tables have any."""
+        """The tables that have such rows."""
         return list(self._rows)
 
     def put(self, table: int, row_id: str, cells: Cells) -> None:
-        """What is known of a row now."""
+        """Note what is known of a row."""
         self._rows.setdefault(table, {})[row_id] = cells
 
     def discard(self, table: int, row_ids: Iterable[str]) -> None:
-        """They are complete, or gone."""
+        """These rows are complete, or deleted."""
         rows = self._rows.get(table)
         if rows is None:
             return
@@ -40,11 +40,10 @@ class Lacking:
             del self._rows[table]
 
     def forget(self, table: int) -> None:
-        """The table is empty, or no more."""
+        """The table is empty, or gone."""
         self._rows.pop(table, None)
 
 
 def completed(known: Cells, source: FullCells, computed: Collection[int]) -> FullCells:
-    """What is `known` of a row, with what it lacks, and the columns that Postgres computes, from the row as the source
-    has it."""
+    """A row with the `known` cells, but those that are UNCHANGED, and the `computed` columns, from the source's row."""
     return tuple(source[i] if cell is UNCHANGED or i in computed else cell for i, cell in enumerate(known))

@@ -1,4 +1,4 @@
-"""Asking the source for rows of which the stream left values out that nobody here has."""
+"""Reads rows from the source that lack values which the stream left out."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _FIRST, _MOST = 4, 1_000
 
 
 class Asking:
-    """For the flush that is open. It may not commit before the stream has passed `hold`: what was read is of later.
-    `ahead` has the oids of tables of which it has values that were read, `completed` of those whose rows lacked them.
-    `at_once` is how many rows to ask for, so that they have about `piece` bytes."""
+    """What the open flush has read from the source. The flush must not commit before the stream has passed `hold`,
+    since what was read may be newer than the flush. `ahead` has the oids of tables with such values, `completed` of
+    those whose rows lacked them. `at_once` is how many rows to read next, so that they have about `piece` bytes."""
 
     def __init__(self, fetcher: RowFetcher, piece: int) -> None:
         self._fetcher = fetcher
@@ -29,26 +29,27 @@ class Asking:
         self.completed = set[int]()
 
     def names(self, oids: Collection[int]) -> Names:
-        """What tables are called in the source now."""
+        """The present names of tables in the source."""
         return self._fetcher.names(oids)
 
     def over(self) -> None:
-        """The flush is no more."""
+        """The flush has ended."""
         self._since, self.hold, self.at_once = 0.0, ZERO, _FIRST
         self.ahead.clear()
         self.completed.clear()
 
     @property
     def too_long(self) -> bool:
-        """Whether the flush is held up by this for too long: new rows lack values as fast as others are read."""
+        """Whether reading has delayed the flush for too long, with rows that lack values coming as fast as they are
+        read."""
         return self._since > 0 and time.monotonic() - self._since > ASKING_SECONDS
 
     def rows(
         self, table: LiveTable, keys: Sequence[Sequence[Cell]], files: Collection[int], xids: Sequence[int]
     ) -> list[FullCells | None] | None:
-        """Rows of a table by key, as the source has them now, None for one that is gone. None at all when it can't
-        say, or they do not lie in `files` any more. A row that is missing is waited for until these transactions are to
-        be seen; without any, it is gone."""
+        """Present rows of the source by key, None for each that is gone. Returns None when the rows can't be read, or
+        are not in `files` any more. A row that is not found is read again once the transactions `xids` are visible;
+        without any, it is gone."""
         self._since = self._since or time.monotonic()
         found = self._fetcher.fetch(table.relation, keys, files)
         if found is not None and len(found.rows) < len(keys) and xids:

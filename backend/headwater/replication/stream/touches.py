@@ -1,7 +1,8 @@
-"""What the stream does to a table while bulk work reads it: rows that the stream knows better than what was read.
+"""Records which rows the stream changes while a comparison reads them.
 
-A re-sync reads the source under a snapshot that holds exactly the commits before some position. What the stream
-brings from there on wins over the snapshot, but for values that it left out as unchanged: those still come from it.
+A re-sync reads the source under a snapshot that contains exactly the commits before some position. What the stream
+brings from there on is newer and wins, except for values that it left out as unchanged: those are still as in the
+snapshot.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from headwater.replication.tables.live import LiveTable
 
 @dataclass(frozen=True, slots=True)
 class Inherited:
-    """Values of a touched row that are still what the snapshot has: in `columns` (positions), of row `origin`."""
+    """Values of a touched row that are still as in the snapshot: the `columns` (positions) of its row `origin`."""
 
     origin: str
     columns: frozenset[int]
@@ -34,8 +35,8 @@ _STREAMED = Inherited("", frozenset())
 class TableTouches:
     """What was touched in one table since the snapshot's position.
 
-    `rows` are ids of keyed rows that changed, went or came. `delta` counts, by content, how often rows that nothing
-    identifies came (or, below zero, went). After a TRUNCATE nothing that the snapshot saw is left.
+    `rows` has the ids of keyed rows that were inserted, changed or deleted. `delta` counts, by content, how often rows
+    without key came (or, below zero, went). `truncated`: no row of the snapshot is left.
     """
 
     rows: dict[str, Inherited] = field(default_factory=dict)
@@ -43,7 +44,7 @@ class TableTouches:
     truncated: bool = False
 
     def heirs(self) -> dict[str, tuple[str, frozenset[int]]]:
-        """By the row whose values they still have: touched rows, and the columns that they have from it."""
+        """By row id in the snapshot: the touched row that still has values of it, and in which columns."""
         return {
             inherited.origin: (row_id, inherited.columns)
             for row_id, inherited in self.rows.items()
@@ -52,8 +53,8 @@ class TableTouches:
 
     @property
     def to_count(self) -> frozenset[str]:
-        """Contents that came or went, and ids of rows whose values others have taken along: changes of these can hide
-        that something differs."""
+        """Contents that came or went, and ids of rows whose values are under another key now: such changes can hide a
+        difference from the comparison."""
         moved = {origin for origin, (row_id, _) in self.heirs().items() if origin != row_id}
         return frozenset(self.delta) | moved
 
@@ -87,8 +88,8 @@ class TableTouches:
 
 
 class _Touch(NamedTuple):
-    """What a change did, without its values: which row went and which came, by its id or, where `keyed` is not, by its
-    content; and the columns of the new row that the stream left out."""
+    """A change without its values: which row went and which came, by id or, unless `keyed`, by content; and the columns
+    of the new row that the stream left out."""
 
     keyed: bool
     went: str | None
@@ -113,12 +114,12 @@ def _touch(table: LiveTable, change: RowChange) -> _Touch:
 
 
 def _counted(went: Cells | None, came: Cells | None) -> _Touch:
-    known = None if came is None or UNCHANGED in came else came  # else the fold asks for the table to be read again
+    known = None if came is None or UNCHANGED in came else came  # for such a row the fold marks the whole table
     return _Touch(False, None if went is None else content_of(went), None if known is None else content_of(known))
 
 
 def _went_and_came(change: RowChange) -> tuple[Cells | None, Cells | None]:
-    """The row before a change and after it, where nothing but its content identifies it."""
+    """The row before and after a change of a table without key."""
     match change:
         case Insert(new=new):
             return None, new
@@ -145,9 +146,8 @@ _FILLED_AT_ONCE, _FILLED_BYTES = 5_000, 8 << 20
 class TouchLog:
     """Records what the stream does to some tables, by oid.
 
-    The position from which it counts is known only after recording began: `begin_at` tells it. Until then it is kept
-    what each change did. Values of rows are kept nowhere, but for those of a few whose generated columns have to be
-    computed before their content is known.
+    The snapshot's position is known only after recording began: `begin_at` gives it. Until then, all changes are kept.
+    Values are not kept, except of a few rows whose generated columns have to be computed for their content id.
     """
 
     def __init__(self, oids: frozenset[int], fill: Fill) -> None:
@@ -165,7 +165,7 @@ class TouchLog:
         if table.relation.oid not in self._oids:
             return
         if table.identity.kind is IdentityKind.NOTHING and not isinstance(change, Insert):
-            return  # such rows only come: some partitions may tell more, which nobody takes in
+            return  # only inserts of such tables are applied, though some partitions may stream more
         if not table.computed or table.identity.kind is IdentityKind.KEY:
             self._take((commit, table.relation.oid, _touch(table, change)))
             return
@@ -175,29 +175,29 @@ class TouchLog:
             self._fill_in()
 
     def truncate(self, commit: Lsn, table: LiveTable) -> None:
-        """A TRUNCATE in such a transaction."""
+        """A TRUNCATE, in such a transaction."""
         if table.relation.oid in self._oids:
             self._fill_in()
             self._take((commit, table.relation.oid, None))
 
     def spoil(self, commit: Lsn, oid: int) -> None:
-        """Not all of what such a transaction did to a table is known."""
+        """Some change of such a transaction to a table is unknown."""
         if oid in self._oids:
             self._spoiled[oid] = max(commit, self._spoiled.get(oid, ZERO))
 
     def lacks(self, oid: int) -> None:
-        """Rows of a table lack values that nobody can tell, whatever transaction they are from."""
+        """Rows of a table lack values, and the transaction that changed them is unknown."""
         if self._start is not None:
             self.spoil(self._start, oid)
 
     @property
     def spoiled(self) -> frozenset[int]:
-        """Tables whose comparison has to begin anew, since such a transaction is not in its snapshot."""
+        """Tables whose comparison has to begin again, since a change that is unknown is not in its snapshot."""
         start = self._start
         return frozenset[int]() if start is None else frozenset(o for o, at in self._spoiled.items() if at >= start)
 
     def begin_at(self, position: Lsn) -> None:
-        """The snapshot holds all commits whose record begins before `position`, and no other."""
+        """The snapshot contains exactly the commits whose record begins before `position`."""
         self._start = position
         early, self._early = self._early, []
         for event in early:

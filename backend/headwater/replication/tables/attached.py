@@ -1,8 +1,7 @@
-"""Partitions that were attached to a table: the only ones of it that are compared with the source.
+"""Partitions that were attached to a table: only these are compared with the source, not the whole table.
 
-What the table had before is followed by the stream as ever, and nothing that the store has came from the new ones. So
-all their rows are new, or were streamed since. Only a key says so of each: without one, rows are counted over all
-partitions.
+The stream goes on for the other partitions, and no stored row is from the new ones. So all their rows are new, or were
+streamed since. That takes a key: without one, rows are counted over all partitions.
 """
 
 from __future__ import annotations
@@ -19,8 +18,8 @@ _OID = re.compile(r"\((\d+)\)")
 
 
 def attach_reason(table: StoredTable, published: PublishedTable) -> ResyncReason | None:
-    """Why a stored table is to be compared if nothing happened to it but that partitions were attached; none if more
-    did, or if all of it is waiting to be compared."""
+    """Why to compare a stored table to which only partitions were attached. None if anything else changed, or if the
+    whole table is to be compared already."""
     if compared_whole(table) or RowIdentity.of(published.relation).kind is not IdentityKind.KEY:
         return None
     new = published.attached_since(table.fingerprint)
@@ -32,11 +31,11 @@ def attach_reason(table: StoredTable, published: PublishedTable) -> ResyncReason
 
 
 def compared_whole(table: StoredTable) -> bool:
-    """Whether all of a stored table is being compared with the source, or soon is."""
+    """Whether a stored table is marked to be compared as a whole."""
     return table.resync is not None and not table.has(Cause.ATTACHED)
 
 
 def narrowed(published: PublishedTable, table: StoredTable) -> PublishedTable:
-    """The table with no partitions but those for which it is being compared."""
+    """The table with only the partitions that are to be compared."""
     named = {int(oid) for oid in _OID.findall(table.resync.detail if table.resync else "")}
     return replace(published, leaves=tuple(leaf for leaf in published.leaves if leaf.oid in named))

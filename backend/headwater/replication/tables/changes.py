@@ -1,8 +1,8 @@
-"""Bringing the store's tables to what the catalog says now: the one answer to every hint that a table is another.
+"""Brings the store's tables to what the catalog says now. Every kind of change to a table is handled here.
 
-A new table is made, and a changed one gets another layout; both are compared with the source beside the stream, so
-that devices are sent what differs. Where rows are told apart in another way now, they get other ids before. Of a table
-that is gone, no longer published, or of whose rows the new ids can't be told, all rows are removed first.
+A new table is created, and a changed one gets another layout; both are compared with the source beside the stream, so
+that devices are sent what differs. If the replica identity changed, rows get other ids before. All rows of a table are
+removed if it is gone, no longer published, or if the new ids of its rows can't be derived.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from headwater.storage.contract.store import Flush, Lease, Progress, SourceState
 _log = logging.getLogger(__name__)
 
 REMOVED_AT_ONCE = 5_000
-"""Rows of a table that is emptied, of which all are not held in memory."""
+"""How many rows of a table to remove at once; more would take too much memory."""
 
 
 _UNSEEN: Final = frozenset(
@@ -43,14 +43,14 @@ _UNSEEN: Final = frozenset(
 
 
 def changed_unseen(table: StoredTable) -> bool:
-    """Whether a table is compared for a cause that may have left rows in the store that are older than the stream."""
+    """Whether a table is compared because the stream may have missed changes, so stored rows may be older than it."""
     return table.has(*_UNSEEN)
 
 
 def distrust(store: StoreWriter, lease: Lease, stored: Sequence[StoredTable], reason: ResyncReason) -> None:
-    """Have all of these tables compared for `reason`, of which the store may have missed something. It holds for those,
-    too, that are being compared already for a cause that trusts what the store has. A table that a version on its way
-    fills is compared whole by that, before anybody sees it."""
+    """Mark tables of which the store may have missed changes to be compared for `reason`. Also marks tables that are
+    being compared already for a cause that trusts the stored rows. A table that a version in processing fills is left
+    out: its deploy compares all of it before it is served."""
     trusted = [table for table in stored if not changed_unseen(table) and not table.has(Cause.NEW_IN_VERSION)]
     evaluated = [table.id for table in trusted if table.has(Cause.REDEFINED)]
     store.mark_resync(lease, evaluated, ResyncReason(Cause.REPLACED))
@@ -59,8 +59,8 @@ def distrust(store: StoreWriter, lease: Lease, stored: Sequence[StoredTable], re
 
 @dataclass(frozen=True, slots=True)
 class TableChanges:
-    """How the catalog differs from the store. A table can be gone and new at once. Those that were `touched` have
-    another shape that makes no difference to their rows."""
+    """How the catalog differs from the store. A table can be gone and new at once. The shape of `touched` tables
+    changed in a way that does not matter to their rows."""
 
     gone: tuple[StoredTable, ...]
     new: tuple[PublishedTable, ...]
@@ -72,17 +72,17 @@ class TableChanges:
 
     @property
     def oids(self) -> frozenset[int]:
-        """All tables whose rows are concerned, as they were and as they are."""
+        """The oids of all tables whose rows are affected, before and now."""
         before = [table.relation.oid for table in [*self.gone, *(table for table, _ in self.altered)]]
         after = [table.relation.oid for table in [*self.new, *(table for _, table in self.altered)]]
         return frozenset([*before, *after])
 
 
 def table_changes(stored: Sequence[StoredTable], published: Sequence[PublishedTable]) -> TableChanges:
-    """What came, went or changed its shape."""
+    """Compare stored tables with published ones."""
     now = {table.relation.oid: table for table in published}
     named = {(table.relation.schema, table.relation.name): table for table in published}
-    # One that was dropped and made again, or swapped with another, is compared with what was there by its name
+    # A table that was dropped and created again, or swapped with another, is matched by its name
     by_name = {table.id: named.get((table.relation.schema, table.relation.name)) for table in stored}
     taken = {found.relation.oid for found in by_name.values() if found is not None}
     gone: list[StoredTable] = []
@@ -92,7 +92,7 @@ def table_changes(stored: Sequence[StoredTable], published: Sequence[PublishedTa
     for table in stored:
         found = by_name[table.id] or (None if table.relation.oid in taken else now.get(table.relation.oid))
         if found is not None and found.locked:
-            kept.add(found.relation.oid)  # what it is now is seen when the lock is gone
+            kept.add(found.relation.oid)  # its definition can be read when the lock is gone
             continue
         if found is None or table.has(Cause.IDS_LOST) or ids_after(table, found.relation) is Ids.LOST:
             gone.append(table)
@@ -107,7 +107,7 @@ def table_changes(stored: Sequence[StoredTable], published: Sequence[PublishedTa
 
 
 class Ids(Enum):
-    """What becomes of the ids of a table's rows when it is another."""
+    """What a change of a table does to the ids of its rows."""
 
     KEPT = "kept"
     DERIVED = "derived"  # from the values that are stored
@@ -115,10 +115,10 @@ class Ids(Enum):
 
 
 def ids_after(table: StoredTable, after: Relation) -> Ids:
-    """What a change of a stored table to `after` does to its rows' ids."""
+    """What changing a stored table to `after` does to the ids of its rows."""
     before = table.relation
     old, new = RowIdentity.of(before), RowIdentity.of(after)
-    if new.kind is IdentityKind.NOTHING:  # any ids will do, but copies are found by the lines as they are stored
+    if new.kind is IdentityKind.NOTHING:  # any ids will do, but copies are found by their stored lines
         return Ids.KEPT if all(_columns(layout) == _columns(after) for layout in table.layouts) else Ids.LOST
     if new.kind is IdentityKind.FULL:
         return Ids.KEPT if old.kind is new.kind and _columns(before) == _columns(after) else Ids.DERIVED
@@ -132,8 +132,8 @@ def ids_after(table: StoredTable, after: Relation) -> Ids:
 
 
 def _renamed(known: Sequence[Column], key: Sequence[Column], after: Relation) -> bool:
-    """Whether columns of a key go by other names now, for all that can be seen. Should they be others after all, the
-    comparison with the source finds all their rows different."""
+    """Whether key columns seem to be renamed. If they are different columns after all, the comparison finds every row
+    different."""
     gone = {column.name for column in known} - {column.name for column in after.columns}
     return [c.type_oid for c in known] == [c.type_oid for c in key] and all(
         old.name == new.name or old.name in gone for old, new in zip(known, key, strict=True)
@@ -145,57 +145,57 @@ def _columns(relation: Relation) -> list[tuple[str, int]]:
 
 
 def adapt(store: StoreWriter, lease: Lease, state: SourceState, context: LiveContext, changes: TableChanges) -> None:
-    """Make the store's tables what the catalog says. Each step is whole, and done again it finds less to do; `context`
-    knows the tables as they are stored."""
+    """Make the store's tables what the catalog says. Each step is a transaction; after a crash, `table_changes` finds
+    what is left. `context` is of the tables as they are stored."""
     for table in changes.gone:
         name = f"{table.relation.schema}.{table.relation.name}"
-        _log.info("the rows of %s are removed: it is gone, not published any more, or can't be followed on", name)
+        _log.info("removing the rows of %s: it is gone, not published any more, or its rows got other ids", name)
         store.drop_table(lease, _emptied(store, lease, state, context, table))
     for table, published in changes.touched:
         store.add_layout(lease, table.id, published.relation, published.shape)
     for table, published in changes.altered:
         partly = attach_reason(table, published)
         if partly:
-            _log.info("%s is compared with the source in part: %s", published.qualified_name, partly)
+            _log.info("comparing a part of %s with the source: %s", published.qualified_name, partly)
             store.mark_resync(lease, [table.id], partly)
             store.add_layout(lease, table.id, published.relation, published.shape)
             continue
         rekeyed = table.has(Cause.REKEYED) or ids_after(table, published.relation) is Ids.DERIVED
         _log.info(
-            "%s was altered; %sit is compared with the source",
+            "%s was altered: %sit is compared with the source",
             published.qualified_name,
-            "its rows get other ids, and " if rekeyed else "",
+            "its rows get other ids, then " if rekeyed else "",
         )
         unseen = changed_unseen(table) or is_another(table, published)
         cause = Cause.REKEYED if rekeyed else Cause.REPLACED if unseen else Cause.REDEFINED
         store.mark_resync(lease, [table.id], ResyncReason(cause))
         store.add_layout(lease, table.id, published.relation, published.shape)
     if changes.new:
-        _log.info("new: %s", ", ".join(table.qualified_name for table in changes.new))
+        _log.info("new tables: %s", ", ".join(table.qualified_name for table in changes.new))
         pairs = [(table.relation, table.shape) for table in changes.new]
         store.create_tables(lease, state.tag, pairs, ResyncReason(Cause.NEW))
 
 
 def is_another(table: StoredTable, published: PublishedTable) -> bool:
-    """Whether it was not the same table under the same name all the time."""
+    """Whether the published table has another oid or name than the stored one."""
     before, now = table.relation, published.relation
     return (before.oid, before.schema, before.name) != (now.oid, now.schema, now.name)
 
 
 def verified_key(tag: str) -> str:
-    """Under which the store notes that a source's tables were looked over."""
+    """The key under which the store notes that `verify_once` is done."""
     return f"altered tables verified {tag}"
 
 
 def verify_once(store: StoreWriter, lease: Lease, tag: str) -> None:
-    """Have the tables of a source that were altered compared, and their rows evaluated, if that was not done before:
-    earlier versions overlooked rows that stand in buckets as the table once was."""
+    """Mark altered tables to be compared and evaluated, once in the life of a store: earlier versions could leave rows
+    in buckets where they belonged before the table was altered."""
     key = verified_key(tag)
     if store.noted(key):
         return
     altered = [t for t in store.tables(tag) if len(t.layouts) > 1 and not t.has(Cause.REKEYED, Cause.IDS_LOST)]
     if altered:
-        _log.info("%d tables that were altered are compared with the source once", len(altered))
+        _log.info("comparing %d tables with the source once, since they were altered", len(altered))
     for table in altered:
         cause = Cause.REPLACED if changed_unseen(table) else Cause.REDEFINED
         store.mark_resync(lease, [table.id], ResyncReason(cause))
@@ -203,7 +203,7 @@ def verify_once(store: StoreWriter, lease: Lease, tag: str) -> None:
 
 
 def _emptied(store: StoreWriter, lease: Lease, state: SourceState, context: LiveContext, table: StoredTable) -> int:
-    """Take a table's rows from devices. Returns the id of its empty generation."""
+    """Remove all rows of a table, from devices too. Returns the id of its empty generation."""
     flush = store.begin(lease)
     try:
         live = context.table(table.id, table.layouts)
@@ -216,9 +216,11 @@ def _emptied(store: StoreWriter, lease: Lease, state: SourceState, context: Live
 
 
 def empty(flush: Flush, table: LiveTable, salt: bytes) -> int:
-    """Remove all rows of a table: by one op a bucket, or by REMOVEs where buckets also hold rows of others. Returns
-    the id of its new, empty generation."""
-    names = {(layout.schema, layout.name) for layout in table.layouts}  # by another name it may stand elsewhere
+    """Remove all rows of a table: by one CLEAR a bucket, or by REMOVEs where buckets also have rows of other tables.
+    Returns the id of its new, empty generation."""
+    names = {
+        (layout.schema, layout.name) for layout in table.layouts
+    }  # under a former name, rows may be in other buckets
     exclusive = table.bound.exclusive and len(names) == 1
     if not exclusive:
         rows = iter(flush.table_members(table.id))
@@ -228,5 +230,5 @@ def empty(flush: Flush, table: LiveTable, salt: bytes) -> int:
 
 
 def _removes(table_id: int, salt: bytes, row_id: str, members: str, subkey: str | None) -> list[DraftOp]:
-    """Ops that take a row out of all buckets in which it stands."""
+    """Ops that remove a row from all its buckets."""
     return row_ops(decode_members(members, row_id), (), RowKeys(table_id, row_id, salt, subkey))[0]

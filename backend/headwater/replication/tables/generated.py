@@ -1,4 +1,4 @@
-"""Completing rows of tables with generated columns that the stream does not bring."""
+"""Completes rows with generated columns, which the stream does not bring."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from headwater.source.rows.generated import GeneratedValues, NotComputedError, N
 _log = logging.getLogger(__name__)
 
 Fetch = Callable[[LiveTable, Sequence[Sequence[Cell]]], list[FullCells | None]]
-"""Reads rows by their keys from the source, None for one that is gone; the flush then waits for the stream to pass
-what it saw."""
+"""Reads rows from the source by their keys, None for one that is gone. The flush then waits for the stream to pass the
+position that was read."""
 
 Fill = Callable[[LiveTable, Sequence[FullCells]], list[FullCells | None]]
-"""Rows with what Postgres computes for their generated columns; None for one that is gone from the source."""
+"""Rows with the values that Postgres computes for generated columns; None for one that is gone from the source."""
 
 
 @dataclass(frozen=True, slots=True)
 class Filler:
-    """Fills rows of a table in. Asks for the whole row where Postgres refuses to compute: that is slow, and right only
-    once the stream has passed it, which `fetch` sees to."""
+    """Completes rows of a table. Reads the whole row where Postgres refuses to compute: that is slow, and the values
+    may be newer than the stream, for which `fetch` makes the flush wait."""
 
     values: GeneratedValues
     fetch: Fetch
 
     def fill(self, table: LiveTable, rows: Sequence[FullCells]) -> list[FullCells | None]:
-        """See `Fill`. Raises NotComputedError where rows can't be asked for by a key, NotComputedLockedError where
-        somebody keeps the table locked."""
+        """See `Fill`. Raises NotComputedError where rows can't be read by key, NotComputedLockedError while the table
+        is locked."""
         if not rows or not table.computed:
             return list(rows)
         try:
@@ -42,7 +42,7 @@ class Filler:
         except NotComputedError as error:
             if table.identity.kind is not IdentityKind.KEY:
                 raise
-            _log.warning("%s; its rows are read from the source meanwhile", error)
+            _log.warning("%s; its rows are read from the source instead", error)
             return [
                 None if found is None else _with(row, table.computed, [found[place] for place in table.computed])
                 for row, found in zip(rows, self.fetch(table, rows), strict=True)
@@ -51,7 +51,7 @@ class Filler:
 
 
 def filled(fill: Fill, table: LiveTable, rows: Iterable[Cells | None]) -> list[FullCells | None]:
-    """Complete rows filled in; None stays."""
+    """The rows with generated columns computed; None stays None. No other value may be missing."""
     wanted = list(rows)
     found = iter(fill(table, [cast(FullCells, row) for row in wanted if row is not None]))
     return [None if row is None else next(found) for row in wanted]

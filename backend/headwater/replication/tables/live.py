@@ -1,4 +1,4 @@
-"""Live tables: a stored table generation together with everything that turns its changes into ops."""
+"""Live tables: a stored table generation with everything that is needed to turn its changes into ops."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class LiveTable:
     layouts: tuple[Relation, ...]
     identity: RowIdentity
     bound: BoundTable
-    earlier: tuple[BoundTable | None, ...]  # the same of each layout before the last
+    earlier: tuple[BoundTable | None, ...]  # `bound` of each layout before the last
     streamed: Relation  # as the stream describes it
-    widen: Reshape | None  # what makes room in its changes for `computed`; None where they are as they have to be
+    widen: Reshape | None  # adds places for `computed` to streamed changes; None where none are missing
     computed: tuple[int, ...]  # generated columns that the stream does not bring
-    inputs: tuple[int, ...]  # what these are computed from
+    inputs: tuple[int, ...]  # columns that these are computed from
 
     @property
     def relation(self) -> Relation:
@@ -55,8 +55,8 @@ class LiveTable:
 
 @dataclass(frozen=True, slots=True)
 class LiveContext:
-    """What live tables are built from, and how many bytes of their rows are pending, loaded or written at once.
-    `plans` are all in use, see `bulk.bound_table.distinct`."""
+    """What live tables are built from. `plans` are those in use, made `bulk.bound_table.distinct`; `piece` is how many
+    bytes of rows are pending, loaded or written at once."""
 
     tag: str
     plans: tuple[SyncPlan, ...]
@@ -65,8 +65,8 @@ class LiveContext:
     piece: int
 
     def tables(self, stored: Sequence[StoredTable], known: Iterable[LiveTable] = ()) -> dict[int, LiveTable]:
-        """By oid, those of the stored tables that the rules use. What is `known` of such tables, by the same context,
-        is taken over: to bind one to the rules takes about a millisecond."""
+        """By oid, those of the stored tables that the rules use. Tables in `known`, of the same context, are reused:
+        binding one to the rules takes about a millisecond."""
         there = {(table.id, table.layouts): table for table in known}
         live = [there.get((table.id, table.layouts)) or self.table(table.id, table.layouts) for table in stored]
         return {table.relation.oid: table for table in live if table is not None}

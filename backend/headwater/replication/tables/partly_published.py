@@ -1,4 +1,4 @@
-"""Tables whose changes are published in part: what the stream does not show, a comparison now and then does."""
+"""Tables that publish only some of their changes: regular comparisons bring the others."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ _FIRST_SECONDS = 60.0
 
 
 class UnseenAudit:
-    """Has those of the tables that `look` finds compared with the source every `seconds` of which not all changes are
-    seen. `step` is called between flushes."""
+    """Marks those of the tables that `look` returns that have unseen changes, every `seconds`. `step` is called between
+    flushes."""
 
     def __init__(
         self, store: StoreWriter, lease: Lease, tag: str, look: Callable[[], Iterable[PublishedTable]], seconds: float
@@ -27,7 +27,7 @@ class UnseenAudit:
         self._due = time.monotonic() + min(seconds, _FIRST_SECONDS)
 
     def step(self) -> None:
-        """Mark the tables when it is time; bulk work takes it from there."""
+        """Mark the tables when it is time. The scheduler then compares them."""
         if time.monotonic() < self._due:
             return
         self._due = time.monotonic() + self._seconds

@@ -1,7 +1,7 @@
-"""Changes of another shape of a table, brought to the layout in which its rows are kept.
+"""Converts changes from the columns that the stream has to those of the stored layout.
 
-After a table was altered, the stream still brings changes from before. What they lack is filled in by the comparison
-with the source that follows. Generated columns that the stream never brings are made room for, and filled in at once.
+After a table was altered, the stream still brings changes from before. The comparison that follows brings the values
+that they lack. Generated columns, which the stream never brings, get a place here and are computed at once.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from headwater.oplog.row_id import IdentityKind, RowIdentity
 
 @dataclass(frozen=True, slots=True)
 class Reshape:
-    """From the columns of one relation to those of another: `places` says where each of the latter is found, and
-    `absent` what a changed row has where it is nowhere. `whole` tells that only room is made for generated columns.
-    Where the identity is that of the partitions, `old_is_key` says what is made of an old row, whatever the stream
-    says."""
+    """Converts from the columns of one relation to those of `relation`. `places` has the former position of each
+    column, None for a new one, for which a changed row gets the cell in `absent`. `whole`: only generated columns are
+    added. `old_is_key`, where it is set, replaces what the stream says of an old row, since the partitions decide the
+    identity."""
 
     relation: Relation
     places: tuple[int | None, ...]
@@ -26,8 +26,8 @@ class Reshape:
     old_is_key: bool | None = None
 
     def change(self, change: RowChange) -> RowChange:
-        """The same change over the other columns. A value that is not there is null in a new row, and left as it is
-        in a changed one."""
+        """The same change over the other columns. A missing value is null in an inserted row, and UNCHANGED in an
+        updated one."""
         match change:
             case Insert(new=new):
                 return Insert(self.relation, self._row(new))
@@ -47,7 +47,7 @@ class Reshape:
 
 
 def reshape(streamed: Relation, kept: Relation) -> Reshape | None:
-    """What brings changes of `streamed` to `kept`; None where its rows can't be told apart by what it has."""
+    """Converts changes of `streamed` to `kept`. None where `streamed` does not identify the rows of `kept`."""
     at = {(column.name, column.type_oid): place for place, column in enumerate(streamed.columns)}
     places = tuple(at.get((column.name, column.type_oid)) for column in kept.columns)
     absent = tuple(UNCHANGED if column.generated is None else None for column in kept.columns)
@@ -68,7 +68,7 @@ def as_streamed(relation: Relation) -> Relation:
 
 
 def as_kept(streamed: Relation, kept: Relation) -> Relation:
-    """What the stream says of a table, with the identity by which its rows are kept where the partitions decide it."""
+    """The streamed relation, with the identity of the stored one where the partitions decide it."""
     if not kept.by_leaf:
         return streamed
     key = {column.name for column in kept.columns if column.key}

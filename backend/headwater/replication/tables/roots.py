@@ -1,9 +1,9 @@
-"""Partitioned tables that are published as one, whose names the stream does not always tell.
+"""Partitioned tables that are published as one table (roots), whose renames the stream does not tell.
 
-Postgres describes a table in the stream once, and again when something was done to it. When a root is renamed, nothing
-was done to its partitions, whose rows go on under its former name. So the catalog is asked before what a flush has of
-such a table is committed: it then knows all names that were given before those rows were written. What was streamed
-while a name was another than the store has for the table is left to a comparison, up to a position that is kept.
+Postgres describes a table in the stream once, and again after a change to it. Renaming a root does not change its
+partitions, whose rows go on under its former name. So before a flush with rows of a root commits, the catalog is asked
+for its name: the answer includes every rename from before those rows were written. Changes that came under another name
+than the stored one are left to a comparison, up to a position that is kept in the store.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from headwater.storage.contract.store import Lease, StoredTable, StoreWriter
 
 
 def is_root(table: StoredTable) -> bool:
-    """Whether a table's rows come through partitions, for all that is known."""
+    """Whether a table's rows are in partitions, by its stored shape."""
     return leaf_oids(table.fingerprint) != {table.relation.oid}
 
 
 class NameBook:
-    """By oid, up to which position the stream may call a root what it was not; kept by the store."""
+    """By oid, up to which position the stream may use a wrong name for a root. Kept in the store."""
 
     def __init__(self, store: StoreWriter, tag: str) -> None:
         self._store = store
@@ -38,18 +38,18 @@ class NameBook:
         return {int(oid): parse_lsn(upto) for oid, upto in known.items()}
 
     def distrust(self, lease: Lease, oids: Collection[int], upto: Lsn) -> None:
-        """What comes of these up to there is left to comparisons."""
+        """Leave changes of these tables up to a position to comparisons."""
         self._write(lease, self.read() | dict.fromkeys(oids, upto))
 
     def pass_over(self, lease: Lease, position: Lsn) -> None:
-        """The stream is read from there."""
+        """Delete entries up to the position from which the stream is read."""
         known = self.read()
         ahead = {oid: upto for oid, upto in known.items() if upto > position}
         if ahead != known:
             self._write(lease, ahead)
 
     def forget(self, lease: Lease) -> None:
-        """The source's history is another: its positions mean other transactions."""
+        """Delete all, since the source has another history: its positions mean other transactions."""
         if self.read():
             self._write(lease, {})
 
@@ -59,7 +59,8 @@ class NameBook:
 
 
 def distrust_named(book: NameBook, lease: Lease, conn: psycopg.Connection, changes: TableChanges) -> Mapping[int, Lsn]:
-    """Before roots are taken up that came to their names: what was written to them before may be told under these."""
+    """Note roots that are new or renamed, before they are taken up: the stream may use their new names for rows that
+    were written before. Returns the positions by oid."""
     named = [table for table in changes.new if _is_root(table)]
     named += [found for stored, found in changes.altered if _is_root(found) and is_another(stored, found)]
     if not named:

@@ -1,4 +1,4 @@
-"""Whether the source's tables still are what they were when their rows were read.
+"""Watches whether the source's tables are still what they were when their rows were read.
 
 A Relation message is only a hint: dropping a column and adding one of the same name and type sends the same message
 again. The catalog decides, by the shape that was stored with the rows; see `source.catalog.shape`.
@@ -15,9 +15,9 @@ import psycopg
 
 from headwater.errors import HeadwaterError, machine_errors
 from headwater.replication.pace import Pace
+from headwater.source.catalog.publications import PublicationUnusable
 from headwater.source.catalog.published import (
     KeyNotSentError,
-    PublicationUnusable,
     PublishedTable,
     published_tables,
     unsent_key_error,
@@ -52,9 +52,8 @@ def wanted_tables(conn: psycopg.Connection, source: SourceSettings, plans: Seque
 def readable_tables(
     conn: psycopg.Connection, source: SourceSettings, plans: Sequence[SyncPlan], stored: Collection[int]
 ) -> list[PublishedTable]:
-    """`wanted_tables`, without those that are not `stored` (by oid) and that we may not read, or that somebody keeps
-    locked: the others are served without them until somebody grants the right or lets go of the lock, which looks as if
-    a table were new."""
+    """`wanted_tables`, without new ones (those not in `stored`, by oid) that we have no right to read, or that are
+    locked. Once the right is granted or the lock released, such a table appears as a new one."""
     wanted = wanted_tables(conn, source, plans)
     new = [table for table in wanted if table.relation.oid not in stored]
     barred = {*unreadable(conn, [Reading.of(table) for table in new]), *out_of_reach(conn, new)}
@@ -62,7 +61,7 @@ def readable_tables(
 
 
 def out_of_reach(conn: psycopg.Connection, tables: Sequence[PublishedTable]) -> frozenset[int]:
-    """The oids of those tables that can't be read now because somebody keeps them, or partitions of them, locked."""
+    """The oids of those tables that can't be read now since they, or partitions of them, are locked."""
     leaves = {leaf.oid for table in tables for leaf in table.leaves}
     locked = kept_locked(conn, leaves, _BRIEFLY)
     return frozenset(t.relation.oid for t in tables if t.locked or locked.intersection(leaf.oid for leaf in t.leaves))
@@ -70,21 +69,21 @@ def out_of_reach(conn: psycopg.Connection, tables: Sequence[PublishedTable]) -> 
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What the catalog is to say: the shape of each table that `plans` read, by oid."""
+    """What the catalog should say: the shape of each table that `plans` read, by oid."""
 
     plans: tuple[SyncPlan, ...]
     shapes: Mapping[int, str]
 
     @classmethod
     def of(cls, plans: Sequence[SyncPlan], stored: Sequence[StoredTable]) -> Expected:
-        """What the store says. Of a table that is lost no shape will do: it has to be made anew."""
+        """The shapes in the store. A table whose ids are lost has to be created again, so no shape is as expected."""
         return cls(
             tuple(plans),
             {table.relation.oid: "" if table.has(Cause.IDS_LOST) else table.fingerprint for table in stored},
         )
 
     def met_by(self, now: Sequence[PublishedTable]) -> bool:
-        """Whether the catalog says so, as far as it can be told."""
+        """Whether the catalog says so. Locked tables, whose shape can't be read, don't count."""
         locked = {table.relation.oid for table in now if table.locked}
         shapes = {table.relation.oid: table.shape for table in now if not table.locked}
         return shapes | {oid: shape for oid, shape in self.shapes.items() if oid in locked} == self.shapes
@@ -92,7 +91,7 @@ class Expected:
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """What a look at the catalog brought that is not as expected: the tables as they are now, or why they can't be
+    """The result of a look at the catalog that is not as expected: the present tables, or why they can't be
     followed."""
 
     expected: Expected
@@ -101,8 +100,8 @@ class _Found:
 
 
 class SchemaWatch:
-    """Compares stored tables with the catalog from a thread of its own: on a hint, and now and then, since most
-    changes of a table show in the stream with its next row only."""
+    """Compares stored tables with the catalog from a thread of its own: on a hint, and regularly, since most changes of
+    a table show in the stream only with its next row."""
 
     def __init__(
         self, source: SourceSettings, plans: Sequence[SyncPlan], stored: Sequence[StoredTable], pace: Pace
@@ -126,15 +125,15 @@ class SchemaWatch:
         expected = Expected.of(plans, stored)
         if expected != self._expected:
             self._expected = expected
-            self._wake.set()  # what was found by now may be of the ones before
+            self._wake.set()  # the last look was for the former tables
 
     def hint(self) -> None:
-        """Something may have changed: the thread looks soon."""
+        """Have the thread look soon, since something may have changed."""
         self._wake.set()
 
     def take(self) -> tuple[PublishedTable, ...] | None:
-        """The tables as they are in the source, when the last look found that they are not as they are stored; once.
-        Raises PublicationUnusable and KeyNotSentError."""
+        """The source's tables, if the last look found that they differ from the stored ones. Each result is returned
+        once. Raises PublicationUnusable and KeyNotSentError."""
         found, self._found = self._found, None
         if found is None or found.expected is not self._expected:
             return None
@@ -144,7 +143,7 @@ class SchemaWatch:
 
     def _poll(self) -> None:
         conn: psycopg.Connection | None = None
-        told = False
+        logged = False
         pace, wait = self._pace, 0.0
         while not self._closing.wait(pace.rest if wait else 0.0):
             hinted = self._wake.wait(wait)
@@ -154,13 +153,13 @@ class SchemaWatch:
                 break
             try:
                 with machine_errors():
-                    conn = conn or self._connect_patiently()
+                    conn = conn or self._connect_impatiently()
                     self._look(conn)
-                told = False
-            except (psycopg.Error, HeadwaterError) as error:  # somebody may keep a table locked: said once
-                level = logging.DEBUG if told else logging.WARNING
+                logged = False
+            except (psycopg.Error, HeadwaterError) as error:  # such as a lock on the catalog; logged once
+                level = logging.DEBUG if logged else logging.WARNING
                 _log.log(level, "changes of tables are not seen: the catalog could not be read: %s", error)
-                told = True
+                logged = True
                 if conn is not None:
                     conn.close()
                     conn = None
@@ -173,13 +172,13 @@ class SchemaWatch:
             tables = readable_tables(conn, self._source, expected.plans, expected.shapes.keys())
             if expected.met_by(tables):
                 return
-        except (PublicationUnusable, KeyNotSentError) as error:  # the stream may meet it much later
+        except (PublicationUnusable, KeyNotSentError) as error:  # raised now, not when the stream meets it
             self._found = _Found(expected, error=error)
             return
         self._found = _Found(expected, tuple(tables))
 
-    def _connect_patiently(self) -> psycopg.Connection:
-        """A connection that rather gives up than waits for somebody's lock."""
+    def _connect_impatiently(self) -> psycopg.Connection:
+        """A connection with short timeouts: it gives up rather than wait for a lock."""
         conn = connect(self._source, application_name="headwater schema")
         conn.execute("set lock_timeout = '2s'; set statement_timeout = '10s'")
         return conn

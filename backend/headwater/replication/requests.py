@@ -1,0 +1,15 @@
+"""Kinds of requests that commands submit to a replicator through the store."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class RequestKind(StrEnum):
+    """As the store keeps them. RESYNC and AUDIT have the payload `{"tables": ["public.todos", …]}`, which means all
+    tables when the list is empty; an audit may say `"repair": true`. SKIP has `{"lsn": "0/1A2B3C"}`, as the error of
+    the transaction names it."""
+
+    RESYNC = "resync"
+    AUDIT = "audit"
+    SKIP = "skip"

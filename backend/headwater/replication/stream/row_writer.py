@@ -1,0 +1,128 @@
+"""Writing rows into a flush: what a fold or a comparison made of them, as stored rows, ops and lookups."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple, cast
+
+from headwater.decode.copytext import join_cells
+from headwater.oplog.change import Cell
+from headwater.oplog.limits import (
+    LEFT_OUT,
+    SURELY_A_ROW,
+    Kept,
+    is_stub,
+    left_out_of,
+    op_refused,
+    read_stub,
+    row_refused,
+    stored_line,
+)
+from headwater.oplog.transform import BucketName, DraftOp
+from headwater.replication.stream.lacking import Lacking
+from headwater.replication.tables.live import FullCells, LiveTable
+from headwater.storage.contract.parts import CurrentRow
+from headwater.storage.contract.store import Flush
+from headwater_rules.results import RowResult
+
+KnownCells = tuple[Cell | Kept, ...]
+"""What is known of a row: values, the size of a value in its place, or UNCHANGED where there is nothing."""
+
+
+class RowState:
+    """A row before the changes, and now. `cells` is None when there is no row; `stub` is what is stored of a row that
+    is still too large."""
+
+    __slots__ = ("before", "cells", "stub")
+
+    def __init__(self, before: CurrentRow | None, cells: KnownCells | None) -> None:
+        self.before = before
+        self.cells = cells
+        self.stub = ""
+
+
+class _Batch(NamedTuple):
+    """What is handed to the flush next."""
+
+    put: list[CurrentRow]
+    gone: list[str]
+    ops: list[DraftOp]
+    buckets: dict[int, BucketName]
+
+
+class RowWriter:
+    """Writes into one flush, about `piece` bytes of rows at once. Rows that are written are taken out of `lacking`, and
+    their ids added to `written`, for the tables (by id) that it has."""
+
+    def __init__(self, flush: Flush, lacking: Lacking, written: Mapping[int, set[str]], piece: int) -> None:
+        self._flush = flush
+        self._lacking = lacking
+        self._written = written
+        self._piece = piece
+        self.evaluation_errors: list[str] = []
+        self.refused: list[str] = []  # rows and ops that are too large, in words
+
+    def write(self, table: LiveTable, rows: Mapping[str, RowState], *, anew: bool = False) -> int:
+        """Write rows by their ids; without `anew`, only those that changed. Returns the number of ops."""
+        out = _Batch([], [], [], {})
+        room, written = self._piece, 0
+        transform, layout, has_lookups = table.bound.transform, table.layout, table.bound.has_lookups
+        convert, evaluate, enter, move = transform.convert, transform.program.evaluate, transform.enter, transform.move
+        put, gone, ops, buckets = out.put, out.gone, out.ops, out.buckets
+        for row_id, row in rows.items():
+            before, cells = row.before, cast("FullCells | None", row.cells)
+            if cells is None:
+                if before is not None:
+                    move(before.members, before.subkey, row_id, (), ops, buckets)
+                    gone.append(row_id)
+                    if has_lookups:
+                        self._flush.replace_lookups(table.id, row_id, ())
+                continue
+            line = row.stub or join_cells(cells)
+            too_large = bool(row.stub) or (len(line) > SURELY_A_ROW and is_stub(line := stored_line(line)))
+            if before is not None and before.line == line and before.layout == layout and not anew:
+                continue
+            if too_large:
+                puts, lookups, errors = self._refuse(table, row_id, line, before)
+            else:
+                puts, lookups, errors = evaluate(convert(cells), row_id)
+            if before is None:
+                members = enter(row_id, puts, ops, buckets)
+                put.append(_new_row(CurrentRow, (row_id, layout, line, members, None)))
+            else:
+                members = move(before.members, before.subkey, row_id, puts, ops, buckets)
+                put.append(CurrentRow(row_id, layout, line, members, before.subkey))
+            if LEFT_OUT in members:
+                self.refused += [op_refused(table.name, row_id, op.size) for op in left_out_of(members)]
+            if has_lookups:
+                self._flush.replace_lookups(table.id, row_id, lookups)
+            if errors:
+                self.evaluation_errors += errors
+            room -= len(line)
+            if room <= 0:
+                written += self._hand_over(table, out)
+                room = self._piece
+        self._lacking.discard(table.id, rows)
+        return written + self._hand_over(table, out)
+
+    def _hand_over(self, table: LiveTable, out: _Batch) -> int:
+        """Write what was collected, and clear it. Returns the number of ops."""
+        noted = self._written.get(table.id)
+        if noted is not None:
+            noted.update(out.gone, (row.row_id for row in out.put))
+        self._flush.delete_rows(table.id, out.gone)
+        self._flush.put_rows(table.id, out.put)
+        self._flush.append(out.ops, out.buckets)
+        count = len(out.ops)
+        for collected in (out.put, out.gone, out.ops, out.buckets):
+            collected.clear()
+        return count
+
+    def _refuse(self, table: LiveTable, row_id: str, stub: str, before: CurrentRow | None) -> RowResult:
+        """A row that is too large has no puts and lookups. Reported once, when it becomes too large."""
+        if before is None or not is_stub(before.line):
+            self.refused.append(row_refused(table.name, row_id, read_stub(stub).size))
+        return RowResult([], [], [])
+
+
+_new_row: Callable[[type[CurrentRow], tuple[str, int, str, str, str | None]], CurrentRow] = tuple.__new__
