@@ -141,7 +141,7 @@ def test_rows_that_a_comparison_brings_are_not_asked_for(deploy: Deploy, source_
 def test_a_table_of_which_rows_are_asked_for_again_and_again_is_compared_instead(
     deploy: Deploy, source_db: SourceDb, monkeypatch: pytest.MonkeyPatch, asked: list[int]
 ) -> None:
-    monkeypatch.setattr(source_rows, "ASKING_SECONDS", -1.0)
+    monkeypatch.setattr(source_rows, "READING_SECONDS", -1.0)
     source_db.needs(15, "row filters of publications")
     source_db.execute("create table items (id text, n int, body text, more text, primary key (id, n))")
     source_db.execute("alter table items alter body set storage external")

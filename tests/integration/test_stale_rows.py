@@ -45,7 +45,7 @@ def with_stale_rows(deploy: Deploy, source_db: SourceDb) -> Callable[..., Deploy
         fill(source_db, rows)
         deployment = deploy(CONFIG, on_postgres=on_postgres).start()
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(headwater.pipeline.compare, "_stands_right", lambda *_: True)
+            patch.setattr(headwater.pipeline.compare, "_in_right_buckets", lambda *_: True)
             source_db.execute("alter table items drop column gone")
             wait_until(lambda: settled(deployment), "the comparison to end")
         assert stale(deployment) == rows

@@ -138,11 +138,11 @@ class Both:
         assert (local.ops, local.rows, local.tasks) == (spark.ops, spark.rows, spark.tasks)
         return spark
 
-    def standing(
+    def rows_in_buckets(
         self, job: VerifyJob, buckets: Collection[int], progress: Report, stop: Stop = None
     ) -> dict[int, list[str]]:
         self.done["standing"] += 1
-        local, spark = (bulk.standing(job, buckets, progress, stop) for bulk in (self.local, self.spark))
+        local, spark = (bulk.rows_in_buckets(job, buckets, progress, stop) for bulk in (self.local, self.spark))
         assert local == spark
         return spark
 
@@ -223,7 +223,7 @@ def test_every_kind_of_job_comes_to_the_same(
     assert audited["state"] == "done"
     (job,) = both.verified[-1:]
     keys = [bucket_key(name) for name in deployment.buckets("u1")]
-    found = both.standing(job, keys[:1], lambda _: None)
+    found = both.rows_in_buckets(job, keys[:1], lambda _: None)
     assert 0 < sum(map(len, found.values())) < 3000
 
     assert {"snapshot", "compare", "recount", "rekey", "reprocess", "verify", "standing"} == both.done.keys()

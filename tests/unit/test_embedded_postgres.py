@@ -26,7 +26,7 @@ from headwater.embedded.postgres import (
     StopMode,
     find_binaries,
 )
-from headwater.embedded.process import account_to_run_as, within_reach
+from headwater.embedded.process import account_to_run_as, reachable_copy
 
 FAST = {"fsync": "off"}
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root has to run the server as somebody else")
@@ -184,11 +184,11 @@ def test_root_runs_programs_that_lie_in_a_directory_closed_to_others(
     tree = closed / wheel.parent.name / wheel.name
     account = account_to_run_as()
     assert account is not None
-    copy = within_reach(account, tree.parent, tree)
+    copy = reachable_copy(account, tree.parent, tree)
     try:
         with EmbeddedPostgres(tmp_path / "data", PostgresBinaries(tree / "bin", 18), FAST) as server:
             assert _value(server, "select current_setting('server_version_num')::int / 10000") == 18
-        assert within_reach(account, tree.parent, tree) == copy
+        assert reachable_copy(account, tree.parent, tree) == copy
     finally:
         shutil.rmtree(copy.parent.parent)
 

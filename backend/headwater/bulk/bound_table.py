@@ -102,7 +102,7 @@ def bind_layouts(
     return [bind(plans, tag, layout, types, table_id, salt) for layout in layouts]
 
 
-def stands_right(layouts: Sequence[Relation], bounds: Sequence[BoundTable | None], row: CurrentRow) -> bool:
+def in_right_buckets(layouts: Sequence[Relation], bounds: Sequence[BoundTable | None], row: CurrentRow) -> bool:
     """Whether a stored row is in exactly the buckets that the rules give it, with the same data.
 
     A row from before columns were added, which are null in it, may be as its own layout gives it: a device shows a
@@ -120,7 +120,7 @@ def stands_right(layouts: Sequence[Relation], bounds: Sequence[BoundTable | None
     return _expected(bounds[row.layout], split_line(row.line, len(own.columns)), row.row_id) == stands
 
 
-def lookups_stand_right(layouts: Sequence[Relation], bounds: Sequence[BoundTable | None], row: CurrentRow) -> bool:
+def has_right_lookups(layouts: Sequence[Relation], bounds: Sequence[BoundTable | None], row: CurrentRow) -> bool:
     """Whether a row in an earlier layout has the same lookups by that layout as by the last one. Raises DecodeError
     when the row can't be read."""
     now, own = bounds[-1], bounds[row.layout]

@@ -62,7 +62,7 @@ class BulkWork(Protocol):
         """Verify histories and lookups against current rows, while these may be written. Raises TableChangedError when
         a table was truncated meanwhile."""
 
-    def standing(
+    def rows_in_buckets(
         self, job: VerifyJob, buckets: Collection[int], progress: Report, stop: Stop = None
     ) -> dict[int, list[str]]:
         """By table, ids of the rows that are in any of these buckets (by key)."""

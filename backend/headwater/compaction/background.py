@@ -81,7 +81,7 @@ class Upkeep:
                 except LeaseHeldError:
                     continue  # a compaction by command is running
                 except Exception as error:  # noqa: BLE001 - the replicator must not end for this
-                    _tell(error)
+                    _log_failure(error)
                     _close(store)  # its connection may be broken
                     store = None
         finally:
@@ -127,7 +127,7 @@ class Upkeep:
         summary.count(work.bucket(bucket, upto, self._thrift))
 
 
-def _tell(error: Exception) -> None:
+def _log_failure(error: Exception) -> None:
     if isinstance(error, HeadwaterError):
         level = logging.INFO if error.kind is Kind.RETRY else logging.WARNING
         _log.log(level, "histories are not compacted for now: %s", error)

@@ -24,7 +24,7 @@ from typing import Final, Self
 from psycopg import pq
 from psycopg.conninfo import make_conninfo
 
-from headwater.embedded.process import Account, Guard, account_to_run_as, within_reach
+from headwater.embedded.process import Account, Guard, account_to_run_as, reachable_copy
 from headwater.errors import HeadwaterError
 
 OLDEST_MAJOR: Final = 14
@@ -181,9 +181,9 @@ class EmbeddedPostgres:
         account = account_to_run_as()
         self.data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
         if account is not None:
-            account.take(self.data_dir)
+            account.own(self.data_dir)
         if not (self.data_dir / "PG_VERSION").exists():
-            self._lay_out(account)
+            self._init_directory(account)
         deadline = time.monotonic() + START_SECONDS
         while not self._try_start(account, deadline):
             # After kill -9, old backends take a moment to end; and another process can take the free port
@@ -222,7 +222,7 @@ class EmbeddedPostgres:
             self._guard.dismiss()
         self._process = self._guard = None
 
-    def _lay_out(self, account: Account | None) -> None:
+    def _init_directory(self, account: Account | None) -> None:
         options = ["-U", "postgres", "-A", "trust", "-E", "UTF8", "--locale=C.UTF-8", "--no-sync"]
         with self._command("initdb", account, options) as initdb, self.log_file.open("wb") as log:
             code = initdb.launch(log.fileno()).wait()
@@ -275,7 +275,7 @@ class EmbeddedPostgres:
         bin_dir = self.binaries.bin_dir
         if account is not None:
             tree = bin_dir.parent
-            bin_dir = within_reach(account, tree.parent, tree) / bin_dir.name
+            bin_dir = reachable_copy(account, tree.parent, tree) / bin_dir.name
         return _Command(bin_dir / program, account, self.data_dir, options)
 
     def _log(self) -> str:

@@ -42,7 +42,7 @@ class Account:
             return bool(seen.st_mode & 0o010)
         return bool(seen.st_mode & 0o001)
 
-    def take(self, directory: Path) -> None:
+    def own(self, directory: Path) -> None:
         """Make this user the owner of `directory` and everything in it, unless it already is."""
         if directory.stat().st_uid == self.uid:
             return
@@ -71,7 +71,7 @@ def account_to_run_as() -> Account | None:
     )
 
 
-def within_reach(account: Account, package: Path, tree: Path) -> Path:
+def reachable_copy(account: Account, package: Path, tree: Path) -> Path:
     """`tree`, or a copy of it in a temporary directory if `account` can't reach it.
 
     `tree` is a directory inside `package`; the libraries that the wheel has beside `package` are copied too. The copy

@@ -49,7 +49,7 @@ class Stub:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class KnownSize:
     """A value of which only the size in bytes is known."""
 
     size: int

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from headwater.bulk.bound_table import BoundTable, bind_layouts, current_cells, lookups_stand_right, stands_right
+from headwater.bulk.bound_table import BoundTable, bind_layouts, current_cells, has_right_lookups, in_right_buckets
 from headwater.bulk.contract import CompareJob, RecountJob
 from headwater.decode.copytext import join_cells, split_line
 from headwater.decode.errors import DecodeError
@@ -83,7 +83,7 @@ class StoreRows:
                 line, mark = row.line, _SOUND
                 if not is_stub(line):
                     line = _present_line(layouts, row)
-                    if bounds[-1] is not None and not _stands_right(bounds, layouts, row):
+                    if bounds[-1] is not None and not _in_right_buckets(bounds, layouts, row):
                         mark = _FLAWED
                 found.append(_keyed(row.row_id, line, "", mark) if keyed else _content(line, mark))
             yield found
@@ -116,9 +116,9 @@ def _present_line(layouts: Sequence[Relation], row: CurrentRow) -> str:
         return row.line
 
 
-def _stands_right(bounds: Sequence[BoundTable | None], layouts: Sequence[Relation], row: CurrentRow) -> bool:
+def _in_right_buckets(bounds: Sequence[BoundTable | None], layouts: Sequence[Relation], row: CurrentRow) -> bool:
     try:
-        return stands_right(layouts, bounds, row) and lookups_stand_right(layouts, bounds, row)
+        return in_right_buckets(layouts, bounds, row) and has_right_lookups(layouts, bounds, row)
     except DecodeError:
         return False
 

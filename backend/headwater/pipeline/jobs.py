@@ -34,7 +34,7 @@ from headwater.pipeline.progress import ProgressReporter
 from headwater.pipeline.rekey import RekeyCountTask, RekeyTask, needs_counts
 from headwater.pipeline.reprocess import ReprocessTask
 from headwater.pipeline.verify import verify_store
-from headwater.pipeline.verify_tasks import StandingTask
+from headwater.pipeline.verify_tasks import BucketRowsTask
 from headwater.source.catalog.sizes import measured
 from headwater.source.connect import SourceSettings
 from headwater.storage.contract.parts import BulkOutcome
@@ -129,11 +129,11 @@ class BulkJobs:
         ):
             return verify_store(run, job)
 
-    def standing(
+    def rows_in_buckets(
         self, job: VerifyJob, buckets: Collection[int], progress: Report, stop: Stop = None
     ) -> dict[int, list[str]]:
         keys = frozenset(buckets)
-        tasks = [StandingTask(table, *places, keys) for table in job.tables for places in table.ranges]
+        tasks = [BucketRowsTask(table, *places, keys) for table in job.tables for places in table.ranges]
         with (
             self._engine.run(job, JobKind.SEARCH, stop) as run,
             ProgressReporter(JobKind.REBUILD, job.directory, 0, len(tasks), progress),

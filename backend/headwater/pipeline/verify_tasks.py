@@ -145,7 +145,7 @@ class LoneLookupsTask:
 
 
 @dataclass(frozen=True, slots=True)
-class StandingTask:
+class BucketRowsTask:
     """Find the rows of a table at places [first, end) that are in any of the buckets `keys`."""
 
     table: VerifyTable
@@ -157,11 +157,11 @@ class StandingTask:
         found: list[str] = []
         with TaskProgress(job.directory, number, attempt) as progress, open_backend(job.store).open_verify() as reader:
             for batch in reader.rows(self.table.id, self.first, self.end):
-                found += [row.row_id for _, row in batch if stands_in(row.members, row.row_id, self.keys)]
+                found += [row.row_id for _, row in batch if in_buckets(row.members, row.row_id, self.keys)]
                 progress.add(len(batch))
         return found
 
 
-def stands_in(members: str, row_id: str, keys: frozenset[int]) -> bool:
+def in_buckets(members: str, row_id: str, keys: frozenset[int]) -> bool:
     """Whether stored memberships include any of the buckets."""
     return any(member.bucket in keys for member in decode_members(members, row_id))

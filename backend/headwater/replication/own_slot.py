@@ -1,6 +1,7 @@
 """Finds and makes the replication slot of a store. A store owns the slot whose name it noted before it made it. Other
-slots are left alone, but for one of the name that a new store needs if nobody uses it, and one that `--take-slot`
-names."""
+slots are left alone, except one of the name that a store needs for a new slot: unused ones are taken over by a store
+that has not followed the source yet, used ones only with `--take-slot`.
+"""
 
 from __future__ import annotations
 
@@ -84,25 +85,25 @@ class OwnSlot:
         self._lease = lease
         self._conn = conn
         self._take = take
-        self._for = hashlib.blake2b(store.subkey_salt(), digest_size=8, person=b"slot").hexdigest()
+        self._store_id = hashlib.blake2b(store.subkey_salt(), digest_size=8, person=b"slot").hexdigest()
 
     @property
     def name(self) -> str:
         """See `slot_of`."""
         return slot_of(self._source, self._store)
 
-    def here(self, name: str) -> SlotStatus | None:
+    def find(self, name: str) -> SlotStatus | None:
         """The slot of that name, None if there is none in our database."""
         slot = slot_status(self._conn, name)
         return slot if slot is not None and slot.database == self._conn.info.dbname else None
 
-    def hold(self, name: str) -> bool:
+    def claim(self, name: str) -> bool:
         """Claim the slot, which exists and was ours. False when it has to be made again, since another service had it.
         Raises SlotForeignError when another service has it and `take` is off."""
         note = slot_note(self._source, self._store)
-        used = bool(claims_of_others(self._conn, name, self._for))
+        used = bool(claims_of_others(self._conn, name, self._store_id))
         if not used and not note.taken:
-            claim_slot(self._conn, name, self._for)
+            claim_slot(self._conn, name, self._store_id)
             return True
         if not note.taken:
             self._write(replace(note, taken=True))  # it stays theirs even while they are not connected
@@ -114,13 +115,12 @@ class OwnSlot:
         """Make a new slot and drop the former one. Raises SlotForeignError when another service has the name."""
         before = slot_note(self._source, self._store)
         name = self._free_name()
-        if before.name != name and not before.taken and not claims_of_others(self._conn, before.name, self._for):
-            drop_unread_slot(
-                self._conn, before.name
-            )  # of an earlier configuration, or of the store ours was copied from
+        if before.name != name and not before.taken and not claims_of_others(self._conn, before.name, self._store_id):
+            # Of a former configuration, or of the store that ours is a copy of
+            drop_unread_slot(self._conn, before.name)
         self._make_room(name, ours=before.name == name and not before.taken)
         self._write(SlotNote(name, self._source.slot_prefix))
-        claim_slot(self._conn, name, self._for)
+        claim_slot(self._conn, name, self._store_id)
         try:
             return SnapshotKeeper(self._source, name)
         except SlotExistsError:
@@ -130,7 +130,7 @@ class OwnSlot:
     def _free_name(self) -> str:
         """The name to use. Earlier versions gave the same name in every database, where it may be taken."""
         name = self.name
-        return name if slot_status(self._conn, name) is None or self.here(name) else slot_name(self._source)
+        return name if slot_status(self._conn, name) is None or self.find(name) else slot_name(self._source)
 
     def _make_room(self, name: str, *, ours: bool) -> None:
         slot = slot_status(self._conn, name)
@@ -158,7 +158,7 @@ class OwnSlot:
         """Pids of other services' sessions that use the slot."""
         slot = None if ours else slot_status(self._conn, name)
         reader = {slot.active_pid} if slot is not None and slot.active_pid is not None else set[int]()
-        return reader | set(claims_of_others(self._conn, name, self._for))
+        return reader | set(claims_of_others(self._conn, name, self._store_id))
 
     def _foreign(self, name: str, what: str) -> SlotForeignError:
         fix = "stop that service and start this one with --take-slot, or give this one a slot_name_prefix of its own"

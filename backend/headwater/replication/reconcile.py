@@ -38,7 +38,7 @@ class Reconciler:
         changes = table_changes(stored, found)
         if not changes:
             return
-        with context.asking.use() as conn:
+        with context.connection.use() as conn:
             doubted = distrust_named(NameBook(context.store, context.tag), context.lease, conn, changes)
         context.stream.doubt(doubted)
         adapt(context.store, context.lease, state, context.live_context(self._schema.plans, stored), changes)

@@ -189,22 +189,22 @@ class Replicator:
             return True
         return False
 
-    def _adapt(self, lease: Lease, state: SourceState, plans: Sequence[SyncPlan], asking: SharedConnection) -> None:
+    def _adapt(self, lease: Lease, state: SourceState, plans: Sequence[SyncPlan], connection: SharedConnection) -> None:
         """Make the store's tables what the catalog says."""
         stored = self.store.tables(self.source.tag)
-        with asking.use() as conn:
+        with connection.use() as conn:
             wanted = readable_tables(conn, self.source, plans, {table.relation.oid for table in stored})
             for finding in unseen_findings(conn, wanted):
                 _log.warning("%s", finding)
             changes = table_changes(stored, wanted)
             distrust_named(NameBook(self.store, self.source.tag), lease, conn, changes)
         if changes:
-            adapt(self.store, lease, state, self._context(plans, stored, asking), changes)
+            adapt(self.store, lease, state, self._context(plans, stored, connection), changes)
 
     def _context(
-        self, plans: Sequence[SyncPlan], stored: Sequence[StoredTable], asking: SharedConnection
+        self, plans: Sequence[SyncPlan], stored: Sequence[StoredTable], connection: SharedConnection
     ) -> LiveContext:
-        types = types_of(asking, stored)
+        types = types_of(connection, stored)
         return LiveContext(self.source.tag, distinct(plans), types, self.store.subkey_salt(), self.source.piece_bytes)
 
     def _follow(self, lease: Lease, stop: threading.Event, watch: Watch, recovery: Recovery) -> None:
@@ -217,23 +217,23 @@ class Replicator:
         plans = used.plans
         if used.obsolete:  # first, since `_adapt` drops the tables that only they read
             self.store.retire(lease, used.obsolete, RETIRED_AT_ONCE)
-        with contextlib.closing(SharedConnection(self.source)) as asking:
-            self._adapt(lease, state, plans, asking)
+        with contextlib.closing(SharedConnection(self.source)) as connection:
+            self._adapt(lease, state, plans, connection)
             verify_once(self.store, lease, self.source.tag)
-            self._stream(lease, state, plans, asking, stop, watch, recovery)
+            self._stream(lease, state, plans, connection, stop, watch, recovery)
 
     def _stream(
         self,
         lease: Lease,
         state: SourceState,
         plans: Sequence[SyncPlan],
-        asking: SharedConnection,
+        connection: SharedConnection,
         stop: threading.Event,
         watch: Watch,
         recovery: Recovery,
     ) -> None:
         stored = self.store.tables(self.source.tag)
-        context = self._context(plans, stored, asking)
+        context = self._context(plans, stored, connection)
         with (
             contextlib.closing(RowFetcher(self.source)) as fetcher,
             contextlib.closing(SchemaWatch(self.source, plans, stored, self.pace)) as schema,
@@ -242,7 +242,7 @@ class Replicator:
             left_out = FailedTransactions(self.source, self.store).skipped()
             flush = StreamFlush(self.store, lease, context, stored, state.lsn, fetcher)
             applier, access = Applier(flush, schema, left_out), StreamAccess(flush, schema)
-            for_jobs = JobContext(self.source, self.store, lease, self.bulk, access, self.progress, asking)
+            for_jobs = JobContext(self.source, self.store, lease, self.bulk, access, self.progress, connection)
             unseen = UnseenAudit(
                 self.store,
                 lease,

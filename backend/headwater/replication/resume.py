@@ -73,13 +73,13 @@ class SlotResume:
             end_reader(conn, state.slot)
 
     def _check(self, conn: psycopg.Connection, state: SourceState, now: SystemIdentity) -> None:
-        slot = self._slot.here(state.slot)
+        slot = self._slot.find(state.slot)
         if now.system_id != state.system_id:
             raise self._lost("the source is another cluster now", state)
         if slot is None or slot.wal_status == "lost":
             raise self._lost("the slot is gone", state)
         named_otherwise = state.slot != self._slot.name
-        if not named_otherwise and not self._slot.hold(state.slot):
+        if not named_otherwise and not self._slot.claim(state.slot):
             raise self._lost("another service used the slot meanwhile", state)
         if end_of_log(conn) < state.lsn or not self._shares_history(state, now):
             raise self._lost("the source lacks changes that were read from it, as after a restore", state)

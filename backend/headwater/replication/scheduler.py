@@ -2,7 +2,7 @@
 
 A job only writes while no flush of the stream is open, and in transactions of its own: neither sees half of what the
 other does. Nothing about a running job has to survive a crash. What is to be done is read from the store (marks on
-tables, a version in processing, open requests; see `jobs.agenda`), and a mark, version or request is only changed after
+tables, a version in processing, open requests; see `jobs.agenda`), and a mark, version or request is only settled after
 all of the job's work is stored. So when the replicator dies, or a job is closed half-way, work is lost but no duty: the
 next look finds it and begins it again, and what is already right is not sent twice. An error of a job ends the job, not
 the stream, unless it concerns the stream or the store: that one is raised, and following the source begins again.
@@ -39,7 +39,7 @@ _SHORTEST_PAUSE = 0.02
 _WORTH_SECONDS = 0.005
 _ATTEMPTS = 5
 _GIVEN_UP_SECONDS = 60.0
-_LEFT_AT_MOST = 3
+_CHANGED_AT_MOST = 3
 
 
 class JobScheduler:
@@ -55,7 +55,7 @@ class JobScheduler:
         self._worked = False  # whether the last step did work, rather than only look for some
         self._failures: dict[tuple[str, int], int] = {}
         self._engine_losses = 0
-        self._left: Counter[int] = Counter()  # by oid, how many comparisons in a row had to leave a table
+        self._changed: Counter[int] = Counter()  # by oid, how many comparisons in a row had to leave a table
         self._sampling = Sampling(context, sampling)
 
     @property
@@ -93,7 +93,7 @@ class JobScheduler:
     def _sample(self) -> None:
         """With nothing else to do, run a slice of the sampling audit, and repair what it found."""
         self._sampling.step(self._agenda.plans)
-        job = self._sampling.mend(self._agenda.plans)
+        job = self._sampling.repair(self._agenda.plans)
         if job is not None:
             self._sampling.close()
             self._current = Task(job)
@@ -171,19 +171,19 @@ class JobScheduler:
         self._current = None
         self.look_soon()  # a job often leaves work for another, such as a comparison
         ending = task.job.finish()
-        if ending.left is not None:
-            self._note_left(ending.left)
+        if ending.changed is not None:
+            self._note_changed(ending.changed)
         if ending.follow:
             self._agenda.follow()
-        self._context.stream.brought(ending.right)
+        self._context.stream.caught_up(ending.equal)
         if task.request is not None and (result := task.job.result()) is not None:
             self._agenda.end_request(task.request, RequestState.DONE, result)
 
-    def _note_left(self, oids: frozenset[int]) -> None:
+    def _note_changed(self, oids: frozenset[int]) -> None:
         """Have the catalog read again before tables that a comparison could not finish are compared again. Raises
         SchemaChangedError when that does not help: a stream that is read again describes every table again."""
-        self._left = Counter({oid: self._left[oid] + 1 for oid in oids})
-        if any(times >= _LEFT_AT_MOST for times in self._left.values()):
+        self._changed = Counter({oid: self._changed[oid] + 1 for oid in oids})
+        if any(times >= _CHANGED_AT_MOST for times in self._changed.values()):
             raise SchemaChangedError("the stream describes a table differently than the catalog", self._context.tag)
         if oids:
             self._context.stream.look_again()

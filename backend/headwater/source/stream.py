@@ -95,7 +95,7 @@ class ReplicationStream:
                 self._consume()
                 room = self._drain(payloads, room)
             else:
-                self._mind_silence()
+                self._check_silence()
         while len(payloads) < BATCH and room > 0 and self._readable(0):
             self._consume()
             room = self._drain(payloads, room)
@@ -119,7 +119,7 @@ class ReplicationStream:
         if ask:
             self._waiting_since = now
 
-    def _mind_silence(self) -> None:
+    def _check_silence(self) -> None:
         """Raise StreamError if the server did not answer in time. Called only when there is nothing to read, so an
         answer that came while we were busy has been read."""
         if self._waiting_since is not None and time.monotonic() - self._waiting_since > self._silence / 2:

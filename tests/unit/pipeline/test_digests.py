@@ -62,7 +62,7 @@ class TwoSides:
         patch(module, "read_lines", lambda *_: self._source())
         patch(module, "open_backend", lambda _: SimpleNamespace(read_rows=lambda *_: self._store()))
         patch(module, "bind_layouts", lambda *_: [object()])
-        patch(module, "_stands_right", lambda _bounds, _layouts, row: row.members != FLAWED)
+        patch(module, "_in_right_buckets", lambda _bounds, _layouts, row: row.members != FLAWED)
 
     def line(self, number: int) -> str:
         return f"{number}\tbody {number}"

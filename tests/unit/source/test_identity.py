@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headwater.oplog.change import ReplicaIdentity
-from headwater.source.catalog.identity import NO_IDENTITY, Identity, told_apart
+from headwater.source.catalog.identity import NO_IDENTITY, Identity, common_identity
 
 FULL = Identity(ReplicaIdentity.FULL, frozenset())
 
@@ -49,4 +49,4 @@ ID = by_key("id")
     ],
 )
 def test_what_all_partitions_have(own: Identity, primary: str, leaves: list[Identity], found: Identity | None) -> None:
-    assert told_apart(own, frozenset({primary} - {""}), leaves) == found
+    assert common_identity(own, frozenset({primary} - {""}), leaves) == found

@@ -54,8 +54,8 @@ class Watch:
         self._lock = threading.Lock()
         now = time.time()
         self._health = Health(State.STARTING, now, now)
-        self._kept: Health | None = None
-        self._said: dict[tuple[str, str], Finding] = {}
+        self._stored: Health | None = None
+        self._logged: dict[tuple[str, str], Finding] = {}
         self._lag = _Lag()
         self._beat = time.monotonic()
         self._conn: psycopg.Connection | None = None
@@ -116,15 +116,15 @@ class Watch:
                 self._turn(store)
                 due = time.monotonic() + self._seconds
                 while not self._wake.wait(min(self._seconds, _WORK_SECONDS)) and time.monotonic() < due:
-                    self._keep(store)  # the progress of bulk work
+                    self._store_health(store)  # the progress of bulk work
                 self._wake.clear()
-            self._keep(store)
+            self._store_health(store)
         finally:
             store.close()
             self._disconnect()
 
     def _turn(self, store: Store) -> None:
-        self._keep(store)  # first, since the source may not answer for a while
+        self._store_health(store)  # first, since the source may not answer for a while
         try:
             stored = store.tables(self._lease.name)
             compared = tuple(
@@ -143,14 +143,14 @@ class Watch:
             self._disconnect()
             with self._lock:
                 self._health = replace(self._health, slot=None, lag_seconds=None)
-        self._keep(store)
+        self._store_health(store)
 
     def _look(self, slot: str, tables: set[int], patterns: tuple[TablePattern, ...], *, beat: bool) -> None:
         if self._conn is None:
             self._conn = connect(self._source, application_name="headwater watch")
             self._conn.execute("set lock_timeout = '2s'; set statement_timeout = '10s'")
         found = look(self._conn, self._source, slot, tables, patterns)
-        self._say(found.findings)
+        self._log_findings(found.findings)
         lag = self._lag.seconds(found, time.monotonic())
         with self._lock:
             self._health = replace(
@@ -160,18 +160,18 @@ class Watch:
             self._beat = time.monotonic()
             self._conn.execute(ping_statement(self._conn.info.server_version))
 
-    def _say(self, findings: tuple[Finding, ...]) -> None:
+    def _log_findings(self, findings: tuple[Finding, ...]) -> None:
         """Log each finding when it appears, and again when it is resolved."""
         now = {(finding.code, finding.what): finding for finding in findings}
         for key, finding in now.items():
-            if key not in self._said:
+            if key not in self._logged:
                 _log.log(logging.ERROR if finding.fatal else logging.WARNING, "%s", finding)
-        for key, finding in self._said.items():
+        for key, finding in self._logged.items():
             if key not in now:
                 _log.info("resolved: [%s] %s", finding.code, finding.what)
-        self._said = now
+        self._logged = now
 
-    def _keep(self, store: Store) -> None:
+    def _store_health(self, store: Store) -> None:
         """Store the health, if it changed."""
         with self._lock:
             health = replace(self._health, work=self._preparing() or self._work)
@@ -180,7 +180,11 @@ class Watch:
         if health.state is State.STREAMING and health.compared:
             health = replace(health, state=State.RESYNCING)
         now = time.time()
-        if self._kept is not None and now - self._kept.at < _KEPT_SECONDS and _urgent(health) == _urgent(self._kept):
+        if (
+            self._stored is not None
+            and now - self._stored.at < _KEPT_SECONDS
+            and _urgent(health) == _urgent(self._stored)
+        ):
             return
         health = replace(health, at=now)
         try:
@@ -189,7 +193,7 @@ class Watch:
         except HeadwaterError as error:  # a long transaction of our own, or the lease is lost
             _log.debug("the health of replication could not be stored: %s", error)
             return
-        self._kept = health
+        self._stored = health
 
     def _disconnect(self) -> None:
         if self._conn is not None:

@@ -12,9 +12,9 @@ from headwater.decode.catalog import TypeCatalog
 from headwater.replication.stream.access import StreamAccess
 from headwater.replication.tables.live import LiveContext
 from headwater.replication.tables.schema_watch import readable_tables
+from headwater.source.catalog.expressions import locked_tables
 from headwater.source.catalog.published import PublishedTable, load_types
 from headwater.source.catalog.shape import leaf_oids
-from headwater.source.catalog.words import locked_tables
 from headwater.source.connect import SharedConnection, SourceSettings
 from headwater.storage.backend import Store
 from headwater.storage.contract.parts import Places
@@ -24,9 +24,9 @@ from headwater_rules.plan import SyncPlan
 _ROWS_A_TASK = 250_000
 
 
-def types_of(asking: SharedConnection, tables: Sequence[StoredTable]) -> TypeCatalog:
+def types_of(connection: SharedConnection, tables: Sequence[StoredTable]) -> TypeCatalog:
     """The present types of the tables' columns, from the source."""
-    with asking.use() as conn:
+    with connection.use() as conn:
         return load_types(conn, {c.type_oid for table in tables for layout in table.layouts for c in layout.columns})
 
 
@@ -41,7 +41,7 @@ class JobContext:
     bulk: BulkWork
     stream: StreamAccess
     progress: Callable[[BulkProgress], None]
-    asking: SharedConnection
+    connection: SharedConnection
 
     @property
     def tag(self) -> str:
@@ -50,14 +50,14 @@ class JobContext:
     def published(self, plans: Sequence[SyncPlan]) -> dict[int, PublishedTable]:
         """By oid, the published tables that the plans read and that can be read; without those whose definition can't
         be read since they are locked. Raises KeyNotSentError."""
-        with self.asking.use() as conn:
+        with self.connection.use() as conn:
             tables = readable_tables(conn, self.source, plans, self.stored().keys())
         return {table.relation.oid: table for table in tables if not table.locked}
 
     def locked(self, tables: Sequence[StoredTable]) -> frozenset[int]:
         """The oids of those tables that can't be read since they, or partitions of them, are locked."""
         leaves = {table.relation.oid: leaf_oids(table.fingerprint) | {table.relation.oid} for table in tables}
-        with self.asking.use() as conn:
+        with self.connection.use() as conn:
             locked = locked_tables(conn, frozenset[int]().union(*leaves.values()))
         return frozenset(oid for oid, own in leaves.items() if own & locked)
 
@@ -71,7 +71,7 @@ class JobContext:
 
     def types(self, tables: Sequence[StoredTable]) -> TypeCatalog:
         """The types of the tables' columns."""
-        return types_of(self.asking, tables)
+        return types_of(self.connection, tables)
 
     def follow(self, plans: Sequence[SyncPlan]) -> None:
         """Follow the stream by these plans, and by the tables as stored now. Between flushes only."""

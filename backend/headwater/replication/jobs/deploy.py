@@ -135,7 +135,7 @@ class Deploy(Job):
                 return False
             self._resync.unmark()
             self._resync.close()
-            self._new = self._resync.left & self._context.stored().keys()  # changed meanwhile: compared once more
+            self._new = self._resync.changed & self._context.stored().keys()  # changed meanwhile: compared once more
             self._resync = None
             return False
         self._context.store.activate(self._context.lease, self._version.id, sides(self._plan))

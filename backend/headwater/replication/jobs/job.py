@@ -12,12 +12,12 @@ from headwater.bulk.contract import JobKind
 @dataclass(frozen=True, slots=True)
 class Ending:
     """What a finished job leaves to the scheduler. `follow`: the stream has to be followed by other plans or tables
-    now. `left`: oids of tables that a comparison could not finish, since they changed meanwhile; None when the job was
-    no comparison. `right`: oids of tables that the comparison made equal to the source."""
+    now. `changed`: oids of tables that a comparison could not finish, since they changed meanwhile; None when the job
+    was no comparison. `equal`: oids of tables that the comparison made equal to the source."""
 
     follow: bool = False
-    left: frozenset[int] | None = None
-    right: Collection[int] = ()
+    changed: frozenset[int] | None = None
+    equal: Collection[int] = ()
 
 
 class Job(ABC):

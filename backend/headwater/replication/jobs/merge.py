@@ -66,19 +66,24 @@ def wanted_states(
     touches: TableTouches,
     differences: Sequence[Difference],
     *,
-    anew: bool = False,
+    reevaluate: bool = False,
 ) -> Wanted:
-    """What the rows that differ are to be. Some may be right already. With `anew`, rows are evaluated even if their
-    values did not change."""
+    """What the rows that differ are to be. Some may be right already. With `reevaluate`, rows are evaluated even if
+    their values did not change."""
     if touches.truncated:
         return Wanted({})  # no row of the snapshot is left
     if table.identity.kind is IdentityKind.KEY:
-        return _keyed(stream, table, touches, differences, anew=anew)
+        return _keyed(stream, table, touches, differences, reevaluate=reevaluate)
     return Wanted(_counted(stream, table, touches, differences))
 
 
 def _keyed(
-    stream: StreamAccess, table: LiveTable, touches: TableTouches, differences: Sequence[Difference], *, anew: bool
+    stream: StreamAccess,
+    table: LiveTable,
+    touches: TableTouches,
+    differences: Sequence[Difference],
+    *,
+    reevaluate: bool,
 ) -> Wanted:
     width = len(table.relation.columns)
     heirs = touches.heirs()
@@ -92,7 +97,7 @@ def _keyed(
             patches[heir[0]] = (heir[1], cells)
         elif key not in touches.rows:
             states[key] = cells
-        elif anew:
+        elif reevaluate:
             streamed.append(key)
     lacking = stream.lacking(table)
     for row_id in [row_id for row_id in patches if _inherits_all(table, lacking.get(row_id), patches[row_id][0])]:
@@ -166,10 +171,10 @@ def _problem(table: LiveTable, row: CurrentRow, cells: FullCells) -> dict[str, o
     columns = [c.name for c, a, b in zip(table.relation.columns, stored, cells, strict=True) if a != b]
     if columns:
         return {"problem": "other values", "columns": columns}
-    stands = _stands_right(table, row.row_id, row.members, cells)
+    stands = _in_right_buckets(table, row.row_id, row.members, cells)
     return None if stands else {"problem": "not in the buckets that the rules give it"}
 
 
-def _stands_right(table: LiveTable, row_id: str, members: str, cells: FullCells) -> bool:
+def _in_right_buckets(table: LiveTable, row_id: str, members: str, cells: FullCells) -> bool:
     puts = table.bound.transform.evaluate(cells, row_id).puts
     return expected_members(puts) == set(decode_members(members, row_id))

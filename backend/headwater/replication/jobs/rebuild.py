@@ -87,7 +87,7 @@ class Rebuild(Job):
 
     def _search(self, job: VerifyJob) -> Background[dict[int, list[str]]]:
         return Background(
-            lambda: self._context.bulk.standing(job, self._keys, self._note, self._closed), JobKind.SEARCH
+            lambda: self._context.bulk.rows_in_buckets(job, self._keys, self._note, self._closed), JobKind.SEARCH
         )
 
     def _run(self) -> Iterator[bool]:

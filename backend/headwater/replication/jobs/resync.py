@@ -109,8 +109,8 @@ class Resync(Job):
         stored = context.stored()
         self._oids = frozenset(stored) if order.oids is None else order.oids & frozenset(stored)
         self._truncated = frozenset[int]()
-        self.left = frozenset[int]()  # oids of tables that changed meanwhile: they stay marked, for another comparison
-        self._left_before = self.left
+        self.changed = frozenset[int]()  # oids of tables that changed meanwhile, and stay marked
+        self._changed_before = self.changed
         self._log = TouchLog(self._oids, context.stream.fill)
         context.stream.record(self._log)
         self._slot = temporary_slot_name(slot_of(context.source, context.store))
@@ -121,16 +121,16 @@ class Resync(Job):
         return JobKind.RESYNC if self._order.repair else JobKind.AUDIT
 
     def tables_changed(self, oids: frozenset[int]) -> bool:
-        self.leave(oids)
+        self.exclude(oids)
         return True
 
     def finish(self) -> Ending:
         self.unmark()
-        return Ending(follow=True, left=self.left, right=self.right)
+        return Ending(follow=True, changed=self.changed, equal=self.equal)
 
     def result(self) -> dict[str, object] | None:
         """What was found. None while tables are still to be compared that changed meanwhile."""
-        return None if self.left & self._context.stored().keys() else self.findings.as_dict()
+        return None if self.changed & self._context.stored().keys() else self.findings.as_dict()
 
     def describe(self) -> str:
         if self._comparing is None:
@@ -153,7 +153,7 @@ class Resync(Job):
         return keeper
 
     def step(self) -> bool:
-        self.leave(self._log.spoiled)
+        self.exclude(self._log.spoiled)
         if not self._oids and not self._truncated:
             return True
         if self._keeper is None:
@@ -176,7 +176,7 @@ class Resync(Job):
         except TableChangedError:
             # The stream brings all rows of a table that was truncated since
             truncated = frozenset(oid for oid in self._oids if self._log.of(oid).truncated)
-            if not truncated and self.left == self._left_before:
+            if not truncated and self.changed == self._changed_before:
                 raise
             self._oids -= truncated
             self._truncated |= truncated
@@ -197,7 +197,7 @@ class Resync(Job):
         try:
             self._recounting.result()
         except TableChangedError:
-            self.leave(frozenset(oid for oid in self._recounted if not self._log.of(oid).truncated))
+            self.exclude(frozenset(oid for oid in self._recounted if not self._log.of(oid).truncated))
         return False
 
     def _begin_recount(self, job: CompareJob) -> Background[None] | None:
@@ -216,25 +216,25 @@ class Resync(Job):
     def _completes(self) -> bool:
         """Whether rows still lack values that the snapshot did not bring. These are read from the source first: until
         they are stored, only the mark says that rows are missing."""
-        tables = [self._context.stream.table(oid) for oid in self.right]
+        tables = [self._context.stream.table(oid) for oid in self.equal]
         return bool([table for table in tables if table is not None and self._context.stream.completes(table)])
 
-    def leave(self, oids: frozenset[int]) -> None:
+    def exclude(self, oids: frozenset[int]) -> None:
         """Stop comparing these tables, which changed. The comparison of all others goes on."""
-        self.left |= self.right & oids
+        self.changed |= self.equal & oids
         self._oids -= oids
         self._truncated -= oids
 
     def _compare(self, snapshot: str) -> bool:
         """Begin to compare. Returns True when no table is left."""
-        self._left_before = self.left
+        self._changed_before = self.changed
         stored = self._context.stored()
         published = self._context.published(self._order.plans)
         there = self._oids & stored.keys() & published.keys()
-        self.leave(self._oids - {oid for oid in there if published[oid].followed_on(stored[oid].fingerprint)})
+        self.exclude(self._oids - {oid for oid in there if published[oid].followed_on(stored[oid].fingerprint)})
         if not self._oids:
             if self._completes():
-                self.leave(self._truncated)
+                self.exclude(self._truncated)
             return True
         tables = [self._table(stored[oid], published[oid]) for oid in sorted(self._oids)]
         self.findings.tables = [table.published.qualified_name for table in tables]
@@ -303,7 +303,9 @@ class Resync(Job):
                 continue  # changed or truncated since: the snapshot says nothing about its new generation
             touches = self._log.of(oid)
             differences = self._to_merge(table_id, some)
-            states, waiting = wanted_states(self._context.stream, table, touches, differences, anew=self._order.verify)
+            states, waiting = wanted_states(
+                self._context.stream, table, touches, differences, reevaluate=self._order.verify
+            )
             found = describe(self._context.stream, table, states)
             name = f"{table.relation.schema}.{table.relation.name}"
             if found:
@@ -311,7 +313,9 @@ class Resync(Job):
             if len(self.findings.rows) < NAMED_ROWS:
                 self.findings.rows += [{"table": name, **finding} for finding in found[:NAMED_ROWS]]
             if self._order.repair and states:
-                self.findings.ops += self._context.stream.merge(table, states, waiting=waiting, anew=self._order.verify)
+                self.findings.ops += self._context.stream.merge(
+                    table, states, waiting=waiting, reevaluate=self._order.verify
+                )
 
     def _to_merge(self, table: int, some: Sequence[Difference]) -> list[Difference]:
         """The differences of a table. Without repair, those that were not reported before: differences that are not
@@ -355,11 +359,11 @@ class Resync(Job):
         """Remove the marks: the tables are equal to the source now. Does nothing without `repair`."""
         if not self._order.repair:
             return
-        tables = [table for oid, table in self._context.stored().items() if oid in self.right]
+        tables = [table for oid, table in self._context.stored().items() if oid in self.equal]
         self._context.store.mark_resync(self._context.lease, [table.id for table in tables if table.resync], None)
         self._context.stream.trust([table.id for table in tables])
 
     @property
-    def right(self) -> frozenset[int]:
+    def equal(self) -> frozenset[int]:
         """The oids of the tables that are equal to the source, when all is done."""
         return self._oids | self._truncated

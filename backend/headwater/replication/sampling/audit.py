@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 _KEPT_FINDINGS = 100
 _GATHER_SECONDS = 3.0
 _LONGEST_STEP = 0.01  # seconds that the stream waits, give or take a slice
-_MENDED_AT_MOST = 3
+_REPAIRED_AT_MOST = 3
 _NO_END = 1 << 62
 
 
@@ -85,7 +85,7 @@ def sampled(store: StoreWriter, tag: str) -> Sampled:
 
 
 @dataclass(slots=True)
-class _Wanted:
+class _Repairs:
     """What to repair: buckets by key, tables by oid, lookups by row. `since` is when the first was found."""
 
     buckets: set[int] = field(default_factory=set)
@@ -100,7 +100,7 @@ class _Wanted:
 
 
 class Sampling:
-    """All methods are called between flushes: `step` when there is no other bulk work, then `mend`."""
+    """All methods are called between flushes: `step` when there is no other bulk work, then `repair`."""
 
     def __init__(self, context: JobContext, settings: SamplingSettings) -> None:
         self._context = context
@@ -111,26 +111,26 @@ class Sampling:
         self._reader: VerifyReader | None = None
         self._probing = Probing(context)
         self._suspects: frozenset[int] = frozenset()
-        self._wanted = _Wanted()
-        self._mended: dict[Hashable, int] = {}
+        self._repairs = _Repairs()
+        self._repaired: dict[Hashable, int] = {}
         self._noted: set[Hashable] = set()  # in this cycle
 
     @property
     def pause(self) -> float:
-        """Seconds until `step` and `mend` are to be called."""
+        """Seconds until `step` and `repair` are to be called."""
         if not self._settings.enabled:
             return math.inf
-        if self._wanted.lookups:
+        if self._repairs.lookups:
             return 0.0
         moment = self._not_before
-        if self._wanted.tables or self._wanted.buckets:
+        if self._repairs.tables or self._repairs.buckets:
             moment = min(moment, self._gathered)
         return moment - time.monotonic()
 
     @property
     def _gathered(self) -> float:
         """When to repair what was found, on the monotonic clock."""
-        return 0.0 if self._cycle is None else self._wanted.since + _GATHER_SECONDS
+        return 0.0 if self._cycle is None else self._repairs.since + _GATHER_SECONDS
 
     def step(self, plans: Callable[[], Sequence[SyncPlan]]) -> None:
         """Check some slices, if it is time."""
@@ -157,10 +157,10 @@ class Sampling:
             self.close()
             self._not_before = started + self._settings.rest
 
-    def mend(self, plans: Callable[[], Sequence[SyncPlan]]) -> Rebuild | Resync | None:
+    def repair(self, plans: Callable[[], Sequence[SyncPlan]]) -> Rebuild | Resync | None:
         """Repair what was found. Returns a job for repairs that take longer: one for all that is found within some
         seconds, since damage seldom comes alone."""
-        wanted = self._wanted
+        wanted = self._repairs
         if wanted.lookups:
             lookups, wanted.lookups = wanted.lookups, []
             repair_lookups(self._context, lookups)
@@ -261,28 +261,28 @@ class Sampling:
     # what is broken
 
     def _bucket_broken(self, key: int, name: str, problem: str) -> None:
-        self._tell(BROKEN_BUCKET, f"bucket {name or key}", problem)
-        if self._may_mend(key):
-            self._wanted.note()
-            self._wanted.buckets.add(key)
+        self._report(BROKEN_BUCKET, f"bucket {name or key}", problem)
+        if self._may_repair(key):
+            self._repairs.note()
+            self._repairs.buckets.add(key)
 
     def _rows_broken(self, live: LiveTable, row_ids: Sequence[str], problem: str) -> None:
         if not row_ids:
             return
         named = ", ".join(sorted(row_ids)[:5]) + (", …" if len(row_ids) > 5 else "")
-        self._tell(BROKEN_ROWS, f"{live.name}, rows {named}", problem)
-        if self._may_mend((live.name, problem)):
-            self._wanted.note()
-            self._wanted.tables.add(live.relation.oid)
+        self._report(BROKEN_ROWS, f"{live.name}, rows {named}", problem)
+        if self._may_repair((live.name, problem)):
+            self._repairs.note()
+            self._repairs.tables.add(live.relation.oid)
 
     def _lookups_broken(self, live: LiveTable, row_ids: Sequence[str]) -> None:
         if not row_ids:
             return
-        self._tell(BROKEN_LOOKUPS, f"{live.name}, {len(row_ids)} rows", "other lookups than the rules give them")
-        if self._may_mend((live.name, "lookups")):
-            self._wanted.lookups += [BrokenLookups(live.id, row_id) for row_id in row_ids]
+        self._report(BROKEN_LOOKUPS, f"{live.name}, {len(row_ids)} rows", "other lookups than the rules give them")
+        if self._may_repair((live.name, "lookups")):
+            self._repairs.lookups += [BrokenLookups(live.id, row_id) for row_id in row_ids]
 
-    def _tell(self, code: str, what: str, problem: str) -> None:
+    def _report(self, code: str, what: str, problem: str) -> None:
         _log.error("[%s] the sampling audit found damage: %s: %s", code, what, problem)
         known = sampled(self._context.store, self._context.tag)
         found = (*known.findings, Finding(time.time(), what, problem))[-_KEPT_FINDINGS:]
@@ -291,12 +291,12 @@ class Sampling:
     def _note(self, known: Sampled) -> None:
         self._context.store.note(self._context.lease, f"sampling {self._context.tag}", orjson.dumps(known).decode())
 
-    def _may_mend(self, what: Hashable) -> bool:
+    def _may_repair(self, what: Hashable) -> bool:
         """Whether to repair it. What breaks again and again has a cause that a repair does not remove."""
         if what in self._noted:
-            return self._settings.repair and self._mended[what] <= _MENDED_AT_MOST
+            return self._settings.repair and self._repaired[what] <= _REPAIRED_AT_MOST
         self._noted.add(what)
-        self._mended[what] = self._mended.get(what, 0) + 1
-        if self._mended[what] == _MENDED_AT_MOST + 1:
-            _log.error("[HW_5305] repaired %d times and broken again: check disk and memory", _MENDED_AT_MOST)
-        return self._settings.repair and self._mended[what] <= _MENDED_AT_MOST
+        self._repaired[what] = self._repaired.get(what, 0) + 1
+        if self._repaired[what] == _REPAIRED_AT_MOST + 1:
+            _log.error("[HW_5305] repaired %d times and broken again: check disk and memory", _REPAIRED_AT_MOST)
+        return self._settings.repair and self._repaired[what] <= _REPAIRED_AT_MOST

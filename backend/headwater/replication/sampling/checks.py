@@ -158,7 +158,7 @@ class RowCheck:
                 misplaced.append(row.row_id)
                 continue
             right = expected_members(puts) == set(decode_members(row.members, row.row_id))
-            if not right and not self._live.stands_right(row):
+            if not right and not self._live.in_right_buckets(row):
                 misplaced.append(row.row_id)
             if bound.has_lookups and self._known(standing.get(row.row_id, set())) != set(entries):
                 astray.append(row.row_id)

@@ -55,9 +55,9 @@ class StreamAccess:
         """See `Followed.trust`; ids of generations."""
         self._flush.followed.trust(tables)
 
-    def brought(self, oids: Collection[int]) -> None:
-        """See `Followed.brought`."""
-        self._flush.followed.brought(oids)
+    def caught_up(self, oids: Collection[int]) -> None:
+        """See `Followed.caught_up`."""
+        self._flush.followed.caught_up(oids)
 
     def doubt(self, tables: Mapping[int, Lsn]) -> None:
         """Leave what the stream brings of these tables, by oid, up to a position to comparisons."""
@@ -127,14 +127,14 @@ class StreamAccess:
         return found
 
     def merge(
-        self, table: LiveTable, states: Mapping[str, FullCells | None], *, waiting: Collection[str], anew: bool
+        self, table: LiveTable, states: Mapping[str, FullCells | None], *, waiting: Collection[str], reevaluate: bool
     ) -> int:
         """Make rows of a table what `states` says, and commit; see `Fold.write`. Rows in `waiting` go on lacking what
         they lack. Returns the number of ops."""
         lacking = self._flush.lacking
         kept = {row_id: cells for row_id, cells in lacking.of(table.id).items() if row_id in waiting}
         fold = self._flush.fold()
-        ops = fold.write(table, states, anew=anew)
+        ops = fold.write(table, states, reevaluate=reevaluate)
         for row_id, cells in kept.items():
             lacking.put(table.id, row_id, cells)
         self._flush.report(fold)

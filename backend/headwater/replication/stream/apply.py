@@ -126,7 +126,7 @@ class Applier:
 
     def _check_relation(self, relation: Relation) -> None:
         followed = self._flush.followed
-        followed.hear(relation)
+        followed.take_relation(relation)
         if relation.oid in followed.tables or followed.context.reads(relation):
             self._schema.hint()  # a column that was dropped and made again looks the same here
 

@@ -13,7 +13,7 @@ from headwater.replication.errors import SchemaChangedError
 from headwater.replication.stream.fold import Fold
 from headwater.replication.stream.followed import Followed, same_name
 from headwater.replication.stream.lacking import Lacking, completed
-from headwater.replication.stream.source_rows import Asking
+from headwater.replication.stream.source_rows import SourceReads
 from headwater.replication.stream.touches import TouchLog
 from headwater.replication.tables.changes import empty
 from headwater.replication.tables.generated import Filler
@@ -59,7 +59,7 @@ class StreamFlush:
         self.pending: list[tuple[LiveTable, RowChange]] = []
         self.unsettled = False  # whether a table was marked to be compared with the source
         self._pending_bytes = 0  # of the messages that they came in, about
-        self._asking = Asking(fetcher, context.piece)
+        self._reads = SourceReads(fetcher, context.piece)
         self._filler = Filler(fetcher.generated, self._fetch)
         self._flush: Flush | None = None
         self._opened_at = 0.0
@@ -131,8 +131,8 @@ class StreamFlush:
 
     def fold(self) -> Fold:
         """A fold that writes into the open flush."""
-        stale, ahead = self.followed.stale, self._asking.ahead
-        return Fold(self.open(), self.fill, self.lacking, self.leave, self.written, stale, ahead, self.piece)
+        stale, ahead, leave = self.followed.stale, self._reads.ahead, self.leave_to_comparison
+        return Fold(self.open(), self.fill, self.lacking, leave, self.written, stale, ahead, self.piece)
 
     def truncate(self, message: Truncate) -> None:
         """Empty the tables of a TRUNCATE."""
@@ -143,7 +143,7 @@ class StreamFlush:
             if table is None:
                 continue
             if not same_name(relation, table.relation):
-                self.leave(table)
+                self.leave_to_comparison(table)
                 continue
             if relation.oid in self.followed.roots:
                 self._by_root.add(relation.oid)
@@ -172,16 +172,16 @@ class StreamFlush:
             return change
         found = self.followed.shapes[change.relation.oid]
         if found is None or not found.whole:
-            self.leave(table)
+            self.leave_to_comparison(table)
         return None if found is None else found.change(change)
 
-    def leave(self, table: LiveTable) -> None:
+    def leave_to_comparison(self, table: LiveTable) -> None:
         """Leave what the current transaction did to a table to a comparison. The mark is part of the flush."""
-        if table.relation.oid in self.followed.unheard:
+        if table.relation.oid in self.followed.misnamed:
             self.abandon()
             what = "the stream calls a table by a former name"
             raise SchemaChangedError(what, table.name, "the stream is read again, and describes all tables anew")
-        if table.relation.oid in self._asking.completed:
+        if table.relation.oid in self._reads.completed:
             self._leave_completed(table)
         self._have_compared(table)
 
@@ -217,14 +217,14 @@ class StreamFlush:
         """Ask the source for the values that rows of this flush lack. Where that takes too long, and for tables that
         are compared anyway, the comparison brings them."""
         for table in [table for table in self.followed.tables.values() if table.id not in self.followed.compared]:
-            while rows := dict(islice(self.lacking.of(table.id).items(), self._asking.at_once)):
-                found = None if self._asking.too_long else self._ask(table, list(rows.values()))
+            while rows := dict(islice(self.lacking.of(table.id).items(), self._reads.at_once)):
+                found = None if self._reads.too_long else self._ask(table, list(rows.values()))
                 if found is None:
                     for log in self.logs:
                         log.lacks(table.relation.oid)
                     self._have_compared(table)
                     break
-                self._asking.completed.add(table.relation.oid)
+                self._reads.completed.add(table.relation.oid)
                 pairs = zip(rows.items(), found, strict=True)
                 states = {row_id: cells and completed(known, cells, table.computed) for (row_id, known), cells in pairs}
                 fold = self.fold()
@@ -235,7 +235,7 @@ class StreamFlush:
     def _ask(self, table: LiveTable, keys: Sequence[Sequence[Cell]]) -> list[FullCells | None] | None:
         known = self.followed
         xids = () if table.id in known.compared else self._xids
-        return self._asking.rows(table, keys, known.files.get(table.relation.oid, ()), xids)
+        return self._reads.rows(table, keys, known.files.get(table.relation.oid, ()), xids)
 
     def _fetch(self, table: LiveTable, keys: Sequence[Sequence[Cell]]) -> list[FullCells | None]:
         self.open()  # what a comparison reads belongs to the flush that it merges in, which must not close before
@@ -276,7 +276,7 @@ class StreamFlush:
             return
         if self.lacking.tables():
             self._complete()
-        if reached < self._asking.hold:
+        if reached < self._reads.hold:
             return
         if self._by_root:
             self._check_names()
@@ -284,15 +284,15 @@ class StreamFlush:
         self._flush = None
         self._changes = 0
         self._by_root.clear()
-        self._asking.over()
+        self._reads.reset()
         if not self.lacking.tables():
             del self._xids[:-1]
         self.position = self.reached
 
     def _check_names(self) -> None:
         """Make sure that partitioned tables in the open flush still have the names that the store knows."""
-        now = self._asking.names(self._by_root)
-        renamed = self.followed.misnamed_now(now.by_oid)
+        now = self._reads.names(self._by_root)
+        renamed = self.followed.renamed(now.by_oid)
         if not renamed:
             return
         self.abandon()
@@ -317,7 +317,7 @@ class StreamFlush:
             self._flush.rollback()
             self._flush = None
             self._by_root.clear()
-            self._asking.over()
+            self._reads.reset()
 
     def renew(self, context: LiveContext, stored: Sequence[StoredTable]) -> None:
         """Follow other plans or tables from here on."""

@@ -14,7 +14,7 @@ from typing import cast
 from headwater.decode.copytext import join_cells
 from headwater.decode.errors import DecodeError
 from headwater.oplog.change import UNCHANGED, Cell, Cells, Delete, Insert, RowChange, Update
-from headwater.oplog.limits import Kept, is_stub, read_stub, stub_after, without_sizes
+from headwater.oplog.limits import KnownSize, is_stub, read_stub, stub_after, without_sizes
 from headwater.oplog.row_id import IdentityKind, copy_id, copy_number, random_id
 from headwater.replication.stream.contents import content_of
 from headwater.replication.stream.lacking import Lacking
@@ -88,15 +88,15 @@ class Fold:
                     inserted = filled(self._fill, table, inserted)
                 return self._writer.write(table, {random_id(): RowState(None, cells) for cells in inserted})
 
-    def write(self, table: LiveTable, states: Mapping[str, FullCells | None], *, anew: bool = False) -> int:
-        """Make rows what `states` says: their cells by row id, None for a row that is to be deleted. With `anew`, rows
-        are evaluated even if their values did not change. Returns the number of ops."""
+    def write(self, table: LiveTable, states: Mapping[str, FullCells | None], *, reevaluate: bool = False) -> int:
+        """Make rows what `states` says: their cells by row id, None for a row that is to be deleted. With `reevaluate`,
+        rows are evaluated even if their values did not change. Returns the number of ops."""
         ids, done, ops = list(states), 0, 0
         while done < len(ids):
             rows = self._load(table, ids[done:], self._piece)
             for row_id, row in rows.items():
                 row.cells = states[row_id]
-            ops += self._writer.write(table, rows, anew=anew)
+            ops += self._writer.write(table, rows, reevaluate=reevaluate)
             done += len(rows)
         return ops
 
@@ -163,7 +163,7 @@ class Fold:
             new = tuple(change.old[i] if cell is UNCHANGED and i in kept else cell for i, cell in enumerate(new))
         if current is not None:
             new = _completed(new, current)
-        self._incomplete = self._incomplete or UNCHANGED in new or any(type(cell) is Kept for cell in new)
+        self._incomplete = self._incomplete or UNCHANGED in new or any(type(cell) is KnownSize for cell in new)
         return new
 
     def _set_apart(self, table: LiveTable, rows: dict[str, RowState]) -> dict[str, RowState]:
@@ -171,10 +171,10 @@ class Fold:
         complete: dict[str, RowState] = {}
         for row_id, row in rows.items():
             cells = row.cells
-            if cells is not None and any(type(cell) is Kept for cell in cells):
+            if cells is not None and any(type(cell) is KnownSize for cell in cells):
                 row.stub = self._still_too_large(row, cells)
                 if not row.stub:
-                    cells = tuple(UNCHANGED if type(cell) is Kept else cell for cell in cells)
+                    cells = tuple(UNCHANGED if type(cell) is KnownSize else cell for cell in cells)
             if cells is None or row.stub or UNCHANGED not in cells:
                 complete[row_id] = row
             else:
@@ -187,7 +187,9 @@ class Fold:
         """The new stub of a row, if it is too large whatever its unknown values are: their sizes are known."""
         if row.before is None or not is_stub(row.before.line) or UNCHANGED in cells:
             return ""
-        sizes = [c.size if isinstance(c, Kept) else len(join_cells((cast("str | None", c),)).encode()) for c in cells]
+        sizes = [
+            c.size if isinstance(c, KnownSize) else len(join_cells((cast("str | None", c),)).encode()) for c in cells
+        ]
         return stub_after(read_stub(row.before.line), sizes) or ""
 
     def _fill_in(self, table: LiveTable, rows: Mapping[str, RowState]) -> None:
@@ -300,10 +302,10 @@ def _kept(table: LiveTable, row: CurrentRow) -> KnownCells:
         or len(sizes) != len(table.relation.columns)
     ):
         return _UNKNOWN
-    return tuple(map(Kept, sizes))
+    return tuple(map(KnownSize, sizes))
 
 
-def _completed(new: KnownCells, other: Sequence[Cell | Kept]) -> KnownCells:
+def _completed(new: KnownCells, other: Sequence[Cell | KnownSize]) -> KnownCells:
     """`new` with its left-out values taken from `other`."""
     if UNCHANGED not in new or not other:
         return new

@@ -22,7 +22,7 @@ class Followed:
     `shapes` converts changes of a table whose stored form is not the streamed one; None where changes are left to a
     comparison. `compared` (ids) are compared as a whole, now or soon; of these, `stale` (ids) may have stored rows that
     are older than the stream. `files` is where a table's rows were at the last look at the catalog: the stream does not
-    tell when they are rewritten. `unheard` were compared under their present name, while the stream last used another
+    tell when they are rewritten. `misnamed` were compared under their present name, while the stream last used another
     one. Their next change should come under the present name; before version 16, Postgres may go on with the former
     name after a schema was renamed. `roots` are partitioned tables, whose renames the stream does not tell; their
     changes up to the position in `doubted` are left to comparisons.
@@ -30,8 +30,8 @@ class Followed:
 
     def __init__(self, context: LiveContext, stored: Sequence[StoredTable], doubted: Mapping[int, Lsn]) -> None:
         self.doubted = dict(doubted)
-        self._told: dict[int, Relation] = {}  # by oid, how the stream describes a table
-        self.unheard = set[int]()
+        self._described: dict[int, Relation] = {}  # by oid, how the stream describes a table
+        self.misnamed = set[int]()
         self.shapes: dict[int, Reshape | None] = {}
         self.context = context
         self.tables: dict[int, LiveTable] = {}
@@ -61,15 +61,15 @@ class Followed:
             if oid in self.tables:
                 self._fit(self.tables[oid])
 
-    def misnamed_now(self, names: Mapping[int, tuple[str | None, str | None]]) -> list[int]:
+    def renamed(self, names: Mapping[int, tuple[str | None, str | None]]) -> list[int]:
         """The oids of tables that have another name in the source than in the store."""
         kept = {oid: self.tables[oid].relation for oid in names if oid in self.tables}
         return [oid for oid, relation in kept.items() if names[oid] != (relation.schema, relation.name)]
 
-    def hear(self, relation: Relation) -> None:
+    def take_relation(self, relation: Relation) -> None:
         """Called when the stream describes a table."""
-        self._told[relation.oid] = relation
-        self.unheard.discard(relation.oid)
+        self._described[relation.oid] = relation
+        self.misnamed.discard(relation.oid)
         table = self.tables.get(relation.oid)
         if table is not None:
             self._fit(table)
@@ -90,15 +90,19 @@ class Followed:
         for table in [table for table in self.tables.values() if table.id in tables]:
             self._fit(table)
 
-    def brought(self, oids: Collection[int]) -> None:
+    def caught_up(self, oids: Collection[int]) -> None:
         """A comparison has brought these tables up to the stream's present position."""
-        pairs = [(self._told.get(oid), self.tables.get(oid)) for oid in oids]
-        self.unheard |= {told.oid for told, table in pairs if told and table and not same_name(told, table.relation)}
+        pairs = [(self._described.get(oid), self.tables.get(oid)) for oid in oids]
+        self.misnamed |= {
+            described.oid
+            for described, table in pairs
+            if described and table and not same_name(described, table.relation)
+        }
 
     def _fit(self, table: LiveTable) -> None:
         oid = table.relation.oid
-        told = self._told.get(oid)
-        streamed = table.streamed if told is None else as_kept(told, table.relation)
+        described = self._described.get(oid)
+        streamed = table.streamed if described is None else as_kept(described, table.relation)
         if table.id in self._waiting or oid in self.doubted or not same_name(streamed, table.relation):
             self.shapes[oid] = None
         elif streamed != table.streamed:

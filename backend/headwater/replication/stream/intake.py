@@ -47,7 +47,7 @@ class StreamIntake:
     def take(self, payloads: Sequence[bytes], size: int) -> None:
         """Apply messages that have `size` bytes together. Raises PoisonError, without `lsn` while it is not known which
         transaction fails, and what `Applier.consume` raises."""
-        with self._naming():
+        with self._as_poison():
             try:
                 messages = self._decode(payloads)
             except DecodeError:
@@ -57,13 +57,13 @@ class StreamIntake:
 
     def settle(self, received: Lsn, *, idle: bool) -> None:
         """See `Applier.settle`. Raises what `take` raises."""
-        with self._naming():
+        with self._as_poison():
             self._applier.settle(received, idle=idle)
         if self._applier.careful and self._applier.position > self._careful_until:
             self._applier.careful = False
 
     @contextmanager
-    def _naming(self) -> Iterator[None]:
+    def _as_poison(self) -> Iterator[None]:
         try:
             yield
         except _OF_THE_TRANSACTION as error:

@@ -10,7 +10,7 @@ from headwater.oplog.change import Cell
 from headwater.oplog.limits import (
     LEFT_OUT,
     SURELY_A_ROW,
-    Kept,
+    KnownSize,
     is_stub,
     left_out_of,
     op_refused,
@@ -25,7 +25,7 @@ from headwater.storage.contract.parts import CurrentRow
 from headwater.storage.contract.store import Flush
 from headwater_rules.results import RowResult
 
-KnownCells = tuple[Cell | Kept, ...]
+KnownCells = tuple[Cell | KnownSize, ...]
 """What is known of a row: values, the size of a value in its place, or UNCHANGED where there is nothing."""
 
 
@@ -62,8 +62,8 @@ class RowWriter:
         self.evaluation_errors: list[str] = []
         self.refused: list[str] = []  # rows and ops that are too large, in words
 
-    def write(self, table: LiveTable, rows: Mapping[str, RowState], *, anew: bool = False) -> int:
-        """Write rows by their ids; without `anew`, only those that changed. Returns the number of ops."""
+    def write(self, table: LiveTable, rows: Mapping[str, RowState], *, reevaluate: bool = False) -> int:
+        """Write rows by their ids; without `reevaluate`, only those that changed. Returns the number of ops."""
         out = _Batch([], [], [], {})
         room, written = self._piece, 0
         transform, layout, has_lookups = table.bound.transform, table.layout, table.bound.has_lookups
@@ -80,7 +80,7 @@ class RowWriter:
                 continue
             line = row.stub or join_cells(cells)
             too_large = bool(row.stub) or (len(line) > SURELY_A_ROW and is_stub(line := stored_line(line)))
-            if before is not None and before.line == line and before.layout == layout and not anew:
+            if before is not None and before.line == line and before.layout == layout and not reevaluate:
                 continue
             if too_large:
                 puts, lookups, errors = self._refuse(table, row_id, line, before)

@@ -10,11 +10,11 @@ from headwater.oplog.lsn import ZERO, Lsn
 from headwater.replication.tables.live import FullCells, LiveTable
 from headwater.source.rows.fetch import Names, RowFetcher
 
-ASKING_SECONDS = 1.0
+READING_SECONDS = 1.0
 _FIRST, _MOST = 4, 1_000
 
 
-class Asking:
+class SourceReads:
     """What the open flush has read from the source. The flush must not commit before the stream has passed `hold`,
     since what was read may be newer than the flush. `ahead` has the oids of tables with such values, `completed` of
     those whose rows lacked them. `at_once` is how many rows to read next, so that they have about `piece` bytes."""
@@ -32,7 +32,7 @@ class Asking:
         """The present names of tables in the source."""
         return self._fetcher.names(oids)
 
-    def over(self) -> None:
+    def reset(self) -> None:
         """The flush has ended."""
         self._since, self.hold, self.at_once = 0.0, ZERO, _FIRST
         self.ahead.clear()
@@ -42,7 +42,7 @@ class Asking:
     def too_long(self) -> bool:
         """Whether reading has delayed the flush for too long, with rows that lack values coming as fast as they are
         read."""
-        return self._since > 0 and time.monotonic() - self._since > ASKING_SECONDS
+        return self._since > 0 and time.monotonic() - self._since > READING_SECONDS
 
     def rows(
         self, table: LiveTable, keys: Sequence[Sequence[Cell]], files: Collection[int], xids: Sequence[int]

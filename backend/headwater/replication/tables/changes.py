@@ -218,9 +218,8 @@ def _emptied(store: StoreWriter, lease: Lease, state: SourceState, context: Live
 def empty(flush: Flush, table: LiveTable, salt: bytes) -> int:
     """Remove all rows of a table: by one CLEAR a bucket, or by REMOVEs where buckets also have rows of other tables.
     Returns the id of its new, empty generation."""
-    names = {
-        (layout.schema, layout.name) for layout in table.layouts
-    }  # under a former name, rows may be in other buckets
+    # By a former name, its rows may have been in other buckets
+    names = {(layout.schema, layout.name) for layout in table.layouts}
     exclusive = table.bound.exclusive and len(names) == 1
     if not exclusive:
         rows = iter(flush.table_members(table.id))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from headwater.bulk.bound_table import BoundTable, bind_layouts, current_cells, stands_right
+from headwater.bulk.bound_table import BoundTable, bind_layouts, current_cells, in_right_buckets
 from headwater.decode.catalog import TypeCatalog
 from headwater.oplog.change import Relation
 from headwater.oplog.row_id import RowIdentity
@@ -44,9 +44,9 @@ class LiveTable:
     def layout(self) -> int:
         return len(self.layouts) - 1
 
-    def stands_right(self, row: CurrentRow) -> bool:
+    def in_right_buckets(self, row: CurrentRow) -> bool:
         """Whether the row is in the buckets that the rules give it. Raises DecodeError."""
-        return stands_right(self.layouts, (*self.earlier, self.bound), row)
+        return in_right_buckets(self.layouts, (*self.earlier, self.bound), row)
 
     def cells(self, row: CurrentRow) -> FullCells:
         """The cells of a stored row in the order of `relation`."""

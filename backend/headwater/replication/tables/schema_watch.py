@@ -15,6 +15,7 @@ import psycopg
 
 from headwater.errors import HeadwaterError, machine_errors
 from headwater.replication.pace import Pace
+from headwater.source.catalog.expressions import locked_throughout
 from headwater.source.catalog.publications import PublicationUnusable
 from headwater.source.catalog.published import (
     KeyNotSentError,
@@ -22,7 +23,6 @@ from headwater.source.catalog.published import (
     published_tables,
     unsent_key_error,
 )
-from headwater.source.catalog.words import kept_locked
 from headwater.source.connect import SourceSettings, connect
 from headwater.source.readiness.access import Reading, unreadable
 from headwater.storage.contract.reason import Cause
@@ -63,7 +63,7 @@ def readable_tables(
 def out_of_reach(conn: psycopg.Connection, tables: Sequence[PublishedTable]) -> frozenset[int]:
     """The oids of those tables that can't be read now since they, or partitions of them, are locked."""
     leaves = {leaf.oid for table in tables for leaf in table.leaves}
-    locked = kept_locked(conn, leaves, _BRIEFLY)
+    locked = locked_throughout(conn, leaves, _BRIEFLY)
     return frozenset(t.relation.oid for t in tables if t.locked or locked.intersection(leaf.oid for leaf in t.leaves))
 
 

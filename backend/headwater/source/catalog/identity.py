@@ -56,7 +56,7 @@ def leaf_identities(conn: psycopg.Connection, oids: Sequence[int]) -> Mapping[in
     return found
 
 
-def told_apart(own: Identity, primary: frozenset[str], leaves: Iterable[Identity]) -> Identity | None:
+def common_identity(own: Identity, primary: frozenset[str], leaves: Iterable[Identity]) -> Identity | None:
     """The identity that holds for all rows of a partitioned table: its own key, or its primary key, if every old row
     that is streamed has these columns. None where the partitions have nothing in common."""
     identities = set(leaves)

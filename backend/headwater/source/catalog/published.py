@@ -15,12 +15,12 @@ import psycopg
 from headwater.decode.catalog import TYPE_QUERY, TypeCatalog
 from headwater.errors import HeadwaterError, Kind
 from headwater.oplog.change import Column, Generated, Relation, ReplicaIdentity
+from headwater.source.catalog.expressions import Expressions, read_expressions
 from headwater.source.catalog.leaves import Leaf
 from headwater.source.catalog.publications import OPERATIONS, Membership, Publication, PublicationUnusable
 from headwater.source.catalog.read import CatalogRead, ColumnRow, TableRow, column_entries, read_catalog
 from headwater.source.catalog.shape import LeafShape, Shape, attached, digest, followed_on
 from headwater.source.catalog.traits import TypeDefinition
-from headwater.source.catalog.words import Words, in_words
 
 NOTHING = "(false)"
 """The row filter of a locked table, whose own can't be read."""
@@ -97,14 +97,17 @@ def published_tables(
     """
     if conn.info.transaction_status != psycopg.pq.TransactionStatus.IDLE or not conn.autocommit:
         read = read_catalog(conn, publications, only)
-        return _tables(read, in_words(conn, publications, read.worded))
+        return _tables(read, read_expressions(conn, publications, read.with_expressions))
     while True:  # again while tables are created or altered at the same time
         with conn.transaction():
             conn.execute("set transaction isolation level repeatable read read only")
             read = read_catalog(conn, publications, only)
-            words = in_words(conn, publications, read.worded)
+            words = read_expressions(conn, publications, read.with_expressions)
         # Postgres gives the text of an expression with the column names of now, whatever the transaction's snapshot
-        if read.whole and (not read.worded or column_entries(conn, read.worded) == read.entries(read.worded)):
+        if read.whole and (
+            not read.with_expressions
+            or column_entries(conn, read.with_expressions) == read.entries(read.with_expressions)
+        ):
             return _tables(read, words)
 
 
@@ -113,7 +116,7 @@ def fingerprint_of(conn: psycopg.Connection, publications: Sequence[str], oid: i
     with conn.transaction():
         if conn.info.transaction_status == psycopg.pq.TransactionStatus.INTRANS:
             conn.execute("set transaction isolation level repeatable read read only")
-        found = _tables(read_catalog(conn, publications, oid), Words())
+        found = _tables(read_catalog(conn, publications, oid), Expressions())
     return found[0].fingerprint if found else None
 
 
@@ -122,12 +125,12 @@ def load_types(conn: psycopg.Connection, oids: Iterable[int]) -> TypeCatalog:
     return TypeCatalog.from_rows(conn.execute(TYPE_QUERY, {"oids": sorted(set(oids))}).fetchall())
 
 
-def _tables(read: CatalogRead, words: Words) -> list[PublishedTable]:
+def _tables(read: CatalogRead, words: Expressions) -> list[PublishedTable]:
     tables = [_published(read, table, words) for table in read.found]
     return sorted(tables, key=lambda table: (table.relation.schema, table.relation.name))
 
 
-def _published(read: CatalogRead, table: TableRow, words: Words) -> PublishedTable:
+def _published(read: CatalogRead, table: TableRow, words: Expressions) -> PublishedTable:
     members, attributes = read.members[table.oid], read.columns[table.oid]
     leaves, locked = read.leaves.get(table.oid, ()), table.oid in words.locked
     chosen = _chosen(read, table)
@@ -140,7 +143,7 @@ def _published(read: CatalogRead, table: TableRow, words: Words) -> PublishedTab
     unseen = _unseen(table, filters, read.publications)
     pinned = table.kind == "p" or "truncate" in unseen
     made = sorted(read.publications[name].made for name in filters)
-    entries = read.stands[table.oid].entries
+    entries = read.publishing[table.oid].entries
     shape = Shape(
         definition=digest(
             relation,

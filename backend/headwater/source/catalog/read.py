@@ -10,7 +10,14 @@ import psycopg
 from psycopg.rows import class_row
 
 from headwater.oplog.change import ReplicaIdentity
-from headwater.source.catalog.identity import NO_IDENTITY, USABLE, Identity, identifies, leaf_identities, told_apart
+from headwater.source.catalog.identity import (
+    NO_IDENTITY,
+    USABLE,
+    Identity,
+    common_identity,
+    identifies,
+    leaf_identities,
+)
 from headwater.source.catalog.leaves import Leaf, load_leaves
 from headwater.source.catalog.publications import (
     Membership,
@@ -19,7 +26,7 @@ from headwater.source.catalog.publications import (
     load_publications,
     memberships,
 )
-from headwater.source.catalog.traits import Standing, TypeDefinition, standing, type_definitions
+from headwater.source.catalog.traits import PublishingEntries, TypeDefinition, publishing_entries, type_definitions
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +68,7 @@ class CatalogRead:
 
     publications: Mapping[str, Publication]
     members: Mapping[int, list[Membership]]
-    stands: Mapping[int, Standing]
+    publishing: Mapping[int, PublishingEntries]
     columns: Mapping[int, list[ColumnRow]]
     leaves: Mapping[int, tuple[Leaf, ...]]
     types: Mapping[int, TypeDefinition]
@@ -69,7 +76,7 @@ class CatalogRead:
     whole: bool
 
     @property
-    def worded(self) -> frozenset[int]:
+    def with_expressions(self) -> frozenset[int]:
         """The oids of tables with expressions: a row filter or generated columns."""
         filtered = {t.oid for t in self.found if any(m.filtered is not None for m in self.members[t.oid])}
         generated = {t.oid for t in self.found if any(a.generated == "s" for a in self.columns[t.oid])}
@@ -102,8 +109,8 @@ def read_catalog(conn: psycopg.Connection, publications: Sequence[str], only: in
             )
     members = memberships(conn, publications)
     sought = [oid for oid in members if only in {None, oid}]
-    stands = standing(conn, sought, publications)
-    oids = [oid for oid in sought if not members.keys() & stands[oid].ancestors]  # else its root is published
+    publishing = publishing_entries(conn, sought, publications)
+    oids = [oid for oid in sought if not members.keys() & publishing[oid].ancestors]  # else its root is published
     columns = _columns(conn, oids)
     leaves = load_leaves(conn, oids)
     identities = leaf_identities(conn, oids)
@@ -111,7 +118,7 @@ def read_catalog(conn: psycopg.Connection, publications: Sequence[str], only: in
     return CatalogRead(
         known,
         members,
-        stands,
+        publishing,
         columns,
         leaves,
         type_definitions(conn, {column.type_oid for each in columns.values() for column in each}),
@@ -143,7 +150,7 @@ def _identified(table: TableRow, attributes: list[ColumnRow], leaves: Sequence[I
         return table
     names = {a.number: a.name for a in attributes}
     own = Identity(ReplicaIdentity(table.identity), frozenset(names[number] for number in table.key))
-    found = told_apart(own, frozenset(names[number] for number in table.primary), leaves)
+    found = common_identity(own, frozenset(names[number] for number in table.primary), leaves)
     if found == own:
         return table
     identity = found or NO_IDENTITY

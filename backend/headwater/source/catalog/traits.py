@@ -12,7 +12,7 @@ from typing import NamedTuple
 import psycopg
 
 
-class Standing(NamedTuple):
+class PublishingEntries(NamedTuple):
     """The oids of the partitioned tables above a table, and the catalog entries that publish it."""
 
     ancestors: frozenset[int]
@@ -20,7 +20,7 @@ class Standing(NamedTuple):
 
 
 # The dependency of a table on its schema is a new entry after the table was moved to another schema and back.
-_STANDING = """
+_ENTRIES = """
 with recursive path (oid, relid) as (
     select t, t from unnest(%(oids)s::oid[]) t
     union
@@ -49,11 +49,13 @@ _BY_SCHEMA = """
 """
 
 
-def standing(conn: psycopg.Connection, oids: Sequence[int], publications: Sequence[str]) -> Mapping[int, Standing]:
-    """The standing of each table, by oid."""
-    query = _STANDING.format(schemas=_BY_SCHEMA if conn.info.server_version >= 15_00_00 else "")
+def publishing_entries(
+    conn: psycopg.Connection, oids: Sequence[int], publications: Sequence[str]
+) -> Mapping[int, PublishingEntries]:
+    """The entries of each table, by oid."""
+    query = _ENTRIES.format(schemas=_BY_SCHEMA if conn.info.server_version >= 15_00_00 else "")
     rows = conn.execute(query.encode(), {"oids": list(oids), "names": list(publications)}).fetchall()
-    return {oid: Standing(frozenset(ancestors), tuple(entries)) for oid, ancestors, entries in rows}
+    return {oid: PublishingEntries(frozenset(ancestors), tuple(entries)) for oid, ancestors, entries in rows}
 
 
 # Renaming an enum label, or altering a composite type, changes the text of rows, but no catalog row of the table. The

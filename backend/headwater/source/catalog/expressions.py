@@ -19,7 +19,7 @@ _PAUSE = 0.02
 
 
 @dataclass(frozen=True, slots=True)
-class Words:
+class Expressions:
     """Texts of expressions: `generated` by table and column number, `filters` by table and publication. Tables in
     `locked` have neither."""
 
@@ -42,7 +42,7 @@ where r.prrelid = any(%(oids)s::oid[]) and r.prqual is not null
 """
 
 
-def in_words(conn: psycopg.Connection, publications: Sequence[str], oids: Collection[int]) -> Words:
+def read_expressions(conn: psycopg.Connection, publications: Sequence[str], oids: Collection[int]) -> Expressions:
     """The expressions of these tables. Does not wait for locked tables."""
     asked, locked = set(oids), set[int]()
     query = _GENERATED + (_FILTERS if conn.info.server_version >= 15_00_00 else "")
@@ -60,8 +60,8 @@ def in_words(conn: psycopg.Connection, publications: Sequence[str], oids: Collec
             continue
         generated = {(oid, number): text for oid, number, _, text in rows if number}
         filters = {(oid, name): text for oid, number, name, text in rows if not number}
-        return Words(generated, filters, frozenset(locked))
-    return Words(locked=frozenset(oids))
+        return Expressions(generated, filters, frozenset(locked))
+    return Expressions(locked=frozenset(oids))
 
 
 def locked_tables(conn: psycopg.Connection, oids: Collection[int]) -> frozenset[int]:
@@ -76,7 +76,7 @@ def locked_tables(conn: psycopg.Connection, oids: Collection[int]) -> frozenset[
     return frozenset(oid for (oid,) in rows)
 
 
-def kept_locked(conn: psycopg.Connection, oids: Collection[int], seconds: float) -> frozenset[int]:
+def locked_throughout(conn: psycopg.Connection, oids: Collection[int], seconds: float) -> frozenset[int]:
     """Those of the tables that are found locked at every look for so many seconds."""
     deadline = time.monotonic() + seconds
     locked = locked_tables(conn, oids) if oids else frozenset()
