@@ -166,7 +166,9 @@ def adapt(store: StoreWriter, lease: Lease, state: SourceState, context: LiveCon
             published.qualified_name,
             "its rows get other ids, then " if rekeyed else "",
         )
-        unseen = changed_unseen(table) or is_another(table, published)
+        unseen = (
+            changed_unseen(table) or is_another(table, published) or not published.all_streamed_since(table.fingerprint)
+        )
         cause = Cause.REKEYED if rekeyed else Cause.REPLACED if unseen else Cause.REDEFINED
         store.mark_resync(lease, [table.id], ResyncReason(cause))
         store.add_layout(lease, table.id, published.relation, published.shape)

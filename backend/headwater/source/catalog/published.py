@@ -19,7 +19,7 @@ from headwater.source.catalog.expressions import Expressions, read_expressions
 from headwater.source.catalog.leaves import Leaf
 from headwater.source.catalog.publications import OPERATIONS, Membership, Publication, PublicationUnusable
 from headwater.source.catalog.read import CatalogRead, ColumnRow, TableRow, column_entries, read_catalog
-from headwater.source.catalog.shape import LeafShape, Shape, attached, digest, followed_on
+from headwater.source.catalog.shape import LeafShape, Shape, all_streamed, attached, digest, followed_on
 from headwater.source.catalog.traits import TypeDefinition
 
 NOTHING = "(false)"
@@ -56,6 +56,10 @@ class PublishedTable:
     def followed_on(self, shape: str) -> bool:
         """Whether the stream continues rows that were stored under that shape, which may be of an earlier version."""
         return shape == self.former or followed_on(shape, self.shape)
+
+    def all_streamed_since(self, shape: str) -> bool:
+        """Whether the stream has told of all that happened to rows since they were stored under that shape."""
+        return all_streamed(shape, self.shape)
 
     def attached_since(self, shape: str) -> frozenset[int]:
         """The oids of the leaves that were attached since rows were stored under that shape. Empty if anything else
@@ -155,6 +159,7 @@ def _published(read: CatalogRead, table: TableRow, words: Expressions) -> Publis
             leaf.oid: LeafShape(digest(leaf.schema, leaf.name, leaf.attached), leaf.relfilenode) for leaf in leaves
         },
         pinned=pinned,
+        streamed=digest(row_filter, made, entries, sorted(unseen), sorted({_now(read.types, a) or "" for a in kept})),
     )
     former = digest(
         relation,

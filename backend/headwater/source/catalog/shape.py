@@ -27,12 +27,14 @@ class LeafShape(NamedTuple):
 class Shape:
     """`definition` is a digest of what counts by itself, `columns` of the versions (xmin) of the columns' catalog rows.
     `leaves` are the tables that hold the rows, by oid. `pinned`: another file counts by itself, since the stream does
-    not have every TRUNCATE."""
+    not have every TRUNCATE. `streamed` is a digest of what decides which changes the stream has, and of what changes
+    the text of values by itself; empty in shapes that earlier versions wrote."""
 
     definition: str
     columns: str
     leaves: Mapping[int, LeafShape]
     pinned: bool
+    streamed: str = ""
 
     def encoded(self) -> str:
         """As text; equal shapes have equal texts."""
@@ -41,6 +43,7 @@ class Shape:
             "columns": self.columns,
             "leaves": {str(oid): list(leaf) for oid, leaf in sorted(self.leaves.items())},
             "pinned": self.pinned,
+            "streamed": self.streamed,
         }
         return orjson.dumps(parts).decode()
 
@@ -56,6 +59,15 @@ def followed_on(then: str, now: str) -> bool:
         return False
     moved = before.leaves != after.leaves
     return not moved or (not after.pinned and before.columns == after.columns)
+
+
+def all_streamed(then: str, now: str) -> bool:
+    """Whether the stream has told of all that happened to rows between two shapes: the publications are as they were,
+    and no row was rewritten. Else a value that the stream leaves out may differ from the stored one."""
+    before, after = _decoded(then), _decoded(now)
+    if before is None or after is None or not before.streamed or before.streamed != after.streamed:
+        return False
+    return all(after.leaves[oid].where == leaf.where for oid, leaf in before.leaves.items() if oid in after.leaves)
 
 
 def attached(then: str, now: str) -> frozenset[int]:
@@ -98,7 +110,7 @@ def _decoded(text: str) -> Shape | None:
     try:
         parts = orjson.loads(text)
         leaves = {int(oid): LeafShape(what, where) for oid, (what, where) in parts["leaves"].items()}
-        return Shape(parts["definition"], parts["columns"], leaves, parts["pinned"])
+        return Shape(parts["definition"], parts["columns"], leaves, parts["pinned"], parts.get("streamed", ""))
     except (orjson.JSONDecodeError, TypeError, KeyError):
         return None
 
