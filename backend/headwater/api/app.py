@@ -28,6 +28,8 @@ from headwater.api.streams.hub import Hub
 from headwater.api.streams.plans import Plans, RequestLimits
 from headwater.api.streams.reading import StoreThreads
 from headwater.api.streams.service import Streams
+from headwater.api.upload.route import UploadRoute
+from headwater.source.upload.settings import UploadSettings
 from headwater.storage.contract.store import StoreReader
 from headwater.storage.shared.cache import CachedReader
 
@@ -45,7 +47,7 @@ _CORS = Middleware(
 class ApiSettings:
     """What the endpoint needs to know. `audience` is what tokens must be meant for; the limits are per process,
     but for `requests`, which is per connection. `sources` are the tags of those that the store follows; `probes` says
-    whether those are answered."""
+    whether those are answered; `upload` says what devices may write, if anything."""
 
     keys: KeySource
     audience: frozenset[str]
@@ -57,6 +59,7 @@ class ApiSettings:
     admin_tokens: tuple[str, ...] = field(default=(), repr=False)
     sources: tuple[str, ...] = ("default",)
     probes: bool = True
+    upload: UploadSettings | None = None
 
 
 class Endpoint:
@@ -77,6 +80,7 @@ class Endpoint:
         self.stream = StreamEndpoint(self.streams, verifier)
         self.websocket = RSocketEndpoint(self.streams, verifier, self.refusals)
         self.write_checkpoint = WriteCheckpointRoute(verifier, self.writes, lambda: self.hub.active)
+        self.uploads = () if settings.upload is None else (UploadRoute(verifier, settings.upload, self.refusals),)
 
     def health(self) -> Health:
         looked_at = self.hub.looked_at
@@ -103,6 +107,8 @@ class Endpoint:
             await self.hub.close()
             await self._head.close()
             await self._keys.close()
+            for upload in self.uploads:
+                await upload.close()
             self._threads.close()
 
 
@@ -125,6 +131,7 @@ def create_app(
             Route("/write-checkpoint2.json", endpoint.write_checkpoint.create, methods=["GET"]),
             Route("/sync/checkpoint-request", endpoint.write_checkpoint.request, methods=["POST"]),
             *(probe_routes(endpoint.health, lambda: True) if settings.probes else ()),
+            *(upload.route for upload in endpoint.uploads),
             StatusRoute(settings.admin_tokens, settings.sources, reader).route,
             *extra_routes,
             WebSocketRoute("/{path:path}", websocket),

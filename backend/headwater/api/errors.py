@@ -23,6 +23,7 @@ class ApiError(HeadwaterError):
 
     kind = Kind.REJECT
     status: ClassVar[int] = 400
+    retry_after: ClassVar[int | None] = None  # seconds
 
 
 class UnknownRouteError(ApiError):
@@ -114,4 +115,9 @@ def error_response(error: Exception) -> Response:
     }
     if known.details:
         body["details"] = known.details
-    return JSONResponse({"error": body}, status_code=known.status)
+    return JSONResponse({"error": body}, status_code=known.status, headers=_headers(error))
+
+
+def _headers(error: Exception) -> dict[str, str]:
+    seconds = error.retry_after if isinstance(error, ApiError) else None
+    return {} if seconds is None else {"retry-after": str(seconds)}

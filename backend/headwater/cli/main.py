@@ -19,6 +19,7 @@ from headwater.cli.rules.group import rules
 from headwater.cli.source.group import source
 from headwater.cli.store.group import store
 from headwater.cli.supervise import ChildStoppedError, end_with_supervisor
+from headwater.cli.upload.group import upload
 from headwater.config import ConfigSource
 from headwater.config.origin import CONFIG_B64, SYNC_B64
 from headwater.errors import HeadwaterError, Kind
@@ -75,6 +76,7 @@ cli.add_command(source)
 cli.add_command(store)
 cli.add_command(teardown)
 cli.add_command(test_connection)
+cli.add_command(upload)
 
 
 @cli.command(

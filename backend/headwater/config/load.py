@@ -18,6 +18,7 @@ from headwater.config.origin import ConfigSource, find_config, find_sync_base64
 from headwater.config.section import Findings, Section
 from headwater.config.sources import read_sources
 from headwater.config.storage import read_storage
+from headwater.config.upload import read_upload
 from headwater.pipeline.settings import SparkSettings
 from headwater.storage.address import StoreAddress
 
@@ -51,6 +52,7 @@ def load_config(source: ConfigSource, environment: Mapping[str, str], directory:
         logging=_logging(root, environment),
         prometheus_port=_prometheus_port(root.section("telemetry")),
         probes=_answers_probes(root),
+        upload=read_upload(root, sources),
     )
     _note_what_is_not_there(root)
     root.warn_unknown()
@@ -175,8 +177,6 @@ def _note_what_is_not_there(root: Section) -> None:
     """Keys of the published config without a counterpart."""
     root.no_effect("errors are reported to nobody but the log", "metadata")
     root.no_effect("sync queries do not see it", "parameters")
-    if "upload" in root:
-        root.error("is not supported by this version", "upload", fix="remove it")
     migrations = root.section("migrations")
     if migrations.boolean("disable_auto_migration", default=False):
         migrations.no_effect("a store is brought up to date when it is opened", "disable_auto_migration")

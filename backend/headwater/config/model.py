@@ -11,6 +11,7 @@ from headwater.api.auth.keys import Key
 from headwater.config.errors import ConfigError, ConfigIssue
 from headwater.pipeline.settings import SparkSettings
 from headwater.source.connect import SourceSettings
+from headwater.source.upload.settings import UploadSettings
 from headwater.storage.address import StoreAddress
 from headwater_rules.evaluate.limits import MOST_BUCKETS, MOST_RESULTS
 
@@ -81,8 +82,8 @@ class Logging:
 
 @dataclass(frozen=True, slots=True)
 class ServiceConfig:
-    """Everything that a process is told from outside. `probes` says whether the endpoint answers any; `warnings` are
-    for the person who wrote the config."""
+    """Everything that a process is told from outside. `probes` says whether the endpoint answers any, `upload` what
+    devices may write through it; `warnings` are for the person who wrote the config."""
 
     sources: tuple[SourceSettings, ...]
     storage: StoreAddress
@@ -95,6 +96,7 @@ class ServiceConfig:
     logging: Logging = Logging()
     prometheus_port: int | None = None
     probes: bool = True
+    upload: UploadSettings | None = None
     warnings: tuple[str, ...] = ()
 
     def source(self) -> SourceSettings:
@@ -104,6 +106,12 @@ class ServiceConfig:
                 "service config", [ConfigIssue("no source is configured", "replication.connections", fix=_ADD_SOURCE)]
             )
         return self.sources[0]
+
+    def uploads(self) -> UploadSettings:
+        """What devices may write. Raises ConfigError when that is not configured."""
+        if self.upload is None:
+            raise ConfigError("service config", [ConfigIssue("uploads are not configured", "upload", fix=_ADD_UPLOAD)])
+        return self.upload
 
     def sync_text(self) -> str:
         """The sync config's YAML. Raises ConfigError when there is none."""
@@ -115,4 +123,5 @@ class ServiceConfig:
 
 
 _ADD_SOURCE = "add one: replication: {connections: [{type: postgresql, uri: …}]}"
+_ADD_UPLOAD = "say what devices may write: upload: {role: app_user, tables: {todos: {}}}"
 _ADD_SYNC_CONFIG = "name its file: sync_config: {path: sync.yaml}"

@@ -125,6 +125,10 @@ class Section:
             self._mismatch(key, "a mapping")
         return Section({}, self.at(key), mark, self.findings)
 
+    def is_mapping(self, key: str) -> bool:
+        """Whether the key's value is a mapping, for those that may be something else."""
+        return isinstance(self._value(key), dict)
+
     def sections(self, key: str) -> list[Section]:
         """A list of mappings."""
         value = self._value(key)
@@ -138,6 +142,11 @@ class Section:
             for number, item in enumerate(value)
             if isinstance(item.value, dict)
         ]
+
+    def named(self, key: str) -> dict[str, Section]:
+        """A mapping of names to mappings; a name with nothing has an empty one."""
+        section = self.section(key)
+        return {name: section.section(name) for name in section._values}
 
     def pairs(self, key: str) -> dict[str, str]:
         """A mapping of names to scalars, each as text."""
@@ -169,6 +178,12 @@ class Section:
             if name not in self._known:
                 guess = suggestion(name, self._known)
                 self.warn(f"unknown key, ignored{f'; {guess}' if guess else ''}", name)
+
+    def refuse_unknown(self) -> None:
+        """As `warn_unknown`, where a misspelt key would leave something open."""
+        for name in self._values:
+            if name not in self._known:
+                self.error("unknown key", name, fix=suggestion(name, self._known))
 
     def _value(self, key: str) -> object:
         self._known.add(key)

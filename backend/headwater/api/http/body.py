@@ -9,13 +9,13 @@ from headwater.api.errors import BodyTooLargeError
 MAX_BODY = 1024 * 1024
 
 
-async def read_body(request: Request) -> bytes:
-    """The whole body. Raises BodyTooLargeError as soon as it is known to be too large."""
+async def read_body(request: Request, most: int = MAX_BODY) -> bytes:
+    """The whole body, of at most so many bytes. Raises BodyTooLargeError as soon as it is known to be too large."""
     parts: list[bytes] = []
     size = 0
     async for part in request.stream():
         size += len(part)
-        if size > MAX_BODY:
-            raise BodyTooLargeError(f"the request body is larger than {MAX_BODY} bytes", fix="send less")
+        if size > most:
+            raise BodyTooLargeError(f"the request body is larger than {most} bytes", fix="send less")
         parts.append(part)
     return b"".join(parts)

@@ -21,6 +21,7 @@ def source() -> None:
     "headwater source prepare -c headwater.yaml --admin-uri postgresql://postgres:secret@db.example.com/app",
     "headwater source prepare -c headwater.yaml --print-sql > prepare.sql   # for somebody with the rights to run",
     "headwater source prepare -c headwater.yaml --all-tables",
+    "headwater source prepare -c headwater.yaml --upload",
 ))  # fmt: skip
 @config_options
 @click.option("--all-tables", is_flag=True, help="Publish every table, not only those the sync config names.")
@@ -31,6 +32,7 @@ def source() -> None:
 @click.option("--triggers/--no-triggers", default=True,
               help="Make event triggers that tell of changed tables at once, where the role may.")  # fmt: skip
 @click.option("--remove-triggers", is_flag=True, help="Only take those event triggers away again.")
+@click.option("--upload", is_flag=True, help="Also make the tables, the role and the rights that uploads need.")
 @click.option("--print-sql", is_flag=True, help="Print the SQL of all that is missing, and do nothing.")
 def prepare_(
     configs: ConfigSource,
@@ -39,6 +41,7 @@ def prepare_(
     admin_uri: str | None,
     triggers: bool,
     remove_triggers: bool,
+    upload: bool,
     print_sql: bool,
 ) -> None:
     """Create the publication, grant the right to read its tables, and check settings, rights and free slots.
@@ -60,6 +63,7 @@ def prepare_(
         with_triggers=triggers,
         admin_uri=admin_uri,
         print_sql=print_sql,
+        upload=upload,
     )
 
 

@@ -11,6 +11,7 @@ from headwater.config.sources import with_login
 from headwater.source import triggers
 from headwater.source.readiness.finding import Finding
 from headwater.source.readiness.prepare import missing_sql, prepare, sql_block
+from headwater.source.upload.prepare import missing_for_uploads, prepare_uploads
 from headwater_rules.compiler.compile import compile_config
 
 
@@ -22,14 +23,18 @@ def prepare_source(
     with_triggers: bool = True,
     admin_uri: str | None = None,
     print_sql: bool = False,
+    upload: bool = False,
 ) -> None:
-    """Publish the tables that the sync config names, or all, and say what was done. With `print_sql` print the SQL,
-    and run none."""
+    """Publish the tables that the sync config names, or all, and say what was done; with `upload` also make what
+    uploads need. With `print_sql` print the SQL, and run none."""
     tables = None if all_tables else compile_config(config.sync_text()).plan.tables()
     admin = None if admin_uri is None else with_login(config.source(), admin_uri)
+    uploads = config.uploads() if upload else None
     if print_sql:
         missing = missing_sql(config.source(), tables, admin=admin, append_only=append_only)
         hints = triggers.missing_sql(config.source(), admin) if with_triggers else ()
+        if uploads is not None:
+            missing = (*missing, *missing_for_uploads(uploads, admin))
         if missing or not hints:
             click.echo(sql_block(missing) or "-- nothing is missing")
         if hints:
@@ -39,6 +44,9 @@ def prepare_source(
     prepared = prepare(config.source(), tables, admin=admin, append_only=append_only)
     installed = triggers.install(config.source(), admin) if with_triggers else triggers.Installed()
     _tell((*prepared.done, *installed.done), (*prepared.warnings, *installed.warnings))
+    if uploads is not None:
+        made = prepare_uploads(uploads, admin)
+        _tell(made.done, made.warnings)
     click.echo(f"ready: {len(prepared.tables)} tables are published from {config.source().address}")
     for table in prepared.tables:
         click.echo(f"  {table}")

@@ -1,0 +1,44 @@
+"""How many uploads are worked on at once, in all and of one user."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import ClassVar
+
+from headwater.api.errors import ApiError
+from headwater.errors import Kind
+
+
+class TooManyUploadsError(ApiError):
+    """More uploads are waiting than are taken at once, of everybody or of this user."""
+
+    kind: ClassVar[Kind] = Kind.RETRY
+    code = "HW_6102"
+    status: ClassVar[int] = 429
+    retry_after: ClassVar[int | None] = 2
+
+
+class UploadLimits:
+    """For one event loop."""
+
+    def __init__(self, most: int, most_per_user: int) -> None:
+        self._most = most
+        self._most_per_user = most_per_user
+        self._of_user: Counter[str] = Counter()
+
+    @contextmanager
+    def room_for(self, user_id: str) -> Iterator[None]:
+        """Count one in until it is done. Raises TooManyUploadsError."""
+        if self._of_user.total() >= self._most:
+            raise TooManyUploadsError("too many uploads are being taken", fix="send it again in a moment")
+        if self._of_user[user_id] >= self._most_per_user:
+            raise TooManyUploadsError("too many uploads of this user are being taken", fix="send them one by one")
+        self._of_user[user_id] += 1
+        try:
+            yield
+        finally:
+            self._of_user[user_id] -= 1
+            if not self._of_user[user_id]:
+                del self._of_user[user_id]

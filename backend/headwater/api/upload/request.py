@@ -1,0 +1,94 @@
+"""The body of an upload, from untrusted bytes to transactions.
+
+Only what says who wrote and in which order must be right here, or the whole request is refused. What is wrong with an
+entry itself is found out when it is applied, and puts its own transaction aside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from headwater.api.errors import ApiError
+from headwater.source.upload.entries import ClientTransaction, Entry, entry_of, sendable, transaction_of
+from headwater.source.upload.json_text import Json, Number, read_json
+
+MAX_CLIENT_ID = 200
+MAX_OP_ID = 2**63 - 1
+
+
+class InvalidUploadError(ApiError):
+    """The body of an upload does not say who wrote what in which order; nothing was done."""
+
+    code = "HW_6101"
+    status: ClassVar[int] = 400
+
+
+@dataclass(frozen=True, slots=True)
+class Upload:
+    """One request: transactions of one device, in their order."""
+
+    client_id: str
+    transactions: tuple[ClientTransaction, ...]
+
+
+def parse_upload(body: bytes) -> Upload:
+    """Raises InvalidUploadError that names the field."""
+    try:
+        document = read_json(body)
+    except ValueError:
+        raise InvalidUploadError("the body is not JSON", fix=_SHAPE) from None
+    if not isinstance(document, Mapping):
+        raise InvalidUploadError("the body is not an object", fix=_SHAPE)
+    transactions = []
+    before = 0
+    for place, each in enumerate(_list(document.get("transactions"), "transactions")):
+        transaction = _transaction(each, f"transactions[{place}]")
+        if transaction is None:
+            continue
+        if transaction.first_op <= before:
+            raise InvalidUploadError("op ids do not rise", f"transactions[{place}]", "send them in their order")
+        before = transaction.last_op
+        transactions.append(transaction)
+    return Upload(_client_id(document.get("client_id")), tuple(transactions))
+
+
+_SHAPE = "send {client_id, transactions: [{crud: [{op_id, op, type, id, data}]}]}"
+
+
+def _client_id(value: Json) -> str:
+    if not isinstance(value, str) or not 0 < len(value) <= MAX_CLIENT_ID or not sendable(value):
+        what = f"client_id is no text of 1 to {MAX_CLIENT_ID} characters"
+        raise InvalidUploadError(what, "client_id", "send what getClientId() of the SDK says")
+    return value
+
+
+def _transaction(value: Json, where: str) -> ClientTransaction | None:
+    crud = value.get("crud") if isinstance(value, Mapping) else None
+    entries = [_entry(each, f"{where}.crud[{place}]") for place, each in enumerate(_list(crud, f"{where}.crud"))]
+    if not entries:
+        return None
+    try:
+        return transaction_of(entries)
+    except ValueError:
+        raise InvalidUploadError("op ids do not rise", where, "send entries in their order") from None
+
+
+def _entry(value: Json, where: str) -> Entry:
+    number = value.get("op_id") if isinstance(value, Mapping) else None
+    if not isinstance(value, Mapping) or not isinstance(number, Number):
+        raise InvalidUploadError("it has no number op_id", where, "send entries as toJSON() of the SDK makes them")
+    text = number.text
+    if not text.isdecimal() or len(text) > 19 or not 0 < int(text) <= MAX_OP_ID:
+        raise InvalidUploadError("op_id is no positive whole number", where)
+    try:
+        return entry_of(int(text), value)
+    except ValueError:
+        raise InvalidUploadError("it is nested too deep", where) from None
+
+
+def _list(value: Json, where: str) -> Sequence[Json]:
+    if not isinstance(value, list):
+        raise InvalidUploadError(f"there is no list {where}", where, _SHAPE)
+    return value

@@ -1,0 +1,82 @@
+"""The handler of `POST /upload`."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import ClassVar
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from headwater.api.auth.verify import Verifier
+from headwater.api.errors import ApiError
+from headwater.api.http.body import read_body
+from headwater.api.refusals import Refusals, prove
+from headwater.api.upload.limits import UploadLimits
+from headwater.api.upload.request import parse_upload
+from headwater.errors import HeadwaterError, Kind
+from headwater.source.upload.apply import Outcome, Uploads
+from headwater.source.upload.connections import claims_text
+from headwater.source.upload.entries import ClientTransaction, Device
+from headwater.source.upload.settings import UploadSettings
+
+
+class UploadLaterError(ApiError):
+    """The source does not take the upload now. What of it was applied is remembered, so the same can be sent again."""
+
+    kind: ClassVar[Kind] = Kind.RETRY
+    code = "HW_6103"
+    status: ClassVar[int] = 503
+    retry_after: ClassVar[int | None] = 5
+
+
+class UploadRoute:
+    """Takes transactions in their order, each by itself."""
+
+    def __init__(self, verifier: Verifier, settings: UploadSettings, refusals: Refusals) -> None:
+        self._verifier = verifier
+        self._refusals = refusals
+        self._settings = settings
+        self._uploads = Uploads(settings)
+        self._limits = UploadLimits(settings.max_connections + settings.max_waiting, settings.max_per_user)
+        self.route = Route("/upload", self.answer, methods=["POST"])
+
+    async def close(self) -> None:
+        await self._uploads.close()
+
+    async def answer(self, request: Request) -> Response:
+        """Handle one request."""
+        user = await self._verifier.authorize(request.headers.get("authorization"))
+        prove(request, user.user_id)
+        with self._limits.room_for(user.user_id):
+            body = await read_body(request, self._settings.max_body_bytes)
+            upload = await asyncio.to_thread(parse_upload, body)
+            device = Device(user.user_id, upload.client_id, claims_text(user.claims))
+            answers = [_told(each, await self._take(device, each)) for each in upload.transactions]
+        return JSONResponse({"transactions": answers})
+
+    async def _take(self, device: Device, transaction: ClientTransaction) -> Outcome:
+        try:
+            return await self._uploads.take(device, transaction)
+        except HeadwaterError as error:
+            if error.kind is not Kind.RETRY:
+                raise
+            # what went wrong inside is for the log only
+            self._refusals.note(error.code, device.sub, "upload put off", {"reason": str(error)})
+            raise UploadLaterError("the source does not take the upload now", fix="send the same again") from error
+
+
+def _told(transaction: ClientTransaction, outcome: Outcome) -> dict[str, object]:
+    answer: dict[str, object] = {"last_op_id": transaction.last_op, "outcome": outcome.taken.value}
+    if outcome.letter is not None:
+        answer["dead_letter"] = outcome.letter
+    if outcome.refusal is not None:
+        refusal = outcome.refusal
+        answer["error"] = {
+            "code": refusal.code,
+            "description": refusal.message,
+            **({"sqlstate": refusal.sqlstate} if refusal.sqlstate else {}),
+            **({"op_id": refusal.op_id} if refusal.op_id is not None else {}),
+        }
+    return answer

@@ -1,0 +1,1 @@
+"""The commands `headwater upload …`, for writes of devices that could not be applied."""

@@ -1,0 +1,97 @@
+"""`upload`: what devices may write through the endpoint. Without this section they may write nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from headwater.config.section import Section
+from headwater.source.connect import SourceSettings
+from headwater.source.upload.settings import Conflict, Operation, TableRule, UploadSettings
+
+_LIMIT = 2**31 - 1
+_POLICIES = (Conflict.LAST_WRITE_WINS.value, Conflict.REJECT_CHANGED.value)
+_OPERATIONS = tuple(each.value for each in Operation)
+
+
+def read_upload(root: Section, sources: Sequence[SourceSettings]) -> UploadSettings | None:
+    """The settings, or None where the section is missing. What is wrong is noted as an error."""
+    if "upload" not in root:
+        return None
+    section = root.section("upload")
+    role = section.text("role")
+    if not role:
+        section.error("names no role that writes are done as", "role", fix=_ADD_ROLE)
+    tables = {name: _table(name, each) for name, each in section.named("tables").items()}
+    if not tables:
+        section.error("allows no table", "tables", fix="name those that devices may write: tables: {todos: {}}")
+    if not sources:
+        return None  # which is told already
+    defaults = UploadSettings(_login(section, sources[0]), role or "", tables)
+    settings = replace(
+        defaults,
+        search_path=section.texts("search_path") if "search_path" in section else defaults.search_path,
+        statement_timeout=section.integer("statement_timeout_seconds", defaults.statement_timeout, 1, 60),
+        lock_timeout=section.integer("lock_timeout_seconds", defaults.lock_timeout, 1, 60),
+        max_connections=section.integer("max_connections", defaults.max_connections, 1, 1000),
+        max_waiting=section.integer("max_waiting", defaults.max_waiting, 0, _LIMIT),
+        max_per_user=section.integer("max_per_user", defaults.max_per_user, 1, _LIMIT),
+        max_body_bytes=section.integer("max_body_mb", defaults.max_body_bytes >> 20, 1, 1024) << 20,
+        keep_days=section.integer("keep_days", defaults.keep_days, 1, 3650),
+    )
+    section.refuse_unknown()
+    return settings
+
+
+_ADD_ROLE = "add one without rights of its own, as role: app_user; `headwater source prepare --upload` makes it"
+
+
+def _login(section: Section, source: SourceSettings) -> SourceSettings:
+    """The source's own login, unless another is given."""
+    user = section.text("username")
+    password = section.text("password")
+    if user is None:
+        if password is not None:
+            section.error("is for a username, and none is given", "password", fix="add username")
+        return source
+    return replace(source, user=user, password=password or "")
+
+
+def _table(name: str, section: Section) -> TableRule:
+    schema, _, table = (section.text("table") or name).rpartition(".")
+    policy, function = _conflict(section)
+    rule = TableRule(
+        schema or "public",
+        table,
+        columns=frozenset(section.texts("columns")) if "columns" in section else None,
+        operations=_operations(section),
+        conflict=policy,
+        function=function,
+        key=section.texts("key") or None,
+        separator=section.text("key_separator") or "/",
+        row_security=section.boolean("row_security", default=True),
+        skip_gone=section.choice("when_gone", "park", ("park", "skip")) == "skip",
+    )
+    section.refuse_unknown()
+    return rule
+
+
+def _operations(section: Section) -> frozenset[Operation]:
+    if "operations" not in section:
+        return frozenset(Operation)
+    names = section.texts("operations")
+    if not names or not set(names) <= set(_OPERATIONS):
+        section.error(f"must name some of {', '.join(_OPERATIONS)}", "operations")
+        return frozenset()
+    return frozenset(Operation(name) for name in names)
+
+
+def _conflict(section: Section) -> tuple[Conflict, tuple[str, str] | None]:
+    if not section.is_mapping("conflict"):
+        return Conflict(section.choice("conflict", _POLICIES[0], _POLICIES)), None
+    choice = section.section("conflict")
+    schema, _, name = (choice.text("function") or "").rpartition(".")
+    choice.refuse_unknown()
+    if not schema or not name:
+        section.error("names no function with its schema", "conflict", fix="write conflict: {function: app.merge}")
+    return Conflict.FUNCTION, (schema, name)

@@ -1,0 +1,1 @@
+"""Writes of devices into the source: exactly once, as a role that row-level security binds."""

@@ -1,0 +1,194 @@
+"""One transaction of a device as one transaction of the source: applied, known from before, or put aside whole."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import random
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import Enum
+from typing import TypeVar
+
+import psycopg
+
+from headwater.failpoints import passing
+from headwater.source.upload import ledger
+from headwater.source.upload.connections import Connections, become, begin
+from headwater.source.upload.entries import ClientTransaction, Device, Entry, read_write
+from headwater.source.upload.errors import PostgresRefused, Refused, TryLater
+from headwater.source.upload.policies import apply_write, rule_for
+from headwater.source.upload.settings import UploadSettings
+from headwater.source.upload.shape import read_shapes
+
+ATTEMPTS = 4
+"""How often a transaction is tried that lost against another one, before the device is to come again."""
+
+SECONDS = 60.0
+"""For one transaction, its waiting for locks included."""
+
+_LOST_A_RACE = ("40001", "40P01")
+_PASSING = ("08", "40", "53", "57", "58", "55P03", "55006", "25006", "XX001", "XX002")
+"""SQLSTATEs that say nothing of the upload itself: connections, races, resources, operators, disks, locks, standbys."""
+
+log = logging.getLogger(__name__)
+Done = TypeVar("Done")
+
+
+class Taken(Enum):
+    """What became of a transaction."""
+
+    APPLIED = "applied"
+    KNOWN = "already_applied"
+    PARKED = "parked"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """`letter` is the dead letter of one that is parked, `refusal` why it was, where that was found out just now."""
+
+    taken: Taken
+    letter: int | None = None
+    refusal: Refused | None = None
+
+
+class Uploads:
+    """Takes transactions of devices. For one event loop."""
+
+    def __init__(self, settings: UploadSettings) -> None:
+        self._settings = settings
+        self._connections = Connections(settings)
+
+    async def close(self) -> None:
+        await self._connections.close()
+
+    async def take(self, device: Device, transaction: ClientTransaction) -> Outcome:
+        """Apply it, or put it aside: both are remembered, and the same again does nothing more.
+
+        Raises TryLater or SourceUnreachable when it is to be sent again; NotPrepared, UnsafeRole, TableNotReady or
+        SourceRefused when somebody has to mend something first. Nothing was done then.
+        """
+        try:
+            return await self.tried(lambda conn: self._apply(conn, device, transaction))
+        except Refused as refusal:
+            reason = refusal
+        letter = await self.tried(lambda conn: self._park(conn, device, transaction, reason))
+        if letter is None:
+            return Outcome(Taken.KNOWN)
+        _tell(device, transaction, reason, letter)
+        return Outcome(Taken.PARKED, letter, reason)
+
+    async def tried(self, work: Callable[[psycopg.AsyncConnection], Awaitable[Done]]) -> Done:
+        """Do `work`, which is one transaction, again where it lost against another or a kept connection had ended.
+        Raises what `take` does, and PostgresRefused."""
+        attempt = 0
+        while True:
+            attempt += 1
+            conn: psycopg.AsyncConnection | None = None
+            try:
+                async with asyncio.timeout(SECONDS), self._connections.use() as conn:
+                    return await work(conn)
+            except TimeoutError:
+                raise TryLater(f"it took more than {SECONDS:.0f} s", fix=_SEND_AGAIN) from None
+            except psycopg.Error as error:
+                if not _passes(error):
+                    raise refused_by_postgres(error) from None
+                again = (conn is not None and conn.closed) or error.sqlstate in _LOST_A_RACE
+                if attempt == ATTEMPTS or not again:
+                    raise TryLater(f"the source does not take it now: {_name(error)}", fix=_SEND_AGAIN) from None
+            await asyncio.sleep(random.uniform(0, 0.02 * 2**attempt))
+
+    async def _apply(self, conn: psycopg.AsyncConnection, device: Device, transaction: ClientTransaction) -> Outcome:
+        async with conn.transaction():
+            await begin(conn, self._settings)
+            client = await ledger.open_client(conn, device)
+            known = await ledger.known(conn, client, transaction)
+            if not known.new:
+                return Outcome(Taken.KNOWN if known.letter is None else Taken.PARKED, known.letter)
+            await ledger.note(conn, self._settings, client, known.new)
+            passing("upload.after_note")
+            await write_all(conn, self._settings, device, known.new)
+            passing("upload.before_commit")
+        passing("upload.after_commit")
+        return Outcome(Taken.APPLIED)
+
+    async def _park(
+        self, conn: psycopg.AsyncConnection, device: Device, transaction: ClientTransaction, refusal: Refused
+    ) -> int | None:
+        passing("upload.before_park")
+        async with conn.transaction():
+            await begin(conn, self._settings)
+            letter = await ledger.park(conn, self._settings, device, transaction, refusal)
+            passing("upload.before_park_commit")
+        passing("upload.after_park_commit")
+        return letter
+
+
+_SEND_AGAIN = "send it again"
+
+
+async def write_all(
+    conn: psycopg.AsyncConnection, settings: UploadSettings, device: Device, entries: Sequence[Entry]
+) -> None:
+    """Do the writes as the device's user, in their order. Raises Refused with the entry that fails."""
+    await become(conn, settings, device)
+    ruled = []
+    for entry in entries:
+        with _naming(entry.op_id):
+            write = read_write(entry)
+            ruled.append((write, rule_for(settings.tables, write)))
+    shapes = await read_shapes(conn, [rule for _, rule in ruled])
+    for write, rule in ruled:
+        with _naming(write.op_id):
+            await apply_write(conn, shapes[rule], write)
+        passing("upload.after_write")
+    await conn.execute("set constraints all immediate")  # so that a deferred one fails here
+
+
+@contextmanager
+def _naming(op_id: int) -> Iterator[None]:
+    try:
+        yield
+    except Refused as refusal:
+        refusal.op_id = op_id
+        raise
+    except psycopg.Error as error:
+        if _passes(error):
+            raise
+        raise refused_by_postgres(error, op_id) from None
+
+
+def refused_by_postgres(error: psycopg.Error, op_id: int | None = None) -> PostgresRefused:
+    """What Postgres says against an upload, in two parts: one without, and one that may have a value of the row."""
+    diag = error.diag
+    names = (diag.schema_name, diag.table_name, diag.constraint_name or diag.column_name)
+    return PostgresRefused(
+        f"Postgres refuses it: {_name(error)}",
+        ".".join(name for name in names if name),
+        sqlstate=error.sqlstate or "",
+        said=diag.message_primary or "",
+        op_id=op_id,
+    )
+
+
+def _name(error: psycopg.Error) -> str:
+    """Postgres' name of the condition, which never has a value in it."""
+    state = f" ({error.sqlstate})" if error.sqlstate else ""
+    return f"{type(error).__name__}{state}"
+
+
+def _passes(error: psycopg.Error) -> bool:
+    if error.sqlstate is None:
+        return isinstance(error, psycopg.OperationalError)
+    return error.sqlstate.startswith(_PASSING) and error.sqlstate != "40002"
+
+
+def _tell(device: Device, transaction: ClientTransaction, refusal: Refused, letter: int) -> None:
+    facts = {
+        "code": refusal.code, "user_id": device.sub[:300], "client_id": device.client_id[:300], "letter": letter,
+        "ops": [transaction.first_op, transaction.last_op], "op_id": refusal.op_id, "where": refusal.where,
+        "sqlstate": refusal.sqlstate,
+    }  # fmt: skip
+    log.warning("upload parked %s", json.dumps(facts))

@@ -1,0 +1,147 @@
+"""Dead letters: transactions of devices that could not be applied, for the operator to look at and decide on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import ClassVar
+
+import psycopg
+
+from headwater.errors import HeadwaterError, Kind
+from headwater.source.upload import ledger
+from headwater.source.upload.apply import Uploads, write_all
+from headwater.source.upload.connections import begin
+from headwater.source.upload.entries import ClientTransaction, Device, entry_of, transaction_of
+from headwater.source.upload.errors import Refused
+from headwater.source.upload.json_text import Number, read_json
+from headwater.source.upload.settings import UploadSettings
+
+_WAITING = """
+select d.id, c.sub, c.client_id, d.first_op, d.last_op, d.parked_at, d.attempts, d.code, coalesce(d.sqlstate, ''),
+       d.message, d.op_id, d.payload::text
+from headwater_upload.dead_letters d join headwater_upload.clients c using (client)
+where d.state = 'parked' and d.id = coalesce(%s, d.id) order by d.id
+"""
+
+_DEVICE = """
+select c.sub, c.client_id, d.claims::text, d.payload::text
+from headwater_upload.dead_letters d join headwater_upload.clients c using (client)
+where d.id = %s and d.state = 'parked'
+"""
+
+# That it was is kept, so that the same sent once more is not parked again; what it said is not
+_SETTLE = """
+update headwater_upload.dead_letters set state = %s, settled_at = now(), payload = null, claims = null
+where id = %s and state = 'parked' returning client
+"""
+
+_RELEASE = "update headwater_upload.taken set letter = null where client = %s and letter = %s"
+
+_FAILED = """
+update headwater_upload.dead_letters set attempts = attempts + 1, code = %s, sqlstate = %s, message = %s, op_id = %s
+where id = %s and state = 'parked'
+"""
+
+
+class UnknownLetter(HeadwaterError):
+    """No dead letter with this number waits: it was retried or discarded, or there was none."""
+
+    kind: ClassVar[Kind] = Kind.REJECT
+    code: ClassVar[str] = "HW_6123"
+
+    def __init__(self, letter: int) -> None:
+        super().__init__(f"no dead letter {letter} waits", fix="see `headwater upload list`")
+        self.args = (letter,)
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """One that waits. `message` and `payload`, the entries as JSON, have values of rows in them."""
+
+    id: int
+    sub: str
+    client_id: str
+    first_op: int
+    last_op: int
+    parked_at: datetime
+    attempts: int
+    code: str
+    sqlstate: str
+    message: str = field(repr=False)
+    op_id: int | None
+    payload: str = field(repr=False)
+
+
+class DeadLetters:
+    """The dead letters of one source."""
+
+    def __init__(self, settings: UploadSettings, uploads: Uploads) -> None:
+        self._settings = settings
+        self._uploads = uploads
+
+    async def waiting(self, letter: int | None = None) -> list[DeadLetter]:
+        """All, or the one with this number, in the order in which they came."""
+        return await self._uploads.tried(lambda conn: self._waiting(conn, letter))
+
+    async def retry(self, letter: int) -> None:
+        """Apply it now, as its user. Raises UnknownLetter, Refused if it can't be, or what `take` does."""
+        try:
+            await self._uploads.tried(lambda conn: self._retry(conn, letter))
+        except Refused as refusal:
+            reason = refusal
+            await self._uploads.tried(lambda conn: self._failed(conn, letter, reason))
+            raise
+
+    async def discard(self, letter: int) -> None:
+        """Give it up. Raises UnknownLetter."""
+        await self._uploads.tried(lambda conn: self._discard(conn, letter))
+
+    async def _waiting(self, conn: psycopg.AsyncConnection, letter: int | None) -> list[DeadLetter]:
+        with ledger.prepared():
+            rows = await (await conn.execute(_WAITING, [letter])).fetchall()
+        return [DeadLetter(*row) for row in rows]
+
+    async def _retry(self, conn: psycopg.AsyncConnection, letter: int) -> None:
+        async with conn.transaction():
+            await begin(conn, self._settings)
+            with ledger.prepared():
+                row = await (await conn.execute(_DEVICE, [letter])).fetchone()
+            if row is None:
+                raise UnknownLetter(letter)
+            device, transaction = Device(*row[:3]), transaction_in(row[3])
+            client = await ledger.open_client(conn, device)
+            entries = await ledger.not_applied(conn, client, transaction)
+            await self._settle(conn, letter, "applied")
+            if entries:
+                await write_all(conn, self._settings, device, entries)
+
+    async def _failed(self, conn: psycopg.AsyncConnection, letter: int, refusal: Refused) -> None:
+        why = [refusal.code, refusal.sqlstate or None, refusal.message, refusal.op_id]
+        await conn.execute(_FAILED, [*why, letter])
+
+    async def _discard(self, conn: psycopg.AsyncConnection, letter: int) -> None:
+        async with conn.transaction():
+            await begin(conn, self._settings)
+            await self._settle(conn, letter, "discarded")
+
+    async def _settle(self, conn: psycopg.AsyncConnection, letter: int, state: str) -> None:
+        with ledger.prepared():
+            row = await (await conn.execute(_SETTLE, [state, letter])).fetchone()
+            if row is None:
+                raise UnknownLetter(letter)
+            await conn.execute(_RELEASE, [row[0], letter])
+
+
+def transaction_in(payload: str) -> ClientTransaction:
+    """What `ClientTransaction.text` made."""
+    held = read_json(payload)
+    assert isinstance(held, list)
+    entries = []
+    for fields in held:
+        assert isinstance(fields, Mapping)
+        number = fields["op_id"]
+        assert isinstance(number, Number)
+        entries.append(entry_of(int(number.text), fields))
+    return transaction_of(entries)

@@ -1,0 +1,136 @@
+"""The tables that an upload writes to, as they are in the very transaction that does it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import psycopg
+
+from headwater.source.upload.errors import TableNotReady, UnsafeRole
+from headwater.source.upload.settings import Conflict, TableRule
+
+_TABLES = """
+select w.number, c.oid::bigint, row_security_active(c.oid), pg_get_userbyid(c.relowner) = current_user
+from unnest(%s::text[], %s::text[]) with ordinality as w (schema, name, number)
+  join pg_namespace n on n.nspname = w.schema
+  join pg_class c on c.relnamespace = n.oid and c.relname = w.name and c.relkind in ('r', 'p')
+"""
+
+# A domain is what it is made of, at any depth. Types compare by `=` where they have one of their own; all others by
+# their text.
+_COLUMNS = """
+select a.attrelid::bigint, a.attname, format_type(a.atttypid, a.atttypmod), a.attgenerated <> '',
+       base.oid::bigint, base.typtype::text, base.typcategory = 'A',
+       base.typtype = 'b' and base.typcategory <> 'A' and exists (
+         select from pg_operator o where o.oprname = '=' and o.oprleft = base.oid and o.oprright = base.oid)
+from pg_attribute a cross join lateral (
+  with recursive part as (
+    select t.oid, t.typtype, t.typcategory, t.typbasetype from pg_type t where t.oid = a.atttypid
+    union all
+    select t.oid, t.typtype, t.typcategory, t.typbasetype from pg_type t join part on t.oid = part.typbasetype
+  ) select * from part where typtype <> 'd') base
+where a.attrelid = any(%s::oid[]) and a.attnum > 0 and not a.attisdropped
+"""
+
+_KEYS = """
+select i.indrelid::bigint, i.indisprimary, array_agg(a.attname::text order by k.number)
+from pg_index i cross join unnest(i.indkey) with ordinality as k (attnum, number)
+  join pg_attribute a on a.attrelid = i.indrelid and a.attnum = k.attnum
+where i.indrelid = any(%s::oid[]) and i.indisunique and i.indimmediate and i.indisvalid
+  and i.indpred is null and i.indexprs is null and k.number <= i.indnkeyatts
+group by i.indexrelid, i.indrelid, i.indisprimary
+"""
+
+_ROLE = "select rolsuper or rolbypassrls from pg_roles where rolname = current_user"
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column. `type_name` is SQL; `base` the type's oid below all domains, `kind` its `typtype`."""
+
+    name: str
+    type_name: str
+    base: int
+    kind: str
+    is_array: bool
+    generated: bool
+    comparable: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TableShape:
+    """One table with its rule and the columns that its rows are found by."""
+
+    rule: TableRule
+    key: tuple[str, ...]
+    columns: Mapping[str, Column] = field(default_factory=dict)
+
+
+async def read_shapes(conn: psycopg.AsyncConnection, rules: Iterable[TableRule]) -> Mapping[TableRule, TableShape]:
+    """The tables as the current role has them. Raises UnsafeRole or TableNotReady."""
+    wanted = list(dict.fromkeys(rules))
+    await _check_role(conn)
+    names = [[rule.schema for rule in wanted], [rule.name for rule in wanted]]
+    found = {wanted[row[0] - 1]: row[1:] for row in await _fetch(conn, _TABLES, names)}
+    oids = [row[0] for row in found.values()]
+    columns: dict[int, dict[str, Column]] = {oid: {} for oid in oids}
+    for oid, name, type_name, generated, base, kind, is_array, comparable in await _fetch(conn, _COLUMNS, [oids]):
+        columns[oid][name] = Column(name, type_name, base, kind, is_array, generated, comparable)
+    keys: dict[int, list[tuple[bool, tuple[str, ...]]]] = {oid: [] for oid in oids}
+    for oid, primary, key in await _fetch(conn, _KEYS, [oids]):
+        keys[oid].append((primary, tuple(key)))
+    shapes = {}
+    for rule in wanted:
+        if rule not in found:
+            raise TableNotReady("the table is not in the source", rule.qualified_name, "correct upload.tables")
+        oid, secured, owned = found[rule]
+        _check_security(rule, secured=secured, owned=owned)
+        shapes[rule] = TableShape(rule, _key(rule, keys[oid]), columns[oid])
+    return shapes
+
+
+async def _check_role(conn: psycopg.AsyncConnection) -> None:
+    rows = await _fetch(conn, _ROLE, [])
+    if not rows or rows[0][0]:
+        raise UnsafeRole(
+            "row-level security does not bind the role of uploads",
+            "upload.role",
+            "take one that is no superuser, and run ALTER ROLE … NOBYPASSRLS",
+        )
+
+
+def _check_security(rule: TableRule, *, secured: bool, owned: bool) -> None:
+    if secured or not rule.row_security:
+        return
+    name = rule.qualified_name
+    what = "the role of uploads owns it, so row-level security does not apply" if owned else "it has none"
+    how = f"ALTER TABLE {name} {'FORCE' if owned else 'ENABLE'} ROW LEVEL SECURITY"
+    raise TableNotReady(
+        f"uploads need row-level security, and {what}",
+        name,
+        f"run {how}, with policies; or set row_security: false for it, to let every user write every row",
+    )
+
+
+def _key(rule: TableRule, unique: list[tuple[bool, tuple[str, ...]]]) -> tuple[str, ...]:
+    if rule.key is None:
+        primary = next((key for is_primary, key in unique if is_primary), None)
+        if primary is None:
+            raise TableNotReady("it has no primary key", rule.qualified_name, "add one, or name a unique key as `key`")
+        return primary
+    if not any(set(key) == set(rule.key) for _, key in unique):
+        fix = f"create a unique index on {', '.join(rule.key)}"
+        raise TableNotReady("nothing makes its key unique", rule.qualified_name, fix)
+    return rule.key
+
+
+def check_function(rule: TableRule) -> tuple[str, str]:
+    """The rule's function. Settings without one are a bug."""
+    assert rule.conflict is Conflict.FUNCTION
+    assert rule.function is not None
+    return rule.function
+
+
+async def _fetch(conn: psycopg.AsyncConnection, query: str, parameters: Sequence[object]) -> list[tuple]:  # type: ignore[type-arg]
+    return await (await conn.execute(query.encode(), parameters)).fetchall()

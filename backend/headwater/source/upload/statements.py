@@ -1,0 +1,168 @@
+"""The SQL of one write. Names come from the allow list and the catalog, and are quoted; values are parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from psycopg import sql
+
+from headwater.decode.builtin import Oid
+from headwater.source.upload.entries import sendable
+from headwater.source.upload.errors import BadEntry, WriteNotAllowed
+from headwater.source.upload.json_text import Json
+from headwater.source.upload.shape import Column, TableShape
+from headwater.source.upload.values import bind, typed
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """SQL with its parameters."""
+
+    query: sql.Composed
+    parameters: tuple[str | None, ...]
+
+
+Values = Mapping[str, Json]
+
+
+def named(*names: str) -> sql.SQL:
+    """A name, quoted. psycopg takes a % in an identifier for a placeholder."""
+    return sql.SQL(sql.Identifier(*names).as_string().replace("%", "%%"))
+
+
+def key_values(shape: TableShape, row_id: str) -> dict[str, Json]:
+    """The key columns' values in a device's row id. Raises BadEntry."""
+    if len(shape.key) == 1:
+        return {shape.key[0]: row_id}
+    parts = row_id.split(shape.rule.separator)
+    if len(parts) != len(shape.key):
+        what = f"the id of a row has {len(parts)} parts, and the key {len(shape.key)} columns"
+        raise BadEntry(what, shape.rule.qualified_name)
+    return dict(zip(shape.key, parts, strict=True))
+
+
+def allowed_values(shape: TableShape, row_id: str, values: Values) -> dict[str, Json]:
+    """What a device may write of `values`, its key left out. Raises WriteNotAllowed or BadEntry."""
+    key, written = key_values(shape, row_id), {}
+    for name, value in values.items():
+        if name in key:
+            if value != key[name]:
+                raise WriteNotAllowed("the key of a row can't be changed", f"{shape.rule.qualified_name}.{shown(name)}")
+        elif name != "id" or "id" in shape.columns:
+            _check_column(shape, name)
+            written[name] = value
+    return written
+
+
+def shown(name: str) -> str:
+    """A name that a stranger chose, for messages that Postgres has to hold."""
+    return ascii(name)[1:-1][:100] if not sendable(name) or not name.isprintable() else name[:100]
+
+
+def _check_column(shape: TableShape, name: str) -> None:
+    where = f"{shape.rule.qualified_name}.{shown(name)}"
+    if shape.rule.columns is not None and name not in shape.rule.columns:
+        raise WriteNotAllowed("upload.tables does not allow the column", where)
+    if name not in shape.columns:
+        raise WriteNotAllowed("the table has no such column", where)
+    if shape.columns[name].generated:
+        raise WriteNotAllowed("the column is generated", where)
+
+
+def insert(shape: TableShape, row_id: str, values: Values, *, on_conflict: str) -> Statement:
+    """`on_conflict` is `fail`, `nothing` or `update`."""
+    row = {**key_values(shape, row_id), **values}
+    bound = [bind(_column(shape, name), value) for name, value in row.items()]
+    key = _listed(shape.key)
+    match on_conflict:
+        case "fail":
+            then: sql.Composable = sql.SQL("")
+        case "update" if values:
+            pairs = [sql.SQL("{0} = excluded.{0}").format(named(name)) for name in values]
+            then = sql.SQL(" on conflict ({}) do update set {}").format(key, sql.SQL(", ").join(pairs))
+        case _:
+            then = sql.SQL(" on conflict ({}) do nothing").format(key)
+    query = sql.SQL("insert into {} ({}) values ({}){}").format(
+        _table(shape), _listed(row), sql.SQL(", ").join(expression for expression, _ in bound), then
+    )
+    return Statement(query, tuple(text for _, text in bound))
+
+
+def update(shape: TableShape, row_id: str, values: Values, old: Values | None) -> Statement:
+    """Of the row if it is there, and as `old` says where that is not None."""
+    bound = {name: bind(_column(shape, name), value) for name, value in values.items()}
+    pairs = [sql.SQL("{} = {}").format(named(name), expression) for name, (expression, _) in bound.items()]
+    where = _where(shape, row_id, old)
+    query = sql.SQL("update {} as t set {} where {}").format(_table(shape), sql.SQL(", ").join(pairs), where.query)
+    return Statement(query, (*(text for _, text in bound.values()), *where.parameters))
+
+
+def delete(shape: TableShape, row_id: str, old: Values | None) -> Statement:
+    """As `update`."""
+    where = _where(shape, row_id, old)
+    return Statement(sql.SQL("delete from {} as t where {}").format(_table(shape), where.query), where.parameters)
+
+
+def look(shape: TableShape, row_id: str, old: Values | None) -> Statement:
+    """One row, if the user sees the row at all: whether it is as `old` says."""
+    where, same = _where(shape, row_id, None), _same(shape, old or {})
+    query = sql.SQL("select {} from {} as t where {}").format(same.query, _table(shape), where.query)
+    return Statement(query, (*same.parameters, *where.parameters))
+
+
+def call(function: tuple[str, str], parameters: Sequence[str | None]) -> Statement:
+    """A policy's function, whose answer is read as text."""
+    types = ("text", "text", "text", "jsonb", "jsonb")
+    casts = [sql.SQL("{}::pg_catalog.{}").format(sql.Placeholder(), named(each)) for each in types]
+    query = sql.SQL("select {}({})::pg_catalog.text").format(named(*function), sql.SQL(", ").join(casts))
+    return Statement(query, tuple(parameters))
+
+
+def _where(shape: TableShape, row_id: str, old: Values | None) -> Statement:
+    key = {name: bind(_column(shape, name), value) for name, value in key_values(shape, row_id).items()}
+    parts = [sql.SQL("t.{} = {}").format(named(name), expression) for name, (expression, _) in key.items()]
+    same = _same(shape, old or {})
+    query = sql.SQL(" and ").join([*parts, same.query])
+    return Statement(query, (*(text for _, text in key.values()), *same.parameters))
+
+
+def _same(shape: TableShape, old: Values) -> Statement:
+    parts: list[sql.Composable] = [sql.SQL("true")]
+    parameters: list[str | None] = []
+    for name, value in old.items():
+        if name in shape.key:
+            continue
+        if name not in shape.columns:
+            where = f"{shape.rule.qualified_name}.{shown(name)}"
+            raise WriteNotAllowed("the table has no such column to compare", where)
+        part, text = _unchanged(shape.columns[name], value)
+        parts.append(part)
+        parameters.append(text)
+    return Statement(sql.SQL(" and ").join(parts), tuple(parameters))
+
+
+def _unchanged(column: Column, value: Json) -> tuple[sql.Composable, str | None]:
+    name = named(column.name)
+    expression, text = typed(column, value)
+    if column.base == Oid.JSON:
+        form = sql.SQL("t.{0}::pg_catalog.jsonb is not distinct from ({1})::pg_catalog.jsonb")
+    elif column.comparable:
+        form = sql.SQL("t.{0} is not distinct from {1}")
+    else:
+        form = sql.SQL("t.{0}::pg_catalog.text is not distinct from ({1})::pg_catalog.text")
+    return form.format(name, expression), text
+
+
+def _column(shape: TableShape, name: str) -> Column:
+    if name not in shape.columns:  # what a policy's function made up
+        raise BadEntry("the table has no such column", f"{shape.rule.qualified_name}.{shown(name)}")
+    return shape.columns[name]
+
+
+def _table(shape: TableShape) -> sql.Composable:
+    return named(shape.rule.schema, shape.rule.name)
+
+
+def _listed(names: Sequence[str] | Values) -> sql.Composed:
+    return sql.SQL(", ").join([named(name) for name in names])
