@@ -8,7 +8,6 @@ import uuid
 from base64 import urlsafe_b64encode
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -69,10 +68,6 @@ def client(demo: Demo, checkout: Checkout) -> Iterator[httpx.Client]:
         yield client
 
 
-def header(client: httpx.Client, user: str) -> dict[str, str]:
-    return {"authorization": f"Bearer {client.get('/demo/token', params={'user': user}).json()['token']}"}
-
-
 def test_the_two_people_come_first_and_every_guest_of_theirs_has_a_name(
     client: httpx.Client, demo_db: SourceDb
 ) -> None:
@@ -101,41 +96,6 @@ def test_there_is_no_token_for_a_stranger(client: httpx.Client, user: str) -> No
     response = client.get("/demo/token", params={"user": user})
     assert response.status_code == 404
     assert response.json()["error"]["description"] == "there is no such user"
-
-
-def test_an_upload_is_in_the_database_when_it_is_answered(client: httpx.Client, demo_db: SourceDb) -> None:
-    user = client.get("/demo/users").json()[0]["id"]
-    list_id = str(demo_db.fetch("select id from lists where owner_id = %s limit 1", user)[0][0])
-    row = str(uuid.uuid4())
-    data = {"list_id": list_id, "title": "Water the plants", "done": 0, "created_at": "2025-06-01T10:00:00.000Z"}
-    batch = {"batch": [{"op": "PUT", "type": "todos", "id": row, "data": data}]}
-    response = client.post("/demo/upload", json=batch, headers=header(client, user))
-    assert (response.status_code, response.json()) == (200, {})
-    assert demo_db.fetch("select title, done from todos where id = %s", row) == [("Water the plants", False)]
-
-
-def test_a_refused_upload_says_why(client: httpx.Client, demo_db: SourceDb) -> None:
-    ada, ben = (user["id"] for user in client.get("/demo/users").json()[:2])
-    private = str(demo_db.fetch("select id from lists where name = 'Reading' and owner_id = %s", ada)[0][0])
-    batch = {"batch": [{"op": "DELETE", "type": "lists", "id": private, "data": None}]}
-    response = client.post("/demo/upload", json=batch, headers=header(client, ben))
-    assert response.status_code == 403
-    assert response.json()["error"]["description"] == "the list belongs to somebody else"
-
-
-@pytest.mark.parametrize("token", [None, "Bearer nonsense", "Basic YTpi"])
-def test_an_upload_without_a_valid_token_is_not_looked_at(client: httpx.Client, token: str | None) -> None:
-    headers = {} if token is None else {"authorization": token}
-    assert client.post("/demo/upload", content=b"{", headers=headers).status_code == 401
-
-
-def test_while_the_database_is_away_devices_are_told_to_try_again(demo: Demo, checkout: Checkout) -> None:
-    with served(demo, checkout) as client:
-        user = client.get("/demo/users").json()[0]["id"]
-        headers = header(client, user)
-    away = replace(demo, source=replace(demo.source, port=1))
-    with served(away, checkout) as client:
-        assert client.post("/demo/upload", json={"batch": []}, headers=headers).status_code == 503
 
 
 @pytest.mark.parametrize("path", ["/", "/demo"])

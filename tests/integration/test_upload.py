@@ -45,6 +45,7 @@ def test_a_transaction_is_applied_whole_or_waits_whole_and_the_next_one_goes_on(
     assert [answer["last_op_id"] for answer in answers] == [1, 3, 4]
     assert (answers[1]["error"]["sqlstate"], answers[1]["error"]["op_id"]) == ("23514", 3)
     assert [row[0] for row in uploads.rows(ALL)] == ["1", "4"]
+    assert device.answers(bad) == answers[1:2]
 
 
 def test_the_same_batch_three_times_or_half_of_it_again_is_applied_once(uploads: Uploads) -> None:
@@ -363,6 +364,20 @@ def waits_for_a_lock(db: SourceDb) -> None:
         "select from pg_stat_activity where application_name = 'headwater upload' and wait_event_type = 'Lock'"
     ):
         pass
+
+
+def test_dead_letters_do_not_pile_up_without_end(source_db: SourceDb, uploads_of: Callable[..., Uploads]) -> None:
+    source_db.execute(NOTES)
+    uploads = uploads_of({"notes": RULE}, max_parked_per_user=3)
+    phone, tablet, ben = uploads.device("ann"), uploads.device("ann"), uploads.device("ben")
+    bad = put("notes", "1", owner="ann", title="")
+    for device in (phone, tablet, phone):
+        device.parked(bad)
+    held = tablet.transaction(bad)
+    assert tablet.post(held).status_code == 503
+    ben.parked(bad)
+    uploads.db.execute("update headwater_upload.dead_letters set state = 'discarded' where id = 1")
+    assert tablet.answers(held)[0]["outcome"] == "parked"
 
 
 def test_uploads_never_use_a_connection_that_replicates(uploads: Uploads) -> None:

@@ -17,14 +17,17 @@ from psycopg import sql
 from headwater.api.http.server import bind
 from headwater.cli.signals import stop_on_signals
 from headwater.cli.supervise import Child, supervise
+from headwater.config import ConfigSource, load_config
 from headwater.config.origin import SYNC_B64
 from headwater.dev.checkout import Checkout, find_checkout
 from headwater.dev.ready import Address, what_to_try, when_ready
 from headwater.dev.sample import fill, is_filled, row_count
+from headwater.dev.upload import make_policies
 from headwater.dev.workspace import Workspace, open_workspace
 from headwater.embedded.postgres import EmbeddedPostgres
 from headwater.source.connect import SourceSettings
 from headwater.source.readiness.prepare import prepare
+from headwater.source.upload.prepare import prepare_uploads
 from headwater_rules.compiler.compile import compile_config
 
 _DATABASE = "demo"
@@ -49,6 +52,8 @@ def run(host: str, port: int, rows: int, keep: Path | None) -> None:
         if not _make_source(server, source, checkout, rows, lambda: not stop.is_set()):
             return
         workspace.write_config(source, checkout.rules, address.host, address.port)
+        config = load_config(ConfigSource(path=workspace.config), {}, workspace.root)
+        prepare_uploads(config.uploads())
         reserved.close()
         dsn = f"postgresql://{_USER}@127.0.0.1:{server.port}/{_DATABASE}"
         text = what_to_try(address, dsn, server.binaries.bin_dir, checkout, workspace.root if keep else None)
@@ -75,6 +80,7 @@ def _make_source(
             return False
         else:
             _say(f"made {row_count(conn):,} rows of sample data in {time.monotonic() - started:.1f} s")
+        make_policies(conn)
     prepare(source, compile_config(checkout.rules.read_text(encoding="utf-8")).plan.tables())
     return keep_on()
 

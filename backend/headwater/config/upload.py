@@ -36,6 +36,7 @@ def read_upload(root: Section, sources: Sequence[SourceSettings]) -> UploadSetti
         max_connections=section.integer("max_connections", defaults.max_connections, 1, 1000),
         max_waiting=section.integer("max_waiting", defaults.max_waiting, 0, _LIMIT),
         max_per_user=section.integer("max_per_user", defaults.max_per_user, 1, _LIMIT),
+        max_parked_per_user=section.integer("max_parked_per_user", defaults.max_parked_per_user, 1, _LIMIT),
         max_body_bytes=section.integer("max_body_mb", defaults.max_body_bytes >> 20, 1, 1024) << 20,
         keep_days=section.integer("keep_days", defaults.keep_days, 1, 3650),
     )

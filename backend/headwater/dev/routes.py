@@ -1,9 +1,8 @@
-"""What the demo adds to the endpoint, on the same port: its people, their tokens, their writes, and the page."""
+"""What the demo adds to the endpoint, on the same port: its people, their tokens, and the page."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 from uuid import UUID
@@ -16,14 +15,10 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
-from headwater.api.auth.keys import Key, StaticKeys
+from headwater.api.auth.keys import Key
 from headwater.api.auth.sign import sign
-from headwater.api.auth.verify import Verifier
 from headwater.api.errors import ApiError
-from headwater.api.http.body import read_body
 from headwater.dev.checkout import Checkout
-from headwater.dev.upload import apply_batch
-from headwater.dev.writes import ForbiddenWriteError, Write, parse_batch
 from headwater.source.connect import SourceSettings, connect
 
 TOKEN_SECONDS = 3600
@@ -65,17 +60,6 @@ class Demo:
         token = sign(claims, self.key)
         return JSONResponse({"token": token, "endpoint": str(request.base_url).rstrip("/")})
 
-    async def upload(self, request: Request) -> Response:
-        """The writes of one local transaction of a device."""
-        verifier = Verifier(StaticKeys((self.key,)), frozenset({self.audience}))
-        principal = await verifier.authorize(request.headers.get("authorization"))
-        user = _uuid(principal.user_id)
-        if user is None:
-            raise ForbiddenWriteError("the token is for none of the demo's users")
-        writes = parse_batch(await read_body(request))
-        await anyio.to_thread.run_sync(self._apply, user, writes)
-        return JSONResponse({})
-
     def _users(self) -> list[tuple[UUID, str]]:
         with self._connect() as conn:
             query = "select id, name from users order by created_at, id limit %s"
@@ -84,10 +68,6 @@ class Demo:
     def _exists(self, user: UUID) -> bool:
         with self._connect() as conn:
             return conn.execute("select from users where id = %s", [user]).fetchone() is not None
-
-    def _apply(self, user: UUID, writes: Sequence[Write]) -> None:
-        with self._connect() as conn:
-            apply_batch(conn, user, writes)
 
     def _connect(self) -> psycopg.Connection:
         return connect(self.source, application_name="headwater demo")
@@ -122,7 +102,6 @@ def demo_routes(demo: Demo, checkout: Checkout) -> list[BaseRoute]:
         Route("/demo", _to_page),
         Route("/demo/users", demo.users),
         Route("/demo/token", demo.token),
-        Route("/demo/upload", demo.upload, methods=["POST"]),
         Mount("/demo", Page(checkout)),
     ]
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from ruamel.yaml import YAML
 
+from headwater.dev.upload import upload_section
 from headwater.errors import HeadwaterError
 from headwater.source.connect import SourceSettings
 
@@ -73,6 +74,7 @@ class Workspace:
             "host": host,
             "port": port,
             "sync_config": {"path": str(rules)},
+            "upload": upload_section(),
             "spark": {
                 "conf": {
                     "spark.local.dir": str(self.scratch),

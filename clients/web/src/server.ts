@@ -7,8 +7,13 @@ export interface User {
   name: string;
 }
 
-/** A write that the server will not take, however often it is sent. */
-export class Refused extends Error {}
+interface Credentials {
+  token: string;
+  endpoint: string;
+}
+
+/** Local transactions that are sent at once, when the device was offline for a while. */
+const BATCH = 100;
 
 async function getJson<T>(address: string): Promise<T> {
   const response = await fetch(address, { cache: 'no-store' });
@@ -18,20 +23,23 @@ async function getJson<T>(address: string): Promise<T> {
 
 export const fetchUsers = (): Promise<User[]> => getJson('users');
 
-const fetchToken = (user: User): Promise<{ token: string; endpoint: string }> =>
+const fetchToken = (user: User): Promise<Credentials> =>
   getJson(`token?user=${encodeURIComponent(user.id)}`);
 
-async function upload(transaction: CrudTransaction, token: string): Promise<void> {
-  const batch = transaction.crud.map(({ op, table, id, opData }) => ({ op, type: table, id, data: opData ?? null }));
-  const response = await fetch('upload', {
+interface Answer {
+  transactions: { outcome: 'applied' | 'already_applied' | 'parked'; error?: { description: string } }[];
+}
+
+/** Send transactions in their order. What the server refuses for good it puts aside; the reasons are returned. */
+async function upload(client_id: string, transactions: CrudTransaction[], { token, endpoint }: Credentials): Promise<string[]> {
+  const response = await fetch(`${endpoint}/upload`, {
     method: 'POST',
     headers: { 'content-type': 'application/json', authorization: `Bearer ${token}` },
-    body: JSON.stringify({ batch })
+    body: JSON.stringify({ client_id, transactions })
   });
-  if (response.ok) return;
-  const reason = reasonIn(await response.text()) || `status ${response.status}`;
-  const mayPassLater = response.status >= 500 || response.status === 401 || response.status === 429;
-  throw mayPassLater ? new Error(reason) : new Refused(reason);
+  if (!response.ok) throw new Error(reasonIn(await response.text()) || `status ${response.status}`);
+  const answer = (await response.json()) as Answer;
+  return answer.transactions.flatMap(({ error }) => (error ? [error.description] : []));
 }
 
 /** The description in the service's error body, or the body as it is. */
@@ -44,23 +52,22 @@ function reasonIn(body: string): string {
   }
 }
 
-/** Signs in as `user`, and sends the local writes of a database to the server, a transaction at a time. */
+/** Signs in as `user`, and sends the local writes of a database to the server, in the order in which they were made. */
 export function connectorFor(user: User, onRefused: (reason: string) => void): PowerSyncBackendConnector {
   return {
     fetchCredentials: () => fetchToken(user),
 
     async uploadData(database: CommonPowerSyncDatabase) {
-      const transaction = await database.getNextCrudTransaction();
-      if (!transaction) return;
-      const { token } = await fetchToken(user);
-      try {
-        await upload(transaction, token);
-      } catch (error) {
-        if (!(error instanceof Refused)) throw error;
-        // Kept in the queue it would block every later write; given up, the server's version comes back.
-        onRefused(error.message);
+      const transactions: CrudTransaction[] = [];
+      for await (const transaction of database.getCrudTransactions()) {
+        transactions.push(transaction);
+        if (transactions.length === BATCH) break;
       }
-      await transaction.complete();
+      const last = transactions.at(-1);
+      if (!last) return;
+      const refused = await upload(await database.getClientId(), transactions, await fetchToken(user));
+      refused.forEach(onRefused);
+      await last.complete();
     }
   };
 }

@@ -42,6 +42,7 @@ upload:
   max_connections: 3
   max_waiting: 4
   max_per_user: 5
+  max_parked_per_user: 50
   max_body_mb: 6
   keep_days: 30
   tables:
@@ -62,7 +63,7 @@ upload:
     assert "hush" not in repr(upload)
     assert (upload.search_path, upload.statement_timeout, upload.lock_timeout) == (("app", "public"), 20, 2)
     assert (upload.max_connections, upload.max_waiting, upload.max_per_user) == (3, 4, 5)
-    assert (upload.max_body_bytes, upload.keep_days) == (6 << 20, 30)
+    assert (upload.max_body_bytes, upload.keep_days, upload.max_parked_per_user) == (6 << 20, 30, 50)
     assert upload.tables == {
         "todos": TableRule(
             "app",

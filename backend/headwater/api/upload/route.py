@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import ClassVar
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from headwater.api.auth.verify import Verifier
+from headwater.api.auth.verify import Principal, Verifier
 from headwater.api.errors import ApiError
 from headwater.api.http.body import read_body
 from headwater.api.refusals import Refusals, prove
 from headwater.api.upload.limits import UploadLimits
-from headwater.api.upload.request import parse_upload
+from headwater.api.upload.request import InvalidUploadError, parse_upload
 from headwater.errors import HeadwaterError, Kind
 from headwater.source.upload.apply import Outcome, Uploads
-from headwater.source.upload.connections import claims_text
 from headwater.source.upload.entries import ClientTransaction, Device
 from headwater.source.upload.settings import UploadSettings
 
@@ -39,6 +39,7 @@ class UploadRoute:
         self._refusals = refusals
         self._settings = settings
         self._uploads = Uploads(settings)
+        self._working = asyncio.Semaphore(settings.max_connections)
         self._limits = UploadLimits(settings.max_connections + settings.max_waiting, settings.max_per_user)
         self.route = Route("/upload", self.answer, methods=["POST"])
 
@@ -51,9 +52,10 @@ class UploadRoute:
         prove(request, user.user_id)
         with self._limits.room_for(user.user_id):
             body = await read_body(request, self._settings.max_body_bytes)
-            upload = await asyncio.to_thread(parse_upload, body)
-            device = Device(user.user_id, upload.client_id, claims_text(user.claims))
-            answers = [_told(each, await self._take(device, each)) for each in upload.transactions]
+            async with self._working:  # parsed, a body takes many times its bytes
+                upload = await asyncio.to_thread(parse_upload, body)
+                device = Device(user.user_id, upload.client_id, _claims(user))
+                answers = [_told(each, await self._take(device, each)) for each in upload.transactions]
         return JSONResponse({"transactions": answers})
 
     async def _take(self, device: Device, transaction: ClientTransaction) -> Outcome:
@@ -67,16 +69,24 @@ class UploadRoute:
             raise UploadLaterError("the source does not take the upload now", fix="send the same again") from error
 
 
+def _claims(user: Principal) -> str:
+    """The token's claims as any setting of Postgres can hold them."""
+    try:
+        return json.dumps(user.claims, allow_nan=False)
+    except ValueError:
+        raise InvalidUploadError("the token has a number that JSON has not", "claims", "issue it without") from None
+
+
 def _told(transaction: ClientTransaction, outcome: Outcome) -> dict[str, object]:
     answer: dict[str, object] = {"last_op_id": transaction.last_op, "outcome": outcome.taken.value}
-    if outcome.letter is not None:
-        answer["dead_letter"] = outcome.letter
-    if outcome.refusal is not None:
-        refusal = outcome.refusal
-        answer["error"] = {
-            "code": refusal.code,
-            "description": refusal.message,
-            **({"sqlstate": refusal.sqlstate} if refusal.sqlstate else {}),
-            **({"op_id": refusal.op_id} if refusal.op_id is not None else {}),
+    reason = outcome.reason
+    if reason is not None:
+        error = {
+            "code": reason.code,
+            "description": reason.message,
+            "sqlstate": reason.sqlstate or None,
+            "op_id": reason.op_id,
         }
+        answer["dead_letter"] = outcome.letter
+        answer["error"] = {name: value for name, value in error.items() if value is not None}
     return answer

@@ -72,7 +72,7 @@ async def _retry(config: ServiceConfig, numbers: Sequence[int] | None) -> int:
                 await letters.retry(number)
                 click.echo(f"{number}: applied")
             except Refused as refusal:
-                click.echo(f"{number}: refused again: [{refusal.code}] {refusal.message}", err=True)
+                click.echo(f"{number}: refused again: [{refusal.code}] {refusal.reason.message}", err=True)
                 code = 1
     return code
 

@@ -18,7 +18,7 @@ from headwater.failpoints import passing
 from headwater.source.upload import ledger
 from headwater.source.upload.connections import Connections, become, begin
 from headwater.source.upload.entries import ClientTransaction, Device, Entry, read_write
-from headwater.source.upload.errors import PostgresRefused, Refused, TryLater
+from headwater.source.upload.errors import PostgresRefused, Reason, Refused, TryLater
 from headwater.source.upload.policies import apply_write, rule_for
 from headwater.source.upload.settings import UploadSettings
 from headwater.source.upload.shape import read_shapes
@@ -47,11 +47,11 @@ class Taken(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """`letter` is the dead letter of one that is parked, `refusal` why it was, where that was found out just now."""
+    """`letter` is the dead letter of one that is parked, and `reason` why it is."""
 
     taken: Taken
     letter: int | None = None
-    refusal: Refused | None = None
+    reason: Reason | None = None
 
 
 class Uploads:
@@ -73,12 +73,12 @@ class Uploads:
         try:
             return await self.tried(lambda conn: self._apply(conn, device, transaction))
         except Refused as refusal:
-            reason = refusal
-        letter = await self.tried(lambda conn: self._park(conn, device, transaction, reason))
+            why = refusal
+        letter = await self.tried(lambda conn: self._park(conn, device, transaction, why))
         if letter is None:
             return Outcome(Taken.KNOWN)
-        _tell(device, transaction, reason, letter)
-        return Outcome(Taken.PARKED, letter, reason)
+        _tell(device, transaction, why, letter)
+        return Outcome(Taken.PARKED, letter, why.reason)
 
     async def tried(self, work: Callable[[psycopg.AsyncConnection], Awaitable[Done]]) -> Done:
         """Do `work`, which is one transaction, again where it lost against another or a kept connection had ended.
@@ -106,7 +106,8 @@ class Uploads:
             client = await ledger.open_client(conn, device)
             known = await ledger.known(conn, client, transaction)
             if not known.new:
-                return Outcome(Taken.KNOWN if known.letter is None else Taken.PARKED, known.letter)
+                reason = None if known.letter is None else await ledger.reason_of(conn, known.letter)
+                return Outcome(Taken.KNOWN if reason is None else Taken.PARKED, known.letter, reason)
             await ledger.note(conn, self._settings, client, known.new)
             passing("upload.after_note")
             await write_all(conn, self._settings, device, known.new)

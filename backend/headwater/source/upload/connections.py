@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -91,8 +90,3 @@ async def become(conn: psycopg.AsyncConnection, settings: UploadSettings, device
         missing = isinstance(error, psycopg.errors.InvalidParameterValue)
         what = "there is no such role" if missing else f"the login {settings.login.user} may not become it"
         raise UnsafeRole(what, f"upload.role: {settings.role}", "run `headwater source prepare --upload`") from None
-
-
-def claims_text(claims: object) -> str:
-    """Claims as JSON that any setting can hold."""
-    return json.dumps(claims, default=str)

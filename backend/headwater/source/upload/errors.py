@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import ClassVar
 
 from headwater.errors import HeadwaterError, Kind
@@ -32,10 +33,21 @@ class Refused(HeadwaterError):
         self.op_id = op_id
 
     @property
-    def message(self) -> str:
+    def reason(self) -> Reason:
         """For the device and the dead letter."""
         place = f" ({self.where})" if self.where else ""
-        return f"{self.what}{place}{f': {self.said}' if self.said else ''}{f'; {self.fix}' if self.fix else ''}"
+        message = f"{self.what}{place}{f': {self.said}' if self.said else ''}{f'; {self.fix}' if self.fix else ''}"
+        return Reason(self.code, self.sqlstate, message, self.op_id)
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """Why a transaction is parked, as its dead letter tells. May have a value of the row in it."""
+
+    code: str
+    sqlstate: str
+    message: str
+    op_id: int | None
 
 
 class WriteNotAllowed(Refused):
@@ -102,6 +114,13 @@ class TableNotReady(HeadwaterError):
     """A table of `upload.tables` can't be written as configured."""
 
     code: ClassVar[str] = "HW_6122"
+
+
+class TooManyLetters(HeadwaterError):
+    """So many of a user's transactions wait as dead letters that no more are put aside: an operator has to look."""
+
+    kind: ClassVar[Kind] = Kind.RETRY
+    code: ClassVar[str] = "HW_6124"
 
 
 class TryLater(HeadwaterError):

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import psycopg
 
 from headwater.source.upload.entries import DIGEST_BYTES, ClientTransaction, Device, Entry
-from headwater.source.upload.errors import NotPrepared, OpIdReused, OpIdTooOld, Refused
+from headwater.source.upload.errors import NotPrepared, OpIdReused, OpIdTooOld, Reason, Refused, TooManyLetters
 from headwater.source.upload.settings import UploadSettings
 
 PRUNE_EVERY = 256
@@ -50,6 +50,16 @@ insert into headwater_upload.dead_letters
   (client, first_op, digest, last_op, code, sqlstate, message, op_id, payload, claims)
 values (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s)
 on conflict (client, first_op, digest) do nothing returning id
+"""
+
+_REASON = """
+select code, sqlstate, message, op_id from headwater_upload.dead_letters where id = %s and state = 'parked'
+"""
+
+_WAITING = """
+select count(*) from (
+  select from headwater_upload.clients c join headwater_upload.dead_letters d using (client)
+  where left(c.sub, 200) = left(%s, 200) and c.sub = %s and d.state = 'parked' limit %s) w
 """
 
 _LETTER = """
@@ -149,8 +159,10 @@ async def park(
     if all(entry.op_id in taken and taken[entry.op_id].digest == entry.digest for entry in transaction.entries):
         return (await known(conn, client, transaction)).letter  # another request was faster
     identity = [client.number, transaction.first_op, transaction.digest]
-    why = [refusal.code, refusal.sqlstate or None, refusal.message, refusal.op_id]
+    reason = refusal.reason
+    why = [reason.code, reason.sqlstate, reason.message, reason.op_id]
     with prepared():
+        await _check_room(conn, settings, device)
         parked = await conn.execute(_PARK, [*identity, transaction.last_op, *why, transaction.text, device.claims])
         made = await parked.fetchone()
         if made is None:
@@ -160,6 +172,24 @@ async def park(
     if new:
         await note(conn, settings, client, new, made[0])
     return int(made[0])
+
+
+async def reason_of(conn: psycopg.AsyncConnection, letter: int) -> Reason | None:
+    """Why a dead letter is one, if it still is."""
+    with prepared():
+        row = await (await conn.execute(_REASON, [letter])).fetchone()
+    return None if row is None else Reason(*row)
+
+
+async def _check_room(conn: psycopg.AsyncConnection, settings: UploadSettings, device: Device) -> None:
+    """What nobody may write anywhere else must not fill the database as dead letters."""
+    row = await (await conn.execute(_WAITING, [device.sub, device.sub, settings.max_parked_per_user])).fetchone()
+    if row is not None and row[0] >= settings.max_parked_per_user:
+        raise TooManyLetters(
+            f"{row[0]} dead letters of one user wait",
+            "upload.max_parked_per_user",
+            "see `headwater upload list`, and retry or discard them",
+        )
 
 
 async def not_applied(

@@ -19,7 +19,7 @@ from headwater.source.upload.json_text import Number, read_json
 from headwater.source.upload.settings import UploadSettings
 
 _WAITING = """
-select d.id, c.sub, c.client_id, d.first_op, d.last_op, d.parked_at, d.attempts, d.code, coalesce(d.sqlstate, ''),
+select d.id, c.sub, c.client_id, d.first_op, d.last_op, d.parked_at, d.attempts, d.code, d.sqlstate,
        d.message, d.op_id, d.payload::text
 from headwater_upload.dead_letters d join headwater_upload.clients c using (client)
 where d.state = 'parked' and d.id = coalesce(%s, d.id) order by d.id
@@ -118,7 +118,8 @@ class DeadLetters:
                 await write_all(conn, self._settings, device, entries)
 
     async def _failed(self, conn: psycopg.AsyncConnection, letter: int, refusal: Refused) -> None:
-        why = [refusal.code, refusal.sqlstate or None, refusal.message, refusal.op_id]
+        reason = refusal.reason
+        why = [reason.code, reason.sqlstate, reason.message, reason.op_id]
         await conn.execute(_FAILED, [*why, letter])
 
     async def _discard(self, conn: psycopg.AsyncConnection, letter: int) -> None:

@@ -35,6 +35,7 @@ _CREATE = {
   taken_at timestamptz NOT NULL DEFAULT now(),
   PRIMARY KEY (client, last_op)
 )""",
+    "clients_by_sub": f"CREATE INDEX clients_by_sub ON {SCHEMA}.clients (left(sub, 200))",
     "dead_letters": f"""CREATE TABLE {SCHEMA}.dead_letters (
   id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
   client bigint NOT NULL REFERENCES {SCHEMA}.clients ON DELETE CASCADE,
@@ -43,7 +44,7 @@ _CREATE = {
   digest bytea NOT NULL,
   state text NOT NULL DEFAULT 'parked' CHECK (state IN ('parked', 'applied', 'discarded')),
   code text NOT NULL,
-  sqlstate text,
+  sqlstate text NOT NULL,
   message text NOT NULL,
   op_id bigint,
   payload json,
@@ -55,6 +56,8 @@ _CREATE = {
 )""",
 }
 
+_TABLES = ("clients", "taken", "dead_letters")
+_MADE = "select from pg_class c join pg_namespace n on n.oid = c.relnamespace where n.nspname = %s and c.relname = %s"
 _RIGHTS = ("SELECT", "INSERT", "UPDATE", "DELETE")
 
 
@@ -99,12 +102,12 @@ def _missing(conn: psycopg.Connection, settings: UploadSettings) -> Iterator[str
     if not own:
         yield f"CREATE SCHEMA {SCHEMA}"
     for name, create in _CREATE.items():
-        if not _there(conn, "select from pg_tables where schemaname = %s and tablename = %s", SCHEMA, name):
+        if not _there(conn, _MADE, SCHEMA, name):
             yield create
     if not _there(conn, "select from pg_namespace where nspname = %s and has_schema_privilege(%s, oid, 'USAGE')",
                   SCHEMA, settings.login.user):  # fmt: skip
         yield _text(conn, "GRANT USAGE ON SCHEMA {} TO {}", sql.Identifier(SCHEMA), login)
-    for name in _CREATE:
+    for name in _TABLES:
         if lacking := _lacking(conn, settings.login.user, SCHEMA, name, _RIGHTS):
             yield _grant(conn, lacking, sql.Identifier(SCHEMA, name), login)
     if not _there(conn, "select from pg_roles where rolname = %s", settings.role):

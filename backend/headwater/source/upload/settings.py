@@ -61,6 +61,7 @@ class UploadSettings:
     max_connections: int = 8
     max_waiting: int = 100
     max_per_user: int = 4
+    max_parked_per_user: int = 1000
     max_body_bytes: int = 8 << 20
     keep_days: int = 7
     window: int = 10_000
