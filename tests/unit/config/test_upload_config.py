@@ -87,7 +87,7 @@ upload:
         ("{role: a}", "allows no table"),
         ("{role: a, tables: [todos]}", "upload.tables: must be a mapping"),
         ("{role: a, tables: {t: 5}}", "upload.tables.t: must be a mapping"),
-        ("{role: a, tables: {t: {colums: [x]}}}", "upload.tables.t.colums: unknown key; did you mean columns?"),
+        ("{role: a, tables: {t: {column: [x]}}}", "upload.tables.t.column: unknown key; did you mean columns?"),
         ("{role: a, rolle: b, tables: {t: {}}}", "upload.rolle: unknown key"),
         ("{role: a, tables: {t: {operations: [insert, upsert]}}}", "must name some of insert, update, delete"),
         ("{role: a, tables: {t: {operations: []}}}", "must name some of"),
