@@ -176,6 +176,7 @@ class DeviceFactory:
         name: str | None = None,
         params: Row | None = None,
         upload_url: str | None = None,
+        connector: Path | None = None,
         include_default_streams: bool = True,
         transport: Transport = "ndjson",
         checkpoint_mode: CheckpointMode = "legacy",
@@ -185,8 +186,9 @@ class DeviceFactory:
 
         The same `name` opens the same database file again, once the first is closed. `params` are the connection
         parameters. Local transactions are posted to `upload_url` as `{"batch": [{"op", "type", "id", "data"}]}`
-        with the token as bearer. By `transport`, lines come as the SDK asks for them, as BSON because it takes
-        nothing else, or by websocket. `retry_delay` in seconds is what the SDK waits after a failure.
+        with the token as bearer, unless the class `Connector` of the module `connector` uploads in its own way. By
+        `transport`, lines come as the SDK asks for them, as BSON because it takes nothing else, or by websocket.
+        `retry_delay` in seconds is what the SDK waits after a failure.
         """
         self._opened += 1
         path = self._folder / f"{name or f'device-{self._opened}'}.db"
@@ -199,6 +201,7 @@ class DeviceFactory:
             schema={table: dict(columns) for table, columns in schema.items()},
             params=params,
             upload_url=upload_url,
+            connector=None if connector is None else connector.as_uri(),
             include_default_streams=include_default_streams,
             transport=transport,
             checkpoint_mode=checkpoint_mode,

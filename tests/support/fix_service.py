@@ -11,9 +11,9 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -38,6 +38,7 @@ class Service:
     config: Path
     port: int
     upload_url: str
+    more: Mapping[str, object] = field(default_factory=dict)
     _process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -52,7 +53,7 @@ class Service:
 
     def start(self) -> None:
         """Start the process and wait until it answers."""
-        self.config.write_text(json.dumps(config_of(self.deployment, self.port)), encoding="utf-8")
+        self.config.write_text(json.dumps({**config_of(self.deployment, self.port), **self.more}), encoding="utf-8")
         log = self.config.with_suffix(".log")
         with log.open("wb") as out:
             command = [sys.executable, "-m", "headwater", "api", "--config", str(self.config)]
@@ -146,18 +147,19 @@ def _wait_ready(port: int, process: subprocess.Popen[bytes], log: Path) -> None:
 
 
 @pytest.fixture
-def serve(tmp_path: Path) -> Iterator[Callable[[Deployment], Service]]:
-    """`serve(deployment)` starts `headwater api` over its store, and an upload backend over its source."""
+def serve(tmp_path: Path) -> Iterator[Callable[..., Service]]:
+    """`serve(deployment)` starts `headwater api` over its store, and an upload backend over its source. What is named
+    beside it goes into the service config."""
     with ExitStack() as stack:
 
-        def start(deployment: Deployment) -> Service:
+        def start(deployment: Deployment, **more: object) -> Service:
             port = free_port()
             uploads = ThreadingHTTPServer(("127.0.0.1", 0), _uploads(deployment.source.dsn))
             threading.Thread(target=uploads.serve_forever, daemon=True).start()
             stack.callback(uploads.server_close)
             stack.callback(uploads.shutdown)
             url = f"http://127.0.0.1:{uploads.server_port}/upload"
-            service = Service(deployment, tmp_path / f"api-{port}.json", port, url)
+            service = Service(deployment, tmp_path / f"api-{port}.json", port, url, more)
             stack.callback(service.stop)
             service.start()
             return service

@@ -22,6 +22,10 @@ const connector = {
   fetchCredentials: async () => ({ endpoint: options.endpoint, token: options.token }),
 
   uploadData: async (database) => {
+    if (options.connector) {
+      const { Connector } = await import(options.connector);
+      return Connector.prototype.uploadData.call(connector, database);
+    }
     if (!options.upload_url) throw new Error('this device was opened without an upload_url');
     const transaction = await database.getNextCrudTransaction();
     if (!transaction) return;

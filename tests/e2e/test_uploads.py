@@ -1,0 +1,113 @@
+"""Devices with the connector that the docs show: what they write is in the source, and refusals hold up nothing."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from headwater.source.upload.prepare import prepare_uploads
+from headwater.source.upload.settings import TableRule, UploadSettings
+from tests.support.fix_devices import Device, DeviceFactory
+from tests.support.fix_headwater import Deploy
+from tests.support.fix_postgres import SourceDb
+from tests.support.fix_service import Service
+from tests.support.fix_upload import NOTES
+
+pytestmark = pytest.mark.e2e
+
+DOCS = Path(__file__).parents[2] / "docs" / "uploads.md"
+RULES = """
+config: {edition: 3}
+streams:
+  mine: {auto_subscribe: true, query: SELECT * FROM notes WHERE owner = auth.user_id()}
+"""
+SCHEMA = {"notes": {"owner": "text", "title": "text", "n": "integer"}}
+SHOWN = "SELECT id, title, n FROM notes ORDER BY id"
+
+Open = Callable[..., Device]
+
+
+@pytest.fixture
+def opened(
+    source_db: SourceDb,
+    upload_role: str,
+    deploy: Deploy,
+    serve: Callable[..., Service],
+    device_factory: DeviceFactory,
+    tmp_path: Path,
+) -> Open:
+    """`opened("ann", name="phone")`: a connected device, with the docs' connector."""
+    source_db.execute(NOTES)
+    deployment = deploy(RULES).start()
+    prepare_uploads(UploadSettings(deployment.settings, upload_role, {"notes": TableRule("public", "notes")}))
+    service = serve(deployment, upload={"role": upload_role, "tables": {"notes": {}}})
+    (code,) = re.findall(r"```js\n(export class Connector.+?)```", DOCS.read_text(encoding="utf-8"), re.DOTALL)
+    connector = tmp_path / "connector.mjs"
+    connector.write_text(code, encoding="utf-8")
+
+    def start(user: str, name: str | None = None) -> Device:
+        device = device_factory(service.endpoint, service.token(user), SCHEMA, name=name, connector=connector)
+        device.connect()
+        device.wait_synced()
+        return device
+
+    return start
+
+
+def insert(row_id: str, title: str) -> tuple[str, Sequence[str]]:
+    return "INSERT INTO notes (id, owner, title) VALUES (?, 'ann', ?)", [row_id, title]
+
+
+def test_writes_made_offline_arrive_and_what_is_refused_is_undone_on_the_device(
+    source_db: SourceDb, opened: Open
+) -> None:
+    phone, tablet = opened("ann"), opened("ann")
+    phone.disconnect()
+    phone.transaction(insert("1", "milk"), insert("2", "bread"))
+    phone.transaction(insert("3", "fine"), insert("4", ""))  # which the table does not take
+    phone.execute("UPDATE notes SET n = 5 WHERE id = '1'")
+    phone.execute("DELETE FROM notes WHERE id = '2'")
+    phone.connect()
+    phone.wait_confirmed()
+    for device in (phone, tablet):
+        device.wait_for(SHOWN, [{"id": "1", "title": "milk", "n": 5}])
+    assert source_db.fetch("select id, title, n from notes") == [("1", "milk", 5)]
+    assert source_db.fetch("select first_op, last_op from headwater_upload.dead_letters") == [(3, 4)]
+
+
+def test_hundreds_of_transactions_arrive_in_their_order(source_db: SourceDb, opened: Open) -> None:
+    phone = opened("ann")
+    phone.disconnect()
+    phone.transaction(insert("1", "counted"))
+    for number in range(250):
+        phone.execute("UPDATE notes SET n = ? WHERE id = '1'", number)
+    phone.connect()
+    phone.wait_confirmed()
+    phone.wait_for(SHOWN, [{"id": "1", "title": "counted", "n": 249}])
+    assert source_db.fetch("select count(*), max(last_op) from headwater_upload.taken") == [(251, 251)]
+
+
+def test_what_tells_devices_apart_is_as_the_docs_say(source_db: SourceDb, opened: Open, tmp_path: Path) -> None:
+    phone = opened("ann", "phone")
+    phone.transaction(insert("1", "a"))
+    phone.wait_confirmed()
+    known = phone.client_id()
+    phone.clear()
+    assert phone.client_id() == known
+    phone.transaction(insert("2", "b"))
+    phone.connect()
+    phone.wait_confirmed()
+    ops = "select client_id = %s, array_agg(t.last_op order by t.last_op) from headwater_upload.taken t"
+    ops += " join headwater_upload.clients using (client) group by client_id order by 2"
+    assert source_db.fetch(ops, known) == [(True, [1, 2])]
+    phone.process.stop()
+    for file in tmp_path.glob("phone.db*"):
+        file.unlink()
+    phone = opened("ann", "phone")
+    phone.transaction(insert("3", "c"))
+    phone.wait_confirmed()
+    assert source_db.fetch(ops, known) == [(False, [1]), (True, [1, 2])]
+    assert source_db.fetch("select id from notes order by id") == [("1",), ("2",), ("3",)]
