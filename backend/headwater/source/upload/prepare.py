@@ -112,8 +112,9 @@ def _missing(conn: psycopg.Connection, settings: UploadSettings) -> Iterator[str
             yield _grant(conn, lacking, sql.Identifier(SCHEMA, name), login)
     if not _there(conn, "select from pg_roles where rolname = %s", settings.role):
         yield _text(conn, "CREATE ROLE {} NOLOGIN", role)
-    if not _there(conn, "select from pg_roles where rolname = %s and pg_has_role(%s, oid, 'member')",
-                  settings.role, settings.login.user):  # fmt: skip
+    become = "SET" if conn.info.server_version >= 160000 else "MEMBER"  # to inherit from a role became a right apart
+    if not _there(conn, "select from pg_roles where rolname = %s and pg_has_role(%s, oid, %s)",
+                  settings.role, settings.login.user, become):  # fmt: skip
         yield _text(conn, "GRANT {} TO {}", role, login)
     yield from _rights_of_role(conn, settings)
 
