@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -335,35 +335,54 @@ def test_a_connection_that_was_ended_meanwhile_is_made_anew(uploads: Uploads) ->
     device.applied(patch("notes", "1", title="b"))
 
 
-def test_more_uploads_at_once_than_are_taken_are_sent_away(
+def test_all_kept_connections_that_were_ended_are_given_up_at_once(
     source_db: SourceDb, uploads_of: Callable[..., Uploads]
 ) -> None:
     source_db.execute(NOTES)
-    uploads = uploads_of({"notes": RULE}, max_per_user=1, max_connections=1, max_waiting=1)
-    phone, tablet, ben, eve = (uploads.device(user) for user in ("ann", "ann", "ben", "eve"))
-    with psycopg.connect(source_db.dsn) as other:
+    uploads = uploads_of({"notes": RULE}, max_connections=6, max_per_user=6)
+    devices = [uploads.device() for _ in range(6)]
+    with psycopg.connect(source_db.dsn) as other, ThreadPoolExecutor(6) as pool:
         other.execute("lock table notes")
-        held = threading.Thread(target=phone.send, args=[put("notes", "1", owner="ann", title="x")])
-        held.start()
-        waits_for_a_lock(source_db)
-        assert tablet.post(tablet.transaction()).status_code == 429
-        waiting = threading.Thread(target=ben.send, args=[put("notes", "2", owner="ben", title="x")])
-        waiting.start()
-        while (response := eve.post()).status_code != 429:  # until ben's request is counted in
-            pass
-        assert response.headers["retry-after"] == "2"
+        sent = [pool.submit(each.applied, put("notes", each.client_id, owner="ann", title="x")) for each in devices]
+        waits_for_a_lock(source_db, 6)
         other.rollback()
-    held.join()
-    waiting.join()
-    assert len(source_db.fetch(ALL)) == 2
-    tablet.applied(put("notes", "3", owner="ann", title="y"))
+        for each in sent:
+            each.result()
+    query = "select pg_terminate_backend(pid) from pg_stat_activity where application_name = 'headwater upload'"
+    assert len(source_db.fetch(query)) == 6
+    devices[0].applied(put("notes", "again", owner="ann", title="x"))
 
 
-def waits_for_a_lock(db: SourceDb) -> None:
-    while not db.fetch(
-        "select from pg_stat_activity where application_name = 'headwater upload' and wait_event_type = 'Lock'"
-    ):
-        pass
+@pytest.mark.parametrize(
+    ("limits", "turned_away"),
+    [
+        ({"max_per_user": 1, "max_connections": 2, "max_waiting": 0}, "ann"),
+        ({"max_per_user": 2, "max_connections": 1, "max_waiting": 0}, "ben"),
+    ],
+)
+def test_more_uploads_at_once_than_are_taken_are_sent_away(
+    source_db: SourceDb, uploads_of: Callable[..., Uploads], limits: dict[str, int], turned_away: str
+) -> None:
+    source_db.execute(NOTES)
+    uploads = uploads_of({"notes": RULE}, **limits)
+    phone, tablet, ben = uploads.device("ann"), uploads.device("ann"), uploads.device("ben")
+    with psycopg.connect(source_db.dsn) as other, ThreadPoolExecutor(1) as pool:
+        other.execute("lock table notes")
+        held = pool.submit(phone.applied, put("notes", "1", owner="ann", title="x"))
+        waits_for_a_lock(source_db)
+        refused = tablet.post()
+        assert (refused.status_code, refused.headers["retry-after"]) == (429, "2")
+        assert ben.post().status_code == (429 if turned_away == "ben" else 200)
+        other.rollback()
+        held.result()
+    tablet.applied(put("notes", "2", owner="ann", title="y"))
+
+
+def waits_for_a_lock(db: SourceDb, uploads: int = 1) -> None:
+    query = "select from pg_stat_activity where application_name = 'headwater upload' and wait_event_type = 'Lock'"
+    deadline = time.monotonic() + 30
+    while len(db.fetch(query)) < uploads:
+        assert time.monotonic() < deadline, f"{uploads} uploads wait for a lock"
 
 
 def test_dead_letters_do_not_pile_up_without_end(source_db: SourceDb, uploads_of: Callable[..., Uploads]) -> None:

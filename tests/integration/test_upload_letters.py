@@ -99,6 +99,20 @@ def test_a_retry_does_only_what_was_not_applied_with_another_transaction(uploads
     assert uploads.rows("select id, title from notes order by id") == [("1", "by somebody else"), ("2", "")]
 
 
+def test_what_a_retry_applied_is_not_applied_with_the_next_letter(uploads: Uploads, upload: Command) -> None:
+    device = uploads.device()
+    whole = device.transaction(put("notes", "1", owner="ann", title=""), put("notes", "2", owner="ann", title=""))
+    device.answers({"crud": whole["crud"][:1]})
+    uploads.db.execute("alter table notes drop constraint notes_title_check")
+    assert upload("upload", "retry", "--all").code == 0
+    uploads.db.execute("update notes set title = 'by somebody else'")
+    uploads.db.execute("alter table notes add constraint t check (title <> '')")
+    assert device.answers(whole)[0]["outcome"] == "parked"
+    uploads.db.execute("alter table notes drop constraint t")
+    assert upload("upload", "retry", "--all").code == 0
+    assert uploads.rows("select id, title from notes order by id") == [("1", "by somebody else"), ("2", "")]
+
+
 def test_a_letter_of_a_reused_op_id_can_be_applied(uploads: Uploads, upload: Command) -> None:
     device = uploads.device()
     device.applied(put("notes", "1", owner="ann", title="a"))
