@@ -279,6 +279,21 @@ def test_a_function_of_ones_own_decides(source_db: SourceDb, uploads_of: Callabl
     assert uploads.rows(ALL) == []
 
 
+def test_a_function_that_is_missing_parks_nothing(source_db: SourceDb, uploads_of: Callable[..., Uploads]) -> None:
+    source_db.execute(NOTES)
+    source_db.execute("create schema app")
+    rule = TableRule("public", "notes", conflict=Conflict.FUNCTION, function=("app", "merge"))
+    uploads = uploads_of({"notes": rule})
+    device = uploads.device()
+    sent = device.transaction(put("notes", "1", owner="ann", title="x"))
+    response = device.post(sent)
+    assert (response.status_code, response.json()["error"]["code"]) == (500, "HW_6122")
+    source_db.execute(
+        "create function app.merge(text, text, text, jsonb, jsonb) returns jsonb language sql as 'select $4'"
+    )
+    assert device.answers(sent)[0]["outcome"] == "applied"
+
+
 def test_a_deferred_constraint_and_an_error_of_a_trigger_put_it_aside(uploads: Uploads) -> None:
     uploads.db.execute(
         "alter table notes add parent text references notes deferrable initially deferred;"
@@ -417,6 +432,8 @@ def test_uploads_never_use_a_connection_that_replicates(uploads: Uploads) -> Non
         ("alter table notes owner to {role}", "HW_6122"),
         ("alter table notes drop constraint notes_pkey", "HW_6122"),
         ("drop table notes", "HW_6122"),
+        ("revoke insert on notes from {role}", "HW_6122"),
+        ("revoke usage on schema public from public, {role}", "HW_6122"),
     ],
 )
 def test_what_the_operator_has_to_mend_parks_nothing_and_goes_on_afterwards(

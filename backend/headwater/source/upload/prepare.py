@@ -11,7 +11,8 @@ from psycopg import sql
 from headwater.source.connect import SourceSettings, connect
 from headwater.source.readiness.finding import Finding
 from headwater.source.upload.errors import NotPrepared
-from headwater.source.upload.settings import Operation, TableRule, UploadSettings
+from headwater.source.upload.settings import TableRule, UploadSettings
+from headwater.source.upload.shape import needed_rights
 
 SCHEMA = "headwater_upload"
 
@@ -130,13 +131,8 @@ def _rights_of_role(conn: psycopg.Connection, settings: UploadSettings) -> Itera
         if not _there(conn, query, schema, settings.role):
             yield _text(conn, "GRANT USAGE ON SCHEMA {} TO {}", sql.Identifier(schema), role)
     for rule in rules:
-        if lacking := _lacking(conn, settings.role, rule.schema, rule.name, _rights(rule)):
+        if lacking := _lacking(conn, settings.role, rule.schema, rule.name, needed_rights(rule)):
             yield _grant(conn, lacking, _name(rule), role)
-
-
-def _rights(rule: TableRule) -> tuple[str, ...]:
-    """Also the right to read: where a row is found by its key, or compared."""
-    return ("SELECT", *(each.value.upper() for each in Operation if each in rule.operations))
 
 
 def _lacking(conn: psycopg.Connection, role: str, schema: str, name: str, rights: tuple[str, ...]) -> list[str]:

@@ -6,12 +6,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import psycopg
+from psycopg import sql
 
 from headwater.source.upload.errors import TableNotReady, UnsafeRole
-from headwater.source.upload.settings import Conflict, TableRule
+from headwater.source.upload.settings import Conflict, Operation, TableRule
 
 _TABLES = """
-select w.number, c.oid::bigint, row_security_active(c.oid), pg_get_userbyid(c.relowner) = current_user
+select w.number, c.oid::bigint, row_security_active(c.oid), pg_get_userbyid(c.relowner) = current_user,
+       has_schema_privilege(n.oid, 'USAGE'),
+       array(select r from unnest(array['SELECT', 'INSERT', 'UPDATE']) r where has_any_column_privilege(c.oid, r)
+             union all select 'DELETE' where has_table_privilege(c.oid, 'DELETE'))
 from unnest(%s::text[], %s::text[]) with ordinality as w (schema, name, number)
   join pg_namespace n on n.nspname = w.schema
   join pg_class c on c.relnamespace = n.oid and c.relname = w.name and c.relkind in ('r', 'p')
@@ -42,7 +46,14 @@ where i.indrelid = any(%s::oid[]) and i.indisunique and i.indimmediate and i.ind
 group by i.indexrelid, i.indrelid, i.indisprimary
 """
 
-_ROLE = "select rolsuper or rolbypassrls from pg_roles where rolname = current_user"
+_ROLE = "select rolname, rolsuper or rolbypassrls from pg_roles where rolname = current_user"
+
+_FUNCTION = """
+select coalesce((select has_function_privilege(p, 'EXECUTE') from to_regprocedure(%s) p where p is not null), false)
+"""
+
+FUNCTION_ARGUMENTS = "text, text, text, jsonb, jsonb"
+"""Of a policy's function: table, op, id, data, old."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +81,7 @@ class TableShape:
 async def read_shapes(conn: psycopg.AsyncConnection, rules: Iterable[TableRule]) -> Mapping[TableRule, TableShape]:
     """The tables as the current role has them. Raises UnsafeRole or TableNotReady."""
     wanted = list(dict.fromkeys(rules))
-    await _check_role(conn)
+    role = await _checked_role(conn)
     names = [[rule.schema for rule in wanted], [rule.name for rule in wanted]]
     found = {wanted[row[0] - 1]: row[1:] for row in await _fetch(conn, _TABLES, names)}
     oids = [row[0] for row in found.values()]
@@ -84,33 +95,72 @@ async def read_shapes(conn: psycopg.AsyncConnection, rules: Iterable[TableRule])
     for rule in wanted:
         if rule not in found:
             raise TableNotReady("the table is not in the source", rule.qualified_name, "correct upload.tables")
-        oid, secured, owned = found[rule]
+        oid, secured, owned, usage, rights = found[rule]
         _check_security(rule, secured=secured, owned=owned)
+        _check_rights(rule, role, usage=usage, rights=rights)
+        await _check_function(conn, rule)
         shapes[rule] = TableShape(rule, _key(rule, keys[oid]), columns[oid])
     return shapes
 
 
-async def _check_role(conn: psycopg.AsyncConnection) -> None:
-    rows = await _fetch(conn, _ROLE, [])
-    if not rows or rows[0][0]:
+async def _checked_role(conn: psycopg.AsyncConnection) -> sql.Identifier:
+    name, unbound = (await _fetch(conn, _ROLE, []))[0]
+    role = sql.Identifier(name)
+    if unbound:
         raise UnsafeRole(
             "row-level security does not bind the role of uploads",
-            "upload.role",
-            "take one that is no superuser, and run ALTER ROLE … NOBYPASSRLS",
+            f"upload.role: {name}",
+            f"run {_sql('ALTER ROLE {} NOSUPERUSER NOBYPASSRLS', role)}, or take another role",
         )
+    return role
 
 
 def _check_security(rule: TableRule, *, secured: bool, owned: bool) -> None:
     if secured or not rule.row_security:
         return
-    name = rule.qualified_name
     what = "the role of uploads owns it, so row-level security does not apply" if owned else "it has none"
-    how = f"ALTER TABLE {name} {'FORCE' if owned else 'ENABLE'} ROW LEVEL SECURITY"
+    how = _sql(f"ALTER TABLE {{}} {'FORCE' if owned else 'ENABLE'} ROW LEVEL SECURITY", _name(rule))
     raise TableNotReady(
         f"uploads need row-level security, and {what}",
-        name,
+        rule.qualified_name,
         f"run {how}, with policies; or set row_security: false for it, to let every user write every row",
     )
+
+
+def _check_rights(rule: TableRule, role: sql.Identifier, *, usage: bool, rights: Sequence[str]) -> None:
+    """A missing grant is the operator's to make: it must not put everybody's writes aside."""
+    lacking = [right for right in needed_rights(rule) if right not in rights]
+    if usage and not lacking:
+        return
+    grant = (
+        _sql(f"GRANT {', '.join(lacking)} ON {{}} TO {{}}", _name(rule), role)
+        if usage
+        else _sql("GRANT USAGE ON SCHEMA {} TO {}", sql.Identifier(rule.schema), role)
+    )
+    what = "the role of uploads lacks rights to it"
+    raise TableNotReady(what, rule.qualified_name, f"run {grant}, or `headwater source prepare --upload`")
+
+
+async def _check_function(conn: psycopg.AsyncConnection, rule: TableRule) -> None:
+    if rule.function is None:
+        return
+    signature = _sql(f"{{}}({FUNCTION_ARGUMENTS})", sql.Identifier(*rule.function))
+    if not (await _fetch(conn, _FUNCTION, [signature]))[0][0]:
+        what = "the function of its conflict policy is missing, or the role of uploads may not call it"
+        raise TableNotReady(what, rule.qualified_name, f"make it: {signature}, which returns jsonb")
+
+
+def needed_rights(rule: TableRule) -> tuple[str, ...]:
+    """Also the right to read: a row is found by its key, and compared."""
+    return ("SELECT", *(each.value.upper() for each in Operation if each in rule.operations))
+
+
+def _name(rule: TableRule) -> sql.Identifier:
+    return sql.Identifier(rule.schema, rule.name)
+
+
+def _sql(template: str, *parts: sql.Identifier) -> str:
+    return sql.SQL(template).format(*parts).as_string()
 
 
 def _key(rule: TableRule, unique: list[tuple[bool, tuple[str, ...]]]) -> tuple[str, ...]:

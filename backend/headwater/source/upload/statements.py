@@ -11,7 +11,7 @@ from headwater.decode.builtin import Oid
 from headwater.source.upload.entries import sendable
 from headwater.source.upload.errors import BadEntry, WriteNotAllowed
 from headwater.source.upload.json_text import Json
-from headwater.source.upload.shape import Column, TableShape
+from headwater.source.upload.shape import FUNCTION_ARGUMENTS, Column, TableShape
 from headwater.source.upload.values import bind, typed
 
 
@@ -113,7 +113,7 @@ def look(shape: TableShape, row_id: str, old: Values | None) -> Statement:
 
 def call(function: tuple[str, str], parameters: Sequence[str | None]) -> Statement:
     """A policy's function, whose answer is read as text."""
-    types = ("text", "text", "text", "jsonb", "jsonb")
+    types = FUNCTION_ARGUMENTS.split(", ")
     casts = [sql.SQL("{}::pg_catalog.{}").format(sql.Placeholder(), named(each)) for each in types]
     query = sql.SQL("select {}({})::pg_catalog.text").format(named(*function), sql.SQL(", ").join(casts))
     return Statement(query, tuple(parameters))
