@@ -55,18 +55,22 @@ class UploadRoute:
             async with self._working:  # parsed, a body takes many times its bytes
                 upload = await asyncio.to_thread(parse_upload, body)
                 device = Device(user.user_id, upload.client_id, _claims(user))
-                answers = [_told(each, await self._take(device, each)) for each in upload.transactions]
+                answers = [await self._take(device, each) for each in upload.transactions]
         return JSONResponse({"transactions": answers})
 
-    async def _take(self, device: Device, transaction: ClientTransaction) -> Outcome:
+    async def _take(self, device: Device, transaction: ClientTransaction) -> dict[str, object]:
+        """What is said of this transaction."""
         try:
-            return await self._uploads.take(device, transaction)
+            outcome = await self._uploads.take(device, transaction)
         except HeadwaterError as error:
             if error.kind is not Kind.RETRY:
                 raise
             # what went wrong inside is for the log only
             self._refusals.note(error.code, device.sub, "upload put off", {"reason": str(error)})
             raise UploadLaterError("the source does not take the upload now", fix="send the same again") from error
+        if outcome.reason is not None:
+            self._refusals.note(outcome.reason.code, device.sub, "upload parked", _facts(device, transaction, outcome))
+        return _told(transaction, outcome)
 
 
 def _claims(user: Principal) -> str:
@@ -75,6 +79,18 @@ def _claims(user: Principal) -> str:
         return json.dumps(user.claims, allow_nan=False)
     except ValueError:
         raise InvalidUploadError("the token has a number that JSON has not", "claims", "issue it without") from None
+
+
+def _facts(device: Device, transaction: ClientTransaction, outcome: Outcome) -> dict[str, object]:
+    """For the log: nothing that the row says."""
+    return {
+        "client_id": device.client_id,
+        "dead_letter": outcome.letter,
+        "first_op": transaction.first_op,
+        "last_op": transaction.last_op,
+        "op_id": outcome.reason and outcome.reason.op_id,
+        "sqlstate": outcome.reason and (outcome.reason.sqlstate or None),
+    }
 
 
 def _told(transaction: ClientTransaction, outcome: Outcome) -> dict[str, object]:

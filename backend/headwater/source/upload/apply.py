@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import logging
 import random
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -33,7 +31,6 @@ _LOST_A_RACE = ("40001", "40P01")
 _PASSING = ("08", "40", "53", "57", "58", "55P03", "55006", "25006", "XX001", "XX002")
 """SQLSTATEs that say nothing of the upload itself: connections, races, resources, operators, disks, locks, standbys."""
 
-log = logging.getLogger(__name__)
 Done = TypeVar("Done")
 
 
@@ -77,7 +74,6 @@ class Uploads:
         letter = await self.tried(lambda conn: self._park(conn, device, transaction, why))
         if letter is None:
             return Outcome(Taken.KNOWN)
-        _tell(device, transaction, why, letter)
         return Outcome(Taken.PARKED, letter, why.reason)
 
     async def tried(self, work: Callable[[psycopg.AsyncConnection], Awaitable[Done]]) -> Done:
@@ -183,12 +179,3 @@ def _passes(error: psycopg.Error) -> bool:
     if error.sqlstate is None:
         return isinstance(error, psycopg.OperationalError)
     return error.sqlstate.startswith(_PASSING) and error.sqlstate != "40002"
-
-
-def _tell(device: Device, transaction: ClientTransaction, refusal: Refused, letter: int) -> None:
-    facts = {
-        "code": refusal.code, "user_id": device.sub[:300], "client_id": device.client_id[:300], "letter": letter,
-        "ops": [transaction.first_op, transaction.last_op], "op_id": refusal.op_id, "where": refusal.where,
-        "sqlstate": refusal.sqlstate,
-    }  # fmt: skip
-    log.warning("upload parked %s", json.dumps(facts))
