@@ -5,13 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import psycopg
 import pytest
 
 from headwater.source.upload.settings import Conflict, Operation, TableRule
+from tests.support.fix_api import Endpoint
 from tests.support.fix_postgres import SourceDb
 from tests.support.fix_upload import NOTES, Uploads, delete, patch, put
+from tests.support.memory_store import MemoryStore
 
 RULE = TableRule("public", "notes")
 ALL = "select id, owner, title, n from notes order by id"
@@ -341,6 +344,20 @@ def test_a_deadlock_is_tried_again_by_itself(uploads: Uploads) -> None:
     assert len(set(uploads.rows("select title from notes"))) == 1
 
 
+def test_while_the_source_is_away_the_device_is_told_to_come_again(
+    uploads: Uploads,
+    start_endpoint: Callable[..., Endpoint],
+    memory_store: MemoryStore,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    away = replace(uploads.settings, login=replace(uploads.settings.login, port=1))
+    device = replace(uploads, endpoint=start_endpoint(memory_store, upload=away)).device()
+    response = device.post(device.transaction(put("notes", "1", owner="ann", title="x")))
+    assert (response.status_code, "retry-after" in response.headers) == (503, True)
+    assert "127.0.0.1" not in response.text
+    assert "HW_2001" in caplog.text
+
+
 def test_a_connection_that_was_ended_meanwhile_is_made_anew(uploads: Uploads) -> None:
     device = uploads.device()
     device.applied(put("notes", "1", owner="ann", title="a"))
@@ -460,5 +477,5 @@ def test_the_log_tells_of_what_was_parked_without_its_values(
     assert not any(word in line for word in ("hush", "not a number", "row-17"))
 
 
-def test_uploads_are_off_until_configured(endpoint: object, start_endpoint: Callable[..., object]) -> None:
-    assert endpoint.http.post("/upload").status_code == 404  # type: ignore[attr-defined]
+def test_uploads_are_off_until_configured(endpoint: Endpoint) -> None:
+    assert endpoint.http.post("/upload").status_code == 404
