@@ -6,7 +6,7 @@ import json
 import threading
 import time
 from base64 import urlsafe_b64encode
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,9 +14,11 @@ from typing import Any
 import httpx
 import jwt
 import pytest
+from starlette.routing import BaseRoute
 
 from headwater.api.app import ApiSettings, create_app
 from headwater.api.auth.keys import StaticKeys, parse_key
+from headwater.api.http.limits import HttpLimits
 from headwater.api.http.server import ApiServer, bind
 from headwater.oplog.lsn import Lsn
 from headwater_rules.compiler.compile import compile_config
@@ -124,6 +126,11 @@ class Endpoint:
     server: ApiServer
     http: httpx.Client
 
+    @property
+    def address(self) -> tuple[str, int]:
+        """For a socket."""
+        return self.http.base_url.host, self.http.base_url.port or 0
+
     def bucket(self, stream: str, value: str) -> str:
         """The full name of a stream's bucket."""
         (definition,) = (d for d in self.plan.buckets if d.name.startswith(f"{stream}."))
@@ -185,11 +192,12 @@ class Endpoint:
 
 
 @contextmanager
-def running(store: MemoryStore, **settings: Any) -> Iterator[Endpoint]:
+def running(store: MemoryStore, extra_routes: Sequence[BaseRoute] = (), **settings: Any) -> Iterator[Endpoint]:
     """The endpoint over this store, in a thread."""
     head = PlayedHead()
     accepted = {"keys": StaticKeys((parse_key(jwk()),)), "audience": frozenset({AUDIENCE})}
-    app = create_app(ApiSettings(**{**accepted, **settings}), store, head)
+    usual = {**accepted, "http": HttpLimits(drain_seconds=0)}
+    app = create_app(ApiSettings(**{**usual, **settings}), store, head, extra_routes)
     server = ApiServer(app)
     listening = bind("127.0.0.1", 0)
     port = listening.getsockname()[1]

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from starlette.applications import Starlette
-from starlette.middleware import Middleware
-from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import Response
 from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.types import ASGIApp
 
@@ -19,6 +19,8 @@ from headwater.api.auth.revocations import Revocations
 from headwater.api.auth.verify import Verifier
 from headwater.api.checkpoints import REQUESTS_KEPT, Head, WriteCheckpointRoute, WriteCheckpoints
 from headwater.api.error_handlers import ErrorHandlers
+from headwater.api.http.front import Front
+from headwater.api.http.limits import HttpLimits
 from headwater.api.probes import Health, probe_routes
 from headwater.api.refusals import Refusals
 from headwater.api.rsocket.endpoint import RSocketEndpoint
@@ -32,15 +34,6 @@ from headwater.api.upload.route import UploadRoute
 from headwater.source.upload.settings import UploadSettings
 from headwater.storage.contract.store import StoreReader
 from headwater.storage.shared.cache import CachedReader
-
-_CORS = Middleware(
-    CORSMiddleware,
-    allow_origins=["*"],
-    allow_methods=["GET", "POST"],
-    allow_headers=["Content-Type", "Authorization", "User-Agent", "X-User-Agent"],
-    expose_headers=["Content-Type"],
-    max_age=3600,
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +53,7 @@ class ApiSettings:
     sources: tuple[str, ...] = ("default",)
     probes: bool = True
     upload: UploadSettings | None = None
+    http: HttpLimits = field(default_factory=HttpLimits)
 
 
 class Endpoint:
@@ -70,6 +64,7 @@ class Endpoint:
         self.revocations = Revocations()
         verifier = Verifier(settings.keys, settings.audience, self.revocations)
         self._head = head
+        self._drain_seconds = settings.http.drain_seconds
         cached = CachedReader(reader, settings.chunk_cache_bytes)
         self._threads = StoreThreads(cached, settings.max_data_fetch_concurrency)
         self._closing = False
@@ -91,9 +86,11 @@ class Endpoint:
         )
 
     def begin_shutdown(self) -> None:
-        """End the open streams normally and take no new ones. To be called in the event loop."""
+        """Take no new streams, and end the open ones normally, over some seconds. To be called in the event loop."""
+        if self._closing:
+            return
         self._closing = True
-        self.streams.begin_shutdown()
+        self.streams.begin_shutdown(self._drain_seconds)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -128,7 +125,7 @@ def create_app(
     app = Starlette(
         routes=[
             Route("/sync/stream", stream, methods=["POST"]),
-            Route("/write-checkpoint2.json", endpoint.write_checkpoint.create, methods=["GET"]),
+            _only_get("/write-checkpoint2.json", endpoint.write_checkpoint.create),
             Route("/sync/checkpoint-request", endpoint.write_checkpoint.request, methods=["POST"]),
             *(probe_routes(endpoint.health, lambda: True) if settings.probes else ()),
             *(upload.route for upload in endpoint.uploads),
@@ -136,11 +133,21 @@ def create_app(
             *extra_routes,
             WebSocketRoute("/{path:path}", websocket),
         ],
-        middleware=[_CORS],
         exception_handlers=ErrorHandlers(endpoint.refusals).hooks,
         lifespan=lifespan,
     )
+    app.router.redirect_slashes = False  # a client that is sent elsewhere by one slash does not find its mistake
+    app.middleware_stack = Front(app.build_middleware_stack(), settings.http, endpoint.refusals)
+    app.state.http_limits = settings.http
+    app.state.refusals = endpoint.refusals
     app.state.begin_shutdown = endpoint.begin_shutdown
     app.state.open_streams = lambda: endpoint.streams.admission.open_streams
     app.state.refused = endpoint.refusals.counts
     return app
+
+
+def _only_get(path: str, answer: Callable[[Request], Awaitable[Response]]) -> Route:
+    """A route whose answer changes something, and so not for HEAD, which Starlette adds to every GET."""
+    route = Route(path, answer, methods=["GET"])
+    route.methods = {"GET"}
+    return route

@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ExceptionHandler
 
 from headwater.api.errors import UNEXPECTED_CODE, ApiError, UnknownRouteError, error_response
-from headwater.api.refusals import Refusals, facts_of, proven
+from headwater.api.refusals import Refusals, facts_of, one_line, proven
 from headwater.errors import HeadwaterError
 from headwater.sync.request import InvalidRequestError
 
@@ -25,6 +25,7 @@ class ErrorHandlers:
         self.hooks: dict[type[Exception], ExceptionHandler] = {
             HeadwaterError: self.on_known_error,
             HTTPException: self.on_http_error,
+            ClientDisconnect: self.on_client_gone,
             Exception: self.on_unexpected_error,
         }
 
@@ -44,9 +45,14 @@ class ErrorHandlers:
             return self._refused(request, unknown, unknown.code, unknown.what)
         return self._refused(request, error, UNEXPECTED_CODE, error.detail)
 
+    async def on_client_gone(self, request: Request, error: Exception) -> Response:
+        """Nobody is there to be answered: the client left before its request was whole, or took too long."""
+        log.debug("the client left in the middle of its request %s", one_line(facts_of(request)))
+        return Response(status_code=400)
+
     async def on_unexpected_error(self, request: Request, error: Exception) -> Response:
         """A bug: the log gets everything, the client a number."""
-        log.error("%s %s failed", request.method, request.url.path, exc_info=error)
+        log.error("request failed %s", one_line(facts_of(request)), exc_info=error)
         return error_response(error)
 
     def _refused(

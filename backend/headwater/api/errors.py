@@ -119,5 +119,7 @@ def error_response(error: Exception) -> Response:
 
 
 def _headers(error: Exception) -> dict[str, str]:
+    if isinstance(error, HTTPException):
+        return dict(error.headers or {})
     seconds = error.retry_after if isinstance(error, ApiError) else None
     return {} if seconds is None else {"retry-after": str(seconds)}

@@ -39,6 +39,7 @@ def build(config: ServiceConfig, extra_routes: Sequence[BaseRoute] = ()) -> Star
         sources=tuple(source.tag for source in config.sources),
         probes=config.probes,
         upload=config.upload,
+        http=config.api.http,
     )
     reader = open_backend(config.storage).open_reader(_own(config))
     return create_app(settings, reader, SourceHead([config.source()]), extra_routes)

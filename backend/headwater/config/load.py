@@ -8,6 +8,7 @@ from pathlib import Path
 
 from headwater.config.client_auth import read_client_auth
 from headwater.config.errors import ConfigError, ConfigIssue, shown
+from headwater.config.http import read_http
 from headwater.config.model import (
     ApiConfig,
     Logging,
@@ -103,6 +104,7 @@ def _api(section: Section) -> ApiConfig:
         checkpoint_request_retention_minutes=limits.integer(
             "checkpoint_request_retention_minutes", defaults.checkpoint_request_retention_minutes, 1, _LIMIT
         ),
+        http=read_http(section),
     )
     limits.integer("bucket_count_cache_ttl_minutes", 60, 1, _LIMIT)
     limits.no_effect("sizes of buckets are counted as they change, and never old", "bucket_count_cache_ttl_minutes")

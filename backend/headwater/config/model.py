@@ -8,6 +8,7 @@ from pathlib import Path
 from headwater.api.auth.addresses import AddressRules
 from headwater.api.auth.fetch import KeyAddress
 from headwater.api.auth.keys import Key
+from headwater.api.http.limits import HttpLimits
 from headwater.config.errors import ConfigError, ConfigIssue
 from headwater.pipeline.settings import SparkSettings
 from headwater.source.connect import SourceSettings
@@ -70,6 +71,7 @@ class ApiConfig:
     max_streams_per_user: int = 50
     stalled_stream_seconds: int = 60
     checkpoint_request_retention_minutes: int = 60
+    http: HttpLimits = field(default_factory=HttpLimits)
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,6 +75,38 @@ def test_an_admin_with_the_token_comes_in() -> None:
         require_admin(header, ("other", "right"))
 
 
+def test_head_is_get_without_the_body(endpoint: Endpoint) -> None:
+    for path in ("/probes/readiness", "/api/admin/v1/status", "/nowhere"):
+        got, head = endpoint.http.get(path), endpoint.http.head(path)
+        assert (head.status_code, head.content) == (got.status_code, b"")
+        assert head.headers["content-type"] == got.headers["content-type"]
+
+
+def test_head_makes_no_write_checkpoint(endpoint: Endpoint) -> None:
+    headers = {"authorization": f"Token {make_token()}"}
+    head = endpoint.http.head("/write-checkpoint2.json", headers=headers)
+    assert (head.status_code, head.headers["allow"]) == (405, "GET")
+    assert endpoint.head.asked == 0
+    assert endpoint.write_checkpoint().json() == {"data": {"write_checkpoint": "1"}}
+
+
+def test_a_slash_too_many_leads_nowhere(endpoint: Endpoint) -> None:
+    for method, path in (("POST", "/sync/stream/"), ("GET", "/write-checkpoint2.json/"), ("GET", "/probes/startup/")):
+        assert error_of(endpoint, method, path)["code"] == "PSYNC_S2002"
+
+
+@pytest.mark.parametrize("said", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x"])
+def test_a_body_that_is_no_json_is_refused(endpoint: Endpoint, said: str) -> None:
+    error = error_of(endpoint, "POST", "/sync/stream", content=b"{}", headers={"content-type": said})
+    assert (error["status"], error["code"]) == (415, "PSYNC_S2004")
+
+
+@pytest.mark.parametrize("said", ["application/json", "Application/JSON; charset=utf-8", ""])
+def test_a_body_that_is_json_or_says_nothing_is_read(endpoint: Endpoint, said: str) -> None:
+    error = error_of(endpoint, "POST", "/sync/stream", content=b"{}", headers={"content-type": said})
+    assert error["code"] == "PSYNC_S2106"
+
+
 def test_an_unknown_route_is_404(endpoint: Endpoint) -> None:
     error = error_of(endpoint, "GET", "/sync/streams")
     assert (error["status"], error["code"]) == (404, "PSYNC_S2002")
@@ -115,13 +147,27 @@ def test_a_browser_may_ask_from_anywhere(endpoint: Endpoint) -> None:
     assert preflight.headers["access-control-max-age"] == "3600"
     allowed = {name.strip().lower() for name in preflight.headers["access-control-allow-headers"].split(",")}
     assert {"authorization", "content-type", "x-user-agent", "user-agent"} <= allowed
+    assert {"traceparent", "tracestate"} <= allowed
 
 
-def test_a_browser_may_read_refusals_and_the_content_type(endpoint: Endpoint) -> None:
-    refused = endpoint.http.post("/sync/stream", json={}, headers={"origin": "https://app.example.org"})
-    assert refused.status_code == 401
-    assert refused.headers["access-control-allow-origin"] == "*"
-    assert refused.headers["access-control-expose-headers"] == "Content-Type"
+def test_a_browser_may_read_refusals_and_the_content_type(endpoint: Endpoint, memory_store: MemoryStore) -> None:
+    def broken(_: str) -> None:
+        raise RuntimeError
+
+    memory_store.write_checkpoint = broken  # type: ignore[method-assign, assignment]
+    headers = {"origin": "https://app.example.org"}
+    authorized = {**headers, "authorization": f"Token {make_token()}"}
+    answers = [
+        endpoint.http.post("/sync/stream", json={}, headers=headers),
+        endpoint.http.post("/sync/stream", json={}, headers=authorized),
+        endpoint.http.post("/sync/stream", content=b" " * (1024 * 1024 + 1), headers=authorized),
+        endpoint.http.get("/sync/stream", headers=headers),
+        endpoint.http.get("/nowhere", headers=headers),
+    ]
+    assert [answer.status_code for answer in answers] == [401, 500, 413, 405, 404]
+    for answer in answers:
+        assert answer.headers["access-control-allow-origin"] == "*"
+        assert answer.headers["access-control-expose-headers"] == "Content-Type"
 
 
 def test_probes_answer_without_a_token(endpoint: Endpoint) -> None:
@@ -153,3 +199,4 @@ def test_an_inner_error_is_not_shown(
     assert answer.json()["error"]["description"] == "Something went wrong"
     assert "swordfish" not in answer.text
     assert "swordfish" in caplog.text
+    assert len([record for record in caplog.records if record.exc_info]) == 1

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
+from headwater.api.http.limits import HttpLimits
 from headwater.config import ConfigError, ConfigSource, ServiceConfig, load_config
 from headwater.config.sources import with_login
 from headwater.storage.address import PostgresAddress, SqliteAddress
@@ -47,6 +48,17 @@ def test_a_config_in_the_published_shape_loads(tmp_path: Path) -> None:
     assert [key.kid for key in config.auth.keys] == ["k"]
     assert config.port == 8080
     assert config.warnings == ()
+
+
+def test_the_limits_of_the_door_are_read(tmp_path: Path) -> None:
+    assert load(tmp_path, MINIMAL).api.http == HttpLimits()
+    written = "http: {max_header_bytes: 8192, body_seconds: 5, max_connections_per_address: 0, drain_seconds: 0}"
+    limits = load(tmp_path, f"{MINIMAL}api: {{{written}, trusted_proxies: [10.1.2.3/8, '::1']}}").api.http
+    assert (limits.max_header_bytes, limits.body_seconds, limits.header_seconds) == (8192, 5, 10)
+    assert (limits.max_connections_per_address, limits.drain_seconds) == (0, 0)
+    assert [str(network) for network in limits.trusted_proxies] == ["10.0.0.0/8", "::1/128"]
+    assert "api.trusted_proxies" in mistakes(tmp_path, MINIMAL + "api: {trusted_proxies: [proxy.internal]}")
+    assert "api.http.drain_seconds" in mistakes(tmp_path, MINIMAL + "api: {http: {drain_seconds: 30}}")
 
 
 def test_secrets_do_not_show_when_a_config_is_printed(tmp_path: Path) -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import signal
+import math
+import resource
 import socket
 from collections.abc import Callable
 from types import FrameType
@@ -12,10 +12,30 @@ from types import FrameType
 import uvicorn
 from starlette.applications import Starlette
 
+from headwater.api.http.body import MAX_BODY
+from headwater.api.http.doorman import DoorConfig, Doorman
+from headwater.api.http.limits import HttpLimits
+from headwater.api.http.protocol import BoundedProtocol
+from headwater.api.http.websocket import BoundedWebSocket
 from headwater.errors import HeadwaterError
 
 GRACE_SECONDS = 5
-"""How long open requests may take to end. Streams end by themselves within less."""
+"""How long open requests may take to end, once they are all told to."""
+
+MAX_MESSAGE = 2 * MAX_BODY
+"""Bytes of a message of a websocket: a request is one, with what is around it."""
+
+_OTHER_FILES = 500  # open ones beside connections
+_NO_NEWS = (
+    "without completing response",  # the stream's own line has said why it was cut off
+    "Invalid HTTP request",  # each is counted, and told of now and then
+    "WebSocket",  # a line for each, with its query, which may have a token
+    "connection ",
+    "Invalid UTF-8",
+    "Waiting for ",
+)
+
+log = logging.getLogger(__name__)
 
 
 class AddressInUseError(HeadwaterError):
@@ -25,41 +45,44 @@ class AddressInUseError(HeadwaterError):
 
 
 class ApiServer(uvicorn.Server):
-    """A uvicorn server that tells the application of a signal at once. Uvicorn itself only waits for open requests,
-    and a stream never ends by itself; the application's own shutdown hook comes after that wait."""
+    """A uvicorn server that tells the application of its end. Uvicorn itself only waits for open requests, and a stream
+    never ends by itself; the application's own shutdown hook comes after that wait."""
 
     def __init__(self, app: Starlette) -> None:
-        super().__init__(
-            uvicorn.Config(
-                app,
-                loop="uvloop",
-                http="httptools",
-                ws="websockets-sansio",
-                ws_max_size=2 * 1024 * 1024,
-                ws_per_message_deflate=False,
-                lifespan="on",
-                log_config=None,
-                access_log=False,
-                server_header=False,
-                timeout_graceful_shutdown=GRACE_SECONDS,
-            )
+        limits: HttpLimits = app.state.http_limits
+        config = DoorConfig(
+            app,
+            loop="uvloop",
+            http=BoundedProtocol,
+            ws=BoundedWebSocket,
+            ws_max_size=MAX_MESSAGE,
+            ws_per_message_deflate=False,
+            lifespan="on",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=bool(limits.trusted_proxies),
+            forwarded_allow_ips=[str(network) for network in limits.trusted_proxies],
+            timeout_keep_alive=limits.keep_alive_seconds,
+            timeout_graceful_shutdown=math.ceil(limits.drain_seconds) + GRACE_SECONDS,
         )
+        config.doorman = Doorman(limits, app.state.refusals)
+        super().__init__(config)
         logging.getLogger("uvicorn.error").addFilter(_is_news)
         self._begin_shutdown: Callable[[], None] = app.state.begin_shutdown
-        self._loop: asyncio.AbstractEventLoop | None = None
 
-    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
-        self._loop = asyncio.get_running_loop()
-        await super().serve(sockets)
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Take no connection any more, then end what is open, over the time that the limits say."""
+        for server in self.servers:
+            server.close()
+        self._begin_shutdown()
+        await super().shutdown(sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """End open streams, then stop. Unlike uvicorn's, it does not raise the signal again afterwards: an orderly
-        end is exit code 0."""
-        if self.should_exit and sig == signal.SIGINT:
-            self.force_exit = True
+        """End in order; at once when told a second time. Unlike uvicorn's, it does not raise the signal again
+        afterwards: an orderly end is exit code 0."""
+        self.force_exit = self.should_exit
         self.should_exit = True
-        if self._loop is not None:
-            self._loop.call_soon_threadsafe(self._begin_shutdown)
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -75,9 +98,23 @@ def bind(host: str, port: int) -> socket.socket:
 
 def serve_app(app: Starlette, host: str, port: int, *, sockets: list[socket.socket] | None = None) -> None:
     """Serve until SIGTERM or SIGINT; blocks. With `sockets`, those are used and `host` and `port` are not."""
-    ApiServer(app).run(sockets or [bind(host, port)])
+    listening = sockets or [bind(host, port)]
+    limits: HttpLimits = app.state.http_limits
+    _allow_files(limits.max_connections + _OTHER_FILES)
+    ApiServer(app).run(listening)
+
+
+def _allow_files(wanted: int) -> None:
+    """Let the process open so many files, each connection being one, as far as the machine allows it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return
+    allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+    if allowed < wanted:
+        log.warning("the machine allows %d open files, which is less than api.http.max_connections and some", allowed)
 
 
 def _is_news(record: logging.LogRecord) -> bool:
-    """The stream's own line has said already why it was cut off."""
-    return "without completing response" not in record.getMessage()
+    """Whether uvicorn says what nobody of ours does."""
+    return not any(words in str(record.msg) for words in _NO_NEWS)

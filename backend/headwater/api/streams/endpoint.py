@@ -6,7 +6,7 @@ from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
 from headwater.api.auth.verify import Verifier
-from headwater.api.http.body import read_body
+from headwater.api.http.body import read_body, require_json
 from headwater.api.refusals import prove
 from headwater.api.streams.negotiation import choose_form
 from headwater.api.streams.service import Opening, Streams
@@ -28,6 +28,7 @@ class StreamEndpoint:
 
     async def _opening(self, request: Request) -> Opening:
         """Whoever has no token is turned away before anything of a body is read."""
+        require_json(request)
         user = await self._verifier.authorize(request.headers.get("authorization"))
         prove(request, user.user_id)
         asked = parse_stream_request(await read_body(request))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -112,10 +113,11 @@ class Hub:
         self._writes.expect([write])
         self._release()
 
-    def end_all(self, reason: str) -> None:
-        """End every stream."""
+    def end_all(self, reason: str, over_seconds: float) -> None:
+        """End every stream, spread over so many seconds: those that end together connect elsewhere together."""
+        loop = asyncio.get_running_loop()
         for stream in self._interests.everyone():
-            stream.end(reason)
+            loop.call_later(random.uniform(0, over_seconds), stream.end, reason)
 
     async def _follow(self, listener: Listener) -> None:
         loop = asyncio.get_running_loop()

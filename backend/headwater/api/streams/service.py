@@ -43,10 +43,10 @@ class Streams:
         self._left_out = LeftOutMemory()
         self.admission = Admission(limits)
 
-    def begin_shutdown(self) -> None:
-        """End all streams normally and take no more."""
+    def begin_shutdown(self, over_seconds: float) -> None:
+        """Take no more streams, and end all normally, at random within so many seconds."""
         self.admission.close()
-        self._hub.end_all("shutting down")
+        self._hub.end_all("shutting down", over_seconds)
 
     async def serve(self, opening: Opening, make_sink: Callable[[WireForm], Sink]) -> None:
         """One stream, from its beginning to its end. Raises what fails before `sink.open`. Whoever calls should keep

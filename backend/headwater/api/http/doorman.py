@@ -1,0 +1,59 @@
+"""Who may come in: counts connections, and tells of those that were refused."""
+
+from __future__ import annotations
+
+import uvicorn
+
+from headwater.api.errors import ApiError
+from headwater.api.http.crowd import Crowd, address_of, network_of
+from headwater.api.http.errors import CrowdedAddressError, TooManyConnectionsError
+from headwater.api.http.limits import HttpLimits
+from headwater.api.refusals import Refusals
+
+_LATER = "try again later"
+
+_PROXY = ""
+"""The place of connections that others come through, of which there are as many as it takes."""
+
+
+class Doorman:
+    """One for a process. Lives in the event loop."""
+
+    def __init__(self, limits: HttpLimits, refusals: Refusals) -> None:
+        self.limits = limits
+        self._refusals = refusals
+        self._crowd = Crowd(limits.max_connections_per_address)
+        self._inside = 0
+
+    def enter(self, host: str) -> str | ApiError:
+        """A place, to be given back with `leave`, or why there is none."""
+        if self._inside >= self.limits.max_connections:
+            return TooManyConnectionsError(f"{self.limits.max_connections} connections are open already", fix=_LATER)
+        place = _PROXY if self._is_proxy(host) else network_of(host)
+        if place != _PROXY and not self._crowd.enter(place):
+            most = self.limits.max_connections_per_address
+            return CrowdedAddressError(f"{most} connections from this address are open already", fix=_LATER)
+        self._inside += 1
+        return place
+
+    def leave(self, place: str) -> None:
+        self._inside -= 1
+        if place != _PROXY:
+            self._crowd.leave(place)
+
+    def note(self, error: ApiError, host: str | None) -> None:
+        """Tell of a refusal, in no words of the stranger's."""
+        facts = {"status": error.status, "reason": error.what, "address": host}
+        self._refusals.note(error.code, None, "request refused", facts)
+
+    def _is_proxy(self, host: str) -> bool:
+        if not self.limits.trusted_proxies:
+            return False
+        address = address_of(host)
+        return address is not None and any(address in network for network in self.limits.trusted_proxies)
+
+
+class DoorConfig(uvicorn.Config):
+    """Uvicorn's settings, with the doorman whom each connection asks."""
+
+    doorman: Doorman

@@ -1,0 +1,59 @@
+"""What stands before every route: where a page may be from, how many requests an address may have, and who hears of a
+failure."""
+
+from __future__ import annotations
+
+from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from headwater.api.errors import error_response
+from headwater.api.http.crowd import Crowd, network_of
+from headwater.api.http.errors import CrowdedAddressError
+from headwater.api.http.limits import HttpLimits
+from headwater.api.refusals import Refusals
+
+_HEADERS = ("Content-Type", "Authorization", "User-Agent", "X-User-Agent", "traceparent", "tracestate")
+
+
+class Front:
+    """The outermost ASGI application. Requests that come through a proxy are bounded here, by the address that it says
+    they come from; those that come directly are bounded by their connections already."""
+
+    def __init__(self, app: ASGIApp, limits: HttpLimits, refusals: Refusals) -> None:
+        self._behind = app
+        self._refusals = refusals
+        self._most = limits.max_connections_per_address
+        self._crowd = Crowd(self._most)
+        self._app = CORSMiddleware(
+            self._admit,
+            allow_origins=["*"],
+            allow_methods=["GET", "HEAD", "POST"],
+            allow_headers=_HEADERS,
+            expose_headers=["Content-Type"],
+            max_age=3600,
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._app(scope, receive, send)
+
+    async def _admit(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._behind(scope, receive, send)
+            return
+        host = scope["client"][0] if scope.get("client") else ""
+        place = network_of(host)
+        if not self._crowd.enter(place):
+            await self._turn_away(host, scope, receive, send)
+            return
+        try:
+            await self._behind(scope, receive, send)
+        except Exception:  # noqa: BLE001, S110 - it was answered and logged, and is raised for servers that would
+            pass
+        finally:
+            self._crowd.leave(place)
+
+    async def _turn_away(self, host: str, scope: Scope, receive: Receive, send: Send) -> None:
+        error = CrowdedAddressError(f"{self._most} requests from this address are in progress", fix="try again later")
+        facts = {"status": error.status, "reason": error.what, "address": host}
+        self._refusals.note(error.code, None, "request refused", facts)
+        await error_response(error)(scope, receive, send)

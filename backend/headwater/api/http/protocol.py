@@ -1,0 +1,248 @@
+"""A connection from the open internet: uvicorn's HTTP protocol, with bounds on what is kept and waited for.
+
+The parser keeps what it has not understood yet, without an end, and nothing in uvicorn watches how long a request takes
+to come. So bytes are counted and a clock runs here, from the first byte of a request to the last of its body.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from enum import Enum, auto
+
+import uvicorn
+from uvicorn._types import ASGI3Application
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.server import ServerState
+
+from headwater.api.errors import ApiError
+from headwater.api.http.canned import answer
+from headwater.api.http.doorman import DoorConfig
+from headwater.api.http.errors import (
+    HeadersTooLargeError,
+    MalformedRequestError,
+    PipelineError,
+    RequestTimeoutError,
+    UrlTooLongError,
+)
+from headwater.api.http.websocket import BoundedWebSocket
+
+MOST_AHEAD = 16
+"""Requests that may wait on a connection for the answer to an earlier one."""
+
+LEAST_RATE = 10_000
+"""Bytes a second of a body that is still read when its time is over: a large one on a slow line."""
+
+LINGER_SECONDS = 2.0
+"""How long what a refused client sends is thrown away. A connection closed at once would take the answer with it."""
+
+_BODY_AHEAD = 64 * 1024  # of a request that waits for its turn
+_OVERHEAD = 8  # bytes of chunk sizes and the like, for each byte of a body
+_FIELD_OVERHEAD = 4  # a colon, a space and the end of the line
+
+
+class _Reading(Enum):
+    NOTHING = auto()
+    HEAD = auto()
+    BODY = auto()
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """One connection. What uvicorn calls of it, and it of uvicorn, is held by a test of its own."""
+
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        server_state: ServerState,
+        app_state: dict[str, object],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        assert isinstance(config, DoorConfig)
+        self._doorman = config.doorman
+        self._limits = config.doorman.limits
+        self._running: RequestResponseCycle | None = None
+        self._place: str | None = None
+        self._state = _Reading.NOTHING
+        self._clock: asyncio.TimerHandle | None = None
+        self._stopped: ApiError | None = None
+        self._over = False
+        self._begun = False  # whether a message began in the bytes that are being read
+        self._head = 0  # bytes of the request line and of whole headers
+        self._fields = 0
+        self._overhead = 0  # bytes since the message, or its body, began that are neither body nor paid for by it
+        self._body = 0
+        self._body_began = 0.0
+
+    # the connection
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
+        super().connection_made(transport)
+        host = self.client[0] if self.client else ""
+        place = self._doorman.enter(host)
+        if isinstance(place, ApiError):
+            self._over = True
+            self._doorman.note(place, host)
+            transport.write(answer(place))
+            transport.close()
+            return
+        self._place = place
+        self._start_clock(self._limits.header_seconds)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._over = True
+        self._stop_clock()
+        self._leave()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._over:
+            return
+        if self._clock is None and not self._answering:
+            self._start_clock(self._limits.header_seconds)
+        self._begun = False
+        super().data_received(data)
+        if not self._begun:  # else who knows how much of it belongs to the message before
+            self._overhead += len(data)
+        if self._overhead > self._limits.max_header_bytes and not self._over:
+            self._refuse(self._headers_too_large())
+
+    # what the parser finds; an error raised here leads to send_400_response
+
+    def on_message_begin(self) -> None:
+        self._state = _Reading.HEAD
+        self._begun = True
+        self._head = self._fields = self._overhead = self._body = 0
+        self._start_clock(self._limits.header_seconds)
+        super().on_message_begin()
+
+    def on_url(self, url: bytes) -> None:
+        super().on_url(url)
+        if len(self.url) > self._limits.max_url_bytes:
+            raise self._stop(UrlTooLongError(f"the address is longer than {self._limits.max_url_bytes} bytes"))
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._head += len(name) + len(value) + _FIELD_OVERHEAD
+        self._fields += 1
+        if self._head > self._limits.max_header_bytes or self._fields > self._limits.max_header_fields:
+            raise self._stop(self._headers_too_large())
+        if self._state is _Reading.HEAD:  # behind a body they are trailers, and no headers
+            super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        if len(self.pipeline) >= MOST_AHEAD:
+            raise self._stop(PipelineError(f"more than {MOST_AHEAD} requests wait on this connection"))
+        super().on_headers_complete()
+        self._state = _Reading.BODY
+        self._overhead = 0
+        self._body_began = self.loop.time()
+        self._start_clock(self._limits.body_seconds)
+
+    def on_body(self, body: bytes) -> None:
+        self._body += len(body)
+        self._overhead -= len(body) * (1 + _OVERHEAD)
+        super().on_body(body)
+        if self.pipeline and len(self.cycle.body) > _BODY_AHEAD:
+            raise self._stop(PipelineError(f"more than {_BODY_AHEAD} bytes of a body wait on this connection"))
+
+    def on_message_complete(self) -> None:
+        super().on_message_complete()
+        self._state = _Reading.NOTHING
+        self._stop_clock()
+
+    # what becomes of it
+
+    def send_400_response(self, msg: str) -> None:
+        self._refuse(self._stopped or MalformedRequestError("what came is not HTTP/1.1"))
+
+    def handle_websocket_upgrade(self) -> None:
+        self._over = True
+        self._stop_clock()
+        if self._answering:
+            self._end()
+            return
+        super().handle_websocket_upgrade()
+        protocol = self.transport.get_protocol()
+        assert isinstance(protocol, BoundedWebSocket)
+        protocol.when_lost(self._leave)
+        if not protocol.handshake_initiated:  # its parser takes no header of 8 KB, and says nothing
+            self.transport.write(answer(self._headers_too_large()))
+            self.transport.close()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """A client that offers to go over to HTTP/2 is answered in HTTP/1.1, and nobody needs to know."""
+
+    @property
+    def _answering(self) -> bool:
+        return bool(self.cycle and not self.cycle.response_complete)
+
+    def _stop(self, error: ApiError) -> ApiError:
+        self._stopped = error
+        return error
+
+    def _headers_too_large(self) -> ApiError:
+        limits = self._limits
+        what = f"the headers are longer than {limits.max_header_bytes} bytes, or more than {limits.max_header_fields}"
+        return HeadersTooLargeError(what, fix="send fewer and shorter ones")
+
+    def _refuse(self, error: ApiError) -> None:
+        """Answer what is being read, if it is the next to be answered, and end the connection."""
+        answered = self._answering and self.cycle.response_started
+        if self._state is _Reading.BODY:
+            unanswered = self._answering and not answered and not self.pipeline
+        else:
+            unanswered = not self._answering
+        self._doorman.note(error, self.client[0] if self.client else None)
+        if unanswered:
+            self.transport.write(answer(error))
+        self._end()
+
+    def _end(self) -> None:
+        self._over = True
+        self._unset_keepalive_if_required()
+        self.pipeline.clear()
+        if self._running is not None:  # for the application, the client is gone
+            self._running.disconnected = True
+            self._running.message_event.set()
+        self.flow.resume_reading()
+        self.flow.resume_writing()
+        if not self.transport.is_closing():
+            self.transport.write_eof()
+        self._start_clock(LINGER_SECONDS)
+
+    def _leave(self) -> None:
+        if self._place is not None:
+            place, self._place = self._place, None
+            self._doorman.leave(place)
+
+    # the clock
+
+    def _start_clock(self, seconds: float) -> None:
+        self._stop_clock()
+        self._clock = self.loop.call_later(seconds, self._time_is_over)
+
+    def _stop_clock(self) -> None:
+        if self._clock is not None:
+            self._clock.cancel()
+            self._clock = None
+
+    def _time_is_over(self) -> None:
+        self._clock = None
+        if self._over:
+            self.transport.abort()
+        elif self._state is _Reading.NOTHING:
+            if not self._answering:
+                self.transport.close()
+        elif self.flow.read_paused or self._goes_on():
+            self._start_clock(1.0)
+        else:
+            part = "headers" if self._state is _Reading.HEAD else "body"
+            self._refuse(RequestTimeoutError(f"the request's {part} did not come in time"))
+
+    def _goes_on(self) -> bool:
+        if self._state is not _Reading.BODY:
+            return False
+        return self._body >= LEAST_RATE * (self.loop.time() - self._body_began)

@@ -1,0 +1,307 @@
+"""What strangers send before anybody knows who they are: it is bounded in size, number and time."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from contextlib import ExitStack
+from ipaddress import ip_network
+
+import pytest
+
+from headwater.api.http.limits import HttpLimits
+from tests.support.fix_api import Endpoint, make_token
+from tests.support.memory import forget_peak, peak
+from tests.support.memory_store import MemoryStore
+from tests.support.raw_http import Answer, connected
+
+MEBIBYTE = 1024 * 1024
+GET = b"GET /probes/liveness HTTP/1.1\r\nhost: x\r\n"
+POST = b"POST /sync/stream HTTP/1.1\r\nhost: x\r\nauthorization: Token <token>\r\n"
+CHUNKED = POST + b"transfer-encoding: chunked\r\n\r\n"
+
+
+def told(request: bytes) -> bytes:
+    """With a token that is valid now."""
+    return request.replace(b"<token>", make_token().encode())
+
+
+def refused(answer: Answer, status: int, code: str) -> None:
+    assert (answer.status, answer.error["code"]) == (status, code)
+    assert answer.headers["content-type"] == "application/json"
+    assert answer.headers["connection"] == "close"
+    assert answer.headers["access-control-allow-origin"] == "*"
+
+
+def serves(endpoint: Endpoint) -> bool:
+    with endpoint.stream() as stream:
+        stream.completed()
+    return True
+
+
+# sizes
+
+
+@pytest.mark.parametrize(
+    ("begin", "more", "status", "code"),
+    [
+        (GET + b"x: ", b"y" * MEBIBYTE, 431, "HW_6022"),
+        (GET, b"x: y\r\n" * 10_000, 431, "HW_6022"),
+        (b"GET /", b"y" * MEBIBYTE, 414, "HW_6023"),
+        (b"GET / HTTP/1.1\r\n", b"x" * MEBIBYTE, 431, "HW_6022"),
+        (CHUNKED + b"1;", b"x" * MEBIBYTE, 431, "HW_6022"),
+        (CHUNKED + b"1\r\nx\r\n0\r\nx: ", b"y" * MEBIBYTE, 431, "HW_6022"),
+        (CHUNKED + b"1\r\nx\r\n0\r\n", b"x: y\r\n" * 10_000, 431, "HW_6022"),
+    ],
+    ids=["value", "fields", "address", "name", "chunk extension", "trailer", "trailers"],
+)
+def test_what_never_ends_is_refused_and_not_kept(
+    endpoint: Endpoint, begin: bytes, more: bytes, status: int, code: str
+) -> None:
+    before = forget_peak()
+    with connected(endpoint) as connection:
+        connection.send(told(begin))
+        connection.send_until_over(more, most=64 * MEBIBYTE)
+        refused(connection.answer(), status, code)
+        assert connection.is_ended()
+    assert peak() - before < 16 * MEBIBYTE
+    assert serves(endpoint)
+
+
+def test_a_request_just_within_the_limits_is_answered(endpoint: Endpoint) -> None:
+    with connected(endpoint) as connection:
+        connection.send(GET, b"x: y\r\n" * 98, b"z: ", b"z" * 30_000, b"\r\n\r\n")
+        assert connection.answer().status == 200
+        connection.send(GET, b"x: y\r\n" * 100, b"\r\n")
+        refused(connection.answer(), 431, "HW_6022")
+
+
+def test_headers_of_many_requests_are_not_added_up(endpoint: Endpoint) -> None:
+    with connected(endpoint) as connection:
+        for _ in range(5):
+            connection.send(GET, b"z: ", b"z" * 30_000, b"\r\n\r\n")
+            assert connection.answer().status == 200
+            connection.send(told(POST), b"content-length: 600000\r\n\r\n", b" " * 600_000)
+            assert connection.answer().status == 400
+        connection.send(told(CHUNKED), b"1\r\nx\r\n" * 50_000, b"0\r\n\r\n")
+        assert connection.answer().status == 400
+
+
+def test_a_body_that_says_it_is_too_large_is_refused_before_it_comes(endpoint: Endpoint) -> None:
+    with connected(endpoint) as connection:
+        connection.send(told(POST), b"content-length: 1048577\r\n\r\n")
+        assert connection.answer().status == 413
+
+
+def test_a_body_without_an_announced_end_is_refused_once_it_is_too_large(endpoint: Endpoint) -> None:
+    with connected(endpoint) as connection:
+        connection.send(told(CHUNKED), b"100000\r\n", b" " * MEBIBYTE, b"\r\n1\r\n \r\n")
+        assert connection.answer().status == 413
+
+
+def test_a_trailer_is_no_header(endpoint: Endpoint) -> None:
+    with connected(endpoint) as connection:
+        begin = CHUNKED.replace(b"authorization: Token <token>\r\n", b"")
+        connection.send(begin, told(b"2\r\n{}\r\n0\r\nauthorization: Token <token>\r\n\r\n"))
+        assert connection.answer().error["code"] == "PSYNC_S2106"
+
+
+@pytest.mark.parametrize(
+    "sent", [b"nonsense\r\n\r\n", b"GET / HTTP/1.1\r\nbad header\r\n\r\n", b"\x16\x03\x01\x02\x00"]
+)
+def test_what_is_not_http_is_told_so(endpoint: Endpoint, sent: bytes) -> None:
+    with connected(endpoint) as connection:
+        connection.send(sent)
+        refused(connection.answer(), 400, "HW_6021")
+        assert connection.is_ended()
+
+
+# time
+
+
+@pytest.fixture
+def hasty(start_endpoint: Callable[..., Endpoint], memory_store: MemoryStore) -> Endpoint:
+    return start_endpoint(memory_store, http=HttpLimits(header_seconds=0.3, body_seconds=0.3, drain_seconds=0))
+
+
+@pytest.mark.parametrize(
+    ("begin", "more"),
+    [
+        (GET, b"x: y\r\n"),
+        (GET + b"x: ", b"y"),
+        (POST + b"content-length: 100000\r\n\r\n", b""),
+        (POST + b"content-length: 100000\r\n\r\n", b" "),
+        (CHUNKED, b"1\r\n \r\n"),
+        (CHUNKED + b"1;", b"x"),
+    ],
+    ids=["fields", "one field", "no body", "slow body", "slow chunks", "slow extension"],
+)
+def test_a_request_that_comes_too_slowly_is_ended(hasty: Endpoint, begin: bytes, more: bytes) -> None:
+    with connected(hasty) as connection:
+        connection.send(told(begin))
+        if more:
+            connection.send_until_over(more, pause=0.02)
+        refused(connection.answer(), 408, "HW_6024")
+        assert connection.is_ended()
+    assert serves(hasty)
+
+
+def test_a_connection_that_says_nothing_is_ended_without_a_word(hasty: Endpoint) -> None:
+    with connected(hasty) as silent, connected(hasty) as idle:
+        idle.send(b"\r\n")
+        assert silent.is_ended()
+        assert idle.is_ended()
+
+
+def test_a_stream_lives_longer_than_requests_may_take(hasty: Endpoint, memory_store: MemoryStore) -> None:
+    with connected(hasty) as late, hasty.stream() as stream:
+        stream.completed()
+        late.send(b"GET ")
+        late.answer()
+        memory_store.put(hasty.bucket("mine", "u1"), "1")
+        memory_store.commit()
+        stream.completed(2)
+
+
+def test_a_large_body_on_a_slow_line_gets_through(hasty: Endpoint) -> None:
+    with connected(hasty) as connection:
+        connection.send(told(POST), b"content-length: 200000\r\n\r\n")
+        assert connection.send_until_over(b" " * 2000, pause=0.01, most=200_000) == 200_000
+        assert connection.answer().status == 400
+
+
+def test_a_body_that_nobody_reads_does_not_hold_the_connection(hasty: Endpoint) -> None:
+    with connected(hasty) as connection:
+        connection.send(GET, b"content-length: 100000\r\n\r\n")
+        assert connection.answer().status == 200
+        connection.send_until_over(b" ", pause=0.02)
+        assert connection.is_ended()
+
+
+# numbers
+
+
+def test_beyond_the_connections_of_an_address_others_of_it_are_refused(
+    start_endpoint: Callable[..., Endpoint], memory_store: MemoryStore
+) -> None:
+    endpoint = start_endpoint(memory_store, http=HttpLimits(max_connections_per_address=3, drain_seconds=0))
+    with ExitStack() as stack:
+        first, second = (stack.enter_context(connected(endpoint)) for _ in range(2))
+        for connection in (first, second):
+            connection.send(GET, b"\r\n")
+            assert connection.answer().status == 200
+        with connected(endpoint) as third:
+            refused(third.answer(), 429, "HW_6026")
+            assert third.is_ended()
+        assert endpoint.http.get("/probes/liveness").status_code == 200
+    assert _comes_in(endpoint)
+
+
+def test_beyond_all_connections_everybody_is_refused(
+    start_endpoint: Callable[..., Endpoint], memory_store: MemoryStore
+) -> None:
+    limits = HttpLimits(max_connections=2, max_connections_per_address=0, drain_seconds=0)
+    endpoint = start_endpoint(memory_store, http=limits)
+    with connected(endpoint) as first:
+        first.send(GET, b"\r\n")
+        assert first.answer().status == 200
+        with connected(endpoint) as second:
+            refused(second.answer(), 503, "HW_6025")
+        assert endpoint.http.get("/probes/liveness").status_code == 200
+    assert _comes_in(endpoint)
+
+
+def _comes_in(endpoint: Endpoint) -> bool:
+    """Whether there is room once more, at some time after others left."""
+    while True:
+        with connected(endpoint) as connection:
+            connection.send(GET, b"\r\n")
+            if connection.answer().status == 200:
+                return True
+
+
+def test_requests_sent_ahead_are_answered_in_turn(endpoint: Endpoint) -> None:
+    with connected(endpoint) as connection:
+        connection.send((GET + b"\r\n") * 10)
+        assert [connection.answer().status for _ in range(10)] == [200] * 10
+
+
+@pytest.mark.parametrize(
+    "ahead",
+    [(GET + b"\r\n") * 2000, POST + b"content-length: 1000000\r\n\r\n" + b" " * 1_000_000],
+    ids=["requests", "bodies"],
+)
+def test_a_client_that_sends_ahead_without_end_is_not_read(endpoint: Endpoint, ahead: bytes) -> None:
+    before = forget_peak()
+    with connected(endpoint) as connection:
+        connection.send(told(POST), b"content-length: 2\r\n\r\n{}")
+        assert connection.answer().status == 200
+        assert connection.send_until_over(told(ahead), most=64 * MEBIBYTE) < 64 * MEBIBYTE
+        assert peak() - before < 16 * MEBIBYTE
+        assert serves(endpoint)
+
+
+def test_a_client_that_sends_too_many_requests_ahead_loses_its_connection(
+    endpoint: Endpoint, memory_store: MemoryStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    with connected(endpoint) as connection:
+        connection.send((GET + b"\r\n") * 2000)
+        connection.read_to_the_end()
+    assert "HW_6027" in caplog.text
+    assert not any(record.exc_info for record in caplog.records)
+
+
+# behind a proxy
+
+
+def test_behind_a_proxy_the_requests_of_an_address_are_bounded(
+    start_endpoint: Callable[..., Endpoint], memory_store: MemoryStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    limits = HttpLimits(max_connections_per_address=1, trusted_proxies=(ip_network("127.0.0.0/8"),), drain_seconds=0)
+    endpoint = start_endpoint(memory_store, http=limits)
+
+    def ask(address: str) -> int:
+        headers = {"x-forwarded-for": f"9.9.9.9, {address}", "authorization": "Token x"}
+        return endpoint.http.post("/sync/stream", json={}, headers=headers).status_code
+
+    with connected(endpoint) as connection:
+        connection.send(told(POST), b"x-forwarded-for: 203.0.113.7\r\ncontent-length: 2\r\n\r\n{}")
+        assert connection.answer().status == 200
+        assert ask("203.0.113.7") == 429
+        assert ask("203.0.113.8") == 401
+    assert '"address": "203.0.113.8"' in caplog.text
+
+
+def test_without_a_trusted_proxy_nobody_says_who_they_are(endpoint: Endpoint, caplog: pytest.LogCaptureFixture) -> None:
+    endpoint.http.post("/sync/stream", json={}, headers={"x-forwarded-for": "203.0.113.7"})
+    assert '"address": "127.0.0.1"' in caplog.text
+    assert "203.0.113.7" not in caplog.text
+
+
+# what is told
+
+
+def test_a_client_that_leaves_in_the_middle_of_its_body_is_no_error(
+    endpoint: Endpoint, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    with connected(endpoint) as connection:
+        connection.send(told(POST), b"content-length: 100\r\n\r\n{")
+        assert serves(endpoint)
+    while "left in the middle" not in caplog.text:
+        assert serves(endpoint)
+    assert [record.levelname for record in caplog.records if record.levelno > logging.INFO] == []
+    assert not any(record.exc_info for record in caplog.records)
+
+
+def test_strangers_do_not_fill_the_log(endpoint: Endpoint, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    for _ in range(20):
+        with connected(endpoint) as connection:
+            connection.send(b"nonsense\r\n\r\n")
+            connection.answer()
+        with connected(endpoint) as connection:
+            connection.send(GET, b"connection: upgrade\r\nupgrade: h2c\r\n\r\n")
+            assert connection.answer().status == 200
+    told = [record.name for record in caplog.records if record.name not in {"httpx", "uvicorn.access"}]
+    assert told == ["headwater.api.refusals"]

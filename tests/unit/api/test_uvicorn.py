@@ -1,0 +1,108 @@
+"""What our connections take for granted of uvicorn's, whose classes are no public interface.
+
+Where this fails after an upgrade, read what changed in uvicorn, mend `api/http/protocol.py` and `websocket.py`, and
+move the range of versions in pyproject.toml.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable
+
+import pytest
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from uvicorn.server import ServerState
+
+from headwater.api.http.protocol import BoundedProtocol
+from headwater.api.http.websocket import BoundedWebSocket
+
+HTTP = {
+    "connection_made": ["transport"],
+    "connection_lost": ["exc"],
+    "data_received": ["data"],
+    "on_message_begin": [],
+    "on_url": ["url"],
+    "on_header": ["name", "value"],
+    "on_headers_complete": [],
+    "on_body": ["body"],
+    "on_message_complete": [],
+    "send_400_response": ["msg"],
+    "handle_websocket_upgrade": [],
+    "_start_asgi_task": ["cycle", "app"],
+    "_unsupported_upgrade_warning": [],
+    "_unset_keepalive_if_required": [],
+}
+WEBSOCKET = {
+    "connection_lost": ["exc"],
+    "handle_ping": [],
+    "handle_cont": ["event"],
+    "handle_parser_exception": [],
+    "shutdown": [],
+}
+
+
+@pytest.mark.parametrize(
+    ("base", "own", "methods"),
+    [
+        (HttpToolsProtocol, BoundedProtocol, HTTP),
+        (WebSocketsSansIOProtocol, BoundedWebSocket, WEBSOCKET),
+    ],
+)
+def test_what_we_override_and_call_is_there(base: type, own: type, methods: dict[str, list[str]]) -> None:
+    for name, parameters in methods.items():
+        assert list(inspect.signature(getattr(base, name)).parameters)[1:] == parameters, name
+    overridden = {name for name in vars(own) if name in vars(base) and inspect.isfunction(vars(own)[name])}
+    assert overridden - {"__init__"} <= methods.keys()
+    assert list(inspect.signature(base).parameters) == ["config", "server_state", "app_state", "_loop"]
+
+
+class _Transport(asyncio.Transport):
+    """Takes what is written."""
+
+    def write(self, data: object) -> None:
+        pass
+
+    def is_closing(self) -> bool:
+        return False
+
+
+async def _answer(_: object, __: object, send: Callable[[dict[str, object]], Awaitable[None]]) -> None:
+    await send({"type": "http.response.start", "status": 204, "headers": []})
+    await send({"type": "http.response.body"})
+
+
+async def _request() -> HttpToolsProtocol:
+    config = uvicorn.Config(_answer, http="httptools", log_config=None, lifespan="off")
+    protocol = HttpToolsProtocol(config, ServerState(), {})
+    protocol.connection_made(_Transport())
+    protocol.data_received(b"GET / HTTP/1.1\r\n\r\n")
+    await asyncio.gather(*protocol.tasks)
+    protocol._unset_keepalive_if_required()
+    return protocol
+
+
+def test_what_we_read_and_set_of_a_connection_is_there() -> None:
+    protocol = asyncio.run(_request())
+    for name in ("transport", "flow", "loop", "url", "client", "pipeline", "cycle"):
+        assert hasattr(protocol, name), name
+    for name in ("disconnected", "message_event", "response_started", "response_complete", "body"):
+        assert hasattr(protocol.cycle, name), name
+    assert protocol.cycle.response_complete
+    for name in ("read_paused", "resume_reading", "resume_writing"):
+        assert hasattr(protocol.flow, name), name
+
+
+async def _websocket() -> WebSocketsSansIOProtocol:
+    config = uvicorn.Config(_answer, ws="websockets-sansio", log_config=None, lifespan="off")
+    return WebSocketsSansIOProtocol(config, ServerState(), {})
+
+
+def test_what_we_read_of_a_websocket_is_there() -> None:
+    websocket = asyncio.run(_websocket())
+    assert websocket.writable.is_set()
+    assert (websocket.frames, websocket.handshake_initiated, websocket.handshake_complete) == ([], False, False)
+    for name in ("conn", "config", "loop", "transport"):
+        assert hasattr(websocket, name), name

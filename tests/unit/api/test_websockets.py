@@ -1,0 +1,172 @@
+"""Websockets of strangers, on a route of the test's own: nothing of them is kept without bounds."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+from base64 import b64encode
+from collections.abc import Callable
+
+import pytest
+from starlette.routing import WebSocketRoute
+from starlette.websockets import WebSocket, WebSocketDisconnect
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.client import ClientConnection, connect
+
+from headwater.api.http.limits import HttpLimits
+from headwater.api.http.server import MAX_MESSAGE
+from tests.support.fix_api import Endpoint
+from tests.support.memory import forget_peak, peak
+from tests.support.memory_store import MemoryStore
+from tests.support.raw_http import RawConnection, connected
+
+MEBIBYTE = 1024 * 1024
+UPGRADE = (
+    b"GET /echo HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: websocket\r\n"
+    b"sec-websocket-version: 13\r\nsec-websocket-key: " + b64encode(b"k" * 16) + b"\r\n"
+)
+
+
+class Played:
+    """The application's side: echoes, or sends for as long as somebody takes it."""
+
+    def __init__(self) -> None:
+        self.sent = 0
+
+    async def echo(self, websocket: WebSocket) -> None:
+        await websocket.accept()
+        try:
+            while True:
+                await websocket.send_bytes(await websocket.receive_bytes())
+        except WebSocketDisconnect:
+            pass
+
+    async def pour(self, websocket: WebSocket) -> None:
+        await websocket.accept()
+        while True:
+            await websocket.send_bytes(bytes(MEBIBYTE))
+            self.sent += 1
+            await asyncio.sleep(0)
+
+
+@pytest.fixture
+def played() -> Played:
+    return Played()
+
+
+@pytest.fixture
+def start_sockets(
+    start_endpoint: Callable[..., Endpoint], memory_store: MemoryStore, played: Played
+) -> Callable[..., Endpoint]:
+    routes = [WebSocketRoute("/echo", played.echo), WebSocketRoute("/pour", played.pour)]
+
+    def start(**limits: float) -> Endpoint:
+        http = HttpLimits(**{"drain_seconds": 0, **limits})  # type: ignore[arg-type]
+        return start_endpoint(memory_store, extra_routes=routes, http=http)
+
+    return start
+
+
+@pytest.fixture
+def sockets(start_sockets: Callable[..., Endpoint]) -> Endpoint:
+    return start_sockets()
+
+
+def open_at(endpoint: Endpoint, path: str) -> ClientConnection:
+    host, port = endpoint.address
+    return connect(f"ws://{host}:{port}{path}", max_size=None)
+
+
+def upgraded(connection: RawConnection) -> None:
+    connection.send(UPGRADE, b"\r\n")
+    assert connection.answer().status == 101
+
+
+def frame(opcode: int, payload: bytes = b"", *, last: bool = True) -> bytes:
+    length = bytes([0x80 | len(payload)]) if len(payload) < 126 else b"\xff" + struct.pack("!Q", len(payload))
+    return bytes([(0x80 if last else 0) | opcode]) + length + bytes(4) + payload
+
+
+def test_messages_up_to_two_mebibytes_come_and_go(sockets: Endpoint) -> None:
+    with open_at(sockets, "/echo") as websocket:
+        for size in (0, 1, MAX_MESSAGE):
+            websocket.send(bytes(size))
+            assert websocket.recv() == bytes(size)
+        websocket.send(bytes(MAX_MESSAGE + 1))
+        with pytest.raises(ConnectionClosed) as closed:
+            websocket.recv()
+        assert closed.value.rcvd is not None
+        assert closed.value.rcvd.code == 1009
+
+
+@pytest.mark.parametrize("size", [0, 1000])
+def test_a_message_of_endless_frames_is_not_kept(sockets: Endpoint, size: int) -> None:
+    before = forget_peak()
+    with connected(sockets) as connection:
+        upgraded(connection)
+        connection.send(frame(2, last=False))
+        assert connection.send_until_over(frame(0, bytes(size), last=False) * 1000, most=64 * MEBIBYTE) < 64 * MEBIBYTE
+        connection.read_to_the_end()
+    assert peak() - before < 16 * MEBIBYTE
+
+
+def test_sending_waits_for_a_peer_that_does_not_read(sockets: Endpoint, played: Played) -> None:
+    before = forget_peak()
+    with socket.create_connection(sockets.address, timeout=10) as plain:
+        plain.sendall(UPGRADE.replace(b"/echo", b"/pour") + b"\r\n")
+        plain.recv(1)
+        while played.sent < 2:
+            assert sockets.http.get("/probes/liveness").status_code == 200
+        for _ in range(50):
+            assert sockets.http.get("/probes/liveness").status_code == 200
+        assert played.sent < 20
+        assert peak() - before < 32 * MEBIBYTE
+
+
+def test_pings_of_a_peer_that_does_not_read_are_not_answered_into_memory(sockets: Endpoint) -> None:
+    before = forget_peak()
+    with connected(sockets) as connection:
+        upgraded(connection)
+        for _ in range(32):
+            connection.send(frame(9, b"x" * 125) * 8000)
+        assert peak() - before < 16 * MEBIBYTE
+        assert sockets.http.get("/probes/liveness").status_code == 200
+
+
+def test_a_websocket_keeps_its_place_until_it_ends(start_sockets: Callable[..., Endpoint]) -> None:
+    sockets = start_sockets(max_connections_per_address=2)
+    with open_at(sockets, "/echo"), connected(sockets) as other:
+        assert other.answer().status == 429
+    while True:
+        with connected(sockets) as other:
+            other.send(b"GET /probes/liveness HTTP/1.1\r\nhost: x\r\n\r\n")
+            if other.answer().status == 200:
+                break
+
+
+def test_a_websocket_with_a_header_that_is_too_long_is_refused(
+    sockets: Endpoint, caplog: pytest.LogCaptureFixture
+) -> None:
+    with connected(sockets) as connection:
+        connection.send(UPGRADE, b"x: ", b"y" * 20_000, b"\r\n\r\n")
+        assert connection.answer().status == 431
+        assert connection.is_ended()
+    assert not any(record.exc_info for record in caplog.records)
+
+
+def test_what_a_websocket_asks_for_is_not_logged(sockets: Endpoint, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    with open_at(sockets, "/echo?token=swordfish") as websocket:
+        websocket.send(b"x")
+        websocket.recv()
+    assert "swordfish" not in caplog.text
+
+
+def test_websockets_end_with_the_process(sockets: Endpoint) -> None:
+    with open_at(sockets, "/echo") as websocket:
+        sockets.terminate()
+        with pytest.raises(ConnectionClosed) as closed:
+            websocket.recv()
+        assert closed.value.rcvd is not None
+        assert closed.value.rcvd.code == 1012
