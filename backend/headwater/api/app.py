@@ -34,19 +34,21 @@ from headwater.api.upload.route import UploadRoute
 from headwater.source.upload.settings import UploadSettings
 from headwater.storage.contract.store import StoreReader
 from headwater.storage.shared.cache import CachedReader
+from headwater.sync.request import BodyLimits
 
 
 @dataclass(frozen=True, slots=True)
 class ApiSettings:
-    """What the endpoint needs to know. `audience` is what tokens must be meant for; the limits are per process,
-    but for `requests`, which is per connection. `sources` are the tags of those that the store follows; `probes` says
-    whether those are answered; `upload` says what devices may write, if anything."""
+    """What the endpoint needs to know. `audience` is what tokens must be meant for; the limits are per process, but for
+    `requests` and `body`, which are per connection. `sources` are the tags of those that the store follows; `probes`
+    says whether those are answered; `upload` says what devices may write, if anything."""
 
     keys: KeySource
     audience: frozenset[str]
     streams: StreamLimits = field(default_factory=StreamLimits)
     max_data_fetch_concurrency: int = 10
     requests: RequestLimits = field(default_factory=RequestLimits)
+    body: BodyLimits = field(default_factory=BodyLimits)
     chunk_cache_bytes: int = 64 * 1024 * 1024
     keep_requests: float = REQUESTS_KEPT
     admin_tokens: tuple[str, ...] = field(default=(), repr=False)
@@ -71,7 +73,8 @@ class Endpoint:
         self.refusals = Refusals()
         self.hub = Hub(reader, self._threads)
         self.writes = WriteCheckpoints(reader, self._threads, head, self.hub.look, settings.keep_requests)
-        self.streams = Streams(self._threads, self.hub, Plans(settings.requests), self.refusals, settings.streams)
+        plans = Plans(settings.requests)
+        self.streams = Streams(self._threads, self.hub, plans, self.refusals, settings.streams, settings.body)
         self.stream = StreamEndpoint(self.streams, verifier)
         self.websocket = RSocketEndpoint(self.streams, verifier, self.refusals)
         self.write_checkpoint = WriteCheckpointRoute(verifier, self.writes, lambda: self.hub.active)

@@ -18,7 +18,9 @@ MOST_LINES = 200
 """Codes and users that are told of within that time. Whoever is beyond is counted only."""
 
 _LONGEST = 300  # characters of a fact: paths, names of fields and user agents are chosen by strangers
-_MOST = 20  # entries of a fact that is a mapping
+_SHORTEST = 30  # where the line is too long nevertheless: what is not ASCII takes up to twelve
+_MOST = 20  # entries of a fact that has some
+_LINE = 8000
 
 log = logging.getLogger(__name__)
 
@@ -88,14 +90,18 @@ def facts_of(request: HTTPConnection) -> dict[str, object]:
 def one_line(facts: Mapping[str, object]) -> str:
     """Facts for the log, without those that are None. JSON in ASCII: whatever a stranger sent, it stays on its line,
     and is cut where it is long."""
-    return json.dumps({name: _short(value) for name, value in facts.items() if value is not None})
+    line = json.dumps(_short(facts, _LONGEST))
+    return line if len(line) <= _LINE else json.dumps(_short(facts, _SHORTEST))
 
 
-def _short(value: object) -> object:
+def _short(value: object, longest: int) -> object:
     match value:
         case str():
-            return value[:_LONGEST]
+            return value[:longest]
         case Mapping():
-            return {key[:_LONGEST]: _short(each) for key, each in islice(value.items(), _MOST)}
+            known = ((key, each) for key, each in value.items() if each is not None)
+            return {str(key)[:longest]: _short(each, longest) for key, each in islice(known, _MOST)}
+        case list() | tuple():
+            return [_short(each, longest) for each in value[:_MOST]]
         case _:
             return value

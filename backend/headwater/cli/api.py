@@ -18,6 +18,7 @@ from headwater.config import ClientAuth, ConfigError, ServiceConfig
 from headwater.source.head import SourceHead
 from headwater.storage.contract.versions import OwnConfig
 from headwater.storage.open import open_backend
+from headwater.sync.request import BodyLimits
 from headwater_rules.compiler.compile import compile_config
 from headwater_rules.errors import RuleErrors
 from headwater_rules.versions import sides
@@ -33,6 +34,7 @@ def build(config: ServiceConfig, extra_routes: Sequence[BaseRoute] = ()) -> Star
         ),
         max_data_fetch_concurrency=config.api.max_data_fetch_concurrency,
         requests=RequestLimits(config.api.max_buckets_per_connection, config.api.max_parameter_query_results),
+        body=BodyLimits(config.api.max_subscriptions_per_connection, config.api.max_known_buckets_per_connection),
         chunk_cache_bytes=config.api.chunk_cache_mb * 1024 * 1024,
         keep_requests=config.api.checkpoint_request_retention_minutes * 60.0,
         admin_tokens=config.api.tokens,

@@ -84,6 +84,7 @@ def _sync_config(root: Section, directory: Path, text: str | None) -> SyncConfig
 def _api(section: Section) -> ApiConfig:
     limits = section.section("parameters")
     defaults = ApiConfig()
+    buckets = limits.integer("max_buckets_per_connection", defaults.max_buckets_per_connection, 1, _LIMIT)
     config = ApiConfig(
         tokens=_admin_tokens(section),
         max_concurrent_connections=limits.integer(
@@ -92,11 +93,19 @@ def _api(section: Section) -> ApiConfig:
         max_data_fetch_concurrency=limits.integer(
             "max_data_fetch_concurrency", defaults.max_data_fetch_concurrency, 1, 1000
         ),
-        max_buckets_per_connection=limits.integer(
-            "max_buckets_per_connection", defaults.max_buckets_per_connection, 1, _LIMIT
-        ),
+        max_buckets_per_connection=buckets,
         max_parameter_query_results=limits.integer(
             "max_parameter_query_results", defaults.max_parameter_query_results, 1, _LIMIT
+        ),
+        max_subscriptions_per_connection=limits.integer(
+            "max_subscriptions_per_connection", defaults.max_subscriptions_per_connection, 1, _LIMIT
+        ),
+        max_known_buckets_per_connection=limits.integer(
+            # those of before a change of the rules, too
+            "max_known_buckets_per_connection",
+            max(defaults.max_known_buckets_per_connection, 2 * buckets),
+            1,
+            _LIMIT,
         ),
         chunk_cache_mb=limits.integer("chunk_cache_mb", defaults.chunk_cache_mb, 0, _LIMIT),
         max_streams_per_user=limits.integer("max_streams_per_user", defaults.max_streams_per_user, 1, _LIMIT),

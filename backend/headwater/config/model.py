@@ -67,6 +67,8 @@ class ApiConfig:
     max_data_fetch_concurrency: int = 10
     max_buckets_per_connection: int = MOST_BUCKETS
     max_parameter_query_results: int = MOST_RESULTS
+    max_subscriptions_per_connection: int = 1000
+    max_known_buckets_per_connection: int = 20_000
     chunk_cache_mb: int = 64
     max_streams_per_user: int = 50
     stalled_stream_seconds: int = 60

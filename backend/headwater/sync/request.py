@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import cast
 
 import orjson
@@ -17,6 +18,12 @@ from headwater_rules.results import Subscription
 MAX_NESTING = 100
 """Levels of arrays and objects in client parameters. They are rendered again for the rules, and every JSON library
 has its own limit; this one is below all of them."""
+
+MAX_CLIENT_ID = 1024
+"""Bytes of a client id, which is part of what writes are counted by."""
+
+MAX_METADATA, MAX_METADATA_LENGTH = 20, 300
+"""Entries of `app_metadata`, and characters of each: it is for the log only, and cut without a word."""
 
 _MAX_OP_ID = 2**63 - 1
 _MAX_EXACT = 2**53 - 1
@@ -33,6 +40,14 @@ class InvalidRequestError(HeadwaterError):
 
 
 @dataclass(frozen=True, slots=True)
+class BodyLimits:
+    """How much a body may list: subscriptions, and buckets that the device has."""
+
+    subscriptions: int = 1000
+    known_buckets: int = 20_000
+
+
+@dataclass(frozen=True, slots=True)
 class StreamRequest:
     """What a client says when it opens a stream. `positions` maps bucket to the last op it has; with `raw_data`
     rows are sent as JSON text, without it as nested objects."""
@@ -46,27 +61,27 @@ class StreamRequest:
     subscriptions: tuple[Subscription, ...] = ()
 
 
-def parse_stream_request(body: bytes) -> StreamRequest:
+def parse_stream_request(body: bytes, limits: BodyLimits = BodyLimits()) -> StreamRequest:
     """Read a request body. Raises InvalidRequestError that names the field."""
     try:
         fields = orjson.loads(body)
     except orjson.JSONDecodeError as error:
         raise InvalidRequestError("the body is not valid JSON", fix=f"send one JSON object: {error.msg}") from error
-    return stream_request(fields)
+    return stream_request(fields, limits)
 
 
-def stream_request(fields: object) -> StreamRequest:
+def stream_request(fields: object, limits: BodyLimits = BodyLimits()) -> StreamRequest:
     """A request from the fields of its body. Raises InvalidRequestError that names the field."""
     request = _object(fields, "body")
     streams = _object(request.get("streams", {}), "streams")
     return StreamRequest(
-        positions=_positions(request.get("buckets")),
+        positions=_positions(request.get("buckets"), limits.known_buckets),
         raw_data=request.get("raw_data") is True,
         parameters=_parameters(request.get("parameters"), "parameters"),
         client_id=parse_client_id(request.get("client_id")),
         app_metadata=_metadata(request.get("app_metadata")),
         include_defaults=_include_defaults(streams),
-        subscriptions=_subscriptions(streams.get("subscriptions")),
+        subscriptions=_subscriptions(streams.get("subscriptions"), limits.subscriptions),
     )
 
 
@@ -77,6 +92,10 @@ def parse_client_id(value: object) -> str | None:
     client_id = _text(value, "client_id")
     if "\0" in client_id:
         raise InvalidRequestError("client_id contains a NUL character", "client_id", "send an id without control bytes")
+    if len(client_id.encode()) > MAX_CLIENT_ID:
+        raise InvalidRequestError(
+            f"client_id is longer than {MAX_CLIENT_ID} bytes", "client_id", "send the id that the SDK made"
+        )
     return client_id
 
 
@@ -120,11 +139,11 @@ def write_key(user_id: str, client_id: str | None) -> str:
     return user if client_id is None else f"{user}/{client_id}"
 
 
-def _positions(value: object) -> dict[str, OpId]:
+def _positions(value: object, most: int) -> dict[str, OpId]:
     if value is None:
         return {}
     positions = {}
-    for index, item in enumerate(_list(value, "buckets")):
+    for index, item in enumerate(_at_most(most, value, "buckets", "max_known_buckets_per_connection")):
         where = f"buckets[{index}]"
         bucket = _object(item, where)
         positions[_text(bucket.get("name"), f"{where}.name")] = _op_id(bucket.get("after"), f"{where}.after")
@@ -164,7 +183,11 @@ def _deeper_than(value: object, limit: int) -> bool:
 def _metadata(value: object) -> dict[str, str]:
     if value is None:
         return {}
-    return {key: _text(text, f"app_metadata.{key}") for key, text in _object(value, "app_metadata").items()}
+    entries = {
+        key[:MAX_METADATA_LENGTH]: _text(text, f"app_metadata.{key[:MAX_METADATA_LENGTH]}")[:MAX_METADATA_LENGTH]
+        for key, text in _object(value, "app_metadata").items()
+    }
+    return dict(islice(entries.items(), MAX_METADATA))
 
 
 def _include_defaults(streams: JsonObject) -> bool:
@@ -174,10 +197,10 @@ def _include_defaults(streams: JsonObject) -> bool:
     return value
 
 
-def _subscriptions(value: object) -> tuple[Subscription, ...]:
+def _subscriptions(value: object, most: int) -> tuple[Subscription, ...]:
     if value is None:
         return ()
-    items = _list(value, "streams.subscriptions")
+    items = _at_most(most, value, "streams.subscriptions", "max_subscriptions_per_connection")
     return tuple(_subscription(item, f"streams.subscriptions[{index}]") for index, item in enumerate(items))
 
 
@@ -211,6 +234,14 @@ def _list(value: object, where: str) -> list[object]:
     if not isinstance(value, list):
         raise _wrong("an array", where)
     return cast("list[object]", value)
+
+
+def _at_most(most: int, value: object, where: str, setting: str) -> list[object]:
+    items = _list(value, where)
+    if len(items) > most:
+        fix = f"send fewer, or raise api.parameters.{setting}, which allows {most:,}"
+        raise InvalidRequestError(f"{where} has {len(items):,} entries", where, fix)
+    return items
 
 
 def _text(value: object, where: str) -> str:

@@ -3,8 +3,9 @@ doubles round cannot be read."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
+from typing import TypeVar, cast
 
 import orjson
 
@@ -15,6 +16,7 @@ from headwater_rules.evaluate.naming import canonical
 from headwater_rules.plan import Expr, FromRequest, RequestInput, RequestStage, Value, element_column
 
 Canonical = int | float | str
+Result = TypeVar("Result")
 
 _CALLED = {
     RequestInput.USER_ID: "the user id",
@@ -25,14 +27,17 @@ _CALLED = {
 
 
 class Inputs:
-    """Claims and parameters for one subscription. Converts only what is asked for, and that once."""
+    """Claims and parameters for one subscription. Converts and computes only what is asked for, and that once; what no
+    subscription changes once for all that have the same `common`, which has the same claims and connection."""
 
     def __init__(
         self,
         claims: Mapping[str, object],
         connection: Mapping[str, object] | None,
         subscription: Mapping[str, object] | None,
+        common: Inputs | None = None,
     ) -> None:
+        self._common = common
         self._sources: dict[RequestInput, object] = {
             RequestInput.USER_ID: claims.get("sub"),
             RequestInput.CLAIMS: claims,
@@ -41,25 +46,41 @@ class Inputs:
         }
         self._values: dict[str, Value] = {}
         self._inexact: dict[str, bool] = {}
-        self._computed: dict[FromRequest, tuple[Canonical, ...]] = {}
+        self._computed: dict[object, object] = {}
 
     def holds(self, gate: Expr) -> bool:
         """Whether a condition is true. Raises EvaluationError."""
-        return bool(self._scalar(gate))
+        return self._once(gate, gate.inputs, lambda: bool(self._scalar(gate)))
 
     def values(self, source: FromRequest) -> tuple[Canonical, ...]:
         """The value of `source` in the form that names use, or every distinct one of an array; nothing for null and
         blobs. Raises EvaluationError."""
-        known = self._computed.get(source)
-        if known is None:
-            found = self._elements(source.expr) if source.each else [self._scalar(source.expr)]
-            parts = [_canonical(value) for value in found]
-            known = self._computed[source] = tuple(dict.fromkeys(part for part in parts if part is not None))
-        return known
+        return self._once(source, source.expr.inputs, lambda: self._values_of(source))
 
     def rows(self, stage: RequestStage) -> list[tuple[Canonical, ...]]:
         """The distinct rows of a stage, without those that hold a null or a blob. Raises EvaluationError."""
         sql, names = stage_statement(stage)
+        return self._once(stage, names, lambda: self._rows_of(stage, sql, names))
+
+    def _once(self, key: object, names: Sequence[str], compute: Callable[[], Result]) -> Result:
+        if self._common is not None and RequestInput.SUBSCRIPTION.value not in names:
+            return self._common._once(key, names, compute)
+        if key not in self._computed:
+            try:
+                self._computed[key] = compute()
+            except EvaluationError as error:
+                self._computed[key] = error
+        known = self._computed[key]
+        if isinstance(known, EvaluationError):
+            raise known.with_traceback(None)  # which would grow with each time
+        return cast(Result, known)
+
+    def _values_of(self, source: FromRequest) -> tuple[Canonical, ...]:
+        found = self._elements(source.expr) if source.each else [self._scalar(source.expr)]
+        parts = [_canonical(value) for value in found]
+        return tuple(dict.fromkeys(part for part in parts if part is not None))
+
+    def _rows_of(self, stage: RequestStage, sql: str, names: Sequence[str]) -> list[tuple[Canonical, ...]]:
         found = engine().rows(sql, self._bindings(sql, names))
         wanted = len(stage.outputs)
         rows = (tuple(part for value in row[:wanted] if (part := _canonical(value)) is not None) for row in found)
@@ -78,12 +99,19 @@ class Inputs:
     def _bindings(self, sql: str, names: Sequence[str]) -> list[Value]:
         """The inputs of an expression. Raises EvaluationError when it reads a number that is not exact."""
         values = [self._input(name) for name in names]
-        if any(self._inexact[name] for name in names):
+        if any(self._holder(name)._inexact[name] for name in names):
             for position, steps in readings(sql):
                 self._refuse_inexact(names[position], steps)
         return values
 
+    def _holder(self, name: str) -> Inputs:
+        common = self._common
+        return self if common is None or name == RequestInput.SUBSCRIPTION.value else common
+
     def _input(self, name: str) -> Value:
+        holder = self._holder(name)
+        if holder is not self:
+            return holder._input(name)
         if name not in self._values:
             source = self._sources[RequestInput(name)]
             self._values[name] = _value(source)  # which fails for what is nested too deeply to be searched

@@ -83,6 +83,11 @@ class Limits:
         reason = f"so many subscriptions are beyond it already that stream {asker.stream} was not looked at"
         return self._left_out(asker, Setting.BUCKETS, reason)
 
+    def beyond_steps(self, asker: Asker) -> LeftOut:
+        """An asker who was not looked at, though those before are given."""
+        reason = f"so many subscriptions lead to so many buckets already that stream {asker.stream} was not looked at"
+        return self._left_out(asker, Setting.BUCKETS, reason)
+
     def _left_out(self, asker: Asker, setting: Setting, reason: str) -> LeftOut:
         limit, most = self._of(setting), self.most(setting, asker)
         back = "" if most == limit else f", and it comes back at {most:,} or less"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import product
 
 import orjson
@@ -20,18 +21,28 @@ from headwater_rules.plan import (
     FromStage,
     LookupStage,
     ParamSource,
+    RequestInput,
     RequestStage,
     Stage,
     Stream,
     SyncPlan,
     Variant,
 )
-from headwater_rules.results import LeftOut, LookupReader, Resolution, ResolvedBucket, StreamStatus, SyncRequest
+from headwater_rules.results import (
+    LeftOut,
+    LookupReader,
+    Resolution,
+    ResolvedBucket,
+    StreamStatus,
+    Subscription,
+    SyncRequest,
+)
 
 Found = tuple[Canonical, ...]
 State = tuple[Found, ...]
 """Per stage that has run the outputs of the row it found, or nothing once nobody needs them."""
 Rows = Sequence[Found]
+Named = tuple[int, Subscription]
 Family = tuple[tuple[int, ...], str]
 """The buckets of several definitions for the same values."""
 
@@ -41,6 +52,9 @@ _COUNTED = 9
 _PATIENCE = 20
 """Buckets, lookups and rows of subscriptions that were left out, in limits, after which no more are looked at: a client
 decides how many such subscriptions there are, too."""
+
+_STEPS = 200
+"""Steps from a subscription to a bucket, of all that are given, in limits: each tells of itself with every bucket."""
 
 
 def resolve(
@@ -61,8 +75,12 @@ def resolve(
     see `Limits`."""
     streams: list[Stream] = []
     entries: list[_Entry] = []
+    common = Inputs(request.claims, request.parameters, None)
+    named: dict[str, list[Named]] = {}
+    for number, subscription in enumerate(request.subscriptions):
+        named.setdefault(subscription.stream, []).append((number, subscription))
     for stream in plan.streams:
-        found = _entries(stream, request, len(streams))
+        found = _entries(stream, request, len(streams), named.get(stream.name, ()), common)
         if found:
             streams.append(stream)
             entries += found
@@ -125,16 +143,15 @@ class _Bucket:
     reasons: list[dict[str, int]] = field(default_factory=list)
 
 
-def _entries(stream: Stream, request: SyncRequest, index: int) -> list[_Entry]:
+def _entries(stream: Stream, request: SyncRequest, index: int, named: Sequence[Named], common: Inputs) -> list[_Entry]:
     entries: list[_Entry] = []
-    named = [(number, entry) for number, entry in enumerate(request.subscriptions) if entry.stream == stream.name]
     # one without parameters takes the place of the implicit subscription
     replaced = any(subscription.parameters is None for _, subscription in named)
     if stream.auto_subscribe and request.include_defaults and not replaced:
-        inputs = Inputs(request.claims, request.parameters, None)
+        inputs = Inputs(request.claims, request.parameters, None, common)
         entries.append(_Entry(stream, {"default": index}, "default", None, Asker(stream.name, None), inputs))
     for number, subscription in named:
-        inputs = Inputs(request.claims, request.parameters, subscription.parameters)
+        inputs = Inputs(request.claims, request.parameters, subscription.parameters, common)
         asker = Asker(stream.name, subscription.parameters)
         entries.append(_Entry(stream, {"sub": number}, number, subscription.override_priority, asker, inputs))
     return entries
@@ -173,6 +190,8 @@ class _Resolver:
         self._given: set[Family] = set()
         self._spare = _COUNTED * limits.buckets
         self._patience = _PATIENCE * max(limits.buckets, limits.results)
+        self._steps = _STEPS * max(limits.buckets, limits.results)
+        self._common_states: dict[tuple[int, int], Sequence[State]] = {}
         self._max_results = limits.results
 
     def answer(self, entry: _Entry) -> _Answer:
@@ -180,6 +199,8 @@ class _Resolver:
         answer = _Answer(entry)
         if self._patience <= 0:
             return _without(answer, self._limits.beyond_patience(entry.asker))
+        if self._steps <= 0:
+            return _without(answer, self._limits.beyond_steps(entry.asker))
         self._max_results = self._limits.most(Setting.RESULTS, entry.asker)
         try:
             counted = self._collect(answer)
@@ -220,13 +241,24 @@ class _Resolver:
         if not all(inputs.holds(gate) for gate in variant.gates):
             return
         for state in self._states(variant, inputs):
+            self._steps -= 1
             choices = [_agreed([_values(source, state, inputs) for source in sources]) for sources in variant.params]
             for values in product(*choices):
                 text = key_text("", values)
                 if text is not None:
+                    self._steps -= 1
                     yield text
 
     def _states(self, variant: Variant, inputs: Inputs) -> Iterable[State]:
+        """What the stages find, once for all subscriptions where they read none."""
+        if any(map(_reads_subscription, variant.stages)):
+            return self._find_states(variant, inputs)
+        key = id(variant), self._max_results
+        if key not in self._common_states:
+            self._common_states[key] = list(self._find_states(variant, inputs))
+        return self._common_states[key]
+
+    def _find_states(self, variant: Variant, inputs: Inputs) -> Iterable[State]:
         states: Iterable[State] = [()]
         for number, stage in enumerate(variant.stages):
             needed = _needed_after(variant, number)
@@ -283,6 +315,15 @@ def _needed_after(variant: Variant, number: int) -> set[int]:
     later = [source for stage in stages for source in stage.keys]
     later += [source for sources in variant.params for source in sources]
     return {source.stage for source in later if isinstance(source, FromStage)}
+
+
+@lru_cache(maxsize=1000)
+def _reads_subscription(stage: Stage) -> bool:
+    if isinstance(stage, LookupStage):
+        exprs = [source.expr for source in stage.keys if isinstance(source, FromRequest)]
+    else:
+        exprs = [*stage.arrays, *stage.filters, *stage.outputs]
+    return any(RequestInput.SUBSCRIPTION.value in expr.inputs for expr in exprs)
 
 
 def _values(source: ParamSource, state: State, inputs: Inputs) -> Found:

@@ -187,3 +187,19 @@ def test_no_number_of_users_fills_the_log_or_the_memory(clock: list[float], capl
     refusals.note("A", "late", "refused", {})
     assert [line["user_id"] for line in lines(caplog, "refused")] == ["late"]
     assert refusals.counts() == {"A": 3 * MOST_LINES + 1}
+
+
+@pytest.mark.parametrize("letter", ["x", "\n", "é", "😀"], ids=["ascii", "control", "letters", "beyond"])
+def test_whatever_a_client_says_of_itself_its_line_is_one_and_short(
+    endpoint: Endpoint, caplog: pytest.LogCaptureFixture, letter: str
+) -> None:
+    caplog.set_level(logging.INFO, "headwater.api.streams.stream")
+    metadata = {f"{number}{letter * 2000}": letter * 2000 for number in range(30)}
+    with endpoint.stream(client_id=letter * 200, app_metadata=metadata) as stream:
+        stream.completed()
+        endpoint.terminate()
+        stream.to_the_end()
+    (line,) = [record.getMessage() for record in caplog.records if record.name == "headwater.api.streams.stream"]
+    assert len(line.splitlines()) == 1
+    assert len(line) < 20_000
+    assert json.loads(line.removeprefix("sync stream closed "))["close_reason"] == "shutting down"

@@ -61,6 +61,13 @@ def test_the_limits_of_the_door_are_read(tmp_path: Path) -> None:
     assert "api.http.drain_seconds" in mistakes(tmp_path, MINIMAL + "api: {http: {drain_seconds: 30}}")
 
 
+def test_a_device_may_know_of_more_buckets_than_it_may_have(tmp_path: Path) -> None:
+    assert load(tmp_path, MINIMAL).api.max_known_buckets_per_connection == 20_000
+    raised = MINIMAL + "api: {parameters: {max_buckets_per_connection: 50000, max_subscriptions_per_connection: 5}}"
+    assert load(tmp_path, raised).api.max_known_buckets_per_connection == 100_000
+    assert load(tmp_path, raised).api.max_subscriptions_per_connection == 5
+
+
 def test_secrets_do_not_show_when_a_config_is_printed(tmp_path: Path) -> None:
     printed = repr(load(tmp_path, MINIMAL + "api: {tokens: [hush]}"))
     assert not any(secret in printed for secret in ("pass@", "'pass'", "hush", "c2VjcmV0"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 
 import pytest
 
@@ -192,3 +192,68 @@ def test_a_name_of_a_left_out_subscription_is_short_and_its_own() -> None:
     assert len(keys(found)) == 4
     assert all(len(key) < 40 for key in keys(found))
     assert keys(resolved(*reversed(wide), many=11)) == keys(found)
+
+
+SHARED = """
+config: {edition: 3}
+streams:
+  theirs:
+    query: SELECT * FROM t WHERE k IN (SELECT k FROM m WHERE m.u = auth.user_id())
+  connected:
+    accept_potentially_dangerous_queries: true
+    query: SELECT * FROM t WHERE k = connection.parameter('k') AND n = subscription.parameter('n')
+"""
+
+
+class CountedParameters(Mapping[str, object]):
+    """Counts how often somebody reads them all."""
+
+    def __init__(self, **values: object) -> None:
+        self._values = values
+        self.read = 0
+
+    def __getitem__(self, key: str) -> object:
+        return self._values[key]
+
+    def __iter__(self) -> Iterator[str]:
+        self.read += 1
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+
+def test_what_all_subscriptions_share_is_read_once_for_all() -> None:
+    plan = compile_config(SHARED).plan
+    counts = []
+    for number in (1, 100):
+        parameters = CountedParameters(k="a")
+        subscriptions = tuple(Subscription("connected", {"n": n}) for n in range(number))
+        found = resolve(plan, SyncRequest({"sub": "u"}, parameters, True, subscriptions), nothing)
+        assert len(found.buckets) == number
+        counts.append(parameters.read)
+    assert counts[0] == counts[1] > 0
+
+
+def test_a_failure_that_all_subscriptions_share_is_told_for_each() -> None:
+    plan = compile_config(SHARED).plan
+    subscriptions = tuple(Subscription("connected", {"n": n}) for n in range(3))
+    found = resolve(plan, SyncRequest({"sub": "u"}, {"k": 2**60}, True, subscriptions), nothing)
+    assert [error["subscription"] for status in found.streams for error in status.errors] == [0, 1, 2]
+
+
+def test_subscriptions_to_the_same_buckets_are_told_of_up_to_a_bound() -> None:
+    plan = compile_config(SHARED).plan
+
+    def rows(keys: Sequence[str]) -> Mapping[str, Sequence[str]]:
+        return {key: [f'["{number}"]' for number in range(10)] for key in keys}
+
+    def reasons(number: int) -> tuple[int, int]:
+        subscriptions = tuple(Subscription("theirs", {"n": n}) for n in range(number))
+        request = SyncRequest({"sub": "u"}, None, True, subscriptions)
+        found = resolve(plan, request, rows, max_buckets=10, max_results=10)
+        assert len(found.buckets) == 10
+        return sum(len(bucket.reasons) for bucket in found.buckets), len(found.left_out)
+
+    assert reasons(100) == (1000, 0)
+    assert reasons(500) == (1000, 400)

@@ -9,7 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headwater.oplog.op import OpId
-from headwater.sync.request import InvalidRequestError, StreamRequest, parse_client_id, parse_stream_request, write_key
+from headwater.sync.request import (
+    BodyLimits,
+    InvalidRequestError,
+    StreamRequest,
+    parse_client_id,
+    parse_stream_request,
+    write_key,
+)
 from headwater_rules.results import Subscription
 
 
@@ -132,3 +139,33 @@ _ids = st.text("/%2Fab", max_size=6)
 def test_no_two_clients_count_their_writes_together(a: str, b: str, c: str) -> None:
     clients = {(a, f"{b}/{c}"), (f"{a}/{b}", c), (f"{a}/{b}/{c}", None), (f"{a}%2F{b}", c), (a, f"{b}%2F{c}"), (a, b)}
     assert len({write_key(*client) for client in clients}) == len(clients)
+
+
+def test_a_body_lists_as_much_as_it_may_and_no_more() -> None:
+    def body(subscriptions: int, buckets: int) -> bytes:
+        subscription = {"stream": "s", "parameters": None, "override_priority": None}
+        known = [{"name": f"b{number}", "after": "0"} for number in range(buckets)]
+        return json.dumps({"buckets": known, "streams": {"subscriptions": [subscription] * subscriptions}}).encode()
+
+    limits = BodyLimits(subscriptions=3, known_buckets=5)
+    assert len(parse_stream_request(body(3, 5), limits).positions) == 5
+    with pytest.raises(InvalidRequestError, match=r"subscriptions has 4 .*max_subscriptions_per_connection"):
+        parse_stream_request(body(4, 5), limits)
+    with pytest.raises(InvalidRequestError, match=r"buckets has 6 .*max_known_buckets_per_connection"):
+        parse_stream_request(body(3, 6), limits)
+    assert len(parse_stream_request(body(1000, 10_000)).subscriptions) == 1000
+
+
+def test_a_client_id_has_an_end() -> None:
+    assert parse_client_id("é" * 512) == "é" * 512
+    with pytest.raises(InvalidRequestError, match="longer than 1024 bytes"):
+        parse_client_id("é" * 513)
+
+
+def test_metadata_is_cut_for_it_is_only_logged() -> None:
+    metadata = {f"{number:02}" + "k" * 400: "v" * 400 for number in range(30)}
+    kept = parse_stream_request(json.dumps({"app_metadata": metadata}).encode()).app_metadata
+    assert list(kept) == [f"{number:02}" + "k" * 298 for number in range(20)]
+    assert set(kept.values()) == {"v" * 300}
+    with pytest.raises(InvalidRequestError):
+        parse_stream_request(json.dumps({"app_metadata": {**metadata, "last": 1}}).encode())

@@ -222,7 +222,11 @@ class Connection:
         stream.data.clear()
         if _fields(metadata, self._types[0]).get("path") != PATH:
             raise UnknownStreamError("there is no stream at this path", fix=f"ask for {PATH}")
-        asked = parse_stream_request(data) if self._types[1] == _JSON else stream_request(_fields(data, _BSON))
+        limits = self.streams.asked
+        if self._types[1] == _JSON:
+            asked = parse_stream_request(data, limits)
+        else:
+            asked = stream_request(_fields(data, _BSON), limits)
         return Opening(asked, self._user, self._user_agent, _FORM)
 
     async def _receive(self) -> bytes:

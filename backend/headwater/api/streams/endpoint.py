@@ -31,7 +31,7 @@ class StreamEndpoint:
         require_json(request)
         user = await self._verifier.authorize(request.headers.get("authorization"))
         prove(request, user.user_id)
-        asked = parse_stream_request(await read_body(request))
+        asked = parse_stream_request(await read_body(request), self._streams.asked)
         headers = request.headers
         form = choose_form(headers.get("accept"), headers.get("accept-encoding"), raw=asked.raw_data)
         return Opening(asked, user, headers.get("x-user-agent") or headers.get("user-agent"), form)

@@ -15,7 +15,7 @@ from headwater.api.streams.left_out import LeftOutMemory
 from headwater.api.streams.reading import StoreThreads
 from headwater.api.streams.sink import Sink
 from headwater.api.streams.stream import Caller, Stream
-from headwater.sync.request import StreamRequest, write_key
+from headwater.sync.request import BodyLimits, StreamRequest, write_key
 from headwater_rules.results import SyncRequest
 
 
@@ -33,13 +33,21 @@ class Streams:
     """Holds what all streams of the process share."""
 
     def __init__(
-        self, threads: StoreThreads, hub: Hub, resolver: Resolver, refusals: Refusals, limits: StreamLimits
+        self,
+        threads: StoreThreads,
+        hub: Hub,
+        resolver: Resolver,
+        refusals: Refusals,
+        limits: StreamLimits,
+        asked: BodyLimits,
     ) -> None:
         self._threads = threads
         self._hub = hub
         self._resolver = resolver
         self._refusals = refusals
         self._limits = limits
+        self.asked = asked
+        """What a request may list."""
         self._left_out = LeftOutMemory()
         self.admission = Admission(limits)
 
