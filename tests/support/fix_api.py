@@ -125,6 +125,7 @@ class Endpoint:
     head: PlayedHead
     server: ApiServer
     http: httpx.Client
+    thread: threading.Thread
 
     @property
     def address(self) -> tuple[str, int]:
@@ -184,6 +185,11 @@ class Endpoint:
         """What SIGTERM does."""
         self.server.handle_exit(15, None)
 
+    def wait_for_the_end(self) -> None:
+        """Wait until a server that was told to has ended."""
+        self.thread.join(15)
+        assert not self.thread.is_alive(), "the server ends"
+
     def _headers(self, token: str | None, more: Mapping[str, str]) -> dict[str, str]:
         headers = {name.replace("_", "-"): value for name, value in more.items()}
         if "authorization" not in headers:
@@ -205,11 +211,12 @@ def running(store: MemoryStore, extra_routes: Sequence[BaseRoute] = (), **settin
     thread.start()
     try:
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=10) as http:
-            service = Endpoint(store, head, server, http)
+            service = Endpoint(store, head, server, http, thread)
             _wait_until_started(service)
             yield service
     finally:
-        server.handle_exit(15, None)
+        if not server.should_exit:  # a second signal would not let it end in order
+            server.handle_exit(15, None)
         thread.join(15)
         assert not thread.is_alive(), "the server ends"
 

@@ -35,6 +35,7 @@ def test_streams_end_whole_and_not_all_at_once(
         endpoint.terminate()
         for stream in streams:
             stream.to_the_end()
+    endpoint.wait_for_the_end()
     ends = [record.created for record in caplog.records if "shutting down" in record.getMessage()]
     assert len(ends) == STREAMS
     assert max(ends) - min(ends) > 0.2
@@ -88,7 +89,11 @@ serve_app(create_app(settings, store, PlayedHead()), "", 0, sockets=[listening])
 def process() -> Iterator[tuple[subprocess.Popen[str], str]]:
     """An endpoint that takes its time to end, as a process of its own, and its address."""
     with subprocess.Popen(
-        [sys.executable, "-c", _SERVER], stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": "."}
+        [sys.executable, "-c", _SERVER],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": "."},
     ) as running:
         assert running.stdout is not None
         try:
@@ -111,6 +116,8 @@ def test_a_second_signal_ends_it_at_once(second: signal.Signals) -> None:
         _until_it_drains(client)
         running.send_signal(second)
         assert running.wait(10) == 0  # of the 20 seconds that streams have to end
+        assert running.stderr is not None
+        assert running.stderr.read() == ""
 
 
 def _until_it_drains(client: httpx.Client) -> None:

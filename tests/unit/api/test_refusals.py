@@ -199,6 +199,7 @@ def test_whatever_a_client_says_of_itself_its_line_is_one_and_short(
         stream.completed()
         endpoint.terminate()
         stream.to_the_end()
+    endpoint.wait_for_the_end()
     (line,) = [record.getMessage() for record in caplog.records if record.name == "headwater.api.streams.stream"]
     assert len(line.splitlines()) == 1
     assert len(line) < 20_000

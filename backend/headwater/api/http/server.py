@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 import resource
@@ -77,6 +78,10 @@ class ApiServer(uvicorn.Server):
             server.close()
         self._begin_shutdown()
         await super().shutdown(sockets)
+        if self.force_exit:  # uvicorn then leaves out the application's own end
+            for task in self.server_state.tasks:
+                task.cancel()
+            await self.lifespan.shutdown()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """End in order; at once when told a second time. Unlike uvicorn's, it does not raise the signal again
@@ -116,5 +121,7 @@ def _allow_files(wanted: int) -> None:
 
 
 def _is_news(record: logging.LogRecord) -> bool:
-    """Whether uvicorn says what nobody of ours does."""
+    """Whether uvicorn says what nobody of ours does, and of more than an end that was not waited for."""
+    if record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError):
+        return False
     return not any(words in str(record.msg) for words in _NO_NEWS)
