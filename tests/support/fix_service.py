@@ -58,7 +58,7 @@ class Service:
         with log.open("wb") as out:
             command = [sys.executable, "-m", "headwater", "api", "--config", str(self.config)]
             self._process = subprocess.Popen(command, stdout=out, stderr=out)
-        _wait_ready(self.port, self._process, log)
+        _wait_started(self.port, self._process, log)
 
     def stop(self) -> None:
         if self._process is not None:
@@ -133,16 +133,16 @@ def _statement(entry: dict[str, dict[str, object]]) -> sql.Composed:
     return sql.SQL("insert into {} ({}) values ({})").format(table, names, marks)
 
 
-def _wait_ready(port: int, process: subprocess.Popen[bytes], log: Path) -> None:
+def _wait_started(port: int, process: subprocess.Popen[bytes], log: Path) -> None:
     deadline = time.monotonic() + 30
     while True:
         try:
-            urllib.request.urlopen(f"http://127.0.0.1:{port}/probes/readiness", timeout=5).close()
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/probes/startup", timeout=5).close()
             return
         except (urllib.error.URLError, OSError):
             ended = process.poll() is not None
             assert not ended, f"the endpoint ended: {log.read_text()}"
-            assert time.monotonic() < deadline, f"the endpoint is not ready: {log.read_text()}"
+            assert time.monotonic() < deadline, f"the endpoint does not start: {log.read_text()}"
             time.sleep(0.02)
 
 

@@ -84,7 +84,7 @@ class Endpoint:
         looked_at = self.hub.looked_at
         return Health(
             started=looked_at is not None,
-            ready=looked_at is not None and not self._closing,
+            ready=self.hub.active and not self._closing,
             touched_at=looked_at or time.time(),
         )
 

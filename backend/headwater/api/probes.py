@@ -13,8 +13,8 @@ from starlette.routing import BaseRoute, Route
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """`started`: the store was read once. `ready`: requests are taken. `touched_at`: last sign of life, in seconds
-    since 1970."""
+    """`started`: the store was read once. `ready`: requests are taken and can be answered, a sync config being active.
+    `touched_at`: last sign of life, in seconds since 1970."""
 
     started: bool
     ready: bool

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+import time
+from collections.abc import Callable
 
 import pytest
 
@@ -10,7 +12,7 @@ from headwater.api.admin.status import AdminRefusedError, require_admin
 from headwater.api.app import ApiSettings, create_app
 from headwater.api.auth.keys import StaticKeys, parse_key
 from headwater.api.streams.negotiation import BSON, NDJSON
-from tests.support.fix_api import AUDIENCE, Endpoint, PlayedHead, jwk, make_token
+from tests.support.fix_api import AUDIENCE, RULES, Endpoint, PlayedHead, jwk, make_token
 from tests.support.memory_store import MemoryStore
 
 JSON = "application/json"
@@ -177,6 +179,28 @@ def test_probes_answer_without_a_token(endpoint: Endpoint) -> None:
         assert response.json()["ready"] is True
         assert response.json()["started"] is True
         assert response.json()["touched_at"].endswith("Z")
+
+
+def test_an_endpoint_is_ready_when_it_has_something_to_serve(start_endpoint: Callable[..., Endpoint]) -> None:
+    store = MemoryStore()
+    endpoint = start_endpoint(store)
+    assert {
+        name: endpoint.http.get(f"/probes/{name}").status_code for name in ("startup", "readiness", "liveness")
+    } == {
+        "startup": 200,
+        "readiness": 400,
+        "liveness": 200,
+    }
+    assert endpoint.http.get("/probes/readiness").json()["ready"] is False
+    assert endpoint.post().status_code == 500
+    store.replace_config(RULES)
+    store.put("unrelated", "1")
+    store.commit()
+    deadline = time.monotonic() + 10
+    while endpoint.http.get("/probes/readiness").status_code != 200:
+        assert time.monotonic() < deadline, "the endpoint gets ready"
+    with endpoint.stream() as stream:
+        stream.completed()
 
 
 @pytest.mark.parametrize("answered", [True, False])
