@@ -17,8 +17,9 @@ _MOST_DRAIN = 20
 """Seconds of a drain, which the supervisor of the process has to have the patience for."""
 
 
-def read_http(api: Section) -> HttpLimits:
-    """The limits in `api.http`, and `api.trusted_proxies`."""
+def read_http(api: Section, streams: int) -> HttpLimits:
+    """The limits in `api.http`, and `api.trusted_proxies`. Unless they say otherwise there is room for all `streams`,
+    also of one address: it may be that of a balancer which nobody has named."""
     section = api.section("http")
     default = HttpLimits()
     limits = HttpLimits(
@@ -28,9 +29,14 @@ def read_http(api: Section) -> HttpLimits:
         header_seconds=section.integer("header_seconds", int(default.header_seconds), 1, _HOUR),
         body_seconds=section.integer("body_seconds", int(default.body_seconds), 1, _HOUR),
         keep_alive_seconds=section.integer("keep_alive_seconds", default.keep_alive_seconds, 1, _HOUR),
-        max_connections=section.integer("max_connections", default.max_connections, 1, _MOST_CONNECTIONS),
+        max_connections=section.integer(
+            "max_connections", max(default.max_connections, 2 * streams), 1, _MOST_CONNECTIONS
+        ),
         max_connections_per_address=section.integer(
-            "max_connections_per_address", default.max_connections_per_address, 0, _MOST_CONNECTIONS
+            "max_connections_per_address",
+            max(default.max_connections_per_address, 2 * streams),
+            0,
+            _MOST_CONNECTIONS,
         ),
         trusted_proxies=tuple(_networks(api, "trusted_proxies")),
         drain_seconds=section.integer("drain_seconds", int(default.drain_seconds), 0, _MOST_DRAIN),

@@ -84,12 +84,11 @@ def _sync_config(root: Section, directory: Path, text: str | None) -> SyncConfig
 def _api(section: Section) -> ApiConfig:
     limits = section.section("parameters")
     defaults = ApiConfig()
+    streams = limits.integer("max_concurrent_connections", defaults.max_concurrent_connections, 1, _LIMIT)
     buckets = limits.integer("max_buckets_per_connection", defaults.max_buckets_per_connection, 1, _LIMIT)
     config = ApiConfig(
         tokens=_admin_tokens(section),
-        max_concurrent_connections=limits.integer(
-            "max_concurrent_connections", defaults.max_concurrent_connections, 1, _LIMIT
-        ),
+        max_concurrent_connections=streams,
         max_data_fetch_concurrency=limits.integer(
             "max_data_fetch_concurrency", defaults.max_data_fetch_concurrency, 1, 1000
         ),
@@ -113,7 +112,7 @@ def _api(section: Section) -> ApiConfig:
         checkpoint_request_retention_minutes=limits.integer(
             "checkpoint_request_retention_minutes", defaults.checkpoint_request_retention_minutes, 1, _LIMIT
         ),
-        http=read_http(section),
+        http=read_http(section, streams),
     )
     limits.integer("bucket_count_cache_ttl_minutes", 60, 1, _LIMIT)
     limits.no_effect("sizes of buckets are counted as they change, and never old", "bucket_count_cache_ttl_minutes")

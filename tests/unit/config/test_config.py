@@ -57,6 +57,8 @@ def test_the_limits_of_the_door_are_read(tmp_path: Path) -> None:
     assert (limits.max_header_bytes, limits.body_seconds, limits.header_seconds) == (8192, 5, 10)
     assert (limits.max_connections_per_address, limits.drain_seconds) == (0, 0)
     assert [str(network) for network in limits.trusted_proxies] == ["10.0.0.0/8", "::1/128"]
+    many = load(tmp_path, MINIMAL + "api: {parameters: {max_concurrent_connections: 8000}}").api.http
+    assert (many.max_connections, many.max_connections_per_address) == (16_000, 16_000)
     assert "api.trusted_proxies" in mistakes(tmp_path, MINIMAL + "api: {trusted_proxies: [proxy.internal]}")
     assert "api.http.drain_seconds" in mistakes(tmp_path, MINIMAL + "api: {http: {drain_seconds: 30}}")
 

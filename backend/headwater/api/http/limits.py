@@ -19,7 +19,7 @@ class HttpLimits:
     max_url_bytes: int = 8 * 1024
     header_seconds: float = 10
     body_seconds: float = 30
-    keep_alive_seconds: int = 30
+    keep_alive_seconds: int = 75
     max_connections: int = 10_000
     max_connections_per_address: int = 1000
     trusted_proxies: tuple[Network, ...] = ()

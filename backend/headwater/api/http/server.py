@@ -115,7 +115,10 @@ def _allow_files(wanted: int) -> None:
     if soft == resource.RLIM_INFINITY or soft >= wanted:
         return
     allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+    except (OSError, ValueError):  # macOS has a limit beyond the one that it names
+        allowed = soft
     if allowed < wanted:
         log.warning("the machine allows %d open files, which is less than api.http.max_connections and some", allowed)
 
