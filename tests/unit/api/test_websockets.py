@@ -8,11 +8,12 @@ import struct
 import time
 from base64 import b64encode
 from collections.abc import Callable
+from ipaddress import ip_network
 
 import pytest
 from starlette.routing import WebSocketRoute
 from starlette.websockets import WebSocket, WebSocketDisconnect
-from websockets.exceptions import ConnectionClosed
+from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
 from headwater.api.http.limits import HttpLimits
@@ -62,7 +63,7 @@ def start_sockets(
 ) -> Callable[..., Endpoint]:
     routes = [WebSocketRoute("/echo", played.echo), WebSocketRoute("/pour", played.pour)]
 
-    def start(**limits: float) -> Endpoint:
+    def start(**limits: object) -> Endpoint:
         http = HttpLimits(**{"drain_seconds": 0, **limits})  # type: ignore[arg-type]
         return start_endpoint(memory_store, extra_routes=routes, http=http)
 
@@ -74,9 +75,11 @@ def sockets(start_sockets: Callable[..., Endpoint]) -> Endpoint:
     return start_sockets()
 
 
-def open_at(endpoint: Endpoint, path: str) -> ClientConnection:
+def open_at(endpoint: Endpoint, path: str, said: str = "") -> ClientConnection:
+    """A websocket; `said` is what a proxy says of who wants it."""
     host, port = endpoint.address
-    return connect(f"ws://{host}:{port}{path}", max_size=None)
+    headers = {"x-forwarded-for": said} if said else {}
+    return connect(f"ws://{host}:{port}{path}", max_size=None, additional_headers=headers)
 
 
 def upgraded(connection: RawConnection) -> None:
@@ -142,6 +145,17 @@ def test_a_websocket_keeps_its_place_until_it_ends(start_sockets: Callable[..., 
     deadline = time.monotonic() + 10
     while _status(sockets) != 200:
         assert time.monotonic() < deadline, "there is room again"
+
+
+def test_behind_a_proxy_the_websockets_of_an_address_are_bounded(start_sockets: Callable[..., Endpoint]) -> None:
+    proxies = (ip_network("127.0.0.1"),)
+    sockets = start_sockets(max_connections_per_address=1, trusted_proxies=proxies)
+    with open_at(sockets, "/echo", said="203.0.113.7"):
+        with pytest.raises(InvalidStatus):
+            open_at(sockets, "/echo", said="203.0.113.7")
+        with open_at(sockets, "/echo", said="203.0.113.8") as other:
+            other.send(b"x")
+            assert other.recv() == b"x"
 
 
 def _status(endpoint: Endpoint) -> int:

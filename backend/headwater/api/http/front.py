@@ -37,7 +37,7 @@ class Front:
         await self._app(scope, receive, send)
 
     async def _admit(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
+        if scope["type"] not in {"http", "websocket"}:
             await self._behind(scope, receive, send)
             return
         host = scope["client"][0] if scope.get("client") else ""
@@ -47,8 +47,9 @@ class Front:
             return
         try:
             await self._behind(scope, receive, send)
-        except Exception:  # noqa: BLE001, S110 - it was answered and logged, and is raised for servers that would
-            pass
+        except Exception:
+            if scope["type"] != "http":
+                raise  # else it was answered and logged, and is raised only for servers that would
         finally:
             self._crowd.leave(place)
 
@@ -56,4 +57,7 @@ class Front:
         error = CrowdedAddressError(f"{self._most} requests from this address are in progress", fix="try again later")
         facts = {"status": error.status, "reason": error.what, "address": host}
         self._refusals.note(error.code, None, "request refused", facts)
-        await error_response(error)(scope, receive, send)
+        if scope["type"] == "websocket":
+            await send({"type": "websocket.close"})
+        else:
+            await error_response(error)(scope, receive, send)
