@@ -138,7 +138,7 @@ def test_secrets_are_in_no_message(address: PostgresAddress) -> None:
     [
         ("host=127.0.0.1 port=9 connect_timeout=2", "cannot be reached"),
         ("dbname=nowhere", "does not exist"),
-        ("sslmode=require", "speaks no TLS"),
+        ("sslmode=require", "does not support TLS"),
     ],
 )
 def test_a_server_that_refuses_is_told_with_what_to_do(address: PostgresAddress, conninfo: str, expected: str) -> None:

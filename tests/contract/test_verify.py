@@ -149,10 +149,10 @@ def line_sql(old: str, new: str) -> str:
 
 
 DAMAGES: list[tuple[str, Change, str]] = [
-    (*LOST_OP, "are told to clients"),
-    (line_sql("another", "anothex"), on_line(b"another", b"anothex"), "another content"),
+    (*LOST_OP, "but clients are told"),
+    (line_sql("another", "anothex"), on_line(b"another", b"anothex"), "does not match its checksum"),
     (line_sql("op_id", "op-id"), on_line(b"op_id", b"op-id"), "can't be read"),
-    (line_sql("PUT", "BUT"), on_line(b"PUT", b"BUT"), "no known kind"),
+    (line_sql("PUT", "BUT"), on_line(b"PUT", b"BUT"), "unknown kind"),
     (f"update buckets set name = 'todos.1[7]' where {OF_A}", on_bucket(name=lambda _: "todos.1[7]"), "name"),
     (
         f"delete from segment_blobs where id = {FIRST_BLOB}",
@@ -162,12 +162,12 @@ DAMAGES: list[tuple[str, Change, str]] = [
     (
         f"update segment_blobs set size = size + 1 where id = {FIRST_BLOB}",
         on_segment(lambda segment: segment._replace(size=segment.size + 1)),
-        "holds others",
+        "holds other ops",
     ),
     (
         f"update segments set last_op = last_op + 1 where first_op = {FIRST_OP}",
         on_segment(lambda segment: segment._replace(last=segment.last + 1)),
-        "holds others",
+        "holds other ops",
     ),
     (
         f"update buckets set checksum = checksum + 1 where {OF_A}",

@@ -164,19 +164,19 @@ class Damage:
 
 
 DAMAGES = (
-    Damage(drop_hot_op, bucket="are told to clients"),
-    Damage(flip_hot_op, bucket="another content than its checksum"),
-    Damage(flip_subkey, bucket="does not lead to the rows"),
+    Damage(drop_hot_op, bucket="but clients are told"),
+    Damage(flip_hot_op, bucket="does not match its checksum"),
+    Damage(flip_subkey, bucket="does not lead to the current"),
     Damage(break_text, bucket="can't be read"),
     Damage(flip_compressed, bucket="the segment of ops"),
-    Damage(flip_in_segment, bucket="another content than its checksum"),
+    Damage(flip_in_segment, bucket="does not match its checksum"),
     Damage(drop_segment, bucket="is lost"),
-    Damage(drop_bucket, bucket="it is not there"),
+    Damage(drop_bucket, bucket="it does not exist"),
     Damage(wrong_total, bucket="do not add up"),
     Damage(flip_row, row="other values"),
     Damage(unreadable_row, row="can't be read"),
-    Damage(unreadable_members, bucket="does not lead to the rows", row="not in the buckets that the rules give it"),
-    Damage(drop_row, bucket="does not lead to the rows", row="missing in the store"),
+    Damage(unreadable_members, bucket="does not lead to the current", row="not in the buckets that the rules give it"),
+    Damage(drop_row, bucket="does not lead to the current", row="missing in the store"),
 )
 SENT_AGAIN = {unreadable_members: 1, drop_row: 1}
 """Ops of buckets that need not be built anew."""

@@ -143,7 +143,7 @@ def test_where_nobody_can_be_woken_devices_hear_of_commits_all_the_same(
     assert "HW_5005" not in caplog.text
     service.stop()
     said = service.config.with_suffix(".log").read_text(encoding="utf-8")
-    assert "commits reach devices up to a second later" in said
+    assert "commits reach devices up to a second late," in said
     assert "Traceback" not in said
     wake.unlink()
 
@@ -189,7 +189,7 @@ def test_a_disk_that_is_full_in_the_middle_of_the_first_snapshot_is_named(
 
 @pytest.mark.parametrize("damage", [halve, overwrite])
 @pytest.mark.parametrize(
-    ("name", "remedy"), [("store.db", "to build a new store"), ("write_checkpoints.db", "the store itself is whole")]
+    ("name", "remedy"), [("store.db", "to build a new store"), ("write_checkpoints.db", "the store itself is intact")]
 )
 def test_a_damaged_file_is_named_and_a_new_one_made_when_it_was_moved_away(
     stopped: Deployment, name: str, remedy: str, damage: Damage

@@ -93,7 +93,7 @@ def test_a_store_that_was_taken_away_is_told_and_nothing_more_is_confirmed(
     wait_until(lambda: caplog.text.count("ERROR    headwater.replication.replicator") > 1, "a second attempt", 20)
     assert confirmed(source_db) <= before
     assert "[HW_4010] a file of the store was re" in caplog.text
-    assert "put back the one that was there, or stop Headwater and start it again" in caplog.text
+    assert "put the original back, or restart Headwater" in caplog.text
     with pytest.raises(StoreGoneError):
         running.reader.checkpoint()
     running.close()

@@ -69,7 +69,7 @@ def two_replicators(launch: Launch, deployment: Deployment) -> tuple[Running, Ru
     assert_each_once(deployment, 20)
     reading = walsenders(deployment.source)
     second = replicator(launch, deployment)
-    second.wait_for("another replicator is at work")
+    second.wait_for("another replicator is running")
     assert walsenders(deployment.source) == reading
     assert len(reading) == 1
     return first, second
@@ -118,7 +118,7 @@ def test_a_paused_replicator_is_followed_by_the_next_and_can_not_commit_any_more
     reading = walsenders(deployment.source)
     first.resume()
     first.wait_for("[HW_4003] another replicator took over")
-    first.wait_for("another replicator is at work")
+    first.wait_for("another replicator is running")
     write(deployment.source, range(60, 80))
     assert_each_once(deployment, 80, removed=10)
     assert walsenders(deployment.source) == reading, "the first ended the second's stream"

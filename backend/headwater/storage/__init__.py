@@ -1,1 +1,1 @@
-"""Our own copy of rows and the history of buckets."""
+"""The store: current rows and the history of buckets."""

@@ -1,4 +1,4 @@
-"""Where a store is: small, frozen data that travels to executors."""
+"""The address of a store: small, frozen data that is sent to executors."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ class SqliteAddress:
 
     @property
     def one_machine(self) -> bool:
-        """Whether only this machine reaches it."""
+        """Whether only this machine can reach it."""
         return True
 
     @property
     def kept_elsewhere(self) -> str:
-        """Where its medium keeps what was removed, for somebody else to see to."""
+        """Where the medium may keep deleted data, which Headwater can't erase."""
         return "blocks that the file system has freed: only the disk's encryption or trimming helps"
 
     def __str__(self) -> str:
@@ -27,8 +27,8 @@ class SqliteAddress:
 
 @dataclass(frozen=True, slots=True)
 class PostgresAddress:
-    """A store in a Postgres database. `conninfo` is a libpq connection string, with its secrets; `place` names the
-    database in messages. `pem` holds the texts of the files that libpq is to be given, by the parameter's name."""
+    """A store in a Postgres database. `conninfo` is a libpq connection string with its secrets; `place` names the
+    database in messages. `pem` holds the content of certificate files for libpq, by parameter name."""
 
     conninfo: str = field(repr=False)
     schema: str = "headwater"
@@ -37,12 +37,12 @@ class PostgresAddress:
 
     @property
     def one_machine(self) -> bool:
-        """Whether only this machine reaches it."""
+        """Whether only this machine can reach it."""
         return False
 
     @property
     def kept_elsewhere(self) -> str:
-        """Where its medium keeps what was removed, for somebody else to see to."""
+        """Where the medium may keep deleted data, which Headwater can't erase."""
         return "the write-ahead log, replicas and archives of the store's Postgres, and what its file system has freed"
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""From an address to the store there: the only place that knows which back ends there are."""
+"""Opens the store at an address: the only module that knows all back ends."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from headwater.storage.backend import Backend
 
 
 def open_backend(address: StoreAddress) -> Backend:
-    """The store at an address. Touches nothing yet."""
+    """The store at an address. Opens nothing yet."""
     match address:  # a process loads the back end that it uses
         case SqliteAddress():
             from headwater.storage.sqlite.backend import SqliteBackend

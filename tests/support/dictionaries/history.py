@@ -16,9 +16,9 @@ from headwater.storage.contract.history import (
     HistoryLimits,
     HistoryOp,
     Slice,
-    moved_on,
-    overtaken,
-    stands_at,
+    merge_floor,
+    overtaken_error,
+    state_overtaken_error,
 )
 from headwater.storage.contract.parts import PlacedRow
 from headwater.storage.shared.common import life_of
@@ -52,7 +52,7 @@ class History(Place):
         within: tuple[OpId, OpId] | None = None,
     ) -> Iterator[list[HistoryOp]]:
         buckets = _chosen(self.state, where).values()
-        _check_not_overtaken(buckets, stands_at(after_op, upto_op, within))
+        _check_not_overtaken(buckets, merge_floor(after_op, upto_op, within))
         yield from batches(
             HistoryOp(op_id, bucket.name, bucket.definition, line)
             for bucket in buckets
@@ -83,7 +83,7 @@ class History(Place):
         for key, bucket in _chosen(self.state, where).items():
             if key % part.count == part.number:
                 if bucket.compacted_op > checkpoint:
-                    raise moved_on(bucket.name, checkpoint)
+                    raise state_overtaken_error(bucket.name, checkpoint)
                 puts = standing(reversed(bucket.lines(0, checkpoint)))
                 yield from batches(HistoryOp(op_id, bucket.name, bucket.definition, line) for op_id, line in puts)
 
@@ -111,4 +111,4 @@ def _ids(state: State, after: int, upto: int) -> list[int]:
 def _check_not_overtaken(buckets: Iterable[Bucket], since: int) -> None:
     for bucket in buckets:
         if bucket.compacted_op > since:
-            raise overtaken(bucket.name, OpId(since), OpId(bucket.compacted_op))
+            raise overtaken_error(bucket.name, OpId(since), OpId(bucket.compacted_op))

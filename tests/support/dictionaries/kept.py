@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import cast
 
 from headwater.storage.address import StoreAddress
-from headwater.storage.contract.seal import sealed
+from headwater.storage.contract.seal import sealed_error
 from headwater.storage.contract.store import Lease, LeaseHeldError, LeaseLostError, StoreError
 from headwater.storage.shared.common import is_gone, op_floor
 from tests.support.dictionaries.state import Held, Page, State, copied
@@ -49,7 +49,7 @@ class Kept:
         self._writing.acquire()
         try:
             if self.state.sealed is not None:
-                raise sealed(self.state.sealed, "memory")
+                raise sealed_error(self.state.sealed, "memory")
             if lease is not None:
                 check(self.state, lease)
         except BaseException:

@@ -7,7 +7,14 @@ from collections import Counter
 import orjson
 
 from headwater.oplog.op import OpId
-from headwater.storage.contract.stats import BucketStats, Disk, HistoryStats, StoreStats, TableStats, by_definition
+from headwater.storage.contract.stats import (
+    BucketStats,
+    Disk,
+    HistoryStats,
+    StoreStats,
+    TableStats,
+    stats_by_definition,
+)
 from headwater.storage.shared.control.store_stats import left_out_row
 from tests.support.dictionaries.archive import ROWS
 from tests.support.dictionaries.state import State, Table
@@ -52,7 +59,7 @@ def store_stats(state: State) -> StoreStats:
         ),
         lookups=len(list(ROWS["lookups"](state))),
         disk=Disk(rows, ops, cold, lookups, other, free=0, file=sum(sizes.values())),
-        definitions=by_definition(buckets),
+        definitions=stats_by_definition(buckets),
         buckets=buckets,
         jobs=state.jobs[:-6:-1],
     )

@@ -1,1 +1,1 @@
-"""What every store promises, part by part. Whoever uses a store knows these pages and no back end."""
+"""The interfaces and data of a store, by subject. Users of a store import these modules and never a back end."""

@@ -1,7 +1,7 @@
-"""Taking a whole store out of its back end and into another one, with every id as it is. Files are not known here: a
-store comes out, and goes in, as rows of the datasets below, which mean the same in every back end.
+"""The interface for exporting a whole store from its back end and importing it into another one, keeping every id. It
+knows no files: a store is exported and imported as rows of the datasets below, which mean the same in every back end.
 
-What is not taken: leases and requests, which belong to running processes, and what an unfinished bulk job staged.
+Not exported: leases and requests, which belong to running processes, and what an unfinished bulk job staged.
 """
 
 from __future__ import annotations
@@ -43,25 +43,26 @@ DATASETS: Mapping[str, Mapping[str, type]] = {
     },
     "write_checkpoints": {"key": str, "id": int, "lsns": str, "seq": int},
 }  # fmt: skip
-"""Columns and their types, by dataset. A text may be null where a store has none. `tables` are loaded before `rows`."""
+"""Columns and their types, by dataset. A text may be null where the store has none. `tables` are loaded before
+`rows`."""
 
 
 class ArchiveError(HeadwaterError):
-    """A store can't be taken out, or an archive of one can't be taken in; nothing was changed."""
+    """A store can't be exported, or an archive can't be imported; nothing was changed."""
 
     code = "HW_4102"
 
 
 class StoreNotEmptyError(HeadwaterError):
-    """There is a store already where another one is to be put."""
+    """The place where a store is to be imported already holds one."""
 
     code = "HW_4103"
 
 
 @dataclass(frozen=True, slots=True)
 class StoreState:
-    """What a store has one of. `salt` is hexadecimal; `last_table` and `last_version` are the highest ids that were
-    ever given out, `last_write` the highest `seq` of a write checkpoint."""
+    """The single values of a store. `salt` is hexadecimal; `last_table` and `last_version` are the highest ids ever
+    given out, `last_write` the highest `seq` of a write checkpoint."""
 
     salt: str
     next_op: int
@@ -74,8 +75,8 @@ class StoreState:
 
 @dataclass(frozen=True, slots=True)
 class DumpPart:
-    """Part of a dataset: keys from `first` to `last` where it is large (buckets for history, places for rows of
-    `table`), all of it elsewhere. `rows` is about how many it has; those of a dataset's parts together are exact."""
+    """Part of a dataset. Large datasets are split by keys from `first` to `last` (buckets for history, places for rows
+    of `table`). `rows` is an estimate for one part, and exact for all parts of a dataset together."""
 
     dataset: str
     rows: int
@@ -90,7 +91,8 @@ class DumpPart:
 
 @dataclass(frozen=True, slots=True)
 class DumpView:
-    """What executors need to read one frozen state of a store. `snapshot` names it where the back end does."""
+    """What executors need to read one frozen state of a store. `snapshot` is the snapshot's name in back ends that have
+    one."""
 
     address: StoreAddress
     snapshot: str = ""
@@ -98,7 +100,7 @@ class DumpView:
 
 @dataclass(frozen=True, slots=True)
 class Dump:
-    """A frozen state of a store, cut into parts that can be read at once."""
+    """A frozen state of a store, split into parts that can be read in parallel."""
 
     view: DumpView
     state: StoreState
@@ -106,19 +108,19 @@ class Dump:
 
 
 class Load(Protocol):
-    """A store that is being built where nobody sees it. Left without `finish`, nothing of it stays."""
+    """A store being built where no process sees it. Leaving the context without `finish` discards it."""
 
     @property
     def address(self) -> StoreAddress:
-        """Where it is meanwhile, for `load_rows`."""
+        """Where the store is being built, for `load_rows`."""
 
     @property
     def parallel(self) -> bool:
         """Whether several processes may load at once."""
 
     def finish(self, state: StoreState, counts: Mapping[str, int]) -> None:
-        """Check that it holds so many rows of each dataset, and put it in its place in one step. Raises
-        StoreNotEmptyError when somebody made a store there meanwhile."""
+        """Check that it holds `counts` rows of each dataset, and move it into place in one step. Raises ArchiveError
+        when the counts differ, and StoreNotEmptyError when another process has created a store there meanwhile."""
 
 
 ROWS_A_PART = 250_000
@@ -126,8 +128,8 @@ _LAST_BUCKET = (1 << 63) - 1
 
 
 def bucket_parts(counts: Iterable[tuple[str, int, int]]) -> list[DumpPart]:
-    """Parts of history from (dataset, bucket, number of rows), in order of dataset and bucket. Together they hold every
-    bucket there can be."""
+    """Split history, given as (dataset, bucket, number of rows) in order of dataset and bucket. The parts together
+    cover every possible bucket."""
     parts: list[DumpPart] = []
     first = held = 0
     current = ""
@@ -146,7 +148,7 @@ def bucket_parts(counts: Iterable[tuple[str, int, int]]) -> list[DumpPart]:
 
 
 def place_parts(table: int, first: int, last: int, rows: int) -> list[DumpPart]:
-    """Parts of a table whose rows have places from `first` to `last`."""
+    """Split a table whose rows have places from `first` to `last`."""
     width = max(1, (last - first + 1) * ROWS_A_PART // max(1, rows))
     starts = range(first, last + 1, width)
     each, rest = divmod(rows, len(starts))

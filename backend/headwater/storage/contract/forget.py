@@ -1,6 +1,6 @@
-"""Finding a value in all that a store keeps, and erasing what is left of it. History itself is rewritten by compaction
-(`headwater.compaction`); here is what is sought, where a store can have it, and how its files lose what is deleted.
-"""
+"""The interface for finding a value everywhere in a store and erasing it. Compaction (`headwater.compaction`) rewrites
+the history; this module defines what is searched for, where a store can hold it, and how deleted data leaves the
+store's files."""
 
 from __future__ import annotations
 
@@ -19,30 +19,30 @@ from headwater.storage.contract.store import Lease, StoreError
 from headwater.storage.shared.write_key import user_in_key
 
 LEAST_TEXT = 5
-"""Characters of a text to forget. A shorter one is found by chance in compressed bytes."""
+"""Minimum length of a text to forget, in characters. Shorter ones occur by chance in compressed bytes."""
 
 
 class UnerasedError(StoreError):
-    """What was deleted may still be in the store's files."""
+    """Deleted data may still be in the store's files."""
 
     code = "HW_4201"
 
 
 class Sought(Protocol):
-    """What is to be forgotten."""
+    """What is to be found and forgotten."""
 
     @property
     def hints(self) -> tuple[str, ...]:
-        """An op that is to be forgotten has one of these in its text."""
+        """Texts of which every op to be forgotten contains at least one."""
 
     def is_in(self, op: str) -> bool:
-        """Whether a finished op has to go: a PUT or a REMOVE."""
+        """Whether a finished op, a PUT or a REMOVE, has to go."""
 
 
 @dataclass(frozen=True, slots=True)
 class SoughtText:
-    """A text, in whatever form a store writes it: plain, as JSON, as JSON within JSON, as a COPY cell, as a user's
-    id in the key of a write checkpoint."""
+    """A text in every form in which a store writes it: plain, as JSON, as JSON within JSON, as a COPY cell, and as a
+    user's id in the key of a write checkpoint."""
 
     text: str
 
@@ -69,7 +69,7 @@ def _ascii_json(text: str) -> str:
 @dataclass(frozen=True, slots=True)
 class SoughtRow:
     """All versions of one row of a source table. `others` are the generations of other tables, whose rows may have the
-    same id. With `id_too` also the REMOVEs, which say no more than the id."""
+    same id. `id_too` includes the REMOVEs, which hold nothing but the id."""
 
     row_id: str
     salt: bytes
@@ -82,7 +82,7 @@ class SoughtRow:
 
     @property
     def _digest(self) -> str:
-        """How the row is told from others where its id is not the object's: see `oplog.row_id.row_subkey`."""
+        """Identifies the row where its id is not the object's id: see `oplog.row_id.row_subkey`."""
         return base64.urlsafe_b64encode(
             hashlib.blake2b(self.row_id.encode(), digest_size=12, key=self.salt).digest()
         ).decode()
@@ -96,7 +96,7 @@ class SoughtRow:
 
 
 class FoundOp(NamedTuple):
-    """An op that has a hint in it. `bucket` is 0 where it belongs to none: unpublished work, or a removed bucket."""
+    """An op that contains a hint. `bucket` is 0 where it belongs to none: unpublished work, or a removed bucket."""
 
     bucket: int
     op_id: int
@@ -105,9 +105,9 @@ class FoundOp(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class FoundText:
-    """So many texts of one column that have what is sought, and how many of those may be erased. `table` is a dataset
-    of `storage.contract.archive` or something that is not taken out, such as `requests`; rows of a generation of a
-    source table are in `rows_<generation>`."""
+    """The number of texts of one column that contain what is searched for, and how many of them may be erased. `table`
+    is a dataset of `storage.contract.archive` or something that is not exported, such as `requests`; rows of a
+    generation of a source table are in `rows_<generation>`."""
 
     table: str
     column: str
@@ -117,7 +117,8 @@ class FoundText:
 
 @dataclass(frozen=True, slots=True)
 class SearchedFile:
-    """A file of the store, or what a database keeps a table in. `found` says whether its bytes have what was sought."""
+    """A file of the store, or the storage of a database table. `found` says whether its bytes contain what was searched
+    for."""
 
     name: str
     size: int
@@ -126,7 +127,7 @@ class SearchedFile:
 
 @dataclass(slots=True)
 class Searched:
-    """How much a search looked at."""
+    """Counts of what a search has looked at."""
 
     ops: int = 0
     segments: int = 0
@@ -135,16 +136,16 @@ class Searched:
 
 
 class ForgetStore(Protocol):
-    """A connection of its own, for one thread."""
+    """A connection of its own, used by one thread."""
 
     def ops(self, hints: Sequence[str], searched: Searched) -> Iterator[FoundOp]:
-        """Every op of the store, published or not, that has one of `hints` in its text."""
+        """Every op of the store, published or not, that contains one of `hints`."""
 
     def texts(self, hints: Sequence[str], searched: Searched) -> list[FoundText]:
-        """Every column of text, but for ops, in which something has one of `hints`."""
+        """Every text column, except ops, in which a value contains one of `hints`."""
 
     def rows(self, table: int, row_id: str) -> int:
-        """How many current rows of a generation have this id: 1 or 0."""
+        """The number of current rows of a generation with this id: 1 or 0."""
 
     def erase_texts(self, lease: Lease, hints: Sequence[str]) -> int:
         """Erase the texts that nothing depends on, in short transactions: what flushes touched (readers then look at
@@ -152,28 +153,28 @@ class ForgetStore(Protocol):
         write checkpoints by their keys. All others are there because something needs them. Returns how many."""
 
     def named_buckets(self, hints: Sequence[str]) -> list[int]:
-        """Keys of the buckets whose names have one of `hints`."""
+        """Keys of the buckets whose names contain one of `hints`."""
 
     def drop_bucket(self, lease: Lease, bucket: int) -> None:
-        """Remove a bucket in which nothing stands, with its history."""
+        """Delete a bucket that holds no rows, with its history."""
 
     def unpublished(self) -> bool:
-        """Whether a bulk job is under way, or has left something."""
+        """Whether a bulk job is running or has left staged data."""
 
     def rewrite(self, say: Callable[[str], None]) -> None:
-        """Write the store's files anew, so that they hold nothing that was deleted. Raises UnerasedError."""
+        """Rewrite the store's files, so that they no longer hold deleted data. Raises UnerasedError."""
 
     def search_files(self, hints: Sequence[str]) -> list[SearchedFile]:
         """Look for `hints` in the bytes of the store's files; none when they can't be read."""
 
     def size(self) -> int:
-        """Bytes that `rewrite` has to write."""
+        """The number of bytes that `rewrite` has to write."""
 
     def close(self) -> None: ...
 
 
 def found_in_segment(content: bytes, hints: Sequence[str], first: int, sealed: bool) -> Iterator[tuple[int, str]]:
-    """The ops of a segment's content that have a hint in them, finished, with their ids."""
+    """The ops of a segment's content that contain a hint, finished, with their ids."""
     if not any(hint.encode() in content for hint in hints):
         return
     for number, line in enumerate(content.decode().split("\n")):

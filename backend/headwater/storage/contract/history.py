@@ -1,7 +1,7 @@
-"""Reading a store's history in bulk, beside its writer: finished ops, what is known of the flushes they came with, and
-the rows that stand in buckets at one moment. For whoever takes a store's changes elsewhere; devices read chunks.
+"""Bulk reading of a store's history, beside its writer: finished ops, the flushes that wrote them, and the rows in
+buckets at one moment. For exporting changes; devices read chunks instead.
 
-Runs on executors too. Every function answers for one moment by itself; `upto` and `checkpoint` tie several together.
+Runs on executors too. Each call sees its own moment; `upto` and `checkpoint` tie several calls together.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from headwater.oplog.op import OpId
 
 
 class OvertakenError(HeadwaterError):
-    """Compaction has merged changes that were to be read one by one."""
+    """Compaction has merged changes that were still to be read one by one."""
 
     code = "HW_4101"
 
@@ -31,7 +31,7 @@ class HistoryOp(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class HistoryFilter:
-    """Which buckets to read: those of some definitions, those with some names, or both. Empty means any."""
+    """Which buckets to read: by definition, by name, or both. Empty means any."""
 
     definitions: tuple[str, ...] = ()
     buckets: tuple[str, ...] = ()
@@ -39,14 +39,14 @@ class HistoryFilter:
 
 EVERY_BUCKET = HistoryFilter()
 START = OpId(0)
-"""Where a reader stands that has read nothing."""
+"""The position of a reader that has read nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class HistoryLimits:
-    """How far history goes. `store` is the same for as long as op ids are those of one store. Up to `merged`,
-    compaction has rewritten what some of the buckets asked for held: only a reader that starts at 0 may read that.
-    `ops` is about how many ops those buckets hold."""
+    """How far history goes. `store` identifies the store: while it stays the same, op ids do too. Up to `merged`,
+    compaction has rewritten some of the requested buckets, so only a reader that starts at 0 may read that part. `ops`
+    is the approximate number of ops in those buckets."""
 
     store: str
     checkpoint: OpId
@@ -56,9 +56,9 @@ class HistoryLimits:
 
 @dataclass(frozen=True, slots=True)
 class FlushRange:
-    """Ops in (after, last] were committed at once, when `source` stood at `lsn`. `committed_us` is the time of the
-    newest commit among them, counted from 2000-01-01, or 0 when bulk work or upkeep wrote them; then `source` may be
-    empty."""
+    """Ops in (after, last] that were committed together when `source` had reached `lsn`. `committed_us` is the newest
+    commit time among them, in microseconds since 2000-01-01. It is 0, and `source` may be empty, for ops that bulk work
+    or compaction wrote."""
 
     after: OpId
     last: OpId
@@ -69,7 +69,7 @@ class FlushRange:
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """One of `count` parts of the buckets, told apart by their keys."""
+    """One of `count` shares of the buckets, divided by key."""
 
     number: int
     count: int = field(default=1)
@@ -78,15 +78,15 @@ class Slice:
 WHOLE = Slice(0)
 
 
-def stands_at(after_op: OpId, upto_op: OpId, within: tuple[OpId, OpId] | None) -> OpId:
-    """Up to where compaction may have merged what a reader wants that catches up with `within`, see
-    `Backend.read_history`: where it stands, or if it has nothing yet, the end."""
+def merge_floor(after_op: OpId, upto_op: OpId, within: tuple[OpId, OpId] | None) -> OpId:
+    """The op id after which no op that the reader needs may have been merged: the position where it starts, or the end
+    of the range if it starts at 0. `within` is described at `Backend.read_history`."""
     start, end = within or (after_op, upto_op)
     return start or end
 
 
-def overtaken(bucket: str, since: OpId, merged: OpId) -> OvertakenError:
-    """Says what a reader that was overtaken can do."""
+def overtaken_error(bucket: str, since: OpId, merged: OpId) -> OvertakenError:
+    """The error of a reader that compaction has overtaken."""
     return OvertakenError(
         f"compaction merged the changes up to op {merged} before they were read; the reader stands at op {since}",
         f"bucket {bucket}",
@@ -95,8 +95,8 @@ def overtaken(bucket: str, since: OpId, merged: OpId) -> OvertakenError:
     )
 
 
-def moved_on(bucket: str, checkpoint: OpId) -> OvertakenError:
-    """Says that a state which was to be read is no more."""
+def state_overtaken_error(bucket: str, checkpoint: OpId) -> OvertakenError:
+    """The error for reading a state that compaction has removed."""
     return OvertakenError(
         f"compaction went past the state at op {checkpoint} while it was being read",
         f"bucket {bucket}",

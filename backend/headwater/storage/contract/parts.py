@@ -1,4 +1,4 @@
-"""Current rows, and what bulk jobs leave for a store to take over."""
+"""The data of current rows, and of what bulk jobs hand over to a store."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from headwater_rules.results import LookupEntry
 
 
 class CurrentRow(NamedTuple):
-    """A row as the source has it now. `line` is its COPY text; `members` is the text of `encode_members`; `subkey` is
-    the `subkey_origin` of a row that had another id, or another table, once."""
+    """A source row as it is now. `line` is its COPY text and `members` the text of `encode_members`. `subkey` is the
+    `subkey_origin` of a row that once had another id or another table, else None."""
 
     row_id: str
     layout: int
@@ -23,8 +23,8 @@ class CurrentRow(NamedTuple):
 
 
 class PlacedRow(NamedTuple):
-    """A current row with its number within the table: the same for as long as the row keeps its id, in no order that
-    means anything."""
+    """A current row and its place: a number within the table that stays the same as long as the row keeps its id. The
+    order of places means nothing."""
 
     place: int
     row: CurrentRow
@@ -32,7 +32,7 @@ class PlacedRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StagedTable:
-    """A table generation that a bulk job is filling."""
+    """A table generation that a bulk job fills."""
 
     id: int
     relation: Relation
@@ -40,9 +40,9 @@ class StagedTable:
 
 @dataclass(frozen=True, slots=True)
 class StagedPart:
-    """What one task left behind for the store: where it is, and how much. `attempt` names the try that succeeded.
-    A part has `pages` to be taken one by one while the stream flows; one of a snapshot has none. `refused` says, in
-    words, which rows or ops were too large, as far as there is room for it."""
+    """What one task of a bulk job wrote: where it is and how much. `attempt` names the attempt that succeeded. A part
+    of a comparison or rebuild is cut into `pages` that are taken over one by one while the stream runs; a part of a
+    snapshot has none (0). `refused` describes the rows or ops that were too large, limited in number."""
 
     path: str
     table: int
@@ -54,14 +54,15 @@ class StagedPart:
 
 
 class Places(NamedTuple):
-    """Where a table's current rows are: `ranges` [first, end) of places, and how many `rows` stand in all of them."""
+    """The places of a table's current rows: `ranges` [first, end), and the total number of `rows` in them."""
 
     ranges: tuple[tuple[int, int], ...]
     rows: int
 
 
 class PartWriter(Protocol):
-    """What a task of a bulk job writes into. A context manager: left without `finish`, it leaves nothing."""
+    """Where a task of a bulk job writes its results. A context manager: leaving it without `finish` discards
+    everything."""
 
     def __enter__(self) -> PartWriter: ...
 
@@ -74,19 +75,19 @@ class PartWriter(Protocol):
         ops: Sequence[DraftOp],
         buckets: Mapping[int, BucketName],
     ) -> None:
-        """Keep a batch. `lookups` pairs row ids with entries; `buckets` names every bucket of the ops. In a part of
-        additions a row's `members` are those that come on top of what it has, and its `line` is empty."""
+        """Add a batch. `lookups` pairs row ids with entries; `buckets` names every bucket of the ops. In a part of
+        additions, a row's `members` are only the ones to add and its `line` is empty."""
 
     def end_page(self) -> None:
-        """What was written since the last page can be taken by itself."""
+        """End a page: what was written since the last one can be taken over on its own."""
 
     def finish(self) -> StagedPart:
-        """All is written and durable enough to be taken over."""
+        """Complete the part, so that the store can take it over."""
 
 
 @dataclass(frozen=True, slots=True)
 class BulkOutcome:
-    """What a bulk job left: its parts, Spark's name for the application, and how many tasks it ran."""
+    """The result of a bulk job: its parts, Spark's name for the application, and the number of tasks."""
 
     parts: tuple[StagedPart, ...]
     application: str
@@ -95,7 +96,7 @@ class BulkOutcome:
 
 @dataclass(frozen=True, slots=True)
 class BulkRecord:
-    """What a bulk job did, for status and audit. Times in seconds since 1970."""
+    """What a bulk job did, for status and audit. `started` and `finished` are in seconds since 1970."""
 
     kind: str
     source: str

@@ -1,5 +1,5 @@
-"""Why the rows of a table are being compared with the source: a code that is kept with the table and that code goes
-by, and the sentence that people read of it."""
+"""Why a table is being compared with the source: a code, stored with the table, that decides what is done, and a
+sentence for people."""
 
 from __future__ import annotations
 
@@ -10,27 +10,26 @@ from typing import Final
 
 
 class Cause(StrEnum):
-    """What happened to a table. The values are kept in stores: they may come, and never change."""
+    """What happened to a table. Values are stored: add new ones, never change them."""
 
     NEW = "new"
     NEW_IN_VERSION = "new_in_version"
-    """Only a version of the sync config that is on its way reads it. Detail: the version's id."""
+    """Read only by a version of the sync config that is not active yet. Detail: the version's id."""
     REDEFINED = "redefined"
-    """Its rows are evaluated, too, for what the rules make of them can be another although their values are the
-    same."""
+    """Rows are evaluated again too, because equal values may now give other results."""
     REPLACED = "replaced"
-    """Its definition may be the same, but what the store has of a row may be older than what the stream leaves out as
-    unchanged. So it is for those that `changed_unseen` names."""
+    """The definition may be unchanged, but the stored values may be older than those that the stream leaves out as
+    unchanged. `changed_unseen` names the causes for which this holds."""
     SLOT_LOST = "slot_lost"
     LEFT_OUT = "left_out"
-    """A transaction was not applied. Detail: where it ends."""
+    """A transaction was skipped. Detail: the LSN where it ends."""
     PARTLY_PUBLISHED = "partly_published"
     REKEYED = "rekeyed"
-    """Its rows get other ids before they are compared. Until then its changes can't be applied."""
+    """Its rows get new ids before they are compared. Until then its changes can't be applied."""
     LOCKED = "locked"
-    """What its changes lack only the source can say, which does not as long as the table is locked."""
+    """Its changes need values that only the source can give, and the source does not while the table is locked."""
     IDS_LOST = "ids_lost"
-    """It is to be emptied and filled again."""
+    """The table is to be emptied and filled again."""
     ATTACHED = "attached"
     """Only some partitions are compared. Detail: their names, each with its oid in brackets."""
     ASKED = "asked"
@@ -38,6 +37,7 @@ class Cause(StrEnum):
     SAMPLED = "sampled"
 
 
+# Archives of format 1 hold these sentences: changing one also means keeping the old one for `reason_of_sentence`
 _SENTENCES: Final[Mapping[Cause, str]] = {
     Cause.NEW: "new in the source",
     Cause.NEW_IN_VERSION: "new in version ",
@@ -61,7 +61,7 @@ _CODES: Final = frozenset(cause.value for cause in Cause)
 
 @dataclass(frozen=True, slots=True)
 class ResyncReason:
-    """Why a table is being compared; `detail` goes on with what its cause says it is."""
+    """Why a table is being compared; `detail` completes the sentence of `cause`."""
 
     cause: Cause
     detail: str = ""
@@ -71,20 +71,20 @@ class ResyncReason:
 
 
 def reason_columns(reason: ResyncReason | None) -> tuple[str, str]:
-    """Cause and detail as stores keep them; both are empty for a table that is not being compared."""
+    """Cause and detail as stored; both are empty for a table that is not being compared."""
     return ("", "") if reason is None else (reason.cause.value, reason.detail)
 
 
 def stored_reason(cause: str, detail: str) -> ResyncReason | None:
-    """The reason that was kept as these columns. One that another version wrote is taken for the cause that takes
-    nothing for granted."""
+    """The reason stored in these columns. A cause that this version does not know is read as the one that makes the
+    fewest assumptions."""
     if not cause:
         return None
     return ResyncReason(Cause(cause), detail) if cause in _CODES else ResyncReason(Cause.REPLACED)
 
 
 def reason_of_sentence(sentence: str) -> ResyncReason | None:
-    """The reason that an archive of format 1 has in words."""
+    """The reason that an archive of format 1 holds as a sentence."""
     if not sentence:
         return None
     for cause, words in _SENTENCES.items():

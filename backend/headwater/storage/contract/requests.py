@@ -1,4 +1,4 @@
-"""What every store promises of requests: work that a command asks of the running replicator, and what became of it."""
+"""The interface of requests: work that a command asks the running replicator to do, and its outcome."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from headwater.storage.contract.store import Lease
 
 
 class RequestState(Enum):
-    """DONE and FAILED are final."""
+    """State of a request. DONE and FAILED are final."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -20,7 +20,8 @@ class RequestState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """`payload` and `result` are JSON texts whose form the kind decides; `progress` is a line for a person."""
+    """A request. `payload` and `result` are JSON texts whose form depends on the kind; `progress` is a line for a
+    person; `created` is in seconds since 1970."""
 
     id: int
     kind: str
@@ -36,14 +37,14 @@ class RequestStore(Protocol):
     """A small queue in the store. Finished requests are kept for a day."""
 
     def submit(self, kind: str, source: str, payload: str) -> int:
-        """Ask; the replicator of `source` is woken. Returns the request's id."""
+        """Queue a request and wake the replicator of `source`. Returns the request's id."""
 
     def request(self, request: int) -> Request | None: ...
 
     def open_requests(self, source: str) -> list[Request]:
-        """Those WAITING, and those RUNNING that a replicator which is no more has left, oldest first."""
+        """Requests of a source that are WAITING, or RUNNING under a replicator that died, oldest first."""
 
     def update_request(
         self, lease: Lease, request: int, state: RequestState, *, progress: str = "", result: str = ""
     ) -> None:
-        """Say how a request stands."""
+        """Set the state of a request, with its progress or result. Raises LeaseLostError."""

@@ -1,6 +1,6 @@
-"""Sealing a store: it can be read, but nobody writes to it any more, because another one has taken its place.
+"""Sealing a store that another one has replaced: it can still be read, but no process writes to it any more.
 
-The seal is in the store itself, so that processes which have it open already are bound by it too.
+The seal is in the store itself, so that it also binds processes that have the store open.
 """
 
 from __future__ import annotations
@@ -9,15 +9,15 @@ from headwater.storage.contract.store import StoreError
 
 
 class SealedStoreError(StoreError):
-    """The store is sealed."""
+    """The store is sealed: it can be read, and nobody writes to it."""
 
     code = "HW_4104"
 
 
-def sealed(note: str, where: str) -> SealedStoreError:
-    """Says where the store went."""
+def sealed_error(note: str, where: str) -> SealedStoreError:
+    """The error of a write to a sealed store."""
     return SealedStoreError(
         f"the store is sealed: {note}",
         where,
-        "use the store that took its place; if there is none, `headwater store unseal` opens it again",
+        "use the store that replaced it; if there is none, `headwater store unseal` opens it again",
     )

@@ -1,4 +1,4 @@
-"""What a store holds: its tables, its history by bucket definition and bucket, and what it takes on the disk."""
+"""Statistics of a store: its tables, its history by bucket definition and bucket, and its disk use."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ from headwater.storage.contract.store import SourceState
 
 @dataclass(frozen=True, slots=True)
 class DefinitionStats:
-    """The buckets of one definition. `ops` and `size` (bytes of JSON, before compression on the wire) are what a
-    device that has nothing downloads if it gets all of them; `largest_ops` and `largest_size` are those of the
-    largest bucket, each by its own measure."""
+    """Statistics of the buckets of one definition. `ops` and `size` (bytes of JSON, uncompressed) are what a new device
+    downloads if it gets all of them; `largest_ops` and `largest_size` are the maxima over single buckets."""
 
     definition: str
     buckets: int
@@ -26,8 +25,8 @@ class DefinitionStats:
 
 @dataclass(frozen=True, slots=True)
 class LeftOutRow:
-    """A row that is too large, or that gives ops which are (`ops` of them; 0 means the row itself). `size` is that of
-    the row, or of the largest op, in bytes."""
+    """A row that is too large to sync, or that produces ops which are (`ops` of them; 0 means the row itself). `size`
+    is that of the row or of its largest op, in bytes."""
 
     row_id: str
     ops: int
@@ -36,9 +35,9 @@ class LeftOutRow:
 
 @dataclass(frozen=True, slots=True)
 class TableStats:
-    """One generation of a source table: its rows, and the bytes that they take with their indexes. `resync` says why
-    it is being compared with the source, empty when it is not. `left_out` names the first rows that are too large, of
-    `left_out_rows`."""
+    """Statistics of one generation of a source table. `bytes` includes indexes. `resync` is the reason why the table is
+    being compared with the source, None when it is not. `left_out` names the first of the `left_out_rows` rows that are
+    too large."""
 
     name: str
     source: str
@@ -52,8 +51,8 @@ class TableStats:
 
 @dataclass(frozen=True, slots=True)
 class BucketStats:
-    """One bucket. `rows` stand in it now; `ops` and `size` (bytes of JSON) are what a new device downloads of it;
-    `grown` ops came since the last compaction, or since the beginning."""
+    """Statistics of one bucket. `rows` are in it now; `ops` and `size` (bytes of JSON) are what a new device downloads;
+    `grown` is the number of ops since the last compaction, or since the bucket was created."""
 
     name: str
     definition: str
@@ -69,8 +68,8 @@ class BucketStats:
 
 @dataclass(frozen=True, slots=True)
 class Disk:
-    """Bytes by what they are for, indexes included. `free` is what the store's own files keep for later; `file` is
-    all that they take."""
+    """Disk use in bytes by purpose, indexes included. `free` is unused space inside the store's files; `file` is the
+    total size of the files."""
 
     rows: int
     ops: int
@@ -83,8 +82,8 @@ class Disk:
 
 @dataclass(frozen=True, slots=True)
 class HistoryStats:
-    """Ops as single lines and in segments; the oldest flush that is still on record (0 when there is none) and how
-    many are."""
+    """The number of ops stored as single lines and in segments; op id and commit time of the oldest recorded flush (0
+    when there is none), in microseconds since 2000-01-01; and the number of recorded flushes."""
 
     hot_ops: int
     sealed_ops: int
@@ -96,7 +95,7 @@ class HistoryStats:
 
 @dataclass(frozen=True, slots=True)
 class StoreStats:
-    """Everything, as of one moment. `buckets` holds all buckets."""
+    """All statistics of a store at one moment. `buckets` holds every bucket."""
 
     checkpoint: OpId
     sources: tuple[SourceState, ...]
@@ -109,8 +108,8 @@ class StoreStats:
     jobs: tuple[BulkRecord, ...]
 
 
-def by_definition(buckets: tuple[BucketStats, ...]) -> tuple[DefinitionStats, ...]:
-    """Buckets summed up by their definitions, in the order of names."""
+def stats_by_definition(buckets: tuple[BucketStats, ...]) -> tuple[DefinitionStats, ...]:
+    """Sum up buckets by definition, ordered by name."""
     found: dict[str, list[BucketStats]] = {}
     for bucket in buckets:
         found.setdefault(bucket.definition, []).append(bucket)

@@ -1,7 +1,7 @@
-"""What every store promises. Live replication, bulk jobs and the endpoint know this page and no back end.
+"""The interface of a store. Live replication, bulk jobs and the endpoint use it and no back end.
 
-A store is dumb and durable: it keeps what it is given, numbers ops, and returns finished lines. It knows nothing
-of rules or of Postgres. Calls block; the endpoint makes them from threads.
+A store keeps what it is given durably, numbers ops, and returns finished lines. It knows nothing of rules or of
+Postgres. Calls block; the endpoint calls it from threads.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class StoreError(HeadwaterError):
 
 
 class StoreGoneError(StoreError):
-    """A file of the embedded store was removed or replaced under those who have it open."""
+    """A file of the embedded store was removed or replaced while a process had it open."""
 
     code = "HW_4010"
 
@@ -41,14 +41,14 @@ class StoreBusyError(HeadwaterError):
 
 
 class StoreUnreachableError(HeadwaterError):
-    """The store's database does not answer, or not now; nothing of an open transaction was kept."""
+    """The store's database does not answer for now; nothing of an open transaction was kept."""
 
     kind = Kind.RETRY
     code = "HW_4008"
 
 
 class PartLostError(HeadwaterError):
-    """What a task of a bulk job wrote is not there any more, or damaged; nothing of it was taken over."""
+    """What a task of a bulk job wrote is missing or damaged; nothing of it was taken over."""
 
     kind = Kind.RETRY
     code = "HW_4009"
@@ -61,7 +61,7 @@ class LeaseLostError(HeadwaterError):
 
 
 class LeaseHeldError(HeadwaterError):
-    """Another replicator is at work on this source."""
+    """Another replicator works on this source."""
 
     kind = Kind.RETRY
     code = "PSYNC_S1003"
@@ -69,8 +69,8 @@ class LeaseHeldError(HeadwaterError):
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A consistent state that clients may see: every op up to `op_id`, and per source tag the position in its log
-    up to which every commit is contained. The first part never goes back, the second only where the source did."""
+    """A consistent state that clients may see: every op up to `op_id`, and per source tag the LSN up to which every
+    commit is contained. `op_id` never goes back; an LSN goes back only where the source did."""
 
     op_id: OpId
     lsns: Mapping[str, Lsn]
@@ -78,7 +78,7 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class StoredConfig:
-    """A deployed sync config. `id` grows with each one; a stream ends when another becomes active."""
+    """A deployed sync config. `id` grows with each one; a sync stream ends when another becomes active."""
 
     id: int
     yaml: str
@@ -86,7 +86,7 @@ class StoredConfig:
 
 @dataclass(frozen=True, slots=True)
 class BucketTotal:
-    """Sum of the op checksums (unsigned, modulo 2^32) and number of ops that a client starting at 0 will see."""
+    """Sum of the op checksums (unsigned, modulo 2^32) and number of ops that a client starting at 0 gets."""
 
     checksum: int
     count: int
@@ -94,11 +94,10 @@ class BucketTotal:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Part of one bucket's history. `ops` holds finished op objects (JSON, UTF-8) joined by commas, ready to stand
-    between `"data":[` and `]`. `next_after` is the last op id covered; `more` says that ops up to the asked-for
-    checkpoint may follow. `size` is the number of ops. `overtaken` says that what the bucket held at the asked-for
-    checkpoint is not whole any more, because compaction went past it: a checkpoint that such a chunk belongs to must
-    not be completed; a newer one is there already."""
+    """Part of one bucket's history. `ops` holds `size` finished op objects (JSON, UTF-8) joined by commas, to be put
+    between `"data":[` and `]`. `next_after` is the last op id covered; `more` says that ops up to the requested
+    checkpoint may follow. `overtaken` says that compaction went past the requested checkpoint, so the bucket's state at
+    it is no longer complete: the checkpoint must not be completed, and a newer one exists."""
 
     ops: bytes
     size: int
@@ -109,9 +108,9 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class BucketMarks:
-    """Where a bucket's history stands: its last CLEAR, how far compaction went, its newest op. Compaction moves one of
-    the first two with the first change it makes to ops that were there. Whoever removes what must not be sent any more
-    moves one of them with the last."""
+    """How far a bucket's history goes: its last CLEAR, the position of compaction, its newest op. Compaction moves one
+    of the first two together with its first change to existing ops; code that removes what must not be sent any more
+    moves one of them together with its last."""
 
     clear_op: OpId
     compacted_op: OpId
@@ -120,8 +119,8 @@ class BucketMarks:
 
 @dataclass(frozen=True, slots=True)
 class Touched:
-    """What changed between two checkpoints, by bucket name and lookup key. None means "anything": too much to name.
-    May name more than changed, never less."""
+    """What changed between two checkpoints, by bucket name and lookup key. None means anything: too much to name. May
+    name more than changed, never less."""
 
     buckets: frozenset[str] | None
     lookups: frozenset[str] | None
@@ -129,8 +128,8 @@ class Touched:
 
 @dataclass(frozen=True, slots=True)
 class WriteCheckpoint:
-    """The newest write of one client (`key` is user and client): its data is in every checkpoint whose positions
-    reach `lsns`. `seq` grows with each change of any of them."""
+    """The newest write of one client (`key` is user and client). Its data is in every checkpoint whose LSNs reach
+    `lsns`. `seq` grows with each change of any write checkpoint."""
 
     key: str
     id: int
@@ -139,7 +138,7 @@ class WriteCheckpoint:
 
 
 class StoreSnapshot(Protocol):
-    """One consistent view: all answers belong to `checkpoint`."""
+    """A consistent view: all answers belong to `checkpoint`."""
 
     @property
     def checkpoint(self) -> Checkpoint: ...
@@ -148,50 +147,52 @@ class StoreSnapshot(Protocol):
     def config(self) -> StoredConfig: ...
 
     def totals(self, buckets: Sequence[str]) -> dict[str, BucketTotal]:
-        """Totals at the checkpoint. A bucket the store never saw has 0 and 0; every name asked for is answered."""
+        """Totals at the checkpoint, for every name asked for. An unknown bucket has 0 and 0."""
 
     def lookups(self, keys: Sequence[str]) -> dict[str, list[str]]:
-        """Outputs standing under each key at the checkpoint."""
+        """The outputs of each key at the checkpoint."""
 
 
 class Listener(Protocol):
-    """Learns that the store moved. A file descriptor for an event loop: readable after a commit elsewhere."""
+    """Reports commits of the store. Its file descriptor is for an event loop: readable after a commit of another
+    process."""
 
     def fileno(self) -> int: ...
 
     def drain(self) -> None:
-        """Take what is there, so that the descriptor is unreadable until the next commit."""
+        """Make the descriptor unreadable until the next commit."""
 
     def close(self) -> None: ...
 
 
 class StoreReader(Protocol):
-    """The endpoint's side. Safe to call from several threads at once."""
+    """The endpoint's side of a store. Safe to call from several threads at once."""
 
     def snapshot(self) -> AbstractContextManager[StoreSnapshot | None]:
         """The newest checkpoint and the config to serve, which is the active one or the endpoint's own (see
-        `storage.contract.versions.OwnConfig`); None while there is no active config with a checkpoint. While it is
-        open, all that its thread asks the reader for is seen at the same moment."""
+        `storage.contract.versions.OwnConfig`); None while no active config has a checkpoint. While it is open,
+        everything that its thread asks of the reader belongs to the same moment."""
 
     def checkpoint(self) -> tuple[Checkpoint, int] | None:
-        """The newest checkpoint and the id of the config to serve: cheap, for polling after a wake-up."""
+        """The newest checkpoint and the id of the config to serve. Cheap, to be called after a wake-up."""
 
     def touched(self, after: OpId, upto: OpId) -> Touched:
         """What changed in (after, upto]."""
 
     def chunk(self, bucket: str, after: OpId, upto: OpId) -> Chunk:
-        """Ops with after < op_id <= upto, at most 1,000 and cut before 1 MiB of row data, except that one op larger
-        than that comes alone. An empty chunk has `size` 0 and `more` False. Starts at the bucket's last CLEAR at or
-        below `upto`, whatever stands before it."""
+        """Ops with after < op_id <= upto, at most 1,000, and at most 1 MiB of row data except that a larger op comes
+        alone. An empty chunk has `size` 0 and `more` False. Starts at the bucket's last CLEAR at or below `upto`,
+        leaving out all ops before it."""
 
     def marks(self, buckets: Sequence[str]) -> dict[str, BucketMarks]:
-        """Where these buckets stand now; one that the store never saw is left out. Cheap: caches ask before every
+        """The marks of these buckets now, without those that the store does not have. Cheap: caches ask before every
         answer."""
 
     def listen(self) -> Listener: ...
 
     def create_write_checkpoint(self, keys: Sequence[str], lsns: Mapping[str, Lsn]) -> dict[str, int]:
-        """A new id for each key (duplicates share one), one above its last, valid once checkpoints reach `lsns`."""
+        """Create an id for each key (duplicates share one), one above its last. It is valid once checkpoints reach
+        `lsns`. Durable on return."""
 
     def request_write_checkpoint(self, requests: Mapping[str, int], lsns: Mapping[str, Lsn]) -> dict[str, int]:
         """Ids that clients chose, by key: one above the last replaces it, valid once checkpoints reach `lsns`; any
@@ -202,22 +203,23 @@ class StoreReader(Protocol):
         """Forget the write checkpoints whose ids clients chose and have not asked for in so long. Returns how many."""
 
     def write_checkpoints(self, after_seq: int) -> list[WriteCheckpoint]:
-        """Those created or replaced after `after_seq`, in order of `seq`."""
+        """Write checkpoints created or replaced after `after_seq`, in order of `seq`."""
 
     def write_checkpoint(self, key: str) -> WriteCheckpoint | None: ...
 
     def replicator_alive(self) -> bool:
-        """Whether some replicator holds an unexpired lease."""
+        """Whether any replicator holds an unexpired lease."""
 
     def noted(self, key: str) -> str:
-        """What the replicator noted under a key; empty when there is nothing."""
+        """The text that the replicator stored under a key; empty when there is none."""
 
     def close(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """The right to write what belongs to one source. A newer holder has a higher epoch."""
+    """The right to write what belongs to one source, for `ttl` seconds unless renewed. A newer holder has a higher
+    epoch."""
 
     name: str
     owner: str
@@ -238,8 +240,8 @@ class SourceState:
 
 @dataclass(frozen=True, slots=True)
 class StoredTable:
-    """One generation of a source table. Rows name the layout (a position in `layouts`) that they were written in.
-    `resync` says why its rows are being compared with the source, if they are."""
+    """One generation of a source table. Each row names the layout that it was written in, a position in `layouts`.
+    `resync` is the reason why the table is being compared with the source, None when it is not."""
 
     id: int
     source: str
@@ -248,7 +250,7 @@ class StoredTable:
     resync: ResyncReason | None = None
 
     def has(self, *causes: Cause) -> bool:
-        """Whether it is being compared for one of these causes."""
+        """Whether the table is being compared for one of these causes."""
         return self.resync is not None and self.resync.cause in causes
 
     @property
@@ -258,74 +260,77 @@ class StoredTable:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Where a source's log stands when a flush commits. `committed_us` is the newest commit's time, counted from
-    2000-01-01, or 0 when there was none."""
+    """The position in a source's log when a flush commits. `committed_us` is the time of its newest commit in
+    microseconds since 2000-01-01, or 0 when there was none."""
 
     lsn: Lsn
     committed_us: int = 0
 
 
 class Flush(Protocol):
-    """One store transaction. Nothing of it is seen before `commit`, nothing is left of it after `rollback`.
+    """One store transaction. Nothing of it is visible before `commit`, and nothing of it remains after `rollback`.
 
-    Ops are numbered in the order in which they are handed over. Every method raises LeaseLostError once a newer
-    lease exists.
+    Ops are numbered in the order in which they are appended. Every method raises LeaseLostError once a newer lease
+    exists.
     """
 
     def current(self, table: int, row_ids: Sequence[str]) -> dict[str, CurrentRow]:
-        """The rows among `row_ids` that exist."""
+        """The current rows among `row_ids`."""
 
     def load(self, table: int, row_ids: Sequence[str], room: int) -> tuple[dict[str, CurrentRow], int]:
-        """The rows that exist among the first of `row_ids`, and how many of these were looked at: as many as have no
-        more than about `room` bytes together, and one at least."""
+        """The current rows among the first of `row_ids`, and how many ids were covered: as many as give about `room`
+        bytes of rows, and at least one."""
 
     def copies(self, table: int, content: str) -> list[str]:
-        """Row ids of the copies of an identical row, in no order."""
+        """Row ids of the copies of an identical row, unordered."""
 
     def lookup_entries(self, table: int, row_id: str) -> list[LookupEntry]: ...
 
     def put_rows(self, table: int, rows: Sequence[CurrentRow]) -> None:
-        """Insert or replace."""
+        """Insert or replace rows."""
 
     def delete_rows(self, table: int, row_ids: Sequence[str]) -> None: ...
 
     def replace_lookups(self, table: int, row_id: str, entries: Sequence[LookupEntry]) -> None: ...
 
     def append(self, ops: Sequence[DraftOp], buckets: Mapping[int, BucketName]) -> None:
-        """Number and keep ops. `buckets` names every bucket among them that may be new; a bucket built anew starts
-        with a CLEAR. Ops of a bucket that neither exists nor is named are left out: its definition was retired."""
+        """Number and store ops. `buckets` names every bucket among them that may be new; a new bucket starts with a
+        CLEAR. Drops the ops of a bucket that neither exists nor is named: its definition was retired."""
 
     def truncate(self, table: int, definitions: Iterable[str]) -> int:
-        """A new, empty generation of the table, whose id is returned; its lookups are gone. Every bucket of
-        `definitions` that holds anything is cleared by one op."""
+        """Replace the table by a new, empty generation without lookups, and return its id. Clears every non-empty
+        bucket of `definitions` with one op."""
 
     def begin_anew(self, bucket: int, name: BucketName | None) -> None:
-        """Forget all that a bucket (by its key) holds, damaged or not, and begin it with a CLEAR: its rows are to be
-        appended again. One that is not there is made when `name` says what it is. Earlier checkpoints are overtaken
-        there."""
+        """Delete everything that a bucket (by its key) holds, damaged or not, and begin it with a CLEAR. The caller
+        appends its rows again. A bucket that does not exist is created if `name` is given. Earlier checkpoints count as
+        overtaken in it."""
 
     def table_members(self, table: int) -> Iterable[tuple[str, str, str | None]]:
         """(row id, members, subkey) of every row of the table."""
 
     def mark_resync(self, table: int, reason: ResyncReason) -> None:
-        """Say with this transaction why a table has to be compared with the source: what it writes of it is not all."""
+        """Record within this transaction that a table has to be compared with the source, because the transaction does
+        not write all of its changes."""
 
     def rows_with_lines(self, table: int, lines: Sequence[str]) -> dict[str, list[str]]:
         """Row ids by line, for tables whose rows nothing else identifies. Reads the whole table."""
 
-    def commit(self, source: str, progress: Progress) -> Checkpoint: ...
+    def commit(self, source: str, progress: Progress) -> Checkpoint:
+        """Commit everything, with the source's position, and return the new checkpoint. Durable on return."""
 
     def rollback(self) -> None: ...
 
 
 class StoreWriter(Protocol):
-    """The replicator's side: one thread, under a lease per source."""
+    """The replicator's side of a store: one thread, one lease per source."""
 
     def acquire(self, name: str, owner: str, ttl: float) -> Lease:
-        """Take the lease if it is free, expired, ours or held by a process that is no more. Raises LeaseHeldError."""
+        """Take the lease for `ttl` seconds if it is free, expired, ours, or held by a dead process. Raises
+        LeaseHeldError."""
 
     def renew(self, lease: Lease) -> None:
-        """Raises LeaseLostError when a newer one exists. May be called from another thread."""
+        """Extend the lease. Raises LeaseLostError when a newer one exists. May be called from another thread."""
 
     def release(self, lease: Lease) -> None: ...
 
@@ -334,31 +339,32 @@ class StoreWriter(Protocol):
     def tables(self, tag: str) -> list[StoredTable]:
         """The active generations of a source's tables."""
 
-    def begin(self, lease: Lease) -> Flush: ...
+    def begin(self, lease: Lease) -> Flush:
+        """Begin a transaction under the lease. Raises LeaseLostError."""
 
     def subkey_salt(self) -> bytes: ...
 
     def inbox(self) -> int:
-        """A number that has grown when a request or a version was handed in. Cheap, for polling."""
+        """A number that grows with each submitted request or version. Cheap, for polling."""
 
     def staging_directory(self) -> str:
-        """A directory of this machine for progress and parts of a bulk job; emptied by `discard_staged`."""
+        """A directory of this machine for the progress and parts of a bulk job; `discard_staged` empties it."""
 
     def discard_staged(self, lease: Lease) -> None:
-        """Drop what an unfinished bulk job left."""
+        """Delete what an unfinished bulk job left."""
 
     def stage_tables(
         self, lease: Lease, source: str, tables: Sequence[tuple[Relation, str]], *, indexed: bool = False
     ) -> list[StagedTable]:
-        """New generations, invisible until published, for relations and their fingerprints. Whole parts are quicker
-        staged without an index, pages while the stream flows with one."""
+        """Create generations, invisible until published, for relations and their fingerprints. Without an index, taking
+        over whole parts is quicker; pages taken over while the stream runs need one."""
 
     def stage(self, lease: Lease, parts: Sequence[StagedPart]) -> None:
-        """Take parts over. Work in their size, in short transactions; readers see nothing of it."""
+        """Take over parts, in short transactions. The work is proportional to their size; readers see nothing of it."""
 
     def stage_page(self, lease: Lease, part: StagedPart, page: int) -> bool:
-        """Take rows and lookups of one page over into an indexed generation, in one short transaction; readers see
-        nothing of it. False, and nothing was done, when one of its rows has an id that is there."""
+        """Take over rows and lookups of one page into an indexed generation, in one short transaction; readers see
+        nothing of it. Does nothing and returns False when a row's id exists already."""
 
     def publish(
         self,
@@ -369,47 +375,47 @@ class StoreWriter(Protocol):
         sides: Mapping[str, str],
         record: BulkRecord,
     ) -> Checkpoint:
-        """Put staged tables in the place of all tables of the source, in one short transaction: number the segments,
-        clear what stood in their buckets before, move the source to `state.lsn` and activate `version`, whose row
-        sides (see `storage.contract.versions`) are complete with it. Work in the number of buckets and segments, not of
-        rows."""
+        """Replace all tables of the source by staged ones, in one short transaction: number the segments, clear what
+        their buckets held before, move the source to `state.lsn` and activate `version`, whose row sides (see
+        `storage.contract.versions`) are complete with it. The work is proportional to the number of buckets and
+        segments, not of rows."""
 
     def create_tables(
         self, lease: Lease, source: str, tables: Sequence[tuple[Relation, str]], resync: ResyncReason | None
     ) -> list[StoredTable]:
-        """New, empty, active generations, whose rows a re-sync is to bring; `resync` is its reason."""
+        """Create empty active generations that a re-sync is to fill, with `resync` as its reason."""
 
     def add_layout(self, lease: Lease, table: int, relation: Relation, fingerprint: str) -> StoredTable:
-        """Rows of the table are written in this form from now on. Rows there keep the layout they have."""
+        """Add a layout that rows of the table are written in from now on. Existing rows keep theirs."""
 
     def replace_table(self, lease: Lease, table: int, staged: StagedTable, resync: ResyncReason | None) -> bool:
-        """Put a staged generation in the place of an active one, of which it has the rows under other ids: with the
-        layouts and the fingerprint of that one, to be compared with the source for the reason `resync`. No op is
-        written. False, and nothing was done, when two of its rows have the same id, or the active one is no more."""
+        """Replace an active generation by a staged one that holds its rows under other ids. The new one takes over the
+        layouts and the fingerprint and is to be compared with the source for the reason `resync`. Writes no op. Does
+        nothing and returns False when two of its rows have the same id, or the active generation is gone."""
 
     def mark_resync(self, lease: Lease, tables: Sequence[int], reason: ResyncReason | None) -> None:
-        """Say why tables are being compared with the source; empty when that is over."""
+        """Record why tables are being compared with the source; None ends the comparison."""
 
     def drop_table(self, lease: Lease, table: int) -> None:
-        """Forget a table that has no row left in any bucket."""
+        """Delete a table none of whose rows is in any bucket."""
 
     def move_source(self, lease: Lease, state: SourceState) -> None:
-        """Follow the source from another slot, and position, than before."""
+        """Follow the source from another slot and position."""
 
     def cap_writes(self, tag: str, lsn: Lsn) -> None:
-        """The source's log ends at `lsn`, before where it once did: nobody's write is waited for beyond that."""
+        """The source's log now ends at `lsn`, before where it once did: no write checkpoint waits for a later LSN."""
 
     def place_ranges(self, table: int, rows: int) -> Places:
-        """All rows of the table, in ranges of about `rows` of them each."""
+        """Ranges of places that cover all rows of the table, about `rows` rows each."""
 
     def take_page(self, lease: Lease, part: StagedPart, page: int, skip: Iterable[str]) -> Checkpoint:
-        """Take one page of a part of additions in one short transaction: number its ops, add members and lookups to
-        its rows. Rows in `skip` changed since the task read them, or are gone: nothing of theirs is taken."""
+        """Take over one page of a part of additions in one short transaction: number its ops, and add members and
+        lookups to its rows. Leaves out the rows in `skip`, which changed or were deleted since the task read them."""
 
     def note_job(self, record: BulkRecord) -> None: ...
 
     def note(self, lease: Lease, key: str, text: str) -> None:
-        """Keep a short text under a key, in place of the one before."""
+        """Store a short text under a key, replacing the one before."""
 
     def noted(self, key: str) -> str:
         """The text under a key; empty when there is none."""

@@ -1,9 +1,9 @@
-"""Whether histories hold what they are told to hold: the checks of one bucket's history, which are pure, and what a
-store gives to be checked.
+"""Checks that stored histories are consistent: pure checks of one bucket's history, and the interface through which a
+store gives its data to be checked.
 
-A history reduces to a set of rows: an entry is a row as it stands in a bucket, by table, id, subkey and checksum. The
-entries of a bucket are summed up by their hashes, as are those that current rows say they have there; the sums are
-equal, or one of the two is wrong.
+A history reduces to a set of rows. An entry is one row in a bucket, identified by table, id, subkey and checksum. The
+hashes of a bucket's entries are summed, once from its history and once from the current rows that say they are in it.
+If the two sums differ, one of them is wrong.
 """
 
 from __future__ import annotations
@@ -24,22 +24,24 @@ from headwater.storage.contract.parts import CurrentRow, PlacedRow
 from headwater_rules.results import LookupEntry
 
 MODULUS = 1 << 64
-NOT_THE_ROWS = "its history does not lead to the rows that stand in it"
-NOT_THERE = "rows stand in it and it is not there"
+NOT_THE_ROWS = "its history does not lead to the current rows in it"
+NOT_THERE = "current rows belong to it, but it does not exist"
 
 _UINT32 = 0xFFFFFFFF
 MOST_ROWS = 2_000_000
-"""Of one bucket, whose hashes are held in memory at once."""
+"""Of one bucket: the number of rows whose hashes are kept in memory at once."""
 
 _hash = xxhash.xxh3_64_intdigest
 
 
 class DamageError(Exception):
-    """Part of a history can't be read, or contradicts itself. Says what is wrong; never leaves this floor."""
+    """Part of a history can't be read or contradicts itself. The message says what is wrong. Never leaves the storage
+    layer."""
 
 
 class BucketHead(NamedTuple):
-    """What a store tells of a bucket: sum and number of ops that a client starting at 0 sees, and where they are."""
+    """What a store says about a bucket: checksum and number of the ops that a client starting at 0 gets, and its first
+    and last op."""
 
     key: int
     name: str
@@ -51,7 +53,7 @@ class BucketHead(NamedTuple):
 
 
 class StoredSegment(NamedTuple):
-    """A segment as it is stored; `bodies` is None when they are lost."""
+    """A segment as stored; `bodies` is None when its content is lost."""
 
     first: int
     last: int
@@ -62,49 +64,49 @@ class StoredSegment(NamedTuple):
 
 
 class VerifyReader(Protocol):
-    """A look at a store as of one moment. Used by one thread."""
+    """A view of a store at one moment. Used by one thread."""
 
     def renew(self) -> None:
-        """Look at the store as of now, from here on."""
+        """Switch to a view of the store as it is now."""
 
     def release(self) -> None:
-        """Hold nothing up until the next `renew`."""
+        """End the view until the next `renew`, so that it holds nothing up."""
 
     def heads(self, first: int, end: int) -> Iterator[BucketHead]:
-        """Buckets with keys in [first, end), by key."""
+        """Buckets with keys in [first, end), ordered by key."""
 
     def head(self, key: int) -> BucketHead | None: ...
 
     def cut(self, ops: int) -> list[tuple[int, int]]:
-        """Ranges [first, end) of keys that hold all buckets, each with about `ops` ops or one bucket."""
+        """Ranges [first, end) of keys that cover all buckets. Each holds about `ops` ops, or a single bucket."""
 
     def retired(self) -> frozenset[int]:
-        """Keys of buckets that are on their way out: rows may still name them."""
+        """Keys of buckets that are being removed; rows may still name them."""
 
     def tables(self) -> list[int]:
-        """All active generations of tables, of any source."""
+        """Ids of all active table generations, of every source."""
 
     def segments(self, bucket: int, after: int) -> Iterator[StoredSegment]:
-        """Those with ops after `after`, in order."""
+        """Segments with ops after `after`, in order."""
 
     def hot(self, bucket: int, after: int, upto: int) -> Iterator[tuple[int, bytes]]:
         """Ops of the hot tail with after < op_id <= upto, in order. Raises DamageError."""
 
     def rows(self, table: int, first: int, end: int) -> Iterator[list[PlacedRow]]:
-        """Current rows at places [first, end), in batches; none when the table is no more."""
+        """Current rows at places [first, end), in batches; none when the table is gone."""
 
     def lookups(self, table: int, row_ids: Sequence[str]) -> dict[str, set[LookupEntry]]:
-        """Lookups of those rows that have any."""
+        """The lookups of those of the rows that have any."""
 
     def lone_lookups(self, table: int) -> list[str]:
-        """Ids under which lookups stand, and no row."""
+        """Row ids that have lookups but no current row."""
 
 
 ALL_KEYS = (0, 1 << 63)
 
 
 def changed_parts(reader: VerifyReader, key: int, since: int, parts: int) -> set[int]:
-    """The parts of a bucket that ops after one are about."""
+    """The parts of a bucket that ops after `since` changed."""
     head = reader.head(key)
     found: set[int] = set()
     if head is None or head.last_op <= since:
@@ -119,21 +121,21 @@ def changed_parts(reader: VerifyReader, key: int, since: int, parts: int) -> set
     return found
 
 
-# what stands in a bucket
+# the rows in a bucket
 
 
 def entry_hash(table: str, object_id: str, subkey: str, checksum: int) -> int:
-    """64 bits of a row as it stands in a bucket."""
+    """Hash of a row in a bucket, in 64 bits."""
     return _hash(f"{table}\0{object_id}\0{subkey}\0{checksum}".encode())
 
 
 def entry_part(table: str, object_id: str, parts: int) -> int:
-    """In which of so many parts of its bucket a row is counted."""
+    """The part of its bucket, out of `parts`, that a row is counted in."""
     return _hash(f"{table}\0{object_id}".encode()) % parts if parts > 1 else 0
 
 
 class Entry(NamedTuple):
-    """What a current row says it has in a bucket."""
+    """One bucket that a current row says it is in."""
 
     bucket: int
     part: int
@@ -141,7 +143,7 @@ class Entry(NamedTuple):
 
 
 def row_entries(table: int, row: CurrentRow, salt: bytes, parts: int) -> Iterator[Entry]:
-    """The entries of a row by its memberships. `table` is its table's generation."""
+    """The entries that a row's memberships give. `table` is the id of its table generation."""
     for bucket, digest, kind, object_id in decode_members(row.members, row.row_id):
         subkey = row_subkey(row.subkey, table, row.row_id, object_id, salt)
         found = entry_hash(kind, object_id, subkey, put_checksum(digest))
@@ -150,8 +152,8 @@ def row_entries(table: int, row: CurrentRow, salt: bytes, parts: int) -> Iterato
 
 @dataclass(frozen=True, slots=True)
 class Examined:
-    """What the history of a bucket is: `problem` says what is wrong with it, empty when nothing is; `sums` are those
-    of its entries, by part."""
+    """The result of checking a bucket's history. `problem` says what is wrong, empty when nothing is; `sums` are the
+    sums of its entries' hashes, by part."""
 
     head: BucketHead
     ops: int
@@ -160,7 +162,7 @@ class Examined:
 
 
 def examine(head: BucketHead, reader: VerifyReader, parts: int = 1) -> Examined:
-    """Read a history from its last CLEAR on and check every op of it."""
+    """Read a history from its last CLEAR and check every op."""
     try:
         checksum, count, sums = _reduce(head, reader, parts)
         problem = totals_problem(head, checksum, count)
@@ -170,13 +172,14 @@ def examine(head: BucketHead, reader: VerifyReader, parts: int = 1) -> Examined:
 
 
 def totals_problem(head: BucketHead, checksum: int, count: int) -> str:
-    """What is wrong with what is told of a bucket, given what its history comes to; empty when nothing is."""
+    """What is wrong with the stored totals of a bucket, given the checksum and number of ops of its history; empty when
+    nothing is."""
     if bucket_key(head.name) != head.key:
-        return "its name is not the one that it was made with"
+        return "its name does not match its key"
     if count != head.ops:
-        return f"its history has {count} ops, and {head.ops} are told to clients"
+        return f"its history has {count} ops, but clients are told {head.ops}"
     if checksum != head.checksum:
-        return "the checksums of its ops do not add up to the one that is told to clients"
+        return "the checksums of its ops do not add up to the checksum that clients are told"
     return ""
 
 
@@ -194,9 +197,8 @@ def _reduce(head: BucketHead, reader: VerifyReader, parts: int) -> tuple[int, in
 
 
 class Reduction:
-    """What the ops of one history that were taken so far come to: `checksum` and `count` as a client has them, `sums`
-    those of the entries that stand, by part. Of several `passes` each looks at a part of the rows alone, which bounds
-    the memory."""
+    """Sums up the ops of one history: `checksum` and `count` as a client computes them, `sums` of the hashes of the
+    rows that remain, by part. With several `passes`, each looks at a share of the rows only, which bounds memory."""
 
     def __init__(self, parts: int, passes: int = 1, number: int = 0) -> None:
         self._passes = passes
@@ -211,10 +213,12 @@ class Reduction:
         return self._checksum & _UINT32
 
     def take(self, op_id: int, line: bytes) -> None:
-        """Check the next op and count it in. Raises DamageError."""
+        """Check the next op and add it. Raises DamageError."""
         op = read_op(op_id, line)
         if (op.kind == "CLEAR") != (self.count == 0):
-            raise DamageError(f"op {op_id} clears it" if self.count else "it does not begin with its last CLEAR")
+            raise DamageError(
+                f"op {op_id} is a second CLEAR" if self.count else "it does not begin with its last CLEAR"
+            )
         self._checksum += op.checksum
         self.count += 1
         if op.row is None or op.row % self._passes != self._number:
@@ -227,7 +231,7 @@ class Reduction:
 
 
 class ReadOp(NamedTuple):
-    """An op that is what it says. `row` is None for MOVE and CLEAR."""
+    """An op whose checksum was verified. `row` is None for MOVE and CLEAR."""
 
     kind: str
     checksum: int
@@ -243,7 +247,7 @@ def read_op(op_id: int, line: bytes) -> ReadOp:
         op = orjson.loads(line)
         kind, checksum = op["op"], op["checksum"]
         if op["op_id"] != str(op_id):
-            raise DamageError(f"op {op_id} calls itself {op['op_id']}")
+            raise DamageError(f"op {op_id} carries the id {op['op_id']}")
         if kind in {"MOVE", "CLEAR"}:
             return ReadOp(kind, int(checksum), None, "", "", "")
         table, object_id, subkey, data = op["object_type"], op["object_id"], op["subkey"], op["data"]
@@ -252,22 +256,22 @@ def read_op(op_id: int, line: bytes) -> ReadOp:
         elif kind == "REMOVE":
             right = remove_checksum(table, object_id, subkey)
         else:
-            raise DamageError(f"op {op_id} is of no known kind")
+            raise DamageError(f"op {op_id} has an unknown kind")
         row = xxhash.xxh3_128_intdigest(f"{table}\0{object_id}\0{subkey}".encode())
     except (ValueError, KeyError, TypeError, UnicodeError) as error:
         raise DamageError(f"op {op_id} can't be read") from error
     if checksum != right:
-        raise DamageError(f"op {op_id} has another content than its checksum tells")
+        raise DamageError(f"the content of op {op_id} does not match its checksum")
     return ReadOp(kind, checksum, row, table, object_id, subkey)
 
 
 def history_lines(head: BucketHead, reader: VerifyReader, after: int | None = None) -> Iterator[tuple[int, bytes]]:
-    """The finished ops of a bucket with their ids, in order: after an op, or from the last CLEAR on. Raises
+    """The finished ops of a bucket with their ids, in order, after the op `after` or else from the last CLEAR. Raises
     DamageError."""
     start = position = head.clear_op - 1 if after is None else after
     for segment in reader.segments(head.key, position):
         if segment.first <= position and position > start:
-            raise DamageError(f"the segment from op {segment.first} on begins within the one before it")
+            raise DamageError(f"the segment from op {segment.first} overlaps the one before it")
         yield from reader.hot(head.key, position, segment.first - 1)
         yield from (op for op in segment_ops(segment) if op[0] > start)
         position = segment.last
@@ -289,9 +293,9 @@ def segment_ops(segment: StoredSegment) -> list[tuple[int, bytes]]:
         raise DamageError(f"{place} can't be read") from error
     ids = [op_id for op_id, _ in ops]
     if len(ids) != segment.size or (ids[0], ids[-1]) != (segment.first, segment.last) or not _ascending(ids):
-        raise DamageError(f"{place} holds others")
+        raise DamageError(f"{place} holds other ops")
     if checksum != segment.checksum:
-        raise DamageError(f"{place} has another checksum than its ops")
+        raise DamageError(f"the checksum of {place} does not match its ops")
     return ops
 
 
@@ -309,7 +313,7 @@ def _ascending(ids: Sequence[int]) -> bool:
 
 
 def cut_keys(counts: Iterable[tuple[int, int]], ops: int) -> list[tuple[int, int]]:
-    """Ranges of keys from (key, number of ops), by key, each of about `ops` ops."""
+    """Cut (key, number of ops) pairs, ordered by key, into ranges of keys with about `ops` ops each."""
     starts: list[int] = []
     held = 0
     for key, count in counts:

@@ -1,7 +1,8 @@
-"""What every store promises of sync configs: versions, which of them is served, and which row sides are complete.
+"""The interface for versions of the sync config: which are deployed, which one is served, and which row sides are
+complete.
 
-A row side is what rows of source tables give for one bucket definition or one lookup. It is known by the name and
-the full digest that the rules give it, so two versions share what they have in common.
+A row side is what rows of source tables produce for one bucket definition or one lookup. It is identified by the name
+and digest that the rules give it, so versions share the row sides that they have in common.
 """
 
 from __future__ import annotations
@@ -14,11 +15,12 @@ from typing import Protocol
 from headwater.storage.contract.store import Checkpoint, Lease
 
 KEEP_STOPPED_SECONDS = 600.0
-"""How long the row sides of a version that was served are kept right after it was stopped."""
+"""How long the row sides of a served version are kept up to date after it was stopped."""
 
 
 class VersionState(Enum):
-    """PROCESSING until its rows are all there, then ACTIVE, then STOPPED. FAILED says why in the version's note."""
+    """PROCESSING until all its rows are in the store, then ACTIVE, then STOPPED. FAILED: the version's note says
+    why."""
 
     PROCESSING = "processing"
     ACTIVE = "active"
@@ -35,7 +37,8 @@ class Origin(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ConfigVersion:
-    """A deployed sync config. `id` grows with each; times in seconds since 1970, 0 for what has not happened."""
+    """A deployed sync config. `id` grows with each deployment. Times are in seconds since 1970, 0 for what has not
+    happened."""
 
     id: int
     yaml: str
@@ -51,9 +54,9 @@ class ConfigVersion:
 class OwnConfig:
     """The sync config file that an endpoint was started with, and its row sides (name to digest).
 
-    While files are rolled out, endpoints with the old one and with the new one run side by side, each serving its own:
-    one whose file another replicator's file has replaced serves it for `keep_seconds` more, as long as its row sides
-    are complete. What a command deploys is served by all at once.
+    During a rollout, endpoints with the old file and with the new one run side by side, and each serves its own. After
+    another replicator's file has replaced its file, an endpoint goes on serving the old one for `keep_seconds`, as long
+    as its row sides are complete. A config that a command deploys is served by every endpoint at once.
     """
 
     yaml: str
@@ -61,37 +64,37 @@ class OwnConfig:
     keep_seconds: float = KEEP_STOPPED_SECONDS
 
     def complete(self, sides: Mapping[str, str]) -> bool:
-        """Whether all of it is among these row sides."""
+        """Whether all its row sides are among `sides`."""
         return self.sides.items() <= sides.items()
 
 
 class VersionStore(Protocol):
-    """Versions of the sync config. Any process may deploy; the replicator, who holds the lease, does the rest."""
+    """Versions of the sync config. Any process may deploy one; the replicator that holds the lease processes it."""
 
     def versions(self) -> list[ConfigVersion]:
-        """All, oldest first."""
+        """All versions, oldest first."""
 
     def deploy(self, yaml: str, origin: Origin) -> ConfigVersion:
-        """A new PROCESSING version, and a wake-up for the replicator. Another one that was PROCESSING is stopped.
-        The text of the PROCESSING version, or, when there is none, of the ACTIVE one, is no new version."""
+        """Create a PROCESSING version and wake the replicator. Stops another version that is PROCESSING. If `yaml` is
+        the text of the PROCESSING version, or of the ACTIVE one when nothing is PROCESSING, returns that version and
+        creates none."""
 
     def activate(self, lease: Lease, version: int, sides: Mapping[str, str]) -> Checkpoint:
         """Serve `version` from now on and stop the one before, in one transaction that moves the checkpoint. `sides`
-        (name to digest) are complete with it; those complete before stay so until `retire`."""
+        (name to digest) become complete; row sides that were complete before stay so until `retire`."""
 
     def mark_version(self, lease: Lease, version: int, state: VersionState, note: str) -> None:
-        """Say how a version that is not served stands: PROCESSING and how far, STOPPED or FAILED and why."""
+        """Set state and note of a version that is not served: PROCESSING and how far, or STOPPED or FAILED and why."""
 
     def complete_sides(self) -> dict[str, str]:
-        """Row sides (name to digest) whose rows are all in the store, and are kept up to date."""
+        """Row sides (name to digest) whose rows are all in the store and are kept up to date."""
 
     def begin_sides(self, lease: Lease, sides: Mapping[str, str]) -> None:
-        """Note row sides that are about to be built, before anything of them is written."""
+        """Record row sides that are about to be built, before anything of them is written."""
 
     def unfinished_sides(self) -> list[str]:
-        """Row sides of which the store may hold something, and which are not complete: being built, or on their way
-        out."""
+        """Names of row sides that are being built or removed, of which the store may hold something."""
 
     def retire(self, lease: Lease, sides: Sequence[str], limit: int) -> bool:
-        """A step towards forgetting row sides: they stop being complete, their buckets and lookups go, and current
-        rows lose their membership in those buckets, at most `limit` rows a call. True while there is more to do."""
+        """Do one step of removing row sides: they stop being complete, their buckets and lookups are deleted, and
+        current rows lose their memberships, at most `limit` rows per call. Returns True while more is left."""

@@ -1,5 +1,5 @@
-"""The store in a Postgres database, 14 or newer: several writers, one at a time for each source, and any number of
-readers, on any number of machines. All of it is in one schema."""
+"""The store in a Postgres database, version 14 or newer: several writers, one at a time per source, and any number of
+readers, on any number of machines. Everything is in one schema."""
 
 from headwater.storage.postgres.store import PostgresStore
 

@@ -1,5 +1,5 @@
-"""The store in a Postgres database, 14 or newer: several writers, one at a time for each source, and any number of
-readers, on any number of machines. All of it is in one schema."""
+"""The store in a Postgres database, version 14 or newer: several writers, one at a time per source, and any number of
+readers, on any number of machines. Everything is in one schema."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from headwater.storage.contract.history import (
     HistoryLimits,
     HistoryOp,
     Slice,
-    stands_at,
+    merge_floor,
 )
 from headwater.storage.contract.parts import PlacedRow
 from headwater.storage.contract.stats import DefinitionStats, StoreStats
@@ -90,7 +90,7 @@ class PostgresBackend:
         *,
         within: tuple[OpId, OpId] | None = None,
     ) -> Iterator[list[HistoryOp]]:
-        merged_upto = stands_at(after_op, upto_op, within)
+        merged_upto = merge_floor(after_op, upto_op, within)
         return export.read(self.address, (after_op, upto_op), where, merged_upto)
 
     def cut_history(self, after_op: OpId, upto_op: OpId, ops: int) -> list[tuple[OpId, OpId]]:

@@ -1,4 +1,4 @@
-"""Connections to a store in Postgres, and what Postgres' refusals mean in our words."""
+"""Connections to a store in Postgres, and the translation of Postgres' errors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from headwater.errors import HeadwaterError
 from headwater.storage.address import PostgresAddress
-from headwater.storage.contract.seal import sealed
+from headwater.storage.contract.seal import sealed_error
 from headwater.storage.contract.store import StoreBusyError, StoreError, StoreUnreachableError
 from headwater.storage.postgres.format import found_format
 from headwater.storage.shared.control.database import SEALED_MARK
@@ -25,12 +25,12 @@ _IDLE_CONNECTIONS = 16
 
 _SETTINGS = {
     "jit": "off",
-    # Every question goes by an index. Statistics of tables that grow by the minute would say otherwise at times
+    # Every query uses an index. Outdated statistics of fast-growing tables would sometimes suggest otherwise
     "enable_seqscan": "off",
-    "enable_bitmapscan": "off",  # it reads all of a bucket to give the first thousand ops of it
+    "enable_bitmapscan": "off",  # it would read a whole bucket to return its first thousand ops
     "lock_timeout": f"{BUSY_SECONDS}s",
     "statement_timeout": "0",
-    # A writer whose machine is gone must not hold the store's lock for ever; one that waits for its source may
+    # A writer whose machine died must not hold the store's lock for ever; one that waits for its source may wait
     "idle_in_transaction_session_timeout": "600s",
     "tcp_keepalives_idle": "30",
     "tcp_keepalives_interval": "10",
@@ -40,7 +40,7 @@ _SETTINGS = {
 
 
 def connect(address: PostgresAddress, purpose: str = "store") -> psycopg.Connection:
-    """A connection in autocommit mode whose unqualified names are those of the store's schema.
+    """A connection in autocommit mode whose unqualified names refer to the store's schema.
 
     Raises StoreError, also for a store of a newer format, and StoreUnreachableError when trying again may help.
     """
@@ -52,7 +52,7 @@ def connect(address: PostgresAddress, purpose: str = "store") -> psycopg.Connect
         _check_server(connection, address)
         with postgres_errors(address):
             found_format(connection, address)
-            # What a flush acknowledges to the source must outlive a crash of the server, whatever the role's default
+            # What a flush confirms to the source must survive a crash of the server, whatever the role's default
             connection.execute(
                 "select set_config('synchronous_commit', 'on', false)"
                 " where current_setting('synchronous_commit') = 'off'"
@@ -95,7 +95,7 @@ def _check_server(connection: psycopg.Connection, address: PostgresAddress) -> N
 
 
 class Connections:
-    """Connections of one process, lent to whoever asks, from any thread; the last one returned is lent first."""
+    """A pool of connections, safe to use from any thread; the last one returned is lent first."""
 
     def __init__(self, address: PostgresAddress, purpose: str) -> None:
         self._address = address
@@ -106,7 +106,7 @@ class Connections:
 
     @contextmanager
     def lend(self) -> Iterator[psycopg.Connection]:
-        """A connection in autocommit mode. Raises what Postgres refuses in our words."""
+        """Lend a connection in autocommit mode. Translates Postgres' errors into ours."""
         connection = self._take()
         try:
             with postgres_errors(self._address):
@@ -141,13 +141,13 @@ class Connections:
 
 
 def usable(connection: psycopg.Connection) -> bool:
-    """Whether the server still holds an idle connection. One that has something to say unasked says good-bye."""
+    """Whether the server still holds an idle connection. If it has sent something unasked, it has closed it."""
     return not connection.closed and not readable([connection.fileno()], 0)
 
 
 def readable(files: Sequence[int], seconds: float | None) -> list[int]:
-    """Those of the files that have something to be read, waiting for it at most so long, or for ever."""
-    poll = select.poll()  # the plain select() knows 1,024 files only
+    """The files that have data to be read, waiting for it at most `seconds`, or for ever."""
+    poll = select.poll()  # select() is limited to 1,024 files
     for file in files:
         poll.register(file, select.POLLIN)
     return [file for file, _ in poll.poll(None if seconds is None else seconds * 1000)]
@@ -155,7 +155,7 @@ def readable(files: Sequence[int], seconds: float | None) -> list[int]:
 
 @contextmanager
 def postgres_errors(address: PostgresAddress) -> Iterator[None]:
-    """Turn what psycopg raises within into errors of ours."""
+    """Turn psycopg's errors into ours."""
     try:
         yield
     except psycopg.Error as error:
@@ -163,15 +163,15 @@ def postgres_errors(address: PostgresAddress) -> Iterator[None]:
 
 
 def explained(error: psycopg.Error, address: PostgresAddress) -> HeadwaterError:
-    """The error of ours that says what Postgres' means. Its own words are passed on only where they hold no value."""
+    """Our error for one of Postgres'. Its message is included only where it can't contain a value."""
     where = str(address)
     match error:
         case _ if error.sqlstate == "HWSEA":
-            return sealed(_words(error).removeprefix(SEALED_MARK), where)
+            return sealed_error(_words(error).removeprefix(SEALED_MARK), where)
         case errors.LockNotAvailable():
-            return StoreBusyError("the store is locked by another process", where, "it is tried again")
+            return StoreBusyError("the store is locked by another process", where, "Headwater tries again")
         case errors.SerializationFailure() | errors.DeadlockDetected():
-            return StoreBusyError("the store was changed by another process meanwhile", where, "it is tried again")
+            return StoreBusyError("the store was changed by another process meanwhile", where, "Headwater tries again")
         case errors.DiskFull():
             return StoreError("the disk of the store's database is full", where, "free space on it; nothing was kept")
         case errors.InsufficientPrivilege():
@@ -179,13 +179,15 @@ def explained(error: psycopg.Error, address: PostgresAddress) -> HeadwaterError:
                 f"the store's database refuses: {_words(error)}", where, "let the role own the schema, or grant it that"
             )
         case errors.UndefinedTable() | errors.UndefinedColumn() | errors.InvalidSchemaName():
-            return StoreError(f"the store's tables are not whole: {_words(error)}", where, "restore the schema")
+            return StoreError(f"the store's tables are incomplete: {_words(error)}", where, "restore the schema")
         case errors.ReadOnlySqlTransaction():
-            return StoreUnreachableError("the store's database takes no writes", where, "name its primary server")
+            return StoreUnreachableError("the store's database is read-only", where, "connect to its primary server")
         case _ if error.sqlstate is None and isinstance(error, psycopg.OperationalError):
             return _connection_error(error, where)
         case psycopg.OperationalError():
-            return StoreUnreachableError(f"the store's database gave up: {_words(error)}", where, "it is tried again")
+            return StoreUnreachableError(
+                f"the store's database failed: {_words(error)}", where, "Headwater tries again"
+            )
         case _:
             words = f" {_words(error)}" if not isinstance(error, psycopg.DataError) else ""
             return StoreError(f"Postgres failed with {error.sqlstate}{words}", where, "see the log of the database")
@@ -196,7 +198,7 @@ def _words(error: psycopg.Error) -> str:
 
 
 def _connection_error(error: psycopg.Error, where: str) -> HeadwaterError:
-    # While connecting libpq passes no SQLSTATE on, so its (untranslated) words have to do
+    # libpq reports no SQLSTATE while connecting, so its (untranslated) message has to be matched
     text = " ".join(str(error).split()).removeprefix("connection failed: ")
     for words, what, fix in _REFUSALS:
         if words in text:
@@ -210,10 +212,10 @@ _REFUSALS = (
     ("password authentication failed", "rejects user name or password", "correct username and password in storage"),
     ("no password supplied", "asks for a password and none is configured", "set password in storage"),
     ("no pg_hba.conf entry", "has no pg_hba.conf entry for this host, user, database and encryption", "add one"),
-    ("server does not support SSL", "speaks no TLS, and sslmode asks for it", "set sslmode: disable in storage"),
-    ("certificate verify failed", "shows a certificate that is not trusted here", "set cacert in storage"),
-    ("does not match host name", "shows a certificate for another host name", "use that name, or sslmode: verify-ca"),
-    ("unsupported startup parameter", "is behind a pooler that does not pass settings on", "connect directly"),
+    ("server does not support SSL", "does not support TLS, but sslmode requires it", "set sslmode: disable in storage"),
+    ("certificate verify failed", "has a certificate that is not trusted here", "set cacert in storage"),
+    ("does not match host name", "has a certificate for another host name", "use that name, or sslmode: verify-ca"),
+    ("unsupported startup parameter", "is behind a pooler that drops settings", "connect directly"),
     ("permission denied for database", "does not let this role connect", "GRANT CONNECT ON DATABASE … TO …"),
     ("is not permitted to log in", "does not let this role log in", "ALTER ROLE … LOGIN"),
     ('role "', "has no such role", "CREATE ROLE … LOGIN PASSWORD '…', or correct username in storage"),

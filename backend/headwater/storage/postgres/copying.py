@@ -1,4 +1,4 @@
-"""Rows on their way into a table: as COPY text when they are many, as arrays of one statement when they are few."""
+"""Writing rows into a table: as COPY text if there are many, as array parameters of one statement if there are few."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ _ESCAPES = str.maketrans({"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r"})
 
 def escaped(value: str) -> str:
     """One cell of COPY text."""
-    # Most values hold nothing to escape, and to look for it costs less than to translate
+    # Most values need no escaping, and checking is cheaper than translating
     if "\\" in value or "\t" in value or "\n" in value or "\r" in value:
         return value.translate(_ESCAPES)
     return value
 
 
 def copy_lines(connection: psycopg.Connection, statement: sql.SQL | sql.Composed, lines: Iterable[str]) -> None:
-    """Send lines of COPY text, without their line ends, into `copy … from stdin`."""
+    """Send lines of COPY text, without line ends, to `copy … from stdin`."""
     with connection.cursor() as cursor, cursor.copy(statement) as copy:
         for part in _joined(lines):
             copy.write(part)
 
 
 def _joined(lines: Iterable[str]) -> Iterator[str]:
-    """Lines with their ends, many at once."""
+    """Lines with their ends, joined into larger pieces."""
     part: list[str] = []
     room = _SENT_AT_ONCE
     for line in lines:
@@ -48,7 +48,7 @@ def row_line(row: CurrentRow) -> str:
     """A current row as COPY text: row_id, layout, line, members, subkey, long_id."""
     row_id, layout, line, members, subkey = row
     key, long_id = stored_id(row_id)
-    # A row's own COPY text holds tabs and backslashes, and no line end
+    # A row's own COPY text contains tabs and backslashes, but no line end
     line = line.replace("\\", "\\\\").replace("\t", "\\t")
     return "\t".join((escaped(key), str(layout), line, escaped(members), _cell(subkey), _cell(long_id)))
 
@@ -61,5 +61,5 @@ ROW_COLUMNS = sql.SQL("(row_id, layout, line, members, subkey, long_id)")
 
 
 def columns(rows: Sequence[Sequence[object]], width: int) -> list[list[object]]:
-    """Rows turned into `width` arrays, for `unnest`."""
+    """Rows transposed into `width` arrays, for `unnest`."""
     return [list(column) for column in zip(*rows, strict=True)] if rows else [[] for _ in range(width)]

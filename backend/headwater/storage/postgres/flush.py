@@ -1,7 +1,7 @@
 """One store transaction of live replication.
 
-Rows of a source are written by the holder of its lease alone, so only the numbering of ops is under the store's lock:
-it is taken with the first op and held until the commit.
+Only the holder of a source's lease writes its rows, so only the numbering of ops needs the store's lock: it is taken
+with the first op and held until the commit.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from headwater.storage.postgres.tables import rows_table, stored_id
 from headwater.storage.shared.common import KEPT_FLUSHES, NAMEABLE, BucketSum, KnownBuckets
 from headwater_rules.results import LookupEntry
 
-_FEW = 100  # rows; fewer go along with their statement
+_FEW = 100  # rows; up to this number they are sent as parameters
 
 _PUT = """
 insert into {rows} (row_id, layout, line, members, subkey, long_id)
@@ -48,7 +48,7 @@ _FEW_ROWS = sql.SQL(
     " as p (row_id, layout, line, members, subkey, long_id)"
 )
 
-# Large lines are read by themselves, when it is known for how many there is room
+# Large lines are read separately, once it is known how many fit
 _LOAD = sql.SQL(
     "select row_id, layout, case when octet_length(line) <= {} then line end, members, subkey, long_id,"
     " octet_length(line) from {} where row_id = any(%s)"
@@ -79,7 +79,7 @@ _R = TypeVar("_R")
 def _explaining(
     method: Callable[Concatenate[PostgresFlush, _P], _R],
 ) -> Callable[Concatenate[PostgresFlush, _P], _R]:
-    """As `postgres_errors`, for methods that run often."""
+    """Like `postgres_errors`, but cheap enough for methods that are called often."""
 
     @functools.wraps(method)
     def wrapped(flush: PostgresFlush, /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
@@ -92,7 +92,7 @@ def _explaining(
 
 
 class PostgresFlush:
-    """See `storage.contract.Flush`. `connection` is used by nobody else meanwhile."""
+    """See `storage.contract.Flush`. Has `connection` to itself."""
 
     def __init__(
         self,
@@ -108,7 +108,7 @@ class PostgresFlush:
         self._known = known
         self._fresh: set[int] = set()
         self._sums: dict[int, BucketSum] = {}
-        self._next_op: int | None = None  # None until the store's lock is ours
+        self._next_op: int | None = None  # None until we hold the store's lock
         self._first_op = 0
         self._lookups = PendingLookups(connection)
         self._sweep = sweep
@@ -213,7 +213,7 @@ class PostgresFlush:
         if retired:
             ops = [op for op in ops if op.bucket not in retired]
         first, sums = self._op(), self._sums
-        # A body is JSON, so of all that COPY would take for something else it holds only backslashes
+        # A body is JSON, so the only characters that COPY would interpret are backslashes
         self._insert_ops(
             f'{bucket}\t{op_id}\t{{"op_id":"{op_id}",' + body.replace("\\", "\\\\")
             for op_id, (bucket, _, body) in enumerate(ops, first)
@@ -231,11 +231,11 @@ class PostgresFlush:
         copy_lines(self._db, sql.SQL("copy ops (bucket, id, line) from stdin"), lines)
 
     def _lock(self) -> None:
-        """From here to the commit nobody else numbers ops."""
+        """Take the store's lock, under which ops are numbered, until the commit."""
         if self._next_op is not None:
             return
         row = self._db.execute("select next_op, retired from state for update").fetchall()[0]
-        leases.check(self._db, self._lease)  # whoever took over while we waited may have written already
+        leases.check(self._db, self._lease)  # a new holder may have written while we waited
         self._next_op = self._first_op = int(row[0])
         self._known.check(int(row[1]))
 
@@ -244,7 +244,7 @@ class PostgresFlush:
         return self._next_op
 
     def _create_buckets(self, keys: set[int], names: Mapping[int, BucketName]) -> set[int]:
-        """Make buckets that are not there. Returns those that nobody names: they were retired."""
+        """Create missing buckets. Returns those without a name: they were retired."""
         unknown = keys - self._known.keys - self._fresh
         if not unknown:
             return set()
@@ -317,7 +317,7 @@ class PostgresFlush:
         self._fresh.add(bucket)
         self._next_op = op + 1
 
-    # the end
+    # ending
 
     @_explaining
     def commit(self, source: str, progress: Progress) -> Checkpoint:
@@ -334,7 +334,7 @@ class PostgresFlush:
                 self._db.execute("update state set next_op = %s, checkpoint = %s", [self._next_op, self._next_op - 1])
                 self._note_touched(source, progress, self._next_op - 1)
             self._db.execute("select pg_notify(%s, '')", [self.address.schema])
-            leases.extend(self._db, self._lease)  # from now, for the transaction may have been a long one
+            leases.extend(self._db, self._lease)  # from now, because the transaction may have taken long
             checkpoint = read_checkpoint(self._db)
         passing("flush.before_commit")
         self._db.execute("commit")
@@ -349,7 +349,7 @@ class PostgresFlush:
             try:
                 self._db.execute("rollback")
             except psycopg.Error:
-                self._db.close()  # the server rolls back what it hears no more of
+                self._db.close()  # the server rolls back
 
     def _write_sums(self) -> None:
         rows = [(key, s.checksum & 0xFFFFFFFF, s.count, s.last_op) for key, s in self._sums.items() if s.count]

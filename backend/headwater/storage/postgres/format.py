@@ -1,4 +1,4 @@
-"""The format of a store in Postgres, as whoever connects to it looks at it."""
+"""The format of a store in Postgres."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ FORMAT = 3
 
 
 def found_format(connection: psycopg.Connection, address: PostgresAddress) -> int:
-    """0 where nothing is. Raises StoreError for a format that only newer versions know."""
-    # A query, because a look-up by name may answer from what the session saw before it had the lock
+    """The store's format, 0 if there are no tables. Raises StoreError for a format that only newer versions know."""
+    # A query, because to_regclass may use a catalog snapshot from before the lock was taken
     there = "select 1 from pg_tables where schemaname = %s and tablename = 'meta'"
     if connection.execute(there, [address.schema]).fetchone() is None:
         return 0

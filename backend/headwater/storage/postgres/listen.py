@@ -1,6 +1,6 @@
-"""How processes that read the store learn of a commit: LISTEN on a connection of its own, in a thread.
+"""Notifies the processes that read the store of a commit, using LISTEN on a separate connection in a thread.
 
-The thread turns notifications into bytes on a pipe, whose end stays the same when the connection has to be made anew.
+The thread turns notifications into bytes on a pipe, whose descriptor stays the same when the connection is replaced.
 """
 
 from __future__ import annotations
@@ -73,10 +73,10 @@ class NotifyListener:
             with contextlib.suppress(HeadwaterError, psycopg.Error):
                 current = self._listen()
                 pause = 0.1
-                self._tell()  # whatever was said meanwhile was not heard
+                self._tell()  # notifications may have been missed
 
     def _pass_on(self, connection: psycopg.Connection) -> bool:
-        """Until the connection breaks, or the end: then False."""
+        """Pass notifications on until the connection breaks (returns True) or the listener is closed (False)."""
         with contextlib.closing(connection):
             try:
                 while True:
@@ -92,5 +92,5 @@ class NotifyListener:
                 return True
 
     def _tell(self) -> None:
-        with contextlib.suppress(BlockingIOError):  # full of bytes that say the same
+        with contextlib.suppress(BlockingIOError):  # a full pipe is readable anyway
             os.write(self._wake, b"x")

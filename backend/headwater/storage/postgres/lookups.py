@@ -1,4 +1,4 @@
-"""Lookup entries that a flush replaces: collected, so that many rows cost a few statements."""
+"""Collects the lookup entries that a flush replaces, so that many rows need few statements."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _EACH = "unnest(%s::bigint[], %s::text[], %s::text[], %s::text[]) as e (table_id
 
 
 class PendingLookups:
-    """Within one transaction. `touched` holds the keys whose answers changed, once `write` was called."""
+    """Used within one transaction. After `write`, `touched` holds the keys whose outputs changed."""
 
     def __init__(self, connection: psycopg.Connection) -> None:
         self._db = connection
@@ -29,7 +29,7 @@ class PendingLookups:
         self.touched: set[str] = set()
 
     def entries(self, table: int, row_id: str) -> list[LookupEntry]:
-        """What stands there."""
+        """The current entries of a row."""
         place = (table, stored_id(row_id)[0])
         if place in self._pending:
             return sorted(self._pending[place])
@@ -41,7 +41,7 @@ class PendingLookups:
             self.write()
 
     def write(self) -> None:
-        """Bring the table up to date with everything that was replaced."""
+        """Write all collected replacements."""
         pending, self._pending = self._pending, {}
         if not pending:
             return
@@ -61,7 +61,7 @@ class PendingLookups:
             self._db.execute(
                 f"insert into lookups (table_id, row_id, key, output) select * from {_EACH}", columns(new, 4)
             )
-        if len(self.touched) <= NAMEABLE:  # of more, none is named
+        if len(self.touched) <= NAMEABLE:  # above that, none is recorded
             self.touched.update(row[2] for row in gone + new)
 
     def _standing(self, places: Sequence[tuple[int, str]]) -> dict[tuple[int, str], set[LookupEntry]]:
@@ -76,6 +76,6 @@ class PendingLookups:
         return found
 
     def touch_all(self, table: int) -> None:
-        """The lookups of a whole table are gone; one key more than can be named means anything."""
+        """Record the keys of a whole table that is being removed, at most one more than are ever recorded."""
         rows = self._db.execute("select distinct key from lookups where table_id = %s limit %s", [table, NAMEABLE + 1])
         self.touched.update(row[0] for row in rows)

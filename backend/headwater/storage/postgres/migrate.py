@@ -1,4 +1,4 @@
-"""How a store in Postgres is made, and one of an older format brought up to date."""
+"""Creates stores in Postgres and upgrades older formats."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from headwater.storage.postgres.format import FORMAT, found_format
 from headwater.storage.shared.common import op_floor
 from headwater.storage.shared.formats import FORMAT_KEY, GIVEN_BY_KEY, own_version
 
-# Two processes that start at once must not both make the schema
+# Two processes that start at once must not both create the schema
 _LOCK = "select pg_advisory_xact_lock(hashtextextended('headwater migrate ' || %s, 0))"
 
 
 def migrate(connection: psycopg.Connection, address: PostgresAddress) -> None:
-    """Make the schema and its tables, or bring them to this format: all of it or nothing.
+    """Create the schema and its tables, or upgrade them to this format, in one transaction.
 
     Raises StoreError for a newer format.
     """
@@ -39,14 +39,14 @@ def migrate(connection: psycopg.Connection, address: PostgresAddress) -> None:
 
 
 def _create_schema(connection: psycopg.Connection, address: PostgresAddress) -> None:
-    # "if not exists" asks for the right to create even when there is nothing to do
+    # "if not exists" requires the privilege to create even when the schema exists
     known = connection.execute("select 1 from pg_namespace where nspname = %s", [address.schema]).fetchone()
     if known is None:
         connection.execute(sql.SQL("create schema {}").format(sql.Identifier(address.schema)))
 
 
 def _begin(connection: psycopg.Connection) -> None:
-    """What a store starts with, as far as it is not there."""
+    """Insert the initial values that are missing."""
     for key, value in ((FORMAT_KEY, str(FORMAT)), (GIVEN_BY_KEY, own_version())):
         keep = "insert into meta values (%s, %s) on conflict (key) do update set value = excluded.value"
         connection.execute(keep, [key, value])

@@ -60,7 +60,7 @@ _Result = TypeVar("_Result")
 
 
 class PostgresReader:
-    """See `storage.contract.StoreReader`. A thread that is within a snapshot reads everything from that view."""
+    """See `storage.contract.StoreReader`. A thread within a snapshot reads everything from that snapshot."""
 
     def __init__(self, address: PostgresAddress, own: OwnConfig | None) -> None:
         self._address = address
@@ -110,7 +110,8 @@ class PostgresReader:
         return checkpoint, int(rows[0][1]) if own is None else own.id
 
     def _still_served(self, db: psycopg.Connection, replaced: int | None) -> StoredConfig | None:
-        """Our own config, if another file's has replaced it as version `replaced` and all of it is there."""
+        """Our own config if another file's has replaced it as version `replaced` and its row sides are complete, else
+        None."""
         if (
             self._own is None
             or replaced is None
@@ -127,7 +128,7 @@ class PostgresReader:
         rows = self._read(lambda db: db.execute(query, [after, upto]).fetchall())
         oldest = rows[0][0]
         if oldest is None or after < oldest:
-            return Touched(None, None)  # what the oldest kept flush followed on is no longer known
+            return Touched(None, None)  # flushes before the oldest kept one are not recorded any more
         flushes = [row[2:] for row in rows if row[1] is not None]
         return Touched(union_of_names(row[0] for row in flushes), union_of_names(row[1] for row in flushes))
 

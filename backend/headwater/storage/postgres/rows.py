@@ -1,4 +1,4 @@
-"""Reading current rows of a Postgres store in bulk, beside its writer."""
+"""Bulk reading of current rows of a store in Postgres, beside its writer."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from headwater.storage.postgres.tables import rows_table
 BATCH_ROWS = 5_000
 
 LINE_APART = 8_000
-"""Bytes of a line beyond which it is read by itself, when there is room for it."""
+"""Size in bytes above which a line is fetched separately, once there is room for it."""
 
 COLUMNS = sql.SQL(
     "place, coalesce(long_id, row_id), layout, case when octet_length(line) <= {} then line end, members, subkey,"
@@ -29,28 +29,28 @@ declare placed no scroll cursor for select {} from {} where place >= {} and plac
 """
 
 _Found = tuple[int, str, int, str | None, str, str | None, int]
-"""What COLUMNS gives."""
+"""A row of COLUMNS."""
 
 
 def batched(
     connection: psycopg.Connection, table: int, rows: Iterable[_Found], count: int, room: int
 ) -> Iterator[list[PlacedRow]]:
-    """As `storage.shared.loading.batched`, of rows that were found in the transaction that the connection is in."""
+    """Like `storage.shared.loading.batched`, for rows found in the connection's current transaction."""
     batch, left = list[_Found](), room
     for row in rows:
         if batch and left < row[6]:
-            yield _whole(connection, table, batch)
+            yield _with_lines(connection, table, batch)
             batch, left = [], room
         batch.append(row)
         left -= row[6]
         if len(batch) >= count:
-            yield _whole(connection, table, batch)
+            yield _with_lines(connection, table, batch)
             batch, left = [], room
     if batch:
-        yield _whole(connection, table, batch)
+        yield _with_lines(connection, table, batch)
 
 
-def _whole(connection: psycopg.Connection, table: int, rows: Sequence[_Found]) -> list[PlacedRow]:
+def _with_lines(connection: psycopg.Connection, table: int, rows: Sequence[_Found]) -> list[PlacedRow]:
     apart = [row[0] for row in rows if row[3] is None]
     lines: dict[int, str] = {}
     if apart:
@@ -63,9 +63,9 @@ def _whole(connection: psycopg.Connection, table: int, rows: Sequence[_Found]) -
 
 
 def read_rows(address: PostgresAddress, table: int, first: int, end: int, room: int) -> Iterator[list[PlacedRow]]:
-    """The rows at places [first, end), as of one moment. None when the table is no more."""
+    """The rows at places [first, end), as of one moment. Empty when the table is gone."""
     with contextlib.closing(connect(address, "bulk work")) as connection, postgres_errors(address):
-        # Whoever evaluates rules over a batch takes his time before he asks for the next
+        # Evaluating rules over a batch may take long before the next one is fetched
         connection.execute("set idle_in_transaction_session_timeout = 0")
         connection.execute("begin isolation level repeatable read read only")
         try:
@@ -79,7 +79,7 @@ def read_rows(address: PostgresAddress, table: int, first: int, end: int, room: 
 
 def place_ranges(connection: psycopg.Connection, table: int, rows: int) -> Places:
     """See the contract."""
-    # Places have gaps of any size: each time that a row was put again one was given up
+    # Places have gaps of any size: every update of a row uses up one
     query = sql.SQL(
         "select place, number from (select place, row_number() over w as number, lead(place) over w as next"
         " from {} window w as (order by place)) r where number %% %s = 1 or %s = 1 or next is null order by place"

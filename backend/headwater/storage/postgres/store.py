@@ -36,8 +36,8 @@ from headwater.storage.shared.control import requests, versions
 
 
 class PostgresStore:
-    """See `storage.contract.StoreWriter`. Makes the schema when it does not exist. One thread flushes; everything
-    else may be asked for from any thread."""
+    """See `storage.contract.StoreWriter`. Creates the schema if it does not exist. One thread flushes; all other
+    methods may be called from any thread."""
 
     def __init__(self, address: PostgresAddress) -> None:
         self._address = address
@@ -75,7 +75,7 @@ class PostgresStore:
     def acquire(self, name: str, owner: str, ttl: float) -> Lease:
         with self._connections.lend() as connection:
             lease = leases.acquire(connection, name, owner, ttl)
-            # A database that was restored from a backup continues above whatever it had given out since
+            # A database restored from a backup must continue above all ids given out since that backup
             now = connection.execute("select extract(epoch from clock_timestamp())").fetchall()[0][0]
             connection.execute("update state set next_op = greatest(next_op, %s)", [op_floor(float(now))])
             return lease
@@ -88,7 +88,7 @@ class PostgresStore:
         with self._connections.lend() as connection:
             leases.release(connection, lease)
 
-    # what is there
+    # reading
 
     def source_state(self, tag: str) -> SourceState | None:
         query = "select lsn, slot, system_id, timeline from sources where tag = %s"
@@ -109,7 +109,7 @@ class PostgresStore:
         with self._connections.lend() as connection:
             return [BulkRecord(*row) for row in connection.execute(query)]
 
-    # live
+    # live replication
 
     def begin(self, lease: Lease) -> PostgresFlush:
         with postgres_errors(self._address):
@@ -128,7 +128,7 @@ class PostgresStore:
             self._flushing_for = lease
         return kept
 
-    # bulk
+    # bulk jobs
 
     def staging_directory(self) -> str:
         if self._staging is None:

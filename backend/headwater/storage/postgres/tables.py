@@ -1,4 +1,4 @@
-"""Generations of source tables: their description, and the table that holds their current rows."""
+"""Generations of source tables: their descriptions, and the tables that hold their current rows."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ create table {rows} (
 
 
 def rows_table(table: int) -> sql.Identifier:
-    """The table with the current rows of a generation."""
+    """The table of a generation's current rows."""
     return sql.Identifier(f"rows_{table:d}")
 
 
 def stored_id(row_id: str) -> tuple[str, str | None]:
-    """A row id as it is indexed, and the whole of it where that is another."""
+    """A row id as it is indexed, and the full id if that differs (None if not)."""
     if len(row_id) <= _LONGEST_ID:
         return row_id, None
     return f"{row_id[:100]}~{hashlib.blake2b(row_id.encode(), digest_size=32).hexdigest()}", row_id
@@ -51,7 +51,7 @@ def create_generation(
     state: str,
     resync: ResyncReason | None = None,
 ) -> int:
-    """Describe a new generation and make the table of its rows, without an index: bulk work adds that when full."""
+    """Add a generation and create the table of its rows, without an index: bulk work adds that after filling it."""
     row = connection.execute(
         "insert into tables (source, layouts, fingerprint, state, resync, resync_detail)"
         " values (%s, %s, %s, %s, %s, %s) returning id",
@@ -63,12 +63,12 @@ def create_generation(
 
 
 def create_rows(connection: psycopg.Connection, table: int) -> None:
-    """The empty table of a generation's rows, without an index."""
+    """Create the empty table of a generation's rows, without an index."""
     connection.execute(sql.SQL(_ROWS_TABLE).format(rows=rows_table(table)))
 
 
 def index_rows(connection: psycopg.Connection, table: int) -> None:
-    """Give the rows of a generation the indexes that live replication and bulk reading need."""
+    """Create the indexes that live replication and bulk reading need."""
     rows = rows_table(table)
     connection.execute(sql.SQL("create unique index if not exists {} on {} (row_id)").format(_name(table, "id"), rows))
     connection.execute(
@@ -88,28 +88,29 @@ def create_active(
     fingerprint: str,
     resync: ResyncReason | None,
 ) -> int:
-    """A new generation that live replication may write to at once; returns its id."""
+    """Create a generation that live replication may write to at once; returns its id."""
     table = create_generation(connection, source, layouts, fingerprint, "active", resync)
     index_rows(connection, table)
     return table
 
 
 def renew_generation(connection: psycopg.Connection, table: int) -> int:
-    """An empty generation in the place of another one, which is to be swept; returns its id."""
+    """Replace a generation, which is then swept, by an empty one; returns its id."""
     (known,) = load(connection, "id = %s", [table])
     connection.execute("update tables set state = 'dropped' where id = %s", [table])
     return create_active(connection, known.source, known.layouts, known.fingerprint, known.resync)
 
 
 def mark_resync(connection: psycopg.Connection, tables: Sequence[int], reason: ResyncReason | None) -> None:
-    """Within a write transaction: why tables are being compared with the source."""
+    """Within a write transaction: set the reason why tables are being compared with the source."""
     connection.execute(
         "update tables set resync = %s, resync_detail = %s where id = any(%s)", [*reason_columns(reason), list(tables)]
     )
 
 
-def take_place(connection: psycopg.Connection, table: int, staged: int, resync: ResyncReason | None) -> bool:
-    """Within a transaction: a staged generation stands in the place of an active one, if that is there."""
+def replace_active(connection: psycopg.Connection, table: int, staged: int, resync: ResyncReason | None) -> bool:
+    """Within a transaction: replace an active generation by a staged one. Returns False if there is no such active
+    one."""
     found = connection.execute(
         "update tables set state = 'dropped' where id = %s and state = 'active' returning layouts, fingerprint", [table]
     ).fetchall()
@@ -124,7 +125,7 @@ def take_place(connection: psycopg.Connection, table: int, staged: int, resync: 
 
 
 def add_layout(connection: psycopg.Connection, table: int, relation: Relation, fingerprint: str) -> StoredTable:
-    """Within a transaction: rows are written in the form of `relation` from now on."""
+    """Within a transaction: write rows in the form of `relation` from now on."""
     (known,) = load(connection, "id = %s", [table])
     layouts = known.layouts if known.relation == relation else (*known.layouts, relation)
     connection.execute(
@@ -139,7 +140,7 @@ def active(connection: psycopg.Connection, source: str) -> list[StoredTable]:
 
 
 def load(connection: psycopg.Connection, condition: str, parameters: Sequence[str | int]) -> list[StoredTable]:
-    """Generations of which `condition` holds, by id."""
+    """Generations that satisfy `condition`, by id."""
     query = f"select id, source, layouts, fingerprint, resync, resync_detail from tables where {condition} order by id"
     return [
         StoredTable(table, tag, decode_layouts(layouts), fingerprint, stored_reason(cause, detail))
@@ -148,8 +149,8 @@ def load(connection: psycopg.Connection, condition: str, parameters: Sequence[st
 
 
 def sweep(connection: psycopg.Connection, stop: threading.Event) -> None:
-    """Forget dropped generations with their rows and lookups, in short transactions, until `stop` is set. One that
-    somebody still reads stays until the next time."""
+    """Delete dropped generations with their rows and lookups, in short transactions, until `stop` is set. One that is
+    still being read is left for the next run."""
     some = "delete from lookups where ctid = any(array(select ctid from lookups where table_id = %s limit %s))"
     for (table,) in connection.execute("select id from tables where state = 'dropped'").fetchall():
         while not stop.is_set() and connection.execute(some, [table, _SWEPT_LOOKUPS]).rowcount:

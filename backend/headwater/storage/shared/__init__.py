@@ -1,1 +1,1 @@
-"""What back ends do alike."""
+"""What back ends share."""

@@ -1,7 +1,7 @@
-"""Chunks that were sent once and will be asked for again, kept in memory for all streams of a process.
+"""An in-memory cache of chunks, shared by all sync streams of a process.
 
-What is kept is what goes out: a chunk in the form that some client takes it in, such as a compressed line. Forms that
-nobody takes cost nothing.
+It keeps chunks as they are sent, in the form that a client accepts, such as a compressed line. Forms that no client
+uses cost nothing.
 """
 
 from __future__ import annotations
@@ -27,35 +27,34 @@ from headwater.storage.contract.store import (
 )
 
 ENTRY_BYTES = 600
-"""What keeping anything costs beside its content."""
+"""Memory that an entry takes besides its content."""
 
 T = TypeVar("T", bound=Sized)
 T_co = TypeVar("T_co", bound=Sized, covariant=True)
 
 
 class Form(Hashable, Protocol[T_co]):
-    """A way to write chunks down. Equal forms write a chunk in the same way, so that what one client gets serves all;
-    `len` of what they write is about the memory it takes."""
+    """A way to write chunks. Equal forms write a chunk identically, so that one client's result serves all. `len` of
+    what they write is about the memory it takes."""
 
     def write(self, bucket: str, after: OpId, chunk: Chunk) -> T_co: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Written(Generic[T]):
-    """What a form made of a chunk; None of an empty one. `chunk` says what it covers, and has no ops."""
+    """A chunk as a form wrote it; None for an empty one. `chunk` says what it covers, and holds no ops."""
 
     chunk: Chunk
     content: T | None
 
 
 class _Key(NamedTuple):
-    """What a kept chunk is determined by.
+    """What determines a cached chunk.
 
-    History is rewritten by compaction, and starts anew with a CLEAR; either moves a mark of the bucket. Marks are part
-    of the key, and are read at every use in the same view of the store as the chunk would be: so what was kept before
-    a compaction is never found after it, nor the other way round. `end` is the last op of a chunk that ends with its
-    checkpoint or bucket, and None for one that was cut because it was full: that one is the same under every
-    later checkpoint.
+    Compaction rewrites history, and a CLEAR restarts it; either moves a mark of the bucket. Marks are part of the key
+    and are read at every use in the same view of the store as the chunk, so an entry from before a compaction is never
+    found after it, nor the other way round. `end` is the last op of a chunk that ends with its checkpoint or bucket,
+    and None for one that was cut because it was full: that one is the same under every later checkpoint.
     """
 
     form: Hashable
@@ -67,8 +66,9 @@ class _Key(NamedTuple):
 
 
 class CachedReader:
-    """A StoreReader over another one, which stays the caller's to close. Keeps at most `capacity` bytes, and those
-    used last; 0 keeps nothing. Safe to call from several threads: what several ask for at once is read once."""
+    """A StoreReader on top of another one, which the caller closes. Keeps at most `capacity` bytes, evicting the least
+    recently used; 0 keeps nothing. Safe to call from several threads: concurrent requests for the same chunk read it
+    once."""
 
     def __init__(self, reader: StoreReader, capacity: int) -> None:
         self._reader = reader
@@ -80,11 +80,11 @@ class CachedReader:
 
     @property
     def kept_bytes(self) -> int:
-        """How much is kept now."""
+        """Bytes kept now."""
         return self._bytes
 
     def written(self, form: Form[T], bucket: str, after: OpId, upto: OpId, marks: BucketMarks | None) -> Written[T]:
-        """As `chunk`, in the form asked for. To be called within a snapshot, with the marks that are seen in it; None
+        """Like `chunk`, in the requested form. Call it within a snapshot, with the marks seen in that snapshot; None
         for a bucket that has none."""
         if marks is None or upto < marks.clear_op or upto < marks.compacted_op:
             return self._read(form, bucket, after, upto)  # what such a checkpoint sees may be going away
@@ -96,7 +96,7 @@ class CachedReader:
         return cast("Written[T]", found)  # a form's key leads to nothing but what that form wrote
 
     def _read_once(self, form: Form[T], cut: _Key, ended: _Key, upto: OpId) -> Written[T]:
-        """Read and keep, after anybody who reads the same."""
+        """Read and keep, after waiting for a thread that reads the same."""
         mine = threading.Lock()
         with mine:
             with self._lock:
@@ -138,7 +138,7 @@ class CachedReader:
             while self._bytes > self._capacity:
                 self._bytes -= _size(self._kept.popitem(last=False)[1])
 
-    # the rest goes through
+    # passed through unchanged
 
     def snapshot(self) -> AbstractContextManager[StoreSnapshot | None]:
         return self._reader.snapshot()

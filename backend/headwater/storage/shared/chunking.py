@@ -1,5 +1,5 @@
-"""Putting a chunk together, the same for every back end: a sealed segment goes out as it was packed, and only where a
-chunk begins or ends within a segment is there a look at single ops."""
+"""Assembling a chunk, for every back end. A sealed segment is sent as it was packed; single ops are only looked at
+where a chunk begins or ends within a segment."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from headwater.storage.shared.render import numbered
 
 
 class ChunkParts:
-    """Collects finished ops up to `upto`, in the order of their ids, until there is no room for more."""
+    """Collects finished ops up to `upto`, in order of their ids, until the chunk is full."""
 
     def __init__(self, upto: int) -> None:
         self._upto = upto
@@ -22,8 +22,8 @@ class ChunkParts:
         self.size = 0
 
     def take_segment(self, content: bytes, ends: tuple[int, int], size: int, position: int, *, sealed: bool) -> bool:
-        """Take of a segment, given decompressed, what is between `position` and the end; False when there is no room
-        for all of it."""
+        """Add the ops of a decompressed segment between `position` and the end. Returns False when they don't all
+        fit."""
         first, last = ends
         ops = content if sealed else numbered(content, first)
         if first > position and last <= self._upto:
@@ -35,7 +35,7 @@ class ChunkParts:
         return self.take_lines(_between(ops, position, self._upto))
 
     def take_lines(self, ops: Iterable[tuple[int, bytes]]) -> bool:
-        """Take finished ops with their ids one by one; False when there is no room for all of them."""
+        """Add finished ops one by one. Returns False when they don't all fit."""
         for op_id, line in ops:
             if self._parts and not self.fits(1, len(line)):
                 return False
@@ -43,28 +43,28 @@ class ChunkParts:
         return True
 
     def fits(self, size: int, length: int) -> bool:
-        """Whether there is room for so many ops of so many bytes."""
+        """Whether `size` more ops of `length` bytes fit."""
         return self.size + size <= CHUNK_OPS and self._bytes + length <= CHUNK_BYTES
 
     def is_too_long(self, first: int, last: int, size: int, position: int) -> bool:
-        """Whether a segment need not be read, for `take_segment` would refuse it."""
+        """Whether `take_segment` would refuse a segment, so that it need not be read."""
         return bool(self._parts) and self.size + size > CHUNK_OPS and first > position and last <= self._upto
 
     def add(self, ops: bytes, size: int, last: int) -> None:
-        """Take finished ops joined by commas, for which there is room."""
+        """Add finished ops joined by commas, which the caller has checked to fit."""
         self._parts.append(ops)
         self.size += size
         self._bytes += len(ops)
         self._last = last
 
     def chunk(self, after: OpId, *, more: bool, overtaken: bool) -> Chunk:
-        """What was taken."""
+        """The chunk of everything that was added."""
         last = OpId(self._last) if self._parts else after
         return Chunk(b",".join(self._parts), self.size, last, more, overtaken)
 
 
 def _between(ops: bytes, after: int, upto: int) -> Iterator[tuple[int, bytes]]:
-    """The ops of a segment after one op and up to another."""
+    """The ops of a segment after `after` and up to `upto`."""
     for line in ops.split(b"\n"):
         op_id = int(line[10 : line.index(b'"', 10)])  # a finished op begins with {"op_id":"
         if after < op_id <= upto:

@@ -1,4 +1,4 @@
-"""What back ends hold in common: limits, op ids of a new life, owners of leases, layouts as text."""
+"""What back ends share: limits, the first op id, owners of leases, layouts as text."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SEGMENT_OPS = 999  # with the CLEAR that begins a bucket, a segment fills one ch
 SEGMENT_BYTES = 1 << 20
 
 NAMEABLE = 2000
-"""More touched buckets or lookups than this are called "anything"."""
+"""Above this number of touched buckets or lookups, a flush records none of their names, which means anything."""
 
 KEPT_FLUSHES = 4000
 
@@ -28,10 +28,11 @@ _OPS_A_SECOND = 1 << 20
 
 
 def op_floor(now: float) -> int:
-    """The lowest op id that a life of the store beginning `now` may give out (seconds since 1970).
+    """The lowest op id that a store created or opened at `now` (seconds since 1970) may give out.
 
-    Ids of an earlier life are below it unless that life wrote more than a million ops a second for all its time, so
-    a client that is ahead of a restored or rebuilt store still gets everything. Stays below 2^53 until 2297.
+    All ids that were given out before `now` are below it, unless the store wrote more than a million ops a second all
+    the time. A client that is ahead of a restored or rebuilt store therefore still gets everything. Stays below 2^53
+    until 2297.
     """
     return int((now - _EPOCH) * _OPS_A_SECOND)
 
@@ -51,21 +52,23 @@ class BucketSum:
 
 
 class KnownBuckets:
-    """Buckets that are there, shared by all flushes of a process, so that most appends need not look."""
+    """Keys of buckets known to exist, shared by all flushes of a process, so that most appends need no query."""
 
     def __init__(self) -> None:
         self.keys: set[int] = set()
         self._retired = 0
 
     def check(self, retired: int) -> None:
-        """Under the store's write lock: buckets went since, if the store's count of that is another one."""
+        """Forget all keys if buckets were removed since: the store's counter `retired` differs. Called under the
+        store's write lock."""
         if retired != self._retired:
             self.keys.clear()
             self._retired = retired
 
 
 def union_of_names(texts: Iterable[str | None]) -> frozenset[str] | None:
-    """What several flushes touched, each a JSON list of names; None, for too much to name, wins."""
+    """The names that several flushes touched, each given as a JSON list. None if any of them is None, which means too
+    many to name."""
     names: set[str] = set()
     for text in texts:
         if text is None:
@@ -75,12 +78,12 @@ def union_of_names(texts: Iterable[str | None]) -> frozenset[str] | None:
 
 
 def process_owner() -> str:
-    """Names this process to others."""
+    """Identifies this process as the owner of a lease."""
     return f"{socket.gethostname()}:{os.getpid()}"
 
 
 def is_gone(owner: str) -> bool:
-    """Whether the owner is a process of this machine that is no more. False when that can't be told."""
+    """Whether the owner is a process of this machine that has ended. False when that can't be determined."""
     host, _, pid = owner.rpartition(":")
     if host != socket.gethostname() or not pid.isdigit():
         return False

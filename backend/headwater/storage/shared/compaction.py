@@ -1,13 +1,13 @@
-"""Which ops of a bucket's history can go, and in what form the others stay. Pure: histories come in and go out as runs
-of finished ops, joined by newlines.
+"""Which ops of a bucket's history can be removed, and the form of those that stay. Pure: reads and returns histories as
+runs of finished ops, joined by newlines.
 
-For a device at any position p, history up to p followed by compacted history after p must leave the rows and the
-checksum that all of it would have left:
+For a device at any position p, history up to p followed by compacted history after p must give the same rows and
+checksum as the full history:
 
-* A PUT or REMOVE of a row that has a later op becomes a MOVE. It keeps its op id and checksum, so sums stay as told.
-* Everything before the first PUT that stands becomes one CLEAR with the op id of the last op replaced and the sum of
-  their checksums. A device past it is not concerned, any other begins anew with it.
-* PUTs that stand in the way of a CLEAR can be put again at the end, at the price of a download by every device.
+* A PUT or REMOVE of a row that has a later op becomes a MOVE. It keeps its op id and checksum, so sums don't change.
+* Everything before the first live PUT becomes one CLEAR, with the op id of the last op replaced and the sum of their
+  checksums. A device past it is not affected; any other device starts over at it.
+* Live PUTs before a CLEAR can be put again at the end, which every device then downloads again.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from headwater.storage.shared.common import SEGMENT_BYTES, SEGMENT_OPS
 from headwater.storage.shared.packing import compressor
 
 STANDS, REMOVES, SUPERSEDED, MOVED, CLEARS = range(5)
-"""What an op is to its history: a PUT whose row stands; a REMOVE that is the last word on its row; a PUT or REMOVE
-that a later op overrules; a MOVE; a CLEAR."""
+"""Roles of an op in its history: a PUT whose row is live; a REMOVE that is the last op of its row; a PUT or REMOVE that
+a later op supersedes; a MOVE; a CLEAR."""
 
 _UNSEEN = 255
 _LEVEL = 3
@@ -42,7 +42,7 @@ _OP = re.compile(
 
 
 class OpHead(NamedTuple):
-    """The parts of an op that decide about it; `row` is None for MOVE and CLEAR."""
+    """The parts of an op that compaction needs; `row` is None for MOVE and CLEAR."""
 
     op_id: int
     kind: bytes
@@ -51,7 +51,7 @@ class OpHead(NamedTuple):
 
 
 def op_head(line: bytes) -> OpHead:
-    """Reads a finished op. Raises ValueError for anything else."""
+    """Parse a finished op. Raises ValueError for anything else."""
     found = _OP.match(line)
     if found is None:
         raise ValueError("not a finished op")
@@ -60,13 +60,14 @@ def op_head(line: bytes) -> OpHead:
 
 
 def row_key(name: bytes, subkey: bytes) -> int:
-    """A row's identity within its bucket as 128 bits: buckets have millions of rows, and two must never meet."""
+    """A row's identity within its bucket, in 128 bits: buckets have millions of rows, and no two may collide."""
     return xxhash.xxh3_128_intdigest(b"%b\n%b" % (name, subkey))
 
 
 @dataclass(slots=True)
 class SurveyedPiece:
-    """What was found in a run: the role of each op, the length of each that stands (else 0), their checksums' sum."""
+    """The survey of one run: the role of each op, the length of each live op (0 for others), and the sum of the
+    checksums."""
 
     roles: bytearray
     lengths: array[int]
@@ -74,13 +75,13 @@ class SurveyedPiece:
 
     @property
     def changes(self) -> bool:
-        """Whether it holds ops that are to become MOVEs."""
+        """Whether it holds ops that become MOVEs."""
         return SUPERSEDED in self.roles
 
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """A history, run by run."""
+    """The survey of a history, run by run."""
 
     pieces: list[SurveyedPiece]
 
@@ -94,9 +95,8 @@ class Survey:
 
 
 def survey(sizes: Sequence[int], read: Callable[[int], bytes], *, partitions: int = 1) -> Survey:
-    """Look at a history of runs with so many ops each, from its end to its beginning. `read` gives a run by its number
-    and is called `partitions` times for each: rows are told apart by a part of their keys at a time, which bounds the
-    memory to that for the keys of one part."""
+    """Survey a history of runs with `sizes` ops each, from end to beginning. `read` gives a run by its number and is
+    called `partitions` times for each: every pass tracks only one partition of the row keys, which bounds memory."""
     pieces = [SurveyedPiece(bytearray([_UNSEEN]) * size, array("I", bytes(4 * size))) for size in sizes]
     for part in range(partitions):
         seen: set[int] = set()
@@ -133,8 +133,8 @@ def _look(piece: SurveyedPiece, lines: list[bytes], seen: set[int], part: int, p
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """A place in a history: before op `offset` of run `piece`. Making all before it one CLEAR saves `gain` ops, once
-    `rows` PUTs of `cost` bytes that stand there have been put again."""
+    """A place in a history where a CLEAR could end: before op `offset` of run `piece`. It saves `gain` ops, after
+    `rows` live PUTs of `cost` bytes have been put again."""
 
     piece: int
     offset: int
@@ -145,9 +145,9 @@ class Cut:
 
 @dataclass(frozen=True, slots=True)
 class Thrift:
-    """How much to pay for a short history. Nothing while at most `spare` ops a standing row are of no use. Beyond, at
-    most `budget` bytes that devices download again, in as far as an op saved costs no more than `price` rows of the
-    bucket's mean length, and only for `least` ops saved or more."""
+    """How much compaction may cost. Nothing while at most `spare` useless ops per live row remain. Beyond that, at most
+    `budget` bytes that devices download again, as long as an op saved costs no more than `price` times the bucket's
+    mean row length, and only if at least `least` ops are saved."""
 
     spare: float = 0.2
     budget: int = 16 << 20
@@ -156,13 +156,13 @@ class Thrift:
 
 
 def free_cut(history: Survey) -> Cut:
-    """The place before the first PUT that stands."""
+    """The cut before the first live PUT."""
     return next(_cuts(history))
 
 
 def choose_cut(history: Survey, thrift: Thrift) -> Cut:
-    """The place that saves most for what devices download again. One that leaves no more useless ops than are allowed
-    comes before any that does not."""
+    """The cut that saves most relative to what devices download again. Prefers cuts that leave no more useless ops than
+    allowed."""
     free = free_cut(history)
     live, ops = history.live, history.ops
     excess = ops - live - thrift.spare * live
@@ -184,8 +184,7 @@ def choose_cut(history: Survey, thrift: Thrift) -> Cut:
 
 
 def _cuts(history: Survey) -> Iterator[Cut]:
-    """Every place right before a PUT that stands and behind an op that does not, and the end; the first costs
-    nothing."""
+    """Every place right before a live PUT and behind an op that is not one, and the end. The first costs nothing."""
     useless = rows = cost = 0
     first = True
     for number, piece in enumerate(history.pieces):
@@ -225,7 +224,7 @@ def op_ids(run: bytes) -> list[int]:
 
 
 def shortened(run: bytes, roles: bytearray) -> list[bytes]:
-    """The ops of a run, superseded ones as MOVEs."""
+    """The ops of a run, with superseded ones as MOVEs."""
     lines = run.split(b"\n")
     index = roles.find(SUPERSEDED)
     while index >= 0:
@@ -241,12 +240,12 @@ def checksum_of(lines: Sequence[bytes]) -> int:
 
 
 def clear_line(op_id: int, checksum: int) -> str:
-    """A CLEAR in the place of ops with this sum."""
+    """A CLEAR that replaces ops with this sum of checksums."""
     return f'{{"op_id":"{op_id}","op":"CLEAR","checksum":{checksum}}}'
 
 
 class Sealer:
-    """Packs ops into segments of at most 999 ops and 1 MiB; a larger op has one for itself."""
+    """Packs ops into segments of at most 999 ops and 1 MiB; a larger op gets a segment of its own."""
 
     def __init__(self) -> None:
         self._compressor = compressor(_LEVEL)
@@ -256,12 +255,12 @@ class Sealer:
 
     @property
     def full(self) -> int:
-        """How many full segments are there to be taken."""
+        """The number of full segments."""
         return len(self._runs)
 
     @property
     def open(self) -> Sequence[bytes]:
-        """Ops of the segment that still has room."""
+        """Ops of the segment that is not full yet."""
         return self._lines
 
     def add(self, lines: Sequence[bytes]) -> None:
@@ -272,7 +271,7 @@ class Sealer:
             self._bytes += len(line) + 1
 
     def take(self) -> list[SealedRun]:
-        """All of it, the last segment as full as it is."""
+        """All segments, including the last, partly filled one."""
         if self._lines:
             self._seal()
         runs, self._runs = self._runs, []

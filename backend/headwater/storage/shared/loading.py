@@ -1,4 +1,4 @@
-"""Reading current rows, a few at a time however many bytes they have."""
+"""Reading current rows in batches of bounded size in bytes."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from headwater.storage.contract.parts import CurrentRow, PlacedRow
 from headwater.storage.contract.store import Flush
 
 BATCH_BYTES = 16 << 20
-"""About how many bytes of rows are read at once where nobody says otherwise."""
+"""Default size of a batch of rows in bytes, approximate."""
 
 
 def batched(rows: Iterable[PlacedRow], count: int, room: int) -> Iterator[list[PlacedRow]]:
-    """Batches of at most `count` rows, and no more than about `room` bytes."""
+    """Batches of at most `count` rows and about `room` bytes."""
     batch, left = list[PlacedRow](), room
     for row in rows:
         batch.append(row)
@@ -25,7 +25,7 @@ def batched(rows: Iterable[PlacedRow], count: int, room: int) -> Iterator[list[P
 
 
 def loaded_rows(flush: Flush, table: int, row_ids: Sequence[str], room: int) -> Iterator[CurrentRow]:
-    """The rows among `row_ids` that exist, in no order. About `room` bytes of them are held at a time."""
+    """The current rows among `row_ids`, unordered. Holds about `room` bytes of them at a time."""
     done = 0
     while done < len(row_ids):
         rows, count = flush.load(table, row_ids[done:], room)

@@ -1,4 +1,4 @@
-"""The content of segments, compressed. Each carries a checksum of its own: what a disk did to it never reaches a
+"""Compression of segments. Each frame carries its own checksum, so that damage on the disk is found before it reaches a
 device."""
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from headwater.storage.contract.store import StoreError
 
 
 def compressor(level: int) -> zstandard.ZstdCompressor:
-    """Packs contents."""
+    """A compressor for segment contents."""
     return zstandard.ZstdCompressor(level=level, write_checksum=True)
 
 
 def unpacked(blob: bytes) -> bytes:
-    """The content of a segment. Raises StoreError."""
+    """The decompressed content of a segment. Raises StoreError."""
     try:
         return zstandard.decompress(blob)
     except (zstandard.ZstdError, MemoryError) as error:

@@ -1,4 +1,4 @@
-"""Which ops of a page of additions are left out, since their rows changed or went while a task read them."""
+"""Leaves ops out of a page of additions whose rows changed or were deleted while a task read them."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from headwater.oplog.transform import decode_members
 from headwater.storage.shared.packing import compressor, unpacked
 
 Openings = dict[int, tuple[str, ...]]
-"""By bucket, how the bodies begin that are not to be taken."""
+"""By bucket, how the bodies to be left out begin."""
 
 
 def openings(rows: Iterable[tuple[str, str, str | None]], table: int, salt: bytes) -> Openings:
-    """How the ops begin that a task made of some rows of a table: of each its id, what it is to stand in, subkey."""
+    """How the ops begin that a task made from rows of a table. Of each row: its id, its members, its subkey."""
     found: dict[int, list[str]] = {}
     for row_id, members, subkey in rows:
         for member in decode_members(members, row_id):
@@ -26,7 +26,7 @@ def openings(rows: Iterable[tuple[str, str, str | None]], table: int, salt: byte
 
 
 def without(segment: tuple[int, int, bytes], starts: tuple[str, ...]) -> tuple[int, int, bytes]:
-    """A segment (number of ops, sum of their checksums, compressed bodies) without the bodies that begin so."""
+    """A segment (number of ops, sum of their checksums, compressed bodies) without bodies that begin with `starts`."""
     if not starts:
         return segment
     kept = [body for body in unpacked(segment[2]).decode().split("\n") if not body.startswith(starts)]

@@ -1,4 +1,4 @@
-"""Packing the ops that a bulk task makes: runs of one bucket's bodies, compressed, each small enough for a chunk."""
+"""Packs the ops of a bulk task into segments: compressed runs of one bucket's bodies, each small enough for a chunk."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from headwater.storage.shared.packing import compressor
 _BUFFERED_BYTES = 64 << 20
 
 Keep = Callable[[int, int, int, bytes], None]
-"""Takes a finished segment: bucket, number of ops, sum of their checksums, compressed bodies."""
+"""Stores a finished segment: bucket, number of ops, sum of their checksums, compressed bodies."""
 
 
 class _Run:
@@ -26,7 +26,7 @@ class _Run:
 
 
 class SegmentPacker:
-    """Collects ops by bucket and hands segments to `keep`, in the order in which each bucket's are to stand."""
+    """Collects ops by bucket and passes segments to `keep`, in the order of each bucket's ops."""
 
     def __init__(self, keep: Keep) -> None:
         self._keep = keep
@@ -54,7 +54,7 @@ class SegmentPacker:
             self.seal_all()
 
     def seal_all(self) -> None:
-        """Make segments of everything that was collected."""
+        """Make segments of all collected ops."""
         for bucket, run in self._runs.items():
             if run.bodies:
                 self._seal(bucket, run)

@@ -1,4 +1,4 @@
-"""Taking history apart, whatever back end it comes from: pure."""
+"""Pure functions that unpack history of any back end."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Line = tuple[int, str]
 
 
 def segment_lines(first: int, sealed: bool, bodies: bytes) -> list[Line]:
-    """The finished ops of a segment that begins with op `first`, in order."""
+    """The finished ops of a segment whose first op is `first`, in order."""
     lines = unpacked(bodies).decode().split("\n")
     if not sealed:
         return [(op_id, finished_op(op_id, body)) for op_id, body in enumerate(lines, first)]
@@ -30,7 +30,7 @@ def segment_lines(first: int, sealed: bool, bodies: bytes) -> list[Line]:
 
 
 def batches(ops: Iterable[HistoryOp]) -> Iterator[list[HistoryOp]]:
-    """Bounded in number and, for the sake of memory, in size."""
+    """Batches that are limited in number of ops and, to bound memory, in size."""
     batch: list[HistoryOp] = []
     size = 0
     for op in ops:
@@ -44,7 +44,8 @@ def batches(ops: Iterable[HistoryOp]) -> Iterator[list[HistoryOp]]:
 
 
 def standing(newest_first: Iterable[Line]) -> Iterator[Line]:
-    """The PUTs of one bucket that stand: the first op met of a row, from the end back, says how it does."""
+    """The live PUTs of one bucket, given its ops from the newest to the oldest: the newest op of a row decides whether
+    it is live."""
     seen: set[int] = set()  # digests: a bucket may have millions of rows
     for op_id, line in newest_first:
         op = orjson.loads(line)

@@ -1,8 +1,8 @@
-"""Values of a result row whose types drivers do not tell."""
+"""Conversion of values of result rows whose types the driver does not declare."""
 
 from __future__ import annotations
 
 
-def whole(value: object) -> int:
-    """A whole number. Raises ValueError where none stands, which a store that is not damaged does not have."""
+def as_int(value: object) -> int:
+    """The value as an int. Raises ValueError when it is not a whole number, which happens only in a damaged store."""
     return value if isinstance(value, int) else int(str(value))

@@ -19,7 +19,7 @@ from headwater.storage.contract.history import (
     HistoryLimits,
     HistoryOp,
     Slice,
-    stands_at,
+    merge_floor,
 )
 from headwater.storage.contract.parts import PlacedRow
 from headwater.storage.contract.stats import DefinitionStats, StoreStats
@@ -91,7 +91,7 @@ class SqliteBackend:
         *,
         within: tuple[OpId, OpId] | None = None,
     ) -> Iterator[list[HistoryOp]]:
-        merged_upto = stands_at(after_op, upto_op, within)
+        merged_upto = merge_floor(after_op, upto_op, within)
         return export.read(self.address, (after_op, upto_op), where, merged_upto)
 
     def cut_history(self, after_op: OpId, upto_op: OpId, ops: int) -> list[tuple[OpId, OpId]]:

@@ -1,4 +1,4 @@
-"""Connections to the embedded store's files, and SQLite's errors in our words."""
+"""Connections to the embedded store's files, and the translation of SQLite's errors."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import apsw
 
 from headwater.errors import HeadwaterError
-from headwater.storage.contract.seal import sealed
+from headwater.storage.contract.seal import sealed_error
 from headwater.storage.contract.store import StoreBusyError, StoreError
 from headwater.storage.shared.control.database import SEALED_MARK
 from headwater.storage.sqlite.files import OpenedFiles
@@ -23,7 +23,7 @@ pragma synchronous = full;  -- a flush is acknowledged to Postgres, so it must o
 pragma cache_size = -131072;
 pragma temp_store = memory;
 pragma wal_autocheckpoint = 4000;
-pragma journal_size_limit = 33554432;  -- what a large transaction made of the WAL is given back by the next one
+pragma journal_size_limit = 33554432;  -- a WAL that a large transaction has grown shrinks again with the next one
 """
 
 _READER_PRAGMAS = """
@@ -34,12 +34,12 @@ pragma mmap_size = 1073741824;
 
 
 def open_writer(path: Path) -> apsw.Connection:
-    """A connection that may write, creating the file, and commits nothing once its files were removed or replaced.
-    Raises StoreError."""
+    """A connection that may write, creating the file if needed. It refuses to commit once its files were removed or
+    replaced. Raises StoreError."""
     with sqlite_errors(path):
         connection = apsw.Connection(str(path))
         connection.set_busy_timeout(int(BUSY_SECONDS * 1000))
-        connection.config(apsw.SQLITE_DBCONFIG_ENABLE_QPSG, 1)  # otherwise a query is planned anew for each value
+        connection.config(apsw.SQLITE_DBCONFIG_ENABLE_QPSG, 1)  # otherwise SQLite plans a query again for each value
         connection.execute(_WRITER_PRAGMAS).fetchall()  # runs to the end only when drained
         OpenedFiles(path).guard(_checked(connection, path))
         return connection
@@ -48,16 +48,16 @@ def open_writer(path: Path) -> apsw.Connection:
 def open_reader(path: Path) -> apsw.Connection:
     """A connection that only reads a file that exists. Raises StoreError."""
     with sqlite_errors(path):
-        # Opened for writing, since a reader of a WAL file has to update its shared-memory index.
+        # Opened for writing, because a reader of a WAL file updates its shared-memory index
         connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE)
         connection.set_busy_timeout(int(BUSY_SECONDS * 1000))
-        connection.config(apsw.SQLITE_DBCONFIG_ENABLE_QPSG, 1)  # otherwise a query is planned anew for each value
+        connection.config(apsw.SQLITE_DBCONFIG_ENABLE_QPSG, 1)  # otherwise SQLite plans a query again for each value
         connection.execute(_READER_PRAGMAS).fetchall()
         return _checked(connection, path)
 
 
 def _checked(connection: apsw.Connection, path: Path) -> apsw.Connection:
-    """Whoever opens a store of a newer format has to leave it alone, whatever he came for."""
+    """The connection, closed and refused if the store has a newer format."""
     try:
         found_format(connection, path)
     except BaseException:
@@ -68,7 +68,7 @@ def _checked(connection: apsw.Connection, path: Path) -> apsw.Connection:
 
 @contextmanager
 def sqlite_errors(path: Path) -> Iterator[None]:
-    """Turn what SQLite raises into errors that say what to do."""
+    """Turn SQLite's errors into ours, which say what to do."""
     try:
         yield
     except apsw.Error as error:
@@ -76,27 +76,29 @@ def sqlite_errors(path: Path) -> Iterator[None]:
 
 
 def explained(error: apsw.Error, path: Path) -> HeadwaterError:
-    """The error of ours that says what SQLite's means."""
+    """Our error for one of SQLite's."""
     where = str(path)
     match error:
         case apsw.BusyError() | apsw.LockedError():
-            return StoreBusyError("the store is locked by another process", where, "look for a second headwater there")
+            return StoreBusyError(
+                "the store is locked by another process", where, "check for a second headwater process"
+            )
         case apsw.FullError():
             return StoreError("the disk is full", where, "free space on it; nothing of this transaction was kept")
         case apsw.CantOpenError():
             return StoreError("the store can't be opened", where, "check that the directory exists and is writable")
         case apsw.ReadOnlyError():
-            return StoreError("the store is not writable", where, "check owner and rights of the file")
+            return StoreError("the store is not writable", where, "check owner and permissions of the file")
         case apsw.ConstraintError() if str(error).startswith(SEALED_MARK):
-            return sealed(str(error).removeprefix(SEALED_MARK), where)
+            return sealed_error(str(error).removeprefix(SEALED_MARK), where)
         case apsw.NotADBError() | apsw.CorruptError():
-            return StoreError("the file is damaged, or no SQLite database", where, _move_away(path))
+            return StoreError("the file is damaged, or not a SQLite database", where, _move_away(path))
         case apsw.IOError():
-            return StoreError(f"the disk fails ({_code(error)})", where, "see its state, and the system's log")
+            return StoreError(f"the disk fails ({_code(error)})", where, "check the disk and the system's log")
         case apsw.NoMemError():
             return StoreError("there is not enough memory for the store", where, "give the process more memory")
         case _:
-            return StoreError(f"SQLite failed: {error}", where, "see the disk's state and the log before this line")
+            return StoreError(f"SQLite failed: {error}", where, "check the disk, and the log before this line")
 
 
 def _code(error: apsw.Error) -> str:
@@ -104,11 +106,12 @@ def _code(error: apsw.Error) -> str:
 
 
 def _move_away(path: Path) -> str:
-    """Whoever has the file open would go on with it, and SQLite would apply its log to what takes its place."""
+    """The remedy for a damaged file. All its files have to move: a process that has them open would go on using them,
+    and SQLite would apply the old log to a new file."""
     files = f"stop Headwater and move {path.name}, {path.name}-wal and {path.name}-shm away"
     if path.name == "store.db":
         return f"{files} to build a new store"
-    return f"{files}: the store itself is whole; a device that waits for its upload to come back waits for the next one"
+    return f"{files}: the store itself is intact; a device that waits for its own upload goes on with its next one"
 
 
 @contextmanager

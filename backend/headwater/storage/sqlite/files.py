@@ -1,7 +1,7 @@
-"""Whether the files of an embedded store are still where they were opened.
+"""Detects that files of an embedded store were removed or replaced while they are open.
 
-A file that is removed or replaced stays as it was for whoever has it open. Who goes on writing there writes for nobody:
-all of it is gone with the process, though the source was told that it is kept.
+A process that has a removed or replaced file open goes on using the old one. What it writes there is lost when it ends,
+although the source was told that it is stored.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ _BESIDE = ("", "-wal", "-shm")
 
 
 class OpenedFiles:
-    """A database of SQLite and what belongs to it, as they are now: to be made by whoever has just read from it."""
+    """The files of a SQLite database as they are now. Create it right after reading from the database."""
 
     def __init__(self, path: Path) -> None:
         self._opened = {name: now for name in (f"{path}{end}" for end in _BESIDE) if (now := _identity(name))}
 
     def check(self) -> None:
-        """Raises StoreGoneError when one is another by now, or not there. Costs some microseconds."""
+        """Raises StoreGoneError when a file was removed or replaced. Takes microseconds."""
         for name, opened in self._opened.items():
             now = _identity(name)
             if now != opened:
@@ -34,12 +34,11 @@ class OpenedFiles:
                 raise StoreGoneError(
                     f"a file of the store was {what} while it was in use; nothing more is confirmed to the source",
                     name,
-                    "put back the one that was there, or stop Headwater and start it again: what is lacking then is"
-                    " read from the source",
+                    "put the original back, or restart Headwater: what is missing then is read from the source",
                 )
 
     def guard(self, connection: apsw.Connection) -> None:
-        """Have the connection commit nothing once they are others."""
+        """Make the connection refuse to commit once a file was removed or replaced."""
 
         def refuse() -> bool:
             self.check()
@@ -49,8 +48,8 @@ class OpenedFiles:
 
 
 def _identity(name: str) -> _Identity | None:
-    """None when it is not there. Raises MachineError when the machine does not tell. Opens nothing: to close a file of
-    SQLite's gives up all locks that the process holds on it."""
+    """None when the file does not exist. Raises MachineError when that can't be determined. Does not open the file:
+    closing one of SQLite's files releases all locks that the process holds on it."""
     with machine_errors():
         try:
             found = os.stat(name)  # noqa: PTH116 - runs on every commit

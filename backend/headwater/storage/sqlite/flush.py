@@ -19,7 +19,7 @@ from headwater.storage.contract.parts import CurrentRow
 from headwater.storage.contract.reason import ResyncReason
 from headwater.storage.contract.store import Checkpoint, Lease, Progress, StoreError
 from headwater.storage.shared.common import KEPT_FLUSHES, NAMEABLE, BucketSum, KnownBuckets
-from headwater.storage.shared.values import whole
+from headwater.storage.shared.values import as_int
 from headwater.storage.sqlite import tables
 from headwater.storage.sqlite.connection import explained
 from headwater.storage.sqlite.control import lease as leases
@@ -32,7 +32,7 @@ _R = TypeVar("_R")
 def _explaining(
     method: Callable[Concatenate[SqliteFlush, _P], _R],
 ) -> Callable[Concatenate[SqliteFlush, _P], _R]:
-    """As `sqlite_errors`, for methods that run often."""
+    """Like `sqlite_errors`, but cheap enough for methods that are called often."""
 
     @functools.wraps(method)
     def wrapped(flush: SqliteFlush, /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
@@ -61,8 +61,8 @@ class SqliteFlush:
         try:
             leases.check(self._db, lease)
             next_op, retired = self._db.execute("select next_op, retired from state").fetchall()[0]
-            self._next_op = whole(next_op)
-            self._known.check(whole(retired))
+            self._next_op = as_int(next_op)
+            self._known.check(as_int(retired))
         except BaseException:
             self._db.execute("rollback")
             raise
@@ -141,7 +141,7 @@ class SqliteFlush:
             "insert into lookups (key, table_id, row_id, output) values (?, ?, ?, ?)",
             [(entry.key, table, row_id, entry.output) for entry in new],
         )
-        if len(self._touched_lookups) <= NAMEABLE:  # of more, none is named
+        if len(self._touched_lookups) <= NAMEABLE:  # above that, none is recorded
             self._touched_lookups.update(entry.key for entry in gone + new)
 
     # ops
@@ -166,7 +166,7 @@ class SqliteFlush:
         self._next_op = first + len(ops)
 
     def _create_buckets(self, keys: set[int], names: Mapping[int, BucketName]) -> set[int]:
-        """Make buckets that are not there. Returns those that nobody names: they were retired."""
+        """Create missing buckets. Returns those without a name: they were retired."""
         retired: set[int] = set()
         for key in sorted(keys - self._known.keys - self._fresh):
             row = self._db.execute("select name from buckets where id = ?", (key,)).fetchone()
@@ -201,7 +201,7 @@ class SqliteFlush:
         for definition in definitions:
             sql = "select id from buckets where definition = ? and last_op > clear_op order by id"
             for (bucket,) in self._db.execute(sql, (definition,)).fetchall():
-                key = whole(bucket)
+                key = as_int(bucket)
                 self._clear(key, self._next_op)
                 self._db.execute(
                     "update buckets set checksum = 0, count = 1, clear_op = ?1, last_op = ?1 where id = ?2",
@@ -242,7 +242,7 @@ class SqliteFlush:
         self._fresh.add(bucket)
         self._next_op += 1
 
-    # the end
+    # ending
 
     @_explaining
     def commit(self, source: str, progress: Progress) -> Checkpoint:
@@ -255,7 +255,7 @@ class SqliteFlush:
         if self._next_op > self._first_op:
             self._db.execute("update state set next_op = ?, checkpoint = ?", (self._next_op, last_op))
             self._note_touched(source, progress, last_op)
-        leases.extend(self._db, self._lease)  # from now, for the transaction may have been a long one
+        leases.extend(self._db, self._lease)  # from now, because the transaction may have taken long
         passing("flush.before_commit")
         self._db.execute("commit")
         passing("flush.after_commit")
@@ -300,6 +300,6 @@ class SqliteFlush:
 def read_checkpoint(connection: apsw.Connection) -> Checkpoint:
     """The visible checkpoint; op id 0 while there is none."""
     row = connection.execute("select checkpoint from state").fetchone()
-    op_id = OpId(whole(row[0]) if row is not None and row[0] is not None else 0)
+    op_id = OpId(as_int(row[0]) if row is not None and row[0] is not None else 0)
     positions = connection.execute("select tag, lsn from sources")
-    return Checkpoint(op_id, {str(tag): Lsn(whole(lsn)) for tag, lsn in positions})
+    return Checkpoint(op_id, {str(tag): Lsn(as_int(lsn)) for tag, lsn in positions})

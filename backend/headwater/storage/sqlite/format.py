@@ -1,4 +1,4 @@
-"""The format of an embedded store, as whoever opens it looks at it."""
+"""The format of an embedded store."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ FORMAT = 3
 
 
 def found_format(connection: apsw.Connection, path: Path) -> int:
-    """0 where nothing is. Raises StoreError for a format that only newer versions know."""
+    """The store's format, 0 if there are no tables. Raises StoreError for a format that only newer versions know."""
     if not connection.execute("select 1 from sqlite_master where name = 'meta'").fetchall():
         return 0
     query = "select key, value from meta where key in (?, ?)"

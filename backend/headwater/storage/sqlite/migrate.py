@@ -1,4 +1,4 @@
-"""How an embedded store is made, and one of an older format brought up to date."""
+"""Creates embedded stores and upgrades older formats."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from headwater.storage.sqlite.format import FORMAT, found_format
 
 
 def migrate(connection: apsw.Connection, path: Path) -> None:
-    """Make the tables, or bring them to this format: all of it or nothing. Raises StoreError for a newer format."""
+    """Create the tables, or upgrade them to this format, in one transaction. Raises StoreError for a newer format."""
     if found_format(connection, path) == FORMAT:
         return
     with immediate(connection):

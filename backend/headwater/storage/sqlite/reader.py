@@ -26,7 +26,7 @@ from headwater.storage.contract.store import (
 from headwater.storage.contract.versions import OwnConfig
 from headwater.storage.shared.common import union_of_names
 from headwater.storage.shared.control import versions
-from headwater.storage.shared.values import whole
+from headwater.storage.shared.values import as_int
 from headwater.storage.sqlite.connection import open_reader, sqlite_errors
 from headwater.storage.sqlite.control import lease as leases
 from headwater.storage.sqlite.control.database import SqliteControl
@@ -60,8 +60,7 @@ class SqliteReader:
         self._files = OpenedFiles(self._path)
 
     def _db(self) -> apsw.Connection:
-        """The thread's connection. Raises StoreGoneError: what others have open is not the store any more, or not the
-        same one."""
+        """The thread's connection. Raises StoreGoneError when the store's files were removed or replaced."""
         self._files.check()
         connection: apsw.Connection | None = getattr(self._local, "connection", None)
         return self._connect() if connection is None else connection
@@ -105,24 +104,24 @@ class SqliteReader:
         if self._own is not None:
             replaced = db.execute(_REPLACED, (self._own.yaml, time.time() - self._own.keep_seconds)).fetchone()
             if replaced is not None and self._own.complete(versions.complete_sides(SqliteControl(db))):
-                return whole(replaced[0])
-        return whole(row[0])
+                return as_int(replaced[0])
+        return as_int(row[0])
 
     def touched(self, after: OpId, upto: OpId) -> Touched:
         with sqlite_errors(self._path):
             sql = "select last_op, buckets, lookups from flushes where last_op > ? and last_op <= ?"
             rows = self._db().execute(sql, (after, upto)).fetchall()
             oldest = self._db().execute("select min(last_op) from flushes").fetchall()[0][0]
-        if oldest is None or after < whole(oldest):
-            return Touched(None, None)  # what the oldest kept flush followed on is no longer known
+        if oldest is None or after < as_int(oldest):
+            return Touched(None, None)  # flushes before the oldest kept one are not recorded any more
         return Touched(union_of_names(_text(row[1]) for row in rows), union_of_names(_text(row[2]) for row in rows))
 
     def chunk(self, bucket: str, after: OpId, upto: OpId) -> Chunk:
         db = self._db()
         with sqlite_errors(self._path):
-            if db.in_transaction:  # that of a snapshot of this thread
+            if db.in_transaction:  # within a snapshot of this thread
                 return read_chunk(db, bucket_key(bucket), after, upto)
-            db.execute("begin")  # compaction may replace a segment between two questions
+            db.execute("begin")  # compaction may replace a segment between two queries
             try:
                 return read_chunk(db, bucket_key(bucket), after, upto)
             finally:
@@ -132,7 +131,7 @@ class SqliteReader:
         with sqlite_errors(self._path):
             sql = "select name, clear_op, compacted_op, last_op from buckets where id = ?"
             rows = self._db().executemany(sql, [(bucket_key(name),) for name in buckets])
-            return {str(row[0]): BucketMarks(*(OpId(whole(mark)) for mark in row[1:])) for row in rows}
+            return {str(row[0]): BucketMarks(*(OpId(as_int(mark)) for mark in row[1:])) for row in rows}
 
     def listen(self) -> Listener:
         return WakeListener(self._directory)
@@ -186,7 +185,7 @@ class _Snapshot:
         sql = "select name, checksum, count from buckets where id = ?"
         for name, checksum, count in self._db.executemany(sql, [(bucket_key(name),) for name in buckets]):
             if name in totals:
-                totals[str(name)] = BucketTotal(whole(checksum), whole(count))
+                totals[str(name)] = BucketTotal(as_int(checksum), as_int(count))
         return totals
 
     def lookups(self, keys: Sequence[str]) -> dict[str, list[str]]:

@@ -19,7 +19,7 @@ from headwater.storage.contract.store import Checkpoint, Lease, SourceState, Sto
 from headwater.storage.contract.versions import ConfigVersion, Origin, OwnConfig, VersionState
 from headwater.storage.shared.common import KnownBuckets, op_floor
 from headwater.storage.shared.control import requests, versions
-from headwater.storage.shared.values import whole
+from headwater.storage.shared.values import as_int
 from headwater.storage.sqlite import tables as generations
 from headwater.storage.sqlite.bulk import pages, takeover
 from headwater.storage.sqlite.connection import immediate, open_writer, sqlite_errors
@@ -36,7 +36,7 @@ from headwater.storage.sqlite.wake import Waker
 
 
 class SqliteStore:
-    """See `storage.contract.StoreWriter`. `directory` is made when it does not exist."""
+    """See `storage.contract.StoreWriter`. Creates `directory` if it does not exist."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -44,7 +44,7 @@ class SqliteStore:
         try:
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
-            raise StoreError(f"the store's directory can't be made: {error.strerror}", str(directory)) from error
+            raise StoreError(f"the store's directory can't be created: {error.strerror}", str(directory)) from error
         self._db = open_writer(self._path)
         self._lease_db = open_writer(self._path)
         self._lease_lock = threading.Lock()
@@ -69,7 +69,7 @@ class SqliteStore:
     def acquire(self, name: str, owner: str, ttl: float) -> Lease:
         with self._lease_lock, sqlite_errors(self._path):
             lease = leases.acquire(self._lease_db, name, owner, ttl)
-            # A file that was copied back from a backup continues above whatever it had given out since
+            # A file restored from a backup must continue above all ids given out since that backup
             with immediate(self._lease_db):
                 self._lease_db.execute("update state set next_op = max(next_op, ?)", (op_floor(time.time()),))
             return lease
@@ -82,7 +82,7 @@ class SqliteStore:
         with self._lease_lock, sqlite_errors(self._path):
             leases.release(self._lease_db, lease)
 
-    # what is there
+    # reading
 
     def source_state(self, tag: str) -> SourceState | None:
         with sqlite_errors(self._path):
@@ -90,7 +90,7 @@ class SqliteStore:
             row = self._db.execute(sql, (tag,)).fetchone()
         if row is None:
             return None
-        return SourceState(tag, Lsn(whole(row[0])), str(row[1]), str(row[2]), whole(row[3]))
+        return SourceState(tag, Lsn(as_int(row[0])), str(row[1]), str(row[2]), as_int(row[3]))
 
     def tables(self, tag: str) -> list[StoredTable]:
         with sqlite_errors(self._path):
@@ -108,18 +108,19 @@ class SqliteStore:
         with sqlite_errors(self._path):
             return [BulkRecord(*row) for row in self._db.execute(sql)]
 
-    # live
+    # live replication
 
     def begin(self, lease: Lease) -> SqliteFlush:
         with sqlite_errors(self._path):
             return SqliteFlush(self._db, lease, self._known_buckets, self._committed)
 
     def _committed(self) -> None:
-        """What is committed may be confirmed to the source, unless it went to a file that nobody will find again."""
+        """Called after a commit, which the caller then confirms to the source: checks first that the files were not
+        removed or replaced."""
         self._files.check()
         self._waker.wake()
 
-    # bulk
+    # bulk jobs
 
     def staging_directory(self) -> str:
         directory = self._directory.resolve() / "stage"
@@ -127,7 +128,7 @@ class SqliteStore:
             directory.mkdir(exist_ok=True)
         except OSError as error:
             raise StoreError(
-                f"the directory for parts of bulk jobs can't be made: {error.strerror}", str(directory), "remove it"
+                f"the directory for parts of bulk jobs can't be created: {error.strerror}", str(directory), "remove it"
             ) from error
         return str(directory)
 
@@ -231,11 +232,11 @@ class SqliteStore:
         with sqlite_errors(self._path):
             return place_ranges(self._db, table, rows)
 
-    # versions and requests: any process may hand them in, so they have a connection that no flush occupies
+    # versions and requests: any process may submit them, so they use a connection that no flush occupies
 
     def inbox(self) -> int:
         with self._lease_lock, sqlite_errors(self._path):
-            return whole(self._lease_db.execute("select inbox from state").fetchall()[0][0])
+            return as_int(self._lease_db.execute("select inbox from state").fetchall()[0][0])
 
     def versions(self) -> list[ConfigVersion]:
         with self._lease_lock, sqlite_errors(self._path):

@@ -1,4 +1,4 @@
-"""Generations of source tables: their description, and the table that holds their current rows."""
+"""Generations of source tables: their descriptions, and the tables that hold their current rows."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from headwater.oplog.change import Relation
 from headwater.storage.contract.reason import ResyncReason, reason_columns, stored_reason
 from headwater.storage.contract.store import StoredTable
 from headwater.storage.shared.common import decode_layouts, encode_layouts
-from headwater.storage.shared.values import whole
+from headwater.storage.shared.values import as_int
 
 ROWS_TABLE = """
 create table rows_{0:d} (
@@ -40,24 +40,24 @@ def create_generation(
     state: str,
     resync: ResyncReason | None = None,
 ) -> int:
-    """Describe a new generation and make the table of its rows, without an index: bulk work adds that when full."""
+    """Add a generation and create the table of its rows, without an index: bulk work adds that after filling it."""
     columns = "source, layouts, fingerprint, state, resync, resync_detail"
     sql = f"insert into tables ({columns}) values (?, ?, ?, ?, ?, ?) returning id"
     bindings = (source, encode_layouts(layouts), fingerprint, state, *reason_columns(resync))
-    table = whole(connection.execute(sql, bindings).fetchall()[0][0])
+    table = as_int(connection.execute(sql, bindings).fetchall()[0][0])
     connection.execute(ROWS_TABLE.format(table))
     return table
 
 
 def drop_generation(connection: apsw.Connection, table: int) -> None:
-    """Forget a generation with its rows and lookups."""
+    """Delete a generation with its rows and lookups."""
     connection.execute(f"drop table if exists rows_{table:d}")
     connection.execute("delete from lookups where table_id = ?", (table,))
     connection.execute("delete from tables where id = ?", (table,))
 
 
 def renew_generation(connection: apsw.Connection, table: int) -> int:
-    """An empty generation in the place of another one; returns its id."""
+    """Replace a generation by an empty one; returns its id."""
     (known,) = _load(connection, "id = ?", (table,))
     drop_generation(connection, table)
     return create_active(connection, known.source, known.layouts, known.fingerprint, known.resync)
@@ -66,14 +66,14 @@ def renew_generation(connection: apsw.Connection, table: int) -> int:
 def create_active(
     connection: apsw.Connection, source: str, layouts: Sequence[Relation], fingerprint: str, resync: ResyncReason | None
 ) -> int:
-    """A new generation that live replication may write to at once; returns its id."""
+    """Create a generation that live replication may write to at once; returns its id."""
     new = create_generation(connection, source, layouts, fingerprint, "active", resync)
     connection.execute(ROWS_INDEX.format(new))
     return new
 
 
 def add_layout(connection: apsw.Connection, table: int, relation: Relation, fingerprint: str) -> StoredTable:
-    """Within a write transaction: rows are written in the form of `relation` from now on."""
+    """Within a write transaction: write rows in the form of `relation` from now on."""
     (known,) = _load(connection, "id = ?", (table,))
     layouts = known.layouts if known.relation == relation else (*known.layouts, relation)
     connection.execute(
@@ -83,15 +83,16 @@ def add_layout(connection: apsw.Connection, table: int, relation: Relation, fing
 
 
 def mark_resync(connection: apsw.Connection, tables: Sequence[int], reason: ResyncReason | None) -> None:
-    """Within a write transaction: why tables are being compared with the source."""
+    """Within a write transaction: set the reason why tables are being compared with the source."""
     connection.executemany(
         "update tables set resync = ?, resync_detail = ? where id = ?",
         [(*reason_columns(reason), table) for table in tables],
     )
 
 
-def take_place(connection: apsw.Connection, table: int, staged: int, resync: ResyncReason | None) -> bool:
-    """Within a write transaction: a staged generation stands in the place of an active one, if that is there."""
+def replace_active(connection: apsw.Connection, table: int, staged: int, resync: ResyncReason | None) -> bool:
+    """Within a write transaction: replace an active generation by a staged one. Returns False if there is no such
+    active one."""
     found = connection.execute(
         "select layouts, fingerprint from tables where id = ? and state = 'active'", (table,)
     ).fetchall()
@@ -113,7 +114,7 @@ def load_tables(connection: apsw.Connection, source: str) -> list[StoredTable]:
 def _load(connection: apsw.Connection, condition: str, bindings: tuple[str | int, ...]) -> list[StoredTable]:
     sql = f"select id, source, layouts, fingerprint, resync, resync_detail from tables where {condition} order by id"
     return [
-        StoredTable(whole(table), tag, decode_layouts(layouts), fingerprint, stored_reason(cause, detail))
+        StoredTable(as_int(table), tag, decode_layouts(layouts), fingerprint, stored_reason(cause, detail))
         for table, *texts in connection.execute(sql, bindings)
         for tag, layouts, fingerprint, cause, detail in [map(str, texts)]
     ]

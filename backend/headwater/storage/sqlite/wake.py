@@ -1,7 +1,7 @@
-"""How processes that read the store learn of a commit: one datagram to a Unix socket of each.
+"""Notifies the processes that read the store of a commit, with one datagram to a Unix socket of each.
 
-The sockets live in a directory named after the store. A datagram carries nothing: whoever gets one looks at the
-store. Losing one is harmless, because readers also look now and then by themselves.
+The sockets are in a directory that belongs to the store. A datagram carries no data: its receiver looks at the store.
+Losing one is harmless, because readers also poll.
 """
 
 from __future__ import annotations
@@ -21,16 +21,17 @@ _LONGEST_SOCKET_PATH = 100  # of 108 that Linux allows, 104 on macOS
 
 
 def wake_directory(store: Path) -> Path:
-    """Where the store's listeners have their sockets: within it, or beside where its path is too long for one."""
+    """Directory of the sockets of the store's listeners: inside the store, or in a temporary directory if that path is
+    too long for a socket."""
     directory = store.resolve() / "wake"
     name = f"headwater-{hashlib.sha256(str(directory).encode()).hexdigest()[:16]}"
     places = [directory, Path(tempfile.gettempdir()) / name]
     short = [place for place in places if len(str(place)) + 20 <= _LONGEST_SOCKET_PATH]
-    return short[0] if short else Path("/tmp") / name  # noqa: S108 - the listener makes it for its user only
+    return short[0] if short else Path("/tmp") / name  # noqa: S108 - the listener creates it for its user only
 
 
 class WakeListener:
-    """The reading end; a file descriptor for an event loop."""
+    """The receiving side, with a file descriptor for an event loop."""
 
     def __init__(self, store: Path) -> None:
         directory = wake_directory(store)
@@ -42,7 +43,7 @@ class WakeListener:
             self._socket.bind(str(self._path))
         except OSError as error:
             _log.warning(
-                "commits reach devices up to a second later, for this is no directory to write in: %s (%s)",
+                "commits reach devices up to a second late, because this directory is not writable: %s (%s)",
                 directory,
                 error.strerror,
             )
@@ -62,7 +63,7 @@ class WakeListener:
 
 
 class Waker:
-    """The writing end."""
+    """The sending side."""
 
     def __init__(self, store: Path) -> None:
         self._directory = wake_directory(store)
@@ -70,7 +71,8 @@ class Waker:
         self._socket.setblocking(False)
 
     def wake(self) -> None:
-        """Tell every listener. One whose process died is forgotten; one that is behind has a datagram waiting."""
+        """Notify every listener. Removes the socket of a dead process; a listener whose queue is full has a datagram
+        waiting anyway."""
         try:
             names = os.listdir(self._directory)  # noqa: PTH208 - runs on every commit
         except OSError:

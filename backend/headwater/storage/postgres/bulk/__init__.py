@@ -1,1 +1,1 @@
-"""What bulk work hands over, and whole stores that come and go."""
+"""Taking over results of bulk jobs; exporting and importing whole stores."""

@@ -1,4 +1,4 @@
-"""Taking a store out of Postgres; see `storage.contract.archive` for what is promised."""
+"""Exporting a store from Postgres; see `storage.contract.archive`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _FETCHED = 1_000
 _BATCH_ROWS = 5_000
 _BATCH_BYTES = 8 << 20
 
-# Everything is read once, and nobody waits: indexes would only make it longer
+# Everything is read once, so sequential scans are fastest
 _BEGIN = """
 begin transaction isolation level repeatable read read only;
 set local idle_in_transaction_session_timeout = 0;
@@ -67,7 +67,7 @@ _LARGE = ("rows", "ops", "segments", "lookups")
 
 @contextmanager
 def dump(address: PostgresAddress) -> Iterator[Dump]:
-    """See `Backend.dump`. The connection keeps the snapshot that executors read."""
+    """See `Backend.dump`. The open connection holds the snapshot that executors read."""
     with closing(connect(address, "export")) as db, postgres_errors(address):
         if db.execute("select to_regclass('meta')").fetchall() == [(None,)]:
             raise ArchiveError("there is no store", str(address), "check storage")
@@ -75,7 +75,7 @@ def dump(address: PostgresAddress) -> Iterator[Dump]:
         db.execute(_BEGIN)
         snapshot = db.execute("select pg_export_snapshot()").fetchall()[0][0]
         state = StoreState(*db.execute(_STATE).fetchall()[0])
-        # Ids are never given out again, even those of versions and generations that are gone
+        # Ids are never given out again, even those of deleted versions and generations
         table, version = (
             db.execute(sql.SQL("select last_value from {}").format(_sequence(db, name))).fetchall()[0][0]
             for name in ("tables", "versions")

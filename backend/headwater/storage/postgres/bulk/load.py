@@ -1,6 +1,6 @@
-"""Building a store in Postgres from what another one held; see `storage.contract.archive` for what is promised.
+"""Importing into a store in Postgres; see `storage.contract.archive`.
 
-The new store is built in a schema of its own, which is renamed at the end.
+The new store is built in a separate schema, which is renamed at the end.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from headwater.storage.postgres import tables
 from headwater.storage.postgres.connection import connect, postgres_errors
 from headwater.storage.postgres.control.write_checkpoints import key_digest
 from headwater.storage.postgres.migrate import migrate
-from headwater.storage.shared.values import whole
+from headwater.storage.shared.values import as_int
 
 _USED = ("versions", "sources", "tables", "buckets", "leases")
 
@@ -51,9 +51,9 @@ class PostgresLoad:
             _check_counts(db, ids, counts, str(self._target))
             db.execute("analyze")
             with db.transaction():
-                self._take_place(db)
+                self._move_into_place(db)
 
-    def _take_place(self, db: psycopg.Connection) -> None:
+    def _move_into_place(self, db: psycopg.Connection) -> None:
         target = sql.Identifier(self._target.schema)
         used = _used(db, self._target.schema)
         if used is not None:
@@ -63,7 +63,7 @@ class PostgresLoad:
         db.execute(sql.SQL("alter schema {} rename to {}").format(sql.Identifier(self._building.schema), target))
 
     def discard(self) -> None:
-        """Drop what is there of it."""
+        """Delete what exists of it."""
         with closing(connect(self._target, "import")) as db, postgres_errors(self._target):
             db.execute(sql.SQL("drop schema if exists {} cascade").format(sql.Identifier(self._building.schema)))
 
@@ -128,7 +128,7 @@ def _load_tables(db: psycopg.Connection, batches: Iterable[Sequence[Row]]) -> No
                 " overriding system value values (%s, %s, %s, %s, %s, %s, 'active')",
                 row,
             )
-            tables.create_rows(db, whole(row[0]))
+            tables.create_rows(db, as_int(row[0]))
 
 
 def _load_table_rows(db: psycopg.Connection, batches: Iterable[Sequence[Row]]) -> None:
@@ -137,20 +137,20 @@ def _load_table_rows(db: psycopg.Connection, batches: Iterable[Sequence[Row]]) -
         by_table: dict[int, list[Row]] = {}
         for table, place, row_id, *rest in batch:
             key, long_id = tables.stored_id(str(row_id))
-            by_table.setdefault(whole(table), []).append((place, key, *rest, long_id))
+            by_table.setdefault(as_int(table), []).append((place, key, *rest, long_id))
         for table, rows in by_table.items():
             _copy(db, f"rows_{table:d}", columns, rows)
 
 
 def _load_segments(db: psycopg.Connection, batches: Iterable[Sequence[Row]]) -> None:
-    """Blobs get ids of this store's own; whoever loads beside us takes others."""
+    """Load segments. Blobs get new ids from the sequence, which processes that load in parallel share."""
     for batch in batches:
         ids = db.execute(
             "select nextval(pg_get_serial_sequence('segment_blobs', 'id')) from generate_series(1, %s)", [len(batch)]
         ).fetchall()
         numbered = [(number, *row) for (number,), row in zip(ids, batch, strict=True)]
         blobs = [(number, bucket, size, total, bodies) for number, bucket, _, _, _, size, total, bodies in numbered]
-        places = [(bucket, first, last, number, whole) for number, bucket, first, last, whole, *_ in numbered]
+        places = [(bucket, first, last, number, sealed) for number, bucket, first, last, sealed, *_ in numbered]
         _copy(db, "segment_blobs", ("id", "bucket", "size", "checksum", "bodies"), blobs)
         _copy(db, "segments", ("bucket", "first_op", "last_op", "blob", "sealed"), places)
 
@@ -168,7 +168,7 @@ def _set_state(db: psycopg.Connection, state: StoreState) -> None:
 
 
 def _restart(db: psycopg.Connection, table: str, column: str, last: int) -> None:
-    """The next id is above `last`."""
+    """Set the next id to `last` + 1."""
     query = sql.SQL("alter table {} alter column {} restart with {}")
     db.execute(query.format(sql.Identifier(table), sql.Identifier(column), last + 1))
 
@@ -179,7 +179,7 @@ def _check_counts(db: psycopg.Connection, ids: Sequence[int], counts: Mapping[st
         found = sum(_number(db, "count(*)", name) for name in names)
         if found != counts.get(dataset, 0):
             raise ArchiveError(
-                f"{found} of {counts.get(dataset, 0)} rows of {dataset} were taken in", where, "import it again"
+                f"{found} of {counts.get(dataset, 0)} rows of {dataset} were imported", where, "import it again"
             )
 
 
@@ -189,7 +189,8 @@ def _number(db: psycopg.Connection, what: str, table: str) -> int:
 
 
 def _used(db: psycopg.Connection, schema: str) -> list[str] | None:
-    """What a schema holds of a store that was ever used; None when there is no such schema."""
+    """The non-empty tables that show that a schema's store was used, or other relations in it; None if there is no such
+    schema."""
     if not db.execute("select 1 from pg_namespace where nspname = %s", [schema]).fetchall():
         return None
     if db.execute("select to_regclass(%s)", [f'"{schema}".meta']).fetchall() == [(None,)]:
@@ -201,5 +202,5 @@ def _used(db: psycopg.Connection, schema: str) -> list[str] | None:
 
 def _not_empty(address: PostgresAddress, used: Sequence[str]) -> StoreNotEmptyError:
     return StoreNotEmptyError(
-        f"there is a store already (it has {', '.join(used)})", str(address), "name another schema, or drop that one"
+        f"there is a store already (it has {', '.join(used)})", str(address), "set another schema, or drop that one"
     )

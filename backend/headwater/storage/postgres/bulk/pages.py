@@ -1,4 +1,4 @@
-"""Taking pages of additions: what rows that are there already give for row sides that were not complete."""
+"""Taking over pages of additions: what existing rows produce for row sides that were not complete."""
 
 from __future__ import annotations
 
@@ -66,17 +66,17 @@ def _skipped(
 
 
 def read_salt(connection: psycopg.Connection) -> bytes:
-    """What subkeys are salted with."""
+    """The salt of subkeys. Raises StoreError."""
     row = connection.execute("select value from meta where key = 'salt'").fetchone()
     if row is None:
-        raise StoreError("the store has lost its salt", "", "name another schema to build a new store")
+        raise StoreError("the store has lost its salt", "", "configure another schema to build a new store")
     return bytes.fromhex(row[0])
 
 
 def _append(
     connection: psycopg.Connection, lease: Lease, part: StagedPart, page: int, next_op: int, left_out: Openings
 ) -> None:
-    """Number the page's segments after everything that is there, and make the checkpoint include them."""
+    """Number the page's segments after all existing ops, and move the checkpoint past them."""
     names = stage_tables(part.path)
     query = sql.SQL("select bucket, size, checksum, bodies from {} where page = {} order by bucket, id")
     given = connection.execute(query.format(names["segments"], page), binary=True).fetchall()
@@ -104,7 +104,7 @@ def _append(
 
 
 def _open_buckets(connection: psycopg.Connection, source: sql.Identifier, touched: list[int], next_op: int) -> int:
-    """Make the buckets that are not there, each beginning with a CLEAR. Returns the next op id."""
+    """Create missing buckets, each beginning with a CLEAR. Returns the next op id."""
     named = connection.execute(
         sql.SQL(
             "select p.id, p.name, p.definition, b.name from {} p left join buckets b on b.id = p.id"

@@ -1,7 +1,7 @@
-"""What a task of a bulk job writes: tables of its own, that the store takes over on the server later.
+"""What a task of a bulk job writes: tables of its own, which the store takes over on the server later.
 
-The tables need no durability: how much is in them is noted in one that is durable, and an attempt that fails leaves
-tables that nobody names.
+The tables need no durability: a durable table records how many rows they hold, and tables of a failed attempt are never
+used.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ def stage_tables(path: str) -> dict[str, sql.Identifier]:
 
 
 class StageTables:
-    """One attempt's result, see `storage.contract.parts.PartWriter`. Batches commit one by one, so that no transaction
-    is open while the source is read."""
+    """The result of one attempt, see `storage.contract.parts.PartWriter`. Batches commit one by one, so that no
+    transaction is open while the source is read."""
 
     def __init__(self, address: PostgresAddress, table: int, number: int, attempt: str) -> None:
         self._address = address
@@ -160,7 +160,7 @@ def _lookup_line(page: int, row_id: str, entry: LookupEntry) -> str:
 
 
 def drop_part(connection: psycopg.Connection, path: str) -> None:
-    """Forget a part."""
+    """Delete a part."""
     names = sql.SQL(", ").join(stage_tables(path).values())
     with connection.transaction():
         connection.execute(sql.SQL("drop table if exists {}").format(names))

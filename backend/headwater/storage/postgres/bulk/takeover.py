@@ -1,4 +1,4 @@
-"""Taking over what bulk jobs made: staging, and the short transaction that publishes it."""
+"""Taking over results of bulk jobs: staging them, and publishing them in a short transaction."""
 
 from __future__ import annotations
 
@@ -79,16 +79,16 @@ select coalesce(sum(size), 0)::bigint from numbered
 
 
 BULK_PLANS = "set local enable_seqscan = on"
-"""For statements that concern whole tables; the questions of live work go by indexes only."""
+"""For statements that read whole tables; queries of live work use indexes only."""
 
 
 def lock_state(connection: psycopg.Connection) -> int:
-    """Until the commit nobody else numbers ops. Returns the next op id."""
+    """Take the store's lock, under which ops are numbered, until the commit. Returns the next op id."""
     return int(connection.execute("select next_op from state for update").fetchall()[0][0])
 
 
 def discard(connection: psycopg.Connection, lease: Lease) -> None:
-    """Drop what unfinished jobs of the lease's source left: parts, staged generations, segments and names."""
+    """Delete what unfinished jobs of the lease's source left: parts, staged generations, segments and names."""
     with leases.holding(connection, lease):
         owned = connection.execute(
             "select id, state = 'staged' from tables where source = %s order by id", [lease.name]
@@ -114,7 +114,7 @@ def discard(connection: psycopg.Connection, lease: Lease) -> None:
 
 
 def _parts(connection: psycopg.Connection) -> list[str]:
-    """Parts of which anything is there."""
+    """Paths of all parts that exist, even if only partly."""
     rows = connection.execute(
         r"select distinct substring(tablename from '^(stage_\d+_\d+_\w*)_(?:rows|lookups|buckets|segments)$')"
         " from pg_tables where schemaname = current_schema() and tablename ~ '^stage_[0-9]'"
@@ -131,7 +131,7 @@ def make_tables(
     *,
     indexed: bool,
 ) -> list[StagedTable]:
-    """New generations for a bulk job to fill."""
+    """Create generations for a bulk job to fill."""
     with leases.holding(connection, lease):
         staged = [
             StagedTable(tables.create_generation(connection, source, [relation], fingerprint, "staged"), relation)
@@ -158,7 +158,7 @@ def check_part(connection: psycopg.Connection, part: StagedPart, page: int, rows
 
 
 def stage(connection: psycopg.Connection, lease: Lease, parts: Sequence[StagedPart]) -> None:
-    """Move parts into the tables that they are for. None of that is visible."""
+    """Move parts into the tables they are for. Nothing of it is visible."""
     for part in parts:
         names = stage_tables(part.path)
         check_there(connection, part)
@@ -179,7 +179,7 @@ def stage(connection: psycopg.Connection, lease: Lease, parts: Sequence[StagedPa
 
 
 def _take_rows(connection: psycopg.Connection, part: StagedPart, which: sql.Composable) -> int:
-    """Rows of a part, and what lookups find of them. Returns how many rows there are."""
+    """Take over rows of a part, and their lookups. Returns the number of rows."""
     names = stage_tables(part.path)
     rows = connection.execute(
         sql.SQL("insert into {} {} select row_id, layout, line, members, subkey, long_id from {} where {}").format(
@@ -208,7 +208,7 @@ def stage_page(connection: psycopg.Connection, lease: Lease, part: StagedPart, p
 
 
 def index_rows(connection: psycopg.Connection, lease: Lease, staged: Sequence[StagedTable]) -> None:
-    """Give the rows of generations the indexes that live replication needs, if they lack them."""
+    """Create the indexes that live replication needs on the rows of generations that lack them."""
     for table in staged:
         with leases.holding(connection, lease):
             tables.index_rows(connection, table.id)
@@ -223,9 +223,9 @@ def replace_table(
     except psycopg.errors.UniqueViolation:
         return False
     with leases.holding(connection, lease):
-        if not tables.take_place(connection, table, staged.id, resync):
+        if not tables.replace_active(connection, table, staged.id, resync):
             return False
-        # What a lookup gives can follow from the row id: whoever reads one asks again
+        # Outputs of lookups may depend on the row id, so readers must read them again
         op = lock_state(connection)
         connection.execute("update state set next_op = %s, checkpoint = %s", [op + 1, op])
         connection.execute(
@@ -247,8 +247,8 @@ def publish(
     sides: Mapping[str, str],
     record: BulkRecord,
 ) -> None:
-    """See the contract. Clients see all of it at the commit, or nothing. The store's lock is held for work in the
-    number of buckets and segments."""
+    """See the contract. Clients see all of it at the commit, or nothing. Holds the store's lock for a time proportional
+    to the number of buckets and segments."""
     with leases.holding(connection, lease):
         connection.execute(BULK_PLANS)
         next_op = lock_state(connection)
@@ -263,7 +263,7 @@ def publish(
         next_op = _number_segments(connection, next_op, ids)
         set_source(connection, state)
         versions.set_active(PostgresControl(connection), version)
-        # All rows are new: what they give for other row sides is not there, and what was there is cleared
+        # All rows are new, and nothing of theirs exists for other row sides
         connection.execute("update sides set state = 'retiring'")
         versions.add_sides(PostgresControl(connection), sides)
         connection.execute("update state set next_op = %s, checkpoint = %s", [next_op + 1, next_op])
@@ -288,7 +288,7 @@ def _check_names(connection: psycopg.Connection, ids: Sequence[int]) -> None:
 
 
 def _number_segments(connection: psycopg.Connection, next_op: int, ids: Sequence[int]) -> int:
-    """Give every staged segment its place, bucket by bucket; returns the id after the last one given out."""
+    """Number every staged segment, bucket by bucket. Returns the next op id."""
     total = connection.execute(_NUMBER_SEGMENTS, {"next": next_op, "tables": ids}).fetchall()[0][0]
     connection.execute("delete from staged_segments where table_id = any(%s)", [ids])
     connection.execute("delete from staged_buckets where table_id = any(%s)", [ids])
@@ -296,7 +296,7 @@ def _number_segments(connection: psycopg.Connection, next_op: int, ids: Sequence
 
 
 def set_source(connection: psycopg.Connection, state: SourceState) -> None:
-    """Within a transaction: the source is followed from there."""
+    """Within a transaction: set the position that the source is followed from."""
     connection.execute(
         "insert into sources (tag, lsn, slot, system_id, timeline) values (%s, %s, %s, %s, %s)"
         " on conflict (tag) do update set lsn = excluded.lsn, slot = excluded.slot, system_id = excluded.system_id,"
@@ -306,7 +306,7 @@ def set_source(connection: psycopg.Connection, state: SourceState) -> None:
 
 
 def note_job(connection: psycopg.Connection, record: BulkRecord) -> None:
-    """Keep what a job did."""
+    """Record what a job did."""
     connection.execute(
         "insert into bulk_jobs (kind, source, application, tasks, rows, ops, started, finished)"
         " values (%s, %s, %s, %s, %s, %s, %s, %s)",

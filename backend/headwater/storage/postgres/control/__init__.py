@@ -1,1 +1,1 @@
-"""What a store knows beside rows and history: who writes it, what was asked, what it serves."""
+"""The store's state besides rows and history: leases, requests, versions, seal, statistics."""

@@ -1,4 +1,4 @@
-"""The store's Postgres as control tables need it."""
+"""Access to the store's Postgres for control tables."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from headwater.storage.shared.control.database import Row
 
 @dataclass(frozen=True, slots=True)
 class PostgresControl:
-    """A `ControlDb`. Times are the database's, so that machines need not agree."""
+    """A `ControlDb`. Uses the database's clock, so that clocks of machines may differ."""
 
     connection: psycopg.Connection
     now = "extract(epoch from clock_timestamp())::double precision"
@@ -25,7 +25,7 @@ class PostgresControl:
         return list(cursor.fetchall()) if cursor.description is not None else []
 
     @contextmanager
-    def handing_in(self) -> Iterator[None]:
+    def submitting(self) -> Iterator[None]:
         with self.connection.transaction():
             self.connection.execute("update inbox set number = number + 1")
             yield

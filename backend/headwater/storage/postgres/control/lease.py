@@ -1,4 +1,5 @@
-"""Leases: who may write what belongs to a source. Times are the database's, so that machines need not agree."""
+"""Leases: the right to write what belongs to a source. Uses the database's clock, so that clocks of machines may
+differ."""
 
 from __future__ import annotations
 
@@ -31,23 +32,24 @@ _SESSIONS = "select pid, pid || ' ' || extract(epoch from backend_start) as name
 
 
 def acquire(connection: psycopg.Connection, name: str, owner: str, ttl: float) -> Lease:
-    """See the contract. A holder that died is known at once on its own machine, elsewhere when its time is over."""
+    """See the contract. A lease of a dead process is taken over at once on its own machine, elsewhere when it
+    expires."""
     row = connection.execute("select owner, flushing from leases where name = %s", [name]).fetchone()
     holder, flushing = (owner, "") if row is None else row
     gone = holder if is_gone(holder) else owner
     taken = connection.execute(_TAKE, {"name": name, "owner": owner, "ttl": ttl, "gone": gone}).fetchone()
     if taken is None:
         raise LeaseHeldError(
-            f"another replicator is at work ({holder})", f"source {name}", "stop it, or wait until it ends"
+            f"another replicator is running ({holder})", f"source {name}", "stop it, or wait until it ends"
         )
-    # What the former holder has not committed would be refused; if its machine is gone it would hold the store's lock
+    # The former holder's open transaction would fail, and if its machine died, would go on holding the store's lock
     with contextlib.suppress(errors.InsufficientPrivilege):
         connection.execute(f"select pg_terminate_backend(pid) from ({_SESSIONS}) s where name = %s", [flushing])
     return Lease(name, owner, int(taken[0]), ttl)
 
 
 def note_session(connection: psycopg.Connection, lease: Lease) -> None:
-    """Say that this session writes under the lease."""
+    """Record that this session writes under the lease."""
     connection.execute(
         f"update leases set flushing = s.name from ({_SESSIONS}) s where s.pid = pg_backend_pid()"
         " and leases.name = %s and epoch = %s",
@@ -56,7 +58,7 @@ def note_session(connection: psycopg.Connection, lease: Lease) -> None:
 
 
 def check(connection: psycopg.Connection, lease: Lease) -> None:
-    """Raise LeaseLostError when the lease is not ours any more."""
+    """Raise LeaseLostError when the lease is no longer ours."""
     row = connection.execute("select epoch from leases where name = %s", [lease.name]).fetchone()
     if row is None or row[0] != lease.epoch:
         raise lost(lease)
@@ -67,14 +69,14 @@ def lost(lease: Lease) -> LeaseLostError:
 
 
 def extend(connection: psycopg.Connection, lease: Lease) -> None:
-    """Check, and push the end of the lease away from now. Until the commit nobody else can take it."""
+    """Check the lease and extend it from now. No other process can take it until the commit."""
     if connection.execute(_EXTEND, [lease.ttl, lease.name, lease.epoch]).fetchone() is None:
         raise lost(lease)
 
 
 @contextmanager
 def holding(connection: psycopg.Connection, lease: Lease) -> Iterator[None]:
-    """A transaction of the holder. The lease runs anew from its end."""
+    """A transaction of the lease's holder. Extends the lease at its end."""
     with connection.transaction():
         check(connection, lease)
         yield
@@ -82,7 +84,7 @@ def holding(connection: psycopg.Connection, lease: Lease) -> Iterator[None]:
 
 
 def release(connection: psycopg.Connection, lease: Lease) -> None:
-    """Give the lease back, if it is still ours. The epoch stays, so that it never repeats."""
+    """Give the lease back if it is still ours. Its epoch is kept, so that epochs never repeat."""
     connection.execute(
         "update leases set expires_at = '-infinity' where name = %s and epoch = %s", [lease.name, lease.epoch]
     )

@@ -1,4 +1,4 @@
-"""Forgetting row sides that no version needs: their buckets, lookups, and the memberships of current rows."""
+"""Removing row sides that no version needs: their buckets, lookups, and the memberships of current rows."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from headwater.storage.postgres.bulk.takeover import BULK_PLANS, lock_state
 from headwater.storage.postgres.control import lease as leases
 from headwater.storage.postgres.tables import rows_table
 
-_CURSOR = "retire"  # key in `meta`: the table and place up to which memberships are gone
+_CURSOR = "retire"  # key in `meta`: the table and place up to which memberships were removed
 
 _STRIP = """
 update {rows} r set members = coalesce((
@@ -42,7 +42,7 @@ def step(connection: psycopg.Connection, lease: Lease, sides: Sequence[str], lim
 
 
 def _begin(connection: psycopg.Connection, sides: Sequence[str]) -> None:
-    """From now on nothing is added to their buckets, and nobody is given them."""
+    """Delete their buckets, so that nothing is added to them or sent from them."""
     connection.execute("update sides set state = 'retiring' where name = any(%s)", [list(sides)])
     retiring = "definition in (select name from sides where state = 'retiring')"
     if not connection.execute(f"select 1 from buckets where {retiring} limit 1").fetchall():
@@ -74,7 +74,7 @@ def _drop_history(connection: psycopg.Connection, limit: int) -> bool:
 
 
 def _drop_lookups(connection: psycopg.Connection, limit: int) -> bool:
-    # A lookup's keys begin with its name and a bracket; the backslash comes right after that in order
+    # A lookup's keys begin with its name and `[`; the backslash sorts right after `[`
     gone = connection.execute(
         "delete from lookups where ctid = any(array(select l.ctid from sides s join lookups l"
         " on left(l.key, 500) >= (s.name || '[') collate \"C\" and left(l.key, 500) < (s.name || '\\') collate \"C\""

@@ -1,4 +1,4 @@
-"""The seal of a store in Postgres: triggers that refuse what every writer has to do."""
+"""The seal of a store in Postgres: triggers that refuse a statement that every writer has to execute."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import psycopg
 from psycopg import sql
 
 from headwater.storage.address import PostgresAddress
-from headwater.storage.contract.seal import sealed
+from headwater.storage.contract.seal import sealed_error
 from headwater.storage.contract.store import LeaseHeldError, StoreError
 from headwater.storage.postgres.connection import connect, postgres_errors
 from headwater.storage.shared.control.database import SEALED_MARK
@@ -28,8 +28,8 @@ def seal(address: PostgresAddress, note: str) -> None:
     with _writing(address) as db:
         known = _note(db)
         if known is not None:
-            raise sealed(known, str(address))
-        # Whoever takes a lease now waits, and is refused
+            raise sealed_error(known, str(address))
+        # A process that takes a lease meanwhile waits, and is then refused
         db.execute("lock table leases in exclusive mode")
         held = db.execute("select owner from leases where expires_at > clock_timestamp()").fetchone()
         if held is not None:

@@ -1,4 +1,4 @@
-"""What the buckets of a store in Postgres hold, read beside its writer."""
+"""Statistics of the buckets of a store in Postgres, read beside its writer."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from headwater.storage.contract.stats import DefinitionStats
 from headwater.storage.postgres.connection import connect, postgres_errors
 
 _FETCH = 5_000
-_HEADER = 18  # bytes at most of a zstd frame that say how large its content is
+_HEADER = 18  # maximum length in bytes of the zstd frame header, which holds the content's size
 
-# A row for each segment, or one for a bucket without any. A CLEAR is where a new device starts; a segment that it lies
-# in counts as a whole. Ops of segments that are not sealed have no ids yet: those are added, with what is around them.
+# A row for each segment, or one for a bucket without any. A new device starts at the last CLEAR; a segment with it
+# counts as a whole. Ops of segments that are not sealed have no ids yet, so the length of the id field is added.
 _BUCKETS = f"""
 declare buckets no scroll cursor for
 with hot as (
@@ -34,19 +34,19 @@ order by b.definition collate "C", b.id
 """
 
 _Row = tuple[str, int, int, int, int | None, bytes | None, int]
-"""Definition, bucket, its ops, its bytes outside of segments; a segment's blob and the beginning of it, and the bytes
-of its ids."""
+"""Definition, bucket, its ops, its bytes outside of segments; a segment's blob, the header of the blob, and the bytes
+of its id fields."""
 
 
 def exists(address: PostgresAddress) -> bool:
-    """See `storage.contract.stats`."""
+    """See `Backend.exists`."""
     with contextlib.closing(connect(address, "stats")) as connection, postgres_errors(address):
         row = connection.execute("select to_regclass(quote_ident(current_schema()) || '.meta') is not null").fetchone()
         return row is not None and bool(row[0])
 
 
 def definition_stats(address: PostgresAddress) -> list[DefinitionStats]:
-    """See `storage.contract.stats`."""
+    """See `Backend.definition_stats`."""
     with contextlib.closing(connect(address, "stats")) as connection, postgres_errors(address):
         connection.execute("begin isolation level repeatable read read only; set local enable_seqscan = on")
         buckets = groupby(bucket_sizes(connection), key=lambda bucket: bucket[0])
@@ -59,7 +59,7 @@ def _summed(definition: str, buckets: list[tuple[int, int]]) -> DefinitionStats:
 
 
 def bucket_sizes(connection: psycopg.Connection) -> Iterator[tuple[str, int, int, int]]:
-    """Definition, key, ops and bytes of each bucket, in the order of definitions. Within a transaction."""
+    """Definition, key, ops and bytes of each bucket, ordered by definition. Call it within a transaction."""
     for (definition, key, ops, hot), segments in groupby(_rows(connection), key=lambda row: row[:4]):
         cold = sum(_content_size(connection, blob, head) + ids for *_, blob, head, ids in segments if blob and head)
         yield definition, key, ops, hot + cold
@@ -72,7 +72,7 @@ def _rows(connection: psycopg.Connection) -> Iterator[_Row]:
 
 
 def _content_size(connection: psycopg.Connection, blob: int, header: bytes) -> int:
-    """Bytes of a zstd frame's content. Its header says it, unless the frame was written as a stream."""
+    """Bytes of a zstd frame's content, from its header unless the frame was written as a stream."""
     size = zstandard.frame_content_size(header)
     if size >= 0:
         return size

@@ -1,4 +1,4 @@
-"""What a store in Postgres holds, read beside its writer."""
+"""Statistics of a store in Postgres, read beside its writer."""
 
 from __future__ import annotations
 
@@ -40,24 +40,26 @@ select id, name, definition, count,
 
 
 def store_stats(address: PostgresAddress) -> StoreStats:
-    """See `storage.contract.stats`."""
+    """See `Backend.store_stats`."""
     with contextlib.closing(connect(address, "stats")) as db, postgres_errors(address):
         db.execute("begin isolation level repeatable read read only; set local enable_seqscan = on")
         sizes: dict[str, int] = dict(db.execute(_SIZES).fetchall())
-        # What tables keep for later is for Postgres to tell
+        # Free space inside tables is left to Postgres' own statistics
         disk = shared.disk_of(sizes, free=0, file=sum(sizes.values()))
 
         def suspects(table: int) -> Sequence[tuple[str, str, str]]:
             query = sql.SQL(_LEFT_OUT).format(rows=rows_table(table))
             return db.execute(query, [LEFT_OUT, LEFT_OUT]).fetchall()
 
-        return shared.store_stats(PostgresControl(db), sizes, suspects, _buckets(db), disk)
+        control = PostgresControl(db)
+        tables = shared.active_tables(control)
+        return shared.store_stats(control, tables, sizes, suspects, _buckets(db, tables), disk)
 
 
-def _buckets(db: psycopg.Connection) -> tuple[BucketStats, ...]:
+def _buckets(db: psycopg.Connection, tables: Sequence[shared.ActiveTable]) -> tuple[BucketStats, ...]:
     standing: Counter[int] = Counter()
-    for table in shared.generations(PostgresControl(db)):
-        standing.update(dict(db.execute(sql.SQL(_STANDING).format(rows=rows_table(table))).fetchall()))
+    for table in tables:
+        standing.update(dict(db.execute(sql.SQL(_STANDING).format(rows=rows_table(table.id))).fetchall()))
     sizes = {key: size for _, key, _, size in bucket_sizes(db)}
     return tuple(
         BucketStats(name, definition, standing[key], ops, sizes.get(key, 0), grown)

@@ -1,4 +1,4 @@
-"""Cleaning up behind generations that were dropped, from a thread: it may take long, and nobody waits for it."""
+"""Deleting dropped generations in a background thread, because it may take long."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _log = logging.getLogger(__name__)
 
 
 class Sweeper:
-    """Whatever one run leaves, the next one finds."""
+    """Runs `tables.sweep` on demand. What one run leaves, the next one deletes."""
 
     def __init__(self, connections: Connections) -> None:
         self._connections = connections
@@ -22,7 +22,7 @@ class Sweeper:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Sweep soon."""
+        """Request a run."""
         self._wanted.set()
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="store sweeper", daemon=True)
@@ -38,7 +38,7 @@ class Sweeper:
                 with self._connections.lend() as connection:
                     tables.sweep(connection, self._closing)
             except HeadwaterError as error:
-                _log.info("old rows are left for later: %s", error)
+                _log.info("old rows will be deleted later: %s", error)
 
     def close(self) -> None:
         self._closing.set()

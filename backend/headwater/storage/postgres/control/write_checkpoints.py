@@ -1,4 +1,4 @@
-"""Write checkpoints of clients. They have locks of their own: the endpoint writes them, and must never wait for a
+"""Write checkpoints of clients. They have locks of their own: the endpoint writes them and must never wait for a
 flush."""
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import psycopg
 
 from headwater.oplog.lsn import Lsn
 from headwater.storage.contract.store import WriteCheckpoint
-from headwater.storage.shared.values import whole
+from headwater.storage.shared.values import as_int
 from headwater.storage.shared.writes import later_positions, next_id
 
 _SELECT = "select key, id, lsns, seq from write_checkpoints"
@@ -101,22 +101,22 @@ def cap(connection: psycopg.Connection, channel: str, tag: str, lsn: Lsn) -> Non
 
 
 def after(connection: psycopg.Connection, seq: int) -> list[WriteCheckpoint]:
-    """Those created or replaced after `seq`, in order."""
+    """Write checkpoints created or replaced after `seq`, in order."""
     return [_checkpoint(row) for row in connection.execute(f"{_SELECT} where seq > %s order by seq", [seq])]
 
 
 def get(connection: psycopg.Connection, key: str) -> WriteCheckpoint | None:
-    """The newest of one client."""
+    """The newest write checkpoint of one client."""
     row = connection.execute(_KNOWN, [[key_digest(key)]]).fetchone()
     return None if row is None else _checkpoint(row)
 
 
 def key_digest(key: str) -> bytes:
-    """What a key is found by: users have ids of any length, and an index entry has not."""
+    """The indexed form of a key: user ids may be longer than an index entry can be."""
     return hashlib.blake2b(key.encode(), digest_size=24).digest()
 
 
 def _checkpoint(row: Sequence[object]) -> WriteCheckpoint:
     key, write_id, lsns, seq = row
     positions = {tag: Lsn(int(lsn)) for tag, lsn in orjson.loads(str(lsns)).items()}
-    return WriteCheckpoint(str(key), whole(write_id), positions, whole(seq))
+    return WriteCheckpoint(str(key), as_int(write_id), positions, as_int(seq))

@@ -1,1 +1,1 @@
-"""The ops of buckets once they are written."""
+"""Reading and rewriting the stored ops of buckets."""

@@ -1,4 +1,4 @@
-"""Chunks of one bucket's history: of the hot tail they are put together by the database, of segments here."""
+"""Reads chunks of one bucket's history. Postgres joins the ops of the hot tail; segments are joined here."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from headwater.storage.shared.chunking import ChunkParts
 from headwater.storage.shared.common import CHUNK_BYTES, CHUNK_OPS
 from headwater.storage.shared.packing import unpacked
 
-_SEGMENTS = 64  # looked at for one chunk; one is mostly enough
+_SEGMENTS = 64  # read at most for one chunk; usually one is enough
 
-# Where to start: nothing before the last CLEAR is worth sending to a client that has not passed it
+# Where to start: a client that has not passed the last CLEAR needs nothing before it
 _START = """
 select case when b.clear_op > %(after)s and b.clear_op <= %(upto)s then b.clear_op - 1 else %(after)s end as position,
     b.compacted_op > %(upto)s as overtaken
@@ -42,7 +42,7 @@ with start as materialized (
 select segmented, overtaken, ops, size, last, (select count(*) from candidates) > size from start, taken
 """
 
-# As many as a chunk has room for, and how many there are as far as it was looked at
+# As many as fit in a chunk, and the number of segments found, up to the limit
 _RUNS = f"""
 select r.first_op, r.last_op, r.sealed, r.size, g.bodies, r.candidates from (
     select *, row_number() over (order by last_op) as number, sum(size) over (order by last_op) as upto,
@@ -57,7 +57,7 @@ select r.first_op, r.last_op, r.sealed, r.size, g.bodies, r.candidates from (
 where number = 1 or (upto <= {CHUNK_OPS} and bytes <= {CHUNK_BYTES}) order by r.last_op
 """
 
-# As many as a chunk may have room for, and one more if there are more
+# As many as may fit in a chunk, and one more if there are more
 _LINES = f"""
 select id, convert_to(line, 'UTF8') from (
     select id, line, row_number() over (order by id) as number,
@@ -71,11 +71,11 @@ select id, convert_to(line, 'UTF8') from (
 
 
 def read_hot_chunk(connection: psycopg.Connection, bucket: int, after: OpId, upto: OpId) -> Chunk | None:
-    """The chunk when it holds ops of the hot tail only, else None."""
+    """The chunk if it consists of ops of the hot tail only, else None."""
     question = {"bucket": bucket, "after": after, "upto": upto}
     row = connection.execute(_HOT, question, binary=True).fetchone()
     if row is None:
-        return Chunk(b"", 0, after, more=False)  # nobody ever saw the bucket
+        return Chunk(b"", 0, after, more=False)  # there is no such bucket
     segmented, overtaken, ops, size, last, more = row
     if segmented:
         return None
@@ -83,7 +83,7 @@ def read_hot_chunk(connection: psycopg.Connection, bucket: int, after: OpId, upt
 
 
 def read_chunk(connection: psycopg.Connection, bucket: int, after: OpId, upto: OpId) -> Chunk:
-    """A chunk that holds segments. Within a transaction of one view."""
+    """A chunk that contains segments. Call it within a repeatable-read transaction."""
     question = {"bucket": bucket, "after": after, "upto": upto}
     row = connection.execute(_START, question).fetchone()
     if row is None:
@@ -104,7 +104,7 @@ def _take(
     lines: Sequence[tuple[int, bytes]],
     position: int,
 ) -> bool:
-    """Take segments, and the ops of the hot tail between them; False when there is no room for all."""
+    """Add segments and the ops of the hot tail between them. Returns False when they don't all fit."""
     start = 0
     for first, last, sealed, size, bodies, _ in runs:
         end = bisect_left(lines, first, key=itemgetter(0))

@@ -1,7 +1,7 @@
-"""Keeping histories in Postgres short. See `storage.contract.compaction` for what is promised.
+"""Compaction of histories in Postgres. See `storage.contract.compaction`.
 
-What replaces history locks the bucket's row, which a flush needs at its end only; what appends takes the store's lock
-first, as a flush does. Lookups need none of this: the store keeps only those that stand.
+Replacing history locks the bucket's row, which a flush needs at its end only; appending takes the store's lock first,
+as a flush does. Lookups need no compaction: the store keeps only current ones.
 """
 
 from __future__ import annotations
@@ -260,18 +260,18 @@ class PostgresUpkeep:
 
 
 def _changed(bucket: int) -> HistoryChangedError:
-    return HistoryChangedError("a bucket's history changed meanwhile", f"bucket key {bucket}", "it is looked at again")
+    return HistoryChangedError("a bucket's history changed meanwhile", f"bucket key {bucket}", "it is read again")
 
 
 def _lock_same(db: psycopg.Connection, bucket: BucketState) -> None:
-    """The bucket is there, nothing cleared it since, and until the commit nothing will."""
+    """Lock the bucket until the commit. Raises HistoryChangedError when it is gone or was cleared since."""
     row = db.execute("select clear_op from buckets where id = %s for update", [bucket.key]).fetchone()
     if row is None or row[0] != bucket.clear_op:
         raise _changed(bucket.key)
 
 
 def _check_there(db: psycopg.Connection, bucket: int, piece: Piece) -> None:
-    """The piece is as it was read. Ops and segments are never changed, only replaced as a whole."""
+    """Check that the piece is as it was read. Ops and segments are never changed, only replaced as a whole."""
     if piece.blob:
         query = "select first_op, blob from segments where bucket = %s and last_op = %s"
         same = db.execute(query, [bucket, piece.last]).fetchone() == (piece.first, piece.blob)
@@ -296,7 +296,7 @@ def _rows_after(db: psycopg.Connection, bucket: int, seen: int) -> tuple[set[int
 
 
 def _append(db: psycopg.Connection, bucket: BucketState, first: int, rows: Sequence[Again]) -> OpId:
-    """What a flush with these rows would do. Returns the last op id given out."""
+    """Do what a flush with these rows would do. Returns the last op id given out."""
     last = first + len(rows) - 1
     ids = list(range(first, last + 1))
     lines = [finished_op(op_id, row.body) for op_id, row in zip(ids, rows, strict=True)]
@@ -309,7 +309,7 @@ def _append(db: psycopg.Connection, bucket: BucketState, first: int, rows: Seque
         [sum(row.checksum for row in rows) & 0xFFFFFFFF, len(rows), last, bucket.key],
     )
     db.execute("update state set next_op = %s, checkpoint = %s", [last + 1, last])
-    # No commit of a source's brought these, so they belong to none
+    # They come from no commit of a source, so they name none
     db.execute(
         "insert into flushes (last_op, source, lsn, committed_us, buckets, lookups) values (%s, '', 0, 0, %s, '[]')",
         [last, orjson.dumps([bucket.name]).decode()],

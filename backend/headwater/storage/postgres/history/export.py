@@ -1,4 +1,4 @@
-"""The history of a store in Postgres in bulk; see `storage.contract.history` for what is promised."""
+"""Bulk reading of the history of a store in Postgres. See `storage.contract.history`."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from headwater.storage.contract.history import (
     HistoryLimits,
     HistoryOp,
     Slice,
-    moved_on,
-    overtaken,
+    overtaken_error,
+    state_overtaken_error,
 )
 from headwater.storage.contract.store import StoreError
 from headwater.storage.postgres.connection import connect, postgres_errors
@@ -38,7 +38,7 @@ set local idle_in_transaction_session_timeout = '1h'
 """
 
 _MERGED = "from buckets b where b.compacted_op > %(since)s"
-"""Buckets in which something after an op was merged: `compacted_op` is the id that the last op looked at had."""
+"""Buckets in which ops after `since` were merged: `compacted_op` is the id of the last op that compaction looked at."""
 
 _HOT = """
 select o.id, b.name, b.definition, o.line from buckets b join ops o on o.bucket = b.id
@@ -83,7 +83,7 @@ _HOT_BACKWARDS = "select id, line from ops where bucket = %s and id > %s and id 
 
 @contextmanager
 def _reading(address: PostgresAddress) -> Iterator[psycopg.Connection]:
-    """A connection in one read transaction: all it sees belongs together."""
+    """A connection in one read transaction."""
     with closing(connect(address, "history")) as connection, postgres_errors(address):
         if connection.execute("select to_regclass('meta')").fetchall() == [(None,)]:
             raise StoreError("there is no store", str(address), "check database and schema")
@@ -107,7 +107,7 @@ def limits(address: PostgresAddress, where: HistoryFilter, since: OpId) -> Histo
 def read(
     address: PostgresAddress, ops: tuple[OpId, OpId], where: HistoryFilter, unmerged: OpId
 ) -> Iterator[list[HistoryOp]]:
-    """See `Backend.read_history`. Nothing after `unmerged` may have been merged."""
+    """See `Backend.read_history`. Raises OvertakenError when ops after `unmerged` were merged."""
     after, upto = ops
     with _reading(address) as db:
         _check_not_overtaken(db, where, unmerged)
@@ -164,13 +164,13 @@ def standing(
         bindings = _bindings(where, {"count": part.count, "number": part.number})
         for key, name, definition, compacted in db.execute(_where(query, where), bindings).fetchall():
             if compacted > checkpoint:
-                raise moved_on(name, checkpoint)
+                raise state_overtaken_error(name, checkpoint)
             puts = stand(_backwards(db, key, checkpoint))
             yield from batches(HistoryOp(op_id, name, definition, line) for op_id, line in puts)
 
 
 def _backwards(db: psycopg.Connection, bucket: int, upto: int) -> Iterator[Line]:
-    """A bucket's ops from `upto` down."""
+    """A bucket's ops from `upto` backwards."""
     for first, last, sealed, bodies in _rows(db, sql.SQL(_BACKWARDS), [bucket, upto]):
         yield from _rows(db, sql.SQL(_HOT_BACKWARDS), [bucket, last, upto])
         lines = [line for line in segment_lines(first, sealed, bodies) if line[0] <= upto]
@@ -183,20 +183,20 @@ def _check_not_overtaken(db: psycopg.Connection, where: HistoryFilter, since: Op
     query = _where("select b.name, b.compacted_op " + _MERGED, where)
     row = db.execute(query + sql.SQL(" limit 1"), _bindings(where, {"since": since})).fetchone()
     if row is not None:
-        raise overtaken(row[0], since, OpId(row[1]))
+        raise overtaken_error(row[0], since, OpId(row[1]))
 
 
 def _rows(
     db: psycopg.Connection, query: sql.SQL | sql.Composed, bindings: Sequence[object] | Mapping[str, object]
 ) -> Iterator[Any]:
-    """Rows of a large answer, fetched as they are asked for."""
+    """Rows of a large result, fetched as they are consumed."""
     with db.cursor(f"rows_{next(_names)}") as cursor:
         cursor.itersize = _FETCHED
         yield from cursor.execute(query, bindings)
 
 
 def _where(query: LiteralString, where: HistoryFilter) -> sql.Composed:
-    """The query, which has `buckets b` in it, kept to the buckets asked for."""
+    """The query, which uses `buckets b`, restricted to the requested buckets."""
     parts = [sql.SQL(query)]
     if where.definitions:
         parts.append(sql.SQL(" and b.definition = any(%(definitions)s)"))
@@ -210,6 +210,6 @@ def _bindings(where: HistoryFilter, others: Mapping[str, int]) -> dict[str, obje
 
 
 def _number(db: psycopg.Connection, query: LiteralString, where: HistoryFilter = EVERY_BUCKET) -> int:
-    """A single number; nothing counts as 0."""
+    """A single number; 0 for no row or null."""
     row = db.execute(_where(query, where), _bindings(where, {"since": 0})).fetchone()
     return 0 if row is None or row[0] is None else int(row[0])

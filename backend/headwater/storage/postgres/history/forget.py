@@ -1,4 +1,4 @@
-"""Finding and erasing values in a store in Postgres. See `storage.contract.forget` for what is promised."""
+"""Finding and erasing values in a store in Postgres. See `storage.contract.forget`."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from headwater.storage.postgres.control import lease as leases
 from headwater.storage.postgres.tables import rows_table, stored_id
 from headwater.storage.shared.control.erasures import ERASURES
 from headwater.storage.shared.packing import unpacked
-from headwater.storage.shared.values import whole
+from headwater.storage.shared.values import as_int
 
 _FETCH = 500
 _READ_BYTES = 64 << 20
-_PATIENCE = 300.0  # seconds to wait for whoever uses a table that is to be written anew
+_PATIENCE = 300.0  # seconds to wait for the lock on a table that is to be rewritten
 
 _SEGMENTS = """
 select coalesce(b.id, 0), coalesce(s.first_op, 0), coalesce(s.sealed, false), x.bodies from segment_blobs x
 left join segments s on s.blob = x.id left join buckets b on b.id = x.bucket
 """
 
-# Every column that can hold text, but for ops, which have a search of their own, and what tasks of bulk jobs write
+# Every column that can hold text, except ops, which are searched separately, and the tables that bulk tasks write
 _TEXT_COLUMNS = """
 select c.relname, a.attname from pg_class c join pg_attribute a on a.attrelid = c.oid
 where c.relnamespace = current_schema()::regnamespace and c.relkind = 'r' and a.attnum > 0 and not a.attisdropped
@@ -72,7 +72,7 @@ class PostgresForget:
         with postgres_errors(address):
             self._db.execute("set enable_seqscan = on")
 
-    # looking
+    # searching
 
     def ops(self, hints: Sequence[str], searched: Searched) -> Iterator[FoundOp]:
         with postgres_errors(self._address):
@@ -82,17 +82,17 @@ class PostgresForget:
                 f" where {_has('o.line', hints)}"
             )
             for bucket, op_id, line in self._fetched(hot, list(hints)):
-                yield FoundOp(whole(bucket), whole(op_id), str(line))
+                yield FoundOp(as_int(bucket), as_int(op_id), str(line))
             for bucket, first, sealed, bodies in self._fetched(_SEGMENTS, []):
                 assert isinstance(bodies, bytes)
                 content = unpacked(bodies)
                 searched.segments += 1
                 searched.segment_bytes += len(content)
-                for op_id, op in found_in_segment(content, hints, whole(first), bool(sealed)):
-                    yield FoundOp(whole(bucket), op_id, op)
+                for op_id, op in found_in_segment(content, hints, as_int(first), bool(sealed)):
+                    yield FoundOp(as_int(bucket), op_id, op)
 
     def _fetched(self, query: str, parameters: Sequence[str]) -> Iterator[tuple[object, ...]]:
-        """The rows of a query that may be too large for memory."""
+        """Rows of a query whose result may not fit in memory."""
         with self._db.transaction(), psycopg.ServerCursor(self._db, "found") as found:
             found.itersize = _FETCH
             yield from found.execute(query.encode(), parameters, binary=True)
@@ -125,7 +125,7 @@ class PostgresForget:
             try:
                 return int(self._db.execute(query, [stored_id(row_id)[0]]).fetchall()[0][0])
             except errors.UndefinedTable:
-                return 0  # emptied since
+                return 0  # swept meanwhile
 
     def named_buckets(self, hints: Sequence[str]) -> list[int]:
         with postgres_errors(self._address):
@@ -173,7 +173,7 @@ class PostgresForget:
         )
         with postgres_errors(self._address):
             tables = [str(row[0]) for row in self._db.execute(query).fetchall()]
-            say(f"rewriting {len(tables)} tables: nobody can use one while its turn lasts")
+            say(f"rewriting {len(tables)} tables: each is locked while it is rewritten")
             self._db.execute("set lock_timeout = '5s'")
             for table in tables:
                 self._rewrite(table)
@@ -187,9 +187,9 @@ class PostgresForget:
             except errors.LockNotAvailable:
                 if time.monotonic() > deadline:
                     raise UnerasedError(
-                        "a table can't be written anew: somebody has been using it for long",
+                        "a table can't be rewritten: other sessions have been using it for too long",
                         f"{self._address}, table {table}",
-                        "end who reads the store, and run it again",
+                        "stop the processes that use the store, and run it again",
                     ) from None
                 continue
             except errors.UndefinedTable:
@@ -197,7 +197,7 @@ class PostgresForget:
             return
 
     def search_files(self, hints: Sequence[str]) -> list[SearchedFile]:
-        """The server's files, where the role may have it read them."""
+        """Search the server's files, if the role may read them."""
         with postgres_errors(self._address):
             try:
                 self._db.execute("checkpoint")

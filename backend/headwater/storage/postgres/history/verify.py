@@ -1,4 +1,4 @@
-"""A store in Postgres as it is given to be checked. See `storage.contract.verify.VerifyReader`."""
+"""Gives the data of a store in Postgres to be checked. See `storage.contract.verify.VerifyReader`."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from segments s left join segment_blobs g on g.id = s.blob and g.bucket = s.buck
 where s.bucket = %s and s.last_op > %s order by s.last_op
 """
 
-# As bytes: a damaged line need not be text any more
+# As bytes: a damaged line may no longer be text
 _HOT = (
     "select id, convert_to(line, getdatabaseencoding()) from ops where bucket = %s and id > %s and id <= %s order by id"
 )
@@ -57,8 +57,7 @@ def open_verify(address: PostgresAddress) -> Iterator[PostgresVerify]:
 
 
 class PostgresVerify:
-    """Answers within one read transaction, for as long as Postgres itself finds nothing damaged: then within the
-    next."""
+    """Answers within one read transaction, or within the next one after Postgres itself has found damage."""
 
     def __init__(self, address: PostgresAddress) -> None:
         self._address = address
@@ -120,11 +119,11 @@ class PostgresVerify:
             yield from batched(self._db, table, cursor, _BATCH_ROWS, BATCH_BYTES)
 
     def lookups(self, table: int, row_ids: Sequence[str]) -> dict[str, set[LookupEntry]]:
-        whole = {stored_id(row_id)[0]: row_id for row_id in row_ids}
+        full_ids = {stored_id(row_id)[0]: row_id for row_id in row_ids}
         found: dict[str, set[LookupEntry]] = {}
         query = "select row_id, key, output from lookups where table_id = %s and row_id = any(%s)"
-        for row_id, key, output in self._db.execute(query, [table, list(whole)]):
-            found.setdefault(whole[row_id], set()).add(LookupEntry(key, output))
+        for row_id, key, output in self._db.execute(query, [table, list(full_ids)]):
+            found.setdefault(full_ids[row_id], set()).add(LookupEntry(key, output))
         return found
 
     def lone_lookups(self, table: int) -> list[str]:
@@ -134,20 +133,20 @@ class PostgresVerify:
         return [row[0] for row in self._db.execute(query, [table])]
 
     def _has_rows(self, table: int) -> bool:
-        """Whether the table is there, and not swept away under our hands."""
+        """Whether the table exists; it may be swept at any time."""
         with contextlib.suppress(errors.UndefinedTable):
             return self._db.execute("select to_regclass(%s)", [f"rows_{table:d}"]).fetchall() != [(None,)]
         return False
 
     def _fetched(self, query: sql.SQL, bindings: Sequence[object], at_once: int = _FETCHED) -> Iterator[Any]:
-        """Rows of a large answer, fetched as they are asked for."""
+        """Rows of a large result, fetched as they are consumed."""
         with self._db.cursor(f"verify_{next(_names)}", binary=True) as cursor:
             cursor.itersize = at_once
             yield from cursor.execute(query, bindings)
 
     @contextlib.contextmanager
     def _damage(self, what: str) -> Iterator[None]:
-        """Postgres itself finds a page or a compressed value damaged, which ends the transaction."""
+        """Raise DamageError when Postgres finds a page or a compressed value damaged, and begin a new transaction."""
         try:
             yield
         except (errors.DataCorrupted, errors.CharacterNotInRepertoire, errors.UntranslatableCharacter) as error:

@@ -1,1 +1,1 @@
-"""Control tables, which all back ends have alike that know SQL: versions of the sync config, row sides, requests."""
+"""Control tables, which are the same in every SQL back end: versions of the sync config, row sides, requests."""

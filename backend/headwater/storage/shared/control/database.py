@@ -1,4 +1,4 @@
-"""A database as far as control tables need one."""
+"""The database access that control tables need."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ SEALED_MARK = "headwater-seal: "
 
 
 class ControlDb(Protocol):
-    """An open connection. Values stand as `?` in statements, which are such that every back end understands them."""
+    """An open connection. Statements mark values with `?` and use only SQL that every back end understands."""
 
     @property
     def now(self) -> str:
-        """The time in seconds since 1970, as an expression."""
+        """An SQL expression for the time in seconds since 1970."""
 
     def rows(self, statement: str, *values: str | float) -> list[Row]:
-        """What a statement returns; nothing for one that only writes."""
+        """The rows that a statement returns; none for a statement that only writes."""
 
-    def handing_in(self) -> AbstractContextManager[None]:
-        """A write transaction of whoever hands something in. Of two at once one comes after the other, and replicators
-        look once it is committed."""
+    def submitting(self) -> AbstractContextManager[None]:
+        """A write transaction that submits a request or a version. Concurrent ones run one after the other, and
+        replicators are notified at the commit."""
 
     def holding(self, lease: Lease) -> AbstractContextManager[None]:
-        """A write transaction of the lease's holder, from whose end on the lease runs anew. Raises LeaseLostError."""
+        """A write transaction of the lease's holder, which renews the lease at its end. Raises LeaseLostError."""
 
     def announce(self) -> None:
-        """Within a transaction: readers hear of its commit, unless whoever opened the store tells them."""
+        """Within a transaction: notify readers at its commit, unless the store does that itself."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from headwater.storage.contract.requests import Request, RequestState
 from headwater.storage.contract.store import Lease
 from headwater.storage.shared.control.database import ControlDb, Row
-from headwater.storage.shared.values import whole
+from headwater.storage.shared.values import as_int
 
 _COLUMNS = "id, kind, source, payload, state, progress, result, created_at"
 _KEPT_SECONDS = 86_400
@@ -18,7 +18,7 @@ def _request(row: Row) -> Request:
 
 def submit(db: ControlDb, kind: str, source: str, payload: str) -> int:
     """See the contract."""
-    with db.handing_in():
+    with db.submitting():
         db.rows(f"delete from requests where state in ('done', 'failed') and changed_at < {db.now} - ?", _KEPT_SECONDS)
         ((number,),) = db.rows(
             "insert into requests (kind, source, payload, state, created_at, changed_at)"
@@ -27,7 +27,7 @@ def submit(db: ControlDb, kind: str, source: str, payload: str) -> int:
             source,
             payload,
         )
-    return whole(number)
+    return as_int(number)
 
 
 def find(db: ControlDb, request: int) -> Request | None:
@@ -37,7 +37,7 @@ def find(db: ControlDb, request: int) -> Request | None:
 
 
 def unfinished(db: ControlDb, source: str) -> list[Request]:
-    """Those of a source that are not done."""
+    """Requests of a source that are not final."""
     query = f"select {_COLUMNS} from requests where source = ? and state in ('waiting', 'running') order by id"
     return [_request(row) for row in db.rows(query, source)]
 

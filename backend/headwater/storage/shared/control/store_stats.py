@@ -1,14 +1,15 @@
-"""What a store holds, as far as its tables are the same in every back end."""
+"""Statistics of a store, from the tables that are the same in every back end."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 from headwater.oplog.limits import is_stub, left_out_of, read_stub
 from headwater.oplog.lsn import Lsn
 from headwater.oplog.op import OpId
 from headwater.storage.contract.parts import BulkRecord
-from headwater.storage.contract.reason import stored_reason
+from headwater.storage.contract.reason import ResyncReason, stored_reason
 from headwater.storage.contract.stats import (
     BucketStats,
     Disk,
@@ -16,12 +17,12 @@ from headwater.storage.contract.stats import (
     LeftOutRow,
     StoreStats,
     TableStats,
-    by_definition,
+    stats_by_definition,
 )
 from headwater.storage.contract.store import SourceState
 from headwater.storage.shared.common import decode_layouts
 from headwater.storage.shared.control.database import ControlDb
-from headwater.storage.shared.values import whole
+from headwater.storage.shared.values import as_int
 
 _NAMED = 100  # rows left out, by table
 _TABLES = "select id, source, layouts, resync, resync_detail from tables where state = 'active' order by id"
@@ -33,53 +34,72 @@ _JOBS = "select kind, source, application, tasks, rows, ops, started, finished f
 _SEGMENTS = ("segments", "segment_blobs", "staged_segments")
 
 Suspects = Callable[[int], Iterable[tuple[str, str, str]]]
-"""Of the rows of a generation, id, line and members of all that may be left out."""
+"""For a generation: id, line and members of every row that may be left out."""
+
+
+class ActiveTable(NamedTuple):
+    """An active generation of a source table."""
+
+    id: int
+    source: str
+    name: str
+    resync: ResyncReason | None
+
+
+def active_tables(db: ControlDb) -> list[ActiveTable]:
+    """The active generations of all sources."""
+    found = []
+    for number, source, layouts, cause, detail in db.rows(_TABLES):
+        relation = decode_layouts(str(layouts))[-1]
+        name = f"{relation.schema}.{relation.name}"
+        found.append(ActiveTable(as_int(number), str(source), name, stored_reason(str(cause), str(detail))))
+    return found
 
 
 def store_stats(
-    db: ControlDb, sizes: Mapping[str, int], suspects: Suspects, buckets: tuple[BucketStats, ...], disk: Disk
+    db: ControlDb,
+    tables: Sequence[ActiveTable],
+    sizes: Mapping[str, int],
+    suspects: Suspects,
+    buckets: tuple[BucketStats, ...],
+    disk: Disk,
 ) -> StoreStats:
-    """All that a store holds. `sizes` are the bytes of its tables by name."""
+    """All statistics of a store. `sizes` are the bytes of its tables by name."""
     return StoreStats(
         checkpoint=OpId(_one(db, "select coalesce(checkpoint, 0) from state")),
         sources=tuple(_sources(db)),
-        tables=tuple(_tables(db, sizes, suspects)),
+        tables=tuple(_tables(db, tables, sizes, suspects)),
         history=_history(db),
         lookups=_one(db, "select count(*) from lookups"),
         disk=disk,
-        definitions=by_definition(buckets),
+        definitions=stats_by_definition(buckets),
         buckets=buckets,
         jobs=tuple(_jobs(db)),
     )
 
 
-def generations(db: ControlDb) -> list[int]:
-    """The tables that have rows."""
-    return [whole(row[0]) for row in db.rows(_TABLES)]
-
-
 def disk_of(sizes: Mapping[str, int], *, free: int, file: int) -> Disk:
-    """What takes room, in bytes; `free` of them are kept for later, and files have `file` in all."""
+    """Disk use in bytes. `free` is unused space within the files, `file` the size of all files."""
     rows = sum(size for name, size in sizes.items() if name.startswith("rows_"))
     ops, lookups = sizes.get("ops", 0), sizes.get("lookups", 0)
     segments = sum(sizes.get(name, 0) for name in _SEGMENTS)
     return Disk(rows, ops, segments, lookups, sum(sizes.values()) - rows - ops - segments - lookups, free, file)
 
 
-def _tables(db: ControlDb, sizes: Mapping[str, int], suspects: Suspects) -> list[TableStats]:
+def _tables(
+    db: ControlDb, tables: Sequence[ActiveTable], sizes: Mapping[str, int], suspects: Suspects
+) -> list[TableStats]:
     found = []
-    for number, source, layouts, cause, detail in db.rows(_TABLES):
-        table = whole(number)
-        relation = decode_layouts(str(layouts))[-1]
-        left_out = [row for each in suspects(table) if (row := left_out_row(*each)).size]
+    for table in tables:
+        left_out = [row for each in suspects(table.id) if (row := left_out_row(*each)).size]
         found.append(
             TableStats(
-                name=f"{relation.schema}.{relation.name}",
-                source=str(source),
-                generation=table,
-                rows=_one(db, f"select count(*) from rows_{table:d}"),
-                bytes=sizes.get(f"rows_{table:d}", 0),
-                resync=stored_reason(str(cause), str(detail)),
+                name=table.name,
+                source=table.source,
+                generation=table.id,
+                rows=_one(db, f"select count(*) from rows_{table.id:d}"),
+                bytes=sizes.get(f"rows_{table.id:d}", 0),
+                resync=table.resync,
                 left_out_rows=len(left_out),
                 left_out=tuple(left_out[:_NAMED]),
             )
@@ -88,7 +108,7 @@ def _tables(db: ControlDb, sizes: Mapping[str, int], suspects: Suspects) -> list
 
 
 def left_out_row(row_id: str, line: str, members: str) -> LeftOutRow:
-    """What of a row is too large, by its stored texts; `size` is 0 when nothing is."""
+    """The parts of a row that are too large, from its stored texts; `size` is 0 when there are none."""
     if is_stub(line):
         return LeftOutRow(row_id, 0, read_stub(line).size)
     ops = left_out_of(members)
@@ -98,7 +118,7 @@ def left_out_row(row_id: str, line: str, members: str) -> LeftOutRow:
 def _sources(db: ControlDb) -> list[SourceState]:
     rows = db.rows("select tag, lsn, slot, system_id, timeline from sources order by tag")
     return [
-        SourceState(str(tag), Lsn(whole(lsn)), str(slot), str(system), whole(timeline))
+        SourceState(str(tag), Lsn(as_int(lsn)), str(slot), str(system), as_int(timeline))
         for tag, lsn, slot, system, timeline in rows
     ]
 
@@ -108,10 +128,10 @@ def _history(db: ControlDb) -> HistoryStats:
     oldest, at = (db.rows(_OLDEST) or [(0, 0)])[0]
     return HistoryStats(
         hot_ops=_one(db, "select count(*) from ops"),
-        sealed_ops=whole(sealed),
-        segments=whole(segments),
-        oldest_flush=OpId(whole(oldest)),
-        oldest_flush_us=whole(at),
+        sealed_ops=as_int(sealed),
+        segments=as_int(segments),
+        oldest_flush=OpId(as_int(oldest)),
+        oldest_flush_us=as_int(at),
         flushes=_one(db, "select count(*) from flushes"),
     )
 
@@ -126,4 +146,4 @@ def _jobs(db: ControlDb) -> list[BulkRecord]:
 
 
 def _one(db: ControlDb, query: str) -> int:
-    return whole(db.rows(query)[0][0])
+    return as_int(db.rows(query)[0][0])

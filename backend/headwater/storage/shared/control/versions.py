@@ -1,4 +1,4 @@
-"""Versions of the sync config, and the row sides that are complete."""
+"""Versions of the sync config, and row sides."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from headwater.failpoints import passing
 from headwater.storage.contract.store import Lease, StoreError
 from headwater.storage.contract.versions import ConfigVersion, Origin, VersionState
 from headwater.storage.shared.control.database import ControlDb, Row
-from headwater.storage.shared.values import whole
+from headwater.storage.shared.values import as_int
 
 _COLUMNS = "id, yaml, state, origin, created_at, activated_at, stopped_at, note"
 _PUT_SIDE = "insert into sides (name, digest, state) values (?, ?, ?) on conflict (name) do "
@@ -27,7 +27,7 @@ def _version(row: Row) -> ConfigVersion:
 
 def deploy(db: ControlDb, yaml: str, origin: Origin) -> ConfigVersion:
     """See the contract."""
-    with db.handing_in():
+    with db.submitting():
         newest = db.rows(
             f"select {_COLUMNS} from versions where state in ('processing', 'active')"
             " order by case state when 'processing' then 0 else 1 end limit 1"
@@ -49,9 +49,9 @@ def deploy(db: ControlDb, yaml: str, origin: Origin) -> ConfigVersion:
 
 
 def set_active(db: ControlDb, version: int) -> None:
-    """Within a write transaction: serve `version`, stop the one before."""
+    """Within a write transaction: serve `version` and stop the one before."""
     if not db.rows("select 1 from versions where id = ?", version):
-        raise StoreError("the version is not there", f"version {version}", "see `headwater rules versions`")
+        raise StoreError("there is no such version", f"version {version}", "see `headwater rules versions`")
     db.rows(f"update versions set state = 'stopped', stopped_at = {db.now} where state = 'active' and id <> ?", version)
     db.rows(
         f"update versions set state = 'active', activated_at = {db.now}, stopped_at = 0, note = '' where id = ?",
@@ -61,7 +61,7 @@ def set_active(db: ControlDb, version: int) -> None:
 
 
 def add_sides(db: ControlDb, sides: Mapping[str, str]) -> None:
-    """Within a write transaction: these row sides are complete."""
+    """Within a write transaction: mark these row sides as complete."""
     for name, digest in sides.items():
         db.rows(f"{_PUT_SIDE} update set digest = excluded.digest, state = excluded.state", name, digest, "complete")
 
@@ -75,7 +75,7 @@ def activate(db: ControlDb, lease: Lease, version: int, sides: Mapping[str, str]
         db.rows(
             "insert into flushes (last_op, source, lsn, committed_us, buckets, lookups)"
             " select ?, tag, lsn, 0, '[]', '[]' from sources where tag = ?",
-            whole(op_id),
+            as_int(op_id),
             lease.name,
         )
         db.announce()
@@ -96,7 +96,7 @@ def mark(db: ControlDb, lease: Lease, version: int, state: VersionState, note: s
 
 
 def complete_sides(db: ControlDb) -> dict[str, str]:
-    """Name to digest."""
+    """Complete row sides, name to digest."""
     rows = db.rows("select name, digest from sides where state = 'complete' order by name")
     return {str(name): str(digest) for name, digest in rows}
 

@@ -1,4 +1,4 @@
-"""Taking an embedded store out; see `storage.contract.archive` for what is promised."""
+"""Exporting an embedded store; see `storage.contract.archive`."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from headwater.storage.contract.archive import (
     bucket_parts,
     place_parts,
 )
-from headwater.storage.shared.values import whole
+from headwater.storage.shared.values import as_int
 from headwater.storage.sqlite.connection import open_reader, sqlite_errors
 from headwater.storage.sqlite.control.seal import note as seal_note
 from headwater.storage.sqlite.store import SqliteStore
 
 _BATCH_ROWS = 5_000
 _BATCH_BYTES = 8 << 20
-_PAGES_A_STEP = -1  # all at once: in several steps a busy writer would make it begin anew for ever
+_PAGES_A_STEP = -1  # all at once: with several steps, a busy writer would restart the copy for ever
 
 _QUERIES = {
     "rows": "select {table:d}, id, row_id, layout, line, members, subkey from rows_{table:d} where id >= ? and id <= ?",
@@ -49,17 +49,16 @@ _LARGE = ("rows", "ops", "segments", "lookups")
 
 @contextmanager
 def dump(address: SqliteAddress, scratch: Path) -> Iterator[Dump]:
-    """See `Backend.dump`. A store that somebody may write to is copied first; a sealed one stays as it
-    is."""
+    """See `Backend.dump`. Copies the store first, unless it is sealed."""
     source = Path(address.directory)
     if not (source / "store.db").is_file():
         raise ArchiveError("there is no store", str(source), "check storage.path")
-    SqliteStore(source).close()  # brings it to this version's format
+    SqliteStore(source).close()  # upgrades its format
     frozen = source
     if seal_note(address) is None:
         frozen = scratch.resolve()
         frozen.mkdir(mode=0o700, parents=True, exist_ok=True)
-        # Write checkpoints last: one that waits for more than the copy holds is met later, one that is missing never
+        # Write checkpoints last: one ahead of the copy is reached later, a missing one never
         for file in ("store.db", "write_checkpoints.db"):
             _copy(source / file, frozen / file)
     path = frozen / "store.db"
@@ -79,16 +78,16 @@ def _copy(source: Path, target: Path) -> None:
 def _state(db: apsw.Connection, directory: Path) -> StoreState:
     salt = db.execute("select value from meta where key = 'salt'").fetchall()[0][0]
     ((next_op, checkpoint, config),) = db.execute("select next_op, checkpoint, config from state").fetchall()
-    ids = {str(name): whole(seq) for name, seq in db.execute("select name, seq from sqlite_sequence")}
+    ids = {str(name): as_int(seq) for name, seq in db.execute("select name, seq from sqlite_sequence")}
     writes = 0
     if (directory / "write_checkpoints.db").is_file():
         with closing(open_reader(directory / "write_checkpoints.db")) as other:
-            writes = whole(other.execute("select coalesce(max(seq), 0) from write_checkpoints").fetchall()[0][0])
+            writes = as_int(other.execute("select coalesce(max(seq), 0) from write_checkpoints").fetchall()[0][0])
     return StoreState(
         salt=salt.hex() if isinstance(salt, bytes) else "",
-        next_op=whole(next_op),
-        checkpoint=None if checkpoint is None else whole(checkpoint),
-        config=None if config is None else whole(config),
+        next_op=as_int(next_op),
+        checkpoint=None if checkpoint is None else as_int(checkpoint),
+        config=None if config is None else as_int(config),
         last_table=ids.get("tables", 0),
         last_version=ids.get("versions", 0),
         last_write=writes,
@@ -96,20 +95,20 @@ def _state(db: apsw.Connection, directory: Path) -> StoreState:
 
 
 def _parts(db: apsw.Connection, directory: Path) -> Iterator[DumpPart]:
-    tables = [whole(row[0]) for row in db.execute("select id from tables where state = 'active' order by id")]
+    tables = [as_int(row[0]) for row in db.execute("select id from tables where state = 'active' order by id")]
     for table in tables:
         ((first, last, rows),) = db.execute(f"select min(id), max(id), count(*) from rows_{table:d}").fetchall()
         if rows:
-            yield from place_parts(table, whole(first), whole(last), whole(rows))
+            yield from place_parts(table, as_int(first), as_int(last), as_int(rows))
         ((lookups,),) = db.execute("select count(*) from lookups where table_id = ?", (table,)).fetchall()
         if lookups:
-            yield DumpPart("lookups", whole(lookups), table)
-    yield from bucket_parts((str(name), whole(key), whole(count)) for name, key, count in db.execute(_COUNTS))
+            yield DumpPart("lookups", as_int(lookups), table)
+    yield from bucket_parts((str(name), as_int(key), as_int(count)) for name, key, count in db.execute(_COUNTS))
     for dataset in DATASETS:
         if dataset in _LARGE or (dataset == "write_checkpoints" and not (directory / f"{dataset}.db").is_file()):
             continue
         with closing(open_reader(directory / _file(dataset))) as other:
-            rows = whole(other.execute(f"select count(*) from {dataset}").fetchall()[0][0])
+            rows = as_int(other.execute(f"select count(*) from {dataset}").fetchall()[0][0])
         if rows:
             yield DumpPart(dataset, rows)
 

@@ -1,6 +1,6 @@
-"""Building an embedded store from what another one held; see `storage.contract.archive` for what is promised.
+"""Importing into an embedded store; see `storage.contract.archive`.
 
-The new files are made beside their place and renamed at the end, the store itself last.
+The new files are built in a subfolder and renamed at the end, the store's main file last.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import apsw
 
 from headwater.storage.address import SqliteAddress
 from headwater.storage.contract.archive import DATASETS, ArchiveError, Row, StoreNotEmptyError, StoreState
-from headwater.storage.shared.values import whole
+from headwater.storage.shared.values import as_int
 from headwater.storage.sqlite import tables
 from headwater.storage.sqlite.connection import immediate, open_reader, open_writer, sqlite_errors
 from headwater.storage.sqlite.control.write_checkpoints import WriteCheckpoints
@@ -56,7 +56,7 @@ class SqliteLoad:
             with immediate(db):
                 _set_state(db, state)
                 for (table,) in db.execute("select id from tables").fetchall():
-                    db.execute(tables.ROWS_INDEX.format(whole(table)))
+                    db.execute(tables.ROWS_INDEX.format(as_int(table)))
             _check_counts(db, self._folder, counts)
             db.execute("pragma optimize")
             db.execute("pragma wal_checkpoint(truncate)").fetchall()
@@ -84,7 +84,7 @@ def load(address: SqliteAddress) -> Iterator[SqliteLoad]:
 
 
 def load_rows(address: SqliteAddress, dataset: str, batches: Iterable[Sequence[Row]]) -> None:
-    """See `Backend.load_rows`. The files need no durability before the end."""
+    """See `Backend.load_rows`. Not durable until `finish`."""
     path = Path(address.directory) / ("write_checkpoints.db" if dataset == "write_checkpoints" else "store.db")
     columns = DATASETS[dataset]
     insert = f"insert into {dataset} ({', '.join(columns)}) values ({', '.join('?' * len(columns))})"
@@ -108,20 +108,20 @@ def _load_tables(db: apsw.Connection, batch: Sequence[Row]) -> None:
     sql = f"insert into tables ({columns}) values (?, ?, ?, ?, ?, ?, 'active')"
     db.executemany(sql, batch)
     for row in batch:
-        db.execute(tables.ROWS_TABLE.format(whole(row[0])))
+        db.execute(tables.ROWS_TABLE.format(as_int(row[0])))
 
 
 def _load_table_rows(db: apsw.Connection, batch: Sequence[Row]) -> None:
     by_table: dict[int, list[Row]] = {}
     for row in batch:
-        by_table.setdefault(whole(row[0]), []).append(row[1:])
+        by_table.setdefault(as_int(row[0]), []).append(row[1:])
     for table, rows in by_table.items():
         sql = f"insert into rows_{table:d} (id, row_id, layout, line, members, subkey) values (?, ?, ?, ?, ?, ?)"
         db.executemany(sql, rows)
 
 
 def _load_segments(db: apsw.Connection, batch: Sequence[Row]) -> None:
-    base = whole(db.execute("select coalesce(max(id), 0) from segment_blobs").fetchall()[0][0])
+    base = as_int(db.execute("select coalesce(max(id), 0) from segment_blobs").fetchall()[0][0])
     numbered = list(enumerate(batch, base + 1))
     db.executemany(
         "insert into segment_blobs (id, bucket, size, checksum, bodies) values (?, ?, ?, ?, ?)",
@@ -147,7 +147,7 @@ def _set_state(db: apsw.Connection, state: StoreState) -> None:
 def _check_counts(db: apsw.Connection, folder: Path, counts: Mapping[str, int]) -> None:
     for dataset in DATASETS:
         if dataset == "rows":
-            ids = [whole(row[0]) for row in db.execute("select id from tables").fetchall()]
+            ids = [as_int(row[0]) for row in db.execute("select id from tables").fetchall()]
             found = sum(_count(db, f"rows_{table:d}") for table in ids)
         elif dataset == "write_checkpoints":
             with closing(open_reader(folder / "write_checkpoints.db")) as other:
@@ -156,12 +156,12 @@ def _check_counts(db: apsw.Connection, folder: Path, counts: Mapping[str, int]) 
             found = _count(db, dataset)
         if found != counts.get(dataset, 0):
             raise ArchiveError(
-                f"{found} of {counts.get(dataset, 0)} rows of {dataset} were taken in", str(folder), "import it again"
+                f"{found} of {counts.get(dataset, 0)} rows of {dataset} were imported", str(folder), "import it again"
             )
 
 
 def _count(db: apsw.Connection, table: str) -> int:
-    return whole(db.execute(f"select count(*) from {table}").fetchall()[0][0])
+    return as_int(db.execute(f"select count(*) from {table}").fetchall()[0][0])
 
 
 def check_empty(address: SqliteAddress) -> None:
@@ -177,12 +177,13 @@ def check_empty(address: SqliteAddress) -> None:
         raise StoreNotEmptyError(
             f"there is a store already (it has {', '.join(used)})",
             str(target),
-            "name another storage.path, or move it away",
+            "set another storage.path, or move it away",
         )
 
 
 def _make_room(target: Path) -> None:
-    """Remove an empty store. Whoever has it open would go on with it for ever."""
+    """Remove an empty store. Refuses when another process has it open, because that process would go on using the
+    removed file."""
     path = target / "store.db"
     check_empty(SqliteAddress(str(target)))
     if not path.is_file():

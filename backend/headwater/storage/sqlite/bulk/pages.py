@@ -1,4 +1,4 @@
-"""Taking pages of additions: what rows that are there already give for row sides that were not complete."""
+"""Taking over pages of additions: what existing rows produce for row sides that were not complete."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from headwater.storage.contract.parts import StagedPart
 from headwater.storage.contract.store import Lease, PartLostError, StoreError
 from headwater.storage.shared.common import NAMEABLE
 from headwater.storage.shared.pages import Openings, openings, without
-from headwater.storage.shared.values import whole
+from headwater.storage.shared.values import as_int
 from headwater.storage.sqlite.bulk.takeover import attached, insert_clear
 from headwater.storage.sqlite.control import lease as leases
 
@@ -35,7 +35,7 @@ def take(connection: apsw.Connection, lease: Lease, part: StagedPart, page: int,
 
 
 def _skipped(connection: apsw.Connection, table: int, page: int, skip: Iterable[str]) -> Openings:
-    """Note the rows to leave out, and how their ops begin."""
+    """Record the rows to leave out in `temp.skipped`, and return how their ops begin."""
     connection.execute("create temp table skipped (row_id text primary key) without rowid")
     connection.executemany("insert or ignore into temp.skipped values (?)", [(row_id,) for row_id in skip])
     connection.execute(
@@ -69,8 +69,8 @@ def _add_members(connection: apsw.Connection, table: int, page: int) -> None:
 
 
 def _append(connection: apsw.Connection, lease: Lease, page: int, left_out: Openings) -> None:
-    """Number the page's segments after everything that is there, and make the checkpoint include them."""
-    next_op = whole(connection.execute("select next_op from state").fetchall()[0][0])
+    """Number the page's segments after all existing ops, and move the checkpoint past them."""
+    next_op = as_int(connection.execute("select next_op from state").fetchall()[0][0])
     touched: set[int] = set()
     sql = "select bucket, size, checksum, bodies from part.segments where page = ? order by bucket, id"
     for bucket, *segment in connection.execute(sql, (page,)).fetchall():

@@ -1,6 +1,6 @@
-"""What a task of a bulk job writes: one file with rows, lookups and segments, taken over by the store later.
+"""What a task of a bulk job writes: one file with rows, lookups and segments, which the store takes over later.
 
-The file needs no durability and no index: an attempt that fails leaves a file that nobody names.
+The file needs no durability and no index: the file of a failed attempt is never used.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ create table segments (id integer primary key, page, bucket, size, checksum, bod
 
 
 def is_whole(path: Path) -> bool:
-    """Whether a part's file is as it was written, as far as SQLite can tell."""
+    """Whether a part's file is undamaged, as far as SQLite can tell."""
     try:
         with closing(apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)) as db:
             tables = db.execute("select count(*) from sqlite_master where type = 'table'").fetchall()
@@ -39,7 +39,7 @@ def is_whole(path: Path) -> bool:
 
 
 class StageFile:
-    """One attempt's result, see `storage.contract.parts.PartWriter`. `finish` gives the file its final name."""
+    """The result of one attempt, see `storage.contract.parts.PartWriter`. `finish` gives the file its final name."""
 
     def __init__(self, path: Path, table: int = 0, attempt: str = "0") -> None:
         self._path = path

@@ -1,4 +1,4 @@
-"""Taking over what bulk jobs made: staging, and the short transaction that publishes it."""
+"""Taking over results of bulk jobs: staging them, and publishing them in a short transaction."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from headwater.storage.contract.parts import BulkRecord, StagedPart, StagedTable
 from headwater.storage.contract.reason import ResyncReason
 from headwater.storage.contract.store import Lease, PartLostError, SourceState, StoreError
 from headwater.storage.shared.control import versions
-from headwater.storage.shared.values import whole
+from headwater.storage.shared.values import as_int
 from headwater.storage.sqlite import tables
 from headwater.storage.sqlite.bulk.stage import is_whole
 from headwater.storage.sqlite.control import lease as leases
@@ -30,7 +30,7 @@ def discard(connection: apsw.Connection, lease: Lease) -> None:
     with leases.holding(connection, lease):
         staged = connection.execute("select id from tables where state = 'staged'").fetchall()
         for (table,) in staged:
-            tables.drop_generation(connection, whole(table))
+            tables.drop_generation(connection, as_int(table))
         connection.execute("delete from segment_blobs where id in (select blob from staged_segments)")
         connection.execute("delete from staged_segments")
         connection.execute("delete from staged_buckets")
@@ -39,7 +39,7 @@ def discard(connection: apsw.Connection, lease: Lease) -> None:
 def stage_tables(
     connection: apsw.Connection, lease: Lease, source: str, relations: Sequence[tuple[Relation, str]], *, indexed: bool
 ) -> list[StagedTable]:
-    """New generations for a bulk job to fill."""
+    """Create generations for a bulk job to fill."""
     with leases.holding(connection, lease):
         staged = [
             StagedTable(tables.create_generation(connection, source, [relation], fingerprint, "staged"), relation)
@@ -51,7 +51,7 @@ def stage_tables(
 
 
 def stage(connection: apsw.Connection, lease: Lease, parts: Sequence[StagedPart]) -> None:
-    """Copy parts in, then index the rows of their tables."""
+    """Copy parts in."""
     for part in parts:
         with attached(connection, part):
             _stage_part(connection, lease, part)
@@ -73,8 +73,8 @@ def stage_page(connection: apsw.Connection, lease: Lease, part: StagedPart, page
 
 @contextmanager
 def attached(connection: apsw.Connection, part: StagedPart) -> Iterator[None]:
-    """The part's file as the database `part`. What is wrong with it must not be taken for damage of the store: raises
-    PartLostError."""
+    """Attach the part's file as the database `part`. Raises PartLostError when the file is missing or damaged, so that
+    this is not taken for damage of the store."""
     if not Path(part.path).is_file():
         raise PartLostError("a part of the bulk job is missing", part.path, _AGAIN)
     try:
@@ -90,7 +90,7 @@ def attached(connection: apsw.Connection, part: StagedPart) -> Iterator[None]:
 
 
 def _stage_part(connection: apsw.Connection, lease: Lease, part: StagedPart) -> None:
-    last = whole(connection.execute("select coalesce(max(id), 0) from part.rows").fetchall()[0][0])
+    last = as_int(connection.execute("select coalesce(max(id), 0) from part.rows").fetchall()[0][0])
     for first in range(1, last + 1, _ROWS_A_TRANSACTION):
         with leases.holding(connection, lease):
             _take_rows(connection, part.table, "id >= ? and id < ?", first, first + _ROWS_A_TRANSACTION)
@@ -124,7 +124,7 @@ def _take_segments(connection: apsw.Connection) -> None:
             ).fetchall()[0][0]
         )
     )
-    # The new ids are above every id that was ever given out, in the order of the part
+    # The new ids are above all ids ever given out, in the order of the part
     connection.execute(
         "insert into segment_blobs (id, bucket, size, checksum, bodies)"
         " select ?1 + id, bucket, size, checksum, bodies from part.segments order by id",
@@ -138,7 +138,7 @@ def _take_segments(connection: apsw.Connection) -> None:
 
 
 def index_rows(connection: apsw.Connection, lease: Lease, staged: Sequence[StagedTable]) -> None:
-    """Give the rows of generations the index that live replication needs, if they lack it."""
+    """Create the index that live replication needs on the rows of generations that lack it."""
     for table in staged:
         with leases.holding(connection, lease):
             connection.execute(tables.ROWS_INDEX.format(table.id))
@@ -153,10 +153,10 @@ def replace_table(
     except apsw.ConstraintError:
         return False
     with leases.holding(connection, lease):
-        if not tables.take_place(connection, table, staged.id, resync):
+        if not tables.replace_active(connection, table, staged.id, resync):
             return False
-        # What a lookup gives can follow from the row id: whoever reads one asks again
-        next_op = whole(connection.execute("select next_op from state").fetchall()[0][0])
+        # Outputs of lookups may depend on the row id, so readers must read them again
+        next_op = as_int(connection.execute("select next_op from state").fetchall()[0][0])
         connection.execute("update state set next_op = ?, checkpoint = ?", (next_op + 1, next_op))
         connection.execute(
             "insert into flushes (last_op, source, lsn, committed_us, buckets, lookups)"
@@ -180,12 +180,12 @@ def publish(
     with leases.holding(connection, lease):
         passing("publish.before_segments")
         _replace_tables(connection, state.tag, staged)
-        next_op = whole(connection.execute("select next_op from state").fetchall()[0][0])
+        next_op = as_int(connection.execute("select next_op from state").fetchall()[0][0])
         next_op = _clear_buckets(connection, next_op)
         next_op = _number_segments(connection, next_op)
         set_source(connection, state)
         versions.set_active(SqliteControl(connection), version)
-        # All rows are new: what they give for other row sides is not there, and what was there is cleared
+        # All rows are new, and nothing of theirs exists for other row sides
         connection.execute("update sides set state = 'retiring'")
         versions.add_sides(SqliteControl(connection), sides)
         connection.execute("update state set next_op = ?, checkpoint = ?", (next_op + 1, next_op))
@@ -199,7 +199,7 @@ def publish(
 
 
 def set_source(connection: apsw.Connection, state: SourceState) -> None:
-    """Within a write transaction: the source is followed from there."""
+    """Within a write transaction: set the position that the source is followed from."""
     connection.execute(
         "insert or replace into sources (tag, lsn, slot, system_id, timeline) values (?, ?, ?, ?, ?)",
         (state.tag, state.lsn, state.slot, state.system_id, state.timeline),
@@ -213,7 +213,7 @@ def _replace_tables(connection: apsw.Connection, source: str, staged: Sequence[S
 
 
 def _clear_buckets(connection: apsw.Connection, next_op: int) -> int:
-    """Buckets with history are emptied by a CLEAR; new ones begin with one."""
+    """Empty buckets with history by a CLEAR, and begin new ones with one. Returns the next op id."""
     held = connection.execute("select id from buckets where last_op > clear_op order by id").fetchall()
     fresh = connection.execute(
         "select s.id, s.name, s.definition, b.name"
@@ -223,7 +223,7 @@ def _clear_buckets(connection: apsw.Connection, next_op: int) -> int:
         connection.execute(
             "update buckets set checksum = 0, count = 1, clear_op = ?1, last_op = ?1 where id = ?2", (next_op, bucket)
         )
-        insert_clear(connection, next_op, whole(bucket))
+        insert_clear(connection, next_op, as_int(bucket))
         next_op += 1
     for bucket, name, definition, known in fresh:
         if known is not None and known != name:
@@ -234,7 +234,7 @@ def _clear_buckets(connection: apsw.Connection, next_op: int) -> int:
                 " values (?, ?, ?, 0, 1, ?, ?)",
                 (bucket, name, definition, next_op, next_op),
             )
-            insert_clear(connection, next_op, whole(bucket))
+            insert_clear(connection, next_op, as_int(bucket))
             next_op += 1
     return next_op
 
@@ -245,7 +245,7 @@ def insert_clear(connection: apsw.Connection, op_id: int, bucket: int) -> None:
 
 
 def _number_segments(connection: apsw.Connection, next_op: int) -> int:
-    """Give every staged segment its place, bucket by bucket; returns the id after the last one given out."""
+    """Number every staged segment, bucket by bucket. Returns the next op id."""
     connection.execute(
         "insert into segments (bucket, first_op, last_op, blob)"
         " select bucket, ?1 + upto - size, ?1 + upto - 1, blob"
@@ -258,14 +258,14 @@ def _number_segments(connection: apsw.Connection, next_op: int) -> int:
         " max(g.last_op) as last_op from staged_segments t join segments g on g.bucket = t.bucket and g.blob = t.blob"
         " group by t.bucket) s where buckets.id = s.bucket"
     )
-    total = whole(connection.execute("select coalesce(sum(size), 0) from staged_segments").fetchall()[0][0])
+    total = as_int(connection.execute("select coalesce(sum(size), 0) from staged_segments").fetchall()[0][0])
     connection.execute("delete from staged_segments")
     connection.execute("delete from staged_buckets")
     return next_op + total
 
 
 def note_job(connection: apsw.Connection, record: BulkRecord) -> None:
-    """Within a write transaction: keep what a job did."""
+    """Within a write transaction: record what a job did."""
     connection.execute(
         "insert into bulk_jobs (kind, source, application, tasks, rows, ops, started, finished)"
         " values (?, ?, ?, ?, ?, ?, ?, ?)",

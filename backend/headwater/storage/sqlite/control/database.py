@@ -1,4 +1,4 @@
-"""The embedded store's database as control tables need it."""
+"""Access to the embedded store's database for control tables."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class SqliteControl:
         return list(self.connection.execute(statement, values).fetchall())
 
     @contextmanager
-    def handing_in(self) -> Iterator[None]:
+    def submitting(self) -> Iterator[None]:
         with immediate(self.connection):
             self.connection.execute("update state set inbox = inbox + 1")
             yield
@@ -34,4 +34,4 @@ class SqliteControl:
         return leases.holding(self.connection, lease)
 
     def announce(self) -> None:
-        """The store does so itself, once it has committed."""
+        """Does nothing: the store wakes readers after the commit."""

@@ -1,4 +1,4 @@
-"""Leases: who may write what belongs to a source."""
+"""Leases: the right to write what belongs to a source."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from headwater.storage.sqlite.connection import immediate
 
 
 def acquire(connection: apsw.Connection, name: str, owner: str, ttl: float) -> Lease:
-    """See the contract. The embedded store is on one machine, so a holder that died is known at once."""
+    """See the contract. The store is on one machine, so a lease of a dead process is taken over at once."""
     with immediate(connection):
         row = connection.execute("select owner, epoch, expires_at from leases where name = ?", (name,)).fetchone()
         epoch = 1
@@ -23,7 +23,7 @@ def acquire(connection: apsw.Connection, name: str, owner: str, ttl: float) -> L
             holder, held_epoch, expires_at = str(row[0]), int(row[1]), float(row[2])
             if holder != owner and expires_at > time.time() and not is_gone(holder):
                 raise LeaseHeldError(
-                    f"another replicator is at work ({holder})", f"source {name}", "stop it, or wait until it ends"
+                    f"another replicator is running ({holder})", f"source {name}", "stop it, or wait until it ends"
                 )
             epoch = held_epoch + 1
         connection.execute(
@@ -34,22 +34,22 @@ def acquire(connection: apsw.Connection, name: str, owner: str, ttl: float) -> L
 
 
 def check(connection: apsw.Connection, lease: Lease) -> None:
-    """Within a write transaction: raise LeaseLostError when the lease is not ours any more."""
+    """Within a write transaction: raise LeaseLostError when the lease is no longer ours."""
     row = connection.execute("select epoch from leases where name = ?", (lease.name,)).fetchone()
     if row is None or row[0] != lease.epoch:
         raise LeaseLostError("another replicator took over", f"source {lease.name}", "nothing was lost")
 
 
 def extend(connection: apsw.Connection, lease: Lease) -> None:
-    """Within a write transaction: check, and push the end of the lease away from now."""
+    """Within a write transaction: check the lease and extend it from now."""
     check(connection, lease)
     connection.execute("update leases set expires_at = ? where name = ?", (time.time() + lease.ttl, lease.name))
 
 
 @contextmanager
 def holding(connection: apsw.Connection, lease: Lease) -> Iterator[None]:
-    """A write transaction of the holder. The lease runs anew from its end: whoever waited for SQLite's lock all that
-    time must not find it expired."""
+    """A write transaction of the lease's holder. Extends the lease at its end, so that a process that waited for
+    SQLite's lock meanwhile does not find it expired."""
     with immediate(connection):
         check(connection, lease)
         yield
@@ -57,7 +57,7 @@ def holding(connection: apsw.Connection, lease: Lease) -> Iterator[None]:
 
 
 def release(connection: apsw.Connection, lease: Lease) -> None:
-    """Give the lease back, if it is still ours. The epoch stays, so that it never repeats."""
+    """Give the lease back if it is still ours. Its epoch is kept, so that epochs never repeat."""
     with immediate(connection):
         connection.execute("update leases set expires_at = 0 where name = ? and epoch = ?", (lease.name, lease.epoch))
 

@@ -1,4 +1,4 @@
-"""Forgetting row sides that no version needs: their buckets, lookups, and the memberships of current rows."""
+"""Removing row sides that no version needs: their buckets, lookups, and the memberships of current rows."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import orjson
 
 from headwater.failpoints import passing
 from headwater.storage.contract.store import Lease
-from headwater.storage.shared.values import whole
+from headwater.storage.shared.values import as_int
 from headwater.storage.sqlite.control import lease as leases
 
-_CURSOR = "retire"  # key in `meta`: the table and place up to which memberships are gone
+_CURSOR = "retire"  # key in `meta`: the table and place up to which memberships were removed
 
 _STRIP = """
 update rows_{0:d} set members = coalesce(
@@ -38,7 +38,7 @@ def step(connection: apsw.Connection, lease: Lease, sides: Sequence[str], limit:
 
 
 def _begin(connection: apsw.Connection, sides: Sequence[str]) -> None:
-    """From now on nothing is added to their buckets, and nobody is given them."""
+    """Delete their buckets, so that nothing is added to them or sent from them."""
     fresh = [(name,) for name in sides]
     connection.executemany("update sides set state = 'retiring' where name = ?", fresh)
     connection.execute(
@@ -68,7 +68,7 @@ def _drop_history(connection: apsw.Connection, limit: int) -> bool:
 
 
 def _drop_lookups(connection: apsw.Connection, limit: int) -> bool:
-    # A lookup's keys begin with its name and a bracket; the backslash comes right after that in order
+    # A lookup's keys begin with its name and `[`; the backslash sorts right after `[`
     connection.execute(
         "delete from lookups where (key, table_id, row_id, output) in (select l.key, l.table_id, l.row_id, l.output"
         " from sides s join lookups l on l.key >= s.name || '[' and l.key < s.name || '\\'"
@@ -88,11 +88,11 @@ def _strip(connection: apsw.Connection, limit: int) -> bool:
     ).fetchall()
     if not found:
         return False
-    current = whole(found[0][0])
+    current = as_int(found[0][0])
     first = place if current == table else 0
     sql = f"select id from rows_{current:d} where id >= ? order by id limit 1 offset ?"
     beyond = connection.execute(sql, (first, limit)).fetchone()
-    end = whole(beyond[0]) if beyond is not None else (1 << 62)
+    end = as_int(beyond[0]) if beyond is not None else (1 << 62)
     connection.execute(_STRIP.format(current), (first, end))
     cursor = (current, end) if beyond is not None else (current + 1, 0)
     connection.execute("insert or replace into meta values (?, ?)", (_CURSOR, orjson.dumps(cursor).decode()))

@@ -1,4 +1,4 @@
-"""The seal of an embedded store: triggers that refuse what every writer has to do."""
+"""The seal of an embedded store: triggers that refuse a statement that every writer has to execute."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import apsw
 
 from headwater.storage.address import SqliteAddress
-from headwater.storage.contract.seal import sealed
+from headwater.storage.contract.seal import sealed_error
 from headwater.storage.contract.store import LeaseHeldError, StoreError
 from headwater.storage.shared.control.database import SEALED_MARK
 from headwater.storage.sqlite.connection import immediate, open_reader, open_writer, sqlite_errors
@@ -28,7 +28,7 @@ def seal(address: SqliteAddress, note: str) -> None:
     with _writing(address, "store.db") as db:
         known = _note(db)
         if known is not None:
-            raise sealed(known, str(address))
+            raise sealed_error(known, str(address))
         held = db.execute("select name, owner from leases where expires_at > ?", (time.time(),)).fetchone()
         if held is not None:
             raise LeaseHeldError(
@@ -83,7 +83,7 @@ def _guard(db: apsw.Connection, file: str, note: str) -> None:
     message = f"{SEALED_MARK}{note}".replace("'", "''")
     for table in _GUARDED[file]:
         for event in ("insert", "update"):
-            if (table, event) != ("state", "insert"):  # every opening of the store tries that one
+            if (table, event) != ("state", "insert"):  # opening the store tries that one
                 db.execute(
                     f"create trigger sealed_{table}_{event} before {event} on {table}"
                     f" begin select raise(abort, '{message}'); end"

@@ -1,4 +1,4 @@
-"""What the buckets of the embedded store hold, read beside its writer."""
+"""Statistics of the embedded store's buckets, read beside its writer."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import zstandard
 
 from headwater.storage.address import SqliteAddress
 from headwater.storage.contract.stats import DefinitionStats
-from headwater.storage.shared.values import whole
+from headwater.storage.shared.values import as_int
 from headwater.storage.sqlite.connection import open_reader, sqlite_errors
 
-# A CLEAR is where a new device starts; a segment that it lies in counts as a whole. Ops of segments that are not
-# sealed have no ids yet: those are added, with what stands around them.
+# A new device starts at the last CLEAR; a segment that contains it counts as a whole. Ops of segments that are not
+# sealed have no ids yet, so the length of the id field is added.
 SIZES = """
 with hot as (
     select o.bucket, sum(octet_length(o.line) + 1) as size from ops o cross join buckets b on b.id = o.bucket
@@ -26,7 +26,7 @@ with hot as (
     where s.last_op >= b.clear_op group by s.bucket
 )
 """
-"""What a new device downloads, by bucket: two tables for a statement to join with `buckets`."""
+"""Bytes that a new device downloads, by bucket: two tables to join with `buckets`."""
 
 _STATS = f"""{SIZES}
 select b.definition, count(*), sum(b.count), sum(coalesce(hot.size, 0) + coalesce(cold.size, 0)),
@@ -37,12 +37,12 @@ group by b.definition order by b.definition
 
 
 def exists(address: SqliteAddress) -> bool:
-    """See `storage.contract.stats`."""
+    """See `Backend.exists`."""
     return (Path(address.directory) / "store.db").is_file()
 
 
 def definition_stats(address: SqliteAddress) -> list[DefinitionStats]:
-    """See `storage.contract.stats`."""
+    """See `Backend.definition_stats`."""
     path = Path(address.directory) / "store.db"
     with contextlib.closing(open_reader(path)) as connection, sqlite_errors(path):
         connection.create_scalar_function("content_size", content_size, 1, deterministic=True)
@@ -50,11 +50,11 @@ def definition_stats(address: SqliteAddress) -> list[DefinitionStats]:
 
 
 def _number(value: apsw.SQLiteValue) -> int:
-    return whole(value)
+    return as_int(value)
 
 
 def content_size(*blobs: apsw.SQLiteValue) -> int:
-    """Bytes of a zstd frame's content. Its header says it, unless the frame was written as a stream."""
+    """Bytes of a zstd frame's content, from its header unless the frame was written as a stream."""
     (blob,) = blobs
     if not isinstance(blob, bytes):
         return 0

@@ -1,10 +1,10 @@
-"""What the embedded store holds, read beside its writer."""
+"""Statistics of the embedded store, read beside its writer."""
 
 from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import apsw
@@ -13,7 +13,7 @@ from headwater.oplog.limits import LEFT_OUT
 from headwater.storage.address import SqliteAddress
 from headwater.storage.contract.stats import BucketStats, StoreStats
 from headwater.storage.shared.control import store_stats as shared
-from headwater.storage.shared.values import whole
+from headwater.storage.shared.values import as_int
 from headwater.storage.sqlite.connection import open_reader, sqlite_errors
 from headwater.storage.sqlite.control.database import SqliteControl
 from headwater.storage.sqlite.control.stats import SIZES, content_size
@@ -37,15 +37,15 @@ select m.tbl_name, sum(d.pgsize) from dbstat('main', 1) d join sqlite_master m o
 
 
 def store_stats(address: SqliteAddress) -> StoreStats:
-    """See `storage.contract.stats`."""
+    """See `Backend.store_stats`."""
     directory = Path(address.directory)
     path = directory / "store.db"
     with contextlib.closing(open_reader(path)) as db, sqlite_errors(path):
         db.create_scalar_function("content_size", content_size, 1, deterministic=True)
         db.execute("begin")
-        pages = {str(name): whole(size) for name, size in db.execute(_PAGES)}
+        pages = {str(name): as_int(size) for name, size in db.execute(_PAGES)}
         free, page_size = (
-            whole(db.execute(f"pragma {what}").fetchall()[0][0]) for what in ("freelist_count", "page_size")
+            as_int(db.execute(f"pragma {what}").fetchall()[0][0]) for what in ("freelist_count", "page_size")
         )
         file = sum(file.stat().st_size for file in directory.glob("*.db*") if file.is_file())
         disk = shared.disk_of(pages, free=free * page_size, file=file)
@@ -54,15 +54,17 @@ def store_stats(address: SqliteAddress) -> StoreStats:
             for row_id, line, members in db.execute(_LEFT_OUT.format(table), (LEFT_OUT,)):
                 yield str(row_id), str(line), str(members)
 
-        return shared.store_stats(SqliteControl(db), pages, suspects, _buckets(db), disk)
+        control = SqliteControl(db)
+        tables = shared.active_tables(control)
+        return shared.store_stats(control, tables, pages, suspects, _buckets(db, tables), disk)
 
 
-def _buckets(db: apsw.Connection) -> tuple[BucketStats, ...]:
+def _buckets(db: apsw.Connection, tables: Sequence[shared.ActiveTable]) -> tuple[BucketStats, ...]:
     standing: Counter[int] = Counter()
-    for table in shared.generations(SqliteControl(db)):
-        for bucket, rows in db.execute(_STANDING.format(table)):
-            standing[whole(bucket)] += whole(rows)
+    for table in tables:
+        for bucket, rows in db.execute(_STANDING.format(table.id)):
+            standing[as_int(bucket)] += as_int(rows)
     return tuple(
-        BucketStats(str(name), str(definition), standing[whole(key)], *map(whole, numbers))
+        BucketStats(str(name), str(definition), standing[as_int(key)], *map(as_int, numbers))
         for key, name, definition, *numbers in db.execute(_BUCKETS)
     )

@@ -1,4 +1,4 @@
-"""Write checkpoints of clients, in a file of their own: the endpoint writes them, and must never wait for a flush."""
+"""Write checkpoints of clients, in a separate file: the endpoint writes them and must never wait for a flush."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import orjson
 
 from headwater.oplog.lsn import Lsn
 from headwater.storage.contract.store import WriteCheckpoint
-from headwater.storage.shared.values import whole
+from headwater.storage.shared.values import as_int
 from headwater.storage.shared.writes import later_positions, next_id
 from headwater.storage.sqlite.connection import immediate, open_writer, sqlite_errors
 
@@ -44,7 +44,7 @@ _ASKED_ANEW = "update write_checkpoints set requested_at = ? where key = ? and i
 
 
 class WriteCheckpoints:
-    """Ids per key that only grow. Safe to call from several threads and processes."""
+    """Ids per key that only grow. Safe to use from several threads and processes."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -113,4 +113,4 @@ class WriteCheckpoints:
 
 def _checkpoint(row: tuple[apsw.SQLiteValue, ...]) -> WriteCheckpoint:
     lsns = {str(tag): Lsn(int(lsn)) for tag, lsn in orjson.loads(str(row[2])).items()}
-    return WriteCheckpoint(str(row[0]), whole(row[1]), lsns, whole(row[3]))
+    return WriteCheckpoint(str(row[0]), as_int(row[1]), lsns, as_int(row[3]))

@@ -1,4 +1,4 @@
-"""Chunks of one bucket's history: the ops of the hot tail are put together by SQLite."""
+"""Reads chunks of one bucket's history; SQLite joins the ops of the hot tail."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from headwater.storage.contract.store import Chunk, StoreError
 from headwater.storage.shared.chunking import ChunkParts
 from headwater.storage.shared.common import CHUNK_OPS
 from headwater.storage.shared.packing import unpacked
-from headwater.storage.shared.values import whole
+from headwater.storage.shared.values import as_int
 
 _SEGMENTS = """
 select s.first_op, s.last_op, s.sealed, b.size, s.blob from segments s left join segment_blobs b on b.id = s.blob
@@ -21,7 +21,7 @@ select count(*), max(id), cast(group_concat(line, ',') as blob) from
 (select id, line from ops where bucket = ? and id > ? and id <= ? order by id limit ?)
 """
 
-# SQLite knows the length of a line without reading all of it, unless it passes through a subquery
+# SQLite gets the length of a line without reading it, unless the line passes through a subquery
 _HOT_SIZE = """
 select count(*), coalesce(sum(length), 0) from
 (select octet_length(line) as length from ops where bucket = ? and id > ? and id <= ? order by id limit ?)
@@ -33,13 +33,13 @@ _ANY_HOT = "select 1 from ops where bucket = ? and id > ? and id <= ? limit 1"
 
 
 def read_chunk(connection: apsw.Connection, bucket: int, after: OpId, upto: OpId) -> Chunk:
-    """See `storage.contract.StoreReader.chunk`. Within one transaction."""
+    """See `storage.contract.StoreReader.chunk`. Call it within one transaction."""
     row = connection.execute("select clear_op, compacted_op from buckets where id = ?", (bucket,)).fetchone()
     if row is None:
         return Chunk(b"", 0, after, more=False)
-    clear_op, compacted_op = whole(row[0]), whole(row[1])
+    clear_op, compacted_op = as_int(row[0]), as_int(row[1])
     builder = _Builder(connection, bucket, upto)
-    # Nothing before the last CLEAR is worth sending to a client that has not passed it
+    # A client that has not passed the last CLEAR needs nothing before it
     more = not builder.take(clear_op - 1 if after < clear_op <= upto else after)
     return builder.parts.chunk(after, more=more, overtaken=compacted_op > upto)
 
@@ -52,11 +52,11 @@ class _Builder:
         self.parts = ChunkParts(upto)
 
     def take(self, position: int) -> bool:
-        """Take everything after a position; False when there is no room for all of it."""
+        """Add everything after a position. Returns False when it does not all fit."""
         for row in self._db.execute(_SEGMENTS, (self._bucket, position, self._upto)):
             if row[3] is None:
                 raise StoreError("a segment is missing", f"segment {row[4]}", "run `headwater audit --repair`")
-            first, last, sealed, size, blob = (whole(cell) for cell in row)
+            first, last, sealed, size, blob = (as_int(cell) for cell in row)
             if not self._take_hot(position, first - 1) or self.parts.is_too_long(first, last, size, position):
                 return False
             content = self._content(blob)
@@ -71,30 +71,30 @@ class _Builder:
         return unpacked(bodies)
 
     def _take_hot(self, after: int, upto: int) -> bool:
-        """Take of the hot tail what is between two ops; False when there is no room for all of it."""
+        """Add the ops of the hot tail after `after` and up to `upto`. Returns False when they don't all fit."""
         if after >= upto:
             return True
         room = CHUNK_OPS - self.parts.size
         if room <= 0:
             return not self._any_hot(after, upto)
-        size, length = map(whole, self._db.execute(_HOT_SIZE, (self._bucket, after, upto, room)).fetchall()[0])
+        size, length = map(as_int, self._db.execute(_HOT_SIZE, (self._bucket, after, upto, room)).fetchall()[0])
         fits = self.parts.fits(size, length)
         end = upto if fits else self._last_fitting(after, upto)
         if size == 0 or end == after:
             return size == 0
         taken, last, ops = self._db.execute(_HOT, (self._bucket, after, end, room)).fetchall()[0]
         assert isinstance(ops, bytes)
-        self.parts.add(ops, whole(taken), whole(last))
-        return fits and (size != room or not self._any_hot(whole(last), upto))
+        self.parts.add(ops, as_int(taken), as_int(last))
+        return fits and (size != room or not self._any_hot(as_int(last), upto))
 
     def _last_fitting(self, after: int, upto: int) -> int:
-        """The last op up to which there is room, at least for one in an empty chunk."""
+        """The last op that still fits; at least one op goes into an empty chunk."""
         last, size, bytes_ = after, 0, 0
         for op_id, length in self._db.execute(_HOT_SIZES, (self._bucket, after, upto, CHUNK_OPS)).fetchall():
-            size, bytes_ = size + 1, bytes_ + whole(length)
+            size, bytes_ = size + 1, bytes_ + as_int(length)
             if (self.parts.size or size > 1) and not self.parts.fits(size, bytes_):
                 break
-            last = whole(op_id)
+            last = as_int(op_id)
         return last
 
     def _any_hot(self, after: int, upto: int) -> bool:

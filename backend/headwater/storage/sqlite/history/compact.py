@@ -1,6 +1,6 @@
-"""Keeping the embedded store's histories short. See `storage.contract.compaction` for what is promised.
+"""Compaction of the embedded store's histories. See `storage.contract.compaction`.
 
-Lookups need none of this: the store keeps only those that stand.
+Lookups need no compaction: the store keeps only current ones.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from headwater.storage.contract.compaction import (
 from headwater.storage.contract.store import Lease
 from headwater.storage.shared.compaction import clear_line, op_head
 from headwater.storage.shared.packing import unpacked
-from headwater.storage.shared.values import whole
+from headwater.storage.shared.values import as_int
 from headwater.storage.sqlite.connection import open_reader, open_writer, sqlite_errors
 from headwater.storage.sqlite.control import lease as leases
 from headwater.storage.sqlite.wake import Waker
@@ -80,7 +80,7 @@ class SqliteUpkeep:
 
     def checkpoint(self) -> OpId:
         with sqlite_errors(self._path):
-            return OpId(whole(self._rows("select coalesce(checkpoint, 0) from state")[0][0]))
+            return OpId(as_int(self._rows("select coalesce(checkpoint, 0) from state")[0][0]))
 
     def bucket(self, key: int) -> BucketState | None:
         with sqlite_errors(self._path):
@@ -94,7 +94,7 @@ class SqliteUpkeep:
     def hot_ops(self, bucket: int, upto: OpId, limit: int) -> int:
         sql = "select count(*) from (select 1 from ops where bucket = ? and id <= ? limit ?)"
         with sqlite_errors(self._path):
-            return whole(self._rows(sql, bucket, upto, limit)[0][0])
+            return as_int(self._rows(sql, bucket, upto, limit)[0][0])
 
     def has_remains(self, bucket: int) -> bool:
         sql = (
@@ -117,10 +117,10 @@ class SqliteUpkeep:
         found = self._rows("select clear_op from buckets where id = ?", bucket)
         if not found:
             return []
-        start = whole(found[0][0])
+        start = as_int(found[0][0])
         pieces: list[Piece] = []
         for row in self._rows(_SEGMENTS, bucket, start):
-            first, last, size, blob, sealed, length = (whole(cell) for cell in row)
+            first, last, size, blob, sealed, length = (as_int(cell) for cell in row)
             if last > upto:
                 return pieces + list(self._hot_pieces(bucket, start, min(first - 1, upto)))
             pieces += self._hot_pieces(bucket, start, first - 1)
@@ -134,10 +134,10 @@ class SqliteUpkeep:
             if size >= _HOT_OPS or length >= _HOT_BYTES:
                 yield Piece(OpId(start), OpId(last), size, 0, False, length)
                 size = length = 0
-            last = whole(op_id)
+            last = as_int(op_id)
             start = start if size else last
             size += 1
-            length += whole(line)
+            length += as_int(line)
         if size:
             yield Piece(OpId(start), OpId(last), size, 0, False, length)
 
@@ -229,7 +229,7 @@ class SqliteUpkeep:
             row = db.execute("select clear_op from buckets where id = ?", (bucket,)).fetchone()
             if row is None:
                 return False
-            clear_op = whole(row[0])
+            clear_op = as_int(row[0])
             db.execute("update buckets set compacted_op = max(compacted_op, ?) where id = ?", (clear_op, bucket))
             db.execute(
                 "delete from ops where id in"
@@ -265,24 +265,24 @@ class SqliteUpkeep:
 
 def _state(row: tuple[apsw.SQLiteValue, ...]) -> BucketState:
     key, name, definition, *numbers = row
-    count, clear_op, last_op, compacted_op, compacted_count, live_rows = (whole(number) for number in numbers)
+    count, clear_op, last_op, compacted_op, compacted_count, live_rows = (as_int(number) for number in numbers)
     marks = OpId(clear_op), OpId(last_op), OpId(compacted_op)
-    return BucketState(whole(key), str(name), str(definition), count, *marks, compacted_count, live_rows)
+    return BucketState(as_int(key), str(name), str(definition), count, *marks, compacted_count, live_rows)
 
 
 def _changed(bucket: int) -> HistoryChangedError:
-    return HistoryChangedError("a bucket's history changed meanwhile", f"bucket key {bucket}", "it is looked at again")
+    return HistoryChangedError("a bucket's history changed meanwhile", f"bucket key {bucket}", "it is read again")
 
 
 def _check_same(db: apsw.Connection, bucket: BucketState) -> None:
-    """The bucket is there, and nothing cleared it since."""
+    """Check that the bucket exists and was not cleared since. Raises HistoryChangedError."""
     row = db.execute("select clear_op from buckets where id = ?", (bucket.key,)).fetchone()
     if row is None or row[0] != bucket.clear_op:
         raise _changed(bucket.key)
 
 
 def _check_there(db: apsw.Connection, bucket: int, piece: Piece) -> None:
-    """The piece is as it was read. Ops and segments are never changed, only replaced as a whole."""
+    """Check that the piece is as it was read. Ops and segments are never changed, only replaced as a whole."""
     if piece.blob:
         sql = "select last_op, blob from segments where bucket = ? and first_op = ?"
         same = db.execute(sql, (bucket, piece.first)).fetchone() == (piece.last, piece.blob)
@@ -299,7 +299,7 @@ def _rows_after(db: apsw.Connection, bucket: int, seen: int) -> tuple[set[int], 
     rows: set[int] = set()
     newest = seen
     for op_id, line in db.execute("select id, line from ops where bucket = ? and id > ? order by id", (bucket, seen)):
-        newest = whole(op_id)
+        newest = as_int(op_id)
         row = op_head(str(line).encode()).row
         if row is not None:
             rows.add(row)
@@ -307,8 +307,8 @@ def _rows_after(db: apsw.Connection, bucket: int, seen: int) -> tuple[set[int], 
 
 
 def _append(db: apsw.Connection, bucket: BucketState, rows: Sequence[Again]) -> OpId:
-    """What a flush with these rows would do. Returns the last op id given out."""
-    first = whole(db.execute("select next_op from state").fetchall()[0][0])
+    """Do what a flush with these rows would do. Returns the last op id given out."""
+    first = as_int(db.execute("select next_op from state").fetchall()[0][0])
     last = first + len(rows) - 1
     db.executemany(
         "insert into ops (id, bucket, line) values (?, ?, ?)",
@@ -319,7 +319,7 @@ def _append(db: apsw.Connection, bucket: BucketState, rows: Sequence[Again]) -> 
         (sum(row.checksum for row in rows) & 0xFFFFFFFF, len(rows), last, bucket.key),
     )
     db.execute("update state set next_op = ?, checkpoint = ?", (last + 1, last))
-    # No commit of a source's brought these, so they belong to none
+    # They come from no commit of a source, so they name none
     db.execute(
         "insert into flushes (last_op, source, lsn, committed_us, buckets, lookups) values (?, '', 0, 0, ?, '[]')",
         (last, orjson.dumps([bucket.name]).decode()),
@@ -329,7 +329,7 @@ def _append(db: apsw.Connection, bucket: BucketState, rows: Sequence[Again]) -> 
 
 def _insert_segment(db: apsw.Connection, bucket: int, run: SealedRun) -> Piece:
     sql = "insert into segment_blobs (bucket, size, checksum, bodies) values (?, ?, ?, ?) returning id"
-    blob = whole(db.execute(sql, (bucket, run.size, run.checksum, run.blob)).fetchall()[0][0])
+    blob = as_int(db.execute(sql, (bucket, run.size, run.checksum, run.blob)).fetchall()[0][0])
     db.execute(
         "insert into segments (bucket, first_op, last_op, blob, sealed) values (?, ?, ?, ?, 1)",
         (bucket, run.first, run.last, blob),

@@ -1,4 +1,4 @@
-"""The embedded store's history in bulk; see `storage.contract.history` for what is promised."""
+"""Bulk reading of the embedded store's history. See `storage.contract.history`."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from headwater.storage.contract.history import (
     HistoryLimits,
     HistoryOp,
     Slice,
-    moved_on,
-    overtaken,
+    overtaken_error,
+    state_overtaken_error,
 )
 from headwater.storage.contract.store import StoreError
 from headwater.storage.shared.common import life_of
 from headwater.storage.shared.unpack import Line, Lowest, batches, cut_up, nth, segment_lines
 from headwater.storage.shared.unpack import standing as stand
-from headwater.storage.shared.values import whole
+from headwater.storage.shared.values import as_int
 from headwater.storage.sqlite.connection import open_reader, sqlite_errors
 
 _MERGED = "from buckets b where b.compacted_op > ?1"
-"""Buckets in which something after ?1 was merged: `compacted_op` is the id that the last op looked at had."""
+"""Buckets in which ops after ?1 were merged: `compacted_op` is the id of the last op that compaction looked at."""
 
 
 @contextlib.contextmanager
 def _reading(address: SqliteAddress) -> Iterator[apsw.Connection]:
-    """A connection in one read transaction: all it sees belongs together."""
+    """A connection in one read transaction."""
     path = Path(address.directory) / "store.db"
     if not path.is_file():
         raise StoreError("there is no store", str(path), "check the path")
@@ -58,7 +58,7 @@ def limits(address: SqliteAddress, where: HistoryFilter, since: OpId) -> History
 def read(
     address: SqliteAddress, ops: tuple[OpId, OpId], where: HistoryFilter, unmerged: OpId
 ) -> Iterator[list[HistoryOp]]:
-    """See `Backend.read_history`. Nothing after `unmerged` may have been merged."""
+    """See `Backend.read_history`. Raises OvertakenError when ops after `unmerged` were merged."""
     after, upto = ops
     with _reading(address) as db:
         _check_not_overtaken(db, where, unmerged)
@@ -68,7 +68,7 @@ def read(
             f" where o.id > ?1 and o.id <= ?2{condition}",
             (after, upto, *names),
         )
-        yield from batches(HistoryOp(whole(row[0]), str(row[1]), str(row[2]), str(row[3])) for row in hot)
+        yield from batches(HistoryOp(as_int(row[0]), str(row[1]), str(row[2]), str(row[3])) for row in hot)
         segments = db.execute(
             "select s.first_op, s.sealed, g.bodies, b.name, b.definition from segments s"
             " join buckets b on b.id = s.bucket join segment_blobs g on g.id = s.blob"
@@ -90,7 +90,7 @@ def cut(address: SqliteAddress, after: OpId, upto: OpId, ops: int) -> list[tuple
             " where s.last_op > ?1 and s.first_op <= ?2",
             (after, upto, max(1, ops // 4)),
         ).fetchall()
-    return cut_up(((min(whole(last), upto), whole(count)) for last, count in groups), after, upto, ops)
+    return cut_up(((min(as_int(last), upto), as_int(count)) for last, count in groups), after, upto, ops)
 
 
 def end(address: SqliteAddress, after: OpId, upto: OpId, ops: int) -> OpId:
@@ -104,12 +104,12 @@ def end(address: SqliteAddress, after: OpId, upto: OpId, ops: int) -> OpId:
 
 
 def _first_ids(db: apsw.Connection, bounds: tuple[int, int], limit: int) -> list[int]:
-    """The lowest ids in the range that stand in the hot tail or in sealed segments, `limit` of them at most."""
+    """The lowest ids in the range in the hot tail or in sealed segments, at most `limit`."""
     sql = "select id from ops where id > ? and id <= ? order by id limit ?"
-    lowest = Lowest((whole(row[0]) for row in db.execute(sql, (*bounds, limit))), limit)
+    lowest = Lowest((as_int(row[0]) for row in db.execute(sql, (*bounds, limit))), limit)
     sql = "select first_op, blob from segments where sealed and last_op > ? and first_op <= ? order by first_op"
     for first, blob in db.execute(sql, bounds).fetchall():
-        if lowest.is_beyond(whole(first)):
+        if lowest.is_beyond(as_int(first)):
             break
         bodies = db.execute("select bodies from segment_blobs where id = ?", (blob,)).fetchall()[0][0]
         for op_id, _ in _lines(first, 1, bodies):
@@ -119,10 +119,10 @@ def _first_ids(db: apsw.Connection, bounds: tuple[int, int], limit: int) -> list
 
 
 def _runs(db: apsw.Connection, after: int, upto: int) -> Iterator[tuple[int, int]]:
-    """Runs of consecutive ids, as bulk work left them, in order."""
+    """Runs of consecutive ids that bulk work wrote, in order."""
     sql = "select first_op, last_op from segments where not sealed and last_op > ? and first_op <= ? order by first_op"
     for first, last in db.execute(sql, (after, upto)):
-        yield max(whole(first), after + 1), min(whole(last), upto)
+        yield max(as_int(first), after + 1), min(as_int(last), upto)
 
 
 def flushes(address: SqliteAddress, after: OpId, upto: OpId) -> list[FlushRange]:
@@ -136,7 +136,7 @@ def flushes(address: SqliteAddress, after: OpId, upto: OpId) -> list[FlushRange]
             (after, upto),
         ).fetchall()
     return [
-        FlushRange(OpId(whole(row[0])), OpId(whole(row[1])), str(row[2]), Lsn(whole(row[3])), whole(row[4]))
+        FlushRange(OpId(as_int(row[0])), OpId(as_int(row[1])), str(row[2]), Lsn(as_int(row[3])), as_int(row[4]))
         for row in rows
     ]
 
@@ -150,31 +150,31 @@ def standing(address: SqliteAddress, checkpoint: OpId, where: HistoryFilter, par
             (part.count, part.number, *names),
         ).fetchall()
         for key, name, definition, compacted in buckets:
-            if whole(compacted) > checkpoint:
-                raise moved_on(str(name), checkpoint)
-            puts = stand(_backwards(db, whole(key), checkpoint))
+            if as_int(compacted) > checkpoint:
+                raise state_overtaken_error(str(name), checkpoint)
+            puts = stand(_backwards(db, as_int(key), checkpoint))
             yield from batches(HistoryOp(op_id, str(name), str(definition), line) for op_id, line in puts)
 
 
 def _backwards(db: apsw.Connection, bucket: int, upto: int) -> Iterator[tuple[int, str]]:
-    """A bucket's ops from `upto` down."""
+    """A bucket's ops from `upto` backwards."""
     segments = db.execute(
         "select s.first_op, s.last_op, s.sealed, g.bodies from segments s join segment_blobs g on g.id = s.blob"
         " where s.bucket = ? and s.first_op <= ? order by s.first_op desc",
         (bucket, upto),
     )
     for first, last, sealed, bodies in segments:
-        yield from _hot_backwards(db, bucket, whole(last), upto)
+        yield from _hot_backwards(db, bucket, as_int(last), upto)
         lines = [pair for pair in _lines(first, sealed, bodies) if pair[0] <= upto]
         yield from reversed(lines)
-        upto = min(upto, whole(first) - 1)
+        upto = min(upto, as_int(first) - 1)
     yield from _hot_backwards(db, bucket, 0, upto)
 
 
 def _hot_backwards(db: apsw.Connection, bucket: int, after: int, upto: int) -> Iterator[tuple[int, str]]:
     sql = "select id, line from ops where bucket = ? and id > ? and id <= ? order by id desc"
     for op_id, line in db.execute(sql, (bucket, after, upto)):
-        yield whole(op_id), str(line)
+        yield as_int(op_id), str(line)
 
 
 def _check_not_overtaken(db: apsw.Connection, where: HistoryFilter, since: OpId) -> None:
@@ -182,11 +182,11 @@ def _check_not_overtaken(db: apsw.Connection, where: HistoryFilter, since: OpId)
     sql = f"select b.name, b.compacted_op {_MERGED}{condition} limit 1"
     row = db.execute(sql, (since, *names)).fetchone()
     if row is not None:
-        raise overtaken(str(row[0]), since, OpId(whole(row[1])))
+        raise overtaken_error(str(row[0]), since, OpId(as_int(row[1])))
 
 
 def _condition(where: HistoryFilter) -> tuple[str, tuple[str, ...]]:
-    """SQL, and its values, that keep to the buckets asked for; for a statement with `buckets b` in it."""
+    """An SQL condition, with its values, that selects the requested buckets; for a statement with `buckets b`."""
     condition = ""
     for column, names in (("definition", where.definitions), ("name", where.buckets)):
         if names:
@@ -197,10 +197,10 @@ def _condition(where: HistoryFilter) -> tuple[str, tuple[str, ...]]:
 def _lines(first: apsw.SQLiteValue, sealed: apsw.SQLiteValue, bodies: apsw.SQLiteValue) -> list[Line]:
     if not isinstance(bodies, bytes):
         raise StoreError("a segment is damaged", f"segment from op {first}", "move the store away to build a new one")
-    return segment_lines(whole(first), bool(sealed), bodies)
+    return segment_lines(as_int(first), bool(sealed), bodies)
 
 
 def _number(db: apsw.Connection, sql: str, bindings: tuple[object, ...] = ()) -> int:
-    """A single number; nothing counts as 0."""
+    """A single number; 0 for no row or null."""
     row = db.execute(sql, bindings).fetchone()
-    return 0 if row is None or row[0] is None else whole(row[0])
+    return 0 if row is None or row[0] is None else as_int(row[0])

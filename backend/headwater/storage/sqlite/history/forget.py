@@ -1,4 +1,4 @@
-"""Finding and erasing values in the embedded store. See `storage.contract.forget` for what is promised."""
+"""Finding and erasing values in the embedded store. See `storage.contract.forget`."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from headwater.storage.contract.forget import (
 from headwater.storage.contract.store import Lease, StoreError
 from headwater.storage.shared.control.erasures import ERASURES
 from headwater.storage.shared.packing import unpacked
-from headwater.storage.shared.values import whole
+from headwater.storage.shared.values import as_int
 from headwater.storage.sqlite.connection import immediate, open_writer, sqlite_errors
 from headwater.storage.sqlite.control import lease as leases
 
-_PATIENCE = 60.0  # seconds to wait for readers to let go of the log of writes
+_PATIENCE = 60.0  # seconds to wait for readers to release the write-ahead log
 
 _SEGMENTS = """
 select coalesce(b.id, 0), coalesce(s.first_op, 0), coalesce(s.sealed, 0), x.bodies from segment_blobs x
@@ -35,7 +35,7 @@ left join segments s on s.blob = x.id left join buckets b on b.id = x.bucket
 
 
 class SqliteForget:
-    """See `storage.contract.forget.ForgetStore`. Write checkpoints are in a file of their own."""
+    """See `storage.contract.forget.ForgetStore`. Also covers write checkpoints, which have their own file."""
 
     def __init__(self, address: SqliteAddress) -> None:
         self._directory = Path(address.directory)
@@ -44,7 +44,7 @@ class SqliteForget:
         writes = self._directory / "write_checkpoints.db"
         self._all = [self._db, *([open_writer(writes)] if writes.is_file() else [])]
 
-    # looking
+    # searching
 
     def ops(self, hints: Sequence[str], searched: Searched) -> Iterator[FoundOp]:
         with sqlite_errors(self._path):
@@ -54,14 +54,14 @@ class SqliteForget:
                 f" where {_has('o.line', hints)}"
             )
             for bucket, op_id, line in self._db.execute(sql, hints):
-                yield FoundOp(whole(bucket), whole(op_id), str(line))
+                yield FoundOp(as_int(bucket), as_int(op_id), str(line))
             for bucket, first, sealed, bodies in self._db.execute(_SEGMENTS):
                 assert isinstance(bodies, bytes)
                 content = unpacked(bodies)
                 searched.segments += 1
                 searched.segment_bytes += len(content)
-                for op_id, op in found_in_segment(content, hints, whole(first), bool(sealed)):
-                    yield FoundOp(whole(bucket), op_id, op)
+                for op_id, op in found_in_segment(content, hints, as_int(first), bool(sealed)):
+                    yield FoundOp(as_int(bucket), op_id, op)
 
     def texts(self, hints: Sequence[str], searched: Searched) -> list[FoundText]:
         found: list[FoundText] = []
@@ -71,7 +71,7 @@ class SqliteForget:
                     erasure = ERASURES.get((table, column))
                     condition = erasure.condition if erasure else "false"
                     sql = f"select count(*), coalesce(sum({condition}), 0) from {table} where {_has(column, hints)}"
-                    count, erasable = (whole(cell) for cell in db.execute(sql, hints).fetchall()[0])
+                    count, erasable = (as_int(cell) for cell in db.execute(sql, hints).fetchall()[0])
                     searched.texts += 1
                     if count:
                         found.append(FoundText(table, column, count, erasable))
@@ -86,7 +86,7 @@ class SqliteForget:
     def named_buckets(self, hints: Sequence[str]) -> list[int]:
         with sqlite_errors(self._path):
             rows = self._db.execute(f"select id from buckets where {_has('name', hints)}", hints)
-            return [whole(row[0]) for row in rows]
+            return [as_int(row[0]) for row in rows]
 
     def unpublished(self) -> bool:
         with sqlite_errors(self._path):
@@ -115,7 +115,7 @@ class SqliteForget:
 
     @contextmanager
     def _step(self, db: apsw.Connection, lease: Lease) -> Iterator[None]:
-        """A write transaction; the lease is in the store's own file."""
+        """A write transaction. The lease is in the store's own file."""
         with leases.holding(db, lease) if db is self._db else immediate(db):
             yield
 
@@ -134,26 +134,28 @@ class SqliteForget:
         for db in self._all:
             path = Path(db.filename)
             with sqlite_errors(path):
-                say(f"rewriting {path.name}: nobody can write to it until that is done")
-                # The copy that SQLite makes meanwhile is deleted at once; it needs room on the store's own disk
+                say(f"rewriting {path.name}: no process can write to it until that is done")
+                # SQLite makes a temporary copy, which must be on the store's own disk and is deleted at once
                 db.execute(f"pragma temp_store = file; pragma temp_store_directory = '{_quoted(self._directory)}'")
                 db.execute("vacuum").fetchall()
                 self._empty_log(db, path)
-                free = whole(db.execute("pragma freelist_count").fetchall()[0][0])
+                free = as_int(db.execute("pragma freelist_count").fetchall()[0][0])
             if free:
-                raise UnerasedError(f"{free} free pages are left", str(path), "somebody wrote meanwhile; run it again")
+                raise UnerasedError(
+                    f"{free} free pages are left", str(path), "another process wrote to it; run it again"
+                )
 
     def _empty_log(self, db: apsw.Connection, path: Path) -> None:
-        """The log of writes has the pages as they were; it can go when no reader needs it."""
+        """Empty the write-ahead log, which holds the old pages. Waits until no reader needs it."""
         deadline = time.monotonic() + _PATIENCE
         db.set_busy_timeout(2_000)
         try:
-            while whole(db.execute("pragma wal_checkpoint(truncate)").fetchall()[0][0]):
+            while as_int(db.execute("pragma wal_checkpoint(truncate)").fetchall()[0][0]):
                 if time.monotonic() > deadline:
                     raise UnerasedError(
-                        "the log of writes can't be emptied: somebody has been reading for long",
+                        "the write-ahead log can't be emptied: a process has been reading the store for too long",
                         f"{path}-wal",
-                        "end who reads the store, and run it again",
+                        "stop the processes that read the store, and run it again",
                     )
         finally:
             db.set_busy_timeout(30_000)
@@ -165,7 +167,7 @@ class SqliteForget:
         return sorted(file for file in self._directory.rglob("*") if file.is_file())
 
     def _number(self, sql: str, *bindings: str | int) -> int:
-        return whole(self._db.execute(sql, bindings).fetchall()[0][0])
+        return as_int(self._db.execute(sql, bindings).fetchall()[0][0])
 
     def close(self) -> None:
         for db in self._all:
@@ -173,12 +175,12 @@ class SqliteForget:
 
 
 def _has(column: str, hints: Sequence[str]) -> str:
-    """A condition with the hints as its values, numbered so that it can be said more than once."""
+    """A condition with the hints as its values, numbered so that the condition can be repeated."""
     return "(" + " or ".join(f"instr({column}, ?{number})" for number in range(1, len(hints) + 1)) + ")"
 
 
 def _text_columns(db: apsw.Connection) -> list[tuple[str, str]]:
-    """Every column that can hold text, but for ops, which have a search of their own."""
+    """Every column that can hold text, except ops, which are searched separately."""
     sql = (
         "select m.name, c.name from sqlite_master m, pragma_table_info(m.name) c"
         " where m.type = 'table' and m.name not like 'sqlite%' and c.type in ('TEXT', 'ANY', '') and m.name <> 'ops'"
@@ -196,7 +198,7 @@ def _search(file: Path, directory: Path, hints: Sequence[str]) -> SearchedFile:
         with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as content:
             return SearchedFile(name, size, any(content.find(hint.encode()) >= 0 for hint in hints))
     except FileNotFoundError:
-        return SearchedFile(name, 0, False)  # a reader's, and gone by now
+        return SearchedFile(name, 0, False)  # a reader's file, removed by now
     except OSError as error:
         raise StoreError(f"a file of the store can't be read: {error.strerror}", str(file)) from error
 

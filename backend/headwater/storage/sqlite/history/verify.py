@@ -1,4 +1,4 @@
-"""The embedded store as it is given to be checked. See `storage.contract.verify.VerifyReader`."""
+"""Gives the embedded store's data to be checked. See `storage.contract.verify.VerifyReader`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from headwater.storage.address import SqliteAddress
 from headwater.storage.contract.parts import CurrentRow, PlacedRow
 from headwater.storage.contract.verify import BucketHead, StoredSegment, cut_keys
 from headwater.storage.shared.loading import BATCH_BYTES, batched
-from headwater.storage.shared.values import whole
+from headwater.storage.shared.values import as_int
 from headwater.storage.sqlite.connection import open_reader, sqlite_errors
 from headwater_rules.results import LookupEntry
 
@@ -26,7 +26,7 @@ from segments s left join segment_blobs b on b.id = s.blob and b.bucket = s.buck
 where s.bucket = ? and s.last_op > ? order by s.first_op
 """
 
-# As bytes: a damaged line need not be text any more
+# As bytes: a damaged line may no longer be text
 _HOT = "select id, cast(line as blob) from ops where bucket = ? and id > ? and id <= ? order by id"
 
 _ROWS = """
@@ -74,25 +74,25 @@ class SqliteVerify:
 
     def cut(self, ops: int) -> list[tuple[int, int]]:
         rows = self._db.execute("select id, count from buckets order by id")
-        return cut_keys(((whole(key), whole(count)) for key, count in rows), ops)
+        return cut_keys(((as_int(key), as_int(count)) for key, count in rows), ops)
 
     def retired(self) -> frozenset[int]:
-        return frozenset(whole(row[0]) for row in self._db.execute("select id from retired_buckets"))
+        return frozenset(as_int(row[0]) for row in self._db.execute("select id from retired_buckets"))
 
     def tables(self) -> list[int]:
         rows = self._db.execute("select id from tables where state = 'active' order by id")
-        return [whole(row[0]) for row in rows]
+        return [as_int(row[0]) for row in rows]
 
     def segments(self, bucket: int, after: int) -> Iterator[StoredSegment]:
         for first, last, sealed, size, checksum, bodies in self._db.execute(_SEGMENTS, (bucket, after)):
-            numbers = whole(size), whole(checksum)
+            numbers = as_int(size), as_int(checksum)
             yield StoredSegment(
-                whole(first), whole(last), bool(sealed), *numbers, bodies if isinstance(bodies, bytes) else None
+                as_int(first), as_int(last), bool(sealed), *numbers, bodies if isinstance(bodies, bytes) else None
             )
 
     def hot(self, bucket: int, after: int, upto: int) -> Iterator[tuple[int, bytes]]:
         for op_id, line in self._db.execute(_HOT, (bucket, after, upto)):
-            yield whole(op_id), line if isinstance(line, bytes) else b""
+            yield as_int(op_id), line if isinstance(line, bytes) else b""
 
     def rows(self, table: int, first: int, end: int) -> Iterator[list[PlacedRow]]:
         if not self._db.execute("select 1 from sqlite_master where name = ?", (f"rows_{table:d}",)).fetchall():
@@ -115,15 +115,15 @@ class SqliteVerify:
 
 def _head(row: Sequence[apsw.SQLiteValue]) -> BucketHead:
     key, name, definition, *numbers = row
-    checksum, count, clear_op, last_op = (whole(number) for number in numbers)
-    return BucketHead(whole(key), _text(name), str(definition), checksum, count, clear_op, last_op)
+    checksum, count, clear_op, last_op = (as_int(number) for number in numbers)
+    return BucketHead(as_int(key), _text(name), str(definition), checksum, count, clear_op, last_op)
 
 
 def _row(row: Sequence[apsw.SQLiteValue]) -> PlacedRow:
     place, row_id, layout, line, members, subkey = row
     return PlacedRow(
-        whole(place),
-        CurrentRow(_text(row_id), whole(layout), _text(line), _text(members), None if subkey is None else str(subkey)),
+        as_int(place),
+        CurrentRow(_text(row_id), as_int(layout), _text(line), _text(members), None if subkey is None else str(subkey)),
     )
 
 
