@@ -1,4 +1,4 @@
-"""What programs on Spark import: the op log as a data source. Needs the extra `spark`."""
+"""For Spark programs to import: the op log as a data source. Needs the extra `spark`."""
 
 from headwater.pipeline.oplog.source import OplogSource
 

@@ -27,7 +27,7 @@ def test_what_is_kept_is_there_the_next_time_without_another_snapshot(tmp_path: 
         assert "snapshot" not in run.text
         with running(tmp_path / "3", "--port", "0", "--keep", str(kept)) as second:
             assert second.process.wait(STOP_SECONDS) == 1
-            assert "another headwater dev works in this directory" in second.text
+            assert "another headwater dev uses this directory" in second.text
         assert run.end() == 0
         assert run.processes() == []
 

@@ -66,7 +66,7 @@ def _make_source(
     source: SourceSettings,
     checkout: Checkout,
     rows: int,
-    keep_on: Callable[[], bool],
+    keep_running: Callable[[], bool],
 ) -> bool:
     """The database with its tables, their rows and the publication; False when told to stop meanwhile."""
     with psycopg.connect(server.dsn(), autocommit=True) as conn:
@@ -76,13 +76,13 @@ def _make_source(
         started = time.monotonic()
         if is_filled(conn):
             _say("the sample data is there already")
-        elif not fill(conn, rows, keep_on):
+        elif not fill(conn, rows, keep_running):
             return False
         else:
             _say(f"made {row_count(conn):,} rows of sample data in {time.monotonic() - started:.1f} s")
         make_policies(conn)
     prepare(source, compile_config(checkout.rules.read_text(encoding="utf-8")).plan.tables())
-    return keep_on()
+    return keep_running()
 
 
 def _serve(workspace: Workspace, address: Address, text: str, stop: threading.Event) -> None:

@@ -1,4 +1,4 @@
-"""The service config: read once, typed, with every mistake reported in one go. Nothing below reads the environment."""
+"""The service config: read once, typed, with all errors reported at once. No layer below reads the environment."""
 
 from headwater.config.errors import ConfigError, ConfigIssue
 from headwater.config.load import load_config

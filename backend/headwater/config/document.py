@@ -1,6 +1,6 @@
-"""A config's text as a tree whose every node knows its place, with `!env` filled in.
+"""A config's text as a tree whose nodes know their positions, with `!env` replaced.
 
-YAML is composed, not constructed: the nodes keep line and column, and no tag can make anything but plain values.
+YAML is composed, not constructed: nodes keep line and column, and tags can only produce plain values.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _NUMBER: Final = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?")
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One value: a scalar, a mapping or a list. `mark` is None where the text has no lines to speak of."""
+    """One value: a scalar, a mapping or a list. `mark` is None for JSON, which keeps no positions."""
 
     value: Scalar | dict[str, Item] | list[Item]
     mark: Mark | None
 
     @property
     def kind(self) -> str:
-        """What it is, in words."""
+        """A description of its type."""
         match self.value:
             case None:
                 return "nothing"
@@ -49,7 +49,7 @@ class Item:
 
 
 def parse_yaml(text: str, origin: str, environment: Mapping[str, str]) -> Item:
-    """The tree of a YAML text; an empty one is an empty mapping. Raises ConfigError with all that can't be read."""
+    """The tree of a YAML text; an empty text is an empty mapping. Raises ConfigError with all errors."""
     try:
         node = compose(text)
     except NotYamlError as error:
@@ -66,7 +66,7 @@ def parse_yaml(text: str, origin: str, environment: Mapping[str, str]) -> Item:
 
 
 def parse_json(text: str, origin: str) -> Item:
-    """The tree of a JSON text, which has no `!env` and keeps no places. Raises ConfigError."""
+    """The tree of a JSON text, without `!env` and positions. Raises ConfigError."""
     try:
         return _plain(json.loads(text))
     except json.JSONDecodeError as error:
@@ -94,7 +94,7 @@ def _mark_at(text: str, index: int) -> Mark:
 
 
 class _NodeReader:
-    """Turns composed nodes into items. An aliased node is read once, so that aliases of aliases stay cheap."""
+    """Converts composed nodes into items. An aliased node is read once, so that nested aliases stay cheap."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._environment = environment
@@ -130,7 +130,7 @@ class _NodeReader:
             elif not isinstance(key, ScalarNode):
                 self.issues.append(ConfigIssue("a key must be text", mark=_mark(key)))
             elif key.value in own:
-                self.issues.append(ConfigIssue("this key is there twice", shown(key.value), _mark(key), "remove one"))
+                self.issues.append(ConfigIssue("this key is given twice", shown(key.value), _mark(key), "remove one"))
             else:
                 own[key.value] = self.item(value)
         return {**merged, **own}
@@ -165,7 +165,7 @@ class _NodeReader:
         name, _, kind = text.strip().partition("::")
         value = self._environment.get(name)
         if value is None:
-            # what is no name may be the value itself
+            # anything but a variable's name may be the secret value itself
             what = f"environment variable {name if _NAME.fullmatch(name) else '(no name)'} is not set"
             self.issues.append(ConfigIssue(what, mark=mark, fix="set it, or write the value here"))
             return None

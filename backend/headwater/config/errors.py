@@ -1,4 +1,4 @@
-"""What a service config can have wrong with it: everything at once, each with its place in the file."""
+"""Errors of a service config: all of them at once, each with its place in the file."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _LOGIN = re.compile(r":/.*@", re.DOTALL)
 
 
 def shown(text: str) -> str:
-    """A word of the config, or a file's name, as a message may show it: a URI at the wrong place without its login."""
+    """Text of the config, or a file name, as a message may show it: without the login of a URI."""
     return _LOGIN.sub(":/…@", text)
 
 
@@ -30,7 +30,7 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class ConfigIssue:
-    """One thing that is wrong: at which key, where, and what to do. `key` is a path like `client_auth.audience`."""
+    """An error in the service config: key, place, and what to do. `key` is a path like `client_auth.audience`."""
 
     what: str
     key: str = ""
@@ -46,7 +46,8 @@ class ConfigIssue:
 
 
 class ConfigError(HeadwaterError):
-    """A service config that can't be used, with all that is wrong. `origin` is the file, or what stands for it."""
+    """A service config that can't be used, with all its errors. `origin` is the file, or another name for where it came
+    from."""
 
     kind: ClassVar[Kind] = Kind.STOP
     code: ClassVar[str] = "HW_7001"

@@ -1,4 +1,5 @@
-"""Builds the typed config out of a config's tree: defaults, checks, and what the published shape has that we refuse."""
+"""Builds the typed config from a config's tree: applies defaults, checks values, and rejects keys of the published
+config that are not supported."""
 
 from __future__ import annotations
 
@@ -31,10 +32,10 @@ _LIMIT = 2**31 - 1
 
 
 def load_config(source: ConfigSource, environment: Mapping[str, str], directory: Path) -> ServiceConfig:
-    """The service config, read once. `directory` is the working directory. Raises ConfigError with every mistake."""
+    """Read the service config. `directory` is the working directory. Raises ConfigError with every error."""
     found = find_config(source, environment, directory)
     if not isinstance(found.root.value, dict):
-        issue = ConfigIssue(f"must be a mapping, and is {found.root.kind}", mark=found.root.mark)
+        issue = ConfigIssue(f"must be a mapping, not {found.root.kind}", mark=found.root.mark)
         raise ConfigError(found.origin, [issue])
     findings = Findings()
     root = Section(found.root.value, "", found.root.mark, findings)
@@ -55,7 +56,7 @@ def load_config(source: ConfigSource, environment: Mapping[str, str], directory:
         probes=_answers_probes(root),
         upload=read_upload(root, sources),
     )
-    _note_what_is_not_there(root)
+    _warn_unsupported(root)
     root.warn_unknown()
     if findings.errors:
         raise ConfigError(found.origin, sorted(findings.errors, key=_position))
@@ -68,7 +69,7 @@ def _position(issue: ConfigIssue) -> tuple[int, int]:
 
 def _sync_config(root: Section, directory: Path, text: str | None) -> SyncConfigText | None:
     if "sync_config" in root and "sync_rules" in root:
-        root.error("is the old name of sync_config, which is given too", "sync_rules", fix="remove one of them")
+        root.error("is the old name of sync_config, which is also given", "sync_rules", fix="remove one of them")
     name = "sync_rules" if "sync_rules" in root and "sync_config" not in root else "sync_config"
     section = root.section(name)
     path, content = section.text("path"), section.text("content")
@@ -121,17 +122,18 @@ def _api(section: Section) -> ApiConfig:
     return config
 
 
-_SET_IT = "set it, or take it out"
+_SET_IT = "set it, or remove it"
 
 
 def _admin_tokens(section: Section) -> tuple[str, ...]:
-    """An environment variable that is empty must not open a door."""
+    """The admin tokens. An empty one, as from an empty environment variable, is an error: it would match requests
+    without a token."""
     tokens = section.texts("tokens")
     if any(not token.strip() for token in tokens):
         section.error("an empty token would open the admin API to everybody", "tokens", fix=_SET_IT)
     elif any(token != token.strip() for token in tokens):
         what = "a token begins or ends with white space, which no request can send"
-        section.error(what, "tokens", fix="write it without")
+        section.error(what, "tokens", fix="remove the white space")
     return tokens
 
 
@@ -141,7 +143,7 @@ def _spark(root: Section, storage: StoreAddress) -> SparkSettings:
     section.warn_unknown()
     if not config.local and storage.one_machine:
         section.error(
-            f"{shown(config.master)} runs tasks on other machines, which cannot reach the embedded store's files on"
+            f"{shown(config.master)} runs tasks on other machines, which can't reach the embedded store's files on"
             " this one",
             "master",
             fix="use local[*], or storage of type postgresql",
@@ -165,8 +167,8 @@ def _logging(root: Section, environment: Mapping[str, str]) -> Logging:
 
 def _prometheus_port(section: Section) -> int | None:
     if not section.boolean("disable_telemetry_sharing", default=True):
-        section.no_effect("nothing is ever sent", "disable_telemetry_sharing")
-    section.no_effect("nothing is ever sent", "internal_service_endpoint")
+        section.no_effect("no telemetry is sent", "disable_telemetry_sharing")
+    section.no_effect("no telemetry is sent", "internal_service_endpoint")
     port = section.integer("prometheus_port", 0, 0, 65535) if "prometheus_port" in section else None
     section.warn_unknown()
     return port
@@ -183,18 +185,19 @@ def _from_environment(
     return default
 
 
-def _note_what_is_not_there(root: Section) -> None:
-    """Keys of the published config without a counterpart."""
-    root.no_effect("errors are reported to nobody but the log", "metadata")
-    root.no_effect("sync queries do not see it", "parameters")
+def _warn_unsupported(root: Section) -> None:
+    """Report keys of the published config that have no counterpart here."""
+    root.no_effect("errors are only logged", "metadata")
+    root.no_effect("sync queries can't read it", "parameters")
     migrations = root.section("migrations")
     if migrations.boolean("disable_auto_migration", default=False):
-        migrations.no_effect("a store is brought up to date when it is opened", "disable_auto_migration")
+        migrations.no_effect("a store is upgraded when it is opened", "disable_auto_migration")
     migrations.warn_unknown()
 
 
 def _answers_probes(root: Section) -> bool:
-    """Whether the endpoint answers probes. As published, a config that speaks of any has to ask for them."""
+    """Whether the endpoint answers probes. As in the published service, a config that mentions probes has to enable
+    them."""
     healthcheck = root.section("healthcheck")
     given = "probes" in healthcheck
     probes = healthcheck.section("probes")
@@ -203,7 +206,7 @@ def _answers_probes(root: Section) -> bool:
         probes.no_effect("probes are answered over HTTP only, with use_http", "use_filesystem")
     legacy = probes.boolean("use_legacy", default=False)
     if legacy:
-        probes.warn("probes are answered over HTTP, and no files are written", "use_legacy")
+        probes.warn("probes are answered over HTTP; no files are written", "use_legacy")
     probes.warn_unknown()
     healthcheck.warn_unknown()
     return not given or over_http or legacy

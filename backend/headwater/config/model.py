@@ -1,4 +1,4 @@
-"""The service config as the rest of the program sees it: checked, typed, with every default filled in."""
+"""The service config as the rest of the program uses it: checked, typed, with every default filled in."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from headwater_rules.evaluate.limits import MOST_BUCKETS, MOST_RESULTS
 
 @dataclass(frozen=True, slots=True)
 class ClientAuth:
-    """Which tokens of users are accepted: signed with one of `keys` or of those at `addresses`, meant for one of
-    `audience`. `rules` say which hosts may be asked for keys."""
+    """Which user tokens are accepted: those signed with one of `keys`, or with a key published at one of `addresses`,
+    for one of `audience`. `rules` decide which hosts may be asked for keys."""
 
     keys: tuple[Key, ...] = field(default=(), repr=False)
     audience: frozenset[str] = frozenset()
@@ -30,8 +30,8 @@ class ClientAuth:
 
 @dataclass(frozen=True, slots=True)
 class SyncConfigText:
-    """Where the sync config is: in a file, or here. The file is read when asked for, so that a process which does not
-    need it can do without. With `exit_on_error` errors in it end a replicator at its start; else it is left out."""
+    """The sync config: a file, or inline text. The file is read on demand, so that processes that do not need it run
+    without it. With `exit_on_error`, errors in it stop a replicator at its start; otherwise the config is ignored."""
 
     path: Path | None = None
     content: str | None = field(default=None, repr=False)
@@ -39,7 +39,7 @@ class SyncConfigText:
 
     @property
     def origin(self) -> str:
-        """For messages."""
+        """A name for messages."""
         return str(self.path) if self.path is not None else "the sync config in the service config"
 
     def read(self) -> str:
@@ -58,9 +58,8 @@ class SyncConfigText:
 
 @dataclass(frozen=True, slots=True)
 class ApiConfig:
-    """Limits of the endpoint, and the admin tokens. `chunk_cache_mb` is the memory, in MiB and for each process, in
-    which history that clients ask for again is kept ready to be sent. A stream whose device takes nothing for
-    `stalled_stream_seconds` is cut off."""
+    """Limits of the endpoint, and the admin tokens. `chunk_cache_mb` is the size of the chunk cache of each process, in
+    MiB. A stream whose device takes nothing for `stalled_stream_seconds` is cut off."""
 
     tokens: tuple[str, ...] = field(default=(), repr=False)
     max_concurrent_connections: int = 200
@@ -78,7 +77,7 @@ class ApiConfig:
 
 @dataclass(frozen=True, slots=True)
 class Logging:
-    """`level` is one of Python's names, `format` is text or json."""
+    """`level` is one of Python's level names, `format` is text or json."""
 
     level: str = "INFO"
     format: str = "text"
@@ -86,8 +85,8 @@ class Logging:
 
 @dataclass(frozen=True, slots=True)
 class ServiceConfig:
-    """Everything that a process is told from outside. `probes` says whether the endpoint answers any, `upload` what
-    devices may write through it; `warnings` are for the person who wrote the config."""
+    """The settings of a process. `probes` says whether the endpoint answers probes, `upload` what devices may write;
+    `warnings` are for the author of the config."""
 
     sources: tuple[SourceSettings, ...]
     storage: StoreAddress

@@ -1,4 +1,4 @@
-"""Where config comes from: the command line, the environment, a file. The first source that has something wins."""
+"""Finds the config: on the command line, in the environment, or in a file, in that order."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DEFAULT_FILES = ("headwater.yaml", "powersync.yaml")
 
 @dataclass(frozen=True, slots=True)
 class ConfigSource:
-    """What the command line says of the config: its base64 text or its file, and the sync config's base64 text."""
+    """The command line's options for the config: its base64 text or its file, and the sync config's base64 text."""
 
     base64: str | None = None
     path: Path | None = None
@@ -28,7 +28,7 @@ class ConfigSource:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A config's tree, what it is called in messages, and the directory that its paths are relative to."""
+    """A config's tree, its name for messages, and the directory that its paths are relative to."""
 
     root: Item
     origin: str
@@ -58,7 +58,7 @@ def find_config(source: ConfigSource, environment: Mapping[str, str], directory:
 
 
 def is_configured(source: ConfigSource, environment: Mapping[str, str], directory: Path) -> bool:
-    """Whether anything says where the service config is."""
+    """Whether any source gives a service config."""
     if source.base64 is not None or source.path is not None:
         return True
     return any(environment.get(name) for name in (*CONFIG_B64, *CONFIG_PATH)) or any(
@@ -67,7 +67,7 @@ def is_configured(source: ConfigSource, environment: Mapping[str, str], director
 
 
 def find_sync_base64(source: ConfigSource, environment: Mapping[str, str]) -> str | None:
-    """The sync config's text when it comes as base64, else None. Raises ConfigError."""
+    """The sync config's text if given as base64, else None. Raises ConfigError."""
     if source.sync_base64 is not None:
         return decode_base64(source.sync_base64, "--sync-base64")
     for name in SYNC_B64:
@@ -82,7 +82,7 @@ def decode_base64(text: str, origin: str) -> str:
     try:
         return base64.b64decode(compact + "=" * (-len(compact) % 4), validate=True).decode()
     except (binascii.Error, ValueError):  # of which UnicodeDecodeError is one
-        issue = ConfigIssue("it is not base64 of UTF-8 text", fix="make it with: base64 -w0 headwater.yaml")
+        issue = ConfigIssue("it is not base64 of UTF-8 text", fix="create it with: base64 -w0 headwater.yaml")
         raise ConfigError(origin, [issue]) from None
 
 
@@ -103,10 +103,10 @@ def _from_file(path: Path, environment: Mapping[str, str]) -> Found:
 
 
 def _parsed(text: str, origin: str, environment: Mapping[str, str]) -> Item:
-    """YAML, or JSON that YAML does not take (it forbids tabs)."""
+    """Parse YAML, or JSON that is not valid YAML (which forbids tabs)."""
     if text.lstrip().startswith("{"):
         try:
             return parse_json(text, origin)
         except ConfigError:
-            pass  # a mapping in YAML's own braces
+            pass  # a YAML mapping in braces
     return parse_yaml(text, origin, environment)

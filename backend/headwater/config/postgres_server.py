@@ -1,4 +1,4 @@
-"""The keys that say where a Postgres server is and how to log in there, for sources and for storage."""
+"""Reads the address and login of a Postgres server, for sources and for storage."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 from headwater.config.section import Section
 
 NO_HOSTNAME, NO_DATABASE, NO_USERNAME = "PSYNC_S1106", "PSYNC_S1105", "PSYNC_S1107"
-"""A setting that says where the database is, or who logs in there, is missing or is a URI."""
+"""A setting of the database's address or login is missing or is a URI."""
 
 _LOWEST_PORT, _HIGHEST_PORT = 1024, 65535
 _SSL_MODES = ("verify-full", "verify-ca", "disable")
@@ -19,7 +19,7 @@ _ESCAPE = "write @ in the password as %40, / as %2F, : as %3A, ? as %3F, # as %2
 
 @dataclass(frozen=True, slots=True)
 class UriParts:
-    """What a URI says; empty where it says nothing."""
+    """The parts of a URI, empty where missing."""
 
     host: str = ""
     port: int | None = None
@@ -31,7 +31,7 @@ class UriParts:
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """One database and a login. Certificates and keys are PEM text; `connect_timeout` is in seconds."""
+    """A database and a login. Certificates and keys are PEM text; `connect_timeout` is in seconds."""
 
     host: str
     port: int
@@ -46,7 +46,7 @@ class Server:
 
 
 def read_server(section: Section) -> Server:
-    """Keys of their own win over the URI's parts. What is wrong or missing is noted as an error."""
+    """Read the server. Separate keys take precedence over the parts of the URI. Errors are added to the findings."""
     address = read_uri(section)
     host = section.text("hostname") or address.host
     database = section.text("database") or address.database
@@ -57,13 +57,13 @@ def read_server(section: Section) -> Server:
         ("username", user, NO_USERNAME),
     ):
         if not value:
-            section.error(f"neither {key} nor uri says which one", key, fix=f"add {key}", code=code)
+            section.error(f"neither {key} nor uri gives it", key, fix=f"add {key}", code=code)
         elif "://" in value:
             section.error("is a URI", key, fix="write it as uri", code=code)
     sslmode = section.choice("sslmode", "verify-full", _SSL_MODES)
     cacert = section.text("cacert")
     if sslmode == "verify-ca" and not cacert:
-        section.error("verify-ca needs it", "cacert", fix="add the PEM text, or use verify-full", code="PSYNC_S1104")
+        section.error("verify-ca requires it", "cacert", fix="add the PEM text, or use verify-full", code="PSYNC_S1104")
     _refuse_unsupported(section)
     return Server(
         host=host,
@@ -88,7 +88,7 @@ def read_uri(section: Section) -> UriParts:
         section.error("must begin with postgresql://", "uri", code="PSYNC_S1109")
         return UriParts()
     authority, rest = (*_AUTHORITY_END.split(uri.partition("://")[2], maxsplit=1), "")[:2]
-    if "@" in rest or authority.count("@") > 1:  # a part of the password would be taken for host or database
+    if "@" in rest or authority.count("@") > 1:  # part of the password would be read as host or database
         section.error("has an @ or another special character that is not escaped", "uri", fix=_ESCAPE)
         return UriParts()
     try:
@@ -112,14 +112,14 @@ def read_uri(section: Section) -> UriParts:
 
 
 def _connect_timeout(section: Section, address: UriParts) -> int:
-    """Seconds; what is no positive number counts as not given, as in the published service."""
+    """Seconds. Anything but a positive number counts as not given, as in the published service."""
     default = int(address.connect_timeout) if address.connect_timeout.isdecimal() else 0
     return section.integer("connect_timeout", default, 0, 3600) or 20
 
 
 def _refuse_unsupported(section: Section) -> None:
-    """What would be a promise of safety must not be passed over in silence."""
+    """Report unsupported security settings as errors: ignoring them would give a false sense of safety."""
     if section.texts("reject_ip_ranges"):
-        section.error("is not supported by this version", "reject_ip_ranges", fix="guard the network instead")
+        section.error("is not supported by this version", "reject_ip_ranges", fix="restrict the network instead")
     if "tls_servername" in section:
         section.error("is not supported by this version", "tls_servername", fix="use the certificate's host name")

@@ -1,4 +1,4 @@
-"""Typed reading of one mapping of the config. Mistakes are collected, so that one run shows all of them."""
+"""Typed reading of one mapping of the config. Errors are collected, so that one run reports all of them."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from headwater.config.errors import ConfigIssue, Mark, shown
 
 @dataclass(slots=True)
 class Findings:
-    """What was found so far: errors, and warnings in words."""
+    """Errors and warnings found so far."""
 
     errors: list[ConfigIssue] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
 
 
 class Section:
-    """A mapping at `path`. A key whose value is null counts as not given. After an error a reader returns the default,
-    so that reading goes on."""
+    """A mapping at `path`. A null value counts as not given. After an error, a reader returns the default, so that
+    reading goes on."""
 
     def __init__(self, values: dict[str, Item], path: str, mark: Mark | None, findings: Findings) -> None:
         self._values = values
@@ -38,13 +38,13 @@ class Section:
         return f"{self.path}.{shown(key)}" if self.path else shown(key)
 
     def error(self, what: str, key: str = "", *, fix: str = "", code: str = "HW_7001") -> None:
-        """Note an error at `key`, or at the section itself."""
+        """Add an error at `key`, or at the section itself."""
         item = self._values.get(key)
         mark = item.mark if item is not None and item.mark is not None else self.mark
         self.findings.errors.append(ConfigIssue(what, self.at(key) if key else self.path, mark, fix, code))
 
     def warn(self, what: str, key: str = "") -> None:
-        """Note something that is not an error, at `key`, or at the section itself."""
+        """Add a warning at `key`, or at the section itself."""
         item = self._values.get(key)
         mark = item.mark if item is not None else None if key else self.mark
         place = f"{mark}: " if mark is not None else ""
@@ -63,7 +63,7 @@ class Section:
         return None
 
     def integer(self, key: str, default: int, low: int, high: int, *, code: str = "HW_7001") -> int:
-        """A whole number in [low, high], also as text, as the published service takes ports."""
+        """A whole number in [low, high]; text is accepted too, as in the published service for ports."""
         match self._value(key):
             case None:
                 return default
@@ -93,7 +93,7 @@ class Section:
                 return default
 
     def texts(self, key: str) -> tuple[str, ...]:
-        """A list of texts; one text alone counts as a list of it."""
+        """A list of texts; a single text counts as a list of one."""
         match self._value(key):
             case None:
                 return ()
@@ -115,7 +115,7 @@ class Section:
         return value
 
     def section(self, key: str) -> Section:
-        """A mapping; an empty one when it is not given."""
+        """A mapping; empty if not given."""
         value = self._value(key)
         item = self._values.get(key)
         mark = item.mark if item is not None else self.mark
@@ -159,7 +159,7 @@ class Section:
                 case str() | int() | float():
                     found[name] = str(item.value)
                 case _:
-                    section.error(f"must be text or a number, and is {item.kind}", name)
+                    section.error(f"must be text or a number, not {item.kind}", name)
         return found
 
     def plain(self) -> dict[str, object]:
@@ -167,13 +167,13 @@ class Section:
         return {name: item.value for name, item in self._values.items() if not isinstance(item.value, dict | list)}
 
     def no_effect(self, instead: str, *keys: str) -> None:
-        """Warn of keys of the published config that do nothing here. `instead` says what holds."""
+        """Warn about keys of the published config that have no effect here. `instead` says what applies."""
         for key in keys:
             if key in self:
                 self.warn(f"has no effect here: {instead}", key)
 
     def warn_unknown(self) -> None:
-        """Warn of keys that nobody asked for. To be called when everything else was read."""
+        """Warn about keys that were never read. Call it after reading everything else."""
         for name in self._values:
             if name not in self._known:
                 guess = suggestion(name, self._known)
@@ -191,10 +191,10 @@ class Section:
         return None if item is None else item.value
 
     def _mismatch(self, key: str, wanted: str, fix: str = "") -> None:
-        self.error(f"must be {wanted}, and is {self._values[key].kind}", key, fix=fix)
+        self.error(f"must be {wanted}, not {self._values[key].kind}", key, fix=fix)
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
-    """`did you mean …?` for the closest of the known names, or nothing."""
+    """`did you mean …?` with the closest of the known names, or nothing."""
     close = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.6)
     return f"did you mean {close[0]}?" if close else ""

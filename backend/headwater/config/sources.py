@@ -1,4 +1,4 @@
-"""`replication.connections`: where the source is and how to log in there."""
+"""Reads `replication.connections`: the address and login of the source."""
 
 from __future__ import annotations
 
@@ -12,30 +12,28 @@ from headwater.source.connect import SourceSettings
 
 
 def read_sources(replication: Section) -> tuple[SourceSettings, ...]:
-    """The configured sources; one at most."""
+    """The configured sources, at most one."""
     connections = replication.sections("connections")
     batch_mb = replication.integer("batch_mb", 64, 4, 4096)
     replication.warn_unknown()
     if len(connections) > 1:
         replication.error(
-            f"{len(connections)} sources are configured, and this version follows one",
+            f"{len(connections)} sources are configured, but this version supports only one",
             "connections",
-            fix="run one service, with its own storage path, for each",
+            fix="run a separate service, with its own storage path, for each",
         )
     return tuple(settings for section in connections if (settings := _source(section, batch_mb)) is not None)
 
 
 def with_login(settings: SourceSettings, uri: str) -> SourceSettings:
-    """The same source with another login: host, port and database of `settings`, unless the URI names its own.
+    """The same source with another login: host, port and database of `settings`, unless the URI gives them.
 
     Raises ConfigError.
     """
     findings = Findings()
     address = read_uri(Section({"uri": Item(uri, None)}, "", None, findings))
     if not findings.errors and not address.user:
-        findings.errors.append(
-            ConfigIssue("names no user", "uri", fix="write postgresql://user:password@host/database")
-        )
+        findings.errors.append(ConfigIssue("has no user", "uri", fix="write postgresql://user:password@host/database"))
     if findings.errors:
         raise ConfigError("--admin-uri", findings.errors)
     return replace(
@@ -76,12 +74,12 @@ def _source(section: Section, batch_mb: int) -> SourceSettings | None:
         heartbeat_seconds=section.integer("heartbeat_interval_seconds", 60, 5, 60),
     )
     section.text("id")
-    section.no_effect("a source is known by its tag", "id")
+    section.no_effect("a source is identified by its tag", "id")
     if section.boolean("debug_api", default=False):
-        section.no_effect("there is no route that runs SQL", "debug_api")
-    section.no_effect("a source is asked over one connection for each task that reads it", "max_pool_size")
+        section.no_effect("no route runs SQL", "debug_api")
+    section.no_effect("each task that reads the source opens one connection", "max_pool_size")
     section.no_effect(
-        f"a source that is silent for {settings.silence_seconds:.0f} s, though asked, is given up and asked anew",
+        f"a source that does not answer for {settings.silence_seconds:.0f} s counts as lost, and is connected to again",
         "snapshot_socket_timeout",
     )
     section.warn_unknown()

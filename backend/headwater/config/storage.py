@@ -1,4 +1,4 @@
-"""`storage`: where the store is."""
+"""Reads `storage`: the address of the store."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _SCHEMA = re.compile(r"(?!pg_)[a-z_][a-z0-9_]{0,62}")
 def read_storage(section: Section, directory: Path) -> StoreAddress:
     """The address of the store; paths are relative to `directory`."""
     kind = section.text("type") or "sqlite"
-    section.no_effect("connections are opened as they are needed", "max_pool_size")
-    section.no_effect("a store has one format, and is brought up to it when it is opened", "default_storage_version")
+    section.no_effect("connections are opened on demand", "max_pool_size")
+    section.no_effect("a store has one format, to which it is upgraded when opened", "default_storage_version")
     limits = section.section("batch_limits")
     limits.no_effect(
-        "what is written at once ends with a transaction of the source, however large",
+        "batches end with a transaction of the source, whatever its size",
         "max_estimated_size", "max_record_count", "max_current_data_batch_size",
     )  # fmt: skip
     limits.warn_unknown()
@@ -53,7 +53,7 @@ def _sqlite(section: Section, directory: Path) -> SqliteAddress:
         section.error("is a URI, and the embedded store is a directory", "path", fix=_EITHER)
     path = directory / named
     if path.exists() and not path.is_dir():
-        section.error(f"{path} is a file", "path", fix="name a directory: the store keeps several files")
+        section.error(f"{path} is a file", "path", fix="set a directory: the store consists of several files")
     return SqliteAddress(str(path))
 
 
@@ -62,7 +62,7 @@ def _postgres(section: Section) -> PostgresAddress:
     schema = section.text("schema") or DEFAULT_SCHEMA
     if not _SCHEMA.fullmatch(schema):
         section.error(
-            "must be made of at most 63 small letters, digits and _, begin with a letter, and not with pg_",
+            "must consist of at most 63 lower-case letters, digits and _, begin with a letter, and not with pg_",
             "schema",
             fix=f"remove it to use {DEFAULT_SCHEMA}",
         )
@@ -85,6 +85,6 @@ def _conninfo(server: Server) -> str:
         dbname=server.database,
         user=server.user,
         sslmode=server.sslmode,
-        connect_timeout=max(2, server.connect_timeout),  # libpq takes 1 for 2
+        connect_timeout=max(2, server.connect_timeout),  # libpq treats 1 as 2
         **login,
     )

@@ -1,1 +1,1 @@
-"""`headwater dev`: everything on this machine, with a Postgres of its own, sample data and the demo app."""
+"""`headwater dev`: everything on this machine, with its own Postgres, sample data and the demo app."""

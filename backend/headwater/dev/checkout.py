@@ -1,4 +1,4 @@
-"""Where the demo's files are: beside the source, not below the directory that a person happens to be in."""
+"""Locates the demo's files, relative to the source code, not to the working directory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class NotACheckoutError(HeadwaterError):
 
 @dataclass(frozen=True, slots=True)
 class Checkout:
-    """`rules` is the demo's sync config, `app` the built demo app, which may not be there."""
+    """`rules` is the demo's sync config, `app` the built demo app, which may be missing."""
 
     rules: Path
     app: Path
@@ -28,11 +28,11 @@ class Checkout:
 
 
 def find_checkout() -> Checkout:
-    """Raises NotACheckoutError."""
+    """The checkout. Raises NotACheckoutError."""
     root = Path(headwater.__file__).resolve().parents[2]
     checkout = Checkout(root / "sync_rules" / "examples" / "demo.yaml", root / "clients" / "web" / "dist")
     if not checkout.rules.is_file():
         raise NotACheckoutError(
-            "the demo's files are not here", str(root), "run headwater dev from a clone of the repository"
+            "the demo's files are missing", str(root), "run headwater dev from a clone of the repository"
         )
     return checkout

@@ -1,4 +1,4 @@
-"""Waits for the demo to be there, and says what to try."""
+"""Waits until the demo is ready, and says what to try."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _ANSWER_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where the demo listens."""
+    """The address that the demo listens on."""
 
     host: str
     port: int
 
     @property
     def reachable_host(self) -> str:
-        """A host that a browser on this machine can name."""
+        """A host name that a browser on this machine can use."""
         return {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(self.host, self.host)  # noqa: S104
 
     @property
@@ -37,7 +37,7 @@ class Address:
         return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
 
     def answers(self) -> bool:
-        """Whether the demo's page, or the one that stands for it, is served."""
+        """Whether the demo's page, or its placeholder, is served."""
         try:
             with closing(http.client.HTTPConnection(self.reachable_host, self.port, _ANSWER_SECONDS)) as connection:
                 connection.request("GET", "/demo/")
@@ -48,7 +48,7 @@ class Address:
 
 
 def when_ready(store: Path, address: Address, stop: threading.Event, then: Callable[[], None]) -> None:
-    """Call `then` once the page answers and devices can be given a first checkpoint, unless `stop` comes before."""
+    """Call `then` once the page answers and the store has a checkpoint for devices, unless `stop` is set before."""
     with closing(open_backend(SqliteAddress(str(store))).open_reader()) as reader:
         while not stop.is_set():
             if reader.checkpoint() is not None and address.answers():
@@ -58,7 +58,7 @@ def when_ready(store: Path, address: Address, stop: threading.Event, then: Calla
 
 
 def what_to_try(address: Address, dsn: str, programs: Path, checkout: Checkout, kept: Path | None) -> str:
-    """The text for the person who started it. `programs` is where Postgres' own are, `dsn` a libpq URI."""
+    """The text to print when ready. `programs` is the directory of Postgres' programs, `dsn` a libpq URI."""
     psql = "psql" if shutil.which("psql") else shutil.which("psql", path=str(programs))
     database = f"{psql} {shlex.quote(dsn)}" if psql else dsn
     app = f"{address.origin}/demo/" + ("" if checkout.has_app else "   (not built yet: run `make demo`)")

@@ -39,22 +39,22 @@ class UnknownUserError(ApiError):
 
 @dataclass(frozen=True, slots=True)
 class Demo:
-    """The demo's database, the key its tokens are signed with, and whom they are for."""
+    """The demo's database, the key that signs its tokens, and their audience."""
 
     source: SourceSettings
     key: Key
     audience: str
 
     async def users(self, _: Request) -> Response:
-        """The first two are the people of the page; the others only lend their names."""
+        """The demo's users. The page uses the first two."""
         rows = await anyio.to_thread.run_sync(self._users)
         return JSONResponse([{"id": str(user_id), "name": name} for user_id, name in rows])
 
     async def token(self, request: Request) -> Response:
-        """A token for anybody who asks: this is for one's own machine."""
+        """A token for any user, without authentication: the demo runs on the developer's own machine."""
         user = _uuid(request.query_params.get("user", ""))
         if user is None or not await anyio.to_thread.run_sync(self._exists, user):
-            raise UnknownUserError("there is no such user", fix="take an id of /demo/users")
+            raise UnknownUserError("there is no such user", fix="use an id from /demo/users")
         now = int(time.time())
         claims = {"sub": str(user), "aud": self.audience, "iat": now, "exp": now + TOKEN_SECONDS}
         token = sign(claims, self.key)
@@ -74,21 +74,21 @@ class Demo:
 
 
 class Page(StaticFiles):
-    """The built demo app. Its files bear a hash in their names, but for the page itself."""
+    """The built demo app. Its file names contain a hash, except the page itself."""
 
     def __init__(self, checkout: Checkout) -> None:
         super().__init__(directory=checkout.app, html=True, check_dir=False)
         self._checkout = checkout
 
     async def check_config(self) -> None:
-        """Nothing to check: that the app is not built yet is said to whoever asks for it."""
+        """Does nothing: a missing app is reported when it is requested."""
 
     async def get_response(self, path: str, scope: Scope) -> Response:
         if not self._checkout.has_app:
             return Response(_NOT_BUILT, 503, media_type="text/html")
         response = await super().get_response(path, scope)
         suffix = path[path.rfind(".") :]
-        if suffix in _MEDIA_TYPES:  # the machine's own table of types may say otherwise
+        if suffix in _MEDIA_TYPES:  # the machine's own table of types may differ
             response.headers["content-type"] = _MEDIA_TYPES[suffix]
         lasting = path.startswith("assets/")
         response.headers["cache-control"] = "public, max-age=31536000, immutable" if lasting else "no-cache"
@@ -96,7 +96,7 @@ class Page(StaticFiles):
 
 
 def demo_routes(demo: Demo, checkout: Checkout) -> list[BaseRoute]:
-    """Everything below /demo, and the way there."""
+    """All routes below /demo, and redirects to it."""
     return [
         Route("/", _to_page),
         Route("/demo", _to_page),

@@ -1,4 +1,4 @@
-"""`python -m headwater.dev.serve --config FILE`: the endpoint with the demo's routes; started by `headwater dev`."""
+"""`python -m headwater.dev.serve --config FILE`: the endpoint with the demo's routes, started by `headwater dev`."""
 
 from __future__ import annotations
 

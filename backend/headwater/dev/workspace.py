@@ -1,4 +1,4 @@
-"""The directory of one `headwater dev`: its database, its store, and the service config that ties them together."""
+"""The directory of one `headwater dev`: its database, its store, and a service config for them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class WorkspaceError(HeadwaterError):
 
 @dataclass(frozen=True, slots=True)
 class Workspace:
-    """What lies where below `root`."""
+    """The paths below `root`."""
 
     root: Path
 
@@ -43,7 +43,7 @@ class Workspace:
 
     @property
     def scratch(self) -> Path:
-        """For files that nobody needs afterwards, such as Spark's."""
+        """For temporary files, such as Spark's."""
         return self.root / "scratch"
 
     @property
@@ -51,7 +51,7 @@ class Workspace:
         return self.root / "headwater.yaml"
 
     def write_config(self, source: SourceSettings, rules: Path, host: str, port: int) -> None:
-        """A service config for the parts here, with a signing key of its own. Only its owner can read it."""
+        """Write a service config with a new signing key, readable by its owner only."""
         document = {
             "replication": {
                 "connections": [
@@ -93,9 +93,9 @@ def _new_secret() -> str:
 
 @contextmanager
 def open_workspace(keep: Path | None) -> Iterator[Workspace]:
-    """A workspace in `keep`, which stays, or in a new temporary directory, which is gone afterwards.
+    """A workspace in `keep`, which is kept, or in a new temporary directory, which is deleted at the end.
 
-    Raises WorkspaceError when the directory can't be made, or another process works in it.
+    Raises WorkspaceError when the directory can't be created or another process uses it.
     """
     try:
         root = Path(tempfile.mkdtemp(prefix="headwater-dev-")) if keep is None else keep.absolute()
@@ -104,7 +104,9 @@ def open_workspace(keep: Path | None) -> Iterator[Workspace]:
         workspace.scratch.mkdir(exist_ok=True)
     except OSError as error:
         where = str(keep or tempfile.gettempdir())
-        raise WorkspaceError(f"the directory can't be made: {error.strerror}", where, "name another one") from error
+        raise WorkspaceError(
+            f"the directory can't be created: {error.strerror}", where, "choose another one"
+        ) from error
     try:
         with _locked(root):
             yield workspace
@@ -121,6 +123,6 @@ def _locked(root: Path) -> Iterator[None]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             raise WorkspaceError(
-                "another headwater dev works in this directory", str(root), "end it, or name another directory"
+                "another headwater dev uses this directory", str(root), "stop it, or choose another directory"
             ) from error
         yield

@@ -1,2 +1,1 @@
-"""What can be said of a source, its store and its rules without changing anything but what is asked to be forgotten.
-Nothing here prints."""
+"""Analyses of a source, its store and its rules. Only `forget` changes anything. Nothing here prints."""

@@ -1,4 +1,4 @@
-"""What a sync config would change of another one, and what that costs devices."""
+"""What a sync config would change compared with another one, and how much devices would download."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from headwater_rules.versions import Change, Comparison, Kind, SideChange, compa
 
 @dataclass(frozen=True, slots=True)
 class Diff:
-    """What `file` would change of `against`. `stored` is what the store has of definitions, by name; `estimates` what
-    new ones would hold. `missing` are tables without rows in the store, `unsent` names those whose rows can't come,
-    `per_row` what of `file` has buckets of one row each; `allowed` is how many buckets a device may have."""
+    """What `file` would change compared with `against`. `stored` are the store's statistics by definition, `estimates`
+    those of new definitions. `missing` are tables without rows in the store, `unsent` describes tables whose rows can't
+    be replicated, `per_row` lists definitions of `file` with one bucket per row; `allowed` is the number of buckets a
+    device may have."""
 
     file: str
     against: str
@@ -32,14 +33,14 @@ class Diff:
     notes: tuple[str, ...] = ()
 
     def buckets(self, found: BucketPerRow) -> int | None:
-        """How many buckets of one row each there are, as far as rows are known."""
+        """The number of buckets of a definition with one bucket per row; None if it is not known."""
         guess, stats = self.estimates.get(found.definition), self.stored.get(found.definition)
         if guess is not None and guess.tables:
             return guess.buckets
         return None if stats is None else stats.buckets
 
     def as_dict(self) -> dict[str, object]:
-        """The whole answer, as JSON can have it."""
+        """The whole answer in a form that can be written as JSON."""
         return {
             "file": self.file,
             "against": self.against,
@@ -54,7 +55,7 @@ class Diff:
         }
 
     def _side(self, side: SideChange) -> dict[str, object]:
-        told: dict[str, object] = {
+        found: dict[str, object] = {
             "name": side.name,
             "change": side.change.value,
             "before": side.before,
@@ -63,16 +64,16 @@ class Diff:
         }
         if side.kind is Kind.BUCKET:
             stats, guess = self.stored.get(side.before or side.name), self.estimates.get(side.name)
-            told["stored"] = None if stats is None else asdict(stats)
-            told["to_download"] = None if guess is None or not guess.tables else asdict(guess)
-        return told
+            found["stored"] = None if stats is None else asdict(stats)
+            found["to_download"] = None if guess is None or not guess.tables else asdict(guess)
+        return found
 
 
 def diff_with_rows(
     rows: CurrentRows, plan: SyncPlan, other: SyncPlan, *, file: str, against: str, allowed: int, sample: int | None
 ) -> Diff:
-    """What `plan`, called `file`, would change of `other`, in numbers of the store's rows. `sample` bounds the rows
-    that are evaluated of each table, None for all of them."""
+    """What `plan`, called `file`, would change compared with `other`, in terms of the store's rows. `sample` limits the
+    rows evaluated per table; None evaluates all."""
     comparison = compare(other, plan)
     new = {side.name for side in comparison.having(Change.ADDED, Change.CHANGED, kind=Kind.BUCKET)}
     return Diff(

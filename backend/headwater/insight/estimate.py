@@ -1,4 +1,4 @@
-"""How much a row side that is new to the store would be for devices, from rows that the store holds now."""
+"""Estimates how much devices would download of a new row side, from the rows in the store."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ FOLLOWED_BUCKETS = 200_000
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """What a definition's buckets would hold: numbers of buckets, rows and bytes in all, and of the largest bucket.
-    `rows_read` of the `tables` were evaluated; `exact` when those were all that there were."""
+    """What a definition's buckets would hold: buckets, rows and bytes in total, and rows and bytes of the largest
+    bucket. `rows_read` rows of `tables` were evaluated; `exact` if those were all rows."""
 
     buckets: int
     rows: int
@@ -31,8 +31,8 @@ class Estimate:
 
 
 class Tally:
-    """Sums up one definition. Counts rows and bytes of each bucket in bounded memory: of many buckets it follows a
-    half, a quarter, … of them, chosen by their keys."""
+    """Sums up one definition. Counts rows and bytes of each bucket in bounded memory: with many buckets, it tracks a
+    half, a quarter, … of them, chosen by key."""
 
     def __init__(self, followed: int = FOLLOWED_BUCKETS) -> None:
         self.rows = 0.0
@@ -43,7 +43,7 @@ class Tally:
         self._largest = (0.0, 0.0)
 
     def add(self, bucket: str, size: int, factor: float) -> None:
-        """A row of `size` bytes in a bucket, that stands for `factor` rows."""
+        """Add a row of `size` bytes in a bucket, which represents `factor` rows."""
         self.rows += factor
         self.size += factor * size
         key = bucket_key(bucket)
@@ -58,17 +58,17 @@ class Tally:
 
     @property
     def followed(self) -> int:
-        """How many buckets are being followed."""
+        """The number of buckets tracked."""
         return len(self._buckets)
 
     @property
     def largest(self) -> tuple[int, int]:
-        """Rows and bytes of the largest bucket followed, each by its own measure."""
+        """Rows and bytes of the largest tracked bucket, each maximum on its own."""
         return round(self._largest[0]), round(self._largest[1])
 
     def buckets(self, *, exact: bool) -> int:
-        """How many buckets there are. When only a sample of rows was added, there are buckets that none of them is
-        in; how often buckets were met once and twice tells how many."""
+        """The number of buckets. When only a sample of rows was added, it estimates the buckets that the sample missed
+        from how many buckets were seen once and twice."""
         found = len(self._buckets)
         if not exact:
             once = sum(1 for seen, _, _ in self._buckets.values() if seen == 1)
@@ -78,8 +78,8 @@ class Tally:
 
 
 def estimates(rows: CurrentRows, plan: SyncPlan, names: Collection[str], sample: int | None) -> dict[str, Estimate]:
-    """An estimate for each of these bucket definitions of a plan. `sample` bounds the rows read of each table; None
-    reads all."""
+    """An estimate for each of these bucket definitions of a plan. `sample` limits the rows read per table; None reads
+    all."""
     wanted = only(plan, set(names) & {bucket.name for bucket in plan.buckets})
     tables = rows.tables(wanted)
     if sample is None:

@@ -1,4 +1,4 @@
-"""A value removed from all that the store keeps, and a search that shows that it is gone."""
+"""Removes a value from everything that the store keeps, and searches the store to prove that it is gone."""
 
 from __future__ import annotations
 
@@ -31,35 +31,35 @@ from headwater.storage.contract.forget import (
 from headwater.storage.contract.store import Lease, LeaseHeldError, StoredTable
 from headwater.storage.shared.common import process_owner
 
-_LEASE_SECONDS = 600.0  # writing the files anew can take long, and nothing is renewed meanwhile
+_LEASE_SECONDS = 600.0  # rewriting the files can take long, and the lease is not renewed meanwhile
 _LEASE_PATIENCE = 300.0
 STREAM_PATIENCE = 15.0
 _SAMPLES, _LEAST_SAMPLE = 500, 16
 
 
 class StillHeldError(HeadwaterError):
-    """The value can't be forgotten, because something still holds it."""
+    """The value can't be forgotten, because the source or the store still needs it."""
 
     code = "HW_8401"
 
 
 class NotForgottenError(HeadwaterError):
-    """The search afterwards found the value."""
+    """The value is still in the store."""
 
     kind = Kind.RETRY
     code = "HW_8402"
 
 
 class ForgetUsageError(HeadwaterError):
-    """What was asked for can't be forgotten."""
+    """The request to forget is invalid."""
 
     code = "HW_8403"
 
 
 @dataclass(slots=True)
 class Plan:
-    """Where the store has what is to be forgotten. `orphans` are ops of no bucket; `samples` are texts of the versions
-    of a row, by which the files are searched."""
+    """Where the store holds what is to be forgotten. `orphans` are ops of no bucket; `samples` are texts of the row's
+    versions, to search the files for."""
 
     buckets: dict[int, BucketFindings] = field(default_factory=dict)
     named: frozenset[int] = frozenset()
@@ -75,7 +75,7 @@ class Plan:
         return sum(found.left for found in self.buckets.values()) + erasable + len(self.named) + self.orphans
 
     def held(self, *, by_id: bool) -> list[str]:
-        """What still needs the value, in words."""
+        """Descriptions of what still needs the value."""
         held = [f"a row of its table ({self.rows})"] if self.rows else []
         held += [
             f"{place_of(text)} ({text.count - text.erasable})"
@@ -84,7 +84,7 @@ class Plan:
         ]
         for key, found in self.buckets.items():
             if found.standing and not by_id:
-                held.append(f"a bucket of {found.definition}, in {count(found.standing, 'row')} that stand there")
+                held.append(f"a bucket of {found.definition}, in {count(found.standing, 'current row')}")
             elif key in self.named and found.rows:
                 held.append(f"the name of a bucket of {found.definition}, with {count(found.rows, 'row')} in it")
         return held
@@ -92,7 +92,8 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """Where it was looked for in vain. Files can't be searched for a row of which no version was there."""
+    """What was searched without finding the value. `searchable` is False for a row of which the store had no version:
+    its files can't be searched."""
 
     searched: Searched
     files: tuple[SearchedFile, ...]
@@ -100,14 +101,14 @@ class Proof:
 
 
 def tables_named(store: Store, tag: str, name: str | None) -> list[StoredTable]:
-    """The table that is named, or all of a source. Raises ForgetUsageError."""
+    """The named table, or all tables of a source. Raises ForgetUsageError."""
     tables = store.tables(tag)
     if name is None:
         return tables
     found = [table for table in tables if name in {_name(table), table.relation.name}]
     if len(found) != 1:
         known = ", ".join(sorted(map(_name, tables))) or "none"
-        raise ForgetUsageError(f"no such table is replicated: {name}", f"there are: {known}", "name it with its schema")
+        raise ForgetUsageError(f"table {name} is not replicated", f"replicated: {known}", "write it with its schema")
     return found
 
 
@@ -115,10 +116,10 @@ def _name(table: StoredTable) -> str:
     return f"{table.relation.schema}.{table.relation.name}"
 
 
-def what_is_sought(
+def search_target(
     store: Store, tables: Sequence[StoredTable], row_id: str | None, text: str | None, *, id_too: bool
 ) -> Sought:
-    """A text, or a row of the only one of the tables."""
+    """What to search for: a text, or a row of the only table in `tables`."""
     if text is not None:
         return SoughtText(text)
     assert row_id is not None
@@ -127,15 +128,17 @@ def what_is_sought(
 
 
 def check_source(source: SourceSettings, stored: Sequence[StoredTable], row_id: str | None, text: str | None) -> None:
-    """Raises StillHeldError while the source has it in one of these tables, TableLockedError where it does not say.
-    A table that is not published any more holds nothing for us."""
+    """Raises StillHeldError while one of these tables in the source holds the value, and TableLockedError where a lock
+    prevents the check. Tables that are no longer published are not checked."""
     names = {_name(table) for table in stored}
     with connect(source, application_name="headwater forget") as conn:
         for table in published_tables(conn, source.publications):
             if table.qualified_name not in names:
                 continue
             if table.locked:
-                raise TableLockedError("somebody keeps the table locked", table.qualified_name, "run it again later")
+                raise TableLockedError(
+                    "another session keeps the table locked", table.qualified_name, "run it again later"
+                )
             if row_id is not None and has_row(conn, table, row_id):
                 raise StillHeldError(
                     "the source still has the row", table.qualified_name, "delete it there first, then run it again"
@@ -147,7 +150,8 @@ def check_source(source: SourceSettings, stored: Sequence[StoredTable], row_id: 
 
 
 class Forgetting:
-    """What is done once the source has been asked. `table` is the generation of the table whose row is sought."""
+    """Finds and removes the value in the store, after the source has been checked. `table` is the table generation of
+    the row to forget."""
 
     def __init__(
         self, address: StoreAddress, finder: ForgetStore, upkeep: UpkeepStore, sought: Sought, table: int = 0
@@ -163,21 +167,21 @@ class Forgetting:
         return isinstance(self._sought, SoughtRow)
 
     def remove(self, plan: Plan, say: Callable[[str], None]) -> None:
-        """Do what is planned, and tell of each step that takes long."""
+        """Carry out the plan. Calls `say` before each step that takes long."""
         with self._lease() as lease:
             self._remove(plan, lease)
             self._finder.rewrite(say)
 
     @property
     def files_size(self) -> int:
-        """Bytes of the files that are to be written anew."""
+        """Bytes of the files to be rewritten."""
         return self._finder.size()
 
-    # looking
+    # searching
 
     def plan(self, on_wait: Callable[[], None]) -> Plan:
-        """Where it is. The stream may still be on its way here with what was just deleted in the source: `on_wait` is
-        told once that this is waited for. Raises StillHeldError and NotForgottenError."""
+        """Find the value. The deletion in the source may not have reached the store yet: waits some seconds for it, and
+        calls `on_wait` once. Raises StillHeldError and NotForgottenError."""
         deadline = time.monotonic() + STREAM_PATIENCE
         told = False
         while True:
@@ -198,11 +202,11 @@ class Forgetting:
             raise StillHeldError(
                 f"the store still needs it: {'; '.join(held)}",
                 where,
-                "see that the service runs and has caught up (`headwater source status`); a table that it no longer "
+                "check that the service runs and has caught up (`headwater source status`); a table that it no longer "
                 "follows is brought up to date by `headwater source resync`",
             )
-        what = "ops of buckets that are being removed have it" if plan.orphans else "a bulk job is under way"
-        raise NotForgottenError(what, where, "wait until the service is done with that, then run it again")
+        what = "ops of buckets that are being removed hold it" if plan.orphans else "a bulk job is running"
+        raise NotForgottenError(what, where, "wait until the service has finished that, then run it again")
 
     def _look(self) -> Plan:
         hints = self._sought.hints
@@ -227,7 +231,7 @@ class Forgetting:
 
     @contextmanager
     def _lease(self) -> Iterator[Lease]:
-        """No one else may rewrite history meanwhile."""
+        """Hold the compaction lease, so that no other process rewrites history meanwhile."""
         lease = self._acquire()
         try:
             yield lease
@@ -235,7 +239,7 @@ class Forgetting:
             self._upkeep.release(lease)
 
     def _acquire(self) -> Lease:
-        """Background compaction never holds the lease for long."""
+        """Take the lease, waiting for background compaction, which never holds it for long."""
         deadline = time.monotonic() + _LEASE_PATIENCE
         while True:
             try:
@@ -257,7 +261,7 @@ class Forgetting:
     # proving
 
     def prove(self, samples: Sequence[str]) -> Proof:
-        """Search for it again, in the files too by `samples` of it. Raises NotForgottenError when it is found."""
+        """Search for the value again, and for `samples` in the files. Raises NotForgottenError when it is found."""
         plan = self._look()
         left = plan.places + len(plan.held(by_id=self._by_id))
         files = self._finder.search_files(samples) if samples else []
@@ -267,13 +271,13 @@ class Forgetting:
             raise NotForgottenError(
                 f"it is still there: {', '.join(places)}",
                 str(self._address),
-                "somebody wrote it meanwhile, or it is part of what must stay; run it again with --dry-run",
+                "it was written again meanwhile, or is part of data that must stay; run it again with --dry-run",
             )
         return Proof(plan.searched, tuple(files), bool(samples))
 
 
 def _samples(ops: Sequence[str]) -> tuple[str, ...]:
-    """The data of PUTs as they stand in ops: texts long enough to be found in files by no chance."""
+    """The data of PUTs as written in ops, if long enough not to occur in files by chance."""
     found = dict.fromkeys(
         orjson.dumps(data).decode()[1:-1] for op in ops if (data := orjson.loads(op).get("data")) is not None
     )
@@ -281,7 +285,7 @@ def _samples(ops: Sequence[str]) -> tuple[str, ...]:
 
 
 _PLACES = {
-    "lookups": "lookups of a row that stands",
+    "lookups": "lookups of a current row",
     "flushes": "records of what flushes touched",
     "requests": "requests of commands",
     "versions": "versions of the sync config",
@@ -291,7 +295,7 @@ _PLACES = {
 
 
 def place_of(text: FoundText) -> str:
-    """Where a text stands in a store, in words."""
+    """A description of where a text is in a store."""
     if text.table.startswith("rows_"):
-        return "rows that stand"
+        return "current rows"
     return f"{_PLACES.get(text.table, text.table)} ({text.column})"

@@ -1,4 +1,4 @@
-"""Answers to the lookups of a request, for rules whose lookups the store may not have."""
+"""Answers the lookups of a request for rules whose lookups the store may not have."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ KEPT_ENTRIES = 500_000
 
 
 class LookupScan:
-    """A `LookupReader`. Lookups that the store has complete are asked of it; for others the current rows of their
-    tables are read. `answers` are all keys asked for so far and what was found under each."""
+    """A `LookupReader`. Reads lookups that are complete in the store from it, and computes others from the current rows
+    of their tables. `answers` holds all keys looked up so far and their outputs."""
 
     def __init__(
         self,
@@ -31,7 +31,7 @@ class LookupScan:
         self._reader = reader
         self._kept = kept
         self._stored = {name for name, digest in sides(plan).items() if complete.get(name) == digest}
-        self._whole: dict[str, dict[str, list[str]]] = {}
+        self._scanned: dict[str, dict[str, list[str]]] = {}
 
     def __call__(self, keys: Sequence[str]) -> Mapping[str, Sequence[str]]:
         by_name: dict[str, list[str]] = {}
@@ -42,7 +42,7 @@ class LookupScan:
             if name in self._stored:
                 found |= self._ask_store(wanted)
             else:
-                entries = self._whole[name] if name in self._whole else self._scan(name, wanted)
+                entries = self._scanned[name] if name in self._scanned else self._scan(name, wanted)
                 found |= {key: entries.get(key, []) for key in wanted}
         self.answers |= found
         return found
@@ -52,22 +52,23 @@ class LookupScan:
             return {key: [] for key in keys} if snapshot is None else snapshot.lookups(keys)
 
     def _scan(self, name: str, wanted: Sequence[str]) -> dict[str, list[str]]:
-        """The entries of one lookup: all of them, for later questions, or only those wanted when there are too many."""
+        """The entries of one lookup: all of them, kept for later calls, or only the wanted ones when there are too
+        many."""
         plan = only(self._plan, {name})
         keys = set(wanted)
         entries: dict[str, list[str]] = {}
-        number, whole = 0, True
+        number, complete = 0, True
         pages = [self._rows.pages(table, _PAGE) for table in self._rows.tables(plan)]
         with self._rows.watch("lookups", sum(len(each.ranges) for each in pages)) as page_done:
             for each in pages:
                 for _, result in self._rows.results(plan, each, page_done):
                     for key, output in result.lookups:
-                        if whole or key in keys:
+                        if complete or key in keys:
                             entries.setdefault(key, []).append(output)
                             number += 1
-                    if whole and number > self._kept:
-                        whole = False
+                    if complete and number > self._kept:
+                        complete = False
                         entries = {key: entries[key] for key in keys if key in entries}
-        if whole:
-            self._whole[name] = entries
+        if complete:
+            self._scanned[name] = entries
         return entries

@@ -1,4 +1,4 @@
-"""What a user would get under a sync config that nobody has deployed."""
+"""What a user would get under a sync config that is not deployed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _PAGE = 50_000
 
 @dataclass
 class BucketRows:
-    """What stands in one bucket: how much, and the first rows of it."""
+    """The rows of one bucket: their number, their size in bytes, and the first of them."""
 
     rows: int = 0
     size: int = 0
@@ -31,8 +31,8 @@ class BucketRows:
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """The answer to a request. `buckets` pairs each with its rows; `lookups` are the keys asked for and what was
-    found."""
+    """The answer to a request. `buckets` pairs each bucket with its rows; `lookups` are the keys looked up and their
+    outputs; `missing` are tables without rows in the store."""
 
     request: SyncRequest
     resolution: Resolution
@@ -42,19 +42,19 @@ class Preview:
     warnings: tuple[str, ...]
 
     def reasons(self, bucket: ResolvedBucket) -> list[dict[str, object]]:
-        """Why the user gets a bucket: by streams that everybody has, or by subscriptions, each by its number."""
-        told: list[dict[str, object]] = []
+        """Why the user gets a bucket: through default streams, or through subscriptions, identified by number."""
+        reasons: list[dict[str, object]] = []
         for reason in bucket.reasons:
             if "default" in reason:
-                told.append({"stream": self.resolution.streams[reason["default"]].name, "by": "default"})
+                reasons.append({"stream": self.resolution.streams[reason["default"]].name, "by": "default"})
             else:
                 number = reason["sub"]
                 stream = self.request.subscriptions[number].stream
-                told.append({"stream": stream, "by": "subscription", "subscription": number})
-        return told
+                reasons.append({"stream": stream, "by": "subscription", "subscription": number})
+        return reasons
 
     def as_dict(self) -> dict[str, object]:
-        """The whole answer, as JSON can have it."""
+        """The whole answer in a form that can be written as JSON."""
         return {
             "user": self.request.claims["sub"],
             "buckets": [
@@ -87,8 +87,8 @@ def preview(
     max_results: int,
     shown: int,
 ) -> Preview:
-    """What `request` is answered under `plan`, with the first `shown` rows of each bucket. The limits are those of the
-    API. A request that is refused is answered with why in its streams' errors."""
+    """The answer to `request` under `plan`, with the first `shown` rows of each bucket. The limits are the API's. For a
+    refused request, the errors of its streams say why."""
     lookups = LookupScan(current, plan, current.store.complete_sides(), reader)
     resolution = resolve(plan, request, lookups, max_buckets=max_buckets, max_results=max_results)
     buckets = _bucket_rows(current, plan, resolution, shown)
@@ -124,7 +124,7 @@ def _bucket_rows(current: CurrentRows, plan: SyncPlan, resolution: Resolution, s
     return found
 
 
-# what the request has wrong with it
+# warnings about the request
 
 
 def _request_warnings(plan: SyncPlan, request: SyncRequest) -> Iterator[str]:
@@ -143,7 +143,7 @@ def _request_warnings(plan: SyncPlan, request: SyncRequest) -> Iterator[str]:
 
 
 def _unused(given: set[str], streams: Sequence[Stream], source: RequestInput) -> list[str]:
-    """The names among `given` that no expression reads from `source`: a path begins with a key in double quotes. An
+    """The names among `given` that no expression reads from `source`. A path begins with a key in double quotes; an
     expression that takes the whole object uses every name."""
     texts = [expr.sql for stream in streams for expr in _exprs(stream) if source.value in expr.inputs]
     if any("->" not in text for text in texts):

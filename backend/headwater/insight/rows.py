@@ -1,7 +1,7 @@
-"""What a sync config that nobody has deployed would make of the rows that the store holds now.
+"""Evaluates the store's rows under a sync config that is not deployed.
 
-Rows are read from the store in passing and evaluated as replication would; nothing is written, and the source is
-only asked about types of its own making.
+Rows are read beside the writer and evaluated as replication would. Nothing is written, and the source is only asked
+about its own types.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _CONNECT_SECONDS = 5
 
 @dataclass(frozen=True, slots=True)
 class Pages:
-    """Ranges of places of a table that are to be read; `of` is how many the whole table has."""
+    """Ranges of places of a table to read; `of` is the number of ranges of the whole table."""
 
     table: StoredTable
     ranges: Sequence[tuple[int, int]]
@@ -43,7 +43,7 @@ class Pages:
 
     @property
     def factor(self) -> float:
-        """How many rows of the table each row read stands for."""
+        """The number of rows of the table that each row read represents."""
         return self.of / len(self.ranges) if self.ranges else 1.0
 
     @property
@@ -57,18 +57,18 @@ def table_name(table: StoredTable) -> str:
 
 
 Watch = Callable[[str, int], AbstractContextManager[Callable[[], None]]]
-"""Is told what is read and how many pages of it, for the length of a `with`, and then of each page that is done."""
+"""Called with what is read and the number of pages; returns a context manager that gives a function to call after each
+page."""
 
 
 def unwatched(_what: str, _pages: int) -> AbstractContextManager[Callable[[], None]]:
-    """For those who wait for the answer without being told how far it is."""
+    """A `Watch` that reports nothing."""
     return nullcontext(lambda: None)
 
 
 @dataclass
 class CurrentRows:
-    """The rows of one source that the store holds, for evaluation. `notes` gathers what a person should know of the
-    answers."""
+    """The stored rows of one source, for evaluation. `notes` collects caveats about the results."""
 
     store: Store
     source: SourceSettings
@@ -82,7 +82,7 @@ class CurrentRows:
         return [table for table in self.store.tables(self.source.tag) if _reads(plan.tables(), self.source.tag, table)]
 
     def missing(self, plan: SyncPlan) -> list[str]:
-        """Tables that a plan names and the store has no rows of."""
+        """Tables that a plan names and that have no rows in the store."""
         tables = self.store.tables(self.source.tag)
         return [
             f"{pattern.schema}.{pattern.name}"
@@ -91,16 +91,16 @@ class CurrentRows:
         ]
 
     def pages(self, table: StoredTable, rows: int, most: int | None = None) -> Pages:
-        """Pages of about `rows` rows; no more than `most` of them, taken from all over the table."""
+        """Pages of about `rows` rows; at most `most` of them, spread evenly over the table."""
         ranges = self.store.place_ranges(table.id, rows).ranges
         if most is None or len(ranges) <= most:
             return Pages(table, ranges, len(ranges))
         return Pages(table, [ranges[number * len(ranges) // most] for number in range(most)], len(ranges))
 
     def results(self, plan: SyncPlan, pages: Pages, page_done: Callable[[], None]) -> Iterator[tuple[str, RowResult]]:
-        """Row id and result of every row of the pages. The rows of one page are those of one moment."""
+        """Row id and result of every row of the pages. The rows of one page are read at the same moment."""
         if pages.table.resync:
-            self._note(f"rows of {pages.name} are being read from the source at this time: not all may be there")
+            self._note(f"{pages.name} is being compared with the source: some of its rows may be missing")
         layouts = _Layouts(plan, self.source.tag, pages.table, self._types_of(pages.table))
         for first, end in pages.ranges:
             for batch in open_backend(self.store.address).read_rows(pages.table.id, first, end):
@@ -110,7 +110,7 @@ class CurrentRows:
             page_done()
 
     def _types_of(self, table: StoredTable) -> TypeCatalog:
-        """Types that the source defines itself are known to the source only."""
+        """The types of a table's columns; those defined in the source are loaded from it."""
         oids = {column.type_oid for layout in table.layouts for column in layout.columns}
         missing = set(self._types.missing(oids)) - self._asked
         if missing:
@@ -121,7 +121,9 @@ class CurrentRows:
                 self._types = TypeCatalog({**self._types.custom, **loaded.custom})
             except (HeadwaterError, psycopg.Error):
                 where = f"columns of {table_name(table)}"
-                self._note(f"the source can't be asked about types of its own: such {where} are taken as text")
+                self._note(
+                    f"the source can't be asked about the types that it defines: such {where} are treated as text"
+                )
         return self._types
 
     def _note(self, text: str) -> None:
@@ -134,7 +136,7 @@ def _reads(patterns: Sequence[TablePattern], tag: str, table: StoredTable) -> bo
 
 
 class _Layouts:
-    """A plan bound to each layout in which rows of a table were written, when one comes."""
+    """A plan bound to the layouts in which rows of a table were written, each when first needed."""
 
     def __init__(self, plan: SyncPlan, tag: str, table: StoredTable, types: TypeCatalog) -> None:
         self._plan = plan
@@ -159,7 +161,7 @@ class _Layouts:
 
 
 def op_size(put: Put, table: StoredTable, row_id: str) -> int:
-    """Bytes that a device downloads for a row, before compression on the wire."""
+    """Bytes that a device downloads for a row, uncompressed."""
     subkey = row_subkey(None, table.id, row_id, put.id, b"")
     body = put_body(put.table, put.id, subkey, put.data, _FULL_DIGEST)
     return _ID_BYTES + (len(body) if body.isascii() else len(body.encode()))

@@ -1,4 +1,4 @@
-"""Numbers as the commands on sync configs print them."""
+"""Formats numbers for the commands on sync configs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def size(number: float) -> str:
 
 
 def per_bucket(things: str, buckets: int, number: int, total: int, largest: int, largest_size: int) -> str:
-    """What one bucket holds: on average, and at most."""
+    """How much one bucket holds, on average and at most."""
     if buckets == 0:
         return f"no {things}"
     average = f"{number / buckets:,.0f} {things}, {size(total / buckets)}"

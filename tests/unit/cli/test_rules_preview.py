@@ -184,8 +184,9 @@ def test_columns_of_types_that_only_the_source_knows_are_text(
     ruled.create("moods", {"id": TEXT, "mood": 99_999}, [["m1", "sad"]])
     found = previewed(headwater_here, SERVED + "  moods: {auto_subscribe: true, query: SELECT * FROM moods}\n")
     assert rows_of(found)["moods", "m1"] == {"id": "m1", "mood": "sad"}
+    where = "such columns of public.moods"
     assert found["warnings"] == [
-        "the source can't be asked about types of its own: such columns of public.moods are taken as text"
+        f"the source can't be asked about the types that it defines: {where} are treated as text"
     ]
 
 

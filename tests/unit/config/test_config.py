@@ -221,7 +221,7 @@ def test_keys_without_effect_are_named_with_what_holds_instead(tmp_path: Path) -
     (warning,) = load(tmp_path, MINIMAL + "migrations: {disable_auto_migration: true}").warnings
     assert warning == (
         "line 8, column 38: migrations.disable_auto_migration: has no effect here:"
-        " a store is brought up to date when it is opened"
+        " a store is upgraded when it is opened"
     )
 
 
@@ -259,12 +259,12 @@ SOURCE = "replication:\n  connections:\n  - "
         ("port: [1", "line 1, column 9: [HW_7001] not valid YAML"),
         ('port: 1\nhost: "a\\ud83d"', "line 2, column 9: [HW_7001] not valid YAML: half of a surrogate pair"),
         ('host: "\\UFFFFFFFF"', "[HW_7001] not valid YAML: nested too deeply, or a malformed value"),
-        ("- a", "line 1, column 1: [HW_7001] must be a mapping, and is a list"),
-        ("port: 1\nport: 2", "line 2, column 1: [HW_7001] port: this key is there twice"),
-        ("port: eight", "line 1, column 7: [HW_7001] port: must be a whole number, and is text"),
+        ("- a", "line 1, column 1: [HW_7001] must be a mapping, not a list"),
+        ("port: 1\nport: 2", "line 2, column 1: [HW_7001] port: this key is given twice"),
+        ("port: eight", "line 1, column 7: [HW_7001] port: must be a whole number, not text"),
         ("port: 70000", "port: must be a number from 0 to 65535"),
-        ("port: true", "port: must be a whole number, and is true or false"),
-        ("host: 5", "host: must be text, and is a number; put it in quotes"),
+        ("port: true", "port: must be a whole number, not true or false"),
+        ("host: 5", "host: must be text, not a number; put it in quotes"),
         ("port: !env NOPE", "line 1, column 7: [HW_7001] environment variable NOPE is not set"),
         ("port: !env WORD::number", "environment variable WORD is not a number"),
         ("port: !env WORD::boolean", "environment variable WORD is neither true nor false"),
@@ -276,15 +276,15 @@ SOURCE = "replication:\n  connections:\n  - "
         ("api: {tokens: !env EMPTY}", "api.tokens: an empty token would open the admin API to everybody; set it, or"),
         ("api: {tokens: [good, ' ']}", "api.tokens: an empty token would open the admin API"),
         ('api: {tokens: ["good\\n"]}', "api.tokens: a token begins or ends with white space, which"),
-        ("client_auth: {audience: [!env EMPTY]}", "client_auth.audience: an empty text names no audience"),
+        ("client_auth: {audience: [!env EMPTY]}", "client_auth.audience: an empty text is not an audience"),
         ("client_auth: {jwks: {keys: [{kty: oct, alg: HS256, k: !env EMPTY}]}}", "the secret `k` can't be read"),
         (
             "storage: {type: postgresql, uri: 'postgres://h/d'}",
-            "storage.username: neither username nor uri says which one; add username",
+            "storage.username: neither username nor uri gives it; add username",
         ),
         (
             "storage: {type: postgresql, uri: 'postgres://a:b@h/d', schema: pg_store}",
-            "storage.schema: must be made of at most 63 small letters, digits and _",
+            "storage.schema: must consist of at most 63 lower-case letters, digits and _",
         ),
         (
             "storage: {type: mongodb}",
@@ -299,9 +299,9 @@ SOURCE = "replication:\n  connections:\n  - "
             "[PSYNC_S2201] client_auth.jwks.keys[0]: kty 'DSA' is not supported",
         ),
         ("client_auth: {jwks: {keys: [{kty: oct, alg: HS256, k: '***'}]}}", "the secret `k` can't be read"),
-        ("sync_config: {path: a}\nsync_rules: {path: b}", "is the old name of sync_config, which is given too"),
-        ("spark: {master: 'spark://host:7077'}", "runs tasks on other machines, which cannot reach the embedded store"),
-        ("upload: {}\nspark: {conf: {a: [1]}}", "spark.conf.a: must be text or a number, and is a list"),
+        ("sync_config: {path: a}\nsync_rules: {path: b}", "is the old name of sync_config, which is also given"),
+        ("spark: {master: 'spark://host:7077'}", "runs tasks on other machines, which can't reach the embedded store"),
+        ("upload: {}\nspark: {conf: {a: [1]}}", "spark.conf.a: must be text or a number, not a list"),
         (SOURCE + "type: mysql", "a source of type mysql is not supported; use postgresql"),
         (
             SOURCE + "uri: 'mysql://a@b/c'",
@@ -313,12 +313,12 @@ SOURCE = "replication:\n  connections:\n  - "
         (SOURCE + "uri: 'postgresql://u@h'", "[PSYNC_S1105] replication.connections[0].database: neither database"),
         (SOURCE + "{database: d, username: u}", "[PSYNC_S1106] replication.connections[0].hostname"),
         (SOURCE + "{database: d, hostname: h}", "[PSYNC_S1107] replication.connections[0].username"),
-        (SOURCE + "{sslmode: verify-ca}", "[PSYNC_S1104] replication.connections[0].cacert: verify-ca needs it"),
+        (SOURCE + "{sslmode: verify-ca}", "[PSYNC_S1104] replication.connections[0].cacert: verify-ca requires it"),
         (SOURCE + "{sslmode: verify}", "must be one of verify-full, verify-ca, disable; did you mean verify-ca?"),
         (SOURCE + "{heartbeat_interval_seconds: 2}", "must be a number from 5 to 60"),
         ("replication: {batch_mb: 1}", "replication.batch_mb: must be a number from 4 to 4096"),
         (SOURCE + "{reject_ip_ranges: [local]}", "reject_ip_ranges: is not supported by this version"),
-        (SOURCE + "{hostname: a}\n  - {hostname: b}", "2 sources are configured, and this version follows one"),
+        (SOURCE + "{hostname: a}\n  - {hostname: b}", "2 sources are configured, but this version supports only one"),
     ],
 )
 def test_a_mistake_is_named(tmp_path: Path, text: str, message: str) -> None:

@@ -17,8 +17,8 @@ from headwater.insight.forget import (
     Proof,
     check_source,
     place_of,
+    search_target,
     tables_named,
-    what_is_sought,
 )
 from headwater.insight.words import count, size
 from headwater.storage.address import StoreAddress
@@ -49,7 +49,7 @@ def forget(
     with existing_store(config) as store:
         stored = tables_named(store, config.source().tag, table)
         check_source(config.source(), stored, row_id, text)
-        sought = what_is_sought(store, stored, row_id, text, id_too=id_too)
+        sought = search_target(store, stored, row_id, text, id_too=id_too)
         backend = open_backend(store.address)
         with closing(backend.open_forget()) as finder, closing(backend.open_compaction()) as upkeep:
             generation = stored[0].id if row_id is not None else 0
