@@ -165,7 +165,7 @@ def test_the_command_names_the_transaction_and_leaves_it_out(
 
     wait_until(lambda: f"headwater source skip --lsn {lsn}" in operator.status(), "the remedy", pause=0.5)
     told = operator.status()
-    assert f"transaction {lsn} keeps the stream since " in told
+    assert f"transaction {lsn} holds up the stream since " in told
     assert "ZeroDivisionError in apply_or_fail, line " in told
     assert "state     retrying since" in told
     assert f"cause     [HW_5005] the transaction at {lsn} can't be applied: " in told
@@ -182,9 +182,9 @@ def test_the_command_names_the_transaction_and_leaves_it_out(
 
     done = operator.skip(lsn)
     assert done.code == 0, done.err
-    assert done.out == f"the transaction at {lsn} is left out; all tables are compared with the source\n"
+    assert done.out == f"the transaction at {lsn} is skipped; all tables are compared with the source\n"
     wait_until(lambda: deployment.rows("a") == truth(source_db), "all rows")
-    assert f"transaction {lsn} left out since " in operator.status()
+    assert f"transaction {lsn} skipped since " in operator.status()
     assert [(each["lsn"], each["skipped"]) for each in operator.not_taken_in()] == [(lsn, True)]
     again = operator.skip(lsn)
     assert again.code == 1

@@ -71,7 +71,7 @@ def test_prepare_says_what_it_did_and_status_what_there_is(source_db: SourceDb, 
     assert "ran:" not in headwater_here("source", "prepare", cwd=tmp_path).out
     status = headwater_here("source", "status", cwd=tmp_path)
     assert status.code == 0
-    assert "none yet: the replicator makes it" in status.out
+    assert "none yet: the replicator creates it" in status.out
     assert "changes   of tables are found by event triggers, at once, and by looking every 5 s" in status.out
     assert "ran: DROP EVENT TRIGGER" in headwater_here("source", "prepare", "--remove-triggers", cwd=tmp_path).out
     assert "CREATE EVENT TRIGGER" not in headwater_here("source", "prepare", "--no-triggers", cwd=tmp_path).out

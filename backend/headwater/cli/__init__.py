@@ -1,1 +1,1 @@
-"""The command `headwater`: each of its commands a file, each group of them a folder."""
+"""The command `headwater`: one module per command, one folder per group."""

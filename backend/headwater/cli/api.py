@@ -25,7 +25,7 @@ from headwater_rules.versions import sides
 
 
 def build(config: ServiceConfig, extra_routes: Sequence[BaseRoute] = ()) -> Starlette:
-    """The endpoint over the config's store and source."""
+    """The endpoint for the config's store and source."""
     settings = ApiSettings(
         keys=key_source(config.auth),
         audience=config.auth.audience,
@@ -54,7 +54,7 @@ def key_source(auth: ClientAuth) -> KeySource:
 
 
 def _own(config: ServiceConfig) -> OwnConfig | None:
-    """The sync config that the service config names. What is wrong with it is the replicator's to tell."""
+    """The sync config that the service config names; None if it can't be used, which the replicator reports."""
     try:
         yaml = config.sync_text()
         return OwnConfig(yaml, sides(compile_config(yaml).plan))

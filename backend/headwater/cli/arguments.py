@@ -1,4 +1,4 @@
-"""Arguments of the command that are more than a text. Raise BadParameter for what can't be read."""
+"""Parses structured arguments. Raises BadParameter for invalid ones."""
 
 from __future__ import annotations
 
@@ -49,5 +49,5 @@ def subscription(text: str) -> Subscription:
     """`STREAM`, or `STREAM=` and a JSON object of parameters."""
     stream, given, parameters = text.partition("=")
     if not stream:
-        raise click.BadParameter("names no stream; write STREAM or STREAM=JSON")
+        raise click.BadParameter("has no stream; write STREAM or STREAM=JSON")
     return Subscription(stream, json_object(parameters) if given else None)

@@ -1,4 +1,4 @@
-"""Waiting for the source at the start: a while, and then the reason why not."""
+"""Waits for the source at the start, for a limited time."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def wait_for_source(
 ) -> None:
     """Return when the source is reachable and ready, or `stop` is set.
 
-    Raises after `timeout` seconds (0: never) with the last reason, and at once what waiting would not mend.
+    Raises the last error after `timeout` seconds (0: never), and at once any error that waiting would not fix.
     """
     deadline = time.monotonic() + timeout if timeout > 0 else float("inf")
     said = ""

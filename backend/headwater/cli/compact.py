@@ -1,4 +1,4 @@
-"""`headwater compact`: histories made short now, not when they are due."""
+"""`headwater compact`: compacts histories now, without waiting until they are due."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def run(
     budget: int | None,
     spark: bool = False,
 ) -> None:
-    """Compact what is asked for, on Spark if it is much or `spark` says so, and say what came of it. Without a budget,
-    rows are put again only where that saves devices more than it costs them. Raises UnknownBucketError;
+    """Compact the selected buckets, on Spark if they are large or `spark` is set, and print a summary. Without a
+    budget, rows are put again only where that saves devices more than it costs them. Raises UnknownBucketError, and
     UpkeepStoppedError once `stop` is set."""
     thrift = Thrift() if budget is None else Thrift(budget=budget, price=math.inf, least=1)
     with existing_store(config) as store:
@@ -56,11 +56,11 @@ def run(
                     summary = _compact(work, upkeep, buckets, thrift)
         finally:
             upkeep.close()
-    click.echo(_told(summary))
+    click.echo(_summary_text(summary))
 
 
 def _work(upkeep: UpkeepStore, stop: threading.Event) -> UpkeepWork:
-    """The lease is not held for long in the background, so it is worth waiting for."""
+    """Take the compaction lease, waiting for background compaction, which does not hold it for long."""
     deadline = time.monotonic() + _PATIENCE
     told = False
     while True:
@@ -70,7 +70,7 @@ def _work(upkeep: UpkeepStore, stop: threading.Event) -> UpkeepWork:
             if time.monotonic() > deadline:
                 raise
             if not told:
-                click.echo("waiting for the compaction that the service is busy with", err=True)
+                click.echo("waiting for the service's own compaction to finish", err=True)
             told = True
             stop.wait(0.5)
 
@@ -83,7 +83,7 @@ def _compact(work: UpkeepWork, upkeep: UpkeepStore, buckets: list[BucketState], 
         summary.count(result)
         if time.monotonic() - said_at >= _LINE_SECONDS:
             said_at = time.monotonic()
-            click.echo(f"{number:,} of {len(buckets):,} buckets, {summary.before:,} ops looked at", err=True)
+            click.echo(f"{number:,} of {len(buckets):,} buckets, {summary.before:,} ops read", err=True)
     work.prune()
     return summary
 
@@ -108,7 +108,7 @@ def _on_spark(
     return summary
 
 
-def _told(summary: Summary) -> str:
+def _summary_text(summary: Summary) -> str:
     text = (
         f"compacted {summary.buckets:,} buckets: {summary.before:,} ops became {summary.after:,},"
         f" for {summary.live:,} rows"
@@ -116,8 +116,8 @@ def _told(summary: Summary) -> str:
     if summary.again:
         text += (
             f"\nput {summary.again:,} rows ({math.ceil(summary.again_bytes / 1024):,} KiB) again,"
-            " which devices that have them download once more"
+            " which devices download once more"
         )
     if summary.skipped:
-        text += f"\nleft out {summary.skipped:,} buckets that changed meanwhile; compact them again"
+        text += f"\nskipped {summary.skipped:,} buckets that changed meanwhile; compact them again"
     return text

@@ -1,4 +1,4 @@
-"""Compaction of large buckets on Spark: what `upkeep` cuts into shares, each a task."""
+"""Compaction of large buckets on Spark: each of the shares that `upkeep` makes is a task."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from headwater.pipeline.engine import Engine, persistently
 
 @dataclass(frozen=True, slots=True)
 class ShareTask:
-    """One share."""
+    """Compacts one share."""
 
     share: Share
 
@@ -20,8 +20,8 @@ class ShareTask:
 
 
 class SparkCompaction:
-    """See `compaction.work.Elsewhere`. A share whose task fails is tried again by Spark, and all of them if it is Spark
-    that ended: their steps are good by themselves."""
+    """See `compaction.work.Elsewhere`. Spark repeats a failed task; if Spark itself ended, all shares are repeated.
+    Repeating a share is safe."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine

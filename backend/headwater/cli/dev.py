@@ -35,13 +35,13 @@ _USER = "postgres"
 
 
 def run(host: str, port: int, rows: int, keep: Path | None) -> None:
-    """Run until SIGTERM, SIGINT or SIGHUP. Port 0 takes a free one; `keep` is a directory that stays."""
+    """Run until SIGTERM, SIGINT or SIGHUP. Port 0 chooses a free one; `keep` is a directory that is kept."""
     checkout = find_checkout()
     stop = threading.Event()
     stop_on_signals(stop)
     signal.signal(signal.SIGHUP, lambda *_: stop.set())
     with ExitStack() as stack:
-        # Taken first: a port in use is said at once. Given up when the endpoint is about to take it.
+        # Bound first, so that a port in use is reported at once; released when the endpoint is about to bind it
         reserved = stack.enter_context(bind(host, port))
         address = Address(host, reserved.getsockname()[1])
         workspace = stack.enter_context(open_workspace(keep))
@@ -49,7 +49,7 @@ def run(host: str, port: int, rows: int, keep: Path | None) -> None:
         _say(f"starting Postgres {server.binaries.major}")
         stack.enter_context(server)
         source = SourceSettings("127.0.0.1", _DATABASE, _USER, port=server.port, sslmode="disable")
-        if not _make_source(server, source, checkout, rows, lambda: not stop.is_set()):
+        if not _create_source(server, source, checkout, rows, lambda: not stop.is_set()):
             return
         workspace.write_config(source, checkout.rules, address.host, address.port)
         config = load_config(ConfigSource(path=workspace.config), {}, workspace.root)
@@ -61,25 +61,25 @@ def run(host: str, port: int, rows: int, keep: Path | None) -> None:
         _say("ending")
 
 
-def _make_source(
+def _create_source(
     server: EmbeddedPostgres,
     source: SourceSettings,
     checkout: Checkout,
     rows: int,
     keep_running: Callable[[], bool],
 ) -> bool:
-    """The database with its tables, their rows and the publication; False when told to stop meanwhile."""
+    """Create the database with its tables, rows and publication. Returns False when stopped meanwhile."""
     with psycopg.connect(server.dsn(), autocommit=True) as conn:
         if conn.execute("select from pg_database where datname = %s", [_DATABASE]).fetchone() is None:
             conn.execute(sql.SQL("create database {}").format(sql.Identifier(_DATABASE)))
     with psycopg.connect(server.dsn(_DATABASE), autocommit=True) as conn:
         started = time.monotonic()
         if is_filled(conn):
-            _say("the sample data is there already")
+            _say("the sample data exists already")
         elif not fill(conn, rows, keep_running):
             return False
         else:
-            _say(f"made {row_count(conn):,} rows of sample data in {time.monotonic() - started:.1f} s")
+            _say(f"created {row_count(conn):,} rows of sample data in {time.monotonic() - started:.1f} s")
         make_policies(conn)
     prepare(source, compile_config(checkout.rules.read_text(encoding="utf-8")).plan.tables())
     return keep_running()
@@ -87,7 +87,7 @@ def _make_source(
 
 def _serve(workspace: Workspace, address: Address, text: str, stop: threading.Event) -> None:
     environment = {"SPARK_LOCAL_DIRS": str(workspace.scratch)}
-    environment |= dict.fromkeys(SYNC_B64, "")  # the rules are the demo's, whatever is set outside
+    environment |= dict.fromkeys(SYNC_B64, "")  # use the demo's rules, whatever is set outside
     arguments = ["--config", str(workspace.config)]
     children = [
         Child("replicator", [sys.executable, "-m", "headwater", "replicate", *arguments], environment),

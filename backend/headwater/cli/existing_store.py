@@ -1,4 +1,4 @@
-"""The store that a service config names, as the commands on sync configs use it."""
+"""Opens the store of a service config, for the commands on sync configs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from headwater.storage.open import open_backend
 
 
 class NoStoreError(HeadwaterError):
-    """Nobody has made the store yet."""
+    """The store does not exist yet."""
 
     code = "HW_8101"
 
@@ -27,11 +27,11 @@ class UnknownVersionError(HeadwaterError):
 
 @contextmanager
 def existing_store(config: ServiceConfig) -> Iterator[Store]:
-    """The configured store, for the length of a `with`. Raises NoStoreError: a command on a store that is not there
-    is more often a wrong path than a wish to make one."""
+    """The configured store, open during the context. Raises NoStoreError: a missing store is more likely a wrong path
+    than a wish to create one."""
     address = config.storage
     if not open_backend(address).exists():
-        raise NoStoreError("there is no store yet", str(address), "start `headwater serve`, which makes it")
+        raise NoStoreError("there is no store yet", str(address), "start `headwater serve`, which creates it")
     store = open_backend(address).open_store()
     try:
         yield store
@@ -40,7 +40,7 @@ def existing_store(config: ServiceConfig) -> Iterator[Store]:
 
 
 def served(versions: Sequence[ConfigVersion]) -> ConfigVersion | None:
-    """The version that devices are served by."""
+    """The version that devices are served."""
     return next((version for version in versions if version.state is VersionState.ACTIVE), None)
 
 
@@ -51,10 +51,10 @@ def find(versions: Sequence[ConfigVersion], number: int) -> ConfigVersion:
             return version
     known = ", ".join(str(version.id) for version in versions[-10:]) or "none"
     raise UnknownVersionError(
-        f"there is no version {number}", f"the last are: {known}", "see `headwater rules versions`"
+        f"there is no version {number}", f"latest versions: {known}", "see `headwater rules versions`"
     )
 
 
 def when(seconds: float) -> str:
-    """A time as people here read it; empty for what has not happened."""
+    """A local date and time for people; empty for what has not happened."""
     return datetime.fromtimestamp(seconds).astimezone().strftime("%Y-%m-%d %H:%M:%S") if seconds else ""

@@ -1,4 +1,4 @@
-"""What an installation without Spark says of a command that needs it."""
+"""The error of a command that needs Spark in an installation without it."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ _OF_SPARK = frozenset({"pyspark", "py4j", "pyarrow", "pandas", "numpy"})
 
 
 class NoSparkError(HeadwaterError):
-    """The command does bulk work, and the packages for that are not installed."""
+    """The command does bulk work, but the packages for it are not installed."""
 
     code = "HW_8003"
 
 
 def missing_extra(error: Exception) -> NoSparkError | None:
-    """What to tell about an import that failed, if an extra brings what it misses."""
+    """The error to print for a failed import, if an extra provides the missing package."""
     package = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
     if package not in _OF_SPARK:
         return None

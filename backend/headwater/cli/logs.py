@@ -1,4 +1,4 @@
-"""Logging of one process: to stderr, as text for people or as one JSON object a line for machines."""
+"""Logging of one process to stderr, as text for people or as one JSON object per line for machines."""
 
 from __future__ import annotations
 
@@ -28,10 +28,11 @@ class JsonFormatter(logging.Formatter):
 
 
 def set_up_logging(level: str = "INFO", form: str = "text") -> None:
-    """Replace what an earlier call set up. `level` is one of Python's names, `form` text or json."""
+    """Set up logging, replacing what an earlier call set up. `level` is one of Python's level names, `form` text or
+    json."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if form == "json" else logging.Formatter(_TEXT))
-    # py4j also logs on the root logger, with a trace, when its JVM is gone; whoever called it reports that
+    # py4j also logs a traceback on the root logger when its JVM has ended; its caller reports that
     handler.addFilter(lambda record: "py4j" not in record.pathname)
     logging.basicConfig(level=level, handlers=[handler], force=True)
     for name in _CHATTY:

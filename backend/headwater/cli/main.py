@@ -1,4 +1,4 @@
-"""The `headwater` command. Composition only: what each command does is beside this, in a file of its own."""
+"""The `headwater` command. Only composition: each command is implemented in its own module."""
 
 from __future__ import annotations
 
@@ -38,19 +38,19 @@ _source_timeout = click.option(
     default=30.0,
     show_default=True,
     metavar="SECONDS",
-    help="How long the source may be unreachable at the start; 0 waits for ever.",
+    help="How long to wait for an unreachable source at the start; 0 waits for ever.",
 )
 
 
 _take_slot = click.option(
     "--take-slot",
     is_flag=True,
-    help="Take our replication slot in the source database from another service that has it.",
+    help="Take our replication slot in the source database from another service that uses it.",
 )
 
 
 def _arguments(configs: ConfigSource) -> list[str]:
-    """The same config for a child process; see `_environment` for the rest."""
+    """Arguments that give a child process the same config; `_environment` gives the rest."""
     return [] if configs.path is None else ["--config", str(configs.path)]
 
 
@@ -152,12 +152,12 @@ def api(configs: ConfigSource) -> None:
 @cli.command(epilog=examples("headwater audit", "headwater audit todos --json", "headwater audit --repair"))
 @click.argument("tables", nargs=-1, metavar="[TABLE…]")
 @config_options
-@click.option("--repair", is_flag=True, help="Mend what differs; devices are sent the difference.")
-@click.option("--wait/--no-wait", default=True, help="Wait until it is done (the default), or only hand it in.")
+@click.option("--repair", is_flag=True, help="Repair what differs; devices are sent the difference.")
+@click.option("--wait/--no-wait", default=True, help="Wait until it is done (the default), or only submit it.")
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
 def audit(configs: ConfigSource, tables: tuple[str, ...], repair: bool, wait: bool, as_json: bool) -> None:
-    """Compare the source, the stored rows and what devices are sent; name what differs. The exit code is 1 when
-    something does and was not mended."""
+    """Compare the source, the stored rows and the history that devices receive, and report differences. The exit code
+    is 1 when something differs and was not repaired."""
     from headwater.cli.requests import audit as command
 
     sys.exit(command(load(configs), tables, repair=repair, wait=wait, as_json=as_json))
@@ -175,15 +175,15 @@ def audit(configs: ConfigSource, tables: tuple[str, ...], repair: bool, wait: bo
 @click.option("--bucket", metavar="NAME", help="Only this bucket.")
 @click.option("--definition", metavar="NAME", help="Only the buckets of this stream or bucket definition.")
 @click.option("--budget", type=click.IntRange(min=0), metavar="BYTES",
-              help="How much of a bucket devices may download again to have its history shorter still; 0 for nothing. "
-              "Without it, as much as is worth it.")  # fmt: skip
-@click.option("--spark", is_flag=True, help="Use Spark, as is done by itself from some millions of ops on.")
+              help="Bytes of a bucket that devices may download again to make its history shorter still; 0 for none. "
+              "By default, as many as are worth it.")  # fmt: skip
+@click.option("--spark", is_flag=True, help="Use Spark; the default from some millions of ops on.")
 def compact_(
     configs: ConfigSource, bucket: str | None, definition: str | None, budget: int | None, spark: bool
 ) -> None:
-    """Make histories short now: what a new device downloads, and what the store keeps.
+    """Shorten histories now: what a new device downloads, and what the store keeps.
 
-    The service does this by itself, some time after changes. Devices in the middle of a download are not disturbed.
+    The service does this automatically, some time after changes. Devices in the middle of a download are not disturbed.
     """
     from headwater.cli.signals import stop_on_signals
 
@@ -224,9 +224,11 @@ def token(
 
 @cli.command(epilog=examples("headwater dev", "headwater dev --port 9000 --keep ./playground"))
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option("--port", default=8080, show_default=True, help="Port to listen on; 0 takes a free one.")
+@click.option("--port", default=8080, show_default=True, help="Port to listen on; 0 chooses a free one.")
 @click.option("--rows", default=100_000, show_default=True, help="About how many rows of sample data.")
-@click.option("--keep", type=click.Path(path_type=Path), help="Keep database and store there, and use them again.")
+@click.option(
+    "--keep", type=click.Path(path_type=Path), help="Keep database and store in this directory, and reuse them."
+)
 def dev(host: str, port: int, rows: int, keep: Path | None) -> None:
     """Everything in one command: a Postgres with sample data, Spark, the store, the endpoint and a demo app."""
     from headwater.cli.dev import run
@@ -235,7 +237,7 @@ def dev(host: str, port: int, rows: int, keep: Path | None) -> None:
 
 
 def main() -> None:
-    """Entry point: every error becomes one message and an exit code that is not 0, never a trace."""
+    """Entry point: prints one message for any error, never a traceback, and exits with a code other than 0."""
     try:
         cli(standalone_mode=False)
     except (click.exceptions.Abort, KeyboardInterrupt):
@@ -247,10 +249,10 @@ def main() -> None:
         click.echo(error.render(), err=True)
         sys.exit(EXIT_ERROR)
     except HeadwaterError as error:
-        if not isinstance(error, ChildStoppedError):  # the child has said why
+        if not isinstance(error, ChildStoppedError):  # the child has printed the reason
             click.echo(f"headwater: {error}", err=True)
         sys.exit(EXIT_AGAIN if error.kind is Kind.RETRY else EXIT_ERROR)
-    except Exception as error:  # noqa: BLE001 - a bug; its text may hold anything, so its place has to do
+    except Exception as error:  # noqa: BLE001 - a bug; its text may contain secrets, so only its place is printed
         if (missing := missing_extra(error)) is not None:
             click.echo(f"headwater: {missing}", err=True)
             sys.exit(EXIT_ERROR)

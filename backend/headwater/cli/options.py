@@ -1,4 +1,4 @@
-"""What commands of the command line have in common: the options that say where the configs are, and their help."""
+"""Options and help that commands have in common."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _log = logging.getLogger(__name__)
 
 
 def examples(*lines: str) -> str:
-    """The end of a command's help."""
+    """The examples at the end of a command's help."""
     return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
 
 
 def config_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Adds the three options that say where the configs are; the command gets them as one ConfigSource."""
+    """Adds the three options for the configs; the command gets them as one ConfigSource."""
 
     @click.option("-c", "--config", "--config-path", "path", type=click.Path(path_type=Path), metavar="FILE",
                   help="The service config (default: headwater.yaml here, or HEADWATER_CONFIG_PATH).")  # fmt: skip
@@ -37,8 +37,8 @@ def config_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def load(configs: ConfigSource, *, warn: bool = True) -> ServiceConfig:
-    """The service config; logging is set up as it says. Its warnings are logged, unless the command is about something
-    else. Raises ConfigError."""
+    """Load the service config and set up logging accordingly. Logs its warnings, unless `warn` is False. Raises
+    ConfigError."""
     config = load_config(configs, os.environ, Path.cwd())
     set_up_logging(config.logging.level, config.logging.format)
     if warn and SUPERVISED not in os.environ:

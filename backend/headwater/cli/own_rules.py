@@ -1,4 +1,4 @@
-"""The sync config that the service config names, as whoever starts replication looks at it."""
+"""Compiles the sync config that the service config names, when replication starts."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class OwnRules:
 
 
 def own_rules(config: ServiceConfig, *, quiet: bool = False) -> OwnRules | None:
-    """The sync config, or None where it has errors and these are not to end us: then they are logged, unless `quiet`.
+    """The sync config. With `exit_on_error: false`, errors in it are logged, unless `quiet`, and None is returned.
 
-    Raises RuleErrors for errors, and ConfigError when there is no sync config, or it can't be read.
+    Raises RuleErrors otherwise, and ConfigError when there is no sync config or it can't be read.
     """
     yaml = config.sync_text()
     try:
@@ -32,6 +32,6 @@ def own_rules(config: ServiceConfig, *, quiet: bool = False) -> OwnRules | None:
         if config.sync_config is None or config.sync_config.exit_on_error:
             raise
         if not quiet:
-            _log.error("%s is not deployed, what is served stays (exit_on_error is false):\n%s",
+            _log.error("%s is not deployed, the served version stays (exit_on_error is false):\n%s",
                        config.sync_config.origin, error.render())  # fmt: skip
         return None

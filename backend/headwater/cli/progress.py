@@ -1,4 +1,4 @@
-"""Progress of bulk work on the terminal: a bar where somebody watches, a line now and then where a log is written."""
+"""Progress of bulk work: a bar on a terminal, a line every few seconds in a log."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LINE_SECONDS = 5.0
 
 
 class _Work:
-    """Work of one kind that is under way."""
+    """Running work of one kind."""
 
     def __init__(self, bar: TaskID | None) -> None:
         self.bar = bar
@@ -26,8 +26,8 @@ class _Work:
 
 
 class BulkProgressDisplay:
-    """Call it with each report, from any thread. Shows rows done, rows expected, rate and time left of each kind of
-    work that is under way."""
+    """Call it with each report, from any thread. Shows rows done, rows expected, rate and remaining time for each kind
+    of running work."""
 
     def __init__(self) -> None:
         self._console = Console(file=sys.stderr)
@@ -52,7 +52,7 @@ class BulkProgressDisplay:
                 _log.info("%s: %s", progress.what, ", ".join(_words(progress, rate)))
 
     def _new_bar(self, what: str) -> TaskID | None:
-        """Where somebody watches."""
+        """A bar on a terminal; None elsewhere."""
         if not self._console.is_terminal:
             return None
         if self._bars is None:
@@ -88,5 +88,5 @@ def _words(progress: BulkProgress, rate: float) -> list[str]:
 
 
 def _time_left(rows: int, expected: int, rate: float) -> str:
-    """Nothing can be said before some rows are through: the tasks have to start first."""
+    """The remaining time, once enough rows are done for an estimate: tasks take a while to start."""
     return f"{(expected - rows) / rate:.0f} s left" if rows * 50 > expected else "time left unknown yet"

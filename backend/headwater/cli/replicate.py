@@ -1,4 +1,4 @@
-"""`headwater replicate`: the replicator of one source, composed from its parts."""
+"""`headwater replicate`: composes the replicator of one source from its parts."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ _ORDERLY_SECONDS = 3.0
 
 
 def run(config: ServiceConfig, stop: threading.Event, *, source_timeout: float = 30.0, take_slot: bool = False) -> None:
-    """Replicate until `stop` is set. A source that is unreachable at the start is given `source_timeout` seconds,
-    0 for as long as it takes. See `Replicator` for `take_slot`."""
-    # Batches are large, short-lived and free of cycles: looking for those every 700 objects costs a sixth of all time
+    """Replicate until `stop` is set. Waits up to `source_timeout` seconds for an unreachable source at the start, for
+    ever if 0. `take_slot` is described at `Replicator`."""
+    # Batches are large, short-lived and free of cycles: collecting every 700 objects takes a sixth of the time
     gc.set_threshold(100_000, 50, 100)
     rules = own_rules(config) if config.sync_config is not None else None
     tables: Sequence[TablePattern] = ()
@@ -67,8 +67,8 @@ def run(config: ServiceConfig, stop: threading.Event, *, source_timeout: float =
 
 
 def _cancel_when_stopped(spark: Spark, stop: threading.Event, done: threading.Event) -> None:
-    """Nobody waits for a snapshot to end that the next start begins anew. An idle Spark is given the time to end in
-    order; one that is at work, or about to start, is ended again and again until all is over."""
+    """Cancel Spark's work once `stop` is set, because the next start begins it again. Gives an idle Spark some seconds
+    to end in order, then cancels repeatedly until everything has ended."""
     stop.wait()
     if done.wait(_ORDERLY_SECONDS):
         return

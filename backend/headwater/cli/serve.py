@@ -1,4 +1,4 @@
-"""`headwater serve`: the replicator and the endpoint, each a process of its own."""
+"""`headwater serve`: runs the replicator and the endpoint, each in its own process."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ def run(
     replicator: bool = True,
     api: bool = True,
 ) -> None:
-    """Serve until told to stop. What is wrong with rules or source is said here, before any process is started.
+    """Serve until stopped. Reports errors in rules or source before starting any process.
 
-    `arguments` and `environment` lead the children to the same config. See `Replicator` for `take_slot`.
+    `arguments` and `environment` pass the config to the children. `take_slot` is described at `Replicator`.
     """
     stop = threading.Event()
     stop_on_signals(stop)
     headwater = [sys.executable, "-m", "headwater"]
     children = []
     if replicator:
-        rules = own_rules(config, quiet=True)  # the replicator speaks of it
+        rules = own_rules(config, quiet=True)  # the replicator logs the errors
         tables = rules.compiled.plan.tables() if rules is not None else ()
         wait_for_source(config.source(), tables, stop, source_timeout)
-        # Started again while the source is away, it must not end the endpoint: it waits for as long as it takes.
+        # Restarted while the source is down, it must not end the endpoint, so it waits without limit
         command = [*headwater, "replicate", "--source-timeout", "0", *arguments]
         children.append(Child("replicator", command, environment, at_first=["--take-slot"] if take_slot else []))
     if api:

@@ -1,4 +1,4 @@
-"""How a process of ours is told to end."""
+"""Ends a process on signals."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from types import FrameType
 
 
 def stop_on_signals(stop: threading.Event) -> None:
-    """SIGTERM and SIGINT set `stop`; the work ends at its next safe point."""
+    """Set `stop` on SIGTERM and SIGINT; the work ends at its next safe point."""
 
     def on_signal(_: int, __: FrameType | None) -> None:
         stop.set()

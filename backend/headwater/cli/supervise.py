@@ -1,4 +1,4 @@
-"""Child processes, watched over: started again when they crash, ended together, never left behind."""
+"""Supervises child processes: restarts them when they crash, ends them together, leaves none behind."""
 
 from __future__ import annotations
 
@@ -20,29 +20,29 @@ _log = logging.getLogger(__name__)
 _FIRST_DELAY, _LONGEST_DELAY = 0.5, 30.0
 _STEADY_SECONDS = 60.0  # a child that ran this long begins with the shortest delay again
 _GRACE_SECONDS = 30.0
-_LEFT_BEHIND_SECONDS = 5.0  # what a dead child started has this long to follow it
+_LEFT_BEHIND_SECONDS = 5.0  # time for processes that a dead child started to end by themselves
 SUPERVISED = "HEADWATER_SUPERVISED"
-"""Set in the environment of a child, whose supervisor has said already what there is to say of the config."""
+"""Set in the environment of a child, whose supervisor has already printed the config's warnings."""
 
 EXIT_STOP = 1
-"""Exit code of a process that a person has to help. It said why, and is not started again."""
+"""Exit code of a process that needs a person to act. It has printed why, and is not restarted."""
 
 EXIT_USAGE = 2
-"""Exit code of a command line that is wrong."""
+"""Exit code for an invalid command line."""
 
 
 class ChildStoppedError(HeadwaterError):
-    """A part of the service ended with an error that starting it again would not mend. It has said why itself."""
+    """A part of the service ended with an error that a restart would not fix. It has printed why."""
 
     code = "HW_7002"
 
 
 @dataclass
 class Child:
-    """One child process: its name, its command line, and when to start it (again).
+    """A child process: its name, its command line, and when to start or restart it.
 
-    `at_first` is added to the command line the first time only, and `environment` to ours: what is secret goes there,
-    for a command line can be read by every user.
+    `at_first` is added to the command line of the first start only. `environment` is added to ours; secrets belong
+    there, because every user can read command lines.
     """
 
     name: str
@@ -58,13 +58,13 @@ class Child:
         self.process = subprocess.Popen(
             [*self.command, *self.at_first],
             env={**os.environ, **self.environment, SUPERVISED: "1"},
-            stdin=subprocess.PIPE,  # closes when we go, however we go: see end_with_supervisor
-            start_new_session=True,  # the terminal's Ctrl-C is ours to pass on
+            stdin=subprocess.PIPE,  # closes when we end, even if killed: see end_with_supervisor
+            start_new_session=True,  # we pass the terminal's Ctrl-C on ourselves
         )
         self.started, self.at_first = time.monotonic(), ()
 
-    def look(self) -> None:
-        """Start it when it is due. Raises ChildStoppedError when it ended for good."""
+    def check(self) -> None:
+        """Start it when it is due. Raises ChildStoppedError when it must not be restarted."""
         now = time.monotonic()
         if self.process is None:
             if now >= self.due:
@@ -76,13 +76,13 @@ class Child:
         self._end_group()
         self._forget()
         if code in {EXIT_STOP, EXIT_USAGE}:
-            raise ChildStoppedError(f"the {self.name} ended", "see the message above", "mend the cause and start again")
+            raise ChildStoppedError(f"the {self.name} ended", "see the message above", "fix the cause and start again")
         self.delay = _FIRST_DELAY if now - self.started > _STEADY_SECONDS else min(self.delay * 2, _LONGEST_DELAY)
         self.due = now + self.delay
-        _log.warning("the %s ended with code %d and is started again in %.1f s", self.name, code, self.delay)
+        _log.warning("the %s ended with code %d and is restarted in %.1f s", self.name, code, self.delay)
 
     def end(self) -> None:
-        """Ask it to end; `wait` sees that it does."""
+        """Ask it to end; `wait` waits for that."""
         if self.process is not None and self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
 
@@ -99,7 +99,8 @@ class Child:
         self._forget()
 
     def _end_group(self) -> None:
-        """See to what the child leaves behind: Spark's JVM takes a moment longer than the process that started it."""
+        """End the processes that the child leaves behind: Spark's JVM ends a moment later than the process that started
+        it."""
         deadline = time.monotonic() + _LEFT_BEHIND_SECONDS
         group = self.process.pid if self.process is not None else 0
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -115,9 +116,9 @@ class Child:
 
 
 def supervise(children: Sequence[Child], stop: threading.Event | None = None) -> None:
-    """Run the children until SIGTERM or SIGINT, or until one of them ends for good (ChildStoppedError).
+    """Run the children until SIGTERM or SIGINT, or until one must not be restarted (ChildStoppedError).
 
-    A `stop` of the caller's own is set by whom the caller likes: the signals are then left alone.
+    If the caller passes `stop`, it is responsible for setting it, and signals are not handled here.
     """
     if stop is None:
         stop = threading.Event()
@@ -125,7 +126,7 @@ def supervise(children: Sequence[Child], stop: threading.Event | None = None) ->
     try:
         while not stop.is_set():
             for child in children:
-                child.look()
+                child.check()
             stop.wait(0.1)
     finally:
         for child in children:
@@ -136,7 +137,7 @@ def supervise(children: Sequence[Child], stop: threading.Event | None = None) ->
 
 
 def end_with_supervisor() -> None:
-    """In a child: end as by SIGTERM when the supervisor is gone, even if it was killed."""
+    """In a child: end as by SIGTERM when the supervisor has ended, even if it was killed."""
     if os.environ.pop(SUPERVISED, None) is None:
         return
 

@@ -1,4 +1,4 @@
-"""What a command shows while it waits for work that another process does."""
+"""Shows progress while a command waits for work of another process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _LINE_SECONDS = 5.0
 
 
 class WaitDisplay:
-    """What is waited for: a line that changes where somebody watches, else a line now and then."""
+    """Shows what is waited for: a changing line on a terminal, a line every few seconds elsewhere."""
 
     def __init__(self) -> None:
         self._console = Console(stderr=True)

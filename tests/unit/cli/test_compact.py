@@ -48,7 +48,7 @@ def test_everything_is_compacted_and_the_outcome_told(directory: Path) -> None:
     assert (outcome.code, outcome.err) == (0, "")
     assert outcome.out.splitlines() == [
         "compacted 2 buckets: 1,013 ops became 13, for 11 rows",
-        "put 1 rows (1 KiB) again, which devices that have them download once more",
+        "put 1 rows (1 KiB) again, which devices download once more",
     ]
     assert ops_of(directory)[A] == ["CLEAR", "PUT"]
     assert store_checker.problems(directory / "store") == []

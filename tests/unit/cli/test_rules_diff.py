@@ -48,7 +48,7 @@ def test_the_same_config_costs_nothing(ruled: RuledStore, headwater_here: Run, t
     assert outcome.code == 0
     assert outcome.err.startswith("note: its tables are not compared with the source: [HW_2001]")
     assert outcome.out.startswith("new.yaml against version 1, served since 20")
-    assert "\nthe same: devices download nothing\n" in outcome.out
+    assert "\nno difference: devices download nothing\n" in outcome.out
     assert json.loads(headwater_here("rules", "diff", "new.yaml", "--json").out)["same"] is True
 
 
@@ -57,7 +57,7 @@ def test_an_edit_of_who_gets_what_costs_nothing(ruled: RuledStore, headwater_her
     assert {each["change"] for each in diff(headwater_here, REQUEST_EDITED).values()} == {"unchanged"}
     shown = headwater_here("rules", "diff", "new.yaml").out
     assert "lookups: 1 changed; they are never downloaded" in shown
-    assert "  todos: changed in its lookups; no row is downloaded again for that" in shown
+    assert "  todos: changed in its lookups; no row is downloaded again" in shown
 
 
 def test_a_changed_definition_is_priced_by_the_rows_that_are_there(
@@ -91,7 +91,7 @@ def test_people_are_told_what_a_device_downloads_and_from_what_that_is_known(
     (download,) = [line for line in lines if "400 rows" in line and "in 20 buckets" in line][:1]
     assert "per bucket 20 rows" in download
     assert "added: devices that get them download them" in lines
-    assert lines[-1] == "what is to download is an estimate from all 400 rows that the store has now of public.todos"
+    assert lines[-1] == "downloads are estimated from all 400 rows of public.todos in the store"
     assert "  todos: changed in its rows" in lines
 
 
@@ -121,7 +121,7 @@ def test_a_sample_stands_for_all_rows(ruled: RuledStore, headwater_here: Run, tm
     assert isinstance(sampled, dict)
     assert (sampled["exact"], sampled["rows_read"], sampled["rows"]) == (False, 2 * SAMPLE_PAGE, len(rows))
     assert (
-        "an estimate from a sample of 4,000 of the rows"
+        "estimated from a sample of 4,000 rows"
         in headwater_here("rules", "diff", "new.yaml", "--sample", str(2 * SAMPLE_PAGE)).out
     )
     whole = diff(headwater_here, yaml, "--all")["events"]["to_download"]
@@ -145,7 +145,7 @@ def test_buckets_of_one_row_are_warned_of_with_their_number(
     ruled.serve(SERVED)
     (tmp_path / "new.yaml").write_text(PER_ROW)
     told = (
-        f"warning: stream lists has one bucket for each row of public.lists, by id: {LISTS} of them now, and a device"
+        f"warning: stream lists has one bucket for each row of public.lists, by id: {LISTS} now, and a device"
         " may have 1,000 (api.parameters.max_buckets_per_connection)\n"
     )
     assert headwater_here("rules", "diff", "new.yaml").err == told + NOT_COMPARED
@@ -176,7 +176,7 @@ def test_two_files_can_be_compared_without_any_service(headwater_here: Run, tmp_
     assert outcome.code == 0
     assert outcome.out.startswith("b.yaml against a.yaml\n")
     assert "  one: added" in outcome.out
-    assert outcome.err == "note: without a store nothing can be said of rows and bytes\n"
+    assert outcome.err == "note: numbers of rows and bytes need a store\n"
 
 
 def test_two_files_beside_a_store_are_priced_by_it(ruled: RuledStore, headwater_here: Run, tmp_path: Path) -> None:

@@ -175,7 +175,7 @@ def test_a_table_that_the_store_lacks_is_named(ruled: RuledStore, headwater_here
     ruled.serve(SERVED)
     assert previewed(headwater_here, TABLE_ADDED)["missing_tables"] == ["public.notes"]
     shown = headwater_here("rules", "preview", "new.yaml", "--user", "u1").out
-    assert "the store has no rows of public.notes: what they would give is missing here" in shown
+    assert "the store has no rows of public.notes: they are missing from this preview" in shown
 
 
 def test_columns_of_types_that_only_the_source_knows_are_text(
@@ -209,10 +209,10 @@ def test_a_stream_beyond_the_limits_is_left_out_and_told(
     [
         (("--claims", "{"), "Invalid value for '--claims': not JSON"),
         (("--claims", "[1]"), "must be a JSON object"),
-        (("--claims", '{"sub": "u2"}'), "Invalid value for '--claims': names another user than --user"),
+        (("--claims", '{"sub": "u2"}'), "Invalid value for '--claims': its sub differs from --user"),
         (("--params", "x"), "Invalid value for '--params': not JSON"),
         (("--subscribe", "one={"), "Invalid value for '--subscribe': not JSON"),
-        (("--subscribe", "={}"), "names no stream; write STREAM or STREAM=JSON"),
+        (("--subscribe", "={}"), "has no stream; write STREAM or STREAM=JSON"),
         (("--rows", "-1"), "Invalid value for '--rows'"),
     ],
     ids=str,

@@ -70,7 +70,7 @@ def test_a_deploy_waits_until_devices_are_served_by_it(ruled: RuledStore, tmp_pa
     ruled.serve(SERVED)
     (tmp_path / "new.yaml").write_text(STREAM_ADDED)
     running = Running(tmp_path, "deploy", "new.yaml")
-    assert running.said() == "waiting: its new rows are being made ready\n"
+    assert running.said() == "waiting: its new rows are being prepared\n"
     assert states(ruled) == ["active", "processing"]
     ruled.process()
     outcome = running.outcome()
@@ -106,7 +106,7 @@ def test_without_a_replicator_a_deploy_says_what_it_waits_for(ruled: RuledStore,
     assert "no replicator is running" in running.said()
     running.interrupt()
     error = error_of(running.outcome(), 130)
-    assert error == "version 2 stays deployed and goes on without this command; see `headwater rules versions`\n"
+    assert error == "version 2 stays deployed and continues without this command; see `headwater rules versions`\n"
     assert is_processing(ruled)
 
 
@@ -121,7 +121,7 @@ def test_nobody_has_to_wait(ruled: RuledStore, tmp_path: Path, headwater_here: R
     assert headwater_here("rules", "deploy", "same.yaml", "--no-wait").out == "version 2 is deployed\n"
     ruled.process()
     outcome = headwater_here("rules", "deploy", "same.yaml")
-    assert (outcome.code, outcome.out) == (0, "version 2 has this text, and is served already\n")
+    assert (outcome.code, outcome.out) == (0, "version 2 has this text and is already served\n")
 
 
 def test_wrong_rules_are_not_deployed(ruled: RuledStore, tmp_path: Path, headwater_here: Run) -> None:
@@ -151,7 +151,7 @@ def test_a_store_that_is_not_there_is_not_made(tmp_path: Path, arguments: tuple[
     write_config(tmp_path)
     (tmp_path / "sync.yaml").write_text(SERVED)
     error = error_of(headwater_here("rules", *arguments))
-    assert f"[HW_8101] there is no store yet ({tmp_path}/store); start `headwater serve`, which makes it" in error
+    assert f"[HW_8101] there is no store yet ({tmp_path}/store); start `headwater serve`, which creates it" in error
     assert not (tmp_path / "store").exists()
 
 
@@ -187,7 +187,7 @@ def test_a_version_is_shown_as_it_was_written(ruled: RuledStore, tmp_path: Path,
     assert headwater_here("rules", "show").out == STREAM_ADDED
     assert headwater_here("rules", "show", "1").out == SERVED
     error = error_of(headwater_here("rules", "show", "7"))
-    assert "[HW_8102] there is no version 7 (the last are: 1, 2); see `headwater rules versions`" in error
+    assert "[HW_8102] there is no version 7 (latest versions: 1, 2); see `headwater rules versions`" in error
 
 
 def test_a_rollback_serves_the_version_before_again(ruled: RuledStore, tmp_path: Path, headwater_here: Run) -> None:

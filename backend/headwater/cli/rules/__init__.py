@@ -1,1 +1,1 @@
-"""The commands `headwater rules …`, for work on sync configs."""
+"""The commands `headwater rules …`."""

@@ -1,4 +1,4 @@
-"""`headwater rules check`: every finding in one or several sync configs, for people, editors and CI."""
+"""`headwater rules check`: reports all findings in sync configs, for people, editors and CI."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from headwater_rules.schema import SourceSchema
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """One file and what was found in it; `plan` is None when it can't be deployed."""
+    """One file and its findings; `plan` is None when it can't be deployed."""
 
     file: str
     plan: SyncPlan | None
@@ -30,10 +30,10 @@ class Checked:
 def check_files(
     files: Sequence[Path], schema: SourceSchema | None, *, form: str, warnings_as_errors: bool = False
 ) -> int:
-    """Show what is found in the files, in the form text, json or github. Returns the exit code."""
+    """Print the findings in the files as text, json or github. Returns the exit code."""
     checked = [_check(file, schema) for file in files]
     if warnings_as_errors:
-        checked = [replace(each, findings=tuple(map(_graver, each.findings))) for each in checked]
+        checked = [replace(each, findings=tuple(map(_as_error, each.findings))) for each in checked]
     match form:
         case "json":
             click.echo(to_json(_as_dict(checked)))
@@ -46,8 +46,8 @@ def check_files(
     return 1 if any(each.having(Severity.FATAL) for each in checked) else 0
 
 
-def _graver(finding: RuleError) -> RuleError:
-    """Advice stays what it is: there may be nothing to do about it."""
+def _as_error(finding: RuleError) -> RuleError:
+    """A finding with its severity raised, except advice, which may need no action."""
     return finding if finding.code is Code.BUCKET_PER_ROW else finding.as_fatal()
 
 
@@ -82,7 +82,7 @@ def _as_dict(checked: Sequence[Checked]) -> dict[str, object]:
 
 
 def _annotation(file: str, finding: RuleError) -> str:
-    """A workflow command of GitHub: it shows the finding at its line of a pull request."""
+    """A workflow command of GitHub that shows the finding at its line of a pull request."""
     kind = "error" if finding.severity is Severity.FATAL else "warning"
     place = finding.place or Place(0, 0, 1, 1, "", "")
     where = f"line={place.line},col={place.column},endLine={place.end_line},endColumn={place.end_column}"

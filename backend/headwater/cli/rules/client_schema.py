@@ -1,4 +1,4 @@
-"""`headwater rules schema`: what an app declares for the rows that a sync config gives it."""
+"""`headwater rules schema`: the schema that an app declares for the rows of a sync config."""
 
 from __future__ import annotations
 

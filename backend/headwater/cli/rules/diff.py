@@ -1,4 +1,4 @@
-"""`headwater rules diff`: what a sync config would change, and what that costs devices."""
+"""`headwater rules diff`: what a sync config would change, and how much devices would download."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ _NOTHING = SyncPlan((), (), (), ConversionOptions())
 def show_diff(
     config: ServiceConfig | None, file: Path, against: Path | None, *, sample: int | None, as_json: bool
 ) -> None:
-    """Compare `file` with another one or, without one, with the version that the store serves. Numbers come from the
-    store of `config`; `sample` bounds the rows that are evaluated of each table, None for all of them."""
+    """Compare `file` with another file or, without one, with the served version. Rows and bytes come from the store of
+    `config`; `sample` limits the rows evaluated per table, None evaluates all."""
     text = read_rules(file)
     plan = compile_rules(text, str(file), as_json=as_json).plan
     other = None if against is None else compile_rules(read_rules(against), str(against), as_json=as_json).plan
     if other is not None and (config is None or not open_backend(config.storage).exists()):
-        note = "without a store nothing can be said of rows and bytes"
+        note = "numbers of rows and bytes need a store"
         allowed = MOST_BUCKETS if config is None else config.api.max_buckets_per_connection
         found = Diff(
             str(file), str(against), compare(other, plan), allowed, per_row=buckets_per_row(plan), notes=(note,)
@@ -43,8 +43,8 @@ def show_diff(
         assert config is not None, "the command has loaded one"
         found = _with_store(config, file, plan, against, other, sample)
     if config is not None:
-        told = unsent(config, text)
-        found = replace(found, unsent=told.findings, notes=(*found.notes, *filter(None, [told.note])))
+        refused = unsent(config, text)
+        found = replace(found, unsent=refused.findings, notes=(*found.notes, *filter(None, [refused.note])))
     if as_json:
         click.echo(to_json(found.as_dict()))
         return
@@ -90,7 +90,7 @@ _HEADINGS = {
 def _lines(diff: Diff) -> Iterator[str]:
     yield f"{diff.file} against {diff.against}"
     if diff.comparison.same:
-        yield "the same: devices download nothing"
+        yield "no difference: devices download nothing"
     for change, heading in _HEADINGS.items():
         sides = diff.comparison.having(change, kind=Kind.BUCKET)
         if sides:
@@ -98,11 +98,11 @@ def _lines(diff: Diff) -> Iterator[str]:
         for side in sides:
             yield from _side(diff, side)
     yield from _lookups(diff.comparison)
-    streams = [told for stream in diff.comparison.streams if (told := _stream(stream))]
+    streams = [line for stream in diff.comparison.streams if (line := _stream(stream))]
     if streams:
         yield "\nstreams"
         yield from streams
-    yield from _how(diff)
+    yield from _basis(diff)
 
 
 def _side(diff: Diff, side: SideChange) -> Iterator[str]:
@@ -127,9 +127,9 @@ def _side(diff: Diff, side: SideChange) -> Iterator[str]:
 
 def _lookups(comparison: Comparison) -> Iterator[str]:
     found = [(change, len(comparison.having(change, kind=Kind.LOOKUP))) for change in Change]
-    told = ", ".join(f"{number} {change.value}" for change, number in found if number)
-    if told:
-        yield f"\nlookups: {told}; they are never downloaded"
+    changes = ", ".join(f"{number} {change.value}" for change, number in found if number)
+    if changes:
+        yield f"\nlookups: {changes}; they are never downloaded"
 
 
 def _stream(stream: StreamChange) -> str | None:
@@ -142,24 +142,24 @@ def _stream(stream: StreamChange) -> str | None:
         "its priority": stream.priority,
         "auto_subscribe": stream.auto_subscribe,
     }
-    told = ", ".join(part for part, changed in parts.items() if changed)
-    cost = "" if stream.rows or stream.change is not Change.CHANGED else "; no row is downloaded again for that"
-    return f"  {stream.name}: {stream.change.value}{f' in {told}' if told else ''}{cost}"
+    changes = ", ".join(part for part, changed in parts.items() if changed)
+    cost = "" if stream.rows or stream.change is not Change.CHANGED else "; no row is downloaded again"
+    return f"  {stream.name}: {stream.change.value}{f' in {changes}' if changes else ''}{cost}"
 
 
-def _how(diff: Diff) -> Iterator[str]:
-    """Where the numbers come from."""
+def _basis(diff: Diff) -> Iterator[str]:
+    """What the numbers are based on."""
     sampled: dict[str, None] = {}
     for guess in diff.estimates.values():
         tables = ", ".join(guess.tables)
         if guess.tables and guess.exact:
-            sampled[f"all {guess.rows_read:,} rows that the store has now of {tables}"] = None
+            sampled[f"all {guess.rows_read:,} rows of {tables} in the store"] = None
         elif guess.tables:
-            sampled[f"a sample of {guess.rows_read:,} of the rows that the store has now of {tables}"] = None
+            sampled[f"a sample of {guess.rows_read:,} rows of {tables} in the store"] = None
     if sampled:
-        yield "\nwhat is to download is an estimate from " + "; from ".join(sampled)
+        yield "\ndownloads are estimated from " + "; from ".join(sampled)
     for table in diff.missing:
-        yield f"the store has no rows of {table}: they are not counted, and the deploy has to read them from the source"
+        yield f"the store has no rows of {table}: they are not counted, and a deploy reads them from the source"
     for finding in diff.unsent:
         yield f"{finding.message}; {finding.suggestion}"
 
@@ -168,6 +168,6 @@ def _per_row(diff: Diff, found: BucketPerRow) -> str:
     buckets = diff.buckets(found)
     guess = diff.estimates.get(found.definition)
     about = "" if guess is None or guess.exact else "about "
-    there = "" if buckets is None else f": {about}{buckets:,} of them now"
+    there = "" if buckets is None else f": {about}{buckets:,} now"
     allowed = f"a device may have {diff.allowed:,} (api.parameters.max_buckets_per_connection)"
     return f"stream {found.stream} has one bucket for each row of {found.table}, by {found.value}{there}, and {allowed}"

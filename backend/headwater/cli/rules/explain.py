@@ -1,4 +1,4 @@
-"""`headwater rules explain`: what a sync config does, in words."""
+"""`headwater rules explain`: describes what a sync config does."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _WIDTH = 100
 
 
 def show_explanation(file: Path, *, as_json: bool) -> None:
-    """Explain a sync config. Raises WrongRules."""
+    """Print an explanation of a sync config. Raises WrongRules."""
     explanation = explain(compile_rules(read_rules(file), str(file), as_json=as_json).plan)
     if as_json:
         click.echo(to_json(asdict(explanation)))

@@ -1,4 +1,4 @@
-"""The group `headwater rules`: its commands, their arguments and their help."""
+"""The group `headwater rules`: commands, arguments and help."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def rules() -> None:
 
 
 def schema_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Adds where the source's schema comes from; the command gets a SourceSchema, or None without any."""
+    """Adds the options for the source's schema; the command gets a SourceSchema, or None without any."""
 
     @config_options
-    @click.option("--schema", "live", is_flag=True, help="Compare with the tables that the source has now.")
+    @click.option("--schema", "live", is_flag=True, help="Compare with the source's current tables.")
     @click.option("--schema-file", "file_of_schema", type=click.Path(path_type=Path), metavar="FILE",
-                  help="Compare with those in FILE, which `headwater source schema` wrote.")  # fmt: skip
+                  help="Compare with the tables in FILE, written by `headwater source schema`.")  # fmt: skip
     @functools.wraps(command)
     def wrapped(
         *args: object, configs: ConfigSource, live: bool, file_of_schema: Path | None, **options: object
@@ -62,12 +62,12 @@ def schema_options(command: Callable[..., None]) -> Callable[..., None]:
 @click.option("--json", "form", flag_value="json", help="The same as --format json.")
 @click.option("--format", "form", type=click.Choice(["text", "json", "github"]), default="text", show_default=True,
               help="For people, for editors, or for the annotations of a GitHub workflow.")  # fmt: skip
-@click.option("--warnings-as-errors", is_flag=True, help="Have warnings end the command with exit code 1, too.")
+@click.option("--warnings-as-errors", is_flag=True, help="Exit with code 1 for warnings too.")
 def check(files: tuple[Path, ...], schema: SourceSchema | None, form: str, warnings_as_errors: bool) -> None:
-    """Compile sync configs and show everything that is wrong with them; - is standard input.
+    """Compile sync configs and report everything that is wrong with them; - is standard input.
 
-    With a schema, tables and columns that the source does not have are found too, tables that are not published or may
-    not be read, and comparisons that can never hold. The exit code is 1 when a config can't be deployed. See
+    With a schema, it also finds tables and columns that the source does not have, tables that are not published or may
+    not be read, and comparisons that are never true. The exit code is 1 when a config can't be deployed. See
     docs/rule-tools.md.
     """
     from headwater.cli.rules.check import check_files
@@ -82,12 +82,12 @@ def check(files: tuple[Path, ...], schema: SourceSchema | None, form: str, warni
 @click.argument("file", type=click.Path(path_type=Path))
 @schema_options
 @click.option("--language", "-l", required=True, type=click.Choice([each.value for each in Language]),
-              help="Of the client SDK; sql is for reading.")  # fmt: skip
+              help="Language of the client SDK; sql is for reading.")  # fmt: skip
 def schema_(file: Path, schema: SourceSchema | None, language: str) -> None:
-    """Print the schema that an app declares for what a sync config gives it.
+    """Print the schema that an app declares for the rows of a sync config.
 
-    Column types come from the source (--schema) or from a file of its schema. Without either, columns of * that the
-    config does not name are missing, and what is not certain is text.
+    Column types come from the source (--schema) or from a file of its schema. Without either, columns selected by * are
+    missing unless the config names them, and columns of unknown type are text.
     """
     from headwater.cli.rules.client_schema import show_client_schema
 
@@ -102,10 +102,10 @@ _json = click.option("--json", "as_json", is_flag=True, help="Print it as JSON."
 @click.argument("file", type=click.Path(path_type=Path))
 @_json
 def explain_(file: Path, as_json: bool) -> None:
-    """Say in words what a sync config does.
+    """Describe what a sync config does.
 
-    For each stream: who gets it, what it reads of the request, how that leads to buckets, and what limits a device can
-    run into. For each table: what a change of which column does.
+    For each stream: who gets it, which request data it reads, how that leads to buckets, and which limits a device can
+    reach. For each table: what a change of each column does.
     """
     from headwater.cli.rules.explain import show_explanation
 
@@ -114,7 +114,7 @@ def explain_(file: Path, as_json: bool) -> None:
 
 @rules.command("json-schema", epilog=examples("headwater rules json-schema > sync-config.schema.json"))
 def json_schema_() -> None:
-    """Print the JSON Schema of sync configs, by which editors complete and check the YAML.
+    """Print the JSON Schema of sync configs, with which editors complete and check the YAML.
 
     Begin the file with: # yaml-language-server: $schema=sync-config.schema.json
     """
@@ -123,7 +123,7 @@ def json_schema_() -> None:
     click.echo(files("headwater_rules").joinpath("sync-config.schema.json").read_text(encoding="utf-8"), nl=False)
 
 
-_wait = click.option("--wait/--no-wait", default=True, help="Wait until devices are served by it (the default).")
+_wait = click.option("--wait/--no-wait", default=True, help="Wait until devices are served it (the default).")
 
 
 @rules.command(epilog=examples("headwater rules diff sync.yaml", "headwater rules diff sync.yaml --all --json",
@@ -131,16 +131,16 @@ _wait = click.option("--wait/--no-wait", default=True, help="Wait until devices 
 @click.argument("file", type=click.Path(path_type=Path))
 @config_options
 @click.option("--against", type=click.Path(path_type=Path), metavar="FILE",
-              help="Compare with this file, not with the version that is served.")  # fmt: skip
+              help="Compare with this file instead of the served version.")  # fmt: skip
 @click.option("--sample", type=click.IntRange(min=1), default=100_000, show_default=True, metavar="ROWS",
-              help="How many rows of each table the estimate of what is new is made from.")  # fmt: skip
-@click.option("--all", "every", is_flag=True, help="Make it from all rows.")
+              help="How many rows of each table to estimate from.")  # fmt: skip
+@click.option("--all", "every", is_flag=True, help="Estimate from all rows.")
 @_json
 def diff(configs: ConfigSource, file: Path, against: Path | None, sample: int, every: bool, as_json: bool) -> None:
     """Show what a sync config would change, and what devices would download again.
 
-    A bucket definition whose rows stay the same keeps its name, and devices keep its data. Rows and bytes come from
-    the store; those of definitions that are new are an estimate from the rows that the store holds now.
+    A bucket definition whose rows stay the same keeps its name, and devices keep its data. Rows and bytes come from the
+    store; those of new definitions are estimated from the rows in the store.
     """
     from headwater.cli.rules.diff import show_diff
 
@@ -158,8 +158,8 @@ def diff(configs: ConfigSource, file: Path, against: Path | None, sample: int, e
 )
 @click.argument("file", type=click.Path(path_type=Path))
 @config_options
-@click.option("--user", required=True, metavar="ID", help="The user: what the token's claim sub says.")
-@click.option("--claims", type=json_object, metavar="JSON", help="Further claims of the token.")
+@click.option("--user", required=True, metavar="ID", help="The user: the token's claim sub.")
+@click.option("--claims", type=json_object, metavar="JSON", help="Other claims of the token.")
 @click.option("--params", type=json_object, metavar="JSON", help="Parameters that the client sends.")
 @click.option("--subscribe", "subscriptions", type=subscription, multiple=True, metavar="STREAM[=JSON]",
               help="A stream that the client subscribes to, and its parameters. Can be repeated.")  # fmt: skip
@@ -178,13 +178,12 @@ def preview(
 ) -> None:
     """Show the buckets and first rows that a user would get under a sync config, without deploying it.
 
-    Everything is made from the rows that the store holds now. Without --subscribe the user gets the streams that are
-    subscribed to by themselves (auto_subscribe).
+    Uses the rows that are in the store. Without --subscribe, the user gets the streams with auto_subscribe.
     """
     from headwater.cli.rules.preview import show_preview
 
     if (claims or {}).get("sub", user) != user:
-        raise click.BadParameter("names another user than --user", param_hint="'--claims'")
+        raise click.BadParameter("its sub differs from --user", param_hint="'--claims'")
     request = SyncRequest({**(claims or {}), "sub": user}, params, subscriptions=subscriptions)
     show_preview(load(configs, warn=False), file, request, rows=rows, as_json=as_json)
 
@@ -197,13 +196,13 @@ def preview(
 @_wait
 @click.option("--force", is_flag=True, help="Deploy it even if it names tables that are not published or readable.")
 def deploy_(configs: ConfigSource, file: Path, wait: bool, force: bool) -> None:
-    """Serve devices by another sync config, without a restart.
+    """Serve devices another sync config, without a restart.
 
-    What is new is made from the rows that the store holds; devices are served by the version before until it is
-    complete, and keep the data of every bucket definition that stays as it is. See `headwater rules diff`.
+    New buckets are built from the rows in the store. Until they are complete, devices are served the previous version,
+    and they keep the data of every bucket definition that does not change. See `headwater rules diff`.
 
-    A table that is there, but not published, or not to be read by the configured role, would give nobody a row: then
-    nothing is deployed, and the statements that mend it are shown.
+    If the config names a table that exists but is not published, or that the configured role may not read, nothing is
+    deployed, and the statements that fix it are shown.
     """
     from headwater.cli.rules.versions import deploy
 
@@ -225,7 +224,7 @@ def versions(configs: ConfigSource, as_json: bool) -> None:
 @config_options
 @_wait
 def rollback_(configs: ConfigSource, version: int | None, wait: bool) -> None:
-    """Deploy an earlier version again: VERSION, or the one that was served before."""
+    """Deploy an earlier version again: VERSION, or the one served before."""
     from headwater.cli.rules.versions import rollback
 
     rollback(load(configs, warn=False), version, wait=wait)
@@ -235,7 +234,7 @@ def rollback_(configs: ConfigSource, version: int | None, wait: bool) -> None:
 @click.argument("version", type=int, required=False)
 @config_options
 def show_(configs: ConfigSource, version: int | None) -> None:
-    """Print the text of VERSION, or of the one that is served."""
+    """Print the text of VERSION, or of the served one."""
     from headwater.cli.rules.versions import show
 
     show(load(configs, warn=False), version)

@@ -1,4 +1,4 @@
-"""`headwater rules preview`: what a user would get under a sync config that nobody has deployed."""
+"""`headwater rules preview`: what a user would get under a sync config that is not deployed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SHOWN = 160  # characters of a row or a lookup value on a terminal
 
 
 def show_preview(config: ServiceConfig, file: Path, request: SyncRequest, *, rows: int, as_json: bool) -> None:
-    """Show buckets, reasons, and the first `rows` rows of each bucket. Raises WrongRules."""
+    """Print buckets, reasons, and the first `rows` rows of each bucket. Raises WrongRules."""
     plan = compile_rules(read_rules(file), str(file), as_json=as_json).plan
     found = _preview(config, plan, request, rows)
     if as_json:
@@ -56,8 +56,8 @@ def _lines(found: Preview, shown: int) -> Iterator[str]:
     yield f"{user} gets {count(len(found.buckets), 'bucket')} with {count(rows, 'row')}, {size(total)}"
     for bucket, there in found.buckets[:_SHOWN_BUCKETS]:
         why = ", ".join(f"{reason['stream']} ({reason['by']})" for reason in found.reasons(bucket))
-        told = f"{count(there.rows, 'row')}, {size(there.size)}"
-        yield f"\n{bucket.name}  priority {bucket.priority}, stream {why}: {told}"
+        amount = f"{count(there.rows, 'row')}, {size(there.size)}"
+        yield f"\n{bucket.name}  priority {bucket.priority}, stream {why}: {amount}"
         for put in there.first:
             yield f"  {put.table}  {put.id}  {_cropped(put.data)}"
         if there.rows > len(there.first):
@@ -65,12 +65,12 @@ def _lines(found: Preview, shown: int) -> Iterator[str]:
     if len(found.buckets) > _SHOWN_BUCKETS:
         yield f"\n… {count(len(found.buckets) - _SHOWN_BUCKETS, 'more bucket')}; --json lists them all"
     if found.lookups:
-        yield "\nlooked up"
+        yield "\nlookups"
     for key, outputs in found.lookups.items():
         values = "  ".join(outputs[:shown]) + (f"  … {len(outputs) - shown:,} more" if len(outputs) > shown else "")
         yield f"  {_cropped(key)}: {_cropped(values) if outputs else 'nothing'}"
     for table in found.missing:
-        yield f"\nthe store has no rows of {table}: what they would give is missing here"
+        yield f"\nthe store has no rows of {table}: they are missing from this preview"
 
 
 def _cropped(text: str) -> str:

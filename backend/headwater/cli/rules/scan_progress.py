@@ -1,4 +1,4 @@
-"""How far a scan of the store's rows is, on a terminal."""
+"""Shows the progress of a scan of the store's rows on a terminal."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ _QUIET_SECONDS = 1.0
 
 
 class ScanProgress:
-    """A bar on a terminal, for work of `total` pages that takes longer than a second; a context manager that gives what
-    is to be called after each of them."""
+    """A bar on a terminal, for work of `total` pages that takes longer than a second. A context manager that returns a
+    function to call after each page."""
 
     def __init__(self, what: str, total: int) -> None:
         self._what = what

@@ -1,4 +1,4 @@
-"""What all of `headwater rules …` share: reading a sync config and writing JSON."""
+"""Reads sync configs and writes JSON for the commands `headwater rules …`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from headwater_rules.errors import RuleErrors
 
 
 class WrongRules(click.ClickException):
-    """A sync config that does not compile: shown with the name of its file, and all its errors."""
+    """A sync config that does not compile: shown with the name of its file and all its errors."""
 
     def __init__(self, origin: str, errors: RuleErrors, *, as_json: bool = False) -> None:
         super().__init__(str(errors))
@@ -34,7 +34,7 @@ def read_rules(file: Path) -> str:
 
 
 def read_text(file: Path, what: str) -> str:
-    """The text of a file that messages call `what`; `-` is standard input. Raises ConfigError."""
+    """The text of a file, called `what` in messages; `-` is standard input. Raises ConfigError."""
     try:
         data = sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
         return data.decode("utf-8")
@@ -47,7 +47,7 @@ def read_text(file: Path, what: str) -> str:
 
 
 def compile_rules(text: str, origin: str, *, as_json: bool = False) -> Compiled:
-    """The compiled form of a sync config that messages call `origin`. Raises WrongRules."""
+    """Compile a sync config, called `origin` in messages. Raises WrongRules."""
     try:
         return compile_config(text)
     except RuleErrors as error:

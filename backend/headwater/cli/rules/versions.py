@@ -24,44 +24,44 @@ from headwater_rules.plan import SyncPlan
 from headwater_rules.versions import check_names
 
 _PAUSE = 0.2
-_NOBODY = "no replicator is running; the version is processed once one does (`headwater serve`)"
+_NO_REPLICATOR = "no replicator is running; the version is processed once one does (`headwater serve`)"
 
 
 class DeployError(HeadwaterError):
-    """A version that was deployed is not going to be served."""
+    """A deployed version will not be served."""
 
     code = "HW_8103"
 
 
 class UnsentTablesError(HeadwaterError):
-    """A version names tables that no row would come from."""
+    """A version names tables whose rows can't be replicated."""
 
     code = "HW_8105"
 
 
 def deploy(config: ServiceConfig, file: Path, *, wait: bool, force: bool = False) -> None:
-    """Hand a sync config in, and wait until devices are served by it. Raises WrongRules, and UnsentTablesError unless
-    by `force`, with nothing deployed."""
+    """Deploy a sync config, and wait until devices are served it. Deploys nothing and raises WrongRules if it does not
+    compile, and UnsentTablesError if it names tables whose rows can't be replicated, unless `force` is set."""
     text = read_rules(file)
     compiled = compile_rules(text, str(file))
     for warning in compiled.warnings:
         click.echo(warning.render(), err=True)
     with existing_store(config) as store:
         _refuse_clashes(store, compiled.plan, str(file))
-        if _tell_unsent(config, text) and not force:
-            fix = "run the statements above, or deploy it all the same with --force"
-            raise UnsentTablesError("it names tables that no row would come from", str(file), fix)
+        if _print_unsent(config, text) and not force:
+            fix = "run the statements above, or deploy it anyway with --force"
+            raise UnsentTablesError("it names tables whose rows can't be replicated", str(file), fix)
         _deploy(store, config, text, wait=wait)
 
 
 def rollback(config: ServiceConfig, number: int | None, *, wait: bool) -> None:
-    """Deploy the text of an earlier version again: the one with this id, or the one served before the present one."""
+    """Deploy the text of an earlier version again: the one with this id, or the one served before the current one."""
     with existing_store(config) as store:
         versions = store.versions()
         chosen = _before(versions) if number is None else find(versions, number)
         origin = f"version {chosen.id}"
         _refuse_clashes(store, compile_rules(chosen.yaml, origin).plan, origin)
-        _tell_unsent(config, chosen.yaml)
+        _print_unsent(config, chosen.yaml)
         click.echo(f"going back to the text of {origin}")
         _deploy(store, config, chosen.yaml, wait=wait)
 
@@ -71,12 +71,12 @@ def _before(versions: Sequence[ConfigVersion]) -> ConfigVersion:
     texts = {now.yaml} if now else set()
     earlier = [version for version in versions if version.activated > 0 and version.yaml not in texts]
     if not earlier:
-        raise UnknownVersionError("no other version was served before", fix="name one: `headwater rules rollback ID`")
+        raise UnknownVersionError("no other version was served before", fix="choose one: `headwater rules rollback ID`")
     return max(earlier, key=lambda version: (version.activated, version.id))
 
 
-def _tell_unsent(config: ServiceConfig, text: str) -> bool:
-    """Show which tables' rows can't come; whether there are any."""
+def _print_unsent(config: ServiceConfig, text: str) -> bool:
+    """Print which tables' rows can't be replicated. Returns whether there are any."""
     found = unsent(config, text)
     for finding in found.findings:
         click.echo(finding.render(), err=True)
@@ -95,43 +95,43 @@ def _refuse_clashes(store: Store, plan: SyncPlan, origin: str) -> None:
 def _deploy(store: Store, config: ServiceConfig, text: str, *, wait: bool) -> None:
     version = store.deploy(text, Origin.COMMAND)
     if version.state is VersionState.ACTIVE:
-        click.echo(f"version {version.id} has this text, and is served already")
+        click.echo(f"version {version.id} has this text and is already served")
         return
     click.echo(f"version {version.id} is deployed")
     with contextlib.closing(open_backend(config.storage).open_reader()) as reader:
         if not wait:
             if not reader.replicator_alive():
-                click.echo(f"note: {_NOBODY}", err=True)
+                click.echo(f"note: {_NO_REPLICATOR}", err=True)
             return
         _wait(store, reader, version.id)
 
 
 def _wait(store: Store, reader: StoreReader, number: int) -> None:
-    """Follow a version until it is served. Raises DeployError when that is not going to be."""
+    """Wait until a version is served. Raises DeployError when it will not be."""
     started = time.monotonic()
     with WaitDisplay() as progress:
         try:
             for version in _states(store, number):
                 match version.state:
                     case VersionState.PROCESSING:
-                        progress.say(_doing(version) if reader.replicator_alive() else _NOBODY)
+                        progress.say(_activity(version) if reader.replicator_alive() else _NO_REPLICATOR)
                     case VersionState.ACTIVE:
                         break
                     case VersionState.FAILED:
-                        raise DeployError(f"version {number} failed: {version.note}", fix=_KEEPS)
+                        raise DeployError(f"version {number} failed: {version.note}", fix=_UNCHANGED)
                     case VersionState.STOPPED:
-                        raise DeployError(f"version {number} was stopped: {version.note}", fix=_KEEPS)
+                        raise DeployError(f"version {number} was stopped: {version.note}", fix=_UNCHANGED)
         except KeyboardInterrupt:
             progress.close()
             message = (
-                f"version {number} stays deployed and goes on without this command; see `headwater rules versions`"
+                f"version {number} stays deployed and continues without this command; see `headwater rules versions`"
             )
             click.echo(message, err=True)
             raise click.Abort from None
     click.echo(f"version {number} is served now ({time.monotonic() - started:.1f} s)")
 
 
-_KEEPS = "devices are served as before; see `headwater rules versions`"
+_UNCHANGED = "devices are served as before; see `headwater rules versions`"
 
 
 def _states(store: Store, number: int) -> Iterator[ConfigVersion]:
@@ -139,28 +139,28 @@ def _states(store: Store, number: int) -> Iterator[ConfigVersion]:
         try:
             yield find(store.versions(), number)
         except StoreBusyError:
-            pass  # a long transaction of the replicator: it is at work
+            pass  # a long transaction of the replicator
         time.sleep(_PAUSE)
 
 
-def _doing(version: ConfigVersion) -> str:
-    return version.note or "its new rows are being made ready"
+def _activity(version: ConfigVersion) -> str:
+    return version.note or "its new rows are being prepared"
 
 
 def list_versions(config: ServiceConfig, *, as_json: bool) -> None:
-    """All versions, newest first."""
+    """Print all versions, newest first."""
     with existing_store(config) as store:
         versions = sorted(store.versions(), key=lambda version: version.id, reverse=True)
     if as_json:
         click.echo(to_json([_as_dict(version) for version in versions]))
         return
     if not versions:
-        click.echo("no version yet: `headwater serve` deploys the sync config that the service config names")
+        click.echo("no version yet: `headwater serve` deploys the sync config of the service config")
     for version in versions:
         times = [("deployed", version.created), ("served", version.activated), ("stopped", version.stopped)]
-        told = "".join(f"  {word} {when(seconds)}" for word, seconds in times if seconds)
+        history = "".join(f"  {word} {when(seconds)}" for word, seconds in times if seconds)
         note = f"\n{'':6}{version.note}" if version.note else ""
-        click.echo(f"{version.id:>4}  {version.state.value:<10}  by {version.origin.value:<7}{told}{note}")
+        click.echo(f"{version.id:>4}  {version.state.value:<10}  by {version.origin.value:<7}{history}{note}")
 
 
 def _as_dict(version: ConfigVersion) -> dict[str, object]:
@@ -176,7 +176,7 @@ def _as_dict(version: ConfigVersion) -> dict[str, object]:
 
 
 def show(config: ServiceConfig, number: int | None) -> None:
-    """The text of a version; without an id of the one that is served."""
+    """Print the text of a version, by default of the served one."""
     with existing_store(config) as store:
         versions = store.versions()
     version = served(versions) if number is None else find(versions, number)

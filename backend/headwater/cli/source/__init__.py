@@ -1,1 +1,1 @@
-"""The commands `headwater source …`, for work on sources."""
+"""The commands `headwater source …`."""

@@ -1,4 +1,4 @@
-"""The group `headwater source`: its commands, their arguments and their help."""
+"""The group `headwater source`: commands, arguments and help."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from headwater.config import ConfigSource
 
 @click.group()
 def source() -> None:
-    """Prepare a source database and look at it."""
+    """Prepare and inspect a source database."""
 
 
 @source.command("prepare", epilog=examples(
@@ -26,14 +26,14 @@ def source() -> None:
 @config_options
 @click.option("--all-tables", is_flag=True, help="Publish every table, not only those the sync config names.")
 @click.option("--append-only", is_flag=True,
-              help="Also publish tables without a key: Postgres then refuses their updates and deletes.")  # fmt: skip
+              help="Also publish tables without a key: Postgres then rejects their updates and deletes.")  # fmt: skip
 @click.option("--admin-uri", envvar="HEADWATER_ADMIN_URI", metavar="URI",
-              help="Who publishes and grants if the configured role may not (or HEADWATER_ADMIN_URI).")  # fmt: skip
+              help="Login to publish and grant with if the configured role may not.")  # fmt: skip
 @click.option("--triggers/--no-triggers", default=True,
-              help="Make event triggers that tell of changed tables at once, where the role may.")  # fmt: skip
-@click.option("--remove-triggers", is_flag=True, help="Only take those event triggers away again.")
-@click.option("--upload", is_flag=True, help="Also make the tables, the role and the rights that uploads need.")
-@click.option("--print-sql", is_flag=True, help="Print the SQL of all that is missing, and do nothing.")
+              help="Create event triggers that report changed tables at once, if the role may.")  # fmt: skip
+@click.option("--remove-triggers", is_flag=True, help="Only remove those event triggers.")
+@click.option("--upload", is_flag=True, help="Also create the tables, the role and the grants that uploads need.")
+@click.option("--print-sql", is_flag=True, help="Only print the SQL for what is missing.")
 def prepare_(
     configs: ConfigSource,
     all_tables: bool,
@@ -46,13 +46,13 @@ def prepare_(
 ) -> None:
     """Create the publication, grant the right to read its tables, and check settings, rights and free slots.
 
-    What the configured role may not do is done as --admin-uri; without it, all that is missing is printed as SQL for
-    somebody else to run. Safe to repeat.
+    What the configured role may not do is done as --admin-uri; without it, the SQL for what is missing is printed for
+    an administrator to run. Safe to repeat.
     """
     from headwater.cli.source import prepare as command
 
     if remove_triggers and print_sql:
-        raise click.UsageError("--print-sql is of no use with --remove-triggers")
+        raise click.UsageError("--print-sql can't be used with --remove-triggers")
     if remove_triggers:
         command.remove_triggers(load(configs), admin_uri=admin_uri)
         return
@@ -71,10 +71,10 @@ def prepare_(
 @config_options
 @click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
 def status(configs: ConfigSource, as_json: bool) -> None:
-    """Show how source, slot, replicator and store stand to each other, what is wrong, and what to do about it.
+    """Show the state of source, slot, replicator and store, what is wrong, and what to do about it.
 
-    The exit code is 1 when there is a problem: the source does not answer, something keeps rows from flowing (a cause),
-    or it would (a problem). Notes leave it at 0.
+    The exit code is 1 when there is a problem: the source does not answer, or something stops replication (a cause) or
+    would stop it (a problem). Notes leave it at 0.
     """
     from headwater.cli.source.status import show_status
 
@@ -84,10 +84,10 @@ def status(configs: ConfigSource, as_json: bool) -> None:
 @source.command("schema", epilog=examples("headwater source schema -o schema.json",
                                            "headwater source schema -c headwater.yaml > schema.json"))  # fmt: skip
 @config_options
-@click.option("-o", "--output", type=click.Path(path_type=Path), metavar="FILE", help="Write it there.")
+@click.option("-o", "--output", type=click.Path(path_type=Path), metavar="FILE", help="Write it to this file.")
 def schema_(configs: ConfigSource, output: Path | None) -> None:
-    """Write the source's tables and column types as JSON, for `headwater rules … --schema-file` where there is no
-    database, as in CI."""
+    """Write the source's tables and column types as JSON, for `headwater rules … --schema-file` where no database is
+    available, as in CI."""
     from headwater.cli.source.schema import show_schema
 
     show_schema(load(configs, warn=False), output)
@@ -96,19 +96,19 @@ def schema_(configs: ConfigSource, output: Path | None) -> None:
 @source.command("resync", epilog=examples("headwater source resync todos", "headwater source resync public.a app.b"))
 @click.argument("tables", nargs=-1, required=True, metavar="TABLE…")
 @config_options
-@click.option("--wait/--no-wait", default=True, help="Wait until it is done (the default), or only hand it in.")
+@click.option("--wait/--no-wait", default=True, help="Wait until it is done (the default), or only submit it.")
 def resync_(configs: ConfigSource, tables: tuple[str, ...], wait: bool) -> None:
-    """Compare tables with the source and send devices what differs, while everything else flows."""
+    """Compare tables with the source and send devices what differs, while replication continues."""
     from headwater.cli.requests import resync
 
     resync(load(configs), tables, wait=wait)
 
 
 @source.command("skip", epilog=examples("headwater source skip --lsn 0/1A2B3C"))
-@click.option("--lsn", required=True, metavar="LSN", help="Where the transaction is, as the error names it.")
+@click.option("--lsn", required=True, metavar="LSN", help="The transaction's LSN, as given in the error.")
 @config_options
 def skip_(configs: ConfigSource, lsn: str) -> None:
-    """Leave a transaction out that can't be taken in and keeps the stream, and compare all tables with the source."""
+    """Skip a transaction that can't be applied and holds up the stream, and compare all tables with the source."""
     from headwater.cli.requests import skip
 
     skip(load(configs), lsn)

@@ -1,4 +1,4 @@
-"""`headwater source prepare`: what is done to a source before it is replicated."""
+"""`headwater source prepare`: prepares a source for replication."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def prepare_source(
     print_sql: bool = False,
     upload: bool = False,
 ) -> None:
-    """Publish the tables that the sync config names, or all, and say what was done; with `upload` also make what
-    uploads need. With `print_sql` print the SQL, and run none."""
+    """Publish the tables that the sync config names, or all, and print what was done; with `upload` also create what
+    uploads need. With `print_sql`, only print the SQL."""
     tables = None if all_tables else compile_config(config.sync_text()).plan.tables()
     admin = None if admin_uri is None else with_login(config.source(), admin_uri)
     uploads = config.uploads() if upload else None
@@ -38,29 +38,29 @@ def prepare_source(
         if missing or not hints:
             click.echo(sql_block(missing) or "-- nothing is missing")
         if hints:
-            click.echo("-- for a superuser, who may leave it out: changes of tables are noticed at once")
+            click.echo("-- optional, for a superuser: changes of tables are noticed at once")
             click.echo(sql_block(hints))
         return
     prepared = prepare(config.source(), tables, admin=admin, append_only=append_only)
     installed = triggers.install(config.source(), admin) if with_triggers else triggers.Installed()
-    _tell((*prepared.done, *installed.done), (*prepared.warnings, *installed.warnings))
+    _print_result((*prepared.done, *installed.done), (*prepared.warnings, *installed.warnings))
     if uploads is not None:
         made = prepare_uploads(uploads, admin)
-        _tell(made.done, made.warnings)
+        _print_result(made.done, made.warnings)
     click.echo(f"ready: {len(prepared.tables)} tables are published from {config.source().address}")
     for table in prepared.tables:
         click.echo(f"  {table}")
 
 
 def remove_triggers(config: ServiceConfig, *, admin_uri: str | None = None) -> None:
-    """Take the event triggers away again."""
+    """Remove the event triggers."""
     removed = triggers.remove(config.source(), None if admin_uri is None else with_login(config.source(), admin_uri))
-    _tell(removed.done, removed.warnings)
+    _print_result(removed.done, removed.warnings)
     if not removed.warnings:
-        click.echo("no event triggers of ours are in the source")
+        click.echo("the source has no event triggers of Headwater's")
 
 
-def _tell(done: Sequence[str], warnings: Sequence[Finding]) -> None:
+def _print_result(done: Sequence[str], warnings: Sequence[Finding]) -> None:
     for statement in done:
         click.echo(f"ran: {statement}")
     for finding in warnings:

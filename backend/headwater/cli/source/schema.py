@@ -1,4 +1,4 @@
-"""The source's schema for commands that compare rules with it: read from the source, or from a file of it."""
+"""The source's schema, read from the source or from a file, for commands that compare rules with it."""
 
 from __future__ import annotations
 
@@ -18,21 +18,22 @@ from headwater_rules.schema import SchemaFormatError, SourceSchema
 
 
 def live_schema(config: ServiceConfig) -> SourceSchema:
-    """The tables of all configured sources. Raises what connecting raises."""
+    """The tables of all configured sources. Raises SourceUnreachable and SourceRefused."""
     config.source()
     return SourceSchema(tuple(table for source in config.sources for table in read_schema(source).tables))
 
 
 @dataclass(frozen=True, slots=True)
 class Unsent:
-    """The places of a sync config that name tables whose rows can't come, and a note where the source did not say."""
+    """The places of a sync config that name tables whose rows can't be replicated, and a note if the source could not
+    be asked."""
 
     findings: tuple[RuleError, ...] = ()
     note: str = ""
 
 
 def unsent(config: ServiceConfig, text: str) -> Unsent:
-    """Compare a sync config with what the sources publish, and let our role read."""
+    """Compare a sync config with what the sources publish and let our role read."""
     if not config.sources:
         return Unsent()
     try:
@@ -56,7 +57,7 @@ def stored_schema(file: Path) -> SourceSchema:
 
 
 def show_schema(config: ServiceConfig, output: Path | None) -> None:
-    """Write the source's schema where `--schema-file` reads it."""
+    """Print the source's schema, or write it to a file, in the form that `--schema-file` reads."""
     schema = live_schema(config)
     if output is None:
         click.echo(schema.to_json(), nl=False)

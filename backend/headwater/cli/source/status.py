@@ -1,4 +1,4 @@
-"""`headwater source status`: how source, slot, replicator and store stand to each other, for people and for scripts."""
+"""`headwater source status`: the state of source, slot, replicator and store, for people and for scripts."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from headwater_rules.plan import TablePattern
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """What the source itself says; `error` when it says nothing."""
+    """The state that the source reports; `error` if it can't be asked."""
 
     address: str
     error: HeadwaterError | None = None
@@ -44,8 +44,8 @@ class _Source:
 
 
 @dataclass(frozen=True, slots=True)
-class _Kept:
-    """What the store says."""
+class _StoreState:
+    """The state recorded in the store."""
 
     health: Health | None
     slot: str
@@ -57,7 +57,7 @@ class _Kept:
 
 
 def show_status(config: ServiceConfig, *, as_json: bool = False) -> int:
-    """Print all that can be found out. Returns the exit code: 1 when there is a problem."""
+    """Print the state. Returns the exit code: 1 when there is a problem."""
     kept = _read(config)
     source = _ask(config, kept)
     if as_json:
@@ -66,11 +66,11 @@ def show_status(config: ServiceConfig, *, as_json: bool = False) -> int:
         _print(config, source, kept)
     if source.error is not None:
         click.echo(f"headwater: {source.error}", err=True)
-    stands = kept is not None and kept.health is not None and kept.health.cause is not None
-    return 1 if source.error is not None or stands or any(finding.fatal for finding in source.findings) else 0
+    held_up = kept is not None and kept.health is not None and kept.health.cause is not None
+    return 1 if source.error is not None or held_up or any(finding.fatal for finding in source.findings) else 0
 
 
-def _ask(config: ServiceConfig, kept: _Kept | None) -> _Source:
+def _ask(config: ServiceConfig, kept: _StoreState | None) -> _Source:
     settings = config.source()
     name = kept.slot if kept else slot_name(settings)
     tables: Sequence[TablePattern] | None = kept.patterns if kept else ()
@@ -86,13 +86,13 @@ def _ask(config: ServiceConfig, kept: _Kept | None) -> _Source:
         return _Source(settings.address, error)
 
 
-def _read(config: ServiceConfig) -> _Kept | None:
+def _read(config: ServiceConfig) -> _StoreState | None:
     if not open_backend(config.storage).exists():
         return None
     tag = config.source().tag
     reader, store = open_backend(config.storage).open_reader(), open_backend(config.storage).open_store()
     try:
-        return _Kept(
+        return _StoreState(
             health_of(reader, tag),
             slot_of(config.source(), store),
             store.source_state(tag),
@@ -106,7 +106,7 @@ def _read(config: ServiceConfig) -> _Kept | None:
         store.close()
 
 
-def _as_dict(config: ServiceConfig, source: _Source, kept: _Kept | None) -> dict[str, Any]:
+def _as_dict(config: ServiceConfig, source: _Source, kept: _StoreState | None) -> dict[str, Any]:
     state = kept.state if kept else None
     error = source.error
     return {
@@ -133,13 +133,13 @@ def _as_dict(config: ServiceConfig, source: _Source, kept: _Kept | None) -> dict
     }
 
 
-def _print(config: ServiceConfig, source: _Source, kept: _Kept | None) -> None:
+def _print(config: ServiceConfig, source: _Source, kept: _StoreState | None) -> None:
     click.echo(f"source    {source.address}: {'reachable' if source.error is None else 'does not answer'}")
     _print_replicator(kept.health if kept else None)
     if source.slot is not None:
         _print_slot(source.slot)
     elif source.error is None:
-        click.echo("slot      none yet: the replicator makes it")
+        click.echo("slot      none yet: the replicator creates it")
     if source.error is None:
         at_once = "by event triggers, at once, and " if source.triggers else ""
         click.echo(f"changes   of tables are found {at_once}by looking every {Pace().catalog:.0f} s")
@@ -150,7 +150,7 @@ def _print(config: ServiceConfig, source: _Source, kept: _Kept | None) -> None:
 
 def _print_replicator(health: Health | None) -> None:
     if health is None:
-        click.echo("state     stopped: no replicator has been at work yet")
+        click.echo("state     stopped: no replicator has run yet")
         return
     lag = "" if health.lag_seconds is None else f", {health.lag_seconds:.1f} s behind"
     flowing = health.cause is None and health.slot is not None
@@ -165,7 +165,7 @@ def _print_replicator(health: Health | None) -> None:
 
 
 def _print_slot(slot: SlotHealth) -> None:
-    reader = "read" if slot.active else "nobody reads it"
+    reader = "active" if slot.active else "not active"
     left = "" if slot.left is None else f", lost after another {slot.left:,}"
     click.echo(f"slot      {slot.name}: {slot.wal_status}, {reader}, {slot.behind:,} bytes behind the source")
     click.echo(
@@ -173,7 +173,7 @@ def _print_slot(slot: SlotHealth) -> None:
     )
 
 
-def _print_store(config: ServiceConfig, kept: _Kept | None) -> None:
+def _print_store(config: ServiceConfig, kept: _StoreState | None) -> None:
     if kept is None:
         click.echo(f"store     {config.storage}: none yet")
         return
@@ -186,7 +186,7 @@ def _print_store(config: ServiceConfig, kept: _Kept | None) -> None:
         resync = f"  being compared with the source: {table.resync}" if table.resync else ""
         click.echo(f"  {relation.schema}.{relation.name}  replica identity {relation.identity.name.lower()}{resync}")
     for poison in kept.poisons[-3:]:
-        done = "left out" if poison.skipped else "keeps the stream"
+        done = "skipped" if poison.skipped else "holds up the stream"
         click.echo(f"  transaction {poison.lsn} {done} since {_time(poison.at)}: {poison.why}")
     for job in kept.jobs:
         click.echo(f"  {job.kind}: {job.rows:,} rows, {job.tasks} Spark tasks, {job.finished - job.started:.1f} s")

@@ -1,1 +1,1 @@
-"""The commands `headwater store …`, for work on stores."""
+"""The commands `headwater store …`."""

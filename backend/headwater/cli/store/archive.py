@@ -1,4 +1,4 @@
-"""`headwater store export|import|unseal`: a whole store as files, and back."""
+"""`headwater store export|import|unseal`: writes a whole store to files, and builds one from them."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from headwater.storage.open import open_backend
 
 
 def export_to(config: ServiceConfig, directory: Path, *, seal: bool) -> None:
-    """Write the store into a new directory, and say what is in it."""
+    """Export the store into a new directory, and print a summary."""
     with closing_spark(config) as spark:
         manifest = export_store(SparkEngine(spark), config.storage, directory, BulkProgressDisplay(), seal=seal)
     click.echo(f"exported {config.storage} to {directory}: {_contents(manifest)}")
     if seal:
-        click.echo("the store is sealed: nobody writes to it until `headwater store unseal`")
+        click.echo("the store is sealed: no process can write to it until `headwater store unseal`")
 
 
 def import_from(config: ServiceConfig, directory: Path) -> None:
-    """Build the store from a directory, and say what is in it."""
+    """Build the store from a directory, and print a summary."""
     with closing_spark(config) as spark:
         manifest = import_store(SparkEngine(spark), directory, config.storage, BulkProgressDisplay())
     when = datetime.fromtimestamp(manifest.created, UTC).strftime("%Y-%m-%d %H:%M UTC")
@@ -36,18 +36,18 @@ def import_from(config: ServiceConfig, directory: Path) -> None:
 
 
 def unseal(config: ServiceConfig) -> None:
-    """Let the store be written to again."""
+    """Allow writes to the store again."""
     note = open_backend(config.storage).unseal()
     if note is None:
         click.echo(f"{config.storage} was not sealed")
     else:
         click.echo(f"{config.storage} is open again; it was {note}")
-        click.echo("note: devices that synced with the store that took its place may be ahead of this one", err=True)
+        click.echo("note: devices that synced with the store that replaced it may be ahead of this one", err=True)
 
 
 @contextmanager
 def closing_spark(config: ServiceConfig) -> Iterator[Spark]:
-    """Spark as configured, started when it is needed."""
+    """Spark as configured, started on demand and stopped at the end of the context."""
     spark = Spark(config.spark)
     try:
         yield spark

@@ -1,4 +1,4 @@
-"""`headwater store forget`: a value removed from all that the store keeps, and a search that shows that it is gone."""
+"""`headwater store forget`: removes a value from everything that the store keeps, and proves that it is gone."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ def forget(
     dry_run: bool,
     yes: bool,
 ) -> None:
-    """Forget a row of `table`, or a text ("-" reads it from the standard input). Raises StillHeldError while the source
-    or a row that stands holds it, NotForgottenError when the store changed so much meanwhile that some is left."""
+    """Forget a row of `table`, or a text ("-" reads it from standard input). Raises StillHeldError while the source or
+    a current row holds it, NotForgottenError when some of it is left because the store changed meanwhile."""
     if text == "-":
         text = sys.stdin.read().rstrip("\n")
     if text is not None and len(text) < LEAST_TEXT:
         raise ForgetUsageError(
-            f"a text of fewer than {LEAST_TEXT} characters is found everywhere by chance",
+            f"a text of fewer than {LEAST_TEXT} characters occurs everywhere by chance",
             "--contains",
-            "name more of it, or a row by --table and --id",
+            "give more of it, or a row by --table and --id",
         )
     with existing_store(config) as store:
         stored = tables_named(store, config.source().tag, table)
@@ -57,8 +57,8 @@ def forget(
 
 
 def _run(forgetting: Forgetting, where: StoreAddress, *, dry_run: bool, yes: bool) -> None:
-    """Say what is to be done, do it, and prove it."""
-    plan = forgetting.plan(lambda: click.echo("the service is not done with it yet; waiting for a moment", err=True))
+    """Print the plan, carry it out, and prove the result."""
+    plan = forgetting.plan(lambda: click.echo("waiting until the service has processed the deletion", err=True))
     for line in _planned(plan, forgetting.files_size):
         click.echo(line)
     if dry_run:
@@ -75,26 +75,26 @@ def _planned(plan: Plan, store_size: int) -> Iterator[str]:
     found = [each for each in plan.buckets.values() if each.left]
     overruled, removes = sum(each.overruled for each in found), sum(each.removes for each in found)
     if not plan.places:
-        yield "nothing that the store can still read has it"
+        yield "the store's readable data does not contain it"
     if overruled:
         yield f"{count(overruled, 'op')} in {count(len(found), 'bucket')}: emptied, ids and checksums stay"
     if removes:
         again, again_bytes = sum(each.again for each in found), sum(each.again_bytes for each in found)
         yield (
-            f"{count(removes, 'removal')} to take out: everything before becomes one CLEAR; "
-            f"{count(again, 'row')} ({size(again_bytes)}) standing there are put again, and devices download them again"
+            f"{count(removes, 'removal')} to remove: everything before becomes one CLEAR; "
+            f"{count(again, 'current row')} ({size(again_bytes)}) are put again, and devices download them again"
         )
     if plan.named:
         yield f"{count(len(plan.named), 'bucket')} named by it and empty: removed"
     for text in plan.texts:
         if text.erasable:
             yield f"{place_of(text)}: {text.erasable:,} erased"
-    yield f"then the store's files ({size(store_size)}) are written anew; nobody can write to them while that takes"
+    yield f"then the store's files ({size(store_size)}) are rewritten; no process can write to them meanwhile"
 
 
 def _proof(proof: Proof, where: StoreAddress) -> Iterator[str]:
     searched = proof.searched
-    yield "it is gone. Searched, and not found in:"
+    yield "it is gone. Not found in:"
     yield f"  {count(searched.ops, 'op')} as single lines"
     yield f"  {count(searched.segments, 'segment')}, {size(searched.segment_bytes)} once decompressed"
     if searched.texts:
@@ -102,18 +102,18 @@ def _proof(proof: Proof, where: StoreAddress) -> Iterator[str]:
     for file in proof.files:
         yield f"  the bytes of {file.name}, {file.size:,}"
     if not proof.searchable:
-        yield "  (no version of the row was there, so there was nothing to look for in the bytes of files)"
+        yield "  (the store had no version of the row, so the bytes of files were not searched)"
     elif not proof.files:
         yield "  (the bytes of the database's files were not searched: its role may not read them)"
-    yield "Out of reach, and for you to see to:"
+    yield "Out of reach, to be handled by you:"
     for place in (*_OUT_OF_REACH, where.kept_elsewhere):
         yield f"  {place}"
 
 
 _OUT_OF_REACH = (
     "backups and exports of the store, and copies of its disk",
-    "devices that are offline: they drop it when they sync next",
-    "logs, and what other programs read from the op log",
+    "devices that are offline: they drop it at their next sync",
+    "logs, and data that other programs read from the op log",
     "the memory of running processes, until they end",
     "the source's own files, write-ahead log and backups",
 )

@@ -1,4 +1,4 @@
-"""The group `headwater store`: its commands, their arguments and their help."""
+"""The group `headwater store`: commands, arguments and help."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from headwater.config import ConfigSource
 
 @click.group()
 def store() -> None:
-    """Work on the store: what Headwater keeps of the source for devices."""
+    """Work on the store: Headwater's copy of the source for devices."""
 
 
 @store.command("stats", epilog=examples("headwater store stats -c headwater.yaml",
                                          "headwater store stats --top 20 --json"))  # fmt: skip
 @config_options
 @click.option("--top", type=click.IntRange(min=0), default=5, show_default=True, metavar="N",
-              help="How many buckets to show of those that stand out.")  # fmt: skip
+              help="How many of the top buckets to show.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
 def stats_(configs: ConfigSource, top: int, as_json: bool) -> None:
-    """Show what the store holds, what it takes on the disk, and which buckets grow.
+    """Show what the store holds, its disk use, and which buckets grow.
 
-    Reads all of the store once, while the service runs. Rows that are too large for a device are named here.
+    Reads the whole store once, while the service runs. Also lists rows that are too large for a device.
     """
     from headwater.cli.store.stats import show_stats
 
@@ -38,9 +38,9 @@ def stats_(configs: ConfigSource, top: int, as_json: bool) -> None:
 @click.option("--id", "row_id", metavar="ID", help="The row's key; a JSON array where the key has several columns.")
 @click.option("--id-too", is_flag=True,
               help="Forget the key as well. Devices then download the rest of its buckets again.")  # fmt: skip
-@click.option("--contains", "text", metavar="TEXT", help="Forget every place that has this text; - reads stdin.")
-@click.option("--dry-run", is_flag=True, help="Only say what would be rewritten.")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--contains", "text", metavar="TEXT", help="Forget this text everywhere; - reads stdin.")
+@click.option("--dry-run", is_flag=True, help="Only show what would be done.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 def forget_(
     configs: ConfigSource,
     table: str | None,
@@ -50,17 +50,17 @@ def forget_(
     dry_run: bool,
     yes: bool,
 ) -> None:
-    """Remove a value from all that the store keeps, and prove it by searching the store's files.
+    """Remove a value from everything that the store keeps, and prove it by searching the store's files.
 
-    Delete it in the source first: it refuses while the source, or a row that stands, still holds the value. Runs
-    beside the service; see docs/forget.md.
+    Delete it in the source first: the command refuses while the source or a current row holds the value. Runs beside
+    the service; see docs/forget.md.
     """
     from headwater.cli.store.forget import forget
 
     if (text is None) == (table is None) or (table is None) != (row_id is None):
-        raise click.UsageError("name either --table and --id, or --contains")
+        raise click.UsageError("give either --table and --id, or --contains")
     if id_too and row_id is None:
-        raise click.UsageError("--id-too belongs to --table and --id")
+        raise click.UsageError("--id-too needs --table and --id")
     forget(load(configs, warn=False), table, row_id, text, id_too=id_too, dry_run=dry_run, yes=yes)
 
 
@@ -68,11 +68,11 @@ def forget_(
                                           "headwater store export ./moving --seal"))  # fmt: skip
 @click.argument("directory", type=click.Path(path_type=Path))
 @config_options
-@click.option("--seal", is_flag=True, help="Refuse writes to the store from then on: another one takes its place.")
+@click.option("--seal", is_flag=True, help="Refuse writes to the store from then on, because another one replaces it.")
 def export_(configs: ConfigSource, directory: Path, seal: bool) -> None:
     """Write the whole store into DIRECTORY, as Parquet files, while the service runs.
 
-    The files hold one consistent state, rows of the source included: guard them as you guard the store. See
+    The files hold one consistent state, including rows of the source: protect them as you protect the store. See
     docs/backup.md.
     """
     from headwater.cli.store.archive import export_to
@@ -86,8 +86,8 @@ def export_(configs: ConfigSource, directory: Path, seal: bool) -> None:
 def import_(configs: ConfigSource, directory: Path) -> None:
     """Build the configured store from DIRECTORY, which `headwater store export` wrote.
 
-    All ids stay as they were, whatever storage the old and the new store have: connected devices go on where they
-    are and download nothing again.
+    All ids stay the same, whatever storage the old and the new store use: connected devices continue where they are and
+    download nothing again.
     """
     from headwater.cli.store.archive import import_from
 
@@ -97,7 +97,7 @@ def import_(configs: ConfigSource, directory: Path) -> None:
 @store.command(epilog=examples("headwater store unseal -c headwater.yaml"))
 @config_options
 def unseal(configs: ConfigSource) -> None:
-    """Open a store again that `headwater store export --seal` has sealed."""
+    """Allow writes to a store again that `headwater store export --seal` has sealed."""
     from headwater.cli.store.archive import unseal as command
 
     command(load(configs, warn=False))

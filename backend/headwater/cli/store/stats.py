@@ -1,4 +1,4 @@
-"""`headwater store stats`: what the store holds, what it takes, and what grows."""
+"""`headwater store stats`: what the store holds, its disk use, and what grows."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ _SHOWN_VERSIONS = 5
 _SHOWN_ROWS = 10
 
 _ORDERS: tuple[tuple[str, str, Callable[[BucketStats], float]], ...] = (
-    ("ops_per_row", "most ops for a row that stands", lambda bucket: bucket.ops_per_row),
+    ("ops_per_row", "most ops per current row", lambda bucket: bucket.ops_per_row),
     ("size", "most bytes", lambda bucket: bucket.size),
     ("grown", "most ops since their last compaction", lambda bucket: bucket.grown),
 )
 
 
 def show_stats(config: ServiceConfig, *, top: int, as_json: bool) -> None:
-    """Print the store's figures, as of one moment. Raises NoStoreError."""
+    """Print the store's statistics, as of one moment. Raises NoStoreError."""
     with existing_store(config) as store:
         versions = store.versions()
         stats = open_backend(store.address).store_stats()
@@ -87,7 +87,7 @@ def _version(stats: StoreStats, version: ConfigVersion) -> dict[str, object]:
 
 
 def _definitions(version: ConfigVersion) -> frozenset[str]:
-    """The row sides of a version; none of one that never compiled."""
+    """Names of the row sides of a version; none if it does not compile."""
     try:
         return frozenset(sides(compile_config(version.yaml).plan))
     except RuleErrors:
@@ -95,7 +95,7 @@ def _definitions(version: ConfigVersion) -> frozenset[str]:
 
 
 def _growers(stats: StoreStats, top: int) -> Iterator[tuple[str, str, list[BucketStats]]]:
-    """The buckets at the top, by each measure; those that would be at the top with nothing are left out."""
+    """The top buckets by each measure, without those whose measure is 0."""
     for order, title, measure in _ORDERS:
         found = sorted(stats.buckets, key=lambda bucket: (-measure(bucket), bucket.name))[:top]
         yield order, title, [bucket for bucket in found if measure(bucket) > 0]
@@ -162,9 +162,9 @@ def _table_lines(tables: Sequence[TableStats]) -> Iterator[str]:
     for table in tables:
         if not table.left_out_rows:
             continue
-        yield f"  {table.name}: {count(table.left_out_rows, 'row')} with something too large, which no device gets"
+        yield f"  {table.name}: {count(table.left_out_rows, 'row')} with data too large for devices"
         for row in table.left_out[:_SHOWN_ROWS]:
-            what = "the row" if not row.ops else f"what the rules make of it in {count(row.ops, 'bucket')}"
+            what = "the row" if not row.ops else f"its data in {count(row.ops, 'bucket')}"
             yield f"    row {row.row_id}: {what}, {row.size:,} bytes"
         if table.left_out_rows > _SHOWN_ROWS:
             yield f"    and {table.left_out_rows - _SHOWN_ROWS:,} more; --json names {len(table.left_out):,}"
@@ -202,7 +202,7 @@ def _version_lines(stats: StoreStats, versions: Sequence[ConfigVersion]) -> Iter
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """The first column and those that are no numbers to the left, the others to the right."""
+    """Columns of numbers, except the first column, aligned to the right; others to the left."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         cells = [
@@ -217,5 +217,5 @@ def _is_number(text: str) -> bool:
 
 
 def _time(committed_us: int) -> float:
-    """Seconds since 1970 of a commit's time; 0 when nothing is known of it. Never of the future."""
+    """The time of a commit in seconds since 1970, never in the future; 0 if it is not known."""
     return min(time.time(), committed_us / 1e6 + _POSTGRES_EPOCH) if committed_us else 0.0
