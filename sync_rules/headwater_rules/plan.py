@@ -9,6 +9,7 @@ who gets a bucket must not make devices download it again.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
 
@@ -234,3 +235,19 @@ class SyncPlan:
         """Every table the config reads, once each, in the order of first use."""
         patterns = [s.table for b in self.buckets for s in b.sources] + [item.table for item in self.lookups]
         return tuple(dict.fromkeys(patterns))
+
+    def streams_by_bucket(self) -> dict[int, tuple[Stream, ...]]:
+        """The streams that lead to each bucket definition, by its position."""
+        return self._streams_by(lambda variant: variant.buckets)
+
+    def streams_by_lookup(self) -> dict[int, tuple[Stream, ...]]:
+        """The streams that read each lookup, by its position."""
+        return self._streams_by(Variant.lookups)
+
+    def _streams_by(self, used: Callable[[Variant], Iterable[int]]) -> dict[int, tuple[Stream, ...]]:
+        found: dict[int, dict[str, Stream]] = {}
+        for stream in self.streams:
+            for variant in stream.variants:
+                for position in used(variant):
+                    found.setdefault(position, {})[stream.name] = stream
+        return {position: tuple(streams.values()) for position, streams in found.items()}

@@ -7,12 +7,12 @@ again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
 from headwater_rules.errors import Code, RuleError, RuleErrors
-from headwater_rules.plan import RequestStage, Stage, Stream, SyncPlan, TablePattern, Variant
+from headwater_rules.plan import RequestStage, Stage, Stream, SyncPlan, TablePattern
 
 
 def sides(plan: SyncPlan) -> dict[str, str]:
@@ -144,28 +144,22 @@ class _Used:
 
 
 def _buckets(plan: SyncPlan) -> list[_Used]:
-    users = _users(plan, lambda variant: variant.buckets)
+    users = plan.streams_by_bucket()
     return [
-        _Used(bucket.name, tuple(dict.fromkeys(source.table for source in bucket.sources)), users.get(position, ()))
+        _Used(bucket.name, tuple(dict.fromkeys(source.table for source in bucket.sources)), _names(users, position))
         for position, bucket in enumerate(plan.buckets)
     ]
 
 
 def _lookups(plan: SyncPlan) -> list[_Used]:
-    users = _users(plan, Variant.lookups)
+    users = plan.streams_by_lookup()
     return [
-        _Used(lookup.name, (lookup.table,), users.get(position, ())) for position, lookup in enumerate(plan.lookups)
+        _Used(lookup.name, (lookup.table,), _names(users, position)) for position, lookup in enumerate(plan.lookups)
     ]
 
 
-def _users(plan: SyncPlan, used: Callable[[Variant], Iterable[int]]) -> dict[int, tuple[str, ...]]:
-    """The streams that use each position."""
-    found: dict[int, dict[str, None]] = {}
-    for stream in plan.streams:
-        for variant in stream.variants:
-            for position in used(variant):
-                found.setdefault(position, {})[stream.name] = None
-    return {position: tuple(names) for position, names in found.items()}
+def _names(users: Mapping[int, Iterable[Stream]], position: int) -> tuple[str, ...]:
+    return tuple(stream.name for stream in users.get(position, ()))
 
 
 def _sides(kind: Kind, old: Sequence[_Used], new: Sequence[_Used]) -> Iterator[SideChange]:

@@ -116,7 +116,7 @@ def _api(section: Section) -> ApiConfig:
         http=read_http(section, streams),
     )
     limits.integer("bucket_count_cache_ttl_minutes", 60, 1, _LIMIT)
-    limits.no_effect("sizes of buckets are counted as they change, and never old", "bucket_count_cache_ttl_minutes")
+    limits.no_effect("bucket sizes are updated with every change", "bucket_count_cache_ttl_minutes")
     limits.warn_unknown()
     section.warn_unknown()
     return config

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import product
 
-from headwater_rules.compiler.fragment import Frag, Kind, Ref, joined
+from headwater_rules.compiler.expressions.fragment import Frag, Kind, Ref, joined
 from headwater_rules.errors import Code, Place, RuleError
 from headwater_rules.plan import AUTHENTICATED
 

@@ -14,12 +14,13 @@ from sqlglot import exp
 from headwater_rules.compiler.catalog import united
 from headwater_rules.compiler.conditions import All
 from headwater_rules.compiler.drafts import Job, check_danger, check_number, draft_query
-from headwater_rules.compiler.expressions import identifier
+from headwater_rules.compiler.expressions.fragment import Frag, Kind
+from headwater_rules.compiler.expressions.scalars import identifier
+from headwater_rules.compiler.expressions.semantics import Requests
 from headwater_rules.compiler.flatten import flatten, flatten_select
-from headwater_rules.compiler.fragment import Frag, Kind
-from headwater_rules.compiler.planner import VariantDraft, find_mixed, find_target
+from headwater_rules.compiler.planner import VariantDraft, find_mixed
 from headwater_rules.compiler.relations import Column, Context, Scope, Selection
-from headwater_rules.compiler.semantics import Requests
+from headwater_rules.compiler.target import find_target
 from headwater_rules.errors import Code, RuleError, Severity, did_you_mean
 from headwater_rules.plan import Stream, Variant
 from headwater_rules.text.config import BucketSource, EventSource

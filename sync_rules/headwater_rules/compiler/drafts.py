@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from headwater_rules.compiler.catalog import Catalog
 from headwater_rules.compiler.checks import SourceChecks
 from headwater_rules.compiler.conditions import All, Condition, terms
-from headwater_rules.compiler.planner import Target, VariantDraft, find_target, plan_term
+from headwater_rules.compiler.expressions.semantics import Requests, Semantics
+from headwater_rules.compiler.planner import VariantDraft, plan_term
 from headwater_rules.compiler.relations import Column, Context, Everything, Selection, Table
-from headwater_rules.compiler.semantics import Requests, Semantics
+from headwater_rules.compiler.target import Target, find_target
 from headwater_rules.compiler.watch import Watch
 from headwater_rules.errors import Code, EvaluationError, Place, Report, RuleError, Severity
 from headwater_rules.evaluate.binding import Bound, Layout

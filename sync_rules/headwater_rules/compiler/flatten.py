@@ -9,24 +9,16 @@ from __future__ import annotations
 from sqlglot import exp
 
 from headwater_rules.compiler.conditions import All, Atom, Condition, Either
-from headwater_rules.compiler.expressions import Scalars, identifier, in_list
-from headwater_rules.compiler.fragment import REQUEST, Frag, Kind, Ref, build, equal, negated, truth
-from headwater_rules.compiler.relations import Column, Context, Each, Everything, Relation, Scope, Selection, Table
-from headwater_rules.compiler.semantics import Requests
+from headwater_rules.compiler.expressions.fragment import REQUEST, Frag, Kind, Ref, build, equal, negated, truth
+from headwater_rules.compiler.expressions.scalars import Scalars, identifier, in_list
+from headwater_rules.compiler.expressions.semantics import Requests
+from headwater_rules.compiler.names import ELEMENT, ScopeNames
+from headwater_rules.compiler.relations import Column, Context, Each, Everything, Relation, Scope, Selection
 from headwater_rules.compiler.watch import Watch
-from headwater_rules.errors import Code, Place, RuleError, Severity, did_you_mean
-from headwater_rules.plan import RowFunction
+from headwater_rules.errors import Code, Place, RuleError, Severity
 from headwater_rules.text.sqltext import SqlText, parse_select
 
-_ROW_FUNCTIONS = {
-    "row_id": RowFunction.ROW_ID,
-    "table_name": RowFunction.TABLE_NAME,
-    "table_suffix": RowFunction.TABLE_SUFFIX,
-    "schema": RowFunction.SCHEMA,
-}
 _SELECT_PARTS = frozenset({"expressions", "from_", "joins", "where", "distinct"})
-_SUFFIX = "_table_suffix"
-_ELEMENT = ("key", "value")
 _CONDITIONS = (exp.EQ, exp.And, exp.Or, exp.Not, exp.In, exp.Exists, exp.ArrayOverlaps)
 _JOIN_PARTS = frozenset({"this", "on", "kind", "side", "method", "using"})  # what is wrong of these is said better
 _INNER = frozenset({"", "INNER", "CROSS"})
@@ -52,6 +44,7 @@ class _Select:
         self._watch = Watch(context.checks, context.instances, context.report)
         self._scalars = Scalars(text, context.semantics, self._watch)
         self._scope = Scope(outer)
+        self._names = ScopeNames(context, text, self._watch, self._scope)
         self._tables: set[int] = set()
         self._conditions: list[Condition] = []
 
@@ -71,82 +64,14 @@ class _Select:
             self._conditions.append(self._guarded(node.args["where"].this, negate=False))
         return Selection(tuple(columns), All(tuple(self._conditions)), frozenset(self._tables))
 
-    def column(self, node: exp.Column) -> Frag:
-        """See `Names`."""
-        name, place = identifier(node.this), self._text.place_of(node)
-        relation = self._relation(identifier(node.args["table"]), node) if node.table else self._holder(name, node)
-        if isinstance(relation, dict):
-            if name not in relation:
-                hint = did_you_mean(name, relation)
-                raise self._fail(Code.UNKNOWN_NAME, f"the subquery has no column `{name}`", node, hint)
-            return relation[name]
-        instance = self._context.instances[relation]
-        if isinstance(instance, Each) and name not in _ELEMENT:
-            hint = "there are `value` and `key`"
-            raise self._fail(Code.UNKNOWN_NAME, f"`json_each` has no column `{name}` here", node, hint)
-        if name == _SUFFIX and self._has_suffix(relation):
-            name = RowFunction.TABLE_SUFFIX.value
-        elif isinstance(instance, Table):
-            self._watch.column(instance, name, node.this, self._text)
-        return Frag((Ref(relation, name),), Kind.ANY, place)
-
-    def _has_suffix(self, relation: int) -> bool:
-        """`table_suffix()` is a column too, by its older name."""
-        table = self._context.instances[relation]
-        return isinstance(table, Table) and table.pattern.name.endswith("%")
-
-    def row_function(self, qualifier: str | None, name: str, node: exp.Expr) -> Frag:
-        """See `Names`."""
-        relation = self._relation(qualifier, node) if qualifier else self._only_relation(node)
-        table = self._context.instances[relation] if isinstance(relation, int) else None
-        if not isinstance(relation, int) or not isinstance(table, Table):
-            raise self._fail(Code.UNKNOWN_NAME, f"`{name}()` needs a table", node)
-        place = self._text.place_of(node)
-        if name == "table_suffix" and table.pattern.exact:
-            message = "`table_suffix()` is empty: the table is named without a wildcard"
-            self._warn(Code.NO_EFFECT, message, place, 'name the table `"prefix_%"`')
-        return Frag((Ref(relation, _ROW_FUNCTIONS[name].value),), Kind.ANY, place)
+    def _value(self, node: exp.Expr) -> Frag:
+        return self._scalars.frag(node, self._names)
 
     def _fail(self, code: Code, message: str, node: exp.Expr, suggestion: str = "") -> RuleError:
         return self._scalars.fail(code, message, node, suggestion)
 
     def _warn(self, code: Code, message: str, place: Place, suggestion: str) -> None:
         self._context.report.add(RuleError(code, message, place, suggestion, Severity.WARNING))
-
-    def _holder(self, name: str, node: exp.Expr) -> Relation:
-        """What has the unqualified column `name`. The columns of a subquery and of `json_each` are known; anything
-        else can only be one of the table's, if there is one table."""
-        named = [relation for relation in self._scope.relations.values() if self._has(relation, name)]
-        if len(named) == 1 and len(self._scope.relations) > 1:
-            return named[0]
-        return self._only_relation(node)
-
-    def _has(self, relation: Relation, name: str) -> bool:
-        if isinstance(relation, dict):
-            return name in relation
-        return self._is_table(relation) or name in _ELEMENT
-
-    def _is_table(self, relation: Relation) -> bool:
-        return isinstance(relation, int) and isinstance(self._context.instances[relation], Table)
-
-    def _only_relation(self, node: exp.Expr) -> Relation:
-        relations = self._scope.relations
-        if len(relations) != 1:
-            hint = f"write `{next(iter(relations))}.…`" if relations else ""
-            raise self._fail(
-                Code.UNKNOWN_NAME, "columns must be qualified where several tables are in scope", node, hint
-            )
-        return next(iter(relations.values()))
-
-    def _relation(self, name: str, node: exp.Expr) -> Relation:
-        scope: Scope | None = self._scope
-        while scope is not None:
-            if name in scope.relations:
-                return scope.relations[name]
-            scope = scope.outer
-        known = list(self._scope.relations)
-        hint = did_you_mean(name, known) or f"in scope: {', '.join(known) or 'nothing'}"
-        raise self._fail(Code.UNKNOWN_NAME, f"no table `{name}` in scope", node, hint)
 
     # FROM
 
@@ -197,20 +122,20 @@ class _Select:
             error = self._fail(Code.UNKNOWN_FUNCTION, f"`{function}` cannot stand in FROM", node, hint)
             array = self._watch.failed(error)
         else:
-            array = self._scalars.frag(call.expressions[0], self)
+            array = self._value(call.expressions[0])
         number, _ = self._element(array)
         self._name(name or function, self._renamed(number, columns, node) if columns else number, node)
 
     def _renamed(self, number: int, columns: list[exp.Expr], node: exp.Expr) -> dict[str, Frag]:
         """The elements of an array under names of their own: `json_each(array) AS a (key, value)`."""
         names = [identifier(column) for column in columns if isinstance(column, exp.Identifier)]
-        if len(names) != len(columns) or len(set(names)) != len(_ELEMENT):
+        if len(names) != len(columns) or len(set(names)) != len(ELEMENT):
             hint = "write two different names, for key and value, or none: `AS a (position, element)`"
             raise self._fail(Code.UNSUPPORTED, "`json_each` has two columns, `key` and `value`", node, hint)
         self._tables.add(number)
         place = self._text.place_of(node)
         return {
-            name: Frag((Ref(number, column),), Kind.ANY, place) for name, column in zip(names, _ELEMENT, strict=True)
+            name: Frag((Ref(number, column),), Kind.ANY, place) for name, column in zip(names, ELEMENT, strict=True)
         }
 
     def _derive(self, node: exp.Expr, name: str, selection: Selection) -> None:
@@ -253,15 +178,15 @@ class _Select:
 
     def _item(self, item: exp.Expr) -> list[Column | Everything]:
         if isinstance(item, exp.Alias):
-            return [Column(identifier(item.args["alias"]), self._scalars.frag(item.this, self))]
+            return [Column(identifier(item.args["alias"]), self._value(item.this))]
         if isinstance(item, exp.Star):
             self._scalars.only(item, frozenset())
-            tables = [each for each in self._scope.relations.values() if self._is_table(each)]
-            return self._star(tables[0] if len(tables) == 1 else self._only_relation(item), item)
+            tables = [each for each in self._scope.relations.values() if self._names.is_table(each)]
+            return self._star(tables[0] if len(tables) == 1 else self._names.only_relation(item), item)
         if isinstance(item, exp.Column) and isinstance(item.this, exp.Star):
             self._scalars.only(item.this, frozenset())
-            return self._star(self._relation(identifier(item.args["table"]), item), item)
-        value = self._scalars.frag(item, self)
+            return self._star(self._names.relation(identifier(item.args["table"]), item), item)
+        value = self._value(item)
         if isinstance(item, exp.Column):
             return [Column(identifier(item.this), value)]
         name = self._text.source_of(item)
@@ -300,9 +225,9 @@ class _Select:
             case exp.ArrayOverlaps():
                 return self._overlap(node, negate=negate)
             case exp.EQ() if not negate:
-                left, right = (self._scalars.frag(side, self) for side in (node.this, node.expression))
+                left, right = (self._value(side) for side in (node.this, node.expression))
                 return self._link(left, right, node)
-        value = self._scalars.frag(node, self)
+        value = self._value(node)
         return Atom(negated(value) if negate else truth(value))
 
     def _is_held(self, node: exp.Is) -> bool:
@@ -315,7 +240,7 @@ class _Select:
             isinstance(array, exp.Column) and self._cte(array) is not None for array in searched
         ):
             return True
-        owners = {self._context.owner(source) for source in self._scalars.frag(condition, self).sources}
+        owners = {self._context.owner(source) for source in self._value(condition).sources}
         return len(owners) > 1 or owners == {REQUEST}
 
     def _guarded(self, node: exp.Expr, *, negate: bool) -> Condition:
@@ -334,13 +259,13 @@ class _Select:
             raise self._fail(Code.UNSUPPORTED, "expected a SELECT statement", node, "use several queries")
         selection = self._inner(inner)
         if not isinstance(node.this, exp.Tuple):
-            return self._member(self._scalars.frag(node.this, self), selection, node)
+            return self._member(self._value(node.this), selection, node)
         values, columns = node.this.expressions, list(selection.named().values())
         if len(values) != len(columns):
             message = f"{len(values)} values are compared with {len(columns)} columns"
             raise self._fail(Code.UNSUPPORTED, message, node)
         links = (
-            self._link(self._scalars.frag(value, self), column, node, selection.tables)
+            self._link(self._value(value), column, node, selection.tables)
             for value, column in zip(values, columns, strict=True)
         )
         return All((*links, selection.condition))
@@ -356,14 +281,14 @@ class _Select:
         return All((found, selection.condition))
 
     def _in_expression(self, node: exp.In, array: exp.Expr, *, negate: bool) -> Condition:
-        left = self._scalars.frag(node.this, self)
+        left = self._value(node.this)
         if isinstance(array, exp.Column) and self._cte(array) is not None:
             if negate:
                 raise self._no_negation(node, "NOT IN")
             return self._member(left, self._expand(identifier(array.this)), node)
         if isinstance(array, exp.Column):
             self._context.refuse_hidden(array, self._text.place_of(array))
-        elements = self._scalars.frag(array, self)
+        elements = self._value(array)
         together = {self._context.owner(source) for source in left.sources | elements.sources}
         if negate or len(together) <= 1:
             self._watch.searched(left, elements, self._text.place_of(node))
@@ -374,11 +299,11 @@ class _Select:
 
     def _in_values(self, node: exp.In) -> Condition:
         """A list; where its items come from elsewhere than the left side, one equality for each."""
-        whole = truth(self._scalars.frag(node, self))
+        whole = truth(self._value(node))
         if len({self._context.owner(source) for source in whole.sources}) <= 1:
             return Atom(whole)
-        left = self._scalars.frag(node.this, self)
-        return Either(tuple(self._link(left, self._scalars.frag(item, self), node) for item in in_list(node) or ()))
+        left = self._value(node.this)
+        return Either(tuple(self._link(left, self._value(item), node) for item in in_list(node) or ()))
 
     def _member(self, left: Frag, selection: Selection, node: exp.Expr) -> Condition:
         link = self._link(left, self._single(selection, node), node, selection.tables)
@@ -409,7 +334,7 @@ class _Select:
                 tables |= selection.tables
                 sides.append(self._single(selection, side))
             else:
-                number, element = self._element(self._scalars.frag(side, self))
+                number, element = self._element(self._value(side))
                 tables.add(number)
                 sides.append(element)
         return All((self._link(sides[0], sides[1], node, frozenset(tables)), *conditions))

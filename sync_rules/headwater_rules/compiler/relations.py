@@ -9,9 +9,9 @@ from sqlglot import exp
 
 from headwater_rules.compiler.checks import SourceChecks
 from headwater_rules.compiler.conditions import Condition
-from headwater_rules.compiler.expressions import identifier
-from headwater_rules.compiler.fragment import REQUEST, Frag
-from headwater_rules.compiler.semantics import Requests, Semantics
+from headwater_rules.compiler.expressions.fragment import REQUEST, Frag
+from headwater_rules.compiler.expressions.scalars import identifier
+from headwater_rules.compiler.expressions.semantics import Requests, Semantics
 from headwater_rules.errors import Code, Place, Report, RuleError, Severity
 from headwater_rules.plan import TablePattern
 from headwater_rules.text.sqltext import SqlText

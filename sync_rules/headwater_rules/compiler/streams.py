@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from headwater_rules.compiler.catalog import united
 from headwater_rules.compiler.conditions import All
 from headwater_rules.compiler.drafts import Job, check_danger, check_number, draft_query
+from headwater_rules.compiler.expressions.semantics import Requests
 from headwater_rules.compiler.flatten import flatten
 from headwater_rules.compiler.planner import VariantDraft, find_mixed
 from headwater_rules.compiler.relations import Context
-from headwater_rules.compiler.semantics import Requests
 from headwater_rules.errors import Code, RuleError, Severity
 from headwater_rules.evaluate.inputs import Inputs
 from headwater_rules.plan import RequestInput, Stream, Variant

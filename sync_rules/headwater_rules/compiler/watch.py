@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from sqlglot import exp
 
 from headwater_rules.compiler.checks import SourceChecks, Written
-from headwater_rules.compiler.fragment import REQUEST, Frag, Kind
+from headwater_rules.compiler.expressions.fragment import REQUEST, Frag, Kind
 from headwater_rules.compiler.relations import Column, Each, Everything, Table
 from headwater_rules.errors import Code, Place, Report, RuleError, Severity
 from headwater_rules.plan import TablePattern

@@ -33,6 +33,7 @@ class Reasons:
     def __init__(self, world: World, request: SyncRequest) -> None:
         self._world = world
         self._plan = world.plan
+        self._streams = world.plan.streams_by_bucket()
         self._request = request
         self._answers: dict[str, Sequence[str]] = {}
         self._resolution = resolve(self._plan, request, self._read)
@@ -149,9 +150,7 @@ class Reasons:
         return found
 
     def _stream_of(self, definition: int) -> Stream:
-        return next(
-            stream for stream in self._plan.streams if any(definition in variant.buckets for variant in stream.variants)
-        )
+        return self._streams[definition][0]
 
     def _short(self, name: str, definition: int) -> str:
         """A bucket's name without the hash."""

@@ -12,7 +12,7 @@ import orjson
 from headwater_rules.compiler.compile import compile_config
 from headwater_rules.errors import did_you_mean
 from headwater_rules.evaluate.requests import resolve
-from headwater_rules.plan import SyncPlan, Value
+from headwater_rules.plan import Stream, SyncPlan, Value
 from headwater_rules.results import Put, ResolvedBucket, Subscription, SyncRequest
 from headwater_rules.testing.reasons import Reasons
 from headwater_rules.testing.values import column_value, row_values
@@ -141,7 +141,8 @@ class Client:
 
     def buckets(self, stream: str | None = None) -> tuple[GivenBucket, ...]:
         """The buckets that this client reads; with `stream`, those that it leads to."""
-        given = (self._given(bucket) for bucket in self._resolved())
+        streams = self._world.plan.streams_by_bucket()
+        given = (self._given(bucket, streams[bucket.definition]) for bucket in self._resolved())
         return tuple(bucket for bucket in given if stream is None or stream in bucket.streams)
 
     def tables(self) -> tuple[str, ...]:
@@ -221,16 +222,11 @@ class Client:
         """Each form of each row once: a row in several buckets is one row on the device."""
         return {(put.id, put.data): put for put in self._puts() if put.table == table}.values()
 
-    def _given(self, bucket: ResolvedBucket) -> GivenBucket:
-        plan = self._world.plan
-        definition = plan.buckets[bucket.definition].name
-        streams = tuple(
-            stream.name
-            for stream in plan.streams
-            if any(bucket.definition in variant.buckets for variant in stream.variants)
-        )
+    def _given(self, bucket: ResolvedBucket, streams: Iterable[Stream]) -> GivenBucket:
+        definition = self._world.plan.buckets[bucket.definition].name
         parameters = orjson.loads(bucket.name[len(definition) :])
-        return GivenBucket(bucket.name, streams, tuple(parameters), bucket.priority)
+        names = tuple(stream.name for stream in streams)
+        return GivenBucket(bucket.name, names, tuple(parameters), bucket.priority)
 
 
 def _subscriptions(named: Subscriptions) -> Iterable[Subscription]:

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headwater_rules.compiler.functions import KNOWN
+from headwater_rules.compiler.expressions.functions import KNOWN
 from headwater_rules.plan import Value
 from tests.unit.rules.rules_values import failure_of, refusal_of, same, value_of
 

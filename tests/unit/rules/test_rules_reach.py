@@ -9,7 +9,7 @@ import apsw
 import pytest
 
 from headwater_rules.compiler.compile import compile_config
-from headwater_rules.compiler.functions import KNOWN
+from headwater_rules.compiler.expressions.functions import KNOWN
 from headwater_rules.errors import EvaluationError, RuleErrors
 from headwater_rules.evaluate import natives
 from headwater_rules.evaluate.engine import Engine, engine

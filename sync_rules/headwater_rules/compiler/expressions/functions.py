@@ -9,9 +9,9 @@ from itertools import product
 
 from sqlglot import exp
 
-from headwater_rules.compiler import moments
-from headwater_rules.compiler.fragment import Frag, Kind, build, text, truth
-from headwater_rules.compiler.hints import single_extreme, unknown_function
+from headwater_rules.compiler.expressions import moments
+from headwater_rules.compiler.expressions.fragment import Frag, Kind, build, text, truth
+from headwater_rules.compiler.expressions.hints import single_extreme, unknown_function
 from headwater_rules.errors import Code, Place, RuleError
 
 _MAX_INDEX_SEGMENTS = 3

@@ -6,7 +6,7 @@ from typing import Protocol
 
 from sqlglot import exp
 
-from headwater_rules.compiler.fragment import Frag
+from headwater_rules.compiler.expressions.fragment import Frag
 from headwater_rules.errors import Place, RuleError
 
 

@@ -6,16 +6,16 @@ from collections.abc import Callable
 
 from sqlglot import exp
 
-from headwater_rules.compiler import functions
-from headwater_rules.compiler.fragment import Frag, Kind, build, equal, joined, negated, text, truth
-from headwater_rules.compiler.request_values import (
+from headwater_rules.compiler.expressions import functions
+from headwater_rules.compiler.expressions.fragment import Frag, Kind, build, equal, joined, negated, text, truth
+from headwater_rules.compiler.expressions.request_values import (
     REQUEST_SCHEMAS,
     is_request_table,
     request_call,
     request_column,
 )
-from headwater_rules.compiler.scope import Names, Watcher
-from headwater_rules.compiler.semantics import Semantics
+from headwater_rules.compiler.expressions.scope import Names, Watcher
+from headwater_rules.compiler.expressions.semantics import Semantics
 from headwater_rules.errors import Code, RuleError, did_you_mean
 from headwater_rules.evaluate.engine import MAX_PATTERN
 from headwater_rules.text.sqltext import SqlText

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from sqlglot import exp
 
-from headwater_rules.compiler.fragment import REQUEST, Frag, Kind, Ref, build
-from headwater_rules.compiler.functions import json_access, quoted
-from headwater_rules.compiler.semantics import Requests, Semantics
+from headwater_rules.compiler.expressions.fragment import REQUEST, Frag, Kind, Ref, build
+from headwater_rules.compiler.expressions.functions import json_access, quoted
+from headwater_rules.compiler.expressions.semantics import Requests, Semantics
 from headwater_rules.errors import Code, Place, RuleError
 from headwater_rules.plan import RequestInput
 

@@ -8,7 +8,7 @@ from typing import Final
 
 from sqlglot import exp
 
-from headwater_rules.compiler.fragment import Frag, Kind, build, text
+from headwater_rules.compiler.expressions.fragment import Frag, Kind, build, text
 from headwater_rules.errors import Code, Place, RuleError
 
 FUNCTIONS: Final = {

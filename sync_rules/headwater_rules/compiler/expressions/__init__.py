@@ -1,0 +1,1 @@
+"""Scalar expressions of a rule, translated to SQLite."""
