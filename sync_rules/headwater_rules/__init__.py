@@ -1,1 +1,1 @@
-"""The rule language: a sync config's text to a plan, and a plan to what rows and requests give. No I/O."""
+"""The rule language: compiles the text of a sync config to a plan, and evaluates rows and requests by it. No I/O."""

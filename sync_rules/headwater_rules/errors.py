@@ -1,7 +1,7 @@
-"""What a sync config can have wrong with it, and where.
+"""Errors in a sync config, and their places.
 
-Every error of a file is reported at once. An error is picklable and knows its place in the YAML text, so that a
-terminal can underline it and an editor can mark it.
+All errors of a file are reported at once. An error is picklable and has a place in the YAML text, so that a terminal
+can underline it and an editor can mark it.
 """
 
 from __future__ import annotations
@@ -27,69 +27,70 @@ class Severity(Enum):
 
 
 class Code(StrEnum):
-    """Stable names of what can be wrong."""
+    """Stable codes of findings."""
 
     YAML = "HW_R001"
-    """The file is no YAML, or holds a character that YAML does not allow."""
+    """The file is not YAML, or contains a character that YAML does not allow."""
     STRUCTURE = "HW_R002"
-    """A key is unknown, missing, or of another kind than it has to be."""
+    """A key is unknown, missing, or has a value of the wrong type."""
     OPTION = "HW_R003"
-    """An option has a value that it can't have."""
+    """An option has an invalid value."""
     EDITION = "HW_R004"
-    """Something that the edition of the config does not have."""
+    """The config uses something that its edition does not have."""
     SQL_SYNTAX = "HW_R101"
-    """The SQL can't be read."""
+    """The SQL can't be parsed."""
     UNSUPPORTED = "HW_R102"
-    """SQL that rules can't follow row by row."""
+    """The SQL is not supported, because rules are evaluated row by row."""
     UNKNOWN_NAME = "HW_R103"
-    """A table, column or alias that the query does not have."""
+    """The query has no such table, column or alias."""
     UNKNOWN_FUNCTION = "HW_R104"
-    """A function that rules don't know."""
+    """Rules have no such function."""
     MIXED_FILTER = "HW_R105"
-    """A condition combines values of several sides in another way than by `=` or `IN`."""
+    """A condition combines values of several sources other than by `=` or `IN`."""
     SINGLE_TABLE = "HW_R106"
     """A query selects columns of more than one table."""
     TOO_MANY = "HW_R107"
-    """A limit of the rules is crossed: too many ways, parameters, elements, or too deep a nesting."""
+    """A limit of the rules is exceeded: too many alternatives, parameters or elements, or too deep a nesting."""
     INTERNAL = "HW_R108"
     """Two queries would share a name inside Headwater."""
     DANGEROUS = "HW_R201"
-    """Clients choose all values that rows are selected by, so anybody may read any row."""
+    """Clients choose all values that select the rows, so any client may read any row."""
     UNNAMED_COLUMN = "HW_R202"
-    """An expression is selected without a name."""
+    """A selected expression has no name."""
     ALIAS_BEFORE_STAR = "HW_R203"
-    """A named column stands before `*`, which wins over it."""
+    """A named column is selected before `*`, which overrides it."""
     JOINED_ALIAS = "HW_R204"
-    """An alias in a join would become the name of the table on devices."""
+    """An alias in a join would become the table's name on devices."""
     NO_EFFECT = "HW_R205"
-    """Something is written that changes nothing."""
+    """Something has no effect."""
     LOWERED = "HW_R206"
-    """A name in capitals without quotes, which SQL reads in small letters."""
+    """An unquoted name contains capitals, which SQL converts to lower case."""
     OLD_EDITION = "HW_R207"
-    """An edition that reads some SQL in an older way."""
+    """The edition gives some SQL an older meaning."""
     NOT_THE_CTE = "HW_R208"
-    """A query under `with` names another one there: the table of that name is meant."""
+    """A query under `with` uses the name of another one there, which means the table of that name."""
     BUCKET_PER_ROW = "HW_R209"
-    """Each row of a table makes a bucket of its own."""
+    """Each row of a table gets its own bucket."""
     NO_TABLE = "HW_R301"
     """The source has no such table."""
     NO_COLUMN = "HW_R302"
     """The source's table has no such column."""
     NO_ID = "HW_R303"
-    """Rows reach devices without a column `id` of their own."""
+    """Rows are sent to devices without a column `id`."""
     NEVER_EQUAL = "HW_R304"
-    """Values of two kinds are compared that are never equal."""
+    """Values of two types are compared that are never equal."""
     NOT_JSON = "HW_R305"
-    """What is read as JSON is none."""
+    """A value is read as JSON but is not JSON."""
     BLOB = "HW_R306"
-    """A column of bytes, which devices don't get."""
+    """A column of type bytea, which devices don't get."""
     NOT_SENT = "HW_R307"
-    """A table that is not published, or may not be read, so that none of its rows reach devices."""
+    """A table is not published or may not be read, so none of its rows reach devices."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A stretch of the YAML text: character offsets, the line and column of its start (from 1), and that line."""
+    """A range of the YAML text: character offsets, the line and column of its start (from 1), its text, and the line
+    that it starts on."""
 
     start: int
     end: int
@@ -104,7 +105,7 @@ class Place:
 
     @property
     def end_column(self) -> int:
-        """The column behind the last character."""
+        """The column after the last character."""
         last = self.text.rpartition("\n")[2]
         return len(last) + (1 if "\n" in self.text else self.column)
 
@@ -123,12 +124,12 @@ def place_in(document: str, start: int, end: int) -> Place:
 
 @lru_cache(maxsize=4)
 def _line_starts(document: str) -> list[int]:
-    """Where each line begins. Every name of a config asks for its line."""
+    """The offset of each line. Cached, because every name of a config needs its line."""
     return [0, *(found.end() for found in re.finditer("\n", document))]
 
 
 class RuleError(Exception):
-    """One thing wrong in a sync config: `message` says what, `place` where, `suggestion` what to do about it."""
+    """An error or warning in a sync config: `message` says what, `place` where, `suggestion` what to do."""
 
     def __init__(
         self,
@@ -146,7 +147,7 @@ class RuleError(Exception):
         self.severity = severity
 
     def as_fatal(self) -> RuleError:
-        """The same finding, rejecting the config."""
+        """The same finding as an error that rejects the config."""
         return RuleError(self.code, self.message, self.place, self.suggestion)
 
     def to_dict(self) -> dict[str, object]:
@@ -228,7 +229,7 @@ class EvaluationError(Exception):
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """`did you mean 'x'?` for the closest known name, else the empty string."""
+    """`did you mean 'x'?` with the closest known name, or an empty string."""
     close = difflib.get_close_matches(name.lower(), sorted(known), n=1, cutoff=0.6)
     return f"did you mean `{close[0]}`?" if close else ""
 
@@ -246,7 +247,7 @@ class Report:
 
     @contextmanager
     def collecting(self, place: Place | None = None) -> Iterator[None]:
-        """Take the error that ends the block, which may be a query at `place` that is nested too deeply."""
+        """Collect an error that ends the block, including a query at `place` that is nested too deeply."""
         try:
             yield
         except RuleError as error:
@@ -255,7 +256,8 @@ class Report:
             self.add(RuleError(Code.TOO_MANY, "the query is nested too deeply", place, "simplify it"))
 
     def sorted_errors(self) -> list[RuleError]:
-        """In the order of the file, each once: one mistake in a shared expression is found by all who use it."""
+        """Errors in the order of the file, without duplicates: an error in a shared expression is found by all its
+        users."""
         return list({str(error): error for error in sorted(self.errors, key=_position)}.values())
 
     def sorted_warnings(self) -> list[RuleError]:

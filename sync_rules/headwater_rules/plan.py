@@ -1,9 +1,9 @@
-"""The compiled form of a sync config: frozen, picklable data that every process evaluates alike.
+"""The compiled form of a sync config: frozen, picklable data that every process evaluates in the same way.
 
-A stream is split into three sides. The **row side** says which rows go into which bucket and what they look like
-there; the **lookup side** indexes rows of other tables so that a request can find them; the **request side** turns
-a user's claims and parameters into bucket names. Only the row side of a variant is part of a bucket's name: editing
-who gets a bucket must not make devices download it again.
+A stream has three sides. The **row side** says which rows go into which bucket and which columns they have there; the
+**lookup side** indexes rows of other tables so that a request can find them; the **request side** turns a user's claims
+and parameters into bucket names. Only the row side of a variant is part of a bucket's name, so that a change of who
+gets a bucket does not make devices download it again.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from dataclasses import dataclass
 from enum import Enum
 
 SEMANTICS_VERSION = 2
-"""Part of every digest. Raise it by hand when the same rule begins to give other rows."""
+"""Part of every digest. Raise it when the same rule begins to produce other rows."""
 
 Value = None | int | float | str | bytes
-"""The value kinds of SQLite, which are those of the rules."""
+"""The value types of SQLite, which rules use."""
 
 
 @dataclass(frozen=True, slots=True)
 class TablePattern:
-    """A source table as a rule names it. A trailing `%` in schema or name matches any ending."""
+    """A source table as named in a rule. A trailing `%` in schema or name matches any suffix."""
 
     tag: str
     schema: str
@@ -44,8 +44,8 @@ def _matches(pattern: str, text: str) -> bool:
 class Expr:
     """A SQLite scalar expression over `?1 … ?n`, where `?i` is `inputs[i - 1]`.
 
-    On the row and lookup sides the inputs are source column names; `row_id()` and its like are inputs whose names
-    are members of `RowFunction`. On the request side they are members of `RequestInput`.
+    On the row and lookup sides, inputs are source column names or, for `row_id()` and similar functions, values of
+    `RowFunction`. On the request side they are values of `RequestInput`.
     """
 
     sql: str
@@ -53,7 +53,7 @@ class Expr:
 
 
 class RowFunction(Enum):
-    """Inputs of a row expression that are no columns. The values cannot be mistaken for a column name."""
+    """Inputs of a row expression that are not columns. The values can't be mistaken for column names."""
 
     ROW_ID = "\x00row_id"
     TABLE_NAME = "\x00table_name"
@@ -65,12 +65,12 @@ _ELEMENT = re.compile("\x00(value|key):([0-9]+)")
 
 
 def element_input(column: str, array: int) -> str:
-    """The input that stands for `value` or `key` of the element at hand of expanded array number `array`."""
+    """The input for `value` or `key` of the current element of expanded array number `array`."""
     return f"\x00{column}:{array}"
 
 
 def element_column(name: str) -> str | None:
-    """The column of `json_each(…) AS e0`, `e1` … that such an input stands for; None for other inputs."""
+    """The column of `json_each(…) AS e0`, `e1` … that such an input means; None for other inputs."""
     found = _ELEMENT.fullmatch(name)
     return f"e{found[2]}.{found[1]}" if found else None
 
@@ -85,7 +85,7 @@ class RequestInput(Enum):
 
 
 AUTHENTICATED = frozenset({RequestInput.USER_ID.value, RequestInput.CLAIMS.value})
-"""Inputs that the token vouches for; the others are the client's choice."""
+"""Inputs that come from the token; clients choose the others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +98,8 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class Star:
-    """`*`: every column of the row, in the place of those of the same name. Without `everything` those that begin
-    with `_` are left out, and a column selected before stays unless it is null."""
+    """`*`: every column of the row, overriding earlier columns of the same name. Without `everything`, columns that
+    begin with `_` are left out, and an earlier column is kept unless it is null."""
 
     everything: bool = True
 
@@ -108,9 +108,9 @@ class Star:
 class RowSource:
     """Rows of one table that go into the buckets of one definition.
 
-    `output_table` None means the name of the table the row came from. A row is in the bucket named by `params` when
-    every filter is true and no parameter is null or a blob. `each` are JSON arrays that are expanded; inputs name what
-    `element_input` says.
+    `output_table` None means the name of the table that the row comes from. A row is in the bucket named by `params`
+    when every filter is true and no parameter is null or a blob. `each` are JSON arrays that are expanded; inputs refer
+    to their elements through `element_input`.
     """
 
     table: TablePattern
@@ -123,7 +123,7 @@ class RowSource:
 
 @dataclass(frozen=True, slots=True)
 class BucketDefinition:
-    """A family of buckets. `name` (`stream.1a2b3c4d`) begins the name of each; `digest` is the full row-side hash."""
+    """A family of buckets. Their names begin with `name` (`stream.1a2b3c4d`); `digest` is the full row-side hash."""
 
     name: str
     digest: str
@@ -132,7 +132,7 @@ class BucketDefinition:
 
 @dataclass(frozen=True, slots=True)
 class LookupDefinition:
-    """An index over one table: rows passing the filters, found by `keys`, answering `outputs`."""
+    """An index over one table: rows that pass the filters, found by `keys`, returning `outputs`."""
 
     name: str
     digest: str
@@ -143,7 +143,7 @@ class LookupDefinition:
     outputs: tuple[Expr, ...]
 
     def exprs(self) -> tuple[Expr, ...]:
-        """Everything that its entries follow from."""
+        """All expressions that determine its entries."""
         return (*self.filters, *self.each, *self.keys, *self.outputs)
 
 
@@ -157,7 +157,7 @@ class FromRequest:
 
 @dataclass(frozen=True, slots=True)
 class FromStage:
-    """Output number `output` of the row that stage number `stage` found."""
+    """Output number `output` of the row found by stage number `stage`."""
 
     stage: int
     output: int
@@ -168,8 +168,8 @@ ParamSource = FromRequest | FromStage
 
 @dataclass(frozen=True, slots=True)
 class LookupStage:
-    """One step of a request: look `keys` up in a lookup definition. Stages are joined, so values that come from one
-    looked-up row are only ever combined with values of that row. A stage without users is an EXISTS test."""
+    """A step of a request that looks `keys` up in a lookup definition. Stages are joined, so values of one looked-up
+    row are only combined with values of that row. A stage whose outputs are not used is an EXISTS test."""
 
     lookup: int
     keys: tuple[ParamSource, ...]
@@ -177,7 +177,7 @@ class LookupStage:
 
 @dataclass(frozen=True, slots=True)
 class RequestStage:
-    """Rows that the request brings along: the elements of its arrays in every combination that passes the filters."""
+    """Rows made from the request: the elements of its arrays in every combination that passes the filters."""
 
     arrays: tuple[Expr, ...]
     filters: tuple[Expr, ...]
@@ -189,10 +189,9 @@ Stage = LookupStage | RequestStage
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One way to buckets: all `gates` true, then the stages in order, then one bucket of each definition in `buckets`
-    per combination of `params`. Each parameter lists all sources that must agree on its value (one, as a rule).
-    `priority`, if given, counts instead of the stream's.
-    """
+    """One way to buckets: if all `gates` are true, run the stages in order, then read one bucket of each definition in
+    `buckets` per combination of `params`. Each parameter lists all sources that must agree on its value (usually one).
+    `priority`, if given, overrides the stream's."""
 
     buckets: tuple[int, ...]
     gates: tuple[Expr, ...]
@@ -224,7 +223,7 @@ class ConversionOptions:
 
 @dataclass(frozen=True, slots=True)
 class SyncPlan:
-    """A whole sync config. Variants and stages refer to buckets and lookups by position."""
+    """A compiled sync config. Variants and stages refer to buckets and lookups by position."""
 
     buckets: tuple[BucketDefinition, ...]
     lookups: tuple[LookupDefinition, ...]
@@ -232,7 +231,7 @@ class SyncPlan:
     options: ConversionOptions
 
     def tables(self) -> tuple[TablePattern, ...]:
-        """Every table the config reads, once each, in the order of first use."""
+        """Every table that the config reads, without duplicates, in the order of first use."""
         patterns = [s.table for b in self.buckets for s in b.sources] + [item.table for item in self.lookups]
         return tuple(dict.fromkeys(patterns))
 

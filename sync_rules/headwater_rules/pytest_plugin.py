@@ -1,6 +1,5 @@
-"""Fixtures for unit tests of sync rules. Loaded by pytest itself where the package is installed, so that it imports
-nothing that takes time until a test asks for it.
-"""
+"""Fixtures for unit tests of sync rules. pytest loads this module wherever the package is installed, so it imports
+nothing slow until a test needs it."""
 
 from __future__ import annotations
 
@@ -24,7 +23,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture(scope="session")
 def sync_rules_plan(pytestconfig: pytest.Config) -> SyncPlan:
-    """The configured sync config, compiled once. A config with errors fails the tests with all of them."""
+    """The configured sync config, compiled once. If it has errors, tests fail with all of them."""
     from headwater_rules.compiler.compile import compile_config
     from headwater_rules.errors import RuleErrors
 
@@ -39,14 +38,14 @@ def sync_rules_plan(pytestconfig: pytest.Config) -> SyncPlan:
 
 @pytest.fixture
 def sync_rules(sync_rules_plan: SyncPlan) -> RulesTest:
-    """The configured sync config over an empty database."""
+    """The configured sync config with an empty database."""
     from headwater_rules.testing import RulesTest
 
     return RulesTest(sync_rules_plan)
 
 
 def _path(config: pytest.Config) -> Path:
-    """From the command line relative to where pytest was started, else relative to its configuration file."""
+    """The path, relative to the working directory if given on the command line, else to the configuration file."""
     given = config.getoption("--sync-rules")
     if given:
         return config.invocation_params.dir / str(given)

@@ -1,4 +1,4 @@
-"""What evaluation yields: entries of rows, and buckets of a request."""
+"""Results of evaluation: entries of rows, and buckets of a request."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 
 class Put(NamedTuple):
-    """A row as it stands in one bucket. `definition` is a position in `SyncPlan.buckets`; `bucket` the full name;
-    `data` the row's JSON text, without blobs."""
+    """A row in one bucket. `definition` is a position in `SyncPlan.buckets`; `bucket` is the full name; `data` is the
+    row's JSON text, without blobs."""
 
     definition: int
     bucket: str
@@ -26,7 +26,7 @@ class LookupEntry(NamedTuple):
 
 
 class RowResult(NamedTuple):
-    """Everything one row gives. `errors` are outputs that failed on this row and were left out, in words."""
+    """The result for one row. `errors` describe entries that failed on this row and were left out."""
 
     puts: list[Put]
     lookups: list[LookupEntry]
@@ -44,7 +44,7 @@ class Subscription:
 
 @dataclass(frozen=True, slots=True)
 class SyncRequest:
-    """Who asks, and for what. `claims` is the verified token's payload."""
+    """A sync request. `claims` is the verified token's payload."""
 
     claims: Mapping[str, object]
     parameters: Mapping[str, object] | None = None
@@ -73,8 +73,8 @@ class StreamStatus:
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """A subscription that does not fit into the limits of a request. `key` is the same for the same subscription and
-    limit in every request; `message` names stream, numbers and setting."""
+    """A subscription that exceeds a limit of the request. `key` is the same for the same subscription and limit in
+    every request; `message` names stream, numbers and setting."""
 
     key: str
     stream: str
@@ -83,9 +83,9 @@ class LeftOut:
 
 @dataclass(frozen=True, slots=True)
 class Resolution:
-    """The buckets of a request at one checkpoint, the streams it is subscribed to, every lookup key that was asked for
-    (a change under one of these keys can change the answer), and what did not fit. That is among the streams' errors
-    too."""
+    """The buckets of a request at one checkpoint, the streams it is subscribed to, every lookup key that was read (a
+    change under one of them can change the answer), and the subscriptions that were left out, which are also among the
+    streams' errors."""
 
     buckets: tuple[ResolvedBucket, ...]
     streams: tuple[StreamStatus, ...]
@@ -94,4 +94,4 @@ class Resolution:
 
 
 LookupReader = Callable[[Sequence[str]], Mapping[str, Sequence[str]]]
-"""Full lookup keys to the outputs (JSON array texts) stored under each; absent keys may be left out."""
+"""Maps full lookup keys to the outputs (JSON array texts) stored under each; keys without outputs may be left out."""

@@ -1,4 +1,4 @@
-"""The source's tables as data: what a sync config can be compared with when no database is at hand."""
+"""The source's tables as data, for comparing a sync config when no database is available."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _FORMAT = 1
 
 
 class ValueKind(StrEnum):
-    """What a column's value is for the rules. JSON is text too."""
+    """The type of a column's values in rules. JSON is text too."""
 
     INTEGER = "integer"
     REAL = "real"
@@ -25,8 +25,8 @@ class ValueKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SourceColumn:
-    """A column: its type in Postgres' words and what its values are. `elements` says that of an array's elements.
-    With `by_option` the values are plain text where the config turns `custom_postgres_types` off."""
+    """A column: its Postgres type and the kind of its values. `elements` is the kind of an array's elements. With
+    `by_option`, the values are plain text if the config turns `custom_postgres_types` off."""
 
     name: str
     type: str
@@ -35,13 +35,14 @@ class SourceColumn:
     by_option: bool = False
 
     def value_kind(self, *, custom_types: bool = True) -> ValueKind:
-        """What its values are under a config's options."""
+        """The kind of its values under a config's options."""
         return ValueKind.TEXT if self.by_option and not custom_types else self.kind
 
 
 @dataclass(frozen=True, slots=True)
 class SourceTable:
-    """A table and its columns, in the table's order. `lacks` are the statements without which no row of it comes."""
+    """A table and its columns, in the table's order. `lacks` are the statements without which no row of it can be
+    replicated."""
 
     tag: str
     schema: str
@@ -54,26 +55,27 @@ class SourceTable:
 
 
 class SchemaFormatError(Exception):
-    """A text that is no source schema. The message says where and what."""
+    """A text is not a source schema. The message says where and why."""
 
 
 @dataclass(frozen=True, slots=True)
 class SourceSchema:
-    """All tables of the sources."""
+    """The tables of all sources."""
 
     tables: tuple[SourceTable, ...]
 
     def matching(self, pattern: TablePattern) -> tuple[SourceTable, ...]:
-        """The tables that a rule's name for tables means."""
+        """The tables that a table pattern of a rule matches."""
         return tuple(table for table in self.tables if pattern.matches(table.tag, table.schema, table.name))
 
     def to_json(self) -> str:
-        """One line for each column, so that changes are readable in a version control."""
+        """JSON with one line per column, so that diffs are readable."""
         return json.dumps({"format": _FORMAT, "tables": [_table_out(table) for table in self.tables]}, indent=2) + "\n"
 
     @classmethod
     def from_json(cls, text: str) -> SourceSchema:
-        """What `to_json` wrote, or somebody by hand: a column may be its type alone. Raises SchemaFormatError."""
+        """The inverse of `to_json`, also for hand-written files, where a column may be just its type. Raises
+        SchemaFormatError."""
         try:
             read = json.loads(text)
         except ValueError as error:
@@ -100,7 +102,7 @@ _MODIFIER = re.compile(r"\s*\([^)]*\)")
 
 
 def column_of(name: str, type_name: str) -> SourceColumn:
-    """A column of a built-in type; of a type that is none, text."""
+    """A column of a built-in type; other types are text."""
     plain = _MODIFIER.sub("", type_name).strip().lower()
     if plain.endswith("[]"):
         elements = column_of(name, plain.rstrip("[]")).kind

@@ -1,8 +1,8 @@
-"""What a new version of a sync config has in common with the one before, and what it changes.
+"""What two versions of a sync config have in common, and what differs.
 
-A row side (a bucket definition or a lookup) is named by the stream and by a digest of all that decides its rows. So
-the same name in two versions means the same rows: nobody has to evaluate them again, and no device downloads them
-again.
+A row side (a bucket definition or a lookup) is named by the stream and by a digest of everything that determines its
+rows. The same name in two versions therefore means the same rows: they are not evaluated again, and devices do not
+download them again.
 """
 
 from __future__ import annotations
@@ -19,31 +19,31 @@ def sides(plan: SyncPlan) -> dict[str, str]:
     """Name to digest of every bucket definition and lookup."""
     buckets = {bucket.name: bucket.digest for bucket in plan.buckets}
     lookups = {lookup.name: lookup.digest for lookup in plan.lookups}
-    _refuse_clashes(buckets, lookups)  # those of a stream that is called `lookup`
+    _refuse_clashes(buckets, lookups)  # a stream may be called `lookup`
     return buckets | lookups
 
 
 def only(plan: SyncPlan, names: Collection[str]) -> SyncPlan:
-    """The row sides named in `names` and nothing else: a plan for evaluating rows. It has no streams, and its bucket
-    definitions stand in the order, but not at the positions, of `plan`."""
+    """A plan with only the row sides in `names`, for evaluating rows. It has no streams, and its bucket definitions are
+    in the order, but not at the positions, of `plan`."""
     buckets = tuple(bucket for bucket in plan.buckets if bucket.name in names)
     lookups = tuple(lookup for lookup in plan.lookups if lookup.name in names)
     return replace(plan, buckets=buckets, lookups=lookups, streams=())
 
 
 def without(plan: SyncPlan, names: Collection[str]) -> SyncPlan:
-    """All row sides but those named in `names`. See `only`."""
+    """A plan with all row sides except those in `names`. See `only`."""
     return only(plan, sides(plan).keys() - set(names))
 
 
 def tables_of(plan: SyncPlan, names: Collection[str]) -> tuple[TablePattern, ...]:
-    """The tables that these row sides of a plan read, once each."""
+    """The tables that these row sides of a plan read, without duplicates."""
     return only(plan, names).tables()
 
 
 def check_names(plan: SyncPlan, known: Mapping[str, str]) -> None:
-    """Make sure that a row side of `plan` is the one that `known` (name to digest) has under its name. Raises
-    RuleErrors when two digests shorten to one name: rows of the one would be taken for rows of the other."""
+    """Check the row sides of `plan` against `known` (name to digest). Raises RuleErrors when two digests shorten to the
+    same name, because rows of one would be taken for rows of the other."""
     _refuse_clashes(known, sides(plan))
 
 
@@ -62,14 +62,14 @@ def _refuse_clashes(known: Mapping[str, str], found: Mapping[str, str]) -> None:
 
 
 class Kind(Enum):
-    """What a row side is: rows in buckets, or entries that requests look up."""
+    """The kind of a row side: rows in buckets, or entries that requests look up."""
 
     BUCKET = "bucket"
     LOOKUP = "lookup"
 
 
 class Change(Enum):
-    """What became of a thing. CHANGED is another row side in the place of the one before."""
+    """How a thing differs between two versions. CHANGED: another row side replaces the one before."""
 
     UNCHANGED = "unchanged"
     CHANGED = "changed"
@@ -79,8 +79,8 @@ class Change(Enum):
 
 @dataclass(frozen=True, slots=True)
 class SideChange:
-    """A row side and what became of it. `before` is the name that it takes the place of, when it is CHANGED.
-    `streams` use it, `tables` are read for it."""
+    """A row side and how it differs. `before` is the name of the row side that it replaces, when it is CHANGED.
+    `streams` use it; it reads `tables`."""
 
     name: str
     kind: Kind
@@ -92,8 +92,8 @@ class SideChange:
 
 @dataclass(frozen=True, slots=True)
 class StreamChange:
-    """A stream and what became of it. The flags say where a CHANGED one differs: in the rows of its buckets, in the
-    lookups that requests go through, in what else leads from a request to buckets, and in its settings."""
+    """A stream and how it differs. The flags say where a CHANGED one differs: in the rows of its buckets, in the
+    lookups that requests use, in other steps from a request to buckets, and in its settings."""
 
     name: str
     change: Change
@@ -106,24 +106,24 @@ class StreamChange:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Everything that two versions have, in the order of the new one; what was removed comes last."""
+    """The row sides and streams of two versions, in the order of the new one, followed by the removed ones."""
 
     sides: tuple[SideChange, ...]
     streams: tuple[StreamChange, ...]
 
     @property
     def same(self) -> bool:
-        """Whether the versions differ in nothing but the text."""
+        """Whether the versions differ in nothing but their text."""
         changes = [side.change for side in self.sides] + [stream.change for stream in self.streams]
         return all(change is Change.UNCHANGED for change in changes)
 
     def having(self, *changes: Change, kind: Kind | None = None) -> tuple[SideChange, ...]:
-        """The row sides with one of these fates."""
+        """The row sides with one of these changes."""
         return tuple(side for side in self.sides if side.change in changes and kind in (None, side.kind))
 
 
 def compare(old: SyncPlan, new: SyncPlan) -> Comparison:
-    """What changes when `new` takes the place of `old`. Raises RuleErrors as `check_names` does."""
+    """What changes when `new` replaces `old`. Raises RuleErrors as `check_names` does."""
     check_names(new, sides(old))
     return Comparison(
         (*_sides(Kind.BUCKET, _buckets(old), _buckets(new)), *_sides(Kind.LOOKUP, _lookups(old), _lookups(new))),
@@ -179,8 +179,7 @@ def _sides(kind: Kind, old: Sequence[_Used], new: Sequence[_Used]) -> Iterator[S
 
 
 def _places(gone: Sequence[_Used], come: Sequence[_Used]) -> dict[str, str]:
-    """Which new side takes the place of which old one: of a stream that used both, over the same table if there is
-    one."""
+    """Which new side replaces which old one: a side of a stream that used both, preferably over the same tables."""
     places: dict[str, str] = {}
     left = list(gone)
     for alike in (_same_tables, _same_stream):
@@ -237,7 +236,7 @@ def _lookup_sides(plan: SyncPlan, stream: Stream) -> set[str]:
 
 def _request_sides(plan: SyncPlan, stream: Stream, rows: bool, lookups: bool) -> set[object]:
     """What leads from a request to buckets. Names of rows or lookups that differ anyway are left out, so that the
-    answer says whether anything else does."""
+    comparison shows whether anything else does."""
     return {
         (
             None if rows else plan.buckets[bucket].name,

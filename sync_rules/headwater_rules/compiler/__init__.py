@@ -1,1 +1,1 @@
-"""From the text of a sync config to its plan, or to all that is wrong with it."""
+"""Compiles the text of a sync config to its plan, or to all its errors."""

@@ -1,4 +1,4 @@
-"""Names for what the planner drafted: equal row sides of a stream share one bucket definition, equal lookups one
+"""Assigns names to what the planner drafted: equal row sides of a stream share one bucket definition, equal lookups one
 index."""
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ class Catalog:
         return tuple(lookup for _, lookup in self._lookups.values())
 
     def variant(self, stream: str, draft: VariantDraft, place: Place, priority: int | None = None) -> Variant:
-        """The draft with positions of its definitions. Raises RuleError when two digests shorten to one name."""
+        """The draft as a variant that refers to its definitions by position. Raises RuleError when two digests shorten
+        to the same name."""
         stages: list[Stage] = [] if draft.arrays is None else [draft.arrays]
         stages += [LookupStage(self._lookup(lookup, place), lookup.sources) for lookup in draft.lookups]
         bucket = self._bucket(stream, draft.row, place)
@@ -47,7 +48,7 @@ class Catalog:
         digest = bucket_digest(row, self._options)
         name = f"{stream}.{digest[:SHORT]}"
         position, known = self._buckets.setdefault(name, (len(self._buckets), BucketDefinition(name, digest, (row,))))
-        _same(known.digest, digest, name, place)
+        _check_digest(known.digest, digest, name, place)
         return position
 
     def _lookup(self, draft: LookupDraft, place: Place) -> int:
@@ -55,19 +56,19 @@ class Catalog:
         digest = lookup_digest(*parts, self._options)
         name = f"lookup.{digest[:SHORT]}"
         position, known = self._lookups.setdefault(name, (len(self._lookups), LookupDefinition(name, digest, *parts)))
-        _same(known.digest, digest, name, place)
+        _check_digest(known.digest, digest, name, place)
         return position
 
 
-def united(variants: Iterable[Variant]) -> tuple[Variant, ...]:
-    """Variants to which the same request leads in the same way, made one."""
+def merged(variants: Iterable[Variant]) -> tuple[Variant, ...]:
+    """Merge variants that the same request leads to in the same way."""
     buckets: dict[Variant, dict[int, None]] = {}
     for variant in variants:
         buckets.setdefault(replace(variant, buckets=()), {}).update(dict.fromkeys(variant.buckets))
     return tuple(replace(way, buckets=tuple(found)) for way, found in buckets.items())
 
 
-def _same(known: str, digest: str, name: str, place: Place) -> None:
+def _check_digest(known: str, digest: str, name: str, place: Place) -> None:
     if known != digest:
         raise RuleError(
             Code.INTERNAL,

@@ -1,6 +1,6 @@
-"""What a config names, compared with the tables and columns that the source has.
+"""Compares the tables and columns that a config names with those of the source.
 
-A table may be made later, so what is not there is a warning; `strict: true` has it reject the config.
+A missing table may be created later, so it is a warning; with `strict: true`, it rejects the config.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _NAMED = 8  # tables or columns that a hint lists
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """A name as the SQL has it: what stands there, and whether in double quotes."""
+    """A name as written in the SQL, and whether it is in double quotes."""
 
     text: str
     quoted: bool
@@ -25,12 +25,12 @@ class Written:
 
     @property
     def folded(self) -> bool:
-        """Whether it means another name than it shows."""
+        """Whether SQL converts it to lower case."""
         return not self.quoted and self.text != self.text.lower()
 
 
 class SourceChecks:
-    """Compares with one source schema."""
+    """Compares a config with one source schema."""
 
     def __init__(self, schema: SourceSchema, *, custom_types: bool) -> None:
         self._schema = schema
@@ -41,13 +41,13 @@ class SourceChecks:
         """Keep a finding; `grave` ones reject a strict config."""
         self._found.append((RuleError(code, message, place, suggestion, Severity.WARNING), grave))
 
-    def tell(self, report: Report, *, strict: bool) -> None:
-        """Report all findings: last, since an error keeps what it is in from being looked at further."""
+    def report_to(self, report: Report, *, strict: bool) -> None:
+        """Report all findings. Called last, because an error stops further checks of the query that contains it."""
         for warning, grave in self._found:
             report.add(warning.as_fatal() if strict and grave else warning)
 
     def table(self, pattern: TablePattern, name: Written) -> None:
-        """Check that a table is there, or for a wildcard at least one."""
+        """Check that a table exists, or at least one that matches a wildcard."""
         found = self._schema.matching(pattern)
         for table in found:
             if table.lacks:
@@ -65,7 +65,7 @@ class SourceChecks:
         self.find(Code.NO_TABLE, f"no table {shown}", name.place, hint)
 
     def column(self, pattern: TablePattern, column: str, name: Written) -> None:
-        """Check that a column is there; of a table that is not, nothing is said."""
+        """Check that a column exists, unless its table does not."""
         tables = self._schema.matching(pattern)
         if not tables or self._columns(tables, column) or (column == "_table_suffix" and not pattern.exact):
             return
@@ -74,19 +74,19 @@ class SourceChecks:
         self.find(Code.NO_COLUMN, f"no column `{column}` in `{pattern.name}`", name.place, hint)
 
     def column_kind(self, pattern: TablePattern, column: str) -> tuple[ValueKind, SourceColumn] | None:
-        """What a column's values are; None when that is not known, or differs among the tables of a wildcard."""
+        """The kind of a column's values; None if it is unknown or differs among the tables of a wildcard."""
         found = self._columns(self._schema.matching(pattern), column)
         kinds = {each.value_kind(custom_types=self._custom_types) for each in found}
         return (kinds.pop(), found[0]) if len(kinds) == 1 else None
 
     def blobs(self, pattern: TablePattern) -> list[str]:
-        """Columns whose values no device gets."""
+        """Columns of type bytea, which devices don't get."""
         tables = self._schema.matching(pattern)
         names = [column.name for table in tables for column in table.columns if column.kind is ValueKind.BLOB]
         return list(dict.fromkeys(names))
 
     def lacks_id(self, pattern: TablePattern) -> bool:
-        """Whether some table that is meant has no column `id`."""
+        """Whether any matching table has no column `id`."""
         return any(table.column("id") is None for table in self._schema.matching(pattern))
 
     def knows(self, pattern: TablePattern) -> bool:
@@ -106,7 +106,7 @@ class SourceChecks:
 
 
 def _case_hint(name: Written, known: Sequence[str]) -> str:
-    """For a name that differs from a known one by case only."""
+    """A hint for a name that differs from a known one only in case."""
     same = [each for each in known if each.lower() == name.text.lower()]
     if not same:
         return ""

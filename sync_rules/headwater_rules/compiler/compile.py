@@ -1,4 +1,4 @@
-"""A sync config's text to its plan, or to everything that is wrong with it."""
+"""Compiles a sync config's text to its plan, or to all its errors."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MAX_QUERIES = 5_000
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """A usable plan, and what its author should know about it."""
+    """A plan, and the warnings for its author."""
 
     plan: SyncPlan
     warnings: tuple[RuleError, ...]
@@ -31,8 +31,8 @@ class Compiled:
 def compile_config(
     text: str, *, default_schema: str = "public", schema: SourceSchema | None = None, advise: bool = False
 ) -> Compiled:
-    """Compile a sync config. The same text always gives the same plan; the source's `schema` only adds findings, and
-    so does `advise`: of what works, and may have a price. Raises RuleErrors with all that is wrong."""
+    """Compile a sync config. The same text always gives the same plan; the source's `schema` only adds findings, and so
+    does `advise`, about rules that work but may be costly. Raises RuleErrors with all errors."""
     report = Report()
     try:
         config = read_config(load(text), report)
@@ -44,7 +44,7 @@ def compile_config(
     job = Job(config.options, Catalog(config.options.conversion), default_schema, report, checks)
     streams = _streams(job, config)
     if checks is not None:
-        checks.tell(report, strict=config.options.strict)
+        checks.report_to(report, strict=config.options.strict)
     if report.errors:
         raise RuleErrors(report.sorted_errors(), report.sorted_warnings())
     plan = SyncPlan(job.catalog.buckets, job.catalog.lookups, streams, config.options.conversion)
@@ -66,7 +66,7 @@ def _advise(config: Config, plan: SyncPlan, report: Report) -> None:
 
 
 def _bound(config: Config) -> None:
-    """Aliases of YAML can repeat a query more often than anybody could write it."""
+    """Limit the number of queries. YAML aliases can repeat a query any number of times."""
     counted = [(source.place, len(source.queries)) for source in config.streams]
     counted += [(source.place, len(source.data) * max(len(source.parameters), 1)) for source in config.buckets]
     total = 0

@@ -15,8 +15,8 @@ MAX_TERMS = 100
 
 @dataclass(frozen=True, slots=True)
 class Atom:
-    """One condition, 0 or 1. `link` holds both sides if it is an equality; `tables` are those that have to be joined
-    for it, beyond the ones it names; `whole` is what it was made of, if it was several conditions."""
+    """One condition with the value 0 or 1. `link` holds both sides if it is an equality; `tables` are further tables
+    that have to be joined for it; `whole` is the condition that it was merged from, if any."""
 
     frag: Frag
     link: tuple[Frag, Frag] | None = None
@@ -40,12 +40,12 @@ class Either:
 
 Condition = Atom | All | Either
 Owner = Callable[[int], int]
-"""The table or request that a number in a fragment belongs to: an expanded array belongs to its table."""
+"""The table or request that a number in a fragment belongs to. An expanded array belongs to its table."""
 
 
 def terms(condition: Condition, owner: Owner, place: Place) -> list[list[Atom]]:
-    """Lists of atoms, one of which has to hold entirely. What depends on one source only stays a single atom, so
-    that `a OR b` on the same row is one term. Raises RuleError for more than MAX_TERMS."""
+    """The alternatives of a condition: it holds if all atoms of any list hold. Conditions on a single source stay one
+    atom, so that `a OR b` on the same row is one term. Raises RuleError for more than MAX_TERMS."""
     return [list(dict.fromkeys(term)) for term in _expand(_gather(condition, owner), place)]
 
 
@@ -54,7 +54,7 @@ def dependencies(frag: Frag, owner: Owner) -> frozenset[int]:
 
 
 def is_vouched_for(condition: Condition) -> bool:
-    """Whether each way to fulfil a condition on the request depends on something that the token vouches for."""
+    """Whether every way to fulfil a condition on the request depends on a value of the token."""
     match condition:
         case Atom():
             if condition.whole is not None:
@@ -94,7 +94,7 @@ def _bound(size: int, place: Place) -> None:
 
 
 def _gather(condition: Condition, owner: Owner) -> Condition:
-    """Merge what depends on one source within each OR."""
+    """Merge the conditions on a single source within each OR."""
     match condition:
         case Atom():
             return condition
@@ -125,15 +125,15 @@ def _either(atoms: list[Atom]) -> Atom:
 
 
 def _as_filter(condition: Condition, owner: Owner) -> Atom | None:
-    """The whole condition as one atom, if it depends on one source and joins nothing."""
+    """The whole condition as one atom, if it depends on a single source and joins nothing."""
     if isinstance(condition, Either):
-        return None  # gathered already: what could be merged is an atom
+        return None  # gathered already: mergeable conditions are atoms by now
     atoms = list(_atoms(condition))
     if not atoms or any(atom is None for atom in atoms):
         return None
     found = [atom for atom in atoms if atom is not None]
     sources = frozenset[int]().union(*(dependencies(atom.frag, owner) for atom in found))
-    # an array expanded for one alternative would have to have elements for the others to hold too
+    # an array expanded for one alternative would need elements for the other alternatives to hold
     joins = frozenset[int]().union(*(atom.tables for atom in found))
     if len(sources) > 1 or not joins <= sources:
         return None

@@ -1,7 +1,8 @@
-"""Bucket definitions: parameter queries, which give a request its buckets, and data queries, which fill them.
+"""Compiles bucket definitions: parameter queries, which determine the buckets of a request, and data queries, which
+fill them.
 
-A data query together with a parameter query is a stream: the parameters are a table called `bucket` that is joined
-to the data by the conditions on it.
+A data query together with a parameter query is compiled like a stream: the parameters are a table called `bucket`,
+joined to the data by the data query's conditions.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from sqlglot import exp
 
-from headwater_rules.compiler.catalog import united
+from headwater_rules.compiler.catalog import merged
 from headwater_rules.compiler.conditions import All
 from headwater_rules.compiler.drafts import Job, check_danger, check_number, draft_query
 from headwater_rules.compiler.expressions.fragment import Frag, Kind
@@ -32,7 +33,7 @@ _PRIORITY = "_priority"
 
 @dataclass(frozen=True, slots=True)
 class _Parameters:
-    """A parameter query: a fresh copy of its flattened form is made for each data query."""
+    """A parameter query. It is flattened again for each data query."""
 
     query: tuple[SqlText, exp.Select] | None
     names: frozenset[str]
@@ -40,8 +41,8 @@ class _Parameters:
 
 
 def compile_definition(job: Job, source: BucketSource) -> Stream:
-    """The bucket definition as a stream that everybody is subscribed to. Its parts go to the catalog, findings to the
-    report."""
+    """Compile the bucket definition to a stream that everybody is subscribed to. Its parts go to the catalog, findings
+    to the report."""
     variants: list[Variant] = []
     parameters = _parameters(job, source)
     for query in source.data:
@@ -56,11 +57,11 @@ def compile_definition(job: Job, source: BucketSource) -> Stream:
                     if not source.accepts_dangerous:
                         check_danger(job, draft, each.query[0].place() if each.query else query.place())
     check_number(variants, f"bucket definition `{source.name}`", source.place, job.report)
-    return Stream(source.name, auto_subscribe=True, priority=source.priority, variants=united(variants))
+    return Stream(source.name, auto_subscribe=True, priority=source.priority, variants=merged(variants))
 
 
 def check_event(job: Job, source: EventSource) -> None:
-    """Report what is wrong with the payload queries of an event, and that nothing reads them here."""
+    """Report errors in the payload queries of an event, and that nothing reads events here."""
     for query in source.payloads:
         with job.report.collecting(query.place()):
             context = _context(job).naming(Requests.NONE)
@@ -68,7 +69,7 @@ def check_event(job: Job, source: EventSource) -> None:
             selection = flatten(context, query)
             if len(job.report.errors) == before:
                 find_target(context, selection, query.place())
-    message = f"event `{source.name}` is checked, but nothing here listens to events"
+    message = f"event `{source.name}` is checked, but has no effect: events are not supported"
     hint = 'remove it, or read changes with Spark: `spark.readStream.format("headwater")`'
     job.report.add(RuleError(Code.NO_EFFECT, message, source.place, hint, Severity.WARNING))
 
@@ -81,7 +82,7 @@ def _context(job: Job) -> Context:
 
 
 def _parameters(job: Job, source: BucketSource) -> list[_Parameters]:
-    """All that can be understood; without any, the definition has one bucket for everybody."""
+    """All parameter queries without errors. A definition without any has one bucket for everybody."""
     if not source.parameters:
         return [_Parameters(None, frozenset(), None)]
     found: list[_Parameters] = []
@@ -104,7 +105,7 @@ def _parameters(job: Job, source: BucketSource) -> list[_Parameters]:
 
 
 def _without_priority(selection: Selection, source: BucketSource) -> tuple[Selection, int | None]:
-    """The column `_priority` is no parameter, but says how urgent the buckets of this query are."""
+    """Remove the column `_priority`, which is not a parameter but sets the priority of the query's buckets."""
     chosen = [item for item in selection.columns if isinstance(item, Column) and item.name == _PRIORITY]
     if not chosen:
         return selection, None
@@ -138,7 +139,7 @@ def _drafts(job: Job, parameters: _Parameters, query: SqlText, node: exp.Select)
 
 
 def _is_covered(job: Job, query: SqlText, node: exp.Select, parameters: list[_Parameters]) -> bool:
-    """Whether a data query can be joined to the parameter queries; what keeps it from that is reported."""
+    """Whether a data query can be joined to the parameter queries. Reports what prevents it."""
     before = len(job.report.errors)
     with job.report.collecting(query.place()):
         _check_cover(query, node, parameters)
@@ -146,7 +147,7 @@ def _is_covered(job: Job, query: SqlText, node: exp.Select, parameters: list[_Pa
 
 
 def _check_only(job: Job, query: SqlText, node: exp.Select) -> None:
-    """Report what else is wrong with a data query, whatever its parameters are."""
+    """Report other errors in a data query, whatever its parameters are."""
     used = {
         identifier(found.this): Frag(("NULL",), Kind.ANY, query.place_of(found))
         for found in node.find_all(exp.Column)
@@ -156,7 +157,8 @@ def _check_only(job: Job, query: SqlText, node: exp.Select) -> None:
 
 
 def _check_cover(query: SqlText, node: exp.Select, parameters: Iterable[_Parameters]) -> None:
-    """A parameter without a condition would put a row into the buckets of every value, which have no end."""
+    """Raise RuleError unless the data query compares every parameter. Otherwise a row would be in the buckets of all
+    values, which are unlimited."""
     used = [(identifier(found.this), found) for found in node.find_all(exp.Column) if found.table == _BUCKET]
     for each in parameters:
         for name, found in used:

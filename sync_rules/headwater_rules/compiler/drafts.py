@@ -1,4 +1,4 @@
-"""A flattened query to its drafts, with the checks that every kind of query shares."""
+"""Turns a flattened query into drafts of variants, with the checks that all kinds of queries share."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _BEYOND_LIMITS = re.compile("too large|too many|at most|stack overflow", re.IGNO
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What the definitions of one config are compiled with and into."""
+    """The inputs and outputs of compiling the definitions of one config."""
 
     options: Options
     catalog: Catalog
@@ -36,15 +36,15 @@ class Job:
     checks: SourceChecks | None = None
 
     def semantics(self, requests: Requests) -> Semantics:
-        """The edition's reading of SQL."""
+        """The edition's meaning of SQL."""
         return Semantics(self.options.edition, self.options.fixed_paths, requests)
 
 
 def draft_query(
     context: Context, selection: Selection, beside: Condition, tables: frozenset[int], place: Place
 ) -> list[VariantDraft]:
-    """One draft per alternative of a query's condition, together with `beside` over `tables` that the query does not
-    name itself. Raises RuleError for what cannot be synced."""
+    """One draft per alternative of a query's condition combined with `beside`, which is over further `tables`. Raises
+    RuleError for a query that can't be synced."""
     target = find_target(context, selection, place)
     table = context.instances[target.table]
     assert isinstance(table, Table)
@@ -62,7 +62,7 @@ def draft_query(
 
 
 def check_danger(job: Job, draft: VariantDraft, place: Place) -> None:
-    """Report a draft for which what the client may choose decides alone."""
+    """Report a draft for which values chosen by the client alone decide."""
     if not _dangerous(draft):
         return
     warning = RuleError(
@@ -76,7 +76,7 @@ def check_danger(job: Job, draft: VariantDraft, place: Place) -> None:
 
 
 def check_number(variants: list[Variant], what: str, place: Place, report: Report) -> None:
-    """Report a stream that needs too many kinds of buckets."""
+    """Report a stream that needs too many bucket definitions."""
     kinds = {bucket for variant in variants for bucket in variant.buckets}
     if len(kinds) > MAX_VARIANTS:
         message = f"{what} needs {len(kinds)} kinds of buckets, more than {MAX_VARIANTS}"
@@ -102,7 +102,8 @@ def _warn_of_alias(context: Context, selection: Selection, target: Target) -> No
 
 
 def _check_sql(draft: VariantDraft, place: Place) -> None:
-    """Every statement must be one that SQLite prepares: as a whole, for its limits are of the whole."""
+    """Check that SQLite can prepare every statement. Whole statements are checked, because SQLite's limits apply to
+    them."""
     try:
         for expr in dict.fromkeys((*draft.gates, *(source.expr for source in draft.requested()))):
             engine().check(f"SELECT {expr.sql}")
@@ -138,8 +139,8 @@ def _not_accepted(reason: str, place: Place) -> RuleError:
 
 
 def _dangerous(draft: VariantDraft) -> bool:
-    """Whether a client can choose all that decides which buckets it gets: the values that lead to them or, where none
-    does, the conditions on the request. Lookups that none leads to are the same for everybody."""
+    """Whether a client can choose everything that determines which buckets it gets: the values that lead to them or, if
+    there are none, the conditions on the request. Lookups that no request value leads to are the same for everybody."""
     leading = _inputs(source.expr for source in draft.requested())
     arrays = _inputs((*draft.arrays.arrays, *draft.arrays.filters) if draft.arrays is not None else ())
     if leading or (arrays and (any(draft.params) or draft.lookups)):
@@ -149,5 +150,5 @@ def _dangerous(draft: VariantDraft) -> bool:
 
 
 def _inputs(exprs: Iterable[Expr]) -> set[str]:
-    """The values of the request that expressions read."""
+    """The request values that expressions read."""
     return {name for expr in exprs for name in expr.inputs if not name.startswith("\x00")}

@@ -1,6 +1,6 @@
-"""FROM, joins, subqueries and CTEs, moved into one flat list of tables and one condition.
+"""Flattens FROM, joins, subqueries and CTEs into one list of tables and one condition.
 
-`x IN (SELECT c FROM s WHERE w)` becomes the table `s` plus `x = s.c AND w`: equality does the joining, so nothing
+`x IN (SELECT c FROM s WHERE w)` becomes the table `s` plus `x = s.c AND w`: the equality does the joining, so nothing
 needs to be nested.
 """
 
@@ -20,23 +20,23 @@ from headwater_rules.text.sqltext import SqlText, parse_select
 
 _SELECT_PARTS = frozenset({"expressions", "from_", "joins", "where", "distinct"})
 _CONDITIONS = (exp.EQ, exp.And, exp.Or, exp.Not, exp.In, exp.Exists, exp.ArrayOverlaps)
-_JOIN_PARTS = frozenset({"this", "on", "kind", "side", "method", "using"})  # what is wrong of these is said better
+_JOIN_PARTS = frozenset({"this", "on", "kind", "side", "method", "using"})  # some have better messages of their own
 _INNER = frozenset({"", "INNER", "CROSS"})
 
 
 def flatten(context: Context, text: SqlText, outer: Scope | None = None) -> Selection:
-    """The flattened form of the one SELECT in `text`, which may use the names of `outer` too. Raises RuleError where
-    it can't be understood far enough to look for further errors; what can be passed over goes to the report."""
+    """The flattened form of the one SELECT in `text`, which may also use the names of `outer`. Raises RuleError where
+    the query can't be analysed further; other errors go to the report."""
     return flatten_select(context, text, parse_select(text), outer)
 
 
 def flatten_select(context: Context, text: SqlText, node: exp.Select, outer: Scope | None = None) -> Selection:
-    """`flatten` for a SELECT of `text` that is parsed already."""
+    """`flatten` for a parsed SELECT of `text`."""
     return _Select(context, text, outer).run(node)
 
 
 class _Select:
-    """One SELECT on its way into the flat list."""
+    """Flattens one SELECT."""
 
     def __init__(self, context: Context, text: SqlText, outer: Scope | None) -> None:
         self._context = context
@@ -51,7 +51,9 @@ class _Select:
     def run(self, node: exp.Select) -> Selection:
         self._scalars.only(node, _SELECT_PARTS)
         if node.args.get("distinct"):
-            self._scalars.only(node.args["distinct"], frozenset())  # no device has a row twice, but ON would choose
+            self._scalars.only(
+                node.args["distinct"], frozenset()
+            )  # a device has each row once anyway, but ON would select rows
         self._watch.cases(node, self._text)
         if node.args.get("from_"):
             self._from(node.args["from_"].this)
@@ -127,7 +129,7 @@ class _Select:
         self._name(name or function, self._renamed(number, columns, node) if columns else number, node)
 
     def _renamed(self, number: int, columns: list[exp.Expr], node: exp.Expr) -> dict[str, Frag]:
-        """The elements of an array under names of their own: `json_each(array) AS a (key, value)`."""
+        """The elements of an array under other column names: `json_each(array) AS a (key, value)`."""
         names = [identifier(column) for column in columns if isinstance(column, exp.Identifier)]
         if len(names) != len(columns) or len(set(names)) != len(ELEMENT):
             hint = "write two different names, for key and value, or none: `AS a (position, element)`"
@@ -161,7 +163,7 @@ class _Select:
         return None if qualified else self._context.ctes.get(identifier(node.this))
 
     def _expand(self, name: str) -> Selection:
-        """A fresh copy of a CTE: each use is independent."""
+        """A fresh copy of a CTE, because each use is independent."""
         self._context.used.add(name)
         return flatten(self._context.inside(name), self._context.ctes[name])
 
@@ -231,7 +233,7 @@ class _Select:
         return Atom(negated(value) if negate else truth(value))
 
     def _is_held(self, node: exp.Is) -> bool:
-        """Whether `(condition) IS TRUE` is one that no single table's row decides: then it is the condition itself."""
+        """Whether `(condition) IS TRUE` involves more than one table, so that it equals the condition itself."""
         condition, wanted = node.this.unnest(), node.expression
         if not (isinstance(wanted, exp.Boolean) and wanted.this and isinstance(condition, _CONDITIONS)):
             return False
@@ -271,7 +273,7 @@ class _Select:
         return All((*links, selection.condition))
 
     def _exists(self, node: exp.Exists, inner: exp.Select, *, negate: bool) -> Condition:
-        """What the subquery selects is of no interest; its tables have to have rows."""
+        """Only the subquery's tables and conditions matter, not what it selects."""
         if negate:
             raise self._no_negation(node, "NOT EXISTS (SELECT …)")
         bare = inner.copy()
@@ -298,7 +300,7 @@ class _Select:
         return self._link(left, element, node, frozenset({number}))
 
     def _in_values(self, node: exp.In) -> Condition:
-        """A list; where its items come from elsewhere than the left side, one equality for each."""
+        """`IN` with a list; one equality per item if items depend on other sources than the left side."""
         whole = truth(self._value(node))
         if len({self._context.owner(source) for source in whole.sources}) <= 1:
             return Atom(whole)

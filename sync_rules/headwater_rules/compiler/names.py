@@ -53,7 +53,7 @@ class ScopeNames:
         return Frag((Ref(relation, name),), Kind.ANY, place)
 
     def _has_suffix(self, relation: int) -> bool:
-        """`table_suffix()` is a column too, by its older name."""
+        """Whether the older name of `table_suffix()`, which is a column, applies."""
         table = self._context.instances[relation]
         return isinstance(table, Table) and table.pattern.name.endswith("%")
 
@@ -71,8 +71,8 @@ class ScopeNames:
         return Frag((Ref(relation, _ROW_FUNCTIONS[name].value),), Kind.ANY, place)
 
     def _holder(self, name: str, node: exp.Expr) -> Relation:
-        """What has the unqualified column `name`. The columns of a subquery and of `json_each` are known; anything
-        else can only be one of the table's, if there is one table."""
+        """The relation that has the unqualified column `name`. Columns of subqueries and of `json_each` are known; any
+        other must be one of the table's, if there is just one table."""
         named = [relation for relation in self._scope.relations.values() if self._has(relation, name)]
         if len(named) == 1 and len(self._scope.relations) > 1:
             return named[0]

@@ -1,7 +1,7 @@
-"""One term of a query's condition, split into the row side, the lookups and the request side.
+"""Splits one term of a query's condition into the row side, the lookups and the request side.
 
-The request is the starting point: tables are placed one after another, each found by what the request and the
-tables before it provide, until only the synced table is left; what it is compared with are its bucket parameters.
+Planning starts at the request: tables are placed one after another, each found by values of the request and of the
+tables before it, until only the synced table is left. The values that it is compared with are its bucket parameters.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from headwater_rules.plan import (
 
 @dataclass(frozen=True, slots=True)
 class LookupDraft:
-    """A lookup without its name, and what a request finds it by."""
+    """A lookup without a name, and the sources of its keys."""
 
     table: TablePattern
     filters: tuple[Expr, ...]
@@ -43,8 +43,8 @@ class LookupDraft:
 
 @dataclass(frozen=True, slots=True)
 class VariantDraft:
-    """A variant whose bucket and lookups have no names yet. The first stage is `arrays`, if the request brings rows
-    along; then each of `lookups` is one. `vouched`: some gate opens by what the token vouches for only."""
+    """A variant whose bucket and lookups have no names yet. Its first stage is `arrays`, if rows are made from the
+    request; each of `lookups` is a further stage. `vouched`: some gate depends on values of the token only."""
 
     row: RowSource
     gates: tuple[Expr, ...]
@@ -54,21 +54,21 @@ class VariantDraft:
     vouched: bool
 
     def requested(self) -> list[FromRequest]:
-        """The values of the request that lead to lookups and buckets."""
+        """The request values that lead to lookups and buckets."""
         sources = [source for group in self.params for source in group]
         sources += [source for lookup in self.lookups for source in lookup.sources]
         return [source for source in sources if isinstance(source, FromRequest)]
 
 
 def plan_term(context: Context, target: Target, tables: frozenset[int], term: Sequence[Atom]) -> VariantDraft:
-    """The variant that gives the rows for which every atom of `term` holds. `tables` are those of the whole query;
-    atoms bring further ones. Raises RuleError for a condition that cannot be split."""
+    """The variant for the rows for which every atom of `term` holds. `tables` are those of the whole query; atoms may
+    add further ones. Raises RuleError for a condition that can't be split."""
     joined = tables.union(*(atom.tables for atom in term))
     return _Term(context, target, joined).plan(term)
 
 
 def find_mixed(context: Context, condition: Condition) -> None:
-    """Report the conditions that could not be split in a query that is refused for something else already."""
+    """Report conditions that can't be split, in a query that is rejected for other errors already."""
     if not isinstance(condition, Atom):
         for item in condition.items:
             find_mixed(context, item)
@@ -79,7 +79,7 @@ def find_mixed(context: Context, condition: Condition) -> None:
 
 
 def _sources(context: Context, frag: Frag) -> set[int]:
-    """Whom a value comes from: the request, with its arrays, or tables."""
+    """Where a value comes from: the request, including its arrays, or tables."""
     owners = dependencies(frag, context.owner)
     return {owner if isinstance(context.instances[owner], Table) else REQUEST for owner in owners - {REQUEST}} | (
         owners & {REQUEST}
@@ -91,14 +91,14 @@ def _mixed(context: Context, atom: Atom) -> RuleError:
     what = "the request with a table" if REQUEST in owners and len(owners) == 2 else "several tables"
     return RuleError(
         Code.MIXED_FILTER,
-        f"this condition combines {what} in another way than by `=`",
+        f"this condition combines {what} other than by `=`",
         atom.place,
         "connect them by `a = b` or `a IN (…)`, with the values of one side only on each side of it",
     )
 
 
 _ELEMENTS = -2
-"""Rows made of the request's arrays, as a source beside the request and the tables."""
+"""Rows made of the request's arrays, as a source like the request and the tables."""
 
 
 @dataclass(slots=True)
@@ -118,7 +118,7 @@ class _Link:
 
 @dataclass(slots=True)
 class _Parts:
-    """What one table, or the request's arrays together, contribute."""
+    """The filters and arrays of one table, or of all the request's arrays together."""
 
     filters: list[Frag] = field(default_factory=list)
     arrays: list[int] = field(default_factory=list)
@@ -129,7 +129,7 @@ class _Term:
         self._context = context
         self._target = target
         self._parts: dict[int, _Parts] = {}
-        self._request_arrays: dict[int, int] = {}  # and how many links have used it
+        self._request_arrays: dict[int, int] = {}  # number of links that use each
         self._elements = _Parts()
         self._links: list[_Link] = []
         self._gates: list[Frag] = []
@@ -145,7 +145,7 @@ class _Term:
         self._order_arrays()
 
     def plan(self, term: Sequence[Atom]) -> VariantDraft:
-        self._sort_out(term)
+        self._classify_all(term)
         self._combine_arrays()
         stages = self._place_tables()
         if self._elements.arrays:
@@ -168,9 +168,9 @@ class _Term:
             self._vouched,
         )
 
-    # sorting atoms out
+    # classifying atoms
 
-    def _sort_out(self, term: Sequence[Atom]) -> None:
+    def _classify_all(self, term: Sequence[Atom]) -> None:
         failed: RuleError | None = None
         for atom in term:
             try:
@@ -204,7 +204,7 @@ class _Term:
         self._vouched = self._vouched or is_vouched_for(atom)
 
     def _owner(self, side: Frag, atom: Atom) -> int:
-        """What one side of a link belongs to. Raises RuleError for a mixture."""
+        """The owner of one side of a link. Raises RuleError for a mixture."""
         owners = dependencies(side, self._context.owner)
         if len(owners) == 1:
             (owner,) = owners
@@ -223,7 +223,7 @@ class _Term:
         self._elements.arrays = sorted([*self._elements.arrays, *wanted])
 
     def _combine_arrays(self) -> None:
-        """An array whose elements are compared once, as they are, gives values; any other one gives rows."""
+        """Arrays whose elements are compared once, unchanged, give values; all others give rows."""
         self._need_elements(number for number, uses in self._request_arrays.items() if uses > 1)
         for number in self._elements.arrays:
             del self._request_arrays[number]
@@ -237,8 +237,8 @@ class _Term:
     # the order of lookups
 
     def _place_tables(self) -> list[int]:
-        """Tables beside the synced one, each after those that its key comes from. One that nothing leads to comes
-        as a whole: it is looked up without a key."""
+        """The tables besides the synced one, each after those that its key comes from. A table that nothing leads to is
+        looked up as a whole, without a key."""
         waiting = [table for table in self._parts if table != self._target.table]
         known = {REQUEST, _ELEMENTS, *self._request_arrays}
         placed: list[int] = []
@@ -254,7 +254,7 @@ class _Term:
         return any(link.side(table) is not None and link.other(table)[1] in known for link in self._links)
 
     def _outputs(self, stages: Sequence[int]) -> dict[int, tuple[Expr, ...]]:
-        """Per stage the values that later stages or the bucket parameters take from it."""
+        """For each stage, the values that later stages or the bucket parameters need."""
         order = {table: number for number, table in enumerate((*stages, self._target.table))}
         needed: dict[int, set[Expr]] = {table: set() for table in stages}
         for link in self._links:
@@ -287,7 +287,7 @@ class _Term:
     def _keyed(
         self, table: int, provided: dict[int, int], outputs: dict[int, tuple[Expr, ...]]
     ) -> dict[Expr, list[ParamSource]]:
-        """Values of `table` and where those they have to equal come from, in an order of their own."""
+        """Values of `table`, and the sources of the values that they must equal, in a fixed order."""
         keys: dict[Expr, list[ParamSource]] = {}
         for link in self._links:
             own = link.side(table)

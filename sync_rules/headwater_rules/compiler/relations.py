@@ -1,4 +1,4 @@
-"""What a query reads: its tables and expanded arrays, numbered, and what a flattened SELECT consists of."""
+"""The tables and expanded arrays of a query, numbered, and the parts of a flattened SELECT."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Everything:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One selected value and its name."""
+    """A selected value and its name."""
 
     name: str
     value: Frag
@@ -59,15 +59,15 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """A flattened SELECT. `tables` are the numbers of all it joins."""
+    """A flattened SELECT. `tables` are the numbers of all tables that it joins."""
 
     columns: tuple[Column | Everything, ...]
     condition: Condition
     tables: frozenset[int]
 
     def named(self) -> dict[str, Frag]:
-        """The columns, of a subquery, by name. Raises RuleError for `*`, which nobody can look into, and for two of one
-        name."""
+        """The columns of a subquery by name. Raises RuleError for `*`, whose columns are unknown, and for duplicate
+        names."""
         columns: dict[str, Frag] = {}
         for column in self.columns:
             if isinstance(column, Everything):
@@ -81,7 +81,7 @@ class Selection:
 
 
 Relation = int | dict[str, Frag]
-"""What a name in FROM stands for: a table by its number, anything derived by its columns."""
+"""What a name in FROM refers to: a table by its number, or the columns of a derived table."""
 
 
 @dataclass(slots=True)
@@ -94,9 +94,9 @@ class Scope:
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What the SELECTs of one query share. `ctes` are the SQL texts that a name in FROM may stand for, `used` collects
-    those that did, and `hidden` are names that would stand for one outside of the CTE `within`. Findings go to
-    `report`; after a fatal one the result must not be used. `checks` compares with the source, where its schema is
+    """What the SELECTs of one query share. `ctes` are the SQL texts that names in FROM may refer to, `used` collects
+    those that were used, and `hidden` are the names of CTEs that can't be used inside the CTE `within`. Findings go to
+    `report`; after a fatal one the result must not be used. `checks` compares with the source, if its schema is
     known."""
 
     semantics: Semantics
@@ -110,17 +110,17 @@ class Context:
     within: str = ""
 
     def inside(self, cte: str) -> Context:
-        """For the inside of a CTE: CTEs do not see each other."""
+        """The context for the inside of a CTE. CTEs can't use each other."""
         return replace(self, ctes={}, hidden=frozenset(self.ctes), within=cte)
 
     def refuse_hidden(self, node: exp.Column, place: Place) -> None:
-        """Raises RuleError where a CTE names another as if it were a column: that would give nothing without a word."""
+        """Raises RuleError where a CTE uses another one like a column, which would silently give nothing."""
         if identifier(node.this) in self.hidden and not node.args.get("table"):
             message = "the queries under `with` cannot name each other"
             raise RuleError(Code.UNSUPPORTED, message, place, "write the subquery in full")
 
     def warn_of_hidden(self, node: exp.Table, place: Place) -> None:
-        """Report where a CTE reads a table that another one is called like. Its own name it may share."""
+        """Warn where a CTE reads a table with the name of another CTE. Its own name is allowed."""
         name = identifier(node.this)
         if name not in self.hidden or node.args.get("db") or name == self.within:
             return
@@ -129,12 +129,12 @@ class Context:
         self.report.add(RuleError(Code.NOT_THE_CTE, message, place, hint, Severity.WARNING))
 
     def naming(self, requests: Requests) -> Context:
-        """The same with other names for values of the request."""
+        """The same context with other names for request values."""
         return replace(self, semantics=self.semantics.naming(requests))
 
     def owner(self, number: int) -> int:
-        """The table that an instance's values belong to: an array of a row belongs to the row's table, one of the
-        request stands for itself."""
+        """The table that the values of an instance belong to. An array of a row belongs to the row's table; an array of
+        the request is its own owner."""
         if number == REQUEST:
             return REQUEST
         instance = self.instances[number]
@@ -144,7 +144,7 @@ class Context:
         return number
 
     def add(self, instance: Table | Each) -> int:
-        """The number of a further table or array. Raises RuleError beyond MAX_TABLES."""
+        """Add a table or array, and return its number. Raises RuleError beyond MAX_TABLES."""
         if len(self.instances) >= MAX_TABLES:
             message = f"the query reads more than {MAX_TABLES} tables and arrays"
             raise RuleError(Code.TOO_MANY, message, instance.place, "split the query")
@@ -152,7 +152,7 @@ class Context:
         return len(self.instances) - 1
 
     def add_each(self, array: Frag) -> int:
-        """The number of a newly expanded array. Raises RuleError when its values mix sources."""
+        """Expand an array, and return its number. Raises RuleError when its values mix sources."""
         nested = any(source != REQUEST and isinstance(self.instances[source], Each) for source in array.sources)
         if len(array.sources) > 1 or nested:
             raise RuleError(
@@ -161,7 +161,7 @@ class Context:
         return self.add(Each(array, array.place))
 
     def table(self, node: exp.Table, place: Place) -> Table:
-        """The source table that a name in FROM means."""
+        """The source table that a name in FROM refers to."""
         alias = node.args.get("alias")
         schema = identifier(node.args["db"]) if node.args.get("db") else self.default_schema
         tag, dot, rest = schema.partition(".")

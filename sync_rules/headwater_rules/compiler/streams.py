@@ -1,10 +1,10 @@
-"""Streams: each query for itself, united where requests lead to them in the same way."""
+"""Compiles streams: each query separately, merged where requests lead to them in the same way."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from headwater_rules.compiler.catalog import united
+from headwater_rules.compiler.catalog import merged
 from headwater_rules.compiler.conditions import All
 from headwater_rules.compiler.drafts import Job, check_danger, check_number, draft_query
 from headwater_rules.compiler.expressions.semantics import Requests
@@ -21,8 +21,8 @@ _CHOSEN = (RequestInput.SUBSCRIPTION.value,)
 
 
 def compile_stream(job: Job, source: StreamSource, used: set[str]) -> Stream:
-    """The stream, whose definitions go to the catalog and whose findings to the report. The names of the `with`
-    queries that it needs are added to `used`."""
+    """Compile the stream. Its definitions go to the catalog, findings to the report. The names of the `with` queries
+    that it uses are added to `used`."""
     drafts: list[VariantDraft] = []
     variants: list[Variant] = []
     names: set[str] = set()
@@ -34,26 +34,24 @@ def compile_stream(job: Job, source: StreamSource, used: set[str]) -> Stream:
                 if not source.accepts_dangerous:
                     check_danger(job, draft, query.place())
     if source.auto_subscribe and drafts and all(_needs_subscription(draft) for draft in drafts):
-        message = (
-            f"`{source.name}` is subscribed to by itself, but then gives nothing: it needs a subscription's values"
-        )
+        message = f"`{source.name}` has `auto_subscribe`, but gives nothing without subscription parameters"
         hint = "remove `auto_subscribe`, or add a query without `subscription.…`"
         job.report.add(RuleError(Code.NO_EFFECT, message, source.place, hint, Severity.WARNING))
     check_number(variants, f"stream `{source.name}`", source.place, job.report)
     for name in sorted(set(source.own_ctes) - names):
         warn_of_unused(job, name, source.ctes[name], "any query of the stream")
     used |= names - set(source.own_ctes)
-    return Stream(source.name, source.auto_subscribe, source.priority, united(variants))
+    return Stream(source.name, source.auto_subscribe, source.priority, merged(variants))
 
 
 def _needs_subscription(draft: VariantDraft) -> bool:
-    """Whether null in the place of a subscription's parameters leads to no bucket."""
+    """Whether null subscription parameters lead to no bucket."""
     chosen = [source for source in draft.requested() if source.expr.inputs == _CHOSEN]
     return not all(Inputs({}, None, None).values(source) for source in chosen)
 
 
 def warn_of_unused(job: Job, name: str, query: SqlText, where: str) -> None:
-    """Report a `with` query that nothing reads, and what is wrong with it."""
+    """Report a `with` query that nothing uses, and errors in it."""
     with job.report.collecting(query.place()):
         flatten(_context(job, {}, set()), query)
     message = f"`{name}` is not used by {where}"

@@ -11,7 +11,7 @@ from headwater_rules.errors import Code, Place, RuleError
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The synced table of a query and what is selected from it."""
+    """The synced table of a query, and the columns selected from it."""
 
     table: int
     output_table: str | None
@@ -19,8 +19,8 @@ class Target:
 
 
 def find_target(context: Context, selection: Selection, place: Place) -> Target:
-    """The one table that all selected columns come from. Raises RuleError when there is none, or several, and for
-    what no row of a table has."""
+    """The one table that all selected columns come from. Raises RuleError when there is none or more than one, and for
+    columns that are not values of a row."""
     owners: dict[int, Place] = {}
     foreign = [error for column in selection.columns if (error := _foreign(context, column)) is not None]
     for error in foreign[:-1]:
@@ -48,8 +48,8 @@ def find_target(context: Context, selection: Selection, place: Place) -> Target:
 
 
 def _foreign(context: Context, column: Column | Everything) -> RuleError | None:
-    """What is wrong with a selected value that is no row's: of the request, or of the elements of an array. A row is
-    on a device once, however many of its elements pass."""
+    """The error for a selected value that is not a row's: of the request, or of an array's elements. A device has a row
+    once, however many of its elements pass."""
     if isinstance(column, Everything):
         return None
     arrays = [context.instances[source] for source in column.value.sources - {REQUEST}]

@@ -1,5 +1,5 @@
-"""What is noticed of a query while it is translated: errors in the middle of an expression, so that those after them
-are found too, and, where the source's schema is known, names and comparisons that do not fit it."""
+"""Collects findings about a query during translation: errors inside expressions, so that later errors are found too,
+and, if the source's schema is known, names and comparisons that do not fit it."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from headwater_rules.text.sqltext import SqlText
 _NUMBERS = frozenset({Kind.CERTAIN, Kind.LOGICAL, Kind.INTEGER, Kind.NUMBER})
 _NEVER_JSON = ("uuid", "timestamp", "date", "time", "interval", "numeric", "inet", "cidr", "money")
 _MAX_SHOWN = 60
-_ELEMENT = "\x00element"  # after an array: not the array is meant, but what is in it
+_ELEMENT = "\x00element"  # after an array: an element of it is meant
 
 
 class Watch:
-    """Notices for one query, whose tables are `instances`."""
+    """Findings for one query, whose tables are `instances`."""
 
     def __init__(self, checks: SourceChecks | None, instances: Sequence[Table | Each], report: Report) -> None:
         self._checks = checks
@@ -32,12 +32,12 @@ class Watch:
         self._report = report
 
     def failed(self, error: RuleError) -> Frag:
-        """Report an error; the value stands for the expression until the whole query is refused for it."""
+        """Report an error, and return a placeholder value. The query is rejected in the end."""
         self._report.add(error)
         return Frag(("NULL",), Kind.ANY, error.place or Place(0, 0, 1, 1, "", ""))
 
     def cases(self, node: exp.Select, text: SqlText) -> None:
-        """Notice names in a SELECT that lose their capitals."""
+        """Report names in a SELECT that SQL converts to lower case."""
         for found in node.find_all(exp.Identifier):
             name = str(found.name)
             if not found.args.get("quoted") and name != name.lower() and found.parent_select is node:
@@ -55,25 +55,25 @@ class Watch:
             self._checks.column(table.pattern, name, _written(node, text))
 
     def compared(self, left: Frag, right: Frag, place: Place, *, equality: bool = True) -> None:
-        """Notice a comparison of a number with text, or with a blob: the language converts neither."""
+        """Report a comparison of a number with text, or with a blob. The language converts neither."""
         if self._checks is None:
             return
         sides = self._side(left), self._side(right)
         if None in (sides[0].kind, sides[1].kind) or sides[0].kind == sides[1].kind:
             return
         what = "they are never equal" if equality else "all of one kind are greater than all of the other"
-        message = f"{sides[0].told} and {sides[1].told}: {what}"
+        message = f"{sides[0].description} and {sides[1].description}: {what}"
         self._checks.find(Code.NEVER_EQUAL, message, place, _cast_hint(sides[0], sides[1], place))
 
     def searched(self, left: Frag, array: Frag, place: Place) -> None:
-        """Notice a search for a number among texts, or the other way round, or in what is no array."""
+        """Report a search for a number among texts or the other way round, or in a value that is not an array."""
         if self._checks is None:
             return
         self.json(array, array.place, "`IN`")
         self.compared(left, replace(array, parts=(*array.parts, _ELEMENT)), place)
 
     def json(self, value: Frag, place: Place, what: str) -> None:
-        """Notice `what` reading a column that cannot hold JSON."""
+        """Report that `what` reads a column that can't hold JSON."""
         known = self._column(value)
         if self._checks is None or known is None:
             return
@@ -84,7 +84,7 @@ class Watch:
             self._checks.find(Code.NOT_JSON, message, place, "use a column of type json, jsonb, an array or JSON text")
 
     def selected(self, table: Table, columns: Sequence[Column | Everything], place: Place) -> None:
-        """Notice what devices will not get of the synced table, and where its rows get their id from."""
+        """Report columns of the synced table that devices don't get, and rows without a column `id`."""
         if self._checks is None or not self._checks.knows(table.pattern):
             return
         for column in columns:
@@ -114,10 +114,10 @@ class Watch:
             hint = f"write `base64({name}) AS {column.name}` or `hex({name}) AS {column.name}`"
             self._checks.find(Code.BLOB, message, column.value.place, hint)
 
-    # what is known of values
+    # kinds of values
 
     def _column(self, value: Frag) -> tuple[ValueKind, SourceColumn] | None:
-        """The source column that a fragment is, if it is nothing else."""
+        """The source column that a fragment consists of, if any."""
         ref = value.ref
         if self._checks is None or ref is None or ref.table == REQUEST:
             return None
@@ -125,7 +125,7 @@ class Watch:
         return self._checks.column_kind(instance.pattern, ref.column) if isinstance(instance, Table) else None
 
     def _side(self, value: Frag) -> _Side:
-        """What is known of one side of a comparison."""
+        """One side of a comparison."""
         text = _source(value)
         if value.parts[-1] == _ELEMENT:
             return self._element(replace(value, parts=value.parts[:-1]), text)
@@ -150,7 +150,7 @@ class Watch:
 
 @dataclass(frozen=True, slots=True)
 class _Side:
-    """One side of a comparison: its SQL, which of the kinds that are never equal it has, and what it is."""
+    """One side of a comparison: its SQL, its kind (number, text or blob), and what it is."""
 
     text: str
     kind: str | None
@@ -160,7 +160,7 @@ class _Side:
     literal: bool = False
 
     @property
-    def told(self) -> str:
+    def description(self) -> str:
         kind = {"number": "a number", "blob": "a blob"}.get(self.kind or "", "text")
         if self.elements_of:
             return f"an element of `{self.elements_of}` is {kind}"
@@ -168,7 +168,7 @@ class _Side:
 
 
 def _cast_hint(left: _Side, right: _Side, place: Place) -> str:
-    """The comparison to write instead: a cast of a column rather than of a literal, to text rather than to a number."""
+    """The comparison to write instead: cast a column rather than a literal, and to text rather than to a number."""
     if "blob" in {left.kind, right.kind}:
         return "compare `hex(…)` or `base64(…)` of it with text"
     number, other = (left, right) if left.kind == "number" else (right, left)
@@ -189,7 +189,7 @@ def _is_number(literal: str) -> bool:
 
 
 def _of(kind: ValueKind) -> str:
-    """Kinds of values that can be equal to each other go by one word."""
+    """The kind for comparisons: values of the same one can be equal."""
     match kind:
         case ValueKind.INTEGER | ValueKind.REAL:
             return "number"

@@ -1,1 +1,1 @@
-"""Plans in words and as schemas, for people and for client apps."""
+"""Describes plans in words and as client schemas."""

@@ -1,4 +1,4 @@
-"""A client schema as the source text that an app declares it by, for each SDK."""
+"""Writes a client schema as source code for each client SDK."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from headwater_rules.describe.client_schema import ClientColumn, ClientSchema, C
 
 
 class Language(StrEnum):
-    """The languages of client SDKs; plain data for Python, which has none; and SQL for reading."""
+    """The languages of client SDKs; Python as plain data, because it has no SDK; and SQL for reading."""
 
     TS = "ts"
     DART = "dart"
@@ -24,8 +24,8 @@ class Language(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """How a language declares a schema. NAME stands for a name as `quote` writes it, TYPE for a column's type. Notes of
-    a table stand before it as far in as its first line."""
+    """How a language declares a schema. NAME is replaced by a name as `quote` writes it, TYPE by a column's type. Notes
+    on a table come before it, with the same indentation."""
 
     head: str
     table: str
@@ -36,8 +36,8 @@ class _Form:
     mark: str = "//"
 
 
-def written(schema: ClientSchema, language: Language) -> str:
-    """The schema in a language, ready to be compiled."""
+def schema_code(schema: ClientSchema, language: Language) -> str:
+    """The schema as source code in a language."""
     lines = _sql(schema) if language is Language.SQL else _declared(schema, _FORMS[language])
     return "\n".join(lines) + "\n"
 
@@ -59,7 +59,7 @@ def _declared(schema: ClientSchema, form: _Form) -> Iterator[str]:
 
 
 def _sql(schema: ClientSchema) -> Iterator[str]:
-    yield "-- How the tables read on a device. The SDKs make them themselves."
+    yield "-- The tables on a device. The SDKs create them."
     yield from (f"-- {note}" for note in schema.notes)
     for table in schema.tables:
         yield ""
@@ -77,7 +77,7 @@ def _sql_columns(table: ClientTable) -> Iterator[str]:
 
 
 def _note(mark: str, column: ClientColumn) -> str:
-    space = "  " if mark == "#" else " "  # as formatters of the languages want it
+    space = "  " if mark == "#" else " "  # as formatters of the languages expect
     return f"{space}{mark} {column.note}" if column.note else ""
 
 

@@ -1,4 +1,4 @@
-"""The tables and columns that devices get under a plan, with the types that client SDKs declare them with."""
+"""The tables and columns that devices get under a plan, with the types that client SDKs declare."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from headwater_rules.plan import Expr, Output, RowFunction, RowSource, Star, Syn
 from headwater_rules.schema import SourceSchema, SourceTable, ValueKind
 
 _MAX_SAMPLES = 64
-_REFUSED = re.compile(r"[\"'%,.#\s\[\]]")  # what no client SDK takes in a name
+_REFUSED = re.compile(r"[\"'%,.#\s\[\]]")  # characters that no client SDK accepts in a name
 
 
 class ClientType(StrEnum):
-    """The types of columns on a device."""
+    """Column types on a device."""
 
     TEXT = "text"
     INTEGER = "integer"
@@ -28,7 +28,7 @@ class ClientType(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ClientColumn:
-    """A column of a device's table; `note` says what its type is guessed from, if it is."""
+    """A column of a device's table; `note` explains a type that is a guess."""
 
     name: str
     type: ClientType
@@ -37,7 +37,7 @@ class ClientColumn:
 
 @dataclass(frozen=True, slots=True)
 class ClientTable:
-    """A table of the device without its `id`. `notes` are for whoever reads the schema."""
+    """A table on the device, without its `id`. `notes` are for the reader of the schema."""
 
     name: str
     columns: tuple[ClientColumn, ...]
@@ -46,25 +46,25 @@ class ClientTable:
 
 @dataclass(frozen=True, slots=True)
 class ClientSchema:
-    """Everything that a plan can put on a device. `notes` are of what is not among the tables."""
+    """Everything that a plan can send to a device. `notes` describe what is missing from the tables."""
 
     tables: tuple[ClientTable, ...]
     notes: tuple[str, ...] = ()
 
 
 def client_schema(plan: SyncPlan, schema: SourceSchema | None) -> ClientSchema:
-    """The client schema of a plan, with the types that the source's `schema` has; without one, with what the plan
-    alone says. Tables stand in the order of the config, columns in that of the source."""
+    """The client schema of a plan, with the types of the source's `schema`; without one, with what the plan alone says.
+    Tables are in the order of the config, columns in that of the source."""
     drafts: dict[str, _Draft] = {}
     notes: dict[str, None] = {}
     for source in (source for bucket in plan.buckets for source in bucket.sources):
         tables = () if schema is None else schema.matching(source.table)
         names = [source.output_table] if source.output_table else [table.name for table in tables]
         if not names:
-            notes[f"tables called like {source.table.name}: the source's schema would tell which there are"] = None
+            notes[f"tables matching {source.table.name}: the source's schema is needed to list them"] = None
         for name in names:
             if _REFUSED.search(name):
-                notes[f"table {_shown(name)}: SDKs refuse its name; select from it AS another one"] = None
+                notes[f"table {_shown(name)}: SDKs reject its name; select from it AS another one"] = None
                 continue
             own = [table for table in tables if source.output_table or table.name == name]
             drafts.setdefault(name, _Draft(name)).add(plan, source, own)
@@ -73,14 +73,14 @@ def client_schema(plan: SyncPlan, schema: SourceSchema | None) -> ClientSchema:
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """One column as one query gives it; None is a type that nobody knows."""
+    """A column as one query produces it; None is an unknown type."""
 
     name: str
     type: ClientType | None
 
 
 class _Draft:
-    """A table of the device, put together from all queries that give rows of it."""
+    """A table of the device, merged from all queries that produce its rows."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -108,9 +108,9 @@ class _Draft:
             if column.name == "id":
                 continue
             if _REFUSED.search(column.name):
-                self._notes[f"column {_shown(column.name)}: SDKs refuse its name; select it AS another one"] = None
+                self._notes[f"column {_shown(column.name)}: SDKs reject its name; select it AS another one"] = None
             elif same != column.name:
-                self._notes[f"column {_shown(column.name)}: a device cannot tell it from {same}"] = None
+                self._notes[f"column {_shown(column.name)}: a device can't distinguish it from {same}"] = None
             else:
                 self._types.setdefault(column.name, []).append(column.type)
 
@@ -120,7 +120,7 @@ class _Draft:
 
 
 def _united(types: Sequence[ClientType | None]) -> tuple[ClientType, str]:
-    """The type that holds the values of all queries, and what there is to say of it."""
+    """The type that holds the values of all queries, and a note."""
     known = {each for each in types if each is not None}
     if None in types and not known:
         return ClientType.TEXT, "type not known"
@@ -132,7 +132,7 @@ def _united(types: Sequence[ClientType | None]) -> tuple[ClientType, str]:
 
 
 def _of_source(plan: SyncPlan, source: RowSource, table: SourceTable | None) -> Iterator[_Found]:
-    """The columns of one query's rows, each once: what is selected later takes the place of what came before."""
+    """The columns of one query's rows, each once; later ones replace earlier ones."""
     found: dict[str, ClientType | None] = {}
     for item in source.projection:
         if isinstance(item, Star):
@@ -155,7 +155,7 @@ def _of_star(
 
 
 def _named(plan: SyncPlan, pattern: TablePattern) -> list[str]:
-    """The columns of a table that the rules mention anywhere."""
+    """The columns of a table that the rules mention."""
     exprs: list[Expr] = []
     for source in (source for bucket in plan.buckets for source in bucket.sources):
         if source.table == pattern:
@@ -189,7 +189,7 @@ _OF_SQLITE = {"integer": ClientType.INTEGER, "real": ClientType.REAL, "text": Cl
 
 
 def _type_of(expr: Expr, table: SourceTable | None, plan: SyncPlan) -> ClientType | None:
-    """The type of a selected value: that of its column, or the one that the expression has for sample values."""
+    """The type of a selected value: that of its column, or the one that the expression gives for sample values."""
     if expr.sql == "?1":
         kind = _input_kind(expr.inputs[0], table, plan)
         return None if kind is None else _CLIENT[kind]
@@ -207,14 +207,14 @@ def _is_blob(expr: Expr, table: SourceTable | None, plan: SyncPlan) -> bool:
 
 
 def _tried(expr: Expr, table: SourceTable | None, plan: SyncPlan) -> set[str]:
-    """What SQLite calls the types of the expression's values for samples of its inputs."""
+    """SQLite's names for the types of the expression's values, for samples of its inputs."""
     samples = [_SAMPLES[_input_kind(name, table, plan)] for name in expr.inputs]
     found: set[str] = set()
     for values in islice(product(*samples), _MAX_SAMPLES):
         try:
             found.add(str(engine().rows(f"SELECT typeof({expr.sql})", values)[0][0]))
         except EvaluationError:
-            continue  # a sample that the expression fails on says nothing
+            continue  # the expression may fail on some samples
     return found
 
 

@@ -1,4 +1,5 @@
-"""What a config does, in words: for each stream who gets which rows and how, and what a change of a table touches."""
+"""Describes what a config does: for each stream, who gets which rows and how; for each table, the effects of a
+change."""
 
 from __future__ import annotations
 
@@ -30,8 +31,8 @@ _VALUE = re.compile(r"\b(?:auth|connection|subscription)\.[a-z_]+\((?:'(?:[^']|'
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One step of a request. Rows of `table` that pass `filters` and whose `keys` (column, value) agree are found, and
-    give `outputs`. Without a table the rows are the elements of the request's `arrays`."""
+    """A step of a request. It finds rows of `table` that pass `filters` and whose `keys` (column, value) match, and
+    takes `outputs`. Without a table, the rows are the elements of the request's `arrays`."""
 
     table: str | None
     arrays: tuple[str, ...]
@@ -42,8 +43,8 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """The rows of one query: those of `table` that pass `filters`, as `output_table` with `columns`. `parameters` are
-    the row's values that decide its bucket, and where a request has them from."""
+    """The rows of one query: those of `table` that pass `filters`, sent as `output_table` with `columns`. `parameters`
+    are the row's values that determine its bucket, and the sources of the matching values of a request."""
 
     table: str
     output_table: str | None
@@ -54,7 +55,7 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """One way from a request to buckets. `limits` are what a device with much in it can run into."""
+    """One way from a request to buckets. `limits` are those that a device with much data can reach."""
 
     buckets: tuple[str, ...]
     priority: int
@@ -66,7 +67,7 @@ class Way:
 
 @dataclass(frozen=True, slots=True)
 class StreamWords:
-    """A stream or bucket definition. `reads` are the values of the request that it depends on."""
+    """A stream or bucket definition. `reads` are the request values that it depends on."""
 
     name: str
     default: bool
@@ -77,8 +78,8 @@ class StreamWords:
 
 @dataclass(frozen=True, slots=True)
 class TableWords:
-    """What a change of a row of a table does. `moves` (column, streams) has rows enter, leave or change buckets;
-    `rights` has requests get other buckets; `sent` are the streams whose devices are sent the row."""
+    """The effects of a change of a row. `moves` (column, streams): rows enter, leave or change buckets. `rights`:
+    requests get other buckets. `sent`: streams that send the row to devices."""
 
     name: str
     moves: tuple[tuple[str, tuple[str, ...]], ...]
@@ -88,14 +89,14 @@ class TableWords:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """Everything, in the order of the config."""
+    """Streams and tables, in the order of the config."""
 
     streams: tuple[StreamWords, ...]
     tables: tuple[TableWords, ...]
 
 
 def explain(plan: SyncPlan, *, max_buckets: int = MOST_BUCKETS, max_results: int = MOST_RESULTS) -> Explanation:
-    """What a plan does. The limits are those of the service."""
+    """Explain a plan. The limits are those of the service."""
     limits = (max_buckets, max_results)
     streams = tuple(_stream(plan, stream, limits) for stream in plan.streams)
     return Explanation(streams, tuple(_table(plan, pattern) for pattern in plan.tables()))
@@ -197,14 +198,14 @@ def _limits(variant: Variant, steps: Sequence[Step], limits: tuple[int, int]) ->
         yield f"each step finds at most {limits[1]:,} rows for a request"
     for step in steps:
         if step.table and not step.keys:
-            yield f"every row of {step.table} that passes is read for each request: nothing connects it to one"
+            yield f"every row of {step.table} that passes is read for each request: it is not connected to the request"
 
 
 def _many(source: ParamSource) -> bool:
     return isinstance(source, FromStage) or source.each
 
 
-# what changes do
+# effects of changes
 
 
 def _table(plan: SyncPlan, pattern: TablePattern) -> TableWords:

@@ -1,4 +1,4 @@
-"""An explanation of a config as lines for a terminal."""
+"""Prints an explanation of a config for a terminal."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ POSTGRES = (
 
 
 def explanation_lines(explanation: Explanation, width: int) -> Iterator[str]:
-    """All of it, in lines of at most `width` characters where words allow that."""
+    """The explanation in lines of at most `width` characters where words allow it."""
     for stream in explanation.streams:
         yield from _stream(stream, width)
         yield ""
@@ -73,17 +73,17 @@ def _where(conditions: Sequence[str]) -> str:
 
 def _table(table: TableWords, width: int) -> Iterator[str]:
     yield f"table {table.name}: a change of"
-    told: dict[str, list[str]] = {}
+    effects: dict[str, list[str]] = {}
     for column, streams in table.rights:
-        told.setdefault(column, []).append(f"changes who has which buckets of {', '.join(streams)}")
+        effects.setdefault(column, []).append(f"changes who has which buckets of {', '.join(streams)}")
     for column, streams in table.moves:
-        told.setdefault(column, []).append(f"moves rows into, out of and between buckets of {', '.join(streams)}")
-    longest = min(max(map(len, told), default=0), _LONGEST_COLUMN)
-    for column, words in told.items():
+        effects.setdefault(column, []).append(f"moves rows into, out of and between buckets of {', '.join(streams)}")
+    longest = min(max(map(len, effects), default=0), _LONGEST_COLUMN)
+    for column, words in effects.items():
         shown = "any row" if column == "*" else column
         yield from _labelled(shown.ljust(longest), ["; ".join(words)], width, indent=2)
     if table.sent:
-        what = "any other column that is selected" if told else "any column that is selected"
+        what = "any other column that is selected" if effects else "any column that is selected"
         yield from _labelled(
             "", [f"{what} is sent to the devices that have the row ({', '.join(table.sent)})"], width, 2
         )
@@ -92,7 +92,7 @@ def _table(table: TableWords, width: int) -> Iterator[str]:
 
 
 def _labelled(label: str, texts: Iterable[str], width: int, indent: int = 4) -> Iterator[str]:
-    """Texts below each other, beside a label."""
+    """Texts below each other, next to a label."""
     for text in texts:
         space = max(_LABEL, len(label) + 2) if label else 0
         start = " " * indent + label.ljust(space)

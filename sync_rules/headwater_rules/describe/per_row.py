@@ -1,4 +1,4 @@
-"""Streams that have a bucket for each row of a table, of which a device may need as many as it gets rows."""
+"""Finds streams with one bucket per row of a table, of which a device may need as many as it has rows."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from headwater_rules.plan import (
 )
 
 _UNIQUE: dict[tuple[str, ...], str] = {("id",): "id", (RowFunction.ROW_ID.value,): "row_id()"}
-"""What no two rows of a table share."""
+"""Values that are unique within a table."""
 
 
 @dataclass(frozen=True, slots=True)
 class BucketPerRow:
-    """`definition` has a bucket for each row of `table` (`schema.name`), by `value`, and a request of `stream` can lead
-    to many of them."""
+    """`definition` has one bucket for each row of `table` (`schema.name`), identified by `value`, and a request of
+    `stream` can lead to many of them."""
 
     stream: str
     definition: str
@@ -34,7 +34,7 @@ class BucketPerRow:
 
 
 def buckets_per_row(plan: SyncPlan) -> tuple[BucketPerRow, ...]:
-    """All that a plan has, in its order, each once."""
+    """All such definitions of a plan, in its order."""
     return tuple(dict.fromkeys(_found(plan)))
 
 
@@ -50,7 +50,7 @@ def _found(plan: SyncPlan) -> Iterator[BucketPerRow]:
 
 
 def _unique(plan: SyncPlan, variant: Variant, source: RowSource) -> str | None:
-    """The unique value that decides a row's bucket, unless a request has just one."""
+    """The unique value that determines a row's bucket, unless a request has at most one such value."""
     for param, given in zip(source.params, variant.params, strict=True):
         value = _value(param, source.each)
         if value is not None and not any(_single(plan, variant, each) for each in given):
@@ -59,13 +59,13 @@ def _unique(plan: SyncPlan, variant: Variant, source: RowSource) -> str | None:
 
 
 def _value(expr: Expr, arrays: Sequence[Expr]) -> str | None:
-    """The unique value that an expression is, as it is or as text; of any other form it need not be unique."""
+    """The unique value that an expression is, as it is or as text; other forms need not be unique."""
     unique = _UNIQUE.get(expr.inputs)
     return unique if row_words(expr, arrays) == unique else None
 
 
 def _single(plan: SyncPlan, variant: Variant, source: ParamSource) -> bool:
-    """Whether a request has one value of it at most."""
+    """Whether a request has at most one value of it."""
     match source:
         case FromRequest(_, each):
             return not each

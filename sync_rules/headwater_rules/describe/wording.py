@@ -1,4 +1,4 @@
-"""Expressions of a plan in the words of the rule language, for people: without what is only there for SQLite."""
+"""Prints expressions of a plan in the rule language, for people, without the parts added for SQLite."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ _OF_ROW = {
     RowFunction.SCHEMA.value: "schema()",
 }
 _INNER_FUNCTIONS = frozenset({"hw_truth", "hw_text", "hw_floor", "hw_moment"})
-_OWN = "hw_"  # begins the names of functions that read as SQLite's of the same name do not
+_OWN = "hw_"  # prefix of functions that differ from SQLite's of the same name
 _LOOSE = (exp.Binary, exp.Not, exp.In, exp.Between)
 
 
 def row_words(expr: Expr, arrays: Sequence[Expr] = ()) -> str:
-    """An expression over a row, whose expanded `arrays` its inputs may be elements of."""
+    """An expression over a row; `arrays` are its expanded arrays."""
     return _words(expr, {}, arrays)
 
 
@@ -54,7 +54,7 @@ def _words(expr: Expr, names: Mapping[str, str], arrays: Sequence[Expr]) -> str:
         tree = sqlglot.parse_one(written, dialect=RuleDialect)
         return str(_tidied(tree).sql(dialect=RuleDialect, normalize_functions=False))
     except (SqlglotError, RecursionError):
-        return written  # SQLite's own SQL is still true
+        return written  # the SQLite form is correct, too
 
 
 def _named(name: str, names: Mapping[str, str], arrays: Sequence[Expr]) -> str:
@@ -66,7 +66,7 @@ def _named(name: str, names: Mapping[str, str], arrays: Sequence[Expr]) -> str:
 
 
 def _tidied(tree: exp.Expr) -> exp.Expr:
-    for _ in range(8):  # what one step uncovers is for the next
+    for _ in range(8):  # each step may enable another one
         before = tree.sql(dialect=RuleDialect)
         tree = tree.transform(_step)
         if tree.sql(dialect=RuleDialect) == before:
@@ -83,7 +83,7 @@ def _step(node: exp.Expr) -> exp.Expr:
 
 
 def _without_guard(node: exp.Expr) -> exp.Expr | None:
-    """`ifnull(x, 0)` of a condition: null is false there."""
+    """Remove `ifnull(x, 0)` from a condition, where null is false anyway."""
     name = str(node.this).lower() if isinstance(node, exp.Anonymous) else ""
     if name in _INNER_FUNCTIONS:
         return _inner(node.expressions[0])
@@ -93,7 +93,7 @@ def _without_guard(node: exp.Expr) -> exp.Expr | None:
 
 
 def _without_truth(node: exp.Expr) -> exp.Expr | None:
-    """`x <> 0`, which the rule did not say: `!=` is written as NOT (… = …)."""
+    """Remove `x <> 0`, which rules do not contain: their `!=` is written as NOT (… = …)."""
     if isinstance(node, exp.NEQ) and node.expression.sql() == "0":
         inner = _inner(node.this)
         return inner.this if isinstance(inner, exp.Cast) else inner
@@ -101,14 +101,14 @@ def _without_truth(node: exp.Expr) -> exp.Expr | None:
 
 
 def _without_type(node: exp.Expr) -> exp.Expr | None:
-    """The truth of a value whose type is not known before."""
+    """Remove the truth test of a value of unknown type."""
     if isinstance(node, exp.Case) and isinstance(node.this, exp.Anonymous) and str(node.this.this).lower() == "typeof":
         return _inner(node.this.expressions[0])
     return None
 
 
 def _in_array(node: exp.Expr) -> exp.Expr | None:
-    """`x IN (SELECT value FROM json_each(array))`, which the rule wrote as `x IN array`."""
+    """`x IN array` for `x IN (SELECT value FROM json_each(array))`."""
     query = node.args.get("query") if isinstance(node, exp.In) else None
     found = query.find(exp.Table) if query is not None else None
     if found is None or not isinstance(found.this, exp.Anonymous):
@@ -117,7 +117,7 @@ def _in_array(node: exp.Expr) -> exp.Expr | None:
 
 
 def _own_name(node: exp.Expr) -> exp.Expr | None:
-    """`hw_substring` is `substring` in a rule."""
+    """`substring` for `hw_substring`."""
     name = str(node.this) if isinstance(node, exp.Anonymous) else ""
     if not name.startswith(_OWN) or name in _INNER_FUNCTIONS:
         return None
@@ -125,7 +125,7 @@ def _own_name(node: exp.Expr) -> exp.Expr | None:
 
 
 def _bare(node: exp.Expr) -> exp.Expr:
-    """A literal without a cast to the kind that it has."""
+    """A literal without a cast to its own type."""
     return node.this if isinstance(node, exp.Cast) and isinstance(node.this, exp.Literal) else node
 
 
@@ -134,7 +134,7 @@ def _without_collation(node: exp.Expr) -> exp.Expr | None:
 
 
 def _parameter(node: exp.Expr) -> exp.Expr | None:
-    """`auth.parameters() ->> '$."x"'` is `auth.parameter('x')`; other paths lose their quotes."""
+    """`auth.parameter('x')` for `auth.parameters() ->> '$."x"'`; removes quotes from other paths."""
     if not isinstance(node, exp.JSONExtract | exp.JSONExtractScalar) or not isinstance(node.expression, exp.Literal):
         return None
     path = str(node.expression.this)

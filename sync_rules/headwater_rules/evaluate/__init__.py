@@ -1,1 +1,1 @@
-"""Running a plan: rows to bucket and lookup entries, requests to buckets, on the pinned SQLite."""
+"""Evaluates a plan on the pinned SQLite: rows to bucket and lookup entries, requests to buckets."""

@@ -1,4 +1,4 @@
-"""Expressions of a plan bound to the positions of a table's values."""
+"""Binds expressions of a plan to the positions of a table's values."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Row = tuple[Value, ...]
 
 
 class Layout:
-    """Positions in the tuple that an expression sees: the columns, then the row id, then constants."""
+    """Positions in the tuple that an expression sees: columns, then the row id, then constants."""
 
     def __init__(self, tag: str, schema: str, table: str, columns: tuple[str, ...]) -> None:
         self.tag = tag
@@ -32,15 +32,15 @@ class Layout:
         self._all = True
 
     def needed(self) -> frozenset[str] | None:
-        """The columns whose values were asked for; None when all were."""
+        """The columns whose values are used; None when all are."""
         return None if self._all else frozenset(self._used)
 
     def constants(self) -> tuple[Value, ...] | None:
-        """What follows the row id; None when no expression looks beyond the columns."""
+        """The values after the row id; None when no expression uses anything but columns."""
         return tuple(self._constants) if self._extended else None
 
     def position(self, name: str, pattern: TablePattern) -> int:
-        """Where the input `name` of an expression over a row of `pattern` stands."""
+        """The position of the input `name` of an expression over a row of `pattern`."""
         known = self._positions.get(name)
         if known is not None:
             self._used.add(name)
@@ -66,7 +66,7 @@ class Layout:
 
 
 class Statement:
-    """One prepared SELECT over values of a row."""
+    """A prepared SELECT over values of a row."""
 
     __slots__ = ("_pick", "_sql")
 
@@ -79,13 +79,13 @@ class Statement:
         engine().check(self._sql)
 
     def rows(self, row: Row) -> list[Row]:
-        """The computed values, once for each way in which the row passes. Raises EvaluationError."""
+        """The computed values, once for each way in which the row passes the filters. Raises EvaluationError."""
         return engine().rows(self._sql, self._pick(row))
 
 
 class Bound:
-    """The expressions of one source, bound. Plain columns are positions from the start of the row; values that
-    SQLite computes are appended to the row, so their positions count from its end."""
+    """The expressions of one source, bound. Plain columns are positions from the start of the row; values computed by
+    SQLite are appended to the row, so their positions count from its end."""
 
     def __init__(self, layout: Layout, pattern: TablePattern, filters: Sequence[Expr], each: Sequence[Expr]) -> None:
         self._layout = layout
@@ -96,7 +96,7 @@ class Bound:
         self._filters = [self._sql(expr) for expr in filters]
 
     def position(self, expr: Expr) -> int:
-        """Where the value of `expr` stands in a row to which this source's computed values are appended."""
+        """The position of the value of `expr` in a row to which this source's computed values are appended."""
         if expr.sql == "?1" and element_column(expr.inputs[0]) is None:
             return self._layout.position(expr.inputs[0], self._pattern)
         sql = self._sql(expr)
@@ -105,7 +105,7 @@ class Bound:
         return -1 - self._computed.index(sql)
 
     def statement(self) -> Statement | None:
-        """What has to be run for a row; None when every value is a plain column and every row passes."""
+        """The statement to run for a row; None when every value is a plain column and every row passes."""
         if not (self._filters or self._arrays or self._computed):
             return None
         sql = select_sql(self._computed[::-1], self._arrays, self._filters)

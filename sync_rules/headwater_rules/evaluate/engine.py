@@ -1,6 +1,5 @@
-"""The pinned SQLite in which expressions run: one in-memory connection per thread, closed to everything but
-reading, with the functions of the rule language that SQLite lacks.
-"""
+"""The pinned SQLite that evaluates expressions: one in-memory connection per thread, restricted to reading, with the
+functions of the rule language that SQLite lacks."""
 
 from __future__ import annotations
 
@@ -19,12 +18,13 @@ from headwater_rules.plan import Value
 _STEPS_PER_TICK: Final = 1000
 _MAX_TICKS: Final = 10_000  # ten million virtual machine steps, about a second, for one row or request expression
 _MAX_SECONDS: Final = 60.0
-"""The limit of steps is the same on every machine, so it alone decides in practice. This one stops steps that each
-work on megabytes."""
+"""A fallback for steps that each process megabytes. In practice the limit of steps decides, because it is the same on
+every machine."""
 _MAX_BYTES: Final = 64 * 1024 * 1024
 
 MAX_PATTERN: Final = 250
-"""Bytes of a LIKE pattern. SQLite's search takes their product with the text's length, and cannot be interrupted."""
+"""Maximum length of a LIKE pattern in bytes. SQLite's search takes time proportional to pattern times text, and can't
+be interrupted."""
 
 _ALLOWED_ACTIONS: Final = frozenset({apsw.SQLITE_SELECT, apsw.SQLITE_READ, apsw.SQLITE_FUNCTION})
 _ALLOWED_FUNCTIONS: Final = natives.FUNCTIONS.keys() | {
@@ -56,7 +56,7 @@ class Engine:
         self._cursor = connection.cursor()
 
     def rows(self, sql: str, bindings: Sequence[Value]) -> list[tuple[Value, ...]]:
-        """All rows of a statement. Raises EvaluationError when it fails on these values or works too long."""
+        """All rows of a statement. Raises EvaluationError when it fails on these values or takes too long."""
         self._ticks = 0
         try:
             return self._cursor.execute(sql, bindings).fetchall()
@@ -64,11 +64,11 @@ class Engine:
             raise EvaluationError("evaluation takes too long") from None
         except apsw.Error as error:
             raise EvaluationError(str(error)) from None
-        except UnicodeError:  # JSON can escape half of a surrogate pair, which is no character
-            raise EvaluationError("a text is no valid Unicode") from None
+        except UnicodeError:  # JSON can escape half of a surrogate pair, which is not a character
+            raise EvaluationError("a text is not valid Unicode") from None
 
     def check(self, sql: str) -> None:
-        """Prepare without running. Raises EvaluationError with SQLite's words."""
+        """Prepare without running. Raises EvaluationError with SQLite's message."""
         try:
             self._cursor.execute(f"explain {sql}", (None,) * _parameters(sql)).fetchall()
         except apsw.Error as error:
@@ -98,12 +98,13 @@ _PLACEHOLDER: Final = re.compile(r"'(?:[^']|'')*'|\?(\d+)")
 
 
 def renumber(sql: str, targets: Sequence[str]) -> str:
-    """`sql` with `?i` replaced by `targets[i - 1]`, leaving what stands in quotes alone."""
+    """`sql` with each `?i` outside of quotes replaced by `targets[i - 1]`."""
     return _PLACEHOLDER.sub(lambda match: targets[int(match[1]) - 1] if match[1] else match[0], sql)
 
 
 def select_sql(values: Sequence[str], arrays: Sequence[str], filters: Sequence[str]) -> str:
-    """The SELECT of values over the elements of JSON arrays, called e0, e1 …, in every combination that passes."""
+    """The SELECT of values over the elements of JSON arrays, called e0, e1 …, in every combination that passes the
+    filters."""
     sql = f"SELECT {', '.join(values) or '1'}"
     if arrays:
         sql += " FROM " + ", ".join(f"json_each({array}) AS e{number}" for number, array in enumerate(arrays))

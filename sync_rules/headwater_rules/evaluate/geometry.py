@@ -1,8 +1,8 @@
-"""Geometries as PostGIS stores them (WKB and EWKB, also in hexadecimal) printed as GeoJSON and as WKT.
+"""Prints geometries as PostGIS stores them (WKB and EWKB, also in hexadecimal) as GeoJSON and as WKT.
 
-The format is a few lines long, while the libraries for it either wrap GEOS, which is larger than all of this package,
-or print coordinates in fixed digits. Coordinates are printed with the shortest digits that read back as the same
-number, so nothing is lost and every machine prints the same.
+The format is small, while the libraries for it either wrap GEOS, which is larger than this whole package, or print a
+fixed number of digits. Coordinates are printed with the shortest digits that read back as the same number, so that
+nothing is lost and every machine prints the same.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class _Geometry:
 
 
 def as_geojson(value: Value) -> str | None:
-    """The geometry object of RFC 7946: without a reference system, which it fixes, and without measures."""
+    """The geometry object of RFC 7946, without a reference system (which the RFC fixes) and without measures."""
     geometry = _read(value)
     return None if geometry is None else orjson.dumps(_json(geometry)).decode()
 
@@ -97,7 +97,7 @@ def _read(value: Value) -> _Geometry | None:
 
 
 class _Reader:
-    """Reads one geometry after another from bytes. Raises ValueError or struct.error for anything else."""
+    """Reads geometries from bytes. Raises ValueError or struct.error for invalid ones."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data

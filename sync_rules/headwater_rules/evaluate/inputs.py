@@ -1,5 +1,5 @@
-"""The values of a request as expressions see them. Numbers are doubles there, as in the JSON they came from; those that
-doubles round cannot be read."""
+"""The values of a request as expressions see them. Numbers are doubles, as in the JSON they came from; numbers that
+doubles round can't be read."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ _CALLED = {
 
 
 class Inputs:
-    """Claims and parameters for one subscription. Converts and computes only what is asked for, and that once; what no
-    subscription changes once for all that have the same `common`, which has the same claims and connection."""
+    """Claims and parameters for one subscription. Converts values on demand, and only once; what does not depend on the
+    subscription only once for all that have the same `common`, which has the same claims and connection."""
 
     def __init__(
         self,
@@ -53,12 +53,12 @@ class Inputs:
         return self._once(gate, gate.inputs, lambda: bool(self._scalar(gate)))
 
     def values(self, source: FromRequest) -> tuple[Canonical, ...]:
-        """The value of `source` in the form that names use, or every distinct one of an array; nothing for null and
-        blobs. Raises EvaluationError."""
+        """The value of `source` in canonical form, or every distinct one of an array; nothing for null and blobs.
+        Raises EvaluationError."""
         return self._once(source, source.expr.inputs, lambda: self._values_of(source))
 
     def rows(self, stage: RequestStage) -> list[tuple[Canonical, ...]]:
-        """The distinct rows of a stage, without those that hold a null or a blob. Raises EvaluationError."""
+        """The distinct rows of a stage, without those that contain a null or a blob. Raises EvaluationError."""
         sql, names = stage_statement(stage)
         return self._once(stage, names, lambda: self._rows_of(stage, sql, names))
 
@@ -97,7 +97,7 @@ class Inputs:
         return [row[0] for row in rows]
 
     def _bindings(self, sql: str, names: Sequence[str]) -> list[Value]:
-        """The inputs of an expression. Raises EvaluationError when it reads a number that is not exact."""
+        """The inputs of an expression. Raises EvaluationError when it reads an inexact number."""
         values = [self._input(name) for name in names]
         if any(self._holder(name)._inexact[name] for name in names):
             for position, steps in readings(sql):
@@ -114,7 +114,7 @@ class Inputs:
             return holder._input(name)
         if name not in self._values:
             source = self._sources[RequestInput(name)]
-            self._values[name] = _value(source)  # which fails for what is nested too deeply to be searched
+            self._values[name] = _value(source)  # fails if it is nested too deeply to be searched
             self._inexact[name] = holds_inexact(source)
         return self._values[name]
 
@@ -127,7 +127,7 @@ class Inputs:
 
 @lru_cache(maxsize=1000)
 def stage_statement(stage: RequestStage) -> tuple[str, tuple[str, ...]]:
-    """The SELECT of a stage, and the inputs to bind."""
+    """The SELECT of a stage, and the names of the inputs to bind."""
     bindings: dict[str, int] = {}
 
     def written(expr: Expr) -> str:
@@ -155,14 +155,14 @@ def _value(claim: object) -> Value:
 
 
 def _double(number: float) -> float | None:
-    """Null stands for what nobody may read."""
+    """The number, or null for one that must not be read."""
     return float(number) if is_exact(number) else None
 
 
 def _canonical(value: Value) -> Canonical | None:
-    """`canonical`, for reals that were computed exactly."""
+    """Like `canonical`, but raises EvaluationError for reals that may be rounded."""
     if isinstance(value, float) and abs(value) > LARGEST:
-        raise EvaluationError("a real beyond 2^53 is computed, which is rounded: write `…::integer` of a text")
+        raise EvaluationError("a computed real is beyond 2^53 and so rounded: write `…::integer` of a text")
     return canonical(value)
 
 
@@ -171,7 +171,7 @@ def _encodable(text: str) -> str:
         try:
             text.encode()
         except UnicodeEncodeError:
-            raise EvaluationError("a value of the request is no valid Unicode text") from None
+            raise EvaluationError("a value of the request is not valid Unicode text") from None
     return text
 
 

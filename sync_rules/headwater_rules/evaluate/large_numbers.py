@@ -1,8 +1,8 @@
-"""Numbers of a request that are too large to be told from their neighbours.
+"""Detects numbers in a request that are too large to be exact.
 
-JSON readers keep numbers as doubles, in which the whole numbers beyond 2^53 are rounded: one user's id would be
-another's. An expression that reads such a number fails, so that it leads to no rows; those that read other values of
-the same token go on.
+JSON readers store numbers as doubles, which round integers beyond 2^53: one user's id would become another's. An
+expression that reads such a number fails, so that it gives no rows; expressions that read other values of the same
+token are not affected.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from functools import lru_cache
 LARGEST = 2**53
 
 Steps = tuple[str | int, ...]
-"""The way to a value in JSON: keys of objects and positions in arrays."""
+"""The path to a value in JSON: keys of objects and positions in arrays."""
 
 _TEXT = r"('(?:[^']|'')*')"
 _READING = re.compile(rf"\(\?(\d+) ->>? {_TEXT}|json_type\(\?(\d+), {_TEXT}|{_TEXT}|\?(\d+)")
@@ -22,12 +22,12 @@ _STEP = re.compile(r'\."([^"\\]*)"|\[(\d+)\]')
 
 
 def is_exact(number: float) -> bool:
-    """Whether a number of a request is surely the one that was meant. A real of 2^53 may be rounded already."""
+    """Whether a number of a request is certainly exact. A real of 2^53 may be rounded already."""
     return abs(number) <= LARGEST if isinstance(number, int) else not abs(number) >= LARGEST
 
 
 def holds_inexact(value: object, steps: Steps = ()) -> bool:
-    """Whether a number that is not exact is anywhere in what `steps` lead to."""
+    """Whether the value that `steps` lead to contains an inexact number."""
     for step in steps:
         value = _inside(value, step)
     match value:
@@ -53,8 +53,8 @@ def _inside(value: object, step: str | int) -> object:
 
 @lru_cache(maxsize=10_000)
 def readings(sql: str) -> tuple[tuple[int, Steps], ...]:
-    """What an expression reads of its inputs, which are JSON texts: positions of inputs with the way to a value in
-    them. An input that is used otherwise than by a JSON access is read as a whole."""
+    """What an expression reads of its inputs, which are JSON texts: positions of inputs, each with the path to a value.
+    An input that is used in any other way than a JSON access is read as a whole."""
     found: dict[tuple[int, Steps], None] = {}
     for match in _READING.finditer(sql):
         number, path = match[1] or match[3] or match[6], match[2] or match[4]
@@ -64,7 +64,7 @@ def readings(sql: str) -> tuple[tuple[int, Steps], ...]:
 
 
 def _steps(literal: str) -> Steps:
-    """The steps of a path, up to the first that is not read here: what is there is read as a whole."""
+    """The steps of a path, up to the first that is not supported here; the value there is read as a whole."""
     path = literal[1:-1].replace("''", "'")
     steps: list[str | int] = []
     position = 1 if path.startswith("$") else len(path)
@@ -75,5 +75,5 @@ def _steps(literal: str) -> Steps:
 
 
 def named(steps: Steps) -> str:
-    """Steps as a rule writes them."""
+    """Steps as written in a rule."""
     return ".".join(map(str, steps if len(steps) == 1 else ("$", *steps)))

@@ -1,4 +1,4 @@
-"""How much one request may ask for, and what is said of a subscription that asks for more."""
+"""The limits of one request, and the message for a subscription that exceeds them."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from typing import Final
 from headwater_rules.results import LeftOut
 
 LIMIT_CODE = "PSYNC_S2305"
-"""The code of whatever is said of these limits."""
+"""A subscription exceeds a limit of its request, so it is left out."""
 
 
 MOST_BUCKETS: Final = 1000
-"""Buckets of one connection, unless a service sets another number."""
+"""Default limit for the buckets of one connection."""
 
 MOST_RESULTS: Final = 1000
-"""Lookup keys, and rows found for them, in one step of a request, unless a service sets another number."""
+"""Default limit for the lookup keys, and for the rows found with them, in one step of a request."""
 
 
 class Setting(Enum):
-    """What sets a limit."""
+    """The setting of a limit."""
 
     BUCKETS = "api.parameters.max_buckets_per_connection"
     RESULTS = "api.parameters.max_parameter_query_results"
 
 
 class TooManyResultsError(Exception):
-    """A step of a request needs more than it may. `what` are `lookups` or `lookup rows`."""
+    """A step of a request exceeds its limit. `what` is `lookups` or `lookup rows`."""
 
     def __init__(self, what: str) -> None:
         super().__init__(what)
@@ -39,48 +39,48 @@ class TooManyResultsError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Asker:
-    """A stream and the parameters with which it is subscribed to: the same in every request that has it."""
+    """A stream and the parameters of a subscription to it. Equal in every request that contains it."""
 
     stream: str
     parameters: Mapping[str, object] | None
 
     def key(self, setting: Setting) -> str:
-        """Short for itself and a limit."""
+        """A short key for the subscription and a limit."""
         text = json.dumps([self.stream, self.parameters, setting.name], sort_keys=True)
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The limits of one request. `left_out` are the keys of what the device goes without so far. It comes back only
-    below nine tenths of the limit that it was left out by: around a limit it would come and go with every change."""
+    """The limits of one request. `left_out` are the keys of subscriptions that are currently left out. Each comes back
+    only below nine tenths of the limit; otherwise, around the limit, it would come and go with every change."""
 
     buckets: int
     results: int
     left_out: Set[str] = frozenset()
 
     def most(self, setting: Setting, asker: Asker) -> int:
-        """How many there may be: of buckets in all for the asker to be among them, of results in each step of it."""
+        """The limit for the asker: of all buckets of the request, or of the results in each of its steps."""
         limit = self._of(setting)
         if not self.left_out or asker.key(setting) not in self.left_out:
             return limit
         return max(1, (limit * 9 - 1) // 10)
 
     def beyond_buckets(self, asker: Asker, own: str, total: str) -> LeftOut:
-        """An asker who needs `own` buckets, which would make `total` of the request."""
+        """The result for an asker that needs `own` buckets, which would make `total` in the request."""
         reason = f"the {own} buckets of stream {asker.stream} would make {total} in all"
         return self._left_out(asker, Setting.BUCKETS, reason)
 
     def beyond_results(self, asker: Asker, what: str) -> LeftOut:
-        """An asker one of whose steps needs more lookups, or finds more rows, than it may."""
+        """The result for an asker with a step that needs too many lookups or finds too many rows."""
         most = self.most(Setting.RESULTS, asker)
         return self._left_out(
             asker, Setting.RESULTS, f"a step of stream {asker.stream} needs more than {most:,} {what}"
         )
 
     def beyond_patience(self, asker: Asker) -> LeftOut:
-        """An asker who was not looked at."""
-        reason = f"so many subscriptions are beyond it already that stream {asker.stream} was not looked at"
+        """The result for an asker that was not evaluated."""
+        reason = f"stream {asker.stream} was not evaluated, because too many subscriptions exceed the limit already"
         return self._left_out(asker, Setting.BUCKETS, reason)
 
     def beyond_steps(self, asker: Asker) -> LeftOut:

@@ -1,6 +1,6 @@
-"""Names that leave the building: digests of definitions, bucket names, lookup keys.
+"""Names that are used outside: digests of definitions, bucket names, lookup keys.
 
-Rows and requests meet by equal text, so both sides make it with the one function here.
+Rows and requests match by equal text, so both sides build it with the same function.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from headwater_rules.plan import (
     Value,
 )
 
-SHORT = 8  # hex digits of a digest that names show; a collision within a config is refused by the compiler
+SHORT = 8  # hex digits of a digest used in names; the compiler rejects a collision within a config
 
 _INT64_END = 2.0**63
 
 
 def canonical(value: Value) -> int | float | str | None:
-    """The form in which equal values are the same: integral reals as integers. None for whatever names no bucket:
-    null, blobs and reals without a JSON form."""
+    """The form in which equal values are identical: integral reals become integers. None for values that can't be part
+    of a name: null, blobs, and reals without a JSON form."""
     kind = type(value)
     if kind is str or kind is int:
         return value  # type: ignore[return-value]  # the two branches above narrowed it
@@ -43,8 +43,8 @@ def canonical(value: Value) -> int | float | str | None:
 
 
 def key_text(name: str, values: Iterable[Value]) -> str | None:
-    """A full bucket name or lookup key: `name` and the canonical JSON array of `values`. None when one of them is
-    null or a blob: nothing is found under such a key."""
+    """A full bucket name or lookup key: `name` and the canonical JSON array of `values`. None when one of them is null
+    or a blob, because no row has such a key."""
     parts: list[int | float | str] = []
     for value in values:
         part = canonical(value)
@@ -55,7 +55,7 @@ def key_text(name: str, values: Iterable[Value]) -> str | None:
 
 
 def bucket_digest(source: RowSource, options: ConversionOptions) -> str:
-    """SHA-256 over the whole row side, as hex."""
+    """SHA-256 of the whole row side, as hex."""
     return _digest(
         {
             "table": _table(source.table),
@@ -77,7 +77,7 @@ def lookup_digest(
     outputs: Iterable[Expr],
     options: ConversionOptions,
 ) -> str:
-    """SHA-256 over everything that decides the entries of a lookup, as hex."""
+    """SHA-256 of everything that determines the entries of a lookup, as hex."""
     return _digest(
         {
             "table": _table(table),
@@ -91,7 +91,7 @@ def lookup_digest(
 
 
 def expr_order(expr: Expr) -> tuple[str, tuple[str, ...]]:
-    """A sort key that does not depend on the place in the source."""
+    """A sort key that does not depend on the position in the config."""
     return expr.sql, expr.inputs
 
 

@@ -1,7 +1,7 @@
-"""The functions of the rule language that SQLite lacks or means otherwise, as the engine registers them.
+"""Functions of the rule language that SQLite lacks or defines differently, for the engine to register.
 
-Text is measured in UTF-16 units, as the published service and the JavaScript clients do; a unit that is half of a
-character becomes U+FFFD. Each function is total but for EvaluationError: whatever a row holds, the engine goes on.
+Text is measured in UTF-16 units, as in the published service and the JavaScript clients; half of a surrogate pair
+becomes U+FFFD. The functions raise nothing but EvaluationError, whatever values they get.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _MOMENT_START: Final = frozenset("0123456789+-. \t\n\v\f\r")
 
 
 def _truth(value: Value) -> int:
-    """A number unless 0; text by the integer it begins with; null and blobs never."""
+    """Whether a value counts as true: a number unless 0, text by the integer it begins with, null and blobs never."""
     match value:
         case int() | float():
             return int(value != 0)
@@ -36,12 +36,12 @@ def _truth(value: Value) -> int:
 
 
 def _floor(value: Value) -> Value:
-    """Reals as the next lower integral real; everything else as it is."""
+    """Reals rounded down to an integral real; other values unchanged."""
     return float(math.floor(value)) if isinstance(value, float) and math.isfinite(value) else value
 
 
 def _blob(value: Value) -> bytes | None:
-    """A blob as it is, everything else as the UTF-8 of its text form."""
+    """A blob unchanged; other values as the UTF-8 of their text form."""
     text = None if isinstance(value, bytes) else as_text(value)
     return value if isinstance(value, bytes) else None if text is None else text.encode()
 
@@ -91,8 +91,8 @@ def _substring(value: Value, start: int | None, *length: int | None) -> Value:
 
 
 def _span(size: int, start: int, count: int | None) -> slice:
-    """SQLite's rules: a negative start counts from the end, 0 stands before the first unit, a negative count takes
-    what precedes the start."""
+    """SQLite's rules: a negative start counts from the end, 0 is before the first unit, a negative count takes what
+    precedes the start."""
     first = start - 1 if start > 0 else size + start if start < 0 else -1
     if count is None:
         return slice(min(max(first, 0), size), size)
@@ -132,8 +132,8 @@ def _uuid_blob(value: Value) -> bytes | None:
 
 
 def _moment(value: Value) -> Value:
-    """What may be given to SQLite as a point in time. Its words for the present moment ('now', 'subsec', also in a
-    blob or before a NUL character) do not begin like a number, everything that it reads as a time does."""
+    """The value if SQLite may read it as a point in time, else null. SQLite's words for the current time ('now',
+    'subsec', also in a blob or before a NUL character) do not begin like a number; all other times do."""
     if isinstance(value, str):
         return value if value[:1] in _MOMENT_START else None
     return None if isinstance(value, bytes) else value
@@ -155,7 +155,7 @@ FUNCTIONS: Final[dict[str, tuple[Callable[..., Value], int]]] = {
     "hw_substring": (_substring, -1),
     "hw_instr": (_instr, 2),
     "hw_moment": (_moment, 1),
-    "upper": (_upper, 1),  # SQLite's know ASCII only
+    "upper": (_upper, 1),  # SQLite's own only handle ASCII
     "lower": (_lower, 1),
     "base64": (_base64, 1),
     "json_keys": (_json_keys, 1),

@@ -1,6 +1,6 @@
-"""A request to the buckets it may read, and why.
+"""Resolves a request to the buckets that it may read, with reasons.
 
-Lookup stages are joined: what comes from one looked-up row is only ever combined with values of the same row.
+Lookup stages are joined: values of one looked-up row are only combined with values of the same row.
 """
 
 from __future__ import annotations
@@ -40,18 +40,19 @@ from headwater_rules.results import (
 
 Found = tuple[Canonical, ...]
 State = tuple[Found, ...]
-"""Per stage that has run the outputs of the row it found, or nothing once nobody needs them."""
+"""For each stage that has run, the outputs of the row it found; empty once no later stage needs them."""
 Rows = Sequence[Found]
 Named = tuple[int, Subscription]
 Family = tuple[tuple[int, ...], str]
 """The buckets of several definitions for the same values."""
 
 _COUNTED = 9
-"""Buckets beyond the limit that are counted only to be told, in limits: a client decides how many there are."""
+"""How many buckets beyond the limit, as a multiple of it, are counted for the message. Bounded because a client
+controls how many there are."""
 
 _PATIENCE = 20
-"""Buckets, lookups and rows of subscriptions that were left out, in limits, after which no more are looked at: a client
-decides how many such subscriptions there are, too."""
+"""After this many buckets, lookups and rows of left-out subscriptions, as a multiple of the limit, no more are
+evaluated. Bounded because a client controls how many such subscriptions there are."""
 
 _STEPS = 200
 """Steps from a subscription to a bucket, of all that are given, in limits: each tells of itself with every bucket."""
@@ -66,13 +67,14 @@ def resolve(
     max_results: int = MOST_RESULTS,
     left_out: Set[str] = frozenset(),
 ) -> Resolution:
-    """The buckets of a request, with lookups answered by `read` (at one checkpoint). Without lookup keys in the
-    answer it holds for as long as the plan does. A subscription to an unknown stream is left out. Expressions that
-    fail on the request's values are reported with their stream.
+    """The buckets of a request, with lookups answered by `read` (at one checkpoint). If the answer contains no lookup
+    keys, it is valid as long as the plan is. Subscriptions to unknown streams are ignored. Expressions that fail on the
+    request's values are reported with their stream.
 
-    So is a subscription that does not fit into the limits, which is left out whole. Those of more urgent streams are
-    fitted in first, then those of streams defined earlier. `left_out` are the keys of those that were left out before:
-    see `Limits`."""
+    A subscription that exceeds a limit is left out entirely and reported. Streams with a more urgent priority are
+    fitted in first, then those defined earlier. `left_out` are the keys of subscriptions that were left out before: see
+    `Limits`.
+    """
     streams: list[Stream] = []
     entries: list[_Entry] = []
     common = Inputs(request.claims, request.parameters, None)
@@ -99,14 +101,14 @@ def resolve(
 
 
 def default_stream_names(plan: SyncPlan) -> tuple[str, ...]:
-    """The streams that a request gets without naming them, in the order of the config."""
+    """The streams that a request gets by default, in the order of the config."""
     return tuple(stream.name for stream in plan.streams if stream.auto_subscribe)
 
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """One reason to resolve a stream: the implicit subscription, or one that the client named. `priority` is what the
-    client asked for."""
+    """One reason to resolve a stream: the implicit subscription, or one that the client named. `priority` is the
+    client's override."""
 
     stream: Stream
     reason: dict[str, int]
@@ -117,7 +119,7 @@ class _Entry:
 
     @property
     def urgency(self) -> int:
-        """The priority of the most urgent buckets that it can lead to."""
+        """The most urgent priority of any bucket that it can lead to."""
         return min((self.priority_of(variant) for variant in self.stream.variants), default=self.stream.priority)
 
     def priority_of(self, variant: Variant) -> int:
@@ -128,7 +130,7 @@ class _Entry:
 
 @dataclass(slots=True)
 class _Answer:
-    """What an entry leads to, with priorities; what failed, in words."""
+    """The buckets that an entry leads to, with priorities, and error messages."""
 
     entry: _Entry
     families: dict[Family, int] = field(default_factory=dict)
@@ -145,7 +147,7 @@ class _Bucket:
 
 def _entries(stream: Stream, request: SyncRequest, index: int, named: Sequence[Named], common: Inputs) -> list[_Entry]:
     entries: list[_Entry] = []
-    # one without parameters takes the place of the implicit subscription
+    # one without parameters replaces the implicit subscription
     replaced = any(subscription.parameters is None for _, subscription in named)
     if stream.auto_subscribe and request.include_defaults and not replaced:
         inputs = Inputs(request.claims, request.parameters, None, common)
@@ -160,8 +162,8 @@ def _entries(stream: Stream, request: SyncRequest, index: int, named: Sequence[N
 def _statuses(streams: Iterable[Stream], answers: Iterable[_Answer]) -> Iterator[StreamStatus]:
     errors: dict[str, list[dict[str, object]]] = {}
     for answer in answers:
-        told = errors.setdefault(answer.entry.stream.name, [])
-        told += ({"subscription": answer.entry.label, "message": message} for message in answer.messages)
+        found = errors.setdefault(answer.entry.stream.name, [])
+        found += ({"subscription": answer.entry.label, "message": message} for message in answer.messages)
     for stream in streams:
         yield StreamStatus(stream.name, stream.auto_subscribe, tuple(errors[stream.name]))
 
@@ -195,7 +197,7 @@ class _Resolver:
         self._max_results = limits.results
 
     def answer(self, entry: _Entry) -> _Answer:
-        """What an entry leads to, if that fits in beside what was answered before."""
+        """The buckets of an entry, if they fit in besides those of earlier entries."""
         answer = _Answer(entry)
         if self._patience <= 0:
             return _without(answer, self._limits.beyond_patience(entry.asker))
@@ -218,8 +220,8 @@ class _Resolver:
         return answer
 
     def _collect(self, answer: _Answer) -> bool:
-        """Run all variants of the entry. The buckets of a variant's definitions for the same values count as one: how
-        many queries a stream has does not decide how many users it serves. False when there are too many to go on
+        """Run all variants of the entry. Buckets of a variant's definitions for the same values count as one, so that
+        the number of a stream's queries does not affect the limit. Returns False when there are too many to go on
         counting."""
         families = answer.families
         for variant in answer.entry.stream.variants:
@@ -237,7 +239,7 @@ class _Resolver:
         return True
 
     def _values(self, variant: Variant, inputs: Inputs) -> Iterator[str]:
-        """The part of the buckets' names that the request decides."""
+        """The part of the bucket names that the request determines."""
         if not all(inputs.holds(gate) for gate in variant.gates):
             return
         for state in self._states(variant, inputs):
@@ -273,7 +275,7 @@ class _Resolver:
         return states
 
     def _run(self, stage: Stage, states: Iterable[State], inputs: Inputs) -> list[tuple[State, Rows]]:
-        """What the stage finds for each state, in several pieces if need be."""
+        """The rows that the stage finds for each state, possibly in several pieces."""
         if isinstance(stage, RequestStage):
             rows = inputs.rows(stage)
             return [(state, rows) for state in states]
@@ -310,7 +312,7 @@ def _without(answer: _Answer, left_out: LeftOut) -> _Answer:
 
 
 def _needed_after(variant: Variant, number: int) -> set[int]:
-    """The stages whose outputs are still used once stage `number` has run."""
+    """The stages whose outputs are still needed after stage `number`."""
     stages = [stage for stage in variant.stages[number + 1 :] if isinstance(stage, LookupStage)]
     later = [source for stage in stages for source in stage.keys]
     later += [source for sources in variant.params for source in sources]
@@ -335,6 +337,6 @@ def _values(source: ParamSource, state: State, inputs: Inputs) -> Found:
 
 
 def _agreed(sources: Sequence[Found]) -> Found:
-    """The values that every source gives."""
+    """The values that all sources have in common."""
     first, *others = sources
     return tuple(value for value in first if all(value in other for other in others)) if others else first

@@ -1,4 +1,4 @@
-"""Rows to bucket entries and lookup entries. The hot path of the whole service.
+"""Evaluates rows to bucket entries and lookup entries. The hot path of the whole service.
 
 A plan is bound to one table's columns once. Plain columns are then picked by position; only real expressions go to
 SQLite, as one prepared statement per source.
@@ -22,15 +22,15 @@ from headwater_rules.results import LookupEntry, Put, RowResult
 _new = tuple.__new__
 
 Choice = tuple[int, ...]
-"""Positions in a row; the first value that is not null counts."""
+"""Positions in a row; the first value that is not null is used."""
 
 
 class TableProgram:
-    """What a sync config does with the rows of one table. Safe to use from several threads; not picklable: bind the
+    """Evaluates the rows of one table under a sync config. Safe to use from several threads; not picklable, so bind the
     plan again in each process.
 
-    `definitions` are the positions of the bucket definitions that the table feeds, `has_lookups` whether it feeds
-    lookups, `needs_columns` the columns whose values matter (None: all of them).
+    `definitions` are the positions of the bucket definitions that the table feeds, `has_lookups` says whether it feeds
+    lookups, `needs_columns` are the columns whose values are used (None: all of them).
     """
 
     __slots__ = ("_constants", "_entries", "_lookups", "definitions", "has_lookups", "needs_columns")
@@ -52,8 +52,8 @@ class TableProgram:
         self._constants = layout.constants()
 
     def evaluate(self, values: Sequence[Value], row_id: str) -> RowResult:
-        """Everything one row gives. `values` stand in the order of the bound columns; `row_id` is the row's identity.
-        Never raises for what the values are: an entry that fails is left out and named in `errors`."""
+        """The result for one row. `values` are in the order of the bound columns; `row_id` is the row's identity. Never
+        raises because of values: an entry that fails is left out and described in `errors`."""
         row = tuple(values) if self._constants is None else (*values, row_id, *self._constants)
         puts: list[Put] = []
         lookups: list[LookupEntry] = []
@@ -84,8 +84,8 @@ class TableProgram:
 
 
 def bind_table(plan: SyncPlan, tag: str, schema: str, table: str, columns: Sequence[str]) -> TableProgram | None:
-    """The program for one source table whose rows have `columns`, in that order; None when the config does not read
-    the table. A column that the config names and the table lacks is null."""
+    """The program for a source table whose rows have `columns`, in that order; None when the config does not read the
+    table. Columns that the config names and the table lacks are null."""
     layout = Layout(tag, schema, table, tuple(columns))
     if not any(layout.matches(pattern) for pattern in plan.tables()):
         return None
@@ -122,7 +122,7 @@ def _computed(entry: _Entry, statement: Statement, row: Row, row_id: str, puts: 
             buckets.add(bucket)
         data = entry.writer.data(full)
         if puts and puts[-1].data == data:
-            data = puts[-1].data  # a large row may stand in many buckets: one text for all of them
+            data = puts[-1].data  # a large row may be in many buckets: share one text
         puts.append(Put(entry.definition, bucket, entry.table, entry.writer.id(full, row_id), data))
 
 
@@ -138,7 +138,7 @@ def _look_up(lookup: _Lookup, row: Row, entries: list[LookupEntry]) -> None:
 
 
 class _Writer:
-    """Writes the data and the id of a row from the places of its selected values."""
+    """Writes the data and the id of a row, given the positions of its selected values."""
 
     __slots__ = ("_has_blobs", "_id", "_select")
 
@@ -176,8 +176,8 @@ def _without_blobs(values: dict[str, Value]) -> str:
 
 
 def _selector(columns: Mapping[str, Choice]) -> Callable[[Row], dict[str, Value]]:
-    """A function from a row to its selected values by name. Generated, because a dict display takes a third of the
-    time of `dict(zip(…))`; only quoted names and numbers go into the code."""
+    """A function from a row to its selected values by name. Generated, because a dict display takes a third of the time
+    of `dict(zip(…))`; only quoted names and numbers go into the code."""
     body = ", ".join(f"{name!r}: {_chosen(choice)}" for name, choice in columns.items())
     selector: Callable[[Row], dict[str, Value]] = eval(f"lambda row: {{{body}}}", {"__builtins__": {}})  # noqa: S307
     return selector
@@ -189,8 +189,8 @@ def _chosen(choice: Choice) -> str:
 
 
 def _columns(layout: Layout, bound: Bound, projection: Sequence[Output | Star]) -> dict[str, Choice]:
-    """Where the value of each selected column stands. Equal names keep the place of the first and the value of the
-    last, as a rule."""
+    """The position of the value of each selected column. A repeated name keeps the position of the first and the value
+    of the last, except for columns that `*` leaves alone."""
     columns: dict[str, Choice] = {}
     for item in projection:
         if isinstance(item, Output):

@@ -1,4 +1,4 @@
-"""The text form of values, the same wherever one becomes text: `||`, casts, functions, ids."""
+"""The text form of values, used wherever a value becomes text: `||`, casts, functions, ids."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from headwater_rules.plan import Value
 
 
 def number_text(value: float) -> str:
-    """A real as `||` prints it, which is JavaScript's way: the shortest digits that read back as the same number,
-    integral ones without `.0`, an exponent below 1e-6 and from 1e21 on."""
+    """A real as `||` prints it, in the way of JavaScript: the shortest digits that read back as the same number,
+    integral ones without `.0`, with an exponent below 1e-6 and from 1e21."""
     if value.is_integer() and abs(value) < 1e21:
         return str(int(value) if abs(value) < 2**53 else int(Decimal(repr(value))))
     if not math.isfinite(value):

@@ -1,7 +1,6 @@
-"""Unit tests of sync rules without a server or a database: rows go in, and what a device would hold comes out.
+"""Unit tests of sync rules without a server or a database: insert rows and check what a device would get.
 
-The device's view is computed as the service computes it, through buckets and lookups; there is no second reading of
-the rules that could be right where the service is wrong.
+The device's view is computed as the service does, through buckets and lookups, by the same code.
 """
 
 from headwater_rules.testing.rules_test import Client, GivenBucket, RulesTest

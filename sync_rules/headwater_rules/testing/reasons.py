@@ -1,4 +1,4 @@
-"""Why a client has a row or lacks it, in terms of the rules."""
+"""Explains why a client has a row or lacks it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _MOST_ROWS = 3
 
 
 class Reasons:
-    """Explains one client's view. Every statement comes from evaluating the plan, none from reading the config."""
+    """Explains one client's view. Every statement comes from evaluating the plan."""
 
     def __init__(self, world: World, request: SyncRequest) -> None:
         self._world = world
@@ -39,7 +39,7 @@ class Reasons:
         self._resolution = resolve(self._plan, request, self._read)
 
     def of_present(self, table: str, object_id: str) -> Iterator[str]:
-        """Each bucket that brings the row, and why the client has the bucket."""
+        """Each bucket that contains the row, and why the client has the bucket."""
         for bucket in self._resolution.buckets:
             if any(put.table == table and put.id == object_id for put in self._world.puts(bucket.name)):
                 stream = self._stream_of(bucket.definition)
@@ -48,7 +48,7 @@ class Reasons:
                 yield f"stream `{stream.name}` ({why}): in bucket {self._short(bucket.name, bucket.definition)}"
 
     def of_missing(self, table: str, wanted: dict[str, Value]) -> Iterator[str]:
-        """For each row that may be meant, what keeps it from the client; or that there is no such row."""
+        """For each row that may be meant, why the client does not get it; or that there is no such row."""
         sources = [
             (position, source)
             for position, bucket in enumerate(self._plan.buckets)
@@ -57,7 +57,7 @@ class Reasons:
         ]
         rows = [row for row in self._world.rows() if self._may_be_meant(row, table, wanted)]
         if not rows:
-            yield "no row was inserted that would look like this"
+            yield "no inserted row matches this"
         for row in rows[:_MOST_ROWS]:
             for position, source in sources:
                 if source.table.matches(source.table.tag, row.schema, row.table):
@@ -107,7 +107,7 @@ class Reasons:
         return f"the row is in bucket {needed}, the client has {held}" + "".join(f"; {why}" for why in whys)
 
     def _of_variant(self, stream: Stream, variant: Variant) -> Iterator[str]:
-        """What in the request or the looked-up rows keeps a variant from giving any bucket."""
+        """Why a variant gives no bucket: what is missing in the request or the looked-up rows."""
         for inputs in self._inputs(stream):
             try:
                 failing = [request_words(gate) for gate in variant.gates if not inputs.holds(gate)]
@@ -153,7 +153,7 @@ class Reasons:
         return self._streams[definition][0]
 
     def _short(self, name: str, definition: int) -> str:
-        """A bucket's name without the hash."""
+        """A bucket's name without the digest."""
         return self._stream_of(definition).name + name[len(self._plan.buckets[definition].name) :]
 
 

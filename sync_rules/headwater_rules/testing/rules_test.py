@@ -1,4 +1,4 @@
-"""A rehearsed service: a compiled config, rows, and clients that see them."""
+"""A test service: a compiled config, rows, and clients that see them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ DeviceRow = dict[str, Value]
 @dataclass(frozen=True, slots=True)
 class GivenBucket:
     """A bucket that a client reads. `streams` are those that lead to it, `parameters` the values in its name, in an
-    order that follows from the queries' text."""
+    order that depends on the text of the queries."""
 
     name: str
     streams: tuple[str, ...]
@@ -37,10 +37,10 @@ class GivenBucket:
 
 
 class RulesTest:
-    """The rows of a database, and what devices hold of them under a sync config.
+    """The rows of a database, and what devices get of them under a sync config.
 
     While an expression of the rules fails on a row or a request, every assertion fails, unless `allow_errors` is set:
-    what failed is left out, and a test that finds it missing would pass for the wrong reason.
+    the failing entry is left out, so a test that expects it to be missing would pass for the wrong reason.
     """
 
     def __init__(self, plan: SyncPlan, *, default_schema: str = "public") -> None:
@@ -50,23 +50,23 @@ class RulesTest:
 
     @classmethod
     def of(cls, path: str | Path, *, default_schema: str = "public") -> RulesTest:
-        """From a sync config's file. Raises RuleErrors."""
+        """Load a sync config from a file. Raises RuleErrors."""
         return cls.of_text(Path(path).read_text(encoding="utf-8"), default_schema=default_schema)
 
     @classmethod
     def of_text(cls, text: str, *, default_schema: str = "public") -> RulesTest:
-        """From the text of a sync config. Raises RuleErrors."""
+        """Load a sync config from its text. Raises RuleErrors."""
         return cls(compile_config(text, default_schema=default_schema).plan, default_schema=default_schema)
 
     def insert(self, table: str, /, *rows: Row, **columns: object) -> None:
-        """Insert rows, given as dicts or as one row's columns. The table may be named with its schema. Raises
-        ValueError for a table that the rules do not read, and for a column that seems mistyped."""
+        """Insert rows, given as dicts or as one row's columns. The table may be given with its schema. Raises
+        ValueError for a table that the rules do not read, and for a column that seems misspelled."""
         for row in (*rows, columns) if columns else rows:
             self.world.insert(table, row_values(row, self.plan.options))
 
     def update(self, table: str, where: Row, /, **changes: object) -> None:
-        """Change columns of the rows that have the values of `where`. Raises ValueError when there is none,
-        and for a column that seems mistyped."""
+        """Change columns of the rows that have the values of `where`. Raises ValueError when there is none, and for a
+        column that seems misspelled."""
         options = self.plan.options
         self.world.update(table, row_values(where, options), row_values(changes, options))
 
@@ -83,7 +83,7 @@ class RulesTest:
         include_defaults: bool = True,
     ) -> Client:
         """A device. `user` is a user id or the claims of a token; `parameters` are those of the connection, and
-        `subscriptions` names of streams, or names with the parameters of one subscription or a list of them."""
+        `subscriptions` are names of streams, or names with the parameters of one subscription or a list of them."""
         claims = user if isinstance(user, Mapping) else {"sub": user}
         named = tuple(_subscriptions(subscriptions))
         known = [stream.name for stream in self.plan.streams]
@@ -126,7 +126,7 @@ class RulesTest:
 
 
 class Client:
-    """One device. What it sees follows the rows: ask again after a change."""
+    """One device. Its view follows the rows: ask again after a change."""
 
     def __init__(self, rules_test: RulesTest, request: SyncRequest) -> None:
         self.request = request
@@ -135,7 +135,8 @@ class Client:
 
     @property
     def errors(self) -> list[str]:
-        """Expressions that fail on this client's claims or parameters, and streams left out by the default limits."""
+        """Expressions that fail on this client's claims or parameters, and streams left out because of the default
+        limits."""
         streams = resolve(self._world.plan, self.request, self._world.read).streams
         return [f"stream {stream.name}: {error['message']}" for stream in streams for error in stream.errors]
 
@@ -150,12 +151,12 @@ class Client:
         return tuple(sorted({put.table for put in self._puts()}))
 
     def table(self, name: str) -> list[DeviceRow]:
-        """The rows of a table as they stand on the device."""
+        """The rows of a table on the device."""
         return [orjson.loads(put.data) | {"id": put.id} for put in self._distinct(name)]
 
     def assert_synced(self, table: str, rows: Iterable[object]) -> None:
-        """Exactly these rows of `table` are on the device. A dict stands for a row with at least these values,
-        anything else for the row with this id."""
+        """Assert that the device has exactly these rows of `table`. A dict matches a row with at least these values,
+        anything else the row with this id."""
         __tracebackhide__ = True
         wanted = [self._wanted(row) for row in rows]
         self._known(table)
@@ -171,7 +172,7 @@ class Client:
         self._check(table, missing, left, forms=len({row["id"] for row in actual}) < len(actual))
 
     def assert_not_synced(self, table: str, rows: Iterable[object] | None = None) -> None:
-        """None of these rows of `table` is on the device; without `rows`, none at all."""
+        """Assert that the device has none of these rows of `table`; without `rows`, none at all."""
         __tracebackhide__ = True
         self._known(table)
         actual = self.table(table)
@@ -185,11 +186,11 @@ class Client:
         if not (missing or extra or errors):
             return
         reasons = Reasons(self._world, self.request)
-        lines = [f"what this client holds of `{table}` is not what it should be"]
+        lines = [f"this client's rows of `{table}` are not the expected ones"]
         for row in missing:
             lines += [f"  missing: {_shown(row)}", *(f"    {reason}" for reason in reasons.of_missing(table, row))]
         for row in extra:
-            lines += [f"  should not be there: {_shown(row)}"]
+            lines += [f"  unexpected: {_shown(row)}"]
             lines += [f"    {reason}" for reason in reasons.of_present(table, str(row["id"]))]
         if forms and extra:
             lines.append("  a row comes from several queries in different forms; a device keeps the one written last")
@@ -197,7 +198,8 @@ class Client:
         raise AssertionError("\n".join(lines))
 
     def _known(self, table: str) -> None:
-        """Raises ValueError for a table that no query can give: a mistyped name must not pass as an absent row."""
+        """Raises ValueError for a table that no query produces, because a misspelled name must not pass as an absent
+        row."""
         outputs = {source.output_table for bucket in self._world.plan.buckets for source in bucket.sources}
         if table not in outputs and None not in outputs:
             known = sorted(name for name in outputs if name is not None)

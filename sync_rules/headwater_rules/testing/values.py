@@ -1,4 +1,4 @@
-"""What the service makes of a column's value, from the Python value that a driver would give for it."""
+"""Converts the Python value that a driver would give for a column to the value that the service would compute."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _INTEGERS = range(-(2**63), 2**63)
 
 def column_value(value: object, options: ConversionOptions) -> Value:
     """The SQLite value of a column. Raises TypeError for a type without an obvious column type, and ValueError for a
-    text that Postgres cannot hold."""
+    text that Postgres can't store."""
     match value:
         case None | bytes():
             return value
@@ -45,7 +45,7 @@ def column_value(value: object, options: ConversionOptions) -> Value:
 
 
 def row_values(row: Mapping[str, object], options: ConversionOptions) -> dict[str, Value]:
-    """A row's columns, each by `column_value`; errors name the column."""
+    """A row's columns, each converted by `column_value`; errors name the column."""
     values: dict[str, Value] = {}
     for name, value in row.items():
         try:
@@ -56,7 +56,7 @@ def row_values(row: Mapping[str, object], options: ConversionOptions) -> dict[st
 
 
 def _elements(items: Sequence[object], options: ConversionOptions) -> list[object]:
-    """The elements of an array column: as columns of their own, but JSON stays JSON."""
+    """The elements of an array column, each converted like a column, except that JSON stays JSON."""
     found: list[object] = []
     for item in items:
         match item:

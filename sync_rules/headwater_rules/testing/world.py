@@ -1,4 +1,4 @@
-"""The rows of a rehearsed database, and the buckets and lookups that they give."""
+"""The rows of a test database, and the buckets and lookups that they produce."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from headwater_rules.results import Put, RowResult
 
 @dataclass(frozen=True, slots=True)
 class SourceRow:
-    """One row as it stands in the source, and what it gives."""
+    """A source row and its result."""
 
     schema: str
     table: str
@@ -25,7 +25,7 @@ class SourceRow:
 
 
 class World:
-    """Source rows. A change takes away what the row gave before and adds what it gives now, as in the store."""
+    """Source rows. A change removes what the row produced before and adds what it produces now, as in the store."""
 
     def __init__(self, plan: SyncPlan, default_schema: str) -> None:
         self.plan = plan
@@ -38,12 +38,12 @@ class World:
 
     @property
     def errors(self) -> list[str]:
-        """Expressions that fail on a row which is there now."""
+        """Expressions that fail on a current row."""
         return [f"{row.table} {row.row_id}: {error}" for row in self._rows.values() for error in row.result.errors]
 
     def insert(self, table: str, columns: Mapping[str, Value]) -> None:
-        """Raises ValueError for a table that the rules do not read, for an `id` that is there already, and for a column
-        that nothing reads but is called nearly like one that the row lacks."""
+        """Insert a row. Raises ValueError for a table that the rules do not read, for an `id` that exists already, and
+        for an unused column that seems to be a misspelling of one that is read."""
         schema, name = self._name(table)
         read = self._columns_read(schema, name)
         if read is not None:
@@ -57,8 +57,8 @@ class World:
         self._put(self._made, self._evaluated(schema, name, columns, row_id))
 
     def update(self, table: str, where: Mapping[str, Value], changes: Mapping[str, Value]) -> None:
-        """Raises ValueError when no row is like `where`, and for a column that neither the row has nor a query
-        reads but is called nearly like one that is read."""
+        """Update rows. Raises ValueError when no row matches `where`, and for a column that is unused and seems to be a
+        misspelling of one that is read."""
         read = self._columns_read(*self._name(table))
         for number, row in self._like(table, where):
             if read is not None:
@@ -70,7 +70,7 @@ class World:
             self._put(number, self._evaluated(row.schema, row.table, columns, row_id))
 
     def delete(self, table: str, where: Mapping[str, Value]) -> None:
-        """Raises ValueError when no row is like `where`."""
+        """Delete rows. Raises ValueError when no row matches `where`."""
         for number, _ in self._like(table, where):
             self._take(number)
 
@@ -144,7 +144,8 @@ class World:
 
 
 def _refuse_mistyped(table: str, names: Set[str], known: Set[str]) -> None:
-    """Columns that no query reads are fine, as secrets that stay away from devices are, unless a known one is meant."""
+    """Raise ValueError for a column that seems to be a misspelling. Other unused columns are allowed, such as secrets
+    that must not reach devices."""
     for name in sorted(names):
         hint = did_you_mean(name, known)
         if hint:
@@ -152,5 +153,5 @@ def _refuse_mistyped(table: str, names: Set[str], known: Set[str]) -> None:
 
 
 def like(row: Mapping[str, Value], wanted: Mapping[str, Value]) -> bool:
-    """Whether the row has the wanted values; a column that it lacks is null."""
+    """Whether the row has the wanted values; a missing column is null."""
     return all(row.get(name) == value for name, value in wanted.items())

@@ -1,1 +1,1 @@
-"""The text of a sync config: YAML and SQL that know where they stand, and what the YAML says besides SQL."""
+"""Reads the text of a sync config: YAML and SQL with positions."""

@@ -1,4 +1,4 @@
-"""What a sync config says besides SQL: options, streams, bucket definitions and their settings."""
+"""Reads everything in a sync config except SQL: options, streams, bucket definitions and their settings."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class StreamSource:
-    """One stream as written. `ctes` are all it may name, `own_ctes` those written beside it."""
+    """A stream as written. `ctes` are all that it may use, `own_ctes` the names of those defined in it."""
 
     name: str
     place: Place
@@ -36,7 +36,7 @@ class StreamSource:
 
 @dataclass(frozen=True, slots=True)
 class BucketSource:
-    """One bucket definition as written. `own_priority` is where it sets its priority, if it does."""
+    """A bucket definition as written. `own_priority` is the place of its priority, if it sets one."""
 
     name: str
     place: Place
@@ -49,7 +49,7 @@ class BucketSource:
 
 @dataclass(frozen=True, slots=True)
 class EventSource:
-    """One event definition as written."""
+    """An event definition as written."""
 
     name: str
     place: Place
@@ -58,7 +58,7 @@ class EventSource:
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """A sync config whose SQL is still text. `shared_ctes` are those for all streams."""
+    """A sync config whose SQL is not parsed yet. `shared_ctes` are those for all streams."""
 
     options: Options
     streams: tuple[StreamSource, ...]
@@ -68,7 +68,7 @@ class Config:
 
 
 def read_config(root: Item, report: Report) -> Config:
-    """Everything but the SQL. Findings go to `report`; raises RuleError where reading on makes no sense."""
+    """Read everything except SQL. Findings go to `report`; raises RuleError where reading can't continue."""
     document = root.mapping("the sync config")
     document.check(_ROOT_KEYS, report)
     options = read_options(document, report)
@@ -89,7 +89,7 @@ def read_config(root: Item, report: Report) -> Config:
 
 
 def _entries(document: Mapping, name: str, report: Report, read: Callable[[str, Item, Item], T]) -> tuple[T, ...]:
-    """The definitions of one kind that could be read."""
+    """The definitions of one kind, without those that could not be read."""
     item = document.get(name)
     if item is None:
         return ()
@@ -107,7 +107,7 @@ def _entries(document: Mapping, name: str, report: Report, read: Callable[[str, 
 
 
 def _refuse_clash(document: Mapping, report: Report) -> None:
-    """Streams and bucket definitions are subscribed to by the same names."""
+    """Report streams and bucket definitions with the same name, because subscriptions use one name for both."""
     streams, buckets = document.get("streams"), document.get("bucket_definitions")
     if streams is None or buckets is None or report.errors:
         return

@@ -1,4 +1,4 @@
-"""The YAML text of a sync config as typed values that know where they stand."""
+"""The YAML text of a sync config as typed values with positions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Item:
-    """One YAML node. The reading methods raise RuleError, naming what was expected, when it is something else."""
+    """A YAML node. The reading methods raise RuleError, which says what was expected, if the node is something else."""
 
     text: str
     node: Node
@@ -94,7 +94,7 @@ class Mapping:
             self._entries[name] = (key, value)
 
     def check(self, known: Iterable[str] | None, report: Report) -> None:
-        """Report duplicate keys, and keys not in `known` if that is given."""
+        """Report duplicate keys, and keys not in `known` if it is given."""
         for duplicate in self._duplicates:
             report.add(duplicate)
         allowed = None if known is None else set(known)
@@ -117,7 +117,7 @@ class Mapping:
         return [(name, value) for name, (_, value) in self._entries.items()]
 
     def read(self, name: str, reader: Callable[[Item], T], default: T, report: Report) -> T:
-        """The value of `name` through `reader`, or `default` when it is absent or wrong (then reported)."""
+        """The value of `name` read by `reader`, or `default` if it is absent or invalid (which is reported)."""
         item = self.get(name)
         if item is None:
             return default
@@ -129,7 +129,7 @@ class Mapping:
 
 
 def load(text: str) -> Item:
-    """The root of the document. Raises RuleError for what is not one YAML document."""
+    """The root of the document. Raises RuleError if the text is not one YAML document."""
     if len(text) > _MAX_TEXT:
         message = f"the sync config is longer than {_MAX_TEXT} characters"
         raise RuleError(Code.YAML, message, place_in(text, _MAX_TEXT, _MAX_TEXT))

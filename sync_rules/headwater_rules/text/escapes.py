@@ -1,4 +1,4 @@
-"""Escapes in double quotes of YAML. As in JSON, two of them can make one character."""
+"""Escapes in double-quoted YAML scalars. As in JSON, two of them can form one character."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ _ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8}
 
 
 def escape_at(document: str, position: int, end: int) -> tuple[str, int]:
-    """The character that the escape at `position` is written for, and where it ends. The character is empty for an
-    escape without digits, and half of a surrogate pair where the other half does not follow."""
+    """The character that the escape at `position` means, and the end of the escape. Empty for an escape without digits;
+    half of a surrogate pair if the other half does not follow."""
     character, after = _single(document, position, end)
     if _is_half(character, "\ud800", "\udbff"):
         low, behind = _single(document, after, end)
@@ -19,7 +19,7 @@ def escape_at(document: str, position: int, end: int) -> tuple[str, int]:
 
 
 def joined(text: str) -> str | None:
-    """The text with surrogate pairs as characters; None where a half is left."""
+    """The text with surrogate pairs as characters; None if half of one remains."""
     try:
         return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le")
     except UnicodeDecodeError:
@@ -27,7 +27,7 @@ def joined(text: str) -> str | None:
 
 
 def half_in(document: str, start: int, end: int) -> tuple[int, int]:
-    """Where half of a surrogate pair is written; the whole stretch if it is no escape."""
+    """The position of half of a surrogate pair; the whole range if it is not written as an escape."""
     position = start
     while (position := document.find("\\", position, end)) >= 0:
         character, after = escape_at(document, position, end)

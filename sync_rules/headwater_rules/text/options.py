@@ -1,4 +1,4 @@
-"""The `config` part of a sync config: its edition, and what may be chosen beside it."""
+"""Reads the `config` part of a sync config: its edition and other options."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ EDITION_HINT = "write `edition: 3` under `config`"
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What the whole config is read by. `strict` makes warnings of unsafe parameters errors."""
+    """Options of the whole config. `strict` turns warnings about unsafe parameters into errors."""
 
     edition: int
     conversion: ConversionOptions
@@ -29,7 +29,7 @@ class Options:
 
 
 def read_options(document: Mapping, report: Report) -> Options:
-    """The options, with the defaults of the edition. Findings go to `report`."""
+    """Read the options, with the edition's defaults. Findings go to `report`."""
     item = document.get("config")
     if item is None:
         return _defaults(1)
@@ -60,8 +60,8 @@ def _defaults(edition: int) -> Options:
 
 
 def _absent(config: Mapping) -> int:
-    """The edition of a config that does not say it: the first, but where its value is wrong the others are less
-    likely to bring errors that are none."""
+    """The edition of a config without a valid one: 1 if it is missing, and the latest if it is invalid, which causes
+    the fewest follow-up errors."""
     return 1 if config.get("edition") is None else _LATEST
 
 
@@ -82,7 +82,7 @@ def _digits(config: Mapping, iso: bool, report: Report) -> int:
 
 
 def _ineffective(config: Mapping, edition: int, report: Report) -> None:
-    """Options that choose between ways of the published service that are one here."""
+    """Options that select between behaviours of the published service which do not differ here."""
     config.read("storage_version", lambda each: each.integer("`storage_version`", (1, 2, 3)), 2, report)
     name, default = "versioned_bucket_ids", edition >= 2
     if flag(config, name, report, default=default) != default:
@@ -95,13 +95,13 @@ def _ineffective(config: Mapping, edition: int, report: Report) -> None:
     if edition < 3:
         report.add(key.fail(f"`{name}` needs edition 3", f"remove it, or {EDITION_HINT}", Code.OPTION))
         return
-    message = f"`{name}` is not followed: expressions mean what they mean without it, so other rows may pass"
+    message = f"`{name}` is ignored: expressions keep their usual meaning, so other rows may pass"
     hint = "remove it, and compare what `headwater rules preview` gives"
     report.add(RuleError(Code.NO_EFFECT, message, key.place, hint, Severity.WARNING))
 
 
 def check_place(edition: int, key: Item, name: str, report: Report) -> None:
-    """Report definitions of a kind that the edition does not have."""
+    """Report definitions that the edition does not have."""
     if name == "bucket_definitions" and edition >= 3:
         hint = "write them as `streams`, or `edition: 2` under `config`"
         report.add(key.fail("edition 3 has no `bucket_definitions`", hint, Code.EDITION))

@@ -1,4 +1,4 @@
-"""SQL as it stands in the YAML: its parse tree, and the way back from a node to a place in the file."""
+"""SQL inside the YAML: parsing it, and mapping nodes of the parse tree to places in the file."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _parse_in(parser: PostgresParser, this: exp.Expr | None) -> exp.Expr | None:
 
 
 def _parse_keyword_call(parser: PostgresParser) -> exp.Expr:
-    """`substring(x FROM 2 FOR 3)` becomes `substring(x, 2, 3)`, a call without keywords as every other function's."""
+    """Parse `substring(x FROM 2 FOR 3)` as `substring(x, 2, 3)`."""
     token = parser._tokens[parser._index - 2]
     arguments = parser._parse_csv(parser._parse_disjunction)
     if parser._match(TokenType.FROM):
@@ -51,7 +51,7 @@ def _operand(parser: PostgresParser) -> exp.Expr:
 
 
 class RuleDialect(Postgres):
-    """Postgres' grammar with every function left as it is written: the language has its own list of them."""
+    """Postgres' grammar with all functions left as written, because the rule language has its own list of them."""
 
     class Parser(PostgresParser):
         FUNCTIONS: ClassVar = {}
@@ -73,7 +73,7 @@ class RuleDialect(Postgres):
 
 @dataclass(frozen=True)
 class SqlText:
-    """One SQL string. `sql` is its value; `start` and `end` delimit the scalar as written in `document`."""
+    """An SQL string. `sql` is its value; `start` and `end` delimit the scalar as written in `document`."""
 
     document: str
     start: int
@@ -82,14 +82,14 @@ class SqlText:
     sql: str
 
     def place(self, start: int = 0, end: int | None = None) -> Place:
-        """Where characters [start, end) of the SQL stand in the file."""
+        """The place of characters [start, end) of the SQL in the file."""
         if not self.sql:
             return place_in(self.document, self.start, self.end)
         last = max((len(self.sql) if end is None else end) - 1, start)
         return place_in(self.document, self._offset(start), self._offset(last) + 1)
 
     def place_of(self, node: exp.Expr) -> Place:
-        """Where a node stands; the nearest ancestor with a position, if it has none itself."""
+        """The place of a node, or of its nearest ancestor with a position."""
         span = self._span(node)
         while span is None and node.parent is not None:
             node = node.parent
@@ -102,7 +102,7 @@ class SqlText:
         return " ".join(self.sql[slice(*span)].split()) if span else ""
 
     def _span(self, node: exp.Expr) -> tuple[int, int] | None:
-        """First and last character of what the parser has noted of a node, and the brackets that close it."""
+        """First and last character that the parser recorded for a node, including its closing brackets."""
         starts = [item.meta["start"] for item in node.walk() if "start" in item.meta]
         ends = [item.meta["end"] for item in node.walk() if "end" in item.meta]
         if not starts or not ends:
@@ -120,8 +120,8 @@ class SqlText:
 
     @cached_property
     def _offsets(self) -> Sequence[int]:
-        """Offset in the document of each character of the value. Folding and indentation only ever touch white
-        space, so the other characters are met in the same order."""
+        """The offset in the document of each character of the value. Folding and indentation only change white space,
+        so the other characters come in the same order."""
         verbatim = self.document.find(self.sql, self.start, self.end)
         if verbatim >= 0:
             return range(verbatim, verbatim + len(self.sql))
@@ -140,7 +140,7 @@ class SqlText:
         return offsets
 
     def _written(self, raw: int, character: str) -> tuple[int, int]:
-        """Where the next `character` stands from `raw` on, and where it ends: it may be an escape."""
+        """Start and end of the next `character` at or after `raw`, which may be written as an escape."""
         while raw < self.end and self.document[raw] != character:
             after = raw + 1
             if self.style == '"' and self.document[raw] == "\\":
@@ -153,10 +153,10 @@ class SqlText:
 
 
 def parse_select(text: SqlText) -> exp.Select:
-    """The one SELECT in `text`. Raises RuleError for anything else, with its place."""
+    """The one SELECT in `text`. Raises RuleError for anything else."""
     if len(text.sql) > MAX_SQL:
         raise RuleError(Code.TOO_MANY, f"a query is longer than {MAX_SQL} characters", text.place())
-    logging.getLogger("sqlglot").setLevel(logging.ERROR)  # it warns of statements that are refused below
+    logging.getLogger("sqlglot").setLevel(logging.ERROR)  # it warns about statements that are refused below
     try:
         statements = [statement for statement in sqlglot.parse(text.sql, dialect=RuleDialect) if statement]
     except ParseError as error:
@@ -192,7 +192,8 @@ def parse_select(text: SqlText) -> exp.Select:
 
 
 def _read_brackets(node: exp.In) -> None:
-    """`x IN (a ->> 'b')` and `x IN (auth.parameter('b'))` search an array: a list of one such value helps nobody."""
+    """Read `x IN (a ->> 'b')` and `x IN (auth.parameter('b'))` as a search in an array, because a list of one such
+    value is useless."""
     if len(node.expressions) != 1:
         return
     value = node.expressions[0].unnest()
@@ -203,7 +204,7 @@ def _read_brackets(node: exp.In) -> None:
 
 
 def _read_any(node: exp.EQ) -> None:
-    """`x = ANY (array)`, as Postgres writes it, is `x IN array` in the rule language."""
+    """Read `x = ANY (array)`, which is Postgres' syntax, as `x IN array` of the rule language."""
     for value, other in ((node.this, node.expression), (node.expression, node.this)):
         if isinstance(other, exp.Any):
             node.replace(exp.In(this=value, query=other.this))

@@ -1,5 +1,5 @@
-"""One YAML document as a tree of nodes that know where they stand. It is composed, not constructed: no tag can make
-anything but plain values."""
+"""Parses one YAML document to a tree of nodes with positions. It is composed, not constructed, so tags can only produce
+plain values."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from ruamel.yaml.scanner import Scanner, ScannerError
 from headwater_rules.text.escapes import half_in, joined
 
 TAG = "tag:yaml.org,2002:"
-"""How the tags of YAML's own types begin."""
+"""The prefix of the tags of YAML's own types."""
 
 
 class NotYamlError(Exception):
-    """A text is no YAML document: why, where the fault is (indexes of characters) if that is known, and what to do."""
+    """A text is not a YAML document: the problem, its place (character offsets) if known, and what to do."""
 
     def __init__(self, problem: str, start: int | None = None, end: int | None = None, hint: str = "") -> None:
         super().__init__(problem)
@@ -30,7 +30,7 @@ def compose(text: str) -> Node | None:
     yaml = YAML(typ="safe", pure=True)
     yaml.Scanner = _BlankLines
     try:
-        yaml.composer.warn_double_anchors = False  # the later one counts from there on, as the standard says
+        yaml.composer.warn_double_anchors = False  # the later one applies from there on, as the standard says
         node: Node | None = yaml.compose(text)
     except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
@@ -45,7 +45,7 @@ def compose(text: str) -> Node | None:
 
 
 class _BlankLines(Scanner):
-    """Reads block scalars whose first lines are blank, with fewer spaces than the first line of text."""
+    """Supports block scalars that begin with blank lines of fewer spaces than the first line of text."""
 
     def scan_block_scalar_indentation(self) -> tuple[list[str], int, StringMark]:
         chunks: list[str] = []
@@ -63,7 +63,7 @@ class _BlankLines(Scanner):
 
 
 def _join_pairs(text: str, root: Node) -> None:
-    """Make characters of the surrogate pairs in all scalars. Raises NotYamlError for half of one."""
+    """Replace surrogate pairs in all scalars by characters. Raises NotYamlError for half of one."""
     waiting, seen = [root], set[int]()
     while waiting:
         node = waiting.pop()
@@ -74,9 +74,9 @@ def _join_pairs(text: str, root: Node) -> None:
             waiting += [each for pair in node.value for each in pair]
         elif isinstance(node, SequenceNode):
             waiting += node.value
-        elif (whole := joined(str(node.value))) is not None:
-            node.value = whole
+        elif (text_value := joined(str(node.value))) is not None:
+            node.value = text_value
         else:
             start, end = half_in(text, node.start_mark.index, node.end_mark.index)
             hint = "write both halves of the pair, or the character itself"
-            raise NotYamlError("half of a surrogate pair is no character", start, end, hint)
+            raise NotYamlError("half of a surrogate pair is not a character", start, end, hint)

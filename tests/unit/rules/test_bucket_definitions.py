@@ -218,7 +218,7 @@ def test_a_parameter_query_can_say_how_urgent_its_buckets_are() -> None:
          "`_priority` must be one of 0, 1, 2, 3", "5"),
         ("SELECT request.user_id() AS u, 1 AS _priority", "SELECT * FROM t WHERE b = bucket.u", "    priority: 2\n",
          "sets its priority twice", "1"),
-        ("SELECT request.user_id() AS u", "SELECT * FROM t WHERE b > bucket.u", "", "in another way than by `=`",
+        ("SELECT request.user_id() AS u", "SELECT * FROM t WHERE b > bucket.u", "", "other than by `=`",
          "b > bucket.u"),
         ("SELECT request.user_id() AS u", "SELECT * FROM t WHERE b = bucket.u LIMIT 5", "", "`LIMIT` is not", "5"),
     ],

@@ -9,7 +9,7 @@ import sqlite3
 import pytest
 
 from headwater_rules.compiler.compile import compile_config
-from headwater_rules.describe.client_languages import Language, written
+from headwater_rules.describe.client_languages import Language, schema_code
 from headwater_rules.describe.client_schema import ClientColumn, ClientSchema, ClientTable, ClientType, client_schema
 from headwater_rules.schema import SourceSchema
 
@@ -137,11 +137,11 @@ def test_names_that_no_device_takes_are_told() -> None:
     (table,) = schema.tables
     assert [column.name for column in table.columns] == ["Note"]
     assert table.notes == (
-        "column ID: a device cannot tell it from id",
-        "column a b: SDKs refuse its name; select it AS another one",
-        "column note: a device cannot tell it from Note",
+        "column ID: a device can't distinguish it from id",
+        "column a b: SDKs reject its name; select it AS another one",
+        "column note: a device can't distinguish it from Note",
     )
-    assert schema.notes == ("table a.b: SDKs refuse its name; select from it AS another one",)
+    assert schema.notes == ("table a.b: SDKs reject its name; select from it AS another one",)
 
 
 ODD = ClientSchema(
@@ -243,11 +243,11 @@ let AppSchema = Schema(
 
 @pytest.mark.parametrize("language", WRITTEN)
 def test_each_sdk_gets_its_own_form(language: Language) -> None:
-    assert written(ODD, language) == WRITTEN[language]
+    assert schema_code(ODD, language) == WRITTEN[language]
 
 
 def test_the_python_form_is_python() -> None:
-    tree = ast.parse(written(ODD, Language.PYTHON))
+    tree = ast.parse(schema_code(ODD, Language.PYTHON))
     (assignment,) = tree.body
     assert isinstance(assignment, ast.AnnAssign)
     assert assignment.value is not None
@@ -259,7 +259,7 @@ def test_the_python_form_is_python() -> None:
 
 def test_the_sql_form_is_sql() -> None:
     with sqlite3.connect(":memory:") as database:
-        database.executescript(written(ODD, Language.SQL))
+        database.executescript(schema_code(ODD, Language.SQL))
         found = database.execute("SELECT name, type FROM pragma_table_info('to-do$')").fetchall()
         assert found == [("id", "TEXT"), ("name", "TEXT"), ("$größe\\", "INTEGER"), ("class", "REAL")]
         assert database.execute("SELECT * FROM empty").fetchall() == []

@@ -175,7 +175,7 @@ def test_subscriptions_beyond_all_bounds_cost_no_more_than_their_bounds() -> Non
     assert time.process_time() - started < 2
     assert given(found) == {"more": 1}
     assert len(found.left_out) == len(greedy)
-    assert "stream chosen was not looked at" in found.left_out[-1].message
+    assert "stream chosen was not evaluated" in found.left_out[-1].message
 
 
 def test_subscriptions_that_are_many_and_small_are_all_looked_at() -> None:

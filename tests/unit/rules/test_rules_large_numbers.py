@@ -190,7 +190,7 @@ def test_a_real_that_is_computed_beyond_leads_nowhere(condition: str, claims: di
     found = resolve(plan(condition), SyncRequest(claims), lambda _: {})
 
     assert found.buckets == ()
-    assert "a real beyond 2^53 is computed" in messages(found)[0]
+    assert "a computed real is beyond 2^53" in messages(found)[0]
 
 
 @pytest.mark.parametrize("parameters", ["request.jwt() ->> 'n'", "token_parameters.n", "user_parameters.n"])

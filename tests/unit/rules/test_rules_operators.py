@@ -365,8 +365,8 @@ def test_json_access_stands_within_calls_too() -> None:
 
 def test_half_a_surrogate_pair_fails_for_its_row_only() -> None:
     broken = '{"k":"\\ud800"}'
-    assert failure_of("a ->> 'k'", broken) == "a text is no valid Unicode"
-    assert failure_of("upper(a ->> 'k')", broken) == "a text is no valid Unicode"
+    assert failure_of("a ->> 'k'", broken) == "a text is not valid Unicode"
+    assert failure_of("upper(a ->> 'k')", broken) == "a text is not valid Unicode"
     assert value_of("a -> 'k'", broken) == '"\\ud800"'
 
 

@@ -124,7 +124,7 @@ def test_a_claim_that_is_no_text_anywhere_is_an_error_of_the_stream() -> None:
     found = resolve(plan, SyncRequest({"sub": "\ud800"}), nothing)
 
     assert found.buckets == ()
-    assert "no valid Unicode" in str(found.streams[0].errors[0]["message"])
+    assert "not valid Unicode" in str(found.streams[0].errors[0]["message"])
 
 
 @pytest.mark.parametrize(("claims", "open_"), [({"admin": True}, True), ({"admin": False}, False), ({}, False)])

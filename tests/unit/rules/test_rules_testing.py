@@ -120,7 +120,7 @@ def test_buckets_are_known_by_their_stream(rules: RulesTest) -> None:
 @pytest.mark.parametrize(
     ("user", "table", "rows", "options", "said"),
     [
-        ("ann", "lists", [1, 3], {}, ['missing: {"id": "3"}', "no row was inserted that would look like this"]),
+        ("ann", "lists", [1, 3], {}, ['missing: {"id": "3"}', "no inserted row matches this"]),
         ("ann", "lists", [{"id": 1, "name": "z"}], {}, ["lists[\"ann\"], which the client has, but with other values"]),
         ("bob", "lists", [1, 2], {}, [
             'stream `lists`: the row is in bucket lists["ann"], the client has lists["bob"]',
@@ -139,7 +139,7 @@ def test_buckets_are_known_by_their_stream(rules: RulesTest) -> None:
             "the request has no value for auth.user_id()",
         ]),
         ("ann", "lists", [], {}, [
-            'should not be there: {"id": "1"',
+            'unexpected: {"id": "1"',
             'stream `lists` (a default): in bucket lists["ann"]',
         ]),
         ({"sub": "bob", "role": "admin"}, "todos", [], {"subscriptions": {"todo": {"id": 10}}}, [
@@ -270,7 +270,7 @@ def test_a_project_that_has_the_package_installed_has_the_fixture(
 
     result = pytester.runpytest_subprocess("-p", "no:randomly", "-p", "no:cacheprovider")
     result.assert_outcomes(passed=1, failed=1)
-    result.stdout.fnmatch_lines(["*what this client holds of `lists` is not what it should be", "*test_wrong*"])
+    result.stdout.fnmatch_lines(["*this client's rows of `lists` are not the expected ones", "*test_wrong*"])
     result.stdout.no_fnmatch_line("*headwater_rules*rules_test.py:*")
 
     plugin = ("-p", "headwater_rules.pytest_plugin", "-p", "no:randomly")

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from headwater.cli.rules.sync_config import compile_rules, read_rules
-from headwater_rules.describe.client_languages import Language, written
+from headwater_rules.describe.client_languages import Language, schema_code
 from headwater_rules.describe.client_schema import client_schema
 from headwater_rules.schema import SourceSchema
 
@@ -15,4 +15,4 @@ from headwater_rules.schema import SourceSchema
 def show_client_schema(file: Path, schema: SourceSchema | None, language: Language) -> None:
     """Print the schema in a language. Raises WrongRules."""
     plan = compile_rules(read_rules(file), str(file)).plan
-    click.echo(written(client_schema(plan, schema), language), nl=False)
+    click.echo(schema_code(client_schema(plan, schema), language), nl=False)

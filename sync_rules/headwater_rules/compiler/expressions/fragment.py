@@ -1,7 +1,7 @@
-"""Pieces of SQLite SQL that still know which table or request each of their values comes from.
+"""Fragments of SQLite SQL that record which table or request each of their values comes from.
 
-The planner never interprets an expression: it translates it to SQL at once, moves the pieces about, and asks only
-what they depend on.
+The planner never interprets an expression: expressions are translated to SQL at once, and the planner moves the
+fragments around, looking only at what they depend on.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from headwater_rules.errors import Code, Place, RuleError
 from headwater_rules.plan import Expr
 
 REQUEST = -1
-"""The source of claims and parameters, beside the numbers of tables."""
+"""The source number of claims and parameters, besides the numbers of tables."""
 
 MAX_SIZE = 1_000_000
 _REF_SIZE = 4
 
 
 class Kind(Enum):
-    """What is known of an expression's value before it is evaluated. Each may be null, except CERTAIN."""
+    """What is known about an expression's value before evaluation. All but CERTAIN may be null."""
 
     CERTAIN = "0 or 1"
     LOGICAL = "0, 1 or null"
@@ -41,7 +41,7 @@ class Ref:
 
 @dataclass(frozen=True, slots=True)
 class Frag:
-    """SQL text and references alternately, in brackets wherever precedence could matter."""
+    """SQL text and references in alternation, with brackets wherever precedence could matter."""
 
     parts: tuple[str | Ref, ...]
     kind: Kind
@@ -53,24 +53,24 @@ class Frag:
 
     @property
     def size(self) -> int:
-        """About how many characters of SQL it is."""
+        """Approximate number of characters of its SQL."""
         return sum(len(part) if isinstance(part, str) else _REF_SIZE for part in self.parts)
 
     @property
     def simple(self) -> bool:
-        """A value that costs nothing to write twice."""
+        """Whether it is cheap to repeat."""
         return len(self.parts) == 1
 
     @property
     def ref(self) -> Ref | None:
-        """The reference, if the fragment is nothing else."""
+        """The reference, if the fragment consists of one."""
         part = self.parts[0]
         return part if len(self.parts) == 1 and isinstance(part, Ref) else None
 
 
 def build(kind: Kind, place: Place, *pieces: str | Frag) -> Frag:
-    """One fragment of several. Raises RuleError when it gets too large: a few subqueries that each double a column
-    would fill the memory."""
+    """Concatenate pieces to a fragment. Raises RuleError when it gets too large, which a few subqueries that each
+    double a column can cause."""
     _bound(place, pieces)
     parts: list[str | Ref] = []
     for piece in pieces:
@@ -90,7 +90,7 @@ def _bound(place: Place, pieces: Sequence[str | Frag]) -> None:
 
 
 def joined(kind: Kind, place: Place, items: list[Frag], between: str) -> Frag:
-    """The items with `between` between them, in brackets."""
+    """The items separated by `between`, in brackets."""
     pieces: list[str | Frag] = ["("]
     for number, item in enumerate(items):
         pieces += [between, item] if number else [item]
@@ -98,7 +98,7 @@ def joined(kind: Kind, place: Place, items: list[Frag], between: str) -> Frag:
 
 
 def truth(frag: Frag) -> Frag:
-    """0 or 1: a number by being other than 0, text by its integer prefix, null and blobs never."""
+    """The value as 0 or 1: a number is true unless 0, text by its integer prefix; null and blobs are false."""
     place = frag.place
     match frag.kind:
         case Kind.CERTAIN:
@@ -125,16 +125,16 @@ def _any_truth(frag: Frag) -> Frag:
 
 
 def negated(frag: Frag) -> Frag:
-    """1 when falsy or null, else 0."""
+    """1 if false or null, else 0."""
     return build(Kind.CERTAIN, frag.place, "(NOT ", truth(frag), ")")
 
 
 def text(frag: Frag) -> Frag:
-    """The value as `||` sees it: reals without `.0`."""
+    """The value as `||` prints it: reals without `.0`."""
     if frag.kind is Kind.TEXT:
         return frag
     if frag.kind in {Kind.CERTAIN, Kind.LOGICAL, Kind.INTEGER}:
-        # the plus takes the affinity away that a cast would lend to a comparison
+        # the plus removes the affinity that a cast would add to a comparison
         return build(Kind.TEXT, frag.place, "(+CAST(", frag, " AS TEXT))")
     if not frag.simple:
         return build(Kind.TEXT, frag.place, "hw_text(", frag, ")")
@@ -149,7 +149,7 @@ def equal(left: Frag, right: Frag, place: Place) -> Frag:
 
 
 def to_expr(frag: Frag, name: Callable[[Ref], str]) -> Expr:
-    """The fragment with its references numbered `?1 …` in the order of first use, each distinct one once."""
+    """The fragment as an expression, with its distinct references numbered `?1 …` in the order of first use."""
     inputs: dict[str, int] = {}
     sql = ""
     for part in frag.parts:

@@ -1,4 +1,4 @@
-"""The functions that a rule may call, and how each is written in SQLite."""
+"""The functions of the rule language, and their translation to SQLite."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _MAX_WRITTEN = 20_000  # characters
 
 @dataclass(frozen=True, slots=True)
 class _Function:
-    """`texts` says that the arguments are taken in their text form, so that reals print as `||` prints them."""
+    """`texts` says that the arguments are converted to text first, so that reals are printed as `||` does."""
 
     sql: str
     least: int
@@ -86,8 +86,8 @@ KNOWN = frozenset({*_PLAIN, *_SPECIAL})
 
 
 def call(name: str, arguments: Sequence[Frag], nodes: Sequence[exp.Expr], place: Place, *, fixed: bool = True) -> Frag:
-    """The call of a function on translated arguments; `nodes` are the same as written, for those that must be
-    literals, and `fixed` is that of `json_access`. Raises RuleError for an unknown function or a wrong number of
+    """The call of a function with translated arguments. `nodes` are the arguments as written, for those that must be
+    literals; `fixed` is described at `json_access`. Raises RuleError for an unknown function or a wrong number of
     arguments."""
     plain = _PLAIN.get(name)
     least, most = (plain.least, plain.most) if plain else _SPECIAL.get(name, (-1, -1))
@@ -151,8 +151,8 @@ def _object(arguments: Sequence[Frag], place: Place) -> Frag:
 
 
 def json_access(value: Frag, path: exp.Expr, operator: str, place: Place, *, fixed: bool = True) -> Frag:
-    """`value -> path` or `value ->> path`. Unless `fixed`, a path without `$` is split at dots too, and what stands
-    for a JSON null is the text `null` from `->>` and null from `->`. Raises RuleError when the path is no literal."""
+    """`value -> path` or `value ->> path`. Unless `fixed`, a path without `$` is split at dots too, and a JSON null is
+    the text `null` for `->>` and null for `->`. Raises RuleError when the path is not a literal."""
     if value.kind in {Kind.CERTAIN, Kind.LOGICAL}:
         raise RuleError(
             Code.UNSUPPORTED, f"`{operator}` is applied to a condition", place, "put brackets around the JSON access"
@@ -210,7 +210,8 @@ def _rooted(path: exp.Expr, place: Place) -> exp.Expr:
 
 
 def _sqlite_paths(segments: Sequence[str], place: Place) -> list[str]:
-    """SQLite tells array elements from keys, the language does not: every reading of a number is tried."""
+    """The SQLite paths for all readings of the segments. SQLite distinguishes array elements from keys, but the
+    language does not, so every number is read both ways."""
     if sum(map(_is_index, segments)) > _MAX_INDEX_SEGMENTS:
         raise RuleError(Code.TOO_MANY, f"more than {_MAX_INDEX_SEGMENTS} array elements in one JSON path", place)
     readings = [[f"[{segment}]", _key(segment)] if _is_index(segment) else [_key(segment)] for segment in segments]
@@ -218,7 +219,7 @@ def _sqlite_paths(segments: Sequence[str], place: Place) -> list[str]:
 
 
 def _is_index(segment: str) -> bool:
-    """The canonical form only, as in JavaScript: `00` and other scripts' digits are keys."""
+    """Canonical numbers only, as in JavaScript: `00` and digits of other scripts are keys."""
     digits = segment.isascii() and segment.isdecimal() and len(segment) <= _MAX_INDEX_DIGITS
     return digits and (segment == "0" or segment[0] != "0")
 

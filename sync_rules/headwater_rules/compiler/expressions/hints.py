@@ -1,5 +1,5 @@
-"""What to say of a function that the language does not have: most names come from Postgres, MySQL or SQLite, and
-each has something to be written instead."""
+"""Error messages for functions that the language does not have. Most such names come from Postgres, MySQL or SQLite,
+and have a replacement."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ _ONE_ROW: Final = "a rule sees one row at a time: compute the value in Postgres,
 
 
 def unknown_function(name: str, known: Iterable[str], place: Place) -> RuleError:
-    """Why `name` cannot be called, and what to write instead."""
+    """The error for an unknown function, with a replacement."""
     if name in _MOMENTS or name in _CHANGING:
         message = f"`{name}` is not allowed: a rule must give the same answer whenever it is evaluated"
         hint = "compare times on the device, or keep the value in a column of the row"
@@ -141,6 +141,6 @@ def unknown_function(name: str, known: Iterable[str], place: Place) -> RuleError
 
 
 def single_extreme(name: str, place: Place) -> RuleError:
-    """`max(x)`, which elsewhere is an aggregate."""
+    """The error for `max(x)`, which is an aggregate elsewhere."""
     message = f"`{name}` of one argument is an aggregate and not supported"
     return RuleError(Code.UNKNOWN_FUNCTION, message, place, f"give it two or more arguments; {_ONE_ROW}")

@@ -1,4 +1,4 @@
-"""The date and time functions: SQLite's, without every way to the present moment and to the machine's time zone."""
+"""The date and time functions of SQLite, without any access to the current time or the machine's time zone."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ _MACHINE_ZONE: Final = frozenset({"localtime", "utc"})
 
 def call(name: str, arguments: Sequence[Frag], nodes: Sequence[exp.Expr], place: Place) -> Frag:
     """The call of one of FUNCTIONS. Raises RuleError for a modifier that SQLite does not know or that depends on the
-    machine, and when the point in time is left out, which SQLite would take for the present one."""
+    machine, and when the point in time is missing, which SQLite would read as the current time."""
     before = 1 if name == "strftime" else 0
     if len(arguments) <= before:
         raise RuleError(
             Code.UNKNOWN_FUNCTION,
-            f"`{name}` without a point in time means the present one, but a rule gives the same answer at any time",
+            f"`{name}` without a point in time means the current one, but a rule must give the same answer at any time",
             place,
             "write `strftime('%Y-%m-%d', column)`" if before else f"write `{name}(column)`",
         )

@@ -1,4 +1,4 @@
-"""Values of the request in an expression: what they are called in streams and in bucket definitions."""
+"""Translates request values in expressions, which streams and bucket definitions name differently."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ _CALLED = {
 _ELSEWHERE = {"jwt": "write `auth.parameters()`", **dict.fromkeys(("uid", "sub"), "write `auth.user_id()`")}
 
 REQUEST_SCHEMAS = frozenset(schema for schemas in _SCHEMAS.values() for schema in schemas)
-"""What stands before the function in a value of the request, in some place of a config."""
+"""The prefixes of functions for request values, anywhere in a config."""
 
 
 def is_request_table(name: str, semantics: Semantics) -> bool:
-    """Whether `name.column` is a value of the request."""
+    """Whether `name.column` is a request value."""
     return name in _TABLES and semantics.requests is Requests.PARAMETERS
 
 
 def request_call(schema: str, call: exp.Anonymous, semantics: Semantics, place: Place) -> Frag:
-    """The value of `schema.function(…)`. Raises RuleError when there is none of that name in this place."""
+    """The value of `schema.function(…)`. Raises RuleError when this kind of query has no such function."""
     name, arguments = call.name.lower(), call.expressions
     source = _SCHEMAS[semantics.requests].get(schema)
     if source is None:
@@ -60,8 +60,8 @@ def request_call(schema: str, call: exp.Anonymous, semantics: Semantics, place: 
 
 
 def request_column(table: str, name: str, place: Place) -> Frag:
-    """`token_parameters.x` is `sub` under its name `user_id`, and else a claim under `parameters`; `user_parameters.x`
-    is a client parameter."""
+    """`token_parameters.user_id` is the claim `sub`, other columns of it are claims under `parameters`;
+    `user_parameters.x` is a client parameter."""
     if table == "token_parameters" and name == "user_id":
         return Frag((Ref(REQUEST, RequestInput.USER_ID.value),), Kind.ANY, place)
     source = RequestInput.CLAIMS if table == "token_parameters" else RequestInput.CONNECTION

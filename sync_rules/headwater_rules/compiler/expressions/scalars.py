@@ -1,4 +1,4 @@
-"""Scalar expressions of a rule, translated to SQLite with the meaning that the rule language gives them."""
+"""Translates scalar expressions of a rule to SQLite, with the meaning that the rule language gives them."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ class Scalars:
         }
 
     def frag(self, node: exp.Expr, names: Names) -> Frag:
-        """The value of `node`. What the language does not have goes to the watch."""
+        """The value of `node`. Errors go to the watch."""
         try:
             return self._translate(node, names)
         except RuleError as error:
@@ -142,7 +142,7 @@ class Scalars:
         return translated
 
     def only(self, node: exp.Expr, allowed: frozenset[str]) -> None:
-        """Refuse a node with parts that would otherwise be ignored."""
+        """Report parts of a node that would otherwise be ignored."""
         for name, value in node.args.items():
             if value and name not in allowed:
                 part = value[0] if isinstance(value, list) else value
@@ -181,14 +181,14 @@ class Scalars:
 
     def _minus(self, node: exp.Neg, names: Names) -> Frag:
         if isinstance(node.this, exp.Literal) and not node.this.is_string and node.this.name == str(_LARGEST + 1):
-            return self._build(node, Kind.INTEGER, f"(-{_LARGEST + 1})")  # its digits alone would be a real
+            return self._build(node, Kind.INTEGER, f"(-{_LARGEST + 1})")  # the digits without the sign would be a real
         return self._build(node, Kind.NUMBER, "(- ", self.frag(node.this, names), ")")
 
     def _column(self, node: exp.Column, names: Names) -> Frag:
         if isinstance(node.this, exp.Star):
             raise self.fail(Code.UNSUPPORTED, "`*` is not supported here", node, "name the column")
         if not node.table and str(node.name).lower() in _MOMENTS and not node.this.args.get("quoted"):
-            return functions.call(str(node.name).lower(), [], [], self._source.place_of(node))  # refused there
+            return functions.call(str(node.name).lower(), [], [], self._source.place_of(node))  # raises
         if node.args.get("db") or node.args.get("catalog"):
             raise self.fail(
                 Code.UNSUPPORTED, "a column may not be qualified by a schema", node, "give the table an alias"
@@ -314,7 +314,7 @@ class Scalars:
         return build(Kind.LOGICAL, left.place, "(", left, " IN (SELECT value FROM json_each(", array, ")))")
 
     def refuse_ambiguous(self, node: exp.In) -> None:
-        """`x IN (y)` would be a comparison in SQL and a search in an array in the rule language."""
+        """Reject `x IN (y)`, which is a comparison in SQL and a search in an array in the rule language."""
         listed = node.expressions
         if len(listed) == 1 and not isinstance(listed[0], exp.Literal | exp.Boolean | exp.Null | exp.Neg):
             raise self.fail(
@@ -360,12 +360,12 @@ class Scalars:
             return self._build(node, Kind.ANY, "hw_blob(", value, ")")
         if name == "INTEGER" and value.kind not in {Kind.CERTAIN, Kind.LOGICAL, Kind.INTEGER, Kind.TEXT}:
             value = self._build(node, Kind.ANY, "hw_floor(", value, ")")
-        # the plus takes the affinity away that a cast would lend to a comparison
+        # the plus removes the affinity that a cast would add to a comparison
         return self._build(node, kind, "(+CAST(", value, f" AS {name}))")
 
 
 def identifier(node: exp.Expr) -> str:
-    """The name that an identifier stands for: unquoted ones are lower-cased."""
+    """The name that an identifier means: unquoted ones are converted to lower case."""
     return str(node.name) if node.args.get("quoted") else str(node.name).lower()
 
 
@@ -380,8 +380,8 @@ def in_list(node: exp.In) -> list[exp.Expr] | None:
 
 
 def _collation(left: Frag, right: Frag) -> str:
-    """Text is ordered by UTF-16 code units. SQLite's order by bytes is the same unless both sides can hold
-    characters beyond U+D7FF."""
+    """The collation for comparing texts by UTF-16 code units. SQLite's order by bytes is the same unless both sides can
+    contain characters beyond U+D7FF."""
     for side in (left, right):
         if side.kind in {Kind.CERTAIN, Kind.LOGICAL, Kind.INTEGER, Kind.NUMBER}:
             return ""

@@ -1,4 +1,4 @@
-"""What expressions need to know of where they stand, and whom they tell what is noticed of them."""
+"""The interfaces through which expressions look up names and report findings."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from headwater_rules.errors import Place, RuleError
 
 
 class Names(Protocol):
-    """What identifiers mean where an expression stands."""
+    """The meaning of identifiers where an expression is used."""
 
     def column(self, node: exp.Column) -> Frag:
-        """The value of a column. Raises RuleError when there is none of that name, or several."""
+        """The value of a column. Raises RuleError when there is no such column, or more than one."""
 
     def row_function(self, qualifier: str | None, name: str, node: exp.Expr) -> Frag:
-        """The value of `alias.table_suffix()` and its like."""
+        """The value of `alias.table_suffix()` and similar functions."""
 
 
 class Watcher(Protocol):
-    """Who is told what is noticed of expressions."""
+    """Receives findings about expressions."""
 
     def failed(self, error: RuleError) -> Frag:
-        """Take note of an error; what is returned stands for the value."""
+        """Report an error; returns a placeholder value."""
 
     def compared(self, left: Frag, right: Frag, place: Place, *, equality: bool = True) -> None:
         """Two values are compared."""
 
     def searched(self, left: Frag, array: Frag, place: Place) -> None:
-        """A value is searched in an array."""
+        """A value is searched for in an array."""
 
     def json(self, value: Frag, place: Place, what: str) -> None:
         """`what` reads a value as JSON."""

@@ -1,4 +1,4 @@
-"""How the SQL of a sync config is read: what differs between the editions, and between the places of a query."""
+"""The meaning of a sync config's SQL: differences between editions, and between kinds of queries."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import Enum
 
 
 class Requests(Enum):
-    """How a query names values of the request, if it may."""
+    """How a query names request values, if it can."""
 
     STREAM = "auth, connection and subscription"
     PARAMETERS = "request, token_parameters and user_parameters"
@@ -16,7 +16,7 @@ class Requests(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Semantics:
-    """The reading of one query.
+    """The meaning of the SQL of one query.
 
     `fixed_paths` is the option `fixed_json_extract`: a JSON path without `$` is one key, and a JSON null is null.
     """
@@ -32,14 +32,14 @@ class Semantics:
 
     @property
     def star_is_all(self) -> bool:
-        """Whether `*` has the columns that begin with `_` too, and replaces what was selected before it."""
+        """Whether `*` includes columns that begin with `_`, and overrides columns selected before it."""
         return self.edition >= 3
 
     @property
     def empty_subscription(self) -> bool:
-        """Whether a subscription without parameters has an object without keys, rather than null."""
+        """Whether a subscription without parameters has an empty object rather than null."""
         return self.edition == 2
 
     def naming(self, requests: Requests) -> Semantics:
-        """The same reading with other names for values of the request."""
+        """The same meaning with other names for request values."""
         return replace(self, requests=requests)
