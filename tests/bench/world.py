@@ -27,7 +27,8 @@ from headwater.oplog.lsn import parse_lsn
 from headwater.source.connect import SourceSettings
 from headwater.storage.address import SqliteAddress
 from headwater.storage.contract.parts import BulkRecord
-from headwater.storage.contract.store import StoredTable, StoreReader
+from headwater.storage.contract.reader import StoreReader
+from headwater.storage.contract.store import StoredTable
 from headwater.storage.sqlite import SqliteStore
 
 KEY = b"benchmark-key-of-thirty-two-bytes"

@@ -7,7 +7,7 @@ from contextlib import ExitStack, closing
 
 import pytest
 
-from headwater.storage.contract.store import StoreReader
+from headwater.storage.contract.reader import StoreReader
 from headwater.storage.open import open_backend
 from tests.contract.world import SOURCE, World
 from tests.support.fix_stores import NewAddress

@@ -11,7 +11,7 @@ import pytest
 
 from headwater.oplog.op import OpId
 from headwater.storage.address import StoreAddress
-from headwater.storage.contract.store import Chunk, StoreReader
+from headwater.storage.contract.reader import Chunk, StoreReader
 from headwater.storage.open import open_backend
 from headwater.storage.shared.cache import CachedReader
 from tests.support.model_device import ModelBucket, parse_ops

@@ -15,7 +15,8 @@ from headwater.compaction.work import Need, UpkeepStoppedError, UpkeepWork, need
 from headwater.oplog.op import OpId, bucket_key
 from headwater.storage.address import StoreAddress
 from headwater.storage.contract.compaction import BucketState, HistoryChangedError, Piece, UpkeepStore
-from headwater.storage.contract.store import Chunk, LeaseHeldError, LeaseLostError, StoreReader
+from headwater.storage.contract.reader import Chunk, StoreReader
+from headwater.storage.contract.store import LeaseHeldError, LeaseLostError
 from headwater.storage.open import open_backend
 from headwater.storage.shared import compaction
 from headwater.storage.shared.compaction import Cut, Thrift

@@ -16,7 +16,7 @@ from headwater.insight.forget import Forgetting, NotForgottenError, StillHeldErr
 from headwater.oplog.op import OpId, bucket_key
 from headwater.storage.address import StoreAddress
 from headwater.storage.contract.forget import Searched, SoughtRow, SoughtText
-from headwater.storage.contract.store import Checkpoint
+from headwater.storage.contract.reader import Checkpoint
 from headwater.storage.open import open_backend
 from headwater.sync.request import write_key
 from tests.support.model_device import ModelBucket

@@ -9,7 +9,7 @@ from threading import Barrier
 import pytest
 
 from headwater.oplog.op import OpId
-from headwater.storage.contract.store import StoreReader
+from headwater.storage.contract.reader import StoreReader
 from tests.contract.world import A, World, totals
 from tests.support.memory import forget_peak, peak
 

@@ -9,7 +9,8 @@ import pytest
 from headwater.oplog.lsn import Lsn
 from headwater.oplog.op import OpId
 from headwater.storage.contract.parts import BulkRecord, CurrentRow, StagedTable
-from headwater.storage.contract.store import LeaseLostError, PartLostError, Progress, StoreReader
+from headwater.storage.contract.reader import StoreReader
+from headwater.storage.contract.store import LeaseLostError, PartLostError, Progress
 from headwater.storage.contract.versions import Origin
 from headwater.storage.open import open_backend
 from tests.contract.world import (

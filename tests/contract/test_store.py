@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from headwater.oplog.lsn import Lsn
 from headwater.oplog.op import OpId, bucket_key
 from headwater.oplog.transform import RowKeys, row_ops
-from headwater.storage.contract.store import LeaseHeldError, LeaseLostError, Progress, StoreReader
+from headwater.storage.contract.reader import StoreReader
+from headwater.storage.contract.store import LeaseHeldError, LeaseLostError, Progress
 from headwater.storage.open import open_backend
 from headwater_rules.results import LookupEntry
 from tests.contract.world import SOURCE, A, B, World, assert_in_step, lookups, named, put, totals

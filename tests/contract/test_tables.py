@@ -9,8 +9,9 @@ import pytest
 from headwater.oplog.change import Column, Relation, ReplicaIdentity
 from headwater.oplog.lsn import Lsn
 from headwater.storage.contract.parts import CurrentRow
+from headwater.storage.contract.reader import StoreReader, Touched
 from headwater.storage.contract.reason import Cause, ResyncReason, stored_reason
-from headwater.storage.contract.store import LeaseLostError, Progress, SourceState, StoreReader, Touched
+from headwater.storage.contract.store import LeaseLostError, Progress, SourceState
 from headwater.storage.open import open_backend
 from headwater_rules.results import LookupEntry
 from tests.contract.world import RELATION, SOURCE, A, World, lookups, noise

@@ -13,7 +13,8 @@ from headwater.oplog.op import OpId, bucket_key
 from headwater.oplog.transform import DraftOp, RowKeys, row_ops
 from headwater.storage.address import PostgresAddress, SqliteAddress, StoreAddress
 from headwater.storage.contract.parts import CurrentRow
-from headwater.storage.contract.store import Progress, StoreReader
+from headwater.storage.contract.reader import StoreReader
+from headwater.storage.contract.store import Progress
 from headwater.storage.contract.verify import (
     ALL_KEYS,
     MODULUS,

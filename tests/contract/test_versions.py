@@ -7,8 +7,9 @@ from contextlib import closing
 
 import pytest
 
+from headwater.storage.contract.reader import StoreReader
 from headwater.storage.contract.requests import RequestState
-from headwater.storage.contract.store import LeaseLostError, StoreReader
+from headwater.storage.contract.store import LeaseLostError
 from headwater.storage.contract.versions import Origin, OwnConfig, VersionState
 from headwater.storage.open import open_backend
 from tests.contract.world import SIDES, SOURCE, YAML, A, B, World, assert_in_step, lookups, totals

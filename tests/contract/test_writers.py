@@ -7,7 +7,8 @@ from collections.abc import Callable
 from contextlib import closing
 
 from headwater.oplog.op import OpId
-from headwater.storage.contract.store import LeaseHeldError, StoreReader
+from headwater.storage.contract.reader import StoreReader
+from headwater.storage.contract.store import LeaseHeldError
 from headwater.storage.open import open_backend
 from tests.contract.world import A, B, World
 from tests.support.fix_headwater import read_bucket

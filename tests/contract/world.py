@@ -13,7 +13,8 @@ from headwater.oplog.transform import BucketName, DraftOp, RowKeys, decode_membe
 from headwater.storage.address import StoreAddress
 from headwater.storage.backend import Store
 from headwater.storage.contract.parts import BulkRecord, CurrentRow, PartWriter, StagedPart
-from headwater.storage.contract.store import Checkpoint, Lease, Progress, SourceState, StoreReader
+from headwater.storage.contract.reader import Checkpoint, StoreReader
+from headwater.storage.contract.store import Lease, Progress, SourceState
 from headwater.storage.contract.versions import Origin
 from headwater.storage.open import open_backend
 from headwater_rules.results import LookupEntry, Put

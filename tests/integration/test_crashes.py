@@ -12,7 +12,8 @@ import pytest
 import headwater
 from headwater.oplog.op import OpId
 from headwater.storage.contract.parts import CurrentRow
-from headwater.storage.contract.store import StoreError, StoreReader
+from headwater.storage.contract.reader import StoreReader
+from headwater.storage.contract.store import StoreError
 from headwater.storage.sqlite import SqliteStore
 from tests.support import small_bulk
 from tests.support.each_once import NOTES, Writer, assert_each_once, snapshot_of_empty_table, write

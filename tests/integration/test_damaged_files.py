@@ -14,7 +14,8 @@ import pytest
 
 from headwater.oplog.op import OpId
 from headwater.storage.contract.parts import StagedPart
-from headwater.storage.contract.store import Checkpoint, Lease, StoreError
+from headwater.storage.contract.reader import Checkpoint
+from headwater.storage.contract.store import Lease, StoreError
 from headwater.storage.contract.versions import Origin
 from headwater.storage.sqlite import SqliteStore
 from headwater.storage.sqlite.wake import wake_directory

@@ -27,9 +27,10 @@ from headwater.pipeline.spark.engine import SparkEngine
 from headwater.pipeline.spark.session import Spark
 from headwater.storage.address import PostgresAddress, SqliteAddress, StoreAddress
 from headwater.storage.contract.archive import ArchiveError, StoreNotEmptyError
+from headwater.storage.contract.reader import Chunk
 from headwater.storage.contract.reason import Cause, ResyncReason
 from headwater.storage.contract.seal import SealedStoreError
-from headwater.storage.contract.store import Chunk, LeaseHeldError, StoreError
+from headwater.storage.contract.store import LeaseHeldError, StoreError
 from headwater.storage.open import open_backend
 from headwater.storage.postgres.bulk.load import PostgresLoad
 from headwater.storage.sqlite.bulk.load import SqliteLoad

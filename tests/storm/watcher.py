@@ -8,7 +8,8 @@ from collections import Counter
 from functools import lru_cache
 
 from headwater.oplog.op import OpId
-from headwater.storage.contract.store import StoreBusyError, StoreReader, StoreUnreachableError
+from headwater.storage.contract.reader import StoreReader
+from headwater.storage.contract.store import StoreBusyError, StoreUnreachableError
 from headwater_rules.compiler.compile import compile_config
 from headwater_rules.evaluate.requests import resolve
 from headwater_rules.results import SyncRequest

@@ -36,8 +36,8 @@ from headwater.source.connect import SourceSettings
 from headwater.storage.address import PostgresAddress, SqliteAddress, StoreAddress
 from headwater.storage.backend import Store
 from headwater.storage.contract.parts import BulkRecord
+from headwater.storage.contract.reader import StoreReader
 from headwater.storage.contract.requests import RequestState
-from headwater.storage.contract.store import StoreReader
 from headwater.storage.contract.versions import ConfigVersion, Origin, VersionState
 from headwater.storage.open import open_backend
 from headwater_rules.compiler.compile import compile_config

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from headwater.oplog.lsn import Lsn
 from headwater.oplog.op import OpId
-from headwater.storage.contract.store import (
+from headwater.storage.contract.reader import (
     BucketMarks,
     BucketTotal,
     Checkpoint,

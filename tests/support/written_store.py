@@ -15,7 +15,8 @@ from headwater.oplog.op import OpId, bucket_key
 from headwater.oplog.transform import BucketName, RowKeys, decode_members, encode_members, row_ops
 from headwater.storage.address import StoreAddress
 from headwater.storage.contract.parts import BulkRecord, CurrentRow
-from headwater.storage.contract.store import Checkpoint, Progress, SourceState
+from headwater.storage.contract.reader import Checkpoint
+from headwater.storage.contract.store import Progress, SourceState
 from headwater.storage.contract.versions import Origin
 from headwater.storage.open import open_backend
 from headwater.storage.shared.compaction import Thrift

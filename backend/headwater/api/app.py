@@ -32,7 +32,7 @@ from headwater.api.streams.reading import StoreThreads
 from headwater.api.streams.service import Streams
 from headwater.api.upload.route import UploadRoute
 from headwater.source.upload.settings import UploadSettings
-from headwater.storage.contract.store import StoreReader
+from headwater.storage.contract.reader import StoreReader
 from headwater.storage.shared.cache import CachedReader
 from headwater.sync.request import BodyLimits
 

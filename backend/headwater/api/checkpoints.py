@@ -28,7 +28,7 @@ from headwater.api.shares import Shares
 from headwater.api.streams.reading import StoreThreads
 from headwater.errors import HeadwaterError, Kind
 from headwater.oplog.lsn import Lsn
-from headwater.storage.contract.store import StoreReader
+from headwater.storage.contract.reader import StoreReader
 from headwater.sync.request import parse_checkpoint_request, parse_client_id, write_key
 
 MAX_WAITING = 200

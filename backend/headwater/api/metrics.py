@@ -15,7 +15,7 @@ from headwater.api.http.server import AddressInUseError
 from headwater.errors import HeadwaterError
 from headwater.replication.health.model import Health, State
 from headwater.source.readiness.health import SlotHealth
-from headwater.storage.contract.store import StoreReader
+from headwater.storage.contract.reader import StoreReader
 
 _log = logging.getLogger(__name__)
 

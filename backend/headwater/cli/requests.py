@@ -17,8 +17,9 @@ from headwater.errors import HeadwaterError
 from headwater.oplog.lsn import format_lsn, parse_lsn
 from headwater.replication.requests import RequestKind
 from headwater.storage.backend import Store
+from headwater.storage.contract.reader import StoreReader
 from headwater.storage.contract.requests import Request, RequestState
-from headwater.storage.contract.store import StoreBusyError, StoreReader
+from headwater.storage.contract.store import StoreBusyError
 from headwater.storage.open import open_backend
 
 _PAUSE = 0.2

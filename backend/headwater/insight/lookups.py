@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from headwater.insight.rows import CurrentRows
-from headwater.storage.contract.store import StoreReader
+from headwater.storage.contract.reader import StoreReader
 from headwater_rules.plan import SyncPlan
 from headwater_rules.versions import only, sides
 

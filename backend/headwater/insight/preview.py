@@ -10,7 +10,7 @@ import orjson
 from headwater.insight.lookups import LookupScan
 from headwater.insight.rows import CurrentRows, op_size
 from headwater.insight.words import count
-from headwater.storage.contract.store import StoreReader
+from headwater.storage.contract.reader import StoreReader
 from headwater_rules.errors import did_you_mean
 from headwater_rules.evaluate.requests import resolve
 from headwater_rules.plan import Expr, FromRequest, RequestInput, RequestStage, Stream, SyncPlan

@@ -24,9 +24,10 @@ from headwater.storage.contract.history import (
     Slice,
 )
 from headwater.storage.contract.parts import PartWriter, PlacedRow
+from headwater.storage.contract.reader import StoreReader
 from headwater.storage.contract.requests import RequestStore
 from headwater.storage.contract.stats import DefinitionStats, StoreStats
-from headwater.storage.contract.store import StoreReader, StoreWriter
+from headwater.storage.contract.store import StoreWriter
 from headwater.storage.contract.verify import VerifyReader
 from headwater.storage.contract.versions import OwnConfig, VersionStore
 from headwater.storage.shared.loading import BATCH_BYTES

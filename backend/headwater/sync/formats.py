@@ -14,7 +14,7 @@ import bson
 import orjson
 
 from headwater.oplog.op import OpId
-from headwater.storage.contract.store import Chunk
+from headwater.storage.contract.reader import Chunk
 from headwater.sync.lines import Line
 
 

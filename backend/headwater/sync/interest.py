@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 
 from headwater.oplog.lsn import ZERO, Lsn
 from headwater.oplog.op import OpId
-from headwater.storage.contract.store import Touched, WriteCheckpoint
+from headwater.storage.contract.reader import Touched, WriteCheckpoint
 
 Who = TypeVar("Who")
 

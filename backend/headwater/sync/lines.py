@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from math import ceil
 
 from headwater.oplog.op import OpId
-from headwater.storage.contract.store import BucketTotal
+from headwater.storage.contract.reader import BucketTotal
 from headwater_rules.results import ResolvedBucket, StreamStatus
 
 Line = Mapping[str, object]

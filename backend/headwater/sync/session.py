@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from headwater.oplog.op import OpId
-from headwater.storage.contract.store import BucketTotal, Chunk
+from headwater.storage.contract.reader import BucketTotal, Chunk
 from headwater.sync import lines
 from headwater.sync.lines import Line
 from headwater_rules.results import Resolution, ResolvedBucket

@@ -22,8 +22,9 @@ from headwater.storage.contract.archive import (
     StoreState,
 )
 from headwater.storage.contract.parts import BulkRecord, CurrentRow, PlacedRow
+from headwater.storage.contract.reader import WriteCheckpoint
 from headwater.storage.contract.reason import reason_columns, stored_reason
-from headwater.storage.contract.store import SourceState, WriteCheckpoint
+from headwater.storage.contract.store import SourceState
 from headwater.storage.contract.verify import StoredSegment
 from headwater.storage.contract.versions import ConfigVersion, Origin, VersionState
 from headwater.storage.shared.common import decode_layouts, encode_layouts

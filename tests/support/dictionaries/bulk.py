@@ -10,8 +10,9 @@ import orjson
 from headwater.oplog.change import Relation
 from headwater.oplog.transform import BucketName, DraftOp
 from headwater.storage.contract.parts import BulkRecord, CurrentRow, PlacedRow, StagedPart, StagedTable
+from headwater.storage.contract.reader import Checkpoint
 from headwater.storage.contract.reason import ResyncReason
-from headwater.storage.contract.store import Checkpoint, Lease, PartLostError, SourceState
+from headwater.storage.contract.store import Lease, PartLostError, SourceState
 from headwater.storage.shared.pages import openings, without
 from headwater.storage.shared.segments import SegmentPacker
 from headwater_rules.results import LookupEntry

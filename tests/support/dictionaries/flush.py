@@ -12,8 +12,9 @@ from headwater.oplog.lsn import Lsn
 from headwater.oplog.op import finished_op
 from headwater.oplog.transform import BucketName, DraftOp
 from headwater.storage.contract.parts import CurrentRow
+from headwater.storage.contract.reader import Checkpoint
 from headwater.storage.contract.reason import ResyncReason
-from headwater.storage.contract.store import Checkpoint, Lease, Progress
+from headwater.storage.contract.store import Lease, Progress
 from headwater.storage.shared.common import NAMEABLE
 from headwater_rules.results import LookupEntry
 from tests.support.dictionaries.kept import Kept

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from headwater.oplog.lsn import Lsn
 from headwater.oplog.op import OpId, bucket_key
 from headwater.storage.contract.compaction import LEASE
-from headwater.storage.contract.store import (
+from headwater.storage.contract.reader import (
     BucketMarks,
     BucketTotal,
     Checkpoint,

@@ -12,9 +12,10 @@ from headwater.oplog.change import Relation
 from headwater.oplog.op import CLEAR_BODY, OpId, finished_op
 from headwater.oplog.transform import BucketName
 from headwater.storage.contract.parts import BulkRecord, CurrentRow, PlacedRow
+from headwater.storage.contract.reader import Checkpoint, WriteCheckpoint
 from headwater.storage.contract.reason import ResyncReason
 from headwater.storage.contract.requests import Request
-from headwater.storage.contract.store import Checkpoint, SourceState, StoredTable, StoreError, WriteCheckpoint
+from headwater.storage.contract.store import SourceState, StoredTable, StoreError
 from headwater.storage.contract.verify import StoredSegment
 from headwater.storage.contract.versions import ConfigVersion
 from headwater.storage.shared.unpack import Line, segment_lines

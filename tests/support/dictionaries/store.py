@@ -11,8 +11,9 @@ from headwater.oplog.change import Relation
 from headwater.oplog.lsn import Lsn
 from headwater.storage.address import StoreAddress
 from headwater.storage.contract.parts import BulkRecord, Places
+from headwater.storage.contract.reader import WriteCheckpoint
 from headwater.storage.contract.reason import ResyncReason
-from headwater.storage.contract.store import Lease, SourceState, StoredTable, WriteCheckpoint
+from headwater.storage.contract.store import Lease, SourceState, StoredTable
 from tests.support.dictionaries.bulk import Bulk
 from tests.support.dictionaries.flush import DictFlush
 from tests.support.dictionaries.kept import Kept

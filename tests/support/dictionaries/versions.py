@@ -10,8 +10,9 @@ from itertools import islice
 import orjson
 
 from headwater.storage.contract.parts import PlacedRow
+from headwater.storage.contract.reader import Checkpoint
 from headwater.storage.contract.requests import Request, RequestState
-from headwater.storage.contract.store import Checkpoint, Lease, StoreError
+from headwater.storage.contract.store import Lease, StoreError
 from headwater.storage.contract.versions import ConfigVersion, Origin, OwnConfig, VersionState
 from tests.support.dictionaries.kept import Kept
 from tests.support.dictionaries.state import State

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from headwater.api.streams.negotiation import BSON
 from headwater.oplog.op import OpId
-from headwater.storage.contract.store import Chunk
+from headwater.storage.contract.reader import Chunk
 from headwater.sync.formats import Bson, Ndjson
 from tests.support.fix_api import Endpoint, make_token
 from tests.support.memory_store import MemoryStore

@@ -15,7 +15,7 @@ from headwater.api.streams.left_out import LeftOutMemory
 from headwater.api.streams.reading import open_reading
 from headwater.oplog.lsn import Lsn
 from headwater.oplog.op import OpId
-from headwater.storage.contract.store import StoredConfig
+from headwater.storage.contract.reader import StoredConfig
 from headwater.storage.shared.cache import CachedReader
 from headwater.sync.formats import Ndjson
 from headwater.sync.interest import Interests, News, anything

@@ -17,7 +17,7 @@ from headwater.api.streams.codings import GZIP, IDENTITY, ZSTD, Coding, joined_c
 from headwater.api.streams.encoding import SMALL, Pieces, WireForm
 from headwater.api.streams.negotiation import choose_coding
 from headwater.oplog.op import OpId
-from headwater.storage.contract.store import Chunk
+from headwater.storage.contract.reader import Chunk
 from headwater.sync.formats import Ndjson
 
 Decoder = Callable[[bytes], bytes]

@@ -15,7 +15,8 @@ from collections.abc import Callable
 import httpx
 import pytest
 
-from headwater.storage.contract.store import Checkpoint, StoreBusyError
+from headwater.storage.contract.reader import Checkpoint
+from headwater.storage.contract.store import StoreBusyError
 from tests.support.fix_api import Endpoint, make_token
 from tests.support.memory_store import MemoryStore
 

@@ -15,7 +15,7 @@ from headwater.api.streams.encoding import WireForm
 from headwater.api.streams.left_out import LeftOutMemory
 from headwater.api.streams.reading import open_reading
 from headwater.oplog.op import OpId
-from headwater.storage.contract.store import BucketTotal, Chunk, StoredConfig
+from headwater.storage.contract.reader import BucketTotal, Chunk, StoredConfig
 from headwater.storage.shared.cache import CachedReader
 from headwater.sync.formats import Ndjson
 from headwater.sync.interest import News

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headwater.oplog.op import OpId
-from headwater.storage.contract.store import Chunk, StoreBusyError, StoreReader
+from headwater.storage.contract.reader import Chunk, StoreReader
+from headwater.storage.contract.store import StoreBusyError
 from headwater.storage.shared.cache import ENTRY_BYTES, CachedReader, Written
 from tests.support.memory_store import MemoryStore
 

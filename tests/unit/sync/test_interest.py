@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from headwater.oplog.lsn import Lsn
 from headwater.oplog.op import OpId
-from headwater.storage.contract.store import Touched, WriteCheckpoint
+from headwater.storage.contract.reader import Touched, WriteCheckpoint
 from headwater.sync.interest import AwaitedWrites, Interest, Interests, News, anything
 
 AT = OpId(7)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headwater.oplog.op import OpId
-from headwater.storage.contract.store import BucketTotal, Chunk
+from headwater.storage.contract.reader import BucketTotal, Chunk
 from headwater.sync.formats import Ndjson
 from headwater.sync.lines import Line
 from headwater.sync.session import INTERRUPTIBLE_AFTER, Download, Session, View

@@ -13,7 +13,7 @@ from starlette.routing import Route
 
 from headwater.api.errors import ApiError
 from headwater.replication.health.model import Health, from_json, health_key
-from headwater.storage.contract.store import StoreReader
+from headwater.storage.contract.reader import StoreReader
 
 
 class AdminRefusedError(ApiError):

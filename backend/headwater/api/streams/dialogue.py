@@ -12,7 +12,7 @@ from headwater.api.streams.left_out import LeftOutMemory
 from headwater.api.streams.reading import Reading
 from headwater.errors import HeadwaterError, Kind
 from headwater.oplog.op import OpId
-from headwater.storage.contract.store import StoredConfig, WriteCheckpoint
+from headwater.storage.contract.reader import StoredConfig, WriteCheckpoint
 from headwater.sync.interest import Interest, News, reached
 from headwater.sync.lines import Line
 from headwater.sync.session import Download, Session, View

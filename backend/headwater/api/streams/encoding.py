@@ -7,7 +7,7 @@ from functools import lru_cache
 
 from headwater.api.streams.codings import IDENTITY, Coding, Piece
 from headwater.oplog.op import OpId
-from headwater.storage.contract.store import Chunk
+from headwater.storage.contract.reader import Chunk
 from headwater.sync.formats import Format
 from headwater.sync.lines import Line
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass
 
-from headwater.storage.contract.store import StoredConfig
+from headwater.storage.contract.reader import StoredConfig
 from headwater_rules.compiler.compile import compile_config
 from headwater_rules.evaluate.limits import MOST_BUCKETS, MOST_RESULTS
 from headwater_rules.evaluate.requests import resolve

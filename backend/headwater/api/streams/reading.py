@@ -17,7 +17,7 @@ from headwater.api.errors import NoActiveConfigError
 from headwater.api.streams.codings import Piece
 from headwater.api.streams.encoding import WireForm
 from headwater.oplog.op import OpId
-from headwater.storage.contract.store import (
+from headwater.storage.contract.reader import (
     BucketMarks,
     BucketTotal,
     Checkpoint,

@@ -16,7 +16,8 @@ from headwater.cli.watch_request import WaitDisplay
 from headwater.config import ServiceConfig
 from headwater.errors import HeadwaterError
 from headwater.storage.backend import Store
-from headwater.storage.contract.store import StoreBusyError, StoreReader
+from headwater.storage.contract.reader import StoreReader
+from headwater.storage.contract.store import StoreBusyError
 from headwater.storage.contract.versions import ConfigVersion, Origin, VersionState
 from headwater.storage.open import open_backend
 from headwater_rules.errors import RuleErrors

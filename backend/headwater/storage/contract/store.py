@@ -1,22 +1,21 @@
-"""The interface of a store. Live replication, bulk jobs and the endpoint use it and no back end.
+"""The writing side of a store, and its errors. Live replication and bulk jobs use it and no back end.
 
 A store keeps what it is given durably, numbers ops, and returns finished lines. It knows nothing of rules or of
-Postgres. Calls block; the endpoint calls it from threads.
+Postgres. Calls block.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
 from headwater.errors import HeadwaterError, Kind
 from headwater.oplog.change import Relation
 from headwater.oplog.lsn import Lsn
-from headwater.oplog.op import OpId
 from headwater.oplog.transform import BucketName, DraftOp
 from headwater.storage.contract.parts import BulkRecord, CurrentRow, Places, StagedPart, StagedTable
+from headwater.storage.contract.reader import Checkpoint
 from headwater.storage.contract.reason import Cause, ResyncReason
 from headwater_rules.results import LookupEntry
 
@@ -65,155 +64,6 @@ class LeaseHeldError(HeadwaterError):
 
     kind = Kind.RETRY
     code = "PSYNC_S1003"
-
-
-@dataclass(frozen=True, slots=True)
-class Checkpoint:
-    """A consistent state that clients may see: every op up to `op_id`, and per source tag the LSN up to which every
-    commit is contained. `op_id` never goes back; an LSN goes back only where the source did."""
-
-    op_id: OpId
-    lsns: Mapping[str, Lsn]
-
-
-@dataclass(frozen=True, slots=True)
-class StoredConfig:
-    """A deployed sync config. `id` grows with each one; a sync stream ends when another becomes active."""
-
-    id: int
-    yaml: str
-
-
-@dataclass(frozen=True, slots=True)
-class BucketTotal:
-    """Sum of the op checksums (unsigned, modulo 2^32) and number of ops that a client starting at 0 gets."""
-
-    checksum: int
-    count: int
-
-
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """Part of one bucket's history. `ops` holds `size` finished op objects (JSON, UTF-8) joined by commas, to be put
-    between `"data":[` and `]`. `next_after` is the last op id covered; `more` says that ops up to the requested
-    checkpoint may follow. `overtaken` says that compaction went past the requested checkpoint, so the bucket's state at
-    it is no longer complete: the checkpoint must not be completed, and a newer one exists."""
-
-    ops: bytes
-    size: int
-    next_after: OpId
-    more: bool
-    overtaken: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class BucketMarks:
-    """How far a bucket's history goes: its last CLEAR, the position of compaction, its newest op. Compaction moves one
-    of the first two together with its first change to existing ops; code that removes what must not be sent any more
-    moves one of them together with its last."""
-
-    clear_op: OpId
-    compacted_op: OpId
-    last_op: OpId
-
-
-@dataclass(frozen=True, slots=True)
-class Touched:
-    """What changed between two checkpoints, by bucket name and lookup key. None means anything: too much to name. May
-    name more than changed, never less."""
-
-    buckets: frozenset[str] | None
-    lookups: frozenset[str] | None
-
-
-@dataclass(frozen=True, slots=True)
-class WriteCheckpoint:
-    """The newest write of one client (`key` is user and client). Its data is in every checkpoint whose LSNs reach
-    `lsns`. `seq` grows with each change of any write checkpoint."""
-
-    key: str
-    id: int
-    lsns: Mapping[str, Lsn]
-    seq: int
-
-
-class StoreSnapshot(Protocol):
-    """A consistent view: all answers belong to `checkpoint`."""
-
-    @property
-    def checkpoint(self) -> Checkpoint: ...
-
-    @property
-    def config(self) -> StoredConfig: ...
-
-    def totals(self, buckets: Sequence[str]) -> dict[str, BucketTotal]:
-        """Totals at the checkpoint, for every name asked for. An unknown bucket has 0 and 0."""
-
-    def lookups(self, keys: Sequence[str]) -> dict[str, list[str]]:
-        """The outputs of each key at the checkpoint."""
-
-
-class Listener(Protocol):
-    """Reports commits of the store. Its file descriptor is for an event loop: readable after a commit of another
-    process."""
-
-    def fileno(self) -> int: ...
-
-    def drain(self) -> None:
-        """Make the descriptor unreadable until the next commit."""
-
-    def close(self) -> None: ...
-
-
-class StoreReader(Protocol):
-    """The endpoint's side of a store. Safe to call from several threads at once."""
-
-    def snapshot(self) -> AbstractContextManager[StoreSnapshot | None]:
-        """The newest checkpoint and the config to serve, which is the active one or the endpoint's own (see
-        `storage.contract.versions.OwnConfig`); None while no active config has a checkpoint. While it is open,
-        everything that its thread asks of the reader belongs to the same moment."""
-
-    def checkpoint(self) -> tuple[Checkpoint, int] | None:
-        """The newest checkpoint and the id of the config to serve. Cheap, to be called after a wake-up."""
-
-    def touched(self, after: OpId, upto: OpId) -> Touched:
-        """What changed in (after, upto]."""
-
-    def chunk(self, bucket: str, after: OpId, upto: OpId) -> Chunk:
-        """Ops with after < op_id <= upto, at most 1,000, and at most 1 MiB of row data except that a larger op comes
-        alone. An empty chunk has `size` 0 and `more` False. Starts at the bucket's last CLEAR at or below `upto`,
-        leaving out all ops before it."""
-
-    def marks(self, buckets: Sequence[str]) -> dict[str, BucketMarks]:
-        """The marks of these buckets now, without those that the store does not have. Cheap: caches ask before every
-        answer."""
-
-    def listen(self) -> Listener: ...
-
-    def create_write_checkpoint(self, keys: Sequence[str], lsns: Mapping[str, Lsn]) -> dict[str, int]:
-        """Create an id for each key (duplicates share one), one above its last. It is valid once checkpoints reach
-        `lsns`. Durable on return."""
-
-    def request_write_checkpoint(self, requests: Mapping[str, int], lsns: Mapping[str, Lsn]) -> dict[str, int]:
-        """Ids that clients chose, by key: one above the last replaces it, valid once checkpoints reach `lsns`; any
-        other changes nothing, but that the same one counts as asked for anew. Returns the ids that are stored then.
-        They share their numbers with those of `create_write_checkpoint`."""
-
-    def forget_write_requests(self, seconds: float) -> int:
-        """Forget the write checkpoints whose ids clients chose and have not asked for in so long. Returns how many."""
-
-    def write_checkpoints(self, after_seq: int) -> list[WriteCheckpoint]:
-        """Write checkpoints created or replaced after `after_seq`, in order of `seq`."""
-
-    def write_checkpoint(self, key: str) -> WriteCheckpoint | None: ...
-
-    def replicator_alive(self) -> bool:
-        """Whether any replicator holds an unexpired lease."""
-
-    def noted(self, key: str) -> str:
-        """The text that the replicator stored under a key; empty when there is none."""
-
-    def close(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)

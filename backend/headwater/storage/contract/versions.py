@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
-from headwater.storage.contract.store import Checkpoint, Lease
+from headwater.storage.contract.reader import Checkpoint
+from headwater.storage.contract.store import Lease
 
 KEEP_STOPPED_SECONDS = 600.0
 """How long the row sides of a served version are kept up to date after it was stopped."""

@@ -22,8 +22,9 @@ from headwater.oplog.op import CLEAR_BODY, OpId, finished_op
 from headwater.oplog.transform import BucketName, DraftOp
 from headwater.storage.address import PostgresAddress
 from headwater.storage.contract.parts import CurrentRow
+from headwater.storage.contract.reader import Checkpoint
 from headwater.storage.contract.reason import ResyncReason
-from headwater.storage.contract.store import Checkpoint, Lease, Progress, StoreError
+from headwater.storage.contract.store import Lease, Progress, StoreError
 from headwater.storage.postgres import tables
 from headwater.storage.postgres.connection import explained
 from headwater.storage.postgres.control import lease as leases
@@ -92,7 +93,7 @@ def _explaining(
 
 
 class PostgresFlush:
-    """See `storage.contract.Flush`. Has `connection` to itself."""
+    """See `storage.contract.store.Flush`. Has `connection` to itself."""
 
     def __init__(
         self,

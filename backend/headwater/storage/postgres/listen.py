@@ -20,7 +20,7 @@ _LONGEST_PAUSE = 10.0
 
 
 class NotifyListener:
-    """See `storage.contract.Listener`."""
+    """See `storage.contract.reader.Listener`."""
 
     def __init__(self, address: PostgresAddress) -> None:
         self._address = address

@@ -14,7 +14,7 @@ from psycopg import sql
 from headwater.oplog.lsn import Lsn
 from headwater.oplog.op import OpId, bucket_key
 from headwater.storage.address import PostgresAddress
-from headwater.storage.contract.store import (
+from headwater.storage.contract.reader import (
     BucketMarks,
     BucketTotal,
     Checkpoint,
@@ -60,7 +60,7 @@ _Result = TypeVar("_Result")
 
 
 class PostgresReader:
-    """See `storage.contract.StoreReader`. A thread within a snapshot reads everything from that snapshot."""
+    """See `storage.contract.reader.StoreReader`. A thread within a snapshot reads everything from that snapshot."""
 
     def __init__(self, address: PostgresAddress, own: OwnConfig | None) -> None:
         self._address = address

@@ -16,9 +16,10 @@ from headwater.oplog.change import Relation
 from headwater.oplog.lsn import Lsn
 from headwater.storage.address import PostgresAddress
 from headwater.storage.contract.parts import BulkRecord, Places, StagedPart, StagedTable
+from headwater.storage.contract.reader import Checkpoint
 from headwater.storage.contract.reason import ResyncReason
 from headwater.storage.contract.requests import Request, RequestState
-from headwater.storage.contract.store import Checkpoint, Lease, SourceState, StoredTable
+from headwater.storage.contract.store import Lease, SourceState, StoredTable
 from headwater.storage.contract.versions import ConfigVersion, Origin, OwnConfig, VersionState
 from headwater.storage.postgres import tables as generations
 from headwater.storage.postgres.bulk import pages, takeover
@@ -36,7 +37,7 @@ from headwater.storage.shared.control import requests, versions
 
 
 class PostgresStore:
-    """See `storage.contract.StoreWriter`. Creates the schema if it does not exist. One thread flushes; all other
+    """See `storage.contract.store.StoreWriter`. Creates the schema if it does not exist. One thread flushes; all other
     methods may be called from any thread."""
 
     def __init__(self, address: PostgresAddress) -> None:

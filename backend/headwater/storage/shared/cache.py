@@ -15,7 +15,7 @@ from typing import Generic, NamedTuple, Protocol, TypeVar, cast
 
 from headwater.oplog.lsn import Lsn
 from headwater.oplog.op import OpId
-from headwater.storage.contract.store import (
+from headwater.storage.contract.reader import (
     BucketMarks,
     Checkpoint,
     Chunk,

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from headwater.oplog.op import OpId
-from headwater.storage.contract.store import Chunk
+from headwater.storage.contract.reader import Chunk
 from headwater.storage.shared.common import CHUNK_BYTES, CHUNK_OPS
 from headwater.storage.shared.render import numbered
 

@@ -16,8 +16,9 @@ from headwater.oplog.lsn import Lsn
 from headwater.oplog.op import CLEAR_BODY, OpId, finished_op
 from headwater.oplog.transform import BucketName, DraftOp
 from headwater.storage.contract.parts import CurrentRow
+from headwater.storage.contract.reader import Checkpoint
 from headwater.storage.contract.reason import ResyncReason
-from headwater.storage.contract.store import Checkpoint, Lease, Progress, StoreError
+from headwater.storage.contract.store import Lease, Progress, StoreError
 from headwater.storage.shared.common import KEPT_FLUSHES, NAMEABLE, BucketSum, KnownBuckets
 from headwater.storage.shared.values import as_int
 from headwater.storage.sqlite import tables
@@ -45,7 +46,7 @@ def _explaining(
 
 
 class SqliteFlush:
-    """See `storage.contract.Flush`."""
+    """See `storage.contract.store.Flush`."""
 
     def __init__(
         self, connection: apsw.Connection, lease: Lease, known: KnownBuckets, wake: Callable[[], None]

@@ -12,7 +12,7 @@ import apsw
 
 from headwater.oplog.lsn import Lsn
 from headwater.oplog.op import OpId, bucket_key
-from headwater.storage.contract.store import (
+from headwater.storage.contract.reader import (
     BucketMarks,
     BucketTotal,
     Checkpoint,
@@ -46,7 +46,7 @@ and a.origin = 'file' order by v.id desc limit 1
 
 
 class SqliteReader:
-    """See `storage.contract.StoreReader`. Each thread has a connection of its own."""
+    """See `storage.contract.reader.StoreReader`. Each thread has a connection of its own."""
 
     def __init__(self, directory: Path, own: OwnConfig | None) -> None:
         self._own = own

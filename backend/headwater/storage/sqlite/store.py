@@ -13,9 +13,10 @@ from headwater.oplog.change import Relation
 from headwater.oplog.lsn import Lsn
 from headwater.storage.address import SqliteAddress
 from headwater.storage.contract.parts import BulkRecord, Places, StagedPart, StagedTable
+from headwater.storage.contract.reader import Checkpoint
 from headwater.storage.contract.reason import ResyncReason
 from headwater.storage.contract.requests import Request, RequestState
-from headwater.storage.contract.store import Checkpoint, Lease, SourceState, StoredTable, StoreError
+from headwater.storage.contract.store import Lease, SourceState, StoredTable, StoreError
 from headwater.storage.contract.versions import ConfigVersion, Origin, OwnConfig, VersionState
 from headwater.storage.shared.common import KnownBuckets, op_floor
 from headwater.storage.shared.control import requests, versions
@@ -36,7 +37,7 @@ from headwater.storage.sqlite.wake import Waker
 
 
 class SqliteStore:
-    """See `storage.contract.StoreWriter`. Creates `directory` if it does not exist."""
+    """See `storage.contract.store.StoreWriter`. Creates `directory` if it does not exist."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory

@@ -10,7 +10,7 @@ import orjson
 import psycopg
 
 from headwater.oplog.lsn import Lsn
-from headwater.storage.contract.store import WriteCheckpoint
+from headwater.storage.contract.reader import WriteCheckpoint
 from headwater.storage.shared.values import as_int
 from headwater.storage.shared.writes import later_positions, next_id
 
@@ -31,7 +31,7 @@ update write_checkpoints set lsns = new.lsns, seq = new.seq
 from unnest(%s::bytea[], %s::text[], %s::bigint[]) new (digest, lsns, seq) where write_checkpoints.digest = new.digest
 """
 
-_ASKED_ANEW = """
+_REQUESTED_AGAIN = """
 update write_checkpoints set requested_at = extract(epoch from clock_timestamp())
 from unnest(%s::bytea[], %s::bigint[]) asked (digest, id)
 where write_checkpoints.digest = asked.digest and write_checkpoints.id = asked.id and requested_at is not null
@@ -62,8 +62,9 @@ def forget_requests(connection: psycopg.Connection, seconds: float) -> int:
 def _put(
     connection: psycopg.Connection, channel: str, wanted: Mapping[str, int | None], lsns: Mapping[str, Lsn]
 ) -> dict[str, int]:
-    """By key the id that the client chose, or none. Processes take turns, so that whoever reads up to a `seq` has seen
-    all below it. Returns what is stored then."""
+    """Store write checkpoints by key, with the id that the client chose, or None for the next one. Processes run one
+    after the other, so that a reader that has read up to a `seq` has seen all below it. Returns the ids stored
+    afterwards."""
     if not wanted:
         return {}
     digests = {key: key_digest(key) for key in wanted}
@@ -74,7 +75,7 @@ def _put(
         moved = {key: write_id for key, write_id in ids.items() if write_id is not None}
         if len(moved) < len(ids):
             same = [key for key in ids if key not in moved]
-            connection.execute(_ASKED_ANEW, [[digests[key] for key in same], [wanted[key] for key in same]])
+            connection.execute(_REQUESTED_AGAIN, [[digests[key] for key in same], [wanted[key] for key in same]])
         if moved:
             texts = [orjson.dumps(later_positions(known.get(key), lsns)).decode() for key in moved]
             numbers = [last + 1 + n for n in range(len(moved))]

@@ -9,7 +9,7 @@ from operator import itemgetter
 import psycopg
 
 from headwater.oplog.op import OpId
-from headwater.storage.contract.store import Chunk
+from headwater.storage.contract.reader import Chunk
 from headwater.storage.shared.chunking import ChunkParts
 from headwater.storage.shared.common import CHUNK_BYTES, CHUNK_OPS
 from headwater.storage.shared.packing import unpacked

@@ -11,7 +11,7 @@ import apsw
 import orjson
 
 from headwater.oplog.lsn import Lsn
-from headwater.storage.contract.store import WriteCheckpoint
+from headwater.storage.contract.reader import WriteCheckpoint
 from headwater.storage.shared.values import as_int
 from headwater.storage.shared.writes import later_positions, next_id
 from headwater.storage.sqlite.connection import immediate, open_writer, sqlite_errors
@@ -40,7 +40,7 @@ _CAP = """
 update write_checkpoints set lsns = ?, seq = (select max(seq) + 1 from write_checkpoints) where key = ?
 """
 
-_ASKED_ANEW = "update write_checkpoints set requested_at = ? where key = ? and id = ? and requested_at is not null"
+_REQUESTED_AGAIN = "update write_checkpoints set requested_at = ? where key = ? and id = ? and requested_at is not null"
 
 
 class WriteCheckpoints:
@@ -53,7 +53,7 @@ class WriteCheckpoints:
         with sqlite_errors(path):
             self._connection.execute(_SCHEMA)
             columns = {row[1] for row in self._connection.execute("pragma table_info (write_checkpoints)")}
-            if "requested_at" not in columns:  # a file from before
+            if "requested_at" not in columns:  # a file of an older version
                 self._connection.execute("alter table write_checkpoints add column requested_at real")
 
     def create(self, keys: Sequence[str], lsns: Mapping[str, Lsn]) -> dict[str, int]:
@@ -70,7 +70,7 @@ class WriteCheckpoints:
         write_id = next_id(before, chosen)
         now = None if chosen is None else time.time()
         if write_id is None:
-            self._connection.execute(_ASKED_ANEW, (now, key, chosen))
+            self._connection.execute(_REQUESTED_AGAIN, (now, key, chosen))
             return before.id if before else 0
         merged = orjson.dumps(later_positions(before, lsns)).decode()
         self._connection.execute(_UPSERT, (key, write_id, merged, now))
@@ -79,7 +79,7 @@ class WriteCheckpoints:
     def forget_requests(self, seconds: float) -> int:
         """See `StoreReader.forget_write_requests`."""
         with self._lock, sqlite_errors(self._path), immediate(self._connection):
-            # The last one of all stays: what comes next is numbered by it
+            # The newest one stays, because the next `seq` is computed from it
             self._connection.execute(
                 "delete from write_checkpoints where requested_at < ?"
                 " and seq < (select max(seq) from write_checkpoints)",

@@ -5,7 +5,8 @@ from __future__ import annotations
 import apsw
 
 from headwater.oplog.op import OpId
-from headwater.storage.contract.store import Chunk, StoreError
+from headwater.storage.contract.reader import Chunk
+from headwater.storage.contract.store import StoreError
 from headwater.storage.shared.chunking import ChunkParts
 from headwater.storage.shared.common import CHUNK_OPS
 from headwater.storage.shared.packing import unpacked
@@ -33,7 +34,7 @@ _ANY_HOT = "select 1 from ops where bucket = ? and id > ? and id <= ? limit 1"
 
 
 def read_chunk(connection: apsw.Connection, bucket: int, after: OpId, upto: OpId) -> Chunk:
-    """See `storage.contract.StoreReader.chunk`. Call it within one transaction."""
+    """See `storage.contract.reader.StoreReader.chunk`. Call it within one transaction."""
     row = connection.execute("select clear_op, compacted_op from buckets where id = ?", (bucket,)).fetchone()
     if row is None:
         return Chunk(b"", 0, after, more=False)
