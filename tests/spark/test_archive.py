@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import shutil
 import threading
 from collections.abc import Callable, Iterator
@@ -19,7 +18,6 @@ import pytest
 
 from headwater.bulk.contract import BulkProgress
 from headwater.oplog.lsn import Lsn
-from headwater.oplog.op import OpId
 from headwater.pipeline import archive, archive_files
 from headwater.pipeline.archive import export_store, import_store
 from headwater.pipeline.archive_files import ArchiveFile, Manifest
@@ -27,22 +25,19 @@ from headwater.pipeline.spark.engine import SparkEngine
 from headwater.pipeline.spark.session import Spark
 from headwater.storage.address import PostgresAddress, SqliteAddress, StoreAddress
 from headwater.storage.contract.archive import ArchiveError, StoreNotEmptyError
-from headwater.storage.contract.reader import Chunk
 from headwater.storage.contract.reason import Cause, ResyncReason
 from headwater.storage.contract.seal import SealedStoreError
 from headwater.storage.contract.store import LeaseHeldError, StoreError
 from headwater.storage.open import open_backend
 from headwater.storage.postgres.bulk.load import PostgresLoad
 from headwater.storage.sqlite.bulk.load import SqliteLoad
+from tests.support.archived_store import BUCKETS, A, B, everything, fill
 from tests.support.command import headwater
 from tests.support.fix_postgres import SourceDb
 from tests.support.model_device import ModelBucket
-from tests.support.written_store import SOURCE, WrittenStore, catch_up, compact, shown
+from tests.support.written_store import SOURCE, WrittenStore, catch_up, shown
 
 pytestmark = pytest.mark.spark
-
-A, B, C, GONE = 'todos["a"]', 'todos["b"]', 'notes["c"]', 'old["g"]'
-BUCKETS = [A, B, C, GONE]
 
 
 @pytest.fixture
@@ -69,58 +64,6 @@ def written(place: Callable[[str, str], StoreAddress]) -> Iterator[WrittenStore]
     fill(store)
     yield store
     store.close()
-
-
-def fill(store: WrittenStore) -> None:
-    """Bulk work, live changes, compaction, a bucket without rows, and a client that waits for its write."""
-    store.publish({str(i): (GONE if i == 7 else A if i % 3 else B, f"text {i}\t\\ ü") for i in range(3000)})
-    for step in range(5):
-        store.write({str(i): (A, f"step {step}") for i in range(step * 10, step * 10 + 20)})
-    compact(store.address, A)
-    store.write({"1": None, "2": (C, "moved"), "x" * 900: (C, "a long id")})
-    with closing(open_backend(store.address).open_reader()) as reader:
-        reader.create_write_checkpoint(["u/1", "u/2", "u/1"], {SOURCE: Lsn(5)})
-        reader.create_write_checkpoint(["u/1"], {SOURCE: Lsn(900)})
-
-
-def everything(address: StoreAddress) -> dict[str, object]:
-    """All that a store shows to those who use it."""
-    with closing(open_backend(address).open_reader()) as reader, closing(open_backend(address).open_store()) as store:
-        with reader.snapshot() as snapshot:
-            assert snapshot is not None
-            checkpoint, config = snapshot.checkpoint, snapshot.config
-            totals = snapshot.totals(BUCKETS)
-            lookups = snapshot.lookups([f"l[{json.dumps(name)}]" for name in BUCKETS])
-        chunks: dict[str, list[Chunk]] = {name: [] for name in BUCKETS}
-        for name in BUCKETS:
-            after, more = OpId(0), True
-            while more:
-                chunk = reader.chunk(name, after, checkpoint.op_id)
-                chunks[name].append(chunk)
-                after, more = chunk.next_after, chunk.more
-        tables = store.tables(SOURCE)
-        rows = {
-            table.id: sorted(
-                placed for batch in open_backend(address).read_rows(table.id, 0, 1 << 62) for placed in batch
-            )
-            for table in tables
-        }
-        return {
-            "checkpoint": checkpoint,
-            "config": config,
-            "totals": totals,
-            "lookups": {key: sorted(outputs) for key, outputs in lookups.items()},
-            "chunks": chunks,
-            "tables": tables,
-            "rows": rows,
-            "salt": store.subkey_salt(),
-            "source": store.source_state(SOURCE),
-            "versions": store.versions(),
-            "sides": store.complete_sides(),
-            "jobs": store.bulk_records(),
-            "writes": reader.write_checkpoints(0),
-            "touched": reader.touched(OpId(checkpoint.op_id - 10), checkpoint.op_id),
-        }
 
 
 def export(engine: SparkEngine, address: StoreAddress, directory: Path, *, seal: bool = False) -> Manifest:

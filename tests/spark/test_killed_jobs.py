@@ -25,7 +25,8 @@ from headwater.pipeline.spark.engine import SparkEngine, SparkRun
 from headwater.pipeline.spark.session import Spark
 from headwater.storage.address import PostgresAddress, SqliteAddress
 from headwater.storage.contract.versions import Origin, VersionState
-from tests.spark.test_archive import everything, export, fill, take_in
+from tests.spark.test_archive import export, take_in
+from tests.support.archived_store import everything, fill
 from tests.support.changed_source import Device, Rows, published_rows, settled
 from tests.support.fix_headwater import Deployment, wait_until
 from tests.support.store_checker import leftovers
