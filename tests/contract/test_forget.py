@@ -15,7 +15,7 @@ from headwater.insight import forget as store_forget
 from headwater.insight.forget import Forgetting, NotForgottenError, StillHeldError
 from headwater.oplog.op import OpId, bucket_key
 from headwater.storage.address import StoreAddress
-from headwater.storage.contract.forget import Searched, SoughtRow, SoughtText
+from headwater.storage.contract.forget import RowTarget, Searched, TextTarget
 from headwater.storage.contract.reader import Checkpoint
 from headwater.storage.open import open_backend
 from headwater.sync.request import write_key
@@ -27,26 +27,26 @@ A, B = 'todos.1["a"]', 'todos.1["b"]'
 SECRET = 'quoted "secret" \\ née'
 
 
-def found(address: StoreAddress, sought: SoughtText | SoughtRow) -> dict[int, set[int]]:
+def found(address: StoreAddress, target: TextTarget | RowTarget) -> dict[int, set[int]]:
     with closing(open_backend(address).open_forget()) as finder:
-        ops = [op for op in finder.ops(sought.hints, Searched()) if sought.is_in(op.line)]
+        ops = [op for op in finder.ops(target.hints, Searched()) if target.is_in(op.line)]
     return by_bucket((op.bucket, op.op_id) for op in ops)
 
 
-def looked(address: StoreAddress, sought: SoughtText | SoughtRow) -> dict[str, BucketFindings]:
+def looked(address: StoreAddress, target: TextTarget | RowTarget) -> dict[str, BucketFindings]:
     with closing(open_backend(address).open_compaction()) as upkeep:
-        seen = [look(upkeep, bucket, ops) for bucket, ops in found(address, sought).items()]
+        seen = [look(upkeep, bucket, ops) for bucket, ops in found(address, target).items()]
     return {each.name: each for each in seen if each is not None}
 
 
-def forget(written: WrittenStore, sought: SoughtText | SoughtRow) -> None:
+def forget(written: WrittenStore, target: TextTarget | RowTarget) -> None:
     """As the command does once the source has been asked; it proves it by itself."""
     address = written.address
     with (
         closing(open_backend(address).open_forget()) as finder,
         closing(open_backend(address).open_compaction()) as upkeep,
     ):
-        forgetting = Forgetting(address, finder, upkeep, sought, written.table)
+        forgetting = Forgetting(address, finder, upkeep, target, written.table)
         plan = forgetting.plan(lambda: None)
         forgetting.remove(plan, lambda _: None)
         forgetting.prove(plan.samples)
@@ -96,11 +96,11 @@ def lived(written: WrittenStore, devices: Devices, seed: int) -> None:
 def test_a_text_goes_from_history_and_every_device_converges(written: WrittenStore, seed: int) -> None:
     devices = Devices(written)
     lived(written, devices, seed)
-    before = looked(written.address, SoughtText(SECRET))
+    before = looked(written.address, TextTarget(SECRET))
     assert sum(each.overruled for each in before.values()) > 0
     assert all(each.standing == each.removes == 0 for each in before.values())
-    forget(written, SoughtText(SECRET))
-    assert found(written.address, SoughtText("secret")) == {}, "in no way of writing it"
+    forget(written, TextTarget(SECRET))
+    assert found(written.address, TextTarget("secret")) == {}, "in no way of writing it"
     devices.check()
     devices.sync(written.write({"r1": (B, "later"), "r2": None}))
     devices.check()
@@ -110,7 +110,7 @@ def test_a_users_id_goes_from_the_keys_of_write_checkpoints(written: WrittenStor
     reader = open_backend(written.address).open_reader()
     keys = [write_key("dept/ann%lee", "phone"), write_key("dept/bob", "phone")]
     reader.create_write_checkpoint(keys, {})
-    forget(written, SoughtText("dept/ann%lee"))
+    forget(written, TextTarget("dept/ann%lee"))
     assert [reader.write_checkpoint(key) is None for key in keys] == [True, False]
     reader.close()
 
@@ -123,13 +123,13 @@ def test_removes_that_name_it_go_too(written: WrittenStore, seed: int) -> None:
     devices.sync(written.write({gone: (A, "x"), kept: (A, "y")}))
     devices.sync(written.write({gone: (B, "x")}))
     devices.sync(written.write({gone: None, "r3": (A, "z")}))
-    seen = looked(written.address, SoughtText(gone))
+    seen = looked(written.address, TextTarget(gone))
     assert (seen[A].removes, seen[B].removes) == (1, 1)
     assert seen[A].again > 0
-    forget(written, SoughtText(gone))
-    assert found(written.address, SoughtText(gone)) == {}
+    forget(written, TextTarget(gone))
+    assert found(written.address, TextTarget(gone)) == {}
     with closing(open_backend(written.address).open_forget()) as finder:
-        assert finder.texts(SoughtText(gone).hints, Searched()) == []
+        assert finder.texts(TextTarget(gone).hints, Searched()) == []
         assert [file.name for file in finder.search_files([gone]) if file.found] == []
         assert any(file.found for file in finder.search_files([kept]))
     devices.check()
@@ -141,11 +141,11 @@ def test_a_row_is_found_by_its_id_and_those_of_others_are_not(written: WrittenSt
     devices.sync(written.write({"1": (A, "uno"), "11": (A, "undici")}))
     devices.sync(written.write({"1": None}))
     salt = written.store.subkey_salt()
-    row = SoughtRow("1", salt, frozenset())
+    row = RowTarget("1", salt, frozenset())
     seen = looked(written.address, row)[A]
     assert (seen.overruled, seen.removes, seen.standing) == (2, 0, 0)
-    assert looked(written.address, SoughtRow("1", salt, frozenset(), id_too=True))[A].removes == 1
-    assert looked(written.address, SoughtRow("1", salt, frozenset({str(written.table)}))) == {}, "of another table"
+    assert looked(written.address, RowTarget("1", salt, frozenset(), id_too=True))[A].removes == 1
+    assert looked(written.address, RowTarget("1", salt, frozenset({str(written.table)}))) == {}, "of another table"
     forget(written, row)
     assert looked(written.address, row) == {}
     devices.check()
@@ -154,10 +154,10 @@ def test_a_row_is_found_by_its_id_and_those_of_others_are_not(written: WrittenSt
 def test_what_stands_is_said_to_stand(written: WrittenStore) -> None:
     written.publish({"r1": (A, SECRET), "r2": (A, SECRET)})
     written.write({"r2": (A, "other")})
-    seen = looked(written.address, SoughtText(SECRET))[A]
+    seen = looked(written.address, TextTarget(SECRET))[A]
     assert (seen.standing, seen.overruled) == (1, 1)
     with closing(open_backend(written.address).open_forget()) as finder:
-        texts = finder.texts(SoughtText(SECRET).hints, Searched())
+        texts = finder.texts(TextTarget(SECRET).hints, Searched())
     assert [(text.table, text.column, text.count, text.erasable) for text in texts] == [
         (f"rows_{written.table}", "line", 1, 0)
     ]
@@ -167,11 +167,11 @@ def test_what_stands_is_not_forgotten(written: WrittenStore, monkeypatch: pytest
     monkeypatch.setattr(store_forget, "STREAM_PATIENCE", 0.0)
     written.publish({"r1": (A, SECRET), "r2": (A, SECRET)})
     written.write({"r2": (A, "other")})
-    for sought in (SoughtText(SECRET), SoughtRow("r1", written.store.subkey_salt(), frozenset())):
+    for target in (TextTarget(SECRET), RowTarget("r1", written.store.subkey_salt(), frozenset())):
         with pytest.raises(StillHeldError) as refused:
-            forget(written, sought)
+            forget(written, target)
         assert "secret" not in str(refused.value)
-    assert looked(written.address, SoughtText(SECRET))[A].overruled == 1, "nothing was done"
+    assert looked(written.address, TextTarget(SECRET))[A].overruled == 1, "nothing was done"
 
 
 def test_what_is_written_meanwhile_is_told(written: WrittenStore, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,7 +185,7 @@ def test_what_is_written_meanwhile_is_told(written: WrittenStore, monkeypatch: p
 
     monkeypatch.setattr(Forgetter, "rewrite", rewritten)
     with pytest.raises(NotForgottenError):
-        forget(written, SoughtText(SECRET))
+        forget(written, TextTarget(SECRET))
 
 
 def test_a_bucket_without_rows_goes_and_comes_back_with_its_first_row(written: WrittenStore) -> None:
@@ -213,7 +213,7 @@ def test_a_checkpoint_from_before_is_not_completed(written: WrittenStore) -> Non
     written.publish({"r1": (A, "x")})
     before = written.write({"r1": (A, SECRET)}).op_id
     written.write({"r1": (A, "other")})
-    forget(written, SoughtText(SECRET))
+    forget(written, TextTarget(SECRET))
     with closing(open_backend(written.address).open_reader()) as reader:
         assert reader.chunk(A, OpId(0), before).overtaken
 

@@ -62,16 +62,16 @@ def run(
 def _work(upkeep: UpkeepStore, stop: threading.Event) -> UpkeepWork:
     """Take the compaction lease, waiting for background compaction, which does not hold it for long."""
     deadline = time.monotonic() + _PATIENCE
-    told = False
+    announced = False
     while True:
         try:
             return UpkeepWork(upkeep, process_owner(), stop.wait)
         except LeaseHeldError:
             if time.monotonic() > deadline:
                 raise
-            if not told:
+            if not announced:
                 click.echo("waiting for the service's own compaction to finish", err=True)
-            told = True
+            announced = True
             stop.wait(0.5)
 
 

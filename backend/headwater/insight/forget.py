@@ -21,12 +21,12 @@ from headwater.storage.backend import Store
 from headwater.storage.contract.compaction import UpkeepStore
 from headwater.storage.contract.forget import (
     ForgetStore,
+    ForgetTarget,
     FoundText,
+    RowTarget,
     Searched,
     SearchedFile,
-    Sought,
-    SoughtRow,
-    SoughtText,
+    TextTarget,
 )
 from headwater.storage.contract.store import Lease, LeaseHeldError, StoredTable
 from headwater.storage.shared.common import process_owner
@@ -118,13 +118,13 @@ def _name(table: StoredTable) -> str:
 
 def search_target(
     store: Store, tables: Sequence[StoredTable], row_id: str | None, text: str | None, *, id_too: bool
-) -> Sought:
+) -> ForgetTarget:
     """What to search for: a text, or a row of the only table in `tables`."""
     if text is not None:
-        return SoughtText(text)
+        return TextTarget(text)
     assert row_id is not None
     others = {str(each.id) for each in store.tables(tables[0].source)} - {str(tables[0].id)}
-    return SoughtRow(row_id, store.subkey_salt(), frozenset(others), id_too)
+    return RowTarget(row_id, store.subkey_salt(), frozenset(others), id_too)
 
 
 def check_source(source: SourceSettings, stored: Sequence[StoredTable], row_id: str | None, text: str | None) -> None:
@@ -143,7 +143,7 @@ def check_source(source: SourceSettings, stored: Sequence[StoredTable], row_id: 
                 raise StillHeldError(
                     "the source still has the row", table.qualified_name, "delete it there first, then run it again"
                 )
-            if text is not None and has_text(conn, table, SoughtText(text).hints):
+            if text is not None and has_text(conn, table, TextTarget(text).hints):
                 raise StillHeldError(
                     "the source still has the text", table.qualified_name, "remove it there first, then run it again"
                 )
@@ -154,17 +154,17 @@ class Forgetting:
     the row to forget."""
 
     def __init__(
-        self, address: StoreAddress, finder: ForgetStore, upkeep: UpkeepStore, sought: Sought, table: int = 0
+        self, address: StoreAddress, finder: ForgetStore, upkeep: UpkeepStore, target: ForgetTarget, table: int = 0
     ) -> None:
         self._address = address
         self._finder = finder
         self._upkeep = upkeep
-        self._sought = sought
+        self._target = target
         self._table = table
 
     @property
     def _by_id(self) -> bool:
-        return isinstance(self._sought, SoughtRow)
+        return isinstance(self._target, RowTarget)
 
     def remove(self, plan: Plan, say: Callable[[str], None]) -> None:
         """Carry out the plan. Calls `say` before each step that takes long."""
@@ -183,7 +183,7 @@ class Forgetting:
         """Find the value. The deletion in the source may not have reached the store yet: waits some seconds for it, and
         calls `on_wait` once. Raises StillHeldError and NotForgottenError."""
         deadline = time.monotonic() + STREAM_PATIENCE
-        told = False
+        announced = False
         while True:
             plan = self._look()
             held = plan.held(by_id=self._by_id)
@@ -191,9 +191,9 @@ class Forgetting:
                 return plan
             if time.monotonic() > deadline:
                 self._refuse(plan, held)
-            if not told:
+            if not announced:
                 on_wait()
-            told = True
+            announced = True
             time.sleep(0.5)
 
     def _refuse(self, plan: Plan, held: Sequence[str]) -> None:
@@ -209,16 +209,16 @@ class Forgetting:
         raise NotForgottenError(what, where, "wait until the service has finished that, then run it again")
 
     def _look(self) -> Plan:
-        hints = self._sought.hints
+        hints = self._target.hints
         plan = Plan()
-        found = [op for op in self._finder.ops(hints, plan.searched) if self._sought.is_in(op.line)]
+        found = [op for op in self._finder.ops(hints, plan.searched) if self._target.is_in(op.line)]
         plan.orphans = sum(not op.bucket for op in found)
-        if not isinstance(self._sought, SoughtRow):
+        if not isinstance(self._target, RowTarget):
             plan.texts = self._finder.texts(hints, plan.searched)
             plan.named = frozenset(self._finder.named_buckets(hints))
             plan.samples = hints
         else:
-            plan.rows = self._finder.rows(self._table, self._sought.row_id)
+            plan.rows = self._finder.rows(self._table, self._target.row_id)
             plan.samples = _samples([op.line for op in found])
         ids = by_bucket((op.bucket, op.op_id) for op in found if op.bucket)
         for bucket in sorted({*ids, *plan.named}):
@@ -256,7 +256,7 @@ class Forgetting:
             if bucket in plan.named:
                 self._finder.drop_bucket(lease, bucket)
         if not self._by_id:
-            self._finder.erase_texts(lease, self._sought.hints)
+            self._finder.erase_texts(lease, self._target.hints)
 
     # proving
 

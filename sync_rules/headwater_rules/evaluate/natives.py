@@ -100,10 +100,10 @@ def _span(size: int, start: int, count: int | None) -> slice:
     return slice(min(max(low, 0), size), min(max(high, 0), size))
 
 
-def _instr(value: Value, sought: Value) -> int | None:
-    if isinstance(value, bytes) and isinstance(sought, bytes):
-        return value.find(sought) + 1
-    text, part = as_text(value), as_text(sought)
+def _instr(value: Value, wanted: Value) -> int | None:
+    if isinstance(value, bytes) and isinstance(wanted, bytes):
+        return value.find(wanted) + 1
+    text, part = as_text(value), as_text(wanted)
     if text is None or part is None:
         return None
     found = text.find(part)

@@ -49,11 +49,11 @@ def forget(
     with existing_store(config) as store:
         stored = tables_named(store, config.source().tag, table)
         check_source(config.source(), stored, row_id, text)
-        sought = search_target(store, stored, row_id, text, id_too=id_too)
+        target = search_target(store, stored, row_id, text, id_too=id_too)
         backend = open_backend(store.address)
         with closing(backend.open_forget()) as finder, closing(backend.open_compaction()) as upkeep:
             generation = stored[0].id if row_id is not None else 0
-            _run(Forgetting(store.address, finder, upkeep, sought, generation), store.address, dry_run=dry_run, yes=yes)
+            _run(Forgetting(store.address, finder, upkeep, target, generation), store.address, dry_run=dry_run, yes=yes)
 
 
 def _run(forgetting: Forgetting, where: StoreAddress, *, dry_run: bool, yes: bool) -> None:

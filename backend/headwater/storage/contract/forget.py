@@ -28,7 +28,7 @@ class UnerasedError(StoreError):
     code = "HW_4201"
 
 
-class Sought(Protocol):
+class ForgetTarget(Protocol):
     """What is to be found and forgotten."""
 
     @property
@@ -40,7 +40,7 @@ class Sought(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class SoughtText:
+class TextTarget:
     """A text in every form in which a store writes it: plain, as JSON, as JSON within JSON, as a COPY cell, and as a
     user's id in the key of a write checkpoint."""
 
@@ -67,7 +67,7 @@ def _ascii_json(text: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class SoughtRow:
+class RowTarget:
     """All versions of one row of a source table. `others` are the generations of other tables, whose rows may have the
     same id. `id_too` includes the REMOVEs, which hold nothing but the id."""
 

@@ -9,7 +9,7 @@ from headwater.storage.contract.store import StoreError
 
 
 class SealedStoreError(StoreError):
-    """The store is sealed: it can be read, and nobody writes to it."""
+    """The store is sealed: it can be read, but no process can write to it."""
 
     code = "HW_4104"
 

@@ -83,10 +83,10 @@ class NotifyListener:
                     if self._stopping in readable([connection.fileno(), self._stopping], None):
                         return False
                     connection.pgconn.consume_input()
-                    told = False
+                    notified = False
                     while connection.pgconn.notifies() is not None:
-                        told = True
-                    if told:
+                        notified = True
+                    if notified:
                         self._tell()
             except psycopg.Error:
                 return True

@@ -85,7 +85,7 @@ _INSTEAD: Final = {
     "row": "write `x IN (a, b)` or `json_array(a, b)`",
     "array": "write `json_array(a, b)`",
     "unnest": "write `json_each(array)` in the FROM",
-    "json_each": "it stands in the FROM: `FROM t, json_each(t.array) AS e`",
+    "json_each": "write it in the FROM: `FROM t, json_each(t.array) AS e`",
     "json_array_elements": "write `json_each(array)` in the FROM",
     "jsonb_array_elements": "write `json_each(array)` in the FROM",
     "jsonb_array_elements_text": "write `json_each(array)` in the FROM",

@@ -27,7 +27,7 @@ from headwater.storage.contract.store import StoreError
 from headwater.storage.postgres.connection import connect, postgres_errors
 from headwater.storage.shared.common import life_of
 from headwater.storage.shared.unpack import Line, Lowest, batches, cut_up, nth, segment_lines
-from headwater.storage.shared.unpack import standing as stand
+from headwater.storage.shared.unpack import standing as standing_puts
 
 _FETCHED = 500
 _names = count()
@@ -165,7 +165,7 @@ def standing(
         for key, name, definition, compacted in db.execute(_where(query, where), bindings).fetchall():
             if compacted > checkpoint:
                 raise state_overtaken_error(name, checkpoint)
-            puts = stand(_backwards(db, key, checkpoint))
+            puts = standing_puts(_backwards(db, key, checkpoint))
             yield from batches(HistoryOp(op_id, name, definition, line) for op_id, line in puts)
 
 

@@ -23,7 +23,7 @@ from headwater.storage.contract.history import (
 from headwater.storage.contract.store import StoreError
 from headwater.storage.shared.common import life_of
 from headwater.storage.shared.unpack import Line, Lowest, batches, cut_up, nth, segment_lines
-from headwater.storage.shared.unpack import standing as stand
+from headwater.storage.shared.unpack import standing as standing_puts
 from headwater.storage.shared.values import as_int
 from headwater.storage.sqlite.connection import open_reader, sqlite_errors
 
@@ -152,7 +152,7 @@ def standing(address: SqliteAddress, checkpoint: OpId, where: HistoryFilter, par
         for key, name, definition, compacted in buckets:
             if as_int(compacted) > checkpoint:
                 raise state_overtaken_error(str(name), checkpoint)
-            puts = stand(_backwards(db, as_int(key), checkpoint))
+            puts = standing_puts(_backwards(db, as_int(key), checkpoint))
             yield from batches(HistoryOp(op_id, str(name), str(definition), line) for op_id, line in puts)
 
 
