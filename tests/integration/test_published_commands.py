@@ -86,7 +86,7 @@ def test_a_store_is_migrated_up_and_never_down(deployed: Deployment, config: Pat
 
 def test_a_connection_is_tested(source_db: SourceDb, config: Path, deployed: Deployment) -> None:
     good = headwater_here("test-connection", "-c", config)
-    assert (good.code, "ready to be followed" in good.out) == (0, True), good
+    assert (good.code, "ready to be replicated" in good.out) == (0, True), good
     deployed.close()
     source_db.execute("drop publication headwater")
     bad = headwater_here("test-connection", "-c", config)

@@ -48,7 +48,7 @@ def build(config: ServiceConfig, extra_routes: Sequence[BaseRoute] = ()) -> Star
 
 
 def key_source(auth: ClientAuth) -> KeySource:
-    """The keys of a config, and of the addresses that it names."""
+    """The keys in a config, and those published at the addresses that it names."""
     clients = [JwksClient(address, auth.rules) for address in auth.addresses]
     return KeyRing(auth.keys, [RemoteKeys(client.fetch, client.address.shown) for client in clients])
 

@@ -22,12 +22,12 @@ def json_object(text: str) -> dict[str, object]:
 
 
 def claim(text: str) -> tuple[str, object]:
-    """`NAME=VALUE`: JSON where it is some, else a text."""
+    """Parse `NAME=VALUE`. The value is JSON if it parses as such, otherwise text."""
     name, given, value = text.partition("=")
     if not name or not given:
         raise click.BadParameter("write NAME=VALUE")
     if name in {"sub", "aud", "iat", "exp"}:
-        raise click.BadParameter(f"{name} is said by USER, --audience and --expires")
+        raise click.BadParameter(f"{name} is set by USER, --audience and --expires")
     try:
         return name, orjson.loads(value)
     except orjson.JSONDecodeError:
@@ -38,10 +38,10 @@ _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
 def seconds(text: str) -> int:
-    """A number of seconds, or one with its unit: `90s`, `15m`, `1h`, `7d`."""
+    """Parse a time to seconds: a number of seconds, or a number with a unit, as `90s`, `15m`, `1h`, `7d`."""
     found = re.fullmatch(r"([0-9]{1,9})([smhd]?)", text, re.ASCII)
     if found is None or int(found[1]) == 0:
-        raise click.BadParameter("write it as 90s, 15m, 1h or 7d")
+        raise click.BadParameter("write it like 90s, 15m, 1h or 7d")
     return int(found[1]) * _UNITS[found[2]]
 
 

@@ -205,17 +205,17 @@ def compact_(
 @click.argument("user")
 @config_options
 @click.option("--claim", "claims", multiple=True, metavar="NAME=VALUE", type=claim,
-              help="A further claim, as JSON where it is some, else as text. May be given several times.")  # fmt: skip
-@click.option("--audience", multiple=True, metavar="TEXT", help="Who it is for (default: what the config accepts).")
+              help="Another claim; the value is JSON if it parses as such, otherwise text. Repeatable.")  # fmt: skip
+@click.option("--audience", multiple=True, metavar="TEXT", help="The audience (default: what the config accepts).")
 @click.option("--expires", default="1h", show_default=True, metavar="TIME", type=seconds,
-              help="How long it is good: 90s, 15m, 1h, or 7d.")  # fmt: skip
+              help="How long the token is valid: 90s, 15m, 1h, or 7d.")  # fmt: skip
 def token(
     user: str, configs: ConfigSource, claims: tuple[tuple[str, object], ...], audience: tuple[str, ...], expires: int
 ) -> None:
     """Print a token for USER, signed with a secret of the config: for development, in place of your own backend.
 
-    Nothing else is printed, and the service accepts it. Where the config has only public keys or the address of some,
-    nobody but their issuer can make tokens.
+    Prints nothing else. The service accepts the token. If the config only has public keys or addresses of keys, only
+    their issuer can make tokens.
     """
     from headwater.cli import token as command
 

@@ -1,4 +1,4 @@
-"""`headwater token`: a token for development, signed with a secret of the config."""
+"""`headwater token`: prints a token for development, signed with a secret of the config."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ from headwater.errors import HeadwaterError
 
 
 class NoSecretError(HeadwaterError):
-    """The config has no shared secret, and with other keys only their issuer makes tokens."""
+    """The config has no shared secret to sign with; with other keys, only their issuer can make tokens."""
 
     code = "HW_8501"
 
 
 def run(auth: ClientAuth, user: str, claims: Mapping[str, object], audience: Sequence[str], seconds: int) -> None:
-    """Print a token that the service accepts. Raises NoSecretError, and AuthError for one that it would not."""
+    """Print a token that the service accepts. Raises NoSecretError, and AuthError for a token that
+    it would refuse."""
     key = next((key for key in auth.keys if isinstance(key.material, bytes)), None)
     if key is None:
         raise NoSecretError(
@@ -32,8 +33,8 @@ def run(auth: ClientAuth, user: str, claims: Mapping[str, object], audience: Seq
             " alg: HS256, k: …}]}",
         )
     now = int(time.time())
-    meant = _as_claim(audience or sorted(key.audience or auth.audience))
-    token = sign({**claims, "sub": user, "aud": meant, "iat": now, "exp": now + seconds}, key)
+    aud = _as_claim(audience or sorted(key.audience or auth.audience))
+    token = sign({**claims, "sub": user, "aud": aud, "iat": now, "exp": now + seconds}, key)
     asyncio.run(_check(token, key, auth))
     click.echo(token)
 

@@ -1,4 +1,4 @@
-"""`client_auth`: whose tokens are accepted."""
+"""Reads `client_auth`: which tokens are accepted."""
 
 from __future__ import annotations
 
@@ -20,17 +20,18 @@ SUPABASE_LIFETIME = 7 * DAY + 1200
 SUPABASE_AUDIENCE = frozenset({"authenticated"})
 
 _NO_URL = "PSYNC_S3102"
-"""What `jwks_uri` has is no address."""
+"""A value of `jwks_uri` is not a URL."""
 
 _NO_HTTP = "PSYNC_S3103"
-"""An address in `jwks_uri` is not one of HTTP."""
+"""A URL in `jwks_uri` is not an HTTP URL."""
 
 _PROJECT = re.compile(r"db\.([a-z0-9]+)\.supabase\.co", re.ASCII)
 _NEW_SECRET = f"make one with: openssl rand -base64 {GOOD_SECRET}"
 
 
 def read_client_auth(root: Section, sources: Sequence[SourceSettings]) -> ClientAuth:
-    """What is wrong or weak is noted. The Supabase project is the one whose database the source is."""
+    """Read the section. Adds errors and warnings to the findings. The Supabase project comes from the host of the
+    first source."""
     section = root.section("client_auth")
     rules = _rules(section)
     supabase = section.boolean("supabase", default=False)
@@ -40,21 +41,21 @@ def read_client_auth(root: Section, sources: Sequence[SourceSettings]) -> Client
     ) + _supabase_address(section, sources, supabase=supabase, secret=bool(keys))
     audience = frozenset(section.texts("audience"))
     if "" in audience:
-        section.error("an empty text names no audience", "audience", fix="set it, or take it out")
+        section.error("an empty text is not an audience", "audience", fix="set it, or remove it")
     if not root.findings.errors:
-        _warn_of_closed_doors(root, section, [*keys, *addresses], audience)
+        _warn_if_all_are_refused(root, section, [*keys, *addresses], audience)
     section.warn_unknown()
     return ClientAuth(keys, audience, addresses, rules)
 
 
-def _warn_of_closed_doors(
+def _warn_if_all_are_refused(
     root: Section, section: Section, trusted: Sequence[Key | KeyAddress], audience: frozenset[str]
 ) -> None:
     if not trusted:
         what = "no key is configured, so every token is refused; add client_auth.jwks_uri or client_auth.jwks.keys"
         root.warn(what, "client_auth")
     elif not audience and any(each.audience is None for each in trusted):
-        section.warn("is empty, so every token is refused; add what the claim aud of your tokens says", "audience")
+        section.warn("is empty, so every token is refused; add the value of the claim aud of your tokens", "audience")
 
 
 def _keys(section: Section) -> tuple[Key, ...]:
@@ -69,7 +70,7 @@ def _key(section: Section) -> Key | None:
     if "key_ops" in section:
         jwk["key_ops"] = list(section.texts("key_ops"))
     if not checks_signatures(jwk):
-        section.warn("is not for checking signatures, so no token is checked with it")
+        section.warn("is not a key for signatures, so it is ignored")
         return None
     try:
         key = parse_key(jwk)
@@ -83,20 +84,20 @@ def _key(section: Section) -> Key | None:
 
 def _warn_of_short_secret(section: Section, key: str, secret: bytes) -> None:
     if len(secret) < GOOD_SECRET:
-        what = f"has {len(secret)} bytes, and who has a token can try until it fits; {_NEW_SECRET}"
+        what = f"has {len(secret)} bytes, so that anyone with a token can guess it by trying; {_NEW_SECRET}"
         section.warn(what, key)
 
 
 def _is_usable(section: Section, url: str, rules: AddressRules) -> bool:
-    """Whether keys can be fetched there; noted when not."""
+    """Whether keys can be fetched from `url`. Adds an error when they can't."""
     parts = _parts(url)
     if parts is None or not parts.hostname:
-        fix = "write the address of your keys, as in https://example.com/.well-known/jwks.json"
-        section.error("is no address", "jwks_uri", fix=fix, code=_NO_URL)
+        fix = "write the URL of your keys, like https://example.com/.well-known/jwks.json"
+        section.error("is not a URL", "jwks_uri", fix=fix, code=_NO_URL)
     elif parts.scheme not in {"http", "https"}:
-        section.error("is not an address of HTTP", "jwks_uri", fix="use https", code=_NO_HTTP)
+        section.error("is not an HTTP URL", "jwks_uri", fix="use https", code=_NO_HTTP)
     elif parts.username is not None:
-        section.error("has a login, which would not be sent", "jwks_uri", fix="take it out", code=_NO_URL)
+        section.error("has a login, which would not be sent", "jwks_uri", fix="remove it", code=_NO_URL)
     elif _is_ip(parts.hostname) and rules.refuse(parts.hostname):
         fix = "see jwks_reject_ip_ranges and block_local_jwks"
         section.error(f"{parts.hostname} is refused", "jwks_uri", fix=fix, code=AddressRefusedError.code)
@@ -110,7 +111,7 @@ def _parts(url: str) -> SplitResult | None:
         return None
     try:
         parts = urlsplit(url)
-        parts.port  # noqa: B018 - it is only read now
+        parts.port  # noqa: B018 - it is only validated when read
     except ValueError:
         return None
     return parts
@@ -133,8 +134,8 @@ def _rules(section: Section) -> AddressRules:
             if each != "local":
                 ranges.append(ip_network(each, strict=False))
         except ValueError:
-            fix = "write it as in 10.0.0.0/8, or local for all that is not public"
-            section.error("has what is no range of addresses", "jwks_reject_ip_ranges", fix=fix)
+            fix = "write it like 10.0.0.0/8, or local for every address that is not public"
+            section.error(f"{each!r} is not a range of IP addresses", "jwks_reject_ip_ranges", fix=fix)
     block_local = section.boolean("block_local_jwks", default=False)
     return AddressRules(tuple(ranges), local=local or block_local, ipv4_only=block_local)
 
@@ -170,6 +171,6 @@ def _supabase_address(
 
 
 _NO_PROJECT = (
-    "the source is not at db.<project>.supabase.co, so that no keys are known; set"
+    "the source is not at db.<project>.supabase.co, so its keys are not known; set"
     " jwks_uri: https://<project>.supabase.co/auth/v1/.well-known/jwks.json and audience: [authenticated]"
 )

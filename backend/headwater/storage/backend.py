@@ -72,8 +72,8 @@ class Backend(Protocol):
         """Statistics of the store. Reads all of it once, beside its writer."""
 
     def remove(self) -> None:
-        """Remove a store that nobody uses, for good, and nothing that is not its own. One that was cut short is done
-        again. Raises StoreError."""
+        """Permanently remove a store that nobody uses, and nothing else. A call after one that was interrupted removes
+        the rest. Raises StoreError."""
 
     # executors
 

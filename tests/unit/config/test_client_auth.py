@@ -33,14 +33,14 @@ def test_one_address_of_keys_or_several(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("uri", "said"),
     [
-        ("nonsense", "[PSYNC_S3102] client_auth.jwks_uri: is no address; write the address of your keys"),
-        ("''", "[PSYNC_S3102] client_auth.jwks_uri: is no address"),
-        ("https://", "[PSYNC_S3102] client_auth.jwks_uri: is no address"),
-        ("'https://a b/jwks'", "[PSYNC_S3102] client_auth.jwks_uri: is no address"),
-        ("https://a:port/jwks", "[PSYNC_S3102] client_auth.jwks_uri: is no address"),
-        ("'https://[::1/jwks'", "[PSYNC_S3102] client_auth.jwks_uri: is no address"),
-        ("https://münchen.example/jwks", "[PSYNC_S3102] client_auth.jwks_uri: is no address"),
-        ("file://host/etc/keys", "[PSYNC_S3103] client_auth.jwks_uri: is not an address of HTTP; use https"),
+        ("nonsense", "[PSYNC_S3102] client_auth.jwks_uri: is not a URL; write the URL of your keys"),
+        ("''", "[PSYNC_S3102] client_auth.jwks_uri: is not a URL"),
+        ("https://", "[PSYNC_S3102] client_auth.jwks_uri: is not a URL"),
+        ("'https://a b/jwks'", "[PSYNC_S3102] client_auth.jwks_uri: is not a URL"),
+        ("https://a:port/jwks", "[PSYNC_S3102] client_auth.jwks_uri: is not a URL"),
+        ("'https://[::1/jwks'", "[PSYNC_S3102] client_auth.jwks_uri: is not a URL"),
+        ("https://münchen.example/jwks", "[PSYNC_S3102] client_auth.jwks_uri: is not a URL"),
+        ("file://host/etc/keys", "[PSYNC_S3103] client_auth.jwks_uri: is not an HTTP URL; use https"),
         ("https://me:secret@a/jwks", "[PSYNC_S3102] client_auth.jwks_uri: has a login, which would not be sent"),
     ],
 )
@@ -125,7 +125,7 @@ def test_a_short_secret_is_warned_of_and_one_that_can_be_guessed_refused(tmp_pat
 
     assert auth(tmp_path, jwks(32)).warnings == ()
     (warning,) = auth(tmp_path, jwks(31)).warnings
-    assert "client_auth.jwks.keys[0].k: has 31 bytes, and who has a token can try until it fits" in warning
+    assert "client_auth.jwks.keys[0].k: has 31 bytes, so that anyone with a token can guess it by trying" in warning
     assert "openssl rand -base64 32" in warning
     assert "the secret has 15 bytes" in mistakes(tmp_path, f"{PROJECT}client_auth: {jwks(15)}")
 
@@ -146,7 +146,7 @@ def test_a_key_for_encryption_is_left_out_with_a_warning(tmp_path: Path, why: st
     config = auth(tmp_path, f"{{supabase: true, jwks: {{keys: [{key}]}}}}")
     assert config.auth.keys == ()
     (warning,) = config.warnings
-    assert warning.endswith("client_auth.jwks.keys[0]: is not for checking signatures, so no token is checked with it")
+    assert warning.endswith("client_auth.jwks.keys[0]: is not a key for signatures, so it is ignored")
 
 
 def test_a_config_that_accepts_no_token_is_warned_of(tmp_path: Path) -> None:

@@ -292,7 +292,7 @@ SOURCE = "replication:\n  connections:\n  - "
         ),
         (
             "client_auth: {jwks_uri: 'ftp://x/keys'}",
-            "[PSYNC_S3103] client_auth.jwks_uri: is not an address of HTTP; use https",
+            "[PSYNC_S3103] client_auth.jwks_uri: is not an HTTP URL; use https",
         ),
         (
             "client_auth: {jwks: {keys: [{kty: DSA, alg: RS256}]}}",

@@ -1,4 +1,4 @@
-"""`headwater test-connection`: whether the source can be followed, from this machine and with this config."""
+"""`headwater test-connection`: checks whether the source can be replicated from this machine with this config."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from headwater.source.readiness.checks import source_findings
 
 
 def test_connections(config: ServiceConfig) -> int:
-    """Connect to each source and print what is wrong with it. Returns the exit code: 1 when something keeps it from
-    being followed. Raises SourceUnreachable."""
+    """Connect to each source and print its problems. Returns the exit code: 1 when a problem prevents replication.
+    Raises SourceUnreachable."""
     fatal = False
     for source in config.sources or (config.source(),):
         with connect(source, application_name="headwater test-connection") as conn:
@@ -19,5 +19,5 @@ def test_connections(config: ServiceConfig) -> int:
         for finding in findings:
             click.echo(f"{'error' if finding.fatal else 'warning'}: {finding}")
         fatal = fatal or any(finding.fatal for finding in findings)
-        click.echo(f"{source.address}: {'not ready' if fatal else 'ready to be followed'}")
+        click.echo(f"{source.address}: {'not ready' if fatal else 'ready to be replicated'}")
     return 1 if fatal else 0

@@ -14,7 +14,7 @@ from headwater.config import ConfigSource
 @click.argument("direction", type=click.Choice(["up", "down"]))
 @config_options
 def migrate(direction: str, configs: ConfigSource) -> None:
-    """Bring the store to the format of this version now. Every process does that when it opens the store."""
+    """Upgrade the store to the format of this version now. Every process also does that when it opens the store."""
     from headwater.cli.published.migrate import migrate as command
 
     command(load(configs, warn=False), direction)
@@ -24,7 +24,7 @@ def migrate(direction: str, configs: ConfigSource) -> None:
 @click.argument("word", metavar="TEARDOWN")
 @config_options
 def teardown(word: str, configs: ConfigSource) -> None:
-    """Drop the replication slots and the store, for good. The word TEARDOWN confirms it. Stop the service before."""
+    """Permanently drop the replication slots and the store. The word TEARDOWN confirms it. Stop the service first."""
     from headwater.cli.published.teardown import teardown as command
 
     command(load(configs, warn=False), word)
@@ -33,7 +33,7 @@ def teardown(word: str, configs: ConfigSource) -> None:
 @click.command("test-connection", epilog=examples("headwater test-connection -c powersync.yaml"))
 @config_options
 def test_connection(configs: ConfigSource) -> None:
-    """Connect to the source and check whether it can be followed. The exit code is 1 when it can't."""
+    """Connect to the source and check whether it can be replicated. The exit code is 1 when it can't."""
     from headwater.cli.published.connection import test_connections
 
     sys.exit(test_connections(load(configs, warn=False)))

@@ -1,4 +1,4 @@
-"""`headwater migrate`: bring a store to the format of this version, before the first process of a new version does."""
+"""`headwater migrate`: upgrades a store to the format of this version before a process opens it."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from headwater.storage.open import open_backend
 
 
 class NoWayDownError(HeadwaterError):
-    """A store is not turned into one of an older format."""
+    """A store can't be converted to an older format."""
 
     code = "HW_8104"
 
 
 def migrate(config: ServiceConfig, direction: str) -> None:
-    """Up is what opening a store does. Raises NoWayDownError, and StoreError for a store of a newer format."""
+    """Upgrade a store by opening it. Raises NoWayDownError for `down`, and StoreError for a store of a newer format."""
     if direction == "down":
         raise NoWayDownError(
-            "a store is not brought back to an older format",
+            "a store can't be converted to an older format",
             str(config.storage),
-            "restore a backup from before the upgrade, or let the older version make a store of its own: devices"
+            "restore a backup from before the upgrade, or let the older version make a new store: devices"
             " download what differs",
         )
     existed = open_backend(config.storage).exists()
     open_backend(config.storage).open_store().close()
-    done = "is of this version's format" if existed else "was made"
+    done = "has this version's format" if existed else "was created"
     click.echo(f"the store at {config.storage} {done}")

@@ -1,4 +1,4 @@
-"""`headwater teardown`: take everything back that a deployment made, in the source and in the store."""
+"""`headwater teardown`: removes what a deployment created in the source, and its store."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from headwater.storage.open import open_backend
 WORD = "TEARDOWN"
 
 WAIT_SECONDS = 120.0
-"""How long replicators that are still running may take to end."""
+"""How long to wait for running replicators to stop."""
 
 _AGAIN_SECONDS = 1.0
 
@@ -30,16 +30,16 @@ class NotConfirmedError(HeadwaterError):
 
 
 class SlotStaysError(HeadwaterError):
-    """The slot is still being read, so it can't be dropped; the store was left as it was."""
+    """The slot is in use, so it can't be dropped; the store was not changed."""
 
     code = "HW_8103"
 
 
 def teardown(config: ServiceConfig, word: str, *, wait_seconds: float = WAIT_SECONDS) -> None:
-    """Drop the slots of all sources that are the store's own, then the store; publications and triggers stay. Until all
-    slots are gone, the store stays too. Raises NotConfirmedError, LeaseHeldError and SlotStaysError."""
+    """Drop the store's own slots in all sources, then the store; publications and triggers stay. The store is only
+    removed when all slots are dropped. Raises NotConfirmedError, LeaseHeldError and SlotStaysError."""
     if word != WORD:
-        fix = f"this removes slots and store for good; to do so: headwater teardown {WORD}"
+        fix = f"this permanently removes the slots and the store; to confirm: headwater teardown {WORD}"
         raise NotConfirmedError("the teardown is not confirmed", word, fix)
     backend = open_backend(config.storage)
     if not backend.exists():
@@ -63,7 +63,7 @@ def _drop_slot(backend: Backend, source: SourceSettings, deadline: float) -> Non
                 if status is not None and status.database == conn.info.dbname:
                     drop_unread_slot(conn, name)
                     if slot_status(conn, name) is not None:
-                        fix = "stop whoever reads it, and tear down again"
+                        fix = "stop the process that reads it, then run the teardown again"
                         raise SlotStaysError(f'the slot "{name}" is in use', source.address, fix)
                     click.echo(f'dropped the slot "{name}" of {source.address}')
         finally:

@@ -88,7 +88,7 @@ def merge_floor(after_op: OpId, upto_op: OpId, within: tuple[OpId, OpId] | None)
 def overtaken_error(bucket: str, since: OpId, merged: OpId) -> OvertakenError:
     """The error of a reader that compaction has overtaken."""
     return OvertakenError(
-        f"compaction merged the changes up to op {merged} before they were read; the reader stands at op {since}",
+        f"compaction merged the changes up to op {merged} before they were read; the reader is at op {since}",
         f"bucket {bucket}",
         "read a consistent snapshot (option snapshot=true), then start a new stream, with a new checkpoint directory, "
         "at its op id (option startingOffset)",

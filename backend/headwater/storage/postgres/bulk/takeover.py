@@ -143,7 +143,7 @@ def make_tables(
 
 
 def check_there(connection: psycopg.Connection, part: StagedPart) -> None:
-    """Raise PartLostError when a part is no more."""
+    """Raise PartLostError when a part is missing."""
     if not connection.execute("select 1 from staged_parts where path = %s", [part.path]).fetchall():
         raise PartLostError("a part of the bulk job is missing", part.path, _AGAIN)
 

@@ -1,4 +1,4 @@
-"""Removing a store in Postgres."""
+"""Removes a store in Postgres."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ _NUMBERED = re.compile(r"rows_\d+(_\w+)?|stage_\d+_\d+_\w+")
 
 
 def remove(connection: psycopg.Connection, schema: str) -> None:
-    """Remove the tables of a store that nobody uses, in one transaction, and its schema unless that has others: it may
-    be one that an application lives in."""
+    """Remove the tables of a store that nobody uses, in one transaction, and its schema if that holds nothing else: it
+    may be the schema of an application."""
     scripts = resources.files("headwater.storage.postgres").joinpath("migrations").iterdir()
     made = {name for script in scripts for name in _MADE.findall(script.read_text(encoding="utf-8"))}
     with connection.transaction():

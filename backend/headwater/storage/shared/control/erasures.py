@@ -1,4 +1,4 @@
-"""Texts that a store can do without, as statements that every database understands."""
+"""Texts that a store can work without, and the statements that erase them in every database."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from typing import NamedTuple
 
 
 class Erasure(NamedTuple):
-    """How texts of a column are erased: those that `condition` holds for, by `statement`."""
+    """How texts of a column are erased: `statement`, for rows that satisfy `condition`."""
 
     condition: str
     statement: str
 
 
 ERASURES: dict[tuple[str, str], Erasure] = {
-    # Null means "anything": readers then look at everything once
+    # Null means "anything": readers then check everything once
     ("flushes", "buckets"): Erasure("true", "update flushes set buckets = null"),
     ("flushes", "lookups"): Erasure("true", "update flushes set lookups = null"),
     **{
@@ -24,4 +24,4 @@ ERASURES: dict[tuple[str, str], Erasure] = {
     ("versions", "yaml"): Erasure("state in ('stopped', 'failed')", "delete from versions"),
     ("write_checkpoints", "key"): Erasure("true", "delete from write_checkpoints"),
 }
-"""By table and column, what `storage.contract.forget` lets go."""
+"""Erasable texts, by table and column. All other texts are needed."""

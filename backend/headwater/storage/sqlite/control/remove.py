@@ -1,4 +1,4 @@
-"""Removing an embedded store."""
+"""Removes an embedded store."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ _FOLDERS = ("stage", "wake")
 
 
 def remove(directory: Path) -> None:
-    """Remove the files of a store that nobody has open; the directory goes too unless it has others. Done again after
-    it was cut short, it goes on. Raises MachineError."""
+    """Remove the files of a store that nobody has open, and its directory if that holds nothing else. A call after one
+    that was interrupted removes the rest. Raises MachineError."""
     with machine_errors():
         for name in _FILES:
             for end in _BESIDE:
