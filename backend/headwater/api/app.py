@@ -13,7 +13,10 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.types import ASGIApp
 
-from headwater.api.admin.status import StatusRoute
+from headwater.api.admin.guard import AdminRoutes
+from headwater.api.admin.routes import guarded
+from headwater.api.admin.settings import AdminSettings
+from headwater.api.admin.work import AdminThreads
 from headwater.api.auth.keys import KeySource
 from headwater.api.auth.revocations import Revocations
 from headwater.api.auth.verify import Verifier
@@ -40,8 +43,8 @@ from headwater.sync.request import BodyLimits
 @dataclass(frozen=True, slots=True)
 class ApiSettings:
     """What the endpoint needs to know. `audience` is what tokens must be meant for; the limits are per process, but for
-    `requests` and `body`, which are per connection. `sources` are the tags of those that the store follows; `probes`
-    says whether those are answered; `upload` says what devices may write, if anything."""
+    `requests` and `body`, which are per connection. `probes` says whether those are answered; `upload` says what devices
+    may write, if anything; without `admin` no operator is let in."""
 
     keys: KeySource
     audience: frozenset[str]
@@ -51,8 +54,7 @@ class ApiSettings:
     body: BodyLimits = field(default_factory=BodyLimits)
     chunk_cache_bytes: int = 64 * 1024 * 1024
     keep_requests: float = REQUESTS_KEPT
-    admin_tokens: tuple[str, ...] = field(default=(), repr=False)
-    sources: tuple[str, ...] = ("default",)
+    admin: AdminSettings | None = None
     probes: bool = True
     upload: UploadSettings | None = None
     http: HttpLimits = field(default_factory=HttpLimits)
@@ -70,7 +72,11 @@ class Endpoint:
         cached = CachedReader(reader, settings.chunk_cache_bytes)
         self._threads = StoreThreads(cached, settings.max_data_fetch_concurrency)
         self._closing = False
+        self._admin_threads = AdminThreads()
         self.refusals = Refusals()
+        self.admin = AdminRoutes((), ())
+        if settings.admin is not None:
+            self.admin = guarded(settings.admin, reader, self._admin_threads)
         self.hub = Hub(reader, self._threads)
         self.writes = WriteCheckpoints(reader, self._threads, head, self.hub.look, settings.keep_requests)
         plans = Plans(settings.requests)
@@ -110,6 +116,7 @@ class Endpoint:
             for upload in self.uploads:
                 await upload.close()
             self._threads.close()
+            self._admin_threads.close()
 
 
 def create_app(
@@ -132,7 +139,7 @@ def create_app(
             Route("/sync/checkpoint-request", endpoint.write_checkpoint.request, methods=["POST"]),
             *(probe_routes(endpoint.health, lambda: True) if settings.probes else ()),
             *(upload.route for upload in endpoint.uploads),
-            StatusRoute(settings.admin_tokens, settings.sources, reader).route,
+            endpoint.admin,
             *extra_routes,
             WebSocketRoute("/{path:path}", websocket),
         ],

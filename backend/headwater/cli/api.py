@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from starlette.applications import Starlette
 from starlette.routing import BaseRoute
 
+from headwater.api.admin.settings import AdminSettings
 from headwater.api.app import ApiSettings, create_app
 from headwater.api.auth.fetch import JwksClient
 from headwater.api.auth.keys import KeySource
 from headwater.api.auth.remote import KeyRing, RemoteKeys
-from headwater.api.http.server import serve_app
+from headwater.api.http.server import bind, serve_app
 from headwater.api.streams.admission import StreamLimits
 from headwater.api.streams.plans import RequestLimits
 from headwater.config import ClientAuth, ConfigError, ServiceConfig
@@ -37,8 +38,7 @@ def build(config: ServiceConfig, extra_routes: Sequence[BaseRoute] = ()) -> Star
         body=BodyLimits(config.api.max_subscriptions_per_connection, config.api.max_known_buckets_per_connection),
         chunk_cache_bytes=config.api.chunk_cache_mb * 1024 * 1024,
         keep_requests=config.api.checkpoint_request_retention_minutes * 60.0,
-        admin_tokens=config.api.tokens,
-        sources=tuple(source.tag for source in config.sources),
+        admin=_admin(config),
         probes=config.probes,
         upload=config.upload,
         http=config.api.http,
@@ -51,6 +51,18 @@ def key_source(auth: ClientAuth) -> KeySource:
     """The keys in a config, and those published at the addresses that it names."""
     clients = [JwksClient(address, auth.rules) for address in auth.addresses]
     return KeyRing(auth.keys, [RemoteKeys(client.fetch, client.address.shown) for client in clients])
+
+
+def _admin(config: ServiceConfig) -> AdminSettings:
+    return AdminSettings(
+        tokens=config.api.tokens,
+        storage=config.storage,
+        sources=config.sources,
+        port=config.api.admin_port,
+        from_file=config.sync_config is not None,
+        max_buckets=config.api.max_buckets_per_connection,
+        max_results=config.api.max_parameter_query_results,
+    )
 
 
 def _own(config: ServiceConfig) -> OwnConfig | None:
@@ -71,4 +83,7 @@ def run(config: ServiceConfig) -> None:
         tags = [source.tag for source in config.sources]
         reader = open_backend(config.storage).open_reader()
         serve_metrics(config.host, config.prometheus_port, reader, tags, app.state.open_streams, app.state.refused)
-    serve_app(app, config.host, config.port)
+    sockets = [bind(config.host, config.port)]
+    if config.api.admin_port is not None:
+        sockets.append(bind(config.api.admin_host or config.host, config.api.admin_port))
+    serve_app(app, config.host, config.port, sockets=sockets)

@@ -42,14 +42,15 @@ def load_config(source: ConfigSource, environment: Mapping[str, str], directory:
     sync_text = find_sync_base64(source, environment)
     sources = read_sources(root.section("replication"))
     storage = read_storage(root.section("storage"), found.directory)
+    port = root.integer("port", 8080, 0, 65535)
     config = ServiceConfig(
         sources=sources,
         storage=storage,
         auth=read_client_auth(root, sources),
         sync_config=_sync_config(root, found.directory, sync_text),
         host=root.text("host") or "0.0.0.0",  # noqa: S104 - the published service listens on every address too
-        port=root.integer("port", 8080, 0, 65535),
-        api=_api(root.section("api")),
+        port=port,
+        api=_api(root.section("api"), port),
         spark=_spark(root, storage),
         logging=_logging(root, environment),
         prometheus_port=_prometheus_port(root.section("telemetry")),
@@ -82,7 +83,7 @@ def _sync_config(root: Section, directory: Path, text: str | None) -> SyncConfig
     return SyncConfigText(content=content, exit_on_error=exit_on_error) if content is not None else None
 
 
-def _api(section: Section) -> ApiConfig:
+def _api(section: Section, port: int) -> ApiConfig:
     limits = section.section("parameters")
     defaults = ApiConfig()
     streams = limits.integer("max_concurrent_connections", defaults.max_concurrent_connections, 1, _LIMIT)
@@ -114,7 +115,11 @@ def _api(section: Section) -> ApiConfig:
             "checkpoint_request_retention_minutes", defaults.checkpoint_request_retention_minutes, 1, _LIMIT
         ),
         http=read_http(section, streams),
+        admin_port=section.integer("admin_port", 0, 1, 65535) if "admin_port" in section else None,
+        admin_host=section.text("admin_host"),
     )
+    if config.admin_port == port:
+        section.error("is the port of devices; operators are answered there without it", "admin_port", fix=_OTHER_PORT)
     limits.integer("bucket_count_cache_ttl_minutes", 60, 1, _LIMIT)
     limits.no_effect("bucket sizes are updated with every change", "bucket_count_cache_ttl_minutes")
     limits.warn_unknown()
@@ -123,6 +128,7 @@ def _api(section: Section) -> ApiConfig:
 
 
 _SET_IT = "set it, or remove it"
+_OTHER_PORT = "name another one, or remove it"
 
 
 def _admin_tokens(section: Section) -> tuple[str, ...]:

@@ -58,8 +58,8 @@ class SyncConfigText:
 
 @dataclass(frozen=True, slots=True)
 class ApiConfig:
-    """Limits of the endpoint, and the admin tokens. `chunk_cache_mb` is the size of the chunk cache of each process, in
-    MiB. A stream whose device takes nothing for `stalled_stream_seconds` is cut off."""
+    """Limits of the endpoint, the admin tokens, and where operators are answered if not where devices are.
+    `chunk_cache_mb` is the size of the chunk cache of each process, in MiB. A stream whose device takes nothing for `stalled_stream_seconds` is cut off."""
 
     tokens: tuple[str, ...] = field(default=(), repr=False)
     max_concurrent_connections: int = 200
@@ -73,6 +73,8 @@ class ApiConfig:
     stalled_stream_seconds: int = 60
     checkpoint_request_retention_minutes: int = 60
     http: HttpLimits = field(default_factory=HttpLimits)
+    admin_port: int | None = None
+    admin_host: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

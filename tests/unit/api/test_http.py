@@ -8,7 +8,6 @@ from collections.abc import Callable
 
 import pytest
 
-from headwater.api.admin.status import AdminRefusedError, require_admin
 from headwater.api.app import ApiSettings, create_app
 from headwater.api.auth.keys import StaticKeys, parse_key
 from headwater.api.streams.negotiation import BSON, NDJSON
@@ -63,18 +62,6 @@ def test_without_a_token_the_answer_is_401_with_the_reason(endpoint: Endpoint, p
     error = error_of(endpoint, method, path, content=content, headers={"authorization": "Token nonsense"})
     assert (error["status"], error["code"]) == (401, "PSYNC_S2101")
     assert error["description"] == "the token is not a JWT"
-
-
-@pytest.mark.parametrize("tokens", [(), ("",), ("right", ""), (" ",)], ids=repr)
-@pytest.mark.parametrize("header", [None, "", "Token", "Token ", "Token  ", "Bearer \t", "Token wrong", "Basic right"])
-def test_the_admin_api_stays_shut_to_those_without_a_token(tokens: tuple[str, ...], header: str | None) -> None:
-    with pytest.raises(AdminRefusedError):
-        require_admin(header, tokens)
-
-
-def test_an_admin_with_the_token_comes_in() -> None:
-    for header in ("Token right", "token right", "Bearer  right "):
-        require_admin(header, ("other", "right"))
 
 
 def test_head_is_get_without_the_body(endpoint: Endpoint) -> None:

@@ -185,6 +185,14 @@ def test_the_endpoint_keeps_64_mib_of_history_at_hand_unless_told_otherwise(tmp_
     assert "api.parameters.chunk_cache_mb" in mistakes(tmp_path, MINIMAL + "api: {parameters: {chunk_cache_mb: -1}}")
 
 
+def test_operators_may_have_a_port_of_their_own(tmp_path: Path) -> None:
+    assert load(tmp_path, MINIMAL).api.admin_port is None
+    api = load(tmp_path, MINIMAL + "api: {admin_port: 9000, admin_host: 127.0.0.1}").api
+    assert (api.admin_port, api.admin_host) == (9000, "127.0.0.1")
+    said = mistakes(tmp_path, MINIMAL + "port: 9000\napi: {admin_port: 9000}")
+    assert "api.admin_port: is the port of devices" in said
+
+
 def test_the_replicator_holds_64_mib_of_rows_at_a_time_unless_told_otherwise(tmp_path: Path) -> None:
     assert load(tmp_path, MINIMAL).source().batch_bytes == 64 << 20
     told = MINIMAL.replace("replication:\n", "replication:\n  batch_mb: 16\n")

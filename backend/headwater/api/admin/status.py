@@ -2,68 +2,105 @@
 
 from __future__ import annotations
 
-import hmac
-from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from importlib.metadata import version
 
-from starlette.concurrency import run_in_threadpool
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
-
-from headwater.api.errors import ApiError
-from headwater.replication.health.model import Health, from_json, health_key
+from headwater.api.admin.settings import AdminSettings
+from headwater.api.admin.versions import VersionTold, told
+from headwater.bulk.contract import BulkProgress
+from headwater.oplog.lsn import format_lsn
+from headwater.replication.health.model import Compared, Health, State, Trouble, from_json, health_key
+from headwater.source.readiness.finding import Finding
+from headwater.source.readiness.health import SlotHealth
+from headwater.storage.backend import Store
 from headwater.storage.contract.reader import StoreReader
 
 
-class AdminRefusedError(ApiError):
-    """No admin token, or a wrong one; the answer does not say which."""
+@dataclass(frozen=True, slots=True)
+class SourceStatus:
+    """How one source stands. `cause` is the error that keeps rows from flowing, if one does; `trouble` the last one.
+    `lag_bytes` of log are not in the store yet, and `wal_status` says whether the source still has all of it: both
+    stand in `slot` too. `compared` are the tables that are compared with the source, `work` and `done` say how far
+    bulk work is."""
 
-    code = "PSYNC_S2101"
-    status = 401
+    source: str
+    state: State = State.STOPPED
+    cause: Trouble | None = None
+    since: float | None = None
+    at: float | None = None
+    trouble: Trouble | None = None
+    compared: tuple[Compared, ...] = ()
+    findings: tuple[Finding, ...] = ()
+    slot: SlotHealth | None = None
+    lag_seconds: float | None = None
+    lag_bytes: int | None = None
+    wal_status: str | None = None
+    position: str | None = None
+    triggers: bool = False
+    work: str = ""
+    done: BulkProgress | None = None
 
-    def __init__(self) -> None:
-        super().__init__("Authorization failed", fix="send one of api.tokens as: Authorization: Token …")
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """Everything about this deployment. `versions` are those of the sync config that are served or on their way."""
+
+    sources: tuple[SourceStatus, ...]
+    versions: tuple[VersionTold, ...]
+    checkpoint: int | None
+    replicator: bool
+    headwater: str
 
 
-class StatusRoute:
-    """`GET /api/admin/v1/status`."""
+class StatusDesk:
+    """Answers how things stand."""
 
-    def __init__(self, tokens: Sequence[str], tags: Sequence[str], reader: StoreReader) -> None:
-        self._tokens = tokens
-        self._tags = tags
+    def __init__(self, settings: AdminSettings, reader: StoreReader) -> None:
+        self._settings = settings
         self._reader = reader
-        self.route = Route("/api/admin/v1/status", self.answer, methods=["GET"])
 
-    async def answer(self, request: Request) -> Response:
-        """Handle one request."""
-        require_admin(request.headers.get("authorization"), self._tokens)
-        return JSONResponse({"data": {"sources": await run_in_threadpool(self._sources)}})
+    def status(self) -> Status:
+        """How sources, slots, tables in comparison and versions of the sync config stand."""
+        with self._settings.store() as store:
+            return self.read(store)
 
-    def _sources(self) -> list[dict[str, Any]]:
-        return [described(tag, health_of(self._reader, tag)) for tag in self._tags]
+    def read(self, store: Store) -> Status:
+        """The same, of a store that is open."""
+        checkpoint = self._reader.checkpoint()
+        return Status(
+            tuple(self._source(store, source.tag) for source in self._settings.sources),
+            tuple(told(each) for each in store.versions() if each.state.value in {"processing", "active"}),
+            None if checkpoint is None else checkpoint[0].op_id,
+            self._reader.replicator_alive(),
+            version("headwater"),
+        )
 
-
-def require_admin(header: str | None, tokens: Sequence[str]) -> None:
-    """Raises AdminRefusedError unless the header holds one of the tokens; an empty one never fits."""
-    scheme, _, rest = (header or "").partition(" ")
-    given = rest.strip().encode()
-    if not given or scheme.lower() not in {"token", "bearer"}:
-        raise AdminRefusedError
-    known = [hmac.compare_digest(given, token.encode()) for token in tokens]
-    if not any(known):
-        raise AdminRefusedError
+    def _source(self, store: Store, tag: str) -> SourceStatus:
+        health, state = health_of(self._reader, tag), store.source_state(tag)
+        position = None if state is None else format_lsn(state.lsn)
+        if health is None:
+            return SourceStatus(tag, position=position)
+        return SourceStatus(
+            tag,
+            health.state,
+            health.cause,
+            health.since,
+            health.at,
+            health.trouble,
+            health.compared,
+            health.findings,
+            health.slot,
+            health.lag_seconds,
+            None if health.slot is None else health.slot.behind,
+            None if health.slot is None else health.slot.wal_status,
+            position,
+            health.triggers,
+            health.work,
+            health.done,
+        )
 
 
 def health_of(reader: StoreReader, tag: str) -> Health | None:
     """How a source's replication stands; None before the first replicator."""
     health = from_json(reader.noted(health_key(tag)))
     return None if health is None else health.seen(alive=reader.replicator_alive())
-
-
-def described(tag: str, health: Health | None) -> dict[str, Any]:
-    """As JSON. `cause` is the error that keeps rows from flowing, if one does."""
-    if health is None:
-        return {"source": tag, "state": "stopped", "cause": None}
-    cause = None if health.cause is None else health.as_dict()["trouble"]
-    return {"source": tag, **health.as_dict(), "cause": cause}

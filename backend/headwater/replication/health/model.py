@@ -11,6 +11,7 @@ from typing import Any
 
 import orjson
 
+from headwater.bulk.contract import BulkProgress
 from headwater.errors import HeadwaterError
 from headwater.source.readiness.finding import Finding
 from headwater.source.readiness.health import SlotHealth
@@ -61,7 +62,7 @@ class Compared:
 class Health:
     """`since` is when the state began, `at` when this was written, both in seconds since 1970. `trouble` is the last
     error, kept when it is over; see `cause`. `work` says for a person how far bulk work is; empty when there is
-    none."""
+    none; `done` says it in numbers."""
 
     state: State
     since: float
@@ -73,6 +74,7 @@ class Health:
     lag_seconds: float | None = None
     triggers: bool = False
     work: str = ""
+    done: BulkProgress | None = None
 
     @property
     def cause(self) -> Trouble | None:
@@ -89,7 +91,7 @@ class Health:
         """STOPPED when nobody holds the source's lease (`alive`): a replicator that was killed could not write that."""
         if alive or self.state is State.STOPPED:
             return self
-        return replace(self, state=State.STOPPED, since=self.at, work="")
+        return replace(self, state=State.STOPPED, since=self.at, work="", done=None)
 
 
 def health_key(tag: str) -> str:
@@ -116,6 +118,7 @@ def from_json(text: str) -> Health | None:
             lag_seconds=found["lag_seconds"],
             triggers=found["triggers"],
             work=found.get("work", ""),
+            done=_maybe(BulkProgress, found.get("done")),
         )
     except (ValueError, KeyError, TypeError):
         return None

@@ -50,6 +50,7 @@ class Watch:
         self._seconds = seconds
         self._preparing = preparing
         self._work = ""
+        self._done: BulkProgress | None = None
         self._address = store.address
         self._lock = threading.Lock()
         now = time.time()
@@ -86,6 +87,7 @@ class Watch:
     def works(self, progress: BulkProgress) -> None:
         """How far bulk work is."""
         self._work = "" if progress.over else f"{progress.what}: {progress}"
+        self._done = None if progress.over else progress
 
     def failed(self, error: HeadwaterError) -> None:
         """An attempt failed; another follows after a while."""
@@ -174,9 +176,9 @@ class Watch:
     def _store_health(self, store: Store) -> None:
         """Store the health, if it changed."""
         with self._lock:
-            health = replace(self._health, work=self._preparing() or self._work)
+            health = replace(self._health, work=self._preparing() or self._work, done=self._done)
         if health.state is State.STOPPED:
-            health = replace(health, work="")
+            health = replace(health, work="", done=None)
         if health.state is State.STREAMING and health.compared:
             health = replace(health, state=State.RESYNCING)
         now = time.time()

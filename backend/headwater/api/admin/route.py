@@ -1,0 +1,125 @@
+"""What an admin route is: a function from typed data to typed data, and how a request becomes a call of it.
+
+The types are read from the function itself, so that the description of the routes (`openapi`) is never another than
+what they do.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import get_type_hints
+
+import msgspec
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from headwater.api.admin.errors import InvalidAdminRequestError, MediaTypeError, TooLargeAnswerError
+from headwater.api.admin.guard import PREFIX
+from headwater.api.admin.work import AdminThreads
+from headwater.api.errors import ApiError
+from headwater.api.http.body import read_body
+
+MOST_BYTES = 16 * 1024 * 1024
+"""What an answer may have."""
+
+YAML = ("application/yaml", "application/x-yaml", "text/yaml")
+
+
+@dataclass(frozen=True, slots=True)
+class Nothing:
+    """A body or an answer without anything in it."""
+
+
+@dataclass(frozen=True)
+class AdminRoute:
+    """`answer` takes one argument, or none, and runs in a thread unless it is a coroutine. Its argument is read from
+    the JSON body of a POST, and of a GET from the path and the query. `errors` are those that it raises on purpose.
+    A `bare` answer is not wrapped in `data`, a `pretty` one is indented; with `strict` unknown fields are refused.
+    With `yaml` the body may be YAML as it is, which becomes this field."""
+
+    method: str
+    path: str
+    answer: Callable[..., object]
+    errors: tuple[type[ApiError], ...] = ()
+    bare: bool = False
+    pretty: bool = False
+    strict: bool = False
+    yaml: str = ""
+
+    @cached_property
+    def takes(self) -> type | None:
+        """The type of the argument."""
+        names = list(inspect.signature(self.answer).parameters)
+        return get_type_hints(self.answer)[names[0]] if names else None
+
+    @cached_property
+    def gives(self) -> type:
+        """The type of the answer."""
+        found: type = get_type_hints(self.answer)["return"]
+        return found
+
+    def mounted(self, threads: AdminThreads) -> Route:
+        """As a route behind the guard."""
+
+        async def respond(request: Request) -> Response:
+            arguments = () if self.takes is None else (await self._argument(request, self.takes),)
+            if inspect.iscoroutinefunction(self.answer):
+                answer = await self.answer(*arguments)
+            else:
+                answer = await threads.run(lambda: self.answer(*arguments))
+            return answer if isinstance(answer, Response) else self._response(answer)
+
+        return Route(self.path.removeprefix(PREFIX), respond, methods=[self.method])
+
+    async def _argument(self, request: Request, kind: type) -> object:
+        if self.method == "GET":
+            given: object = {**request.query_params, **request.path_params}
+            return _converted(given, kind, strict=False)
+        body = await read_body(request)
+        media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if self.yaml and media in YAML:
+            return _converted({self.yaml: _text(body)}, kind, strict=True)
+        if media not in {"", "application/json"}:
+            raise MediaTypeError(f"a body of type {media!r} is not read here", fix="send application/json")
+        given = _parsed(body)
+        if self.strict and isinstance(given, dict) and (unknown := given.keys() - _fields(kind)):
+            raise InvalidAdminRequestError(f"the body has unknown fields: {', '.join(sorted(unknown))}"[:200])
+        return _converted(given, kind, strict=True)
+
+    def _response(self, answer: object) -> Response:
+        body = msgspec.json.encode(answer if self.bare else {"data": answer})
+        if len(body) > MOST_BYTES:
+            raise TooLargeAnswerError(
+                f"the answer has {len(body):,} bytes, and {MOST_BYTES:,} are allowed", fix="ask for fewer rows"
+            )
+        return Response(msgspec.json.format(body) if self.pretty else body, media_type="application/json")
+
+
+def _parsed(body: bytes) -> object:
+    try:
+        return orjson.loads(body or b"{}")
+    except ValueError:
+        raise InvalidAdminRequestError("the body is not valid JSON", fix="send a JSON object") from None
+
+
+def _text(body: bytes) -> str:
+    try:
+        return body.decode()
+    except UnicodeDecodeError:
+        raise InvalidAdminRequestError("the body is not UTF-8 text", fix="send it as UTF-8") from None
+
+
+def _converted(given: object, kind: type, *, strict: bool) -> object:
+    try:
+        return msgspec.convert(given, kind, strict=strict)
+    except msgspec.ValidationError as error:
+        raise InvalidAdminRequestError(f"the request has the wrong form: {error}", fix="see openapi.json") from None
+
+
+def _fields(kind: type) -> set[str]:
+    return set(inspect.signature(kind).parameters)

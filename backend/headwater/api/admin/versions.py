@@ -1,0 +1,159 @@
+"""Versions of the sync config: the list, a text, and another one in the place of the one that is served."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from headwater.api.admin.errors import InvalidRulesError, NotThereError
+from headwater.api.admin.settings import AdminSettings
+from headwater.storage.backend import Store
+from headwater.storage.contract.versions import ConfigVersion, Origin, VersionState
+from headwater_rules.compiler.compile import Compiled, compile_config
+from headwater_rules.errors import RuleErrors
+from headwater_rules.schema import SourceSchema
+from headwater_rules.versions import check_names
+
+
+@dataclass(frozen=True, slots=True)
+class VersionTold:
+    """A version of the sync config. Times in seconds since 1970, null for what has not happened."""
+
+    id: int
+    state: VersionState
+    origin: Origin
+    created: float
+    activated: float | None
+    stopped: float | None
+    note: str
+
+
+@dataclass(frozen=True, slots=True)
+class Versions:
+    """All versions, newest first."""
+
+    versions: tuple[VersionTold, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class WhichVersion:
+    """A version by its id."""
+
+    id: int
+
+
+@dataclass(frozen=True, slots=True)
+class VersionText:
+    """A version and its text."""
+
+    version: VersionTold
+    content: str
+
+
+@dataclass(frozen=True, slots=True)
+class Deploy:
+    """The text of a sync config."""
+
+    content: str
+
+
+@dataclass(frozen=True, slots=True)
+class RollBack:
+    """The version to go back to; without one, the version that was served before the present one."""
+
+    id: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Deployed:
+    """What was handed in. `new` is false when a version with this text is served, or on its way, already."""
+
+    version: VersionTold
+    new: bool
+
+
+def told(version: ConfigVersion) -> VersionTold:
+    """A version, as an operator is told of it."""
+    return VersionTold(
+        version.id,
+        version.state,
+        version.origin,
+        version.created,
+        version.activated or None,
+        version.stopped or None,
+        version.note,
+    )
+
+
+class VersionsDesk:
+    """Answers what versions there are, and takes new ones in."""
+
+    def __init__(self, settings: AdminSettings) -> None:
+        self._settings = settings
+
+    def versions(self) -> Versions:
+        """All versions of the sync config."""
+        with self._settings.store() as store:
+            return Versions(tuple(told(each) for each in reversed(store.versions())))
+
+    def text(self, which: WhichVersion) -> VersionText:
+        """The text of one version."""
+        with self._settings.store() as store:
+            found = _find(store, which.id)
+        return VersionText(told(found), found.yaml)
+
+    def deploy(self, asked: Deploy) -> Deployed:
+        """Serve another sync config, once its rows are there; until then devices are served as before."""
+        compiled(asked.content)
+        with self._settings.store() as store:
+            return deploy(store, asked.content)
+
+    def roll_back(self, asked: RollBack) -> Deployed:
+        """Deploy the text of an earlier version again."""
+        with self._settings.store() as store:
+            chosen = _before(store) if asked.id is None else _find(store, asked.id)
+            return deploy(store, chosen.yaml)
+
+
+def compiled(text: str, schema: SourceSchema | None = None) -> Compiled:
+    """The compiled form of a sync config. Raises InvalidRulesError."""
+    try:
+        return compile_config(text, schema=schema)
+    except RuleErrors as error:
+        raise invalid(error) from None
+
+
+def invalid(error: RuleErrors) -> InvalidRulesError:
+    """All that is wrong with a sync config, as the answer to a request."""
+    return InvalidRulesError("Sync config parsing failed", fix="; ".join(map(str, error.errors)))
+
+
+def deploy(store: Store, text: str) -> Deployed:
+    """Hand a text in. Raises InvalidRulesError."""
+    before = {version.id for version in store.versions()}
+    try:
+        check_names(compiled(text).plan, store.complete_sides())
+    except RuleErrors as error:
+        raise invalid(error) from None
+    version = store.deploy(text, Origin.COMMAND)
+    return Deployed(told(version), version.id not in before)
+
+
+def in_state(store: Store, state: VersionState) -> ConfigVersion | None:
+    """The newest version in a state."""
+    return next((version for version in reversed(store.versions()) if version.state is state), None)
+
+
+def _find(store: Store, number: int) -> ConfigVersion:
+    found = next((version for version in store.versions() if version.id == number), None)
+    if found is None:
+        raise NotThereError(f"there is no version {number}", fix="see /api/headwater/v1/versions")
+    return found
+
+
+def _before(store: Store) -> ConfigVersion:
+    now = in_state(store, VersionState.ACTIVE)
+    texts = set() if now is None else {now.yaml}
+    earlier = [version for version in store.versions() if version.activated and version.yaml not in texts]
+    if not earlier:
+        raise NotThereError("no other version was served before", fix="name one by its id")
+    return max(earlier, key=lambda version: (version.activated, version.id))

@@ -1,0 +1,114 @@
+"""The admin routes on a real port, over a store that serves a sync config."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import pytest
+from starlette.applications import Starlette
+
+from headwater.api.admin.settings import AdminSettings
+from headwater.api.app import ApiSettings, create_app
+from headwater.api.auth.keys import StaticKeys, parse_key
+from headwater.api.http.server import ApiServer, bind
+from headwater.oplog.lsn import Lsn
+from headwater.source.connect import SourceSettings
+from headwater.storage.open import open_backend
+from tests.support.ruled_configs import SERVED
+from tests.support.ruled_store import RuledStore
+
+TOKEN = "an admin token of the tests"
+KEY = {"kty": "oct", "alg": "HS256", "k": "YSBrZXkgb2YgdGhlIHRlc3RzLCBvZiBzaXh0eS1mb3VyIGJ5dGVzLCBzbyB0aGF0IGl0"}
+NOWHERE = SourceSettings(host="127.0.0.1", port=1, database="shop", user="app", sslmode="disable", connect_timeout=2)
+
+
+class StillHead:
+    """A source whose log never moves."""
+
+    async def advance_past(self) -> dict[str, Lsn]:
+        return {"default": Lsn(1)}
+
+    async def close(self) -> None:
+        pass
+
+
+@dataclass
+class AdminEndpoint:
+    """A running endpoint, and an operator with the token. `port` is where operators are answered."""
+
+    app: Starlette
+    server: ApiServer
+    http: httpx.Client
+    port: int
+    public_port: int
+
+    def get(self, path: str, **query: Any) -> Any:
+        """The data of an answer that is expected."""
+        return self._data(self.http.get(path, params=query))
+
+    def post(self, path: str, **body: Any) -> Any:
+        """The data of an answer that is expected."""
+        return self._data(self.http.post(path, json=body))
+
+    def refusal(self, method: str, path: str, status: int, **request: Any) -> dict[str, Any]:
+        """The error of an answer that is expected to be one."""
+        response = self.http.request(method, path, **request)
+        error: dict[str, Any] = response.json()["error"]
+        assert (response.status_code, error["status"]) == (status, status), response.text
+        return error
+
+    def _data(self, response: httpx.Response) -> Any:
+        assert response.status_code == 200, response.text
+        return json.loads(response.content)["data"]
+
+
+@contextmanager
+def running_admin(
+    settings: AdminSettings, *, own_port: bool = False, audience: str = "headwater-tests", keys: Sequence[object] = ()
+) -> Iterator[AdminEndpoint]:
+    """The endpoint over the settings' store, in a thread. With `own_port` operators have a port of their own."""
+    sockets = [bind("127.0.0.1", 0)]
+    if own_port:
+        sockets.append(bind("127.0.0.1", 0))
+        settings = _at(settings, sockets[1].getsockname()[1])
+    public, port = sockets[0].getsockname()[1], sockets[-1].getsockname()[1]
+    with closing(open_backend(settings.storage).open_reader()) as reader:
+        held = StaticKeys((parse_key(KEY),))
+        app = create_app(ApiSettings(held, frozenset({audience}), admin=settings), reader, StillHead())
+        server = ApiServer(app)
+        thread = threading.Thread(target=server.run, args=(sockets,))
+        thread.start()
+        try:
+            headers = {"authorization": f"Token {TOKEN}"}
+            with httpx.Client(base_url=f"http://127.0.0.1:{port}", headers=headers, timeout=60) as http:
+                _wait_until_started(http)
+                yield AdminEndpoint(app, server, http, port, public)
+        finally:
+            server.handle_exit(15, None)
+            thread.join(15)
+            assert not thread.is_alive(), "the server ends"
+
+
+def _at(settings: AdminSettings, port: int) -> AdminSettings:
+    return AdminSettings(settings.tokens, settings.storage, settings.sources, port)
+
+
+def _wait_until_started(http: httpx.Client) -> None:
+    deadline = time.monotonic() + 10
+    while http.get("/probes/startup").status_code != 200:
+        assert time.monotonic() < deadline, "the server starts"
+
+
+@pytest.fixture
+def admin(ruled: RuledStore) -> Iterator[AdminEndpoint]:
+    """A running endpoint over `ruled`, which serves a sync config. Its source answers nobody."""
+    ruled.serve(SERVED)
+    with running_admin(AdminSettings((TOKEN,), ruled.store.address, (NOWHERE,))) as endpoint:
+        yield endpoint

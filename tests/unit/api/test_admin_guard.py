@@ -1,0 +1,131 @@
+"""Nothing that only operators may ask is answered, or even read, without their token: not now, and not for a route that
+somebody adds."""
+
+from __future__ import annotations
+
+import logging
+import socket
+from collections.abc import Callable, Iterable, Iterator
+
+import anyio
+import httpx
+import pytest
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse
+from starlette.routing import BaseRoute, Mount, Route
+
+from headwater.api.admin.guard import AdminRoutes
+from headwater.api.admin.settings import AdminSettings
+from headwater.api.app import ApiSettings, create_app
+from headwater.api.auth.keys import StaticKeys, parse_key
+from tests.support.fix_admin import NOWHERE, TOKEN, AdminEndpoint, running_admin
+from tests.support.fix_api import AUDIENCE, Endpoint, PlayedHead, jwk, make_token
+from tests.support.memory_store import MemoryStore
+from tests.support.ruled_configs import SERVED
+from tests.support.ruled_store import RuledStore
+
+PUBLIC = {"/sync/stream", "/write-checkpoint2.json", "/probes/startup", "/probes/readiness", "/probes/liveness"}
+"""All that anybody may ask, who then has to show a token of his own, or learns nothing but that we live."""
+
+WRONG = (
+    "",
+    "Token",
+    "Token wrong",
+    f"Basic {TOKEN}",
+    f"Token {TOKEN}x",
+    TOKEN,
+    f"Token {make_token()}",
+    f"Bearer {make_token('admin', role='admin')}",
+)
+
+
+def every_route(routes: Iterable[BaseRoute], before: str = "") -> Iterator[tuple[str, str]]:
+    """Method and path of every route, those of mounted parts too."""
+    for route in routes:
+        if isinstance(route, Mount):
+            yield from every_route(route.routes, before + route.path)
+        else:
+            assert isinstance(route, Route)
+            path = before + route.path.replace("{id}", "1")
+            yield from ((method, path) for method in route.methods or {"POST"})
+
+
+def test_every_route_that_is_not_public_is_shut(admin: AdminEndpoint) -> None:
+    routes = set(every_route(admin.app.routes))
+    assert {path for _, path in routes} >= PUBLIC
+    shut = sorted((method, path) for method, path in routes if path not in PUBLIC)
+    assert len(shut) > 4
+    for method, path in shut:
+        for header in (None, *WRONG):
+            headers = {} if header is None else {"authorization": header}
+            response = httpx.request(method, f"http://127.0.0.1:{admin.port}{path}", headers=headers, content=b"{")
+            assert response.status_code == 401, (method, path, header)
+            if method != "HEAD":
+                assert response.json()["error"]["code"] == "PSYNC_S2101"
+                assert response.json()["error"]["description"] == "Authorization failed"
+
+
+def test_an_unknown_path_and_a_wrong_method_are_no_news_for_strangers(admin: AdminEndpoint) -> None:
+    for method, path in (("GET", "/api/none"), ("DELETE", "/api/admin/v1/status"), ("GET", "/api/")):
+        url = f"http://127.0.0.1:{admin.port}{path}"
+        assert httpx.request(method, url).status_code == 401
+        assert admin.http.request(method, path).status_code in {404, 405}
+
+
+def test_the_right_token_comes_in(admin: AdminEndpoint) -> None:
+    for header in (f"Token {TOKEN}", f"token {TOKEN}", f"Bearer  {TOKEN}"):
+        assert admin.http.get("/api/admin/v1/status", headers={"authorization": header}).status_code == 200
+
+
+@pytest.mark.parametrize("tokens", [(), ("",), ("right", ""), (" ",)], ids=repr)
+@pytest.mark.parametrize("header", [None, "", "Token", "Token ", "Token  ", "Bearer \t", "Token wrong", "Basic right"])
+def test_a_door_with_any_tokens_stays_shut_to_those_without(tokens: tuple[str, ...], header: str | None) -> None:
+    async def inside(_: Request) -> PlainTextResponse:
+        raise AssertionError
+
+    app = create_app(ApiSettings(StaticKeys((parse_key(jwk()),)), frozenset({AUDIENCE})), MemoryStore(), PlayedHead())
+    app.router.routes.insert(0, AdminRoutes(tokens, [Route("/secret", inside)]))
+    headers = {} if header is None else {"authorization": header}
+
+    async def ask() -> int:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as http:
+            return (await http.get("/api/secret", headers=headers)).status_code
+
+    assert anyio.run(ask) == 401
+
+
+def test_the_body_of_a_stranger_is_not_read(admin: AdminEndpoint) -> None:
+    with socket.create_connection(("127.0.0.1", admin.port), timeout=10) as stranger:
+        head = "POST /api/headwater/v1/deploy HTTP/1.1\r\nhost: x\r\ncontent-length: 1000000\r\n\r\n"
+        stranger.sendall(head.encode())  # and nothing after it
+        assert stranger.recv(100).startswith(b"HTTP/1.1 401")
+
+
+def test_an_endpoint_without_tokens_answers_no_operator(
+    memory_store: MemoryStore, start_endpoint: Callable[..., Endpoint]
+) -> None:
+    endpoint = start_endpoint(memory_store)
+    assert endpoint.http.get("/api/admin/v1/status", headers={"authorization": "Token x"}).status_code == 401
+
+
+def test_refusals_are_counted_and_told_of_once(admin: AdminEndpoint, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)
+    for _ in range(30):
+        httpx.get(f"http://127.0.0.1:{admin.port}/api/admin/v1/status", headers={"authorization": "Token wrong"})
+    assert admin.app.state.refused() == {"PSYNC_S2101": 30}
+    lines = [record.getMessage() for record in caplog.records if "refused" in record.getMessage()]
+    assert len(lines) == 1
+    assert "wrong" not in lines[0]
+
+
+def test_with_a_port_of_its_own_the_public_one_has_no_admin_routes(ruled: RuledStore) -> None:
+    ruled.serve(SERVED)
+    with running_admin(AdminSettings((TOKEN,), ruled.store.address, (NOWHERE,)), own_port=True) as admin:
+        assert admin.port != admin.public_port
+        for _, path in every_route(admin.app.routes):
+            if path in PUBLIC:
+                continue
+            response = admin.http.get(f"http://127.0.0.1:{admin.public_port}{path}")
+            assert response.status_code == 404, path
+        assert admin.http.get("/api/admin/v1/status").status_code == 200
+        assert admin.http.get(f"http://127.0.0.1:{admin.public_port}/probes/readiness").status_code == 200
