@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from headwater_rules.plan import Value
+
 
 class Put(NamedTuple):
     """A row in one bucket. `definition` is a position in `SyncPlan.buckets`; `bucket` is the full name; `data` is the
@@ -31,6 +33,17 @@ class RowResult(NamedTuple):
     puts: list[Put]
     lookups: list[LookupEntry]
     errors: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class SourceRow:
+    """One row as it stands in the source, and what it gives."""
+
+    schema: str
+    table: str
+    columns: Mapping[str, Value]
+    row_id: str
+    result: RowResult
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,10 +14,22 @@ from headwater.storage.contract.reason import Cause, ResyncReason, stored_reason
 from headwater.storage.contract.store import LeaseLostError, Progress, SourceState
 from headwater.storage.open import open_backend
 from headwater_rules.results import LookupEntry
-from tests.contract.world import RELATION, SOURCE, A, World, lookups, noise
+from tests.contract.world import RELATION, SOURCE, A, B, World, lookups, noise
 
 WIDER = Relation(1, "public", "todos", ReplicaIdentity.DEFAULT, (*RELATION.columns, Column("note", 25, -1, False)))
 OTHER = Relation(2, "public", "lists", ReplicaIdentity.FULL, (Column("name", 25, -1, False),))
+
+
+def test_a_row_is_found_by_its_id(world: World) -> None:
+    long = "x" * 5_000
+    world.bootstrap({"1": (A, "one"), "2": (A, "two")})
+    world.write({"2": (B, "more"), long: (A, "long")})
+    backend = open_backend(world.address)
+    expected = world.rows()
+    for row_id in ("1", "2", long):
+        assert backend.find_row(world.table, row_id) == expected[row_id]
+    assert backend.find_row(world.table, "3") is None
+    assert backend.find_row(world.table + 1000, "1") is None
 
 
 def put_lines(world: World, table: int, lines: dict[str, str]) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from base64 import urlsafe_b64encode
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -25,7 +26,7 @@ from tests.support.ruled_configs import SERVED
 from tests.support.ruled_store import RuledStore
 
 TOKEN = "an admin token of the tests"
-KEY = {"kty": "oct", "alg": "HS256", "k": "YSBrZXkgb2YgdGhlIHRlc3RzLCBvZiBzaXh0eS1mb3VyIGJ5dGVzLCBzbyB0aGF0IGl0"}
+SECRET = b"a key of the devices in tests, of sixty-four bytes and some more"
 NOWHERE = SourceSettings(host="127.0.0.1", port=1, database="shop", user="app", sslmode="disable", connect_timeout=2)
 
 
@@ -71,7 +72,7 @@ class AdminEndpoint:
 
 @contextmanager
 def running_admin(
-    settings: AdminSettings, *, own_port: bool = False, audience: str = "headwater-tests", keys: Sequence[object] = ()
+    settings: AdminSettings, *, own_port: bool = False, audience: str = "headwater-tests"
 ) -> Iterator[AdminEndpoint]:
     """The endpoint over the settings' store, in a thread. With `own_port` operators have a port of their own."""
     sockets = [bind("127.0.0.1", 0)]
@@ -80,7 +81,8 @@ def running_admin(
         settings = _at(settings, sockets[1].getsockname()[1])
     public, port = sockets[0].getsockname()[1], sockets[-1].getsockname()[1]
     with closing(open_backend(settings.storage).open_reader()) as reader:
-        held = StaticKeys((parse_key(KEY),))
+        key = {"kty": "oct", "alg": "HS256", "k": urlsafe_b64encode(SECRET).rstrip(b"=").decode()}
+        held = StaticKeys((parse_key(key),))
         app = create_app(ApiSettings(held, frozenset({audience}), admin=settings), reader, StillHead())
         server = ApiServer(app)
         thread = threading.Thread(target=server.run, args=(sockets,))

@@ -14,9 +14,8 @@ from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.types import ASGIApp
 
 from headwater.api.admin.guard import AdminRoutes
-from headwater.api.admin.routes import guarded
+from headwater.api.admin.routes import Administration
 from headwater.api.admin.settings import AdminSettings
-from headwater.api.admin.work import AdminThreads
 from headwater.api.auth.keys import KeySource
 from headwater.api.auth.revocations import Revocations
 from headwater.api.auth.verify import Verifier
@@ -72,17 +71,15 @@ class Endpoint:
         cached = CachedReader(reader, settings.chunk_cache_bytes)
         self._threads = StoreThreads(cached, settings.max_data_fetch_concurrency)
         self._closing = False
-        self._admin_threads = AdminThreads()
         self.refusals = Refusals()
-        self.admin = AdminRoutes((), ())
-        if settings.admin is not None:
-            self.admin = guarded(settings.admin, reader, self._admin_threads)
         self.hub = Hub(reader, self._threads)
         self.writes = WriteCheckpoints(reader, self._threads, head, self.hub.look, settings.keep_requests)
         plans = Plans(settings.requests)
         self.streams = Streams(self._threads, self.hub, plans, self.refusals, settings.streams, settings.body)
         self.stream = StreamEndpoint(self.streams, verifier)
         self.websocket = RSocketEndpoint(self.streams, verifier, self.refusals)
+        self._admin = settings.admin and Administration(settings.admin, reader, self.streams.connected)
+        self.guarded = self._admin.guarded if self._admin else AdminRoutes((), ())
         self.write_checkpoint = WriteCheckpointRoute(verifier, self.writes, lambda: self.hub.active)
         self.uploads = () if settings.upload is None else (UploadRoute(verifier, settings.upload, self.refusals),)
 
@@ -100,6 +97,8 @@ class Endpoint:
             return
         self._closing = True
         self.streams.begin_shutdown(self._drain_seconds)
+        if self._admin:
+            self._admin.begin_shutdown()
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -116,7 +115,8 @@ class Endpoint:
             for upload in self.uploads:
                 await upload.close()
             self._threads.close()
-            self._admin_threads.close()
+            if self._admin:
+                self._admin.close()
 
 
 def create_app(
@@ -139,7 +139,7 @@ def create_app(
             Route("/sync/checkpoint-request", endpoint.write_checkpoint.request, methods=["POST"]),
             *(probe_routes(endpoint.health, lambda: True) if settings.probes else ()),
             *(upload.route for upload in endpoint.uploads),
-            endpoint.admin,
+            endpoint.guarded,
             *extra_routes,
             WebSocketRoute("/{path:path}", websocket),
         ],

@@ -11,6 +11,7 @@ from pathlib import Path
 import click
 
 from headwater.cli.arguments import claim, seconds
+from headwater.cli.explain.group import explain
 from headwater.cli.extras import missing_extra
 from headwater.cli.logs import set_up_logging
 from headwater.cli.options import config_options, examples, load
@@ -70,6 +71,7 @@ def cli() -> None:
     set_up_logging()
 
 
+cli.add_command(explain)
 cli.add_command(migrate)
 cli.add_command(rules)
 cli.add_command(source)

@@ -22,11 +22,12 @@ from headwater.oplog.row_id import row_subkey
 from headwater.source.catalog.published import load_types
 from headwater.source.connect import SourceSettings, connect
 from headwater.storage.backend import Store
+from headwater.storage.contract.parts import CurrentRow
 from headwater.storage.contract.store import StoredTable
 from headwater.storage.open import open_backend
 from headwater_rules.evaluate.rows import TableProgram, bind_table
 from headwater_rules.plan import SyncPlan, TablePattern
-from headwater_rules.results import Put, RowResult
+from headwater_rules.results import Put, RowResult, SourceRow
 
 _FULL_DIGEST = 0xFFFFFFFF  # a checksum of ten digits, as most have
 _ID_BYTES = len('{"op_id":"1234567890123456",') + 1  # and the comma between two ops
@@ -68,12 +69,14 @@ def unwatched(_what: str, _pages: int) -> AbstractContextManager[Callable[[], No
 
 @dataclass
 class CurrentRows:
-    """The stored rows of one source, for evaluation. `notes` collects caveats about the results."""
+    """The stored rows of one source, for evaluation. `notes` collects caveats about the results; `check` is called now and
+    then and may raise, which ends the reading."""
 
     store: Store
     source: SourceSettings
     watch: Watch = unwatched
     notes: list[str] = field(default_factory=list)
+    check: Callable[[], None] = lambda: None
     _types: TypeCatalog = field(default_factory=TypeCatalog)
     _asked: set[int] = field(default_factory=set)
 
@@ -101,13 +104,21 @@ class CurrentRows:
         """Row id and result of every row of the pages. The rows of one page are read at the same moment."""
         if pages.table.resync:
             self._note(f"{pages.name} is being compared with the source: some of its rows may be missing")
-        layouts = _Layouts(plan, self.source.tag, pages.table, self._types_of(pages.table))
+        layouts = self._layouts(plan, pages.table)
         for first, end in pages.ranges:
             for batch in open_backend(self.store.address).read_rows(pages.table.id, first, end):
+                self.check()
                 for _, row in batch:
                     if not is_stub(row.line):
                         yield row.row_id, layouts.evaluate(row.layout, row.line, row.row_id)
             page_done()
+
+    def source_row(self, plan: SyncPlan, table: StoredTable, row: CurrentRow) -> SourceRow:
+        """One row with its values, and what it gives."""
+        return self._layouts(plan, table).source_row(row)
+
+    def _layouts(self, plan: SyncPlan, table: StoredTable) -> _Layouts:
+        return _Layouts(plan, self.source.tag, table, self._types_of(table))
 
     def _types_of(self, table: StoredTable) -> TypeCatalog:
         """The types of a table's columns; those defined in the source are loaded from it."""
@@ -151,6 +162,13 @@ class _Layouts:
             bound = self._bound[layout] = self._bind(layout)
         width, convert, program = bound
         return program.evaluate(convert(split_line(line, width)), row_id)
+
+    def source_row(self, row: CurrentRow) -> SourceRow:
+        relation = self._table.layouts[row.layout]
+        width, convert, program = self._bound.get(row.layout) or self._bind(row.layout)
+        values = convert(split_line(row.line, width))
+        columns = {column.name: value for column, value in zip(relation.columns, values, strict=True)}
+        return SourceRow(relation.schema, relation.name, columns, row.row_id, program.evaluate(values, row.row_id))
 
     def _bind(self, layout: int) -> tuple[int, RowConverter, TableProgram]:
         relation = self._table.layouts[layout]

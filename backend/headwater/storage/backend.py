@@ -23,7 +23,7 @@ from headwater.storage.contract.history import (
     HistoryOp,
     Slice,
 )
-from headwater.storage.contract.parts import PartWriter, PlacedRow
+from headwater.storage.contract.parts import CurrentRow, PartWriter, PlacedRow
 from headwater.storage.contract.reader import StoreReader
 from headwater.storage.contract.requests import RequestStore
 from headwater.storage.contract.stats import DefinitionStats, StoreStats
@@ -83,6 +83,9 @@ class Backend(Protocol):
     def read_rows(self, table: int, first: int, end: int, room: int = BATCH_BYTES) -> Iterator[list[PlacedRow]]:
         """The current rows at places [first, end) of a table, as of one moment, in batches of about `room` bytes at
         most."""
+
+    def find_row(self, table: int, row_id: str) -> CurrentRow | None:
+        """One current row, as of now. None when there is none, or no such table."""
 
     # history in bulk, see `contract.history`: executors too
 

@@ -4,24 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass
 
 from headwater_rules.describe.wording import columns_of
 from headwater_rules.errors import did_you_mean
 from headwater_rules.evaluate.rows import TableProgram, bind_table
 from headwater_rules.plan import Output, Star, SyncPlan, Value
-from headwater_rules.results import Put, RowResult
-
-
-@dataclass(frozen=True, slots=True)
-class SourceRow:
-    """A source row and its result."""
-
-    schema: str
-    table: str
-    columns: Mapping[str, Value]
-    row_id: str
-    result: RowResult
+from headwater_rules.results import Put, SourceRow
 
 
 class World:

@@ -2,35 +2,69 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 
-from headwater.api.admin.errors import InvalidRulesError, NotThereError
+from headwater.api.admin.clients import ClientsDesk
+from headwater.api.admin.errors import (
+    AdminBusyError,
+    InvalidRulesError,
+    NothingServedError,
+    NotThereError,
+    TakesTooLongError,
+    TooLargeAnswerError,
+)
+from headwater.api.admin.explain import ExplainDesk
 from headwater.api.admin.guard import AdminRoutes
+from headwater.api.admin.progress import ProgressDesk
 from headwater.api.admin.route import AdminRoute
+from headwater.api.admin.rules import RulesDesk
 from headwater.api.admin.settings import AdminSettings
 from headwater.api.admin.status import StatusDesk
 from headwater.api.admin.versions import VersionsDesk
 from headwater.api.admin.work import AdminThreads
+from headwater.api.streams.connected import Connected
 from headwater.storage.contract.store import StoreReader
 
 OURS = "/api/headwater/v1"
+_LONG = (TakesTooLongError, TooLargeAnswerError)
 
 
-def admin_routes(settings: AdminSettings, reader: StoreReader) -> list[AdminRoute]:
-    """Every route there is behind the guard."""
-    return [*_ours(settings, reader)]
+class Administration:
+    """Everything behind the guard, and its end."""
 
+    def __init__(
+        self, settings: AdminSettings, reader: StoreReader, connected: Callable[[], Sequence[Connected]]
+    ) -> None:
+        self._threads = AdminThreads()
+        self._status = StatusDesk(settings, reader)
+        self._progress = ProgressDesk(self._status, self._threads)
+        self._clients = ClientsDesk(connected)
+        self._versions = VersionsDesk(settings)
+        self._rules = RulesDesk(settings)
+        self._explain = ExplainDesk(settings, reader)
+        self.routes = tuple(self._ours())
+        self.guarded = AdminRoutes(
+            settings.tokens, [route.mounted(self._threads) for route in self.routes], settings.port
+        )
 
-def guarded(settings: AdminSettings, reader: StoreReader, threads: AdminThreads) -> AdminRoutes:
-    """The routes behind their guard."""
-    routes = [route.mounted(threads) for route in admin_routes(settings, reader)]
-    return AdminRoutes(settings.tokens, routes, settings.port)
+    def begin_shutdown(self) -> None:
+        """End what would go on for ever. To be called in the event loop."""
+        self._progress.close()
 
+    def close(self) -> None:
+        self._threads.close()
 
-def _ours(settings: AdminSettings, reader: StoreReader) -> Iterator[AdminRoute]:
-    status, versions = StatusDesk(settings, reader), VersionsDesk(settings)
-    yield AdminRoute("GET", "/api/admin/v1/status", status.status)
-    yield AdminRoute("GET", f"{OURS}/versions", versions.versions)
-    yield AdminRoute("GET", f"{OURS}/versions/{{id}}", versions.text, (NotThereError,))
-    yield AdminRoute("POST", f"{OURS}/deploy", versions.deploy, (InvalidRulesError,), yaml="content")
-    yield AdminRoute("POST", f"{OURS}/rollback", versions.roll_back, (InvalidRulesError, NotThereError))
+    def _ours(self) -> Iterator[AdminRoute]:
+        versions, rules, explain = self._versions, self._rules, self._explain
+        yield AdminRoute("GET", "/api/admin/v1/status", self._status.status)
+        yield AdminRoute("GET", f"{OURS}/progress", self._progress.events, (AdminBusyError,))
+        yield AdminRoute("GET", f"{OURS}/clients", self._clients.clients)
+        yield AdminRoute("GET", f"{OURS}/versions", versions.versions)
+        yield AdminRoute("GET", f"{OURS}/versions/{{id}}", versions.text, (NotThereError,))
+        yield AdminRoute("POST", f"{OURS}/validate", rules.validate, yaml="content")
+        yield AdminRoute("POST", f"{OURS}/diff", rules.diff, (InvalidRulesError, *_LONG), yaml="content")
+        yield AdminRoute("POST", f"{OURS}/preview", rules.preview, (InvalidRulesError, *_LONG))
+        yield AdminRoute("POST", f"{OURS}/deploy", versions.deploy, (InvalidRulesError,), yaml="content")
+        yield AdminRoute("POST", f"{OURS}/rollback", versions.roll_back, (InvalidRulesError, NotThereError))
+        yield AdminRoute("POST", f"{OURS}/explain/user", explain.user, (NothingServedError, *_LONG))
+        yield AdminRoute("POST", f"{OURS}/explain/row", explain.row, (NothingServedError, *_LONG))

@@ -24,7 +24,7 @@ class VersionTold:
     created: float
     activated: float | None
     stopped: float | None
-    note: str
+    note: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ def told(version: ConfigVersion) -> VersionTold:
         version.created,
         version.activated or None,
         version.stopped or None,
-        version.note,
+        version.note or None,
     )
 
 

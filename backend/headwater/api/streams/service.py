@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from headwater.api.auth.verify import Principal
 from headwater.api.refusals import Refusals
 from headwater.api.streams.admission import Admission, StreamLimits
+from headwater.api.streams.connected import Caller, Connected
 from headwater.api.streams.dialogue import Dialogue, Resolver
 from headwater.api.streams.encoding import WireForm
 from headwater.api.streams.hub import Hub
 from headwater.api.streams.left_out import LeftOutMemory
 from headwater.api.streams.reading import StoreThreads
 from headwater.api.streams.sink import Sink
-from headwater.api.streams.stream import Caller, Stream
+from headwater.api.streams.stream import Stream
 from headwater.sync.request import BodyLimits, StreamRequest, write_key
 from headwater_rules.results import SyncRequest
 
@@ -49,7 +50,12 @@ class Streams:
         self.asked = asked
         """What a request may list."""
         self._left_out = LeftOutMemory()
+        self._open: set[Stream] = set()
         self.admission = Admission(limits)
+
+    def connected(self) -> list[Connected]:
+        """All that are open."""
+        return [stream.connected for stream in self._open]
 
     def begin_shutdown(self, over_seconds: float) -> None:
         """Take no more streams, and end all normally, at random within so many seconds."""
@@ -63,9 +69,11 @@ class Streams:
             stream, sink = self._stream(opening), make_sink(opening.form)
             del opening
             self._hub.join(stream)
+            self._open.add(stream)
             try:
                 await stream.run(sink)
             finally:
+                self._open.discard(stream)
                 self._hub.leave(stream)
 
     def _stream(self, opening: Opening) -> Stream:

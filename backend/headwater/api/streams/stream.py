@@ -11,15 +11,15 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 
 from headwater.api.auth.verify import Principal
 from headwater.api.errors import NoActiveConfigError
 from headwater.api.refusals import Refusals, one_line
 from headwater.api.streams.codings import Piece
+from headwater.api.streams.connected import Caller, Connected
 from headwater.api.streams.dialogue import Batch, ConfigReplacedError, Dialogue, LimitCrossedError
 from headwater.api.streams.encoding import WireForm
 from headwater.api.streams.hub import REPLACED, Hub
@@ -46,15 +46,6 @@ class StalledError(HeadwaterError):
 
     kind = Kind.RETRY
     code = "HW_6020"
-
-
-@dataclass(frozen=True, slots=True)
-class Caller:
-    """What is at the other end, for the log."""
-
-    client_id: str | None
-    user_agent: str | None
-    app_metadata: Mapping[str, str]
 
 
 class Stream:
@@ -112,6 +103,13 @@ class Stream:
         self._pump: asyncio.Task[None] | None = None
         self._ops = 0
         self._bytes = 0
+
+    @property
+    def connected(self) -> Connected:
+        """For operators."""
+        dialogue, user = self._dialogue, self._user
+        buckets = len(dialogue.interest.buckets)
+        return Connected(user, self._caller, self._ops, self._bytes, dialogue.op_id, buckets)
 
     # what the hub sees
 

@@ -22,7 +22,7 @@ from headwater.storage.contract.history import (
     Slice,
     merge_floor,
 )
-from headwater.storage.contract.parts import PlacedRow
+from headwater.storage.contract.parts import CurrentRow, PlacedRow
 from headwater.storage.contract.stats import DefinitionStats, StoreStats
 from headwater.storage.contract.verify import VerifyReader
 from headwater.storage.contract.versions import OwnConfig
@@ -78,6 +78,9 @@ class PostgresBackend:
 
     def read_rows(self, table: int, first: int, end: int, room: int = BATCH_BYTES) -> Iterator[list[PlacedRow]]:
         return rows.read_rows(self.address, table, first, end, room)
+
+    def find_row(self, table: int, row_id: str) -> CurrentRow | None:
+        return rows.find_row(self.address, table, row_id)
 
     def history_limits(self, where: HistoryFilter = EVERY_BUCKET, *, since: OpId = START) -> HistoryLimits:
         return export.limits(self.address, where, since)

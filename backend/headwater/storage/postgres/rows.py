@@ -12,7 +12,7 @@ from psycopg import errors, sql
 from headwater.storage.address import PostgresAddress
 from headwater.storage.contract.parts import CurrentRow, PlacedRow, Places
 from headwater.storage.postgres.connection import connect, postgres_errors
-from headwater.storage.postgres.tables import rows_table
+from headwater.storage.postgres.tables import rows_table, stored_id
 
 BATCH_ROWS = 5_000
 
@@ -75,6 +75,17 @@ def read_rows(address: PostgresAddress, table: int, first: int, end: int, room: 
         fetch = f"fetch {BATCH_ROWS} from placed"
         found = iter(lambda: connection.execute(fetch, binary=True).fetchall(), [])
         yield from batched(connection, table, chain.from_iterable(found), BATCH_ROWS, room)
+
+
+def find_row(address: PostgresAddress, table: int, row_id: str) -> CurrentRow | None:
+    """See the contract."""
+    query = sql.SQL("select layout, line, members, subkey from {} where row_id = %s").format(rows_table(table))
+    with contextlib.closing(connect(address, "looking")) as connection, postgres_errors(address):
+        try:
+            row = connection.execute(query, [stored_id(row_id)[0]]).fetchone()
+        except errors.UndefinedTable:
+            return None
+    return None if row is None else CurrentRow(row_id, *row)
 
 
 def place_ranges(connection: psycopg.Connection, table: int, rows: int) -> Places:

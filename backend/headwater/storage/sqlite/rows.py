@@ -27,6 +27,17 @@ def read_rows(directory: Path, table: int, first: int, end: int, room: int) -> I
         yield from batched((PlacedRow(row[0], CurrentRow(*row[1:])) for row in rows), BATCH_ROWS, room)
 
 
+def find_row(directory: Path, table: int, row_id: str) -> CurrentRow | None:
+    """See the contract."""
+    path = directory / "store.db"
+    with contextlib.closing(open_reader(path)) as connection, sqlite_errors(path):
+        if not connection.execute("select 1 from sqlite_master where name = ?", (f"rows_{table:d}",)).fetchall():
+            return None
+        sql = f"select row_id, layout, line, members, subkey from rows_{table:d} where row_id = ?"
+        row = connection.execute(sql, (row_id,)).fetchone()
+        return None if row is None else CurrentRow._make(row)
+
+
 def place_ranges(connection: apsw.Connection, table: int, rows: int) -> Places:
     """See the contract. Unused places make a range hold fewer rows than asked for."""
     sql = f"select min(id), max(id), count(*) from rows_{table:d}"

@@ -1,0 +1,43 @@
+"""A device's request, as an operator describes it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from headwater.api.admin.errors import InvalidAdminRequestError
+from headwater_rules.results import Subscription, SyncRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Subscribed:
+    """A stream that the client subscribes to."""
+
+    stream: str
+    parameters: Mapping[str, object] | None = None
+    override_priority: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Client:
+    """Who asks, and for what: `user` is what the token's claim sub says, `claims` are all its others, `parameters`
+    what the client sends."""
+
+    user: str
+    claims: Mapping[str, object] | None = None
+    parameters: Mapping[str, object] | None = None
+    subscriptions: tuple[Subscribed, ...] = ()
+    include_defaults: bool = True
+
+
+def request_of(client: Client) -> SyncRequest:
+    """As the rules take it. Raises InvalidAdminRequestError."""
+    claims = dict(client.claims or {})
+    if claims.get("sub", client.user) != client.user:
+        raise InvalidAdminRequestError("the claim sub names another user than `user`", fix="leave it out")
+    return SyncRequest(
+        {**claims, "sub": client.user},
+        client.parameters,
+        client.include_defaults,
+        tuple(Subscription(each.stream, each.parameters, each.override_priority) for each in client.subscriptions),
+    )

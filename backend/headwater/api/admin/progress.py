@@ -1,0 +1,106 @@
+"""Progress of snapshots, comparisons and deploys as events, for whoever watches."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, replace
+
+import msgspec
+from starlette.responses import StreamingResponse
+
+from headwater.api.admin.errors import AdminBusyError
+from headwater.api.admin.status import SourceStatus, StatusDesk
+from headwater.api.admin.versions import VersionTold
+from headwater.api.admin.work import AdminThreads
+from headwater.bulk.contract import BulkProgress
+from headwater.errors import HeadwaterError
+from headwater.replication.health.model import Compared, State
+
+LOOK_SECONDS = 0.5
+BEAT_SECONDS = 15.0
+"""After so long without news a comment is sent, so that nobody between takes the connection for dead."""
+
+MOST_WATCHERS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class SourceProgress:
+    """How far the work on one source is. `compared` are the tables that devices may see as they were."""
+
+    source: str
+    state: State
+    work: str
+    done: BulkProgress | None
+    compared: tuple[Compared, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """One event: all sources, and the versions of the sync config that are served or on their way."""
+
+    sources: tuple[SourceProgress, ...]
+    versions: tuple[VersionTold, ...]
+
+
+class ProgressEvents(StreamingResponse):
+    """Server-sent events named `progress`, each with a Progress as its data: one at once, and one whenever it has
+    changed."""
+
+    media_type = "text/event-stream"
+
+
+class ProgressDesk:
+    """Lives in the event loop."""
+
+    def __init__(self, status: StatusDesk, threads: AdminThreads) -> None:
+        self._status = status
+        self._threads = threads
+        self._watchers = 0
+        self._closing = asyncio.Event()
+
+    def close(self) -> None:
+        """End all watching."""
+        self._closing.set()
+
+    async def events(self) -> ProgressEvents:
+        """Progress of snapshots, comparisons and deploys, as server-sent events."""
+        if self._watchers >= MOST_WATCHERS:
+            raise AdminBusyError(f"{self._watchers} watch already", fix="close one")
+        return ProgressEvents(self._follow(), headers={"cache-control": "no-store", "x-accel-buffering": "no"})
+
+    async def _follow(self) -> AsyncIterator[bytes]:
+        self._watchers += 1
+        try:
+            told, told_at = b"", time.monotonic()
+            while not self._closing.is_set():
+                now = await self._look() or told
+                if now != told:
+                    told, told_at = now, time.monotonic()
+                    yield b"event: progress\ndata: %b\n\n" % now
+                elif time.monotonic() - told_at >= BEAT_SECONDS:
+                    told_at = time.monotonic()
+                    yield b": still here\n\n"
+                await self._rest()
+        finally:
+            self._watchers -= 1
+
+    async def _look(self) -> bytes:
+        """Empty when the store can't be asked now."""
+        try:
+            status = await self._threads.run(self._status.status)
+        except HeadwaterError:
+            return b""
+        return msgspec.json.encode(Progress(tuple(map(_progress, status.sources)), status.versions))
+
+    async def _rest(self) -> None:
+        try:
+            await asyncio.wait_for(self._closing.wait(), LOOK_SECONDS)
+        except TimeoutError:
+            pass
+
+
+def _progress(status: SourceStatus) -> SourceProgress:
+    done = None if status.done is None else replace(status.done, over=False)
+    return SourceProgress(status.source, status.state, status.work, done, status.compared)

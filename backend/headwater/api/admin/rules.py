@@ -1,0 +1,213 @@
+"""What a sync config that nobody has deployed would mean: what is wrong with it, what it costs, what a user gets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import dataclass
+
+import msgspec
+
+from headwater.api.admin.asking import Client, request_of
+from headwater.api.admin.settings import AdminSettings
+from headwater.api.admin.versions import compiled, in_state
+from headwater.api.admin.work import Patience
+from headwater.insight.diff import diff_with_rows
+from headwater.insight.estimate import Estimate
+from headwater.insight.preview import preview
+from headwater.insight.rows import CurrentRows
+from headwater.source.catalog.schema import read_schema
+from headwater.source.connect import SourceRefused, SourceUnreachable
+from headwater.storage.contract.stats import DefinitionStats
+from headwater.storage.contract.versions import VersionState
+from headwater.storage.open import open_backend
+from headwater_rules.compiler.compile import compile_config
+from headwater_rules.errors import RuleError, RuleErrors
+from headwater_rules.plan import ConversionOptions, SyncPlan
+from headwater_rules.schema import SourceSchema
+
+_NOTHING = SyncPlan((), (), (), ConversionOptions())
+_FILE = "the sync config of the request"
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """The text of a sync config."""
+
+    content: str
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something wrong with a sync config. `place` says where: offsets, lines and columns of the text."""
+
+    code: str
+    severity: str
+    message: str
+    suggestion: str | None
+    place: Mapping[str, object] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Validated:
+    """Whether a sync config can be deployed. `schema` says whether it was compared with the source's tables, and
+    `note` why not."""
+
+    valid: bool
+    findings: tuple[Finding, ...]
+    schema: bool
+    note: str
+
+
+@dataclass(frozen=True, slots=True)
+class Compare:
+    """A sync config, and how many rows of each table an estimate of what is new is made from."""
+
+    content: str
+    sample: int = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class SideTold:
+    """A bucket definition or lookup and what becomes of it; `before` is the name that it takes the place of. `stored`
+    is what the store has of it, `to_download` what devices that get it would download."""
+
+    name: str
+    change: str
+    before: str | None
+    streams: tuple[str, ...]
+    tables: tuple[str, ...]
+    stored: DefinitionStats | None = None
+    to_download: Estimate | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StreamTold:
+    """A stream, what becomes of it, and where it differs."""
+
+    name: str
+    change: str
+    rows: bool
+    lookups: bool
+    request: bool
+    priority: bool
+    auto_subscribe: bool
+
+
+@dataclass(frozen=True, slots=True)
+class DiffTold:
+    """What a sync config would change of the version that is served."""
+
+    file: str
+    against: str
+    same: bool
+    definitions: tuple[SideTold, ...]
+    lookups: tuple[SideTold, ...]
+    streams: tuple[StreamTold, ...]
+    missing_tables: tuple[str, ...]
+    one_bucket_per_row: tuple[Mapping[str, object], ...]
+    unsent: tuple[Finding, ...]
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PreviewAsked:
+    """A sync config, a client, and how many rows of each bucket are to be shown."""
+
+    content: str
+    client: Client
+    rows: int = 5
+
+
+@dataclass(frozen=True, slots=True)
+class RowShown:
+    """A row as a device would have it."""
+
+    table: str
+    id: str
+    data: object
+
+
+@dataclass(frozen=True, slots=True)
+class BucketShown:
+    """A bucket that the client would get, why, and its first rows; `size` in bytes of JSON."""
+
+    name: str
+    priority: int
+    reasons: tuple[Mapping[str, object], ...]
+    rows: int
+    size: int
+    first: tuple[RowShown, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PreviewTold:
+    """What a client would get."""
+
+    user: str
+    buckets: tuple[BucketShown, ...]
+    streams: tuple[str, ...]
+    lookups: Mapping[str, tuple[object, ...]]
+    missing_tables: tuple[str, ...]
+    warnings: tuple[str, ...]
+
+
+class RulesDesk:
+    """Answers what a text would mean. Nothing is deployed or written."""
+
+    def __init__(self, settings: AdminSettings) -> None:
+        self._settings = settings
+
+    def validate(self, asked: Rules) -> Validated:
+        """Everything that is wrong with a sync config, compared with the source's tables if that answers."""
+        schema, note = self.schema()
+        try:
+            found, valid = compile_config(asked.content, schema=schema, advise=True).warnings, True
+        except RuleErrors as errors:
+            found, valid = (*errors.errors, *errors.warnings), False
+        return Validated(valid, tuple(map(_finding, found)), schema is not None, note)
+
+    def diff(self, asked: Compare) -> DiffTold:
+        """What a sync config would change, and what devices would download again."""
+        plan = compiled(asked.content).plan
+        patience = Patience("headwater rules diff")
+        with self._settings.store() as store:
+            served = in_state(store, VersionState.ACTIVE)
+            found = diff_with_rows(
+                CurrentRows(store, self._settings.source, patience.watch, check=patience.check),
+                plan,
+                _NOTHING if served is None else compiled(served.yaml).plan,
+                file=_FILE,
+                against="no version: none is served yet" if served is None else f"version {served.id}",
+                allowed=self._settings.max_buckets,
+                sample=max(1, asked.sample),
+            )
+        return msgspec.convert(found.as_dict(), DiffTold)
+
+    def preview(self, asked: PreviewAsked) -> PreviewTold:
+        """The buckets and first rows that a user would get under a sync config."""
+        plan = compiled(asked.content).plan
+        patience = Patience("headwater rules preview")
+        with self._settings.store() as store, closing(open_backend(self._settings.storage).open_reader()) as reader:
+            found = preview(
+                CurrentRows(store, self._settings.source, patience.watch, check=patience.check),
+                reader,
+                plan,
+                request_of(asked.client),
+                max_buckets=self._settings.max_buckets,
+                max_results=self._settings.max_results,
+                shown=max(0, asked.rows),
+            )
+        return msgspec.convert(found.as_dict(), PreviewTold)
+
+    def schema(self) -> tuple[SourceSchema | None, str]:
+        """The tables of all sources, or why there are none to compare with."""
+        try:
+            tables = [table for source in self._settings.sources for table in read_schema(source).tables]
+        except (SourceUnreachable, SourceRefused) as error:
+            return None, f"its tables are not compared with the source: {error.what}"
+        return SourceSchema(tuple(tables)), ""
+
+
+def _finding(error: RuleError) -> Finding:
+    return msgspec.convert(error.to_dict(), Finding)

@@ -1,0 +1,1 @@
+"""`headwater explain`: who is sent what, and why."""

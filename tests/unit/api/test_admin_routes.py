@@ -1,0 +1,235 @@
+"""What operators are answered on our own paths is what the commands say, and a wrong request is told what is wrong."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from headwater.api.admin import work
+from headwater.api.admin.work import Patience
+from headwater.bulk.contract import BulkProgress
+from headwater.replication.health.model import Health, State, health_key, to_json
+from headwater.source.readiness.health import SlotHealth
+from headwater.storage.contract.versions import Origin
+from tests.support.command import Outcome
+from tests.support.fix_admin import SECRET, AdminEndpoint
+from tests.support.fix_api import make_token
+from tests.support.ruled_configs import PROJECTION_EDITED, REQUEST_EDITED, SERVED, STREAM_ADDED, WRONG
+from tests.support.ruled_store import RuledStore
+
+OURS = "/api/headwater/v1"
+Run = Callable[..., Outcome]
+
+
+def printed(run: Run, *command: str) -> Any:
+    """What a command prints as JSON."""
+    outcome = run(*command, "--json")
+    assert outcome.code == 0, outcome
+    return json.loads(outcome.out)
+
+
+def test_status_tells_of_sources_and_versions(admin: AdminEndpoint, ruled: RuledStore) -> None:
+    slot = SlotHealth("s", "extended", active=True, behind=12, held=40, left=None, limit=None, xmin_age=1, xmin_limit=9)
+    health = Health(State.STREAMING, 1.0, 2.0, slot=slot, lag_seconds=0.5)
+    ruled.store.note(ruled.lease, health_key("default"), to_json(health))
+    told = admin.get("/api/admin/v1/status")
+    (source,) = told["sources"]
+    assert (source["source"], source["state"], source["cause"]) == ("default", "streaming", None)
+    assert (source["lag_bytes"], source["lag_seconds"], source["wal_status"]) == (12, 0.5, "extended")
+    assert source["slot"] == asdict(slot)
+    assert [version["state"] for version in told["versions"]] == ["active"]
+    assert told["replicator"] is True
+    assert told["checkpoint"] > 0
+
+
+def test_versions_are_listed_and_shown(admin: AdminEndpoint, headwater_here: Run) -> None:
+    assert admin.get(f"{OURS}/versions")["versions"] == printed(headwater_here, "rules", "versions")
+    assert admin.get(f"{OURS}/versions/1")["content"] == SERVED
+    assert admin.refusal("GET", f"{OURS}/versions/77", 404)["code"] == "HW_6102"
+    assert admin.refusal("GET", f"{OURS}/versions/x", 400)["code"] == "HW_6101"
+
+
+def test_a_version_is_deployed_once_and_rolled_back(admin: AdminEndpoint, ruled: RuledStore) -> None:
+    deployed = admin.post(f"{OURS}/deploy", content=STREAM_ADDED)
+    assert (deployed["version"]["state"], deployed["new"]) == ("processing", True)
+    assert admin.post(f"{OURS}/deploy", content=STREAM_ADDED)["new"] is False
+    ruled.process()
+    assert [v["state"] for v in admin.get(f"{OURS}/versions")["versions"]] == ["active", "stopped"]
+    back = admin.post(f"{OURS}/rollback")
+    assert back["version"]["id"] == 3
+    assert admin.get(f"{OURS}/versions/3")["content"] == SERVED
+    assert admin.post(f"{OURS}/rollback", id=2)["new"] is True
+    assert admin.refusal("POST", f"{OURS}/rollback", 404, json={"id": 99})["code"] == "HW_6102"
+
+
+def test_a_deploy_takes_yaml_as_it_is(admin: AdminEndpoint) -> None:
+    yaml = {"content-type": "application/yaml; charset=utf-8"}
+    response = admin.http.post(f"{OURS}/deploy", content=PROJECTION_EDITED.encode(), headers=yaml)
+    assert response.json()["data"]["new"] is True
+    assert admin.refusal("POST", f"{OURS}/deploy", 400, content=b"\xff", headers=yaml)["code"] == "HW_6101"
+    text = {"content-type": "text/plain"}
+    assert admin.refusal("POST", f"{OURS}/deploy", 415, content=b"x", headers=text)["code"] == "PSYNC_S2004"
+
+
+def test_what_can_not_be_used_is_not_deployed(admin: AdminEndpoint, ruled: RuledStore) -> None:
+    for content in (WRONG, "", "{", "streams: 1"):
+        error = admin.refusal("POST", f"{OURS}/deploy", 422, json={"content": content})
+        assert (error["code"], error["description"]) == ("PSYNC_R0001", "Sync config parsing failed")
+        assert error["details"]
+    assert len(ruled.store.versions()) == 1
+
+
+def test_validation_tells_of_everything(admin: AdminEndpoint) -> None:
+    found = admin.post(f"{OURS}/validate", content=WRONG)
+    assert found["valid"] is False
+    assert [finding["place"]["line"] for finding in found["findings"]] == [6, 9]
+    assert found["schema"] is False
+    assert "not compared with the source" in found["note"]
+    assert admin.post(f"{OURS}/validate", content=SERVED)["valid"] is True
+
+
+def test_a_diff_is_that_of_the_command(admin: AdminEndpoint, headwater_here: Run, tmp_path: Path) -> None:
+    (tmp_path / "new.yaml").write_text(STREAM_ADDED)
+    told, command = (
+        admin.post(f"{OURS}/diff", content=STREAM_ADDED),
+        printed(headwater_here, "rules", "diff", "new.yaml"),
+    )
+    for key in ("same", "streams", "definitions", "missing_tables", "one_bucket_per_row"):
+        assert told[key] == command[key], key
+    assert told["definitions"][2]["to_download"]["rows"] == 400
+
+
+@pytest.mark.parametrize("content", [SERVED, REQUEST_EDITED])
+def test_a_preview_is_that_of_the_command(
+    admin: AdminEndpoint, headwater_here: Run, tmp_path: Path, content: str
+) -> None:
+    (tmp_path / "new.yaml").write_text(content)
+    told = admin.post(f"{OURS}/preview", content=content, client={"user": "u1"}, rows=2)
+    assert told == printed(headwater_here, "rules", "preview", "new.yaml", "--user", "u1", "--rows", "2")
+    assert len(told["buckets"]) == 6
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "said"),
+    [
+        ("preview", {"content": SERVED}, "client"),
+        ("preview", {"content": 1, "client": {"user": "u"}}, "content"),
+        ("preview", {"content": SERVED, "client": {"user": "u", "claims": {"sub": "v"}}}, "another user"),
+        ("explain/user", {"client": {"user": "u", "subscriptions": [{}]}}, "stream"),
+        ("explain/row", {"client": {"user": "u"}, "table": "t"}, "id"),
+        ("diff", [], "array"),
+        ("diff", b"{", "JSON"),
+        ("diff", b"[" * 100_000, "JSON"),
+    ],
+)
+def test_a_wrong_body_is_told_what_is_wrong(admin: AdminEndpoint, path: str, body: object, said: str) -> None:
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    error = admin.refusal("POST", f"{OURS}/{path}", 400, content=content)
+    assert error["code"] == "HW_6101"
+    assert said in error["description"]
+
+
+def test_what_takes_too_long_is_ended(admin: AdminEndpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    class NoPatience(Patience):
+        def __init__(self, instead: str) -> None:
+            super().__init__(instead, -1)
+
+    monkeypatch.setattr("headwater.api.admin.rules.Patience", NoPatience)
+    monkeypatch.setattr("headwater.api.admin.explain.Patience", NoPatience)
+    client = {"client": {"user": "u1"}}
+    for path, body, command in (
+        ("preview", {"content": SERVED, **client}, "rules preview"),
+        ("diff", {"content": STREAM_ADDED}, "rules diff"),
+        ("explain/user", client, "explain user"),
+        ("explain/row", {**client, "table": "lists", "id": "l1"}, "explain row"),
+    ):
+        error = admin.refusal("POST", f"{OURS}/{path}", 422, json=body)
+        assert error["code"] == "HW_6103"
+        assert command in error["details"]
+
+
+def test_an_answer_that_is_too_large_is_none(admin: AdminEndpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headwater.api.admin.route.MOST_BYTES", 1_000)
+    body = {"content": SERVED, "client": {"user": "u1"}, "rows": 1_000}
+    assert admin.refusal("POST", f"{OURS}/preview", 422, json=body)["code"] == "HW_6104"
+
+
+def test_operators_wait_for_each_other_up_to_a_number(admin: AdminEndpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    go, entered = threading.Event(), threading.Semaphore(0)
+
+    def held(*_: object) -> str:
+        entered.release()
+        go.wait(30)
+        raise RuntimeError
+
+    monkeypatch.setattr("headwater.api.admin.versions.AdminSettings.store", held)
+    asking = [threading.Thread(target=admin.http.get, args=(f"{OURS}/versions",)) for _ in range(work.RUNNING)]
+    for thread in asking:
+        thread.start()
+    try:
+        for _ in asking:
+            assert entered.acquire(timeout=10)
+        waiting = [threading.Thread(target=admin.http.get, args=(f"{OURS}/versions",)) for _ in range(work.WAITING)]
+        for thread in waiting:
+            thread.start()
+        asking += waiting
+        while admin.http.get(f"{OURS}/clients").status_code == 200 and not busy(admin):
+            pass
+        assert admin.refusal("GET", f"{OURS}/versions", 429)["code"] == "HW_6105"
+    finally:
+        go.set()
+        for thread in asking:
+            thread.join(30)
+
+
+def busy(admin: AdminEndpoint) -> bool:
+    """Whether all places are taken: asks with a request that would take one for a moment only."""
+    try:
+        return admin.http.get(f"{OURS}/versions", timeout=0.2).status_code == 429
+    except httpx.TimeoutException:
+        return False
+
+
+def test_connected_devices_are_named(admin: AdminEndpoint) -> None:
+    assert admin.get(f"{OURS}/clients")["clients"] == []
+    headers = {"authorization": f"Token {make_token('u1', secret=SECRET)}", "x-user-agent": "sdk/1"}
+    body = {"client_id": "phone", "app_metadata": {"app": "7"}}
+    with admin.http.stream("POST", "/sync/stream", json=body, headers=headers) as stream:
+        lines = stream.iter_lines()
+        assert any("checkpoint_complete" in line for line in lines)
+        (client,) = admin.get(f"{OURS}/clients")["clients"]
+        assert (client["user"], client["client"], client["user_agent"]) == ("u1", "phone", "sdk/1")
+        assert client["app_metadata"] == {"app": "7"}
+        assert (client["buckets"], client["operations"]) == (6, 111)
+        assert client["connected"] < client["token_expires"]
+
+
+def events(response: httpx.Response) -> Iterator[Any]:
+    """The data of server-sent events."""
+    for line in response.iter_lines():
+        if line.startswith("data: "):
+            yield json.loads(line.removeprefix("data: "))
+
+
+def test_progress_is_told_as_it_goes(admin: AdminEndpoint, ruled: RuledStore) -> None:
+    def note(state: State, progress: BulkProgress | None) -> None:
+        ruled.store.note(ruled.lease, health_key("default"), to_json(Health(state, 1.0, 2.0, done=progress)))
+
+    with admin.http.stream("GET", f"{OURS}/progress") as response:
+        assert response.headers["content-type"].startswith("text/event-stream")
+        told = events(response)
+        assert next(told)["sources"][0]["state"] == "stopped"
+        note(State.SNAPSHOT, BulkProgress(10, 100, 1, 4))
+        event = next(told)["sources"][0]
+        assert (event["state"], event["done"]["rows"], event["done"]["rows_expected"]) == ("snapshotting", 10, 100)
+        ruled.store.deploy(STREAM_ADDED, Origin.COMMAND)
+        assert [version["state"] for version in next(told)["versions"]] == ["active", "processing"]
+        admin.server.handle_exit(15, None)  # what watches does not keep the process from ending
+        assert list(told) == []
