@@ -71,12 +71,11 @@ def _source(section: Section, batch_mb: int) -> SourceSettings | None:
         slot_prefix=section.text("slot_name_prefix") or "headwater_",
         poison_changes=section.choice("poison_changes", "skip", ("skip", "stop")),
         batch_bytes=batch_mb << 20,
+        debug_api=section.boolean("debug_api", default=False),
         heartbeat_seconds=section.integer("heartbeat_interval_seconds", 60, 5, 60),
     )
     section.text("id")
     section.no_effect("a source is identified by its tag", "id")
-    if section.boolean("debug_api", default=False):
-        section.no_effect("no route runs SQL", "debug_api")
     section.no_effect("each task that reads the source opens one connection", "max_pool_size")
     section.no_effect(
         f"a source that does not answer for {settings.silence_seconds:.0f} s counts as lost, and is connected to again",

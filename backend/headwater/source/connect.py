@@ -49,6 +49,7 @@ class SourceSettings:
     heartbeat_seconds: int = 60
     poison_changes: str = "skip"  # or "stop": what to do with a transaction that can't be applied
     batch_bytes: int = 64 << 20  # bytes of rows that bulk work or the stream have in memory; see `piece_bytes`
+    debug_api: bool = False  # operators may read it by SQL
     silence_seconds: float = 60.0  # a server that does not answer for so long is taken for lost
 
     @property

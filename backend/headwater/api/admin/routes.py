@@ -16,6 +16,7 @@ from headwater.api.admin.errors import (
 from headwater.api.admin.explain import ExplainDesk
 from headwater.api.admin.guard import AdminRoutes
 from headwater.api.admin.progress import ProgressDesk
+from headwater.api.admin.published.routes import published_routes
 from headwater.api.admin.route import AdminRoute
 from headwater.api.admin.rules import RulesDesk
 from headwater.api.admin.settings import AdminSettings
@@ -42,7 +43,7 @@ class Administration:
         self._versions = VersionsDesk(settings)
         self._rules = RulesDesk(settings)
         self._explain = ExplainDesk(settings, reader)
-        self.routes = tuple(self._ours())
+        self.routes = (*self._ours(), *published_routes(settings, reader))
         self.guarded = AdminRoutes(
             settings.tokens, [route.mounted(self._threads) for route in self.routes], settings.port
         )

@@ -1,0 +1,1 @@
+"""The admin paths of the published service, in its shapes."""

@@ -1,0 +1,208 @@
+"""`/api/admin/v1/diagnostics`, `schema`, `validate` and `reprocess`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import datetime
+from itertools import groupby
+
+from msgspec import UNSET, UnsetType
+
+from headwater.api.admin.errors import DeployBusyError, NothingServedError
+from headwater.api.admin.published.shapes import (
+    Column,
+    ConnectionSchema,
+    ConnectionSlot,
+    DatabaseSchema,
+    Diagnostics,
+    DiagnosticsAsked,
+    Empty,
+    Err,
+    ReplicationStatus,
+    Reprocessed,
+    RulesStatus,
+    Schema,
+    Table,
+    TableStatus,
+    ValidateAsked,
+    all_of,
+    iso,
+    rule_errors,
+)
+from headwater.api.admin.published.source import SeenSource, look
+from headwater.api.admin.settings import AdminSettings
+from headwater.api.admin.status import health_of
+from headwater.api.admin.versions import in_state
+from headwater.oplog.lsn import format_lsn
+from headwater.oplog.op import OpId
+from headwater.replication.health.model import Health
+from headwater.replication.own_slot import slot_of
+from headwater.replication.scheduler import RESYNC
+from headwater.source.catalog.overview import SeenTable, read_overview
+from headwater.storage.backend import Store
+from headwater.storage.contract.store import StoreReader
+from headwater.storage.contract.versions import ConfigVersion, VersionState
+from headwater.storage.open import open_backend
+from headwater_rules.compiler.compile import compile_config
+from headwater_rules.errors import RuleErrors
+from headwater_rules.schema import ValueKind
+
+_BITS = {ValueKind.BLOB: 1, ValueKind.TEXT: 2, ValueKind.JSON: 2, ValueKind.INTEGER: 4, ValueKind.REAL: 8}
+_LATE, _TOO_LATE = 300.0, 900.0
+_EPOCH_2000 = 946_684_800
+
+
+class DiagnosticsDesk:
+    """Answers how everything stands, in the published words."""
+
+    def __init__(self, settings: AdminSettings, reader: StoreReader) -> None:
+        self._settings = settings
+        self._reader = reader
+
+    def diagnostics(self, asked: DiagnosticsAsked) -> Diagnostics:
+        """The source, the sync config that is served and the one on its way."""
+        if not self._settings.sources:
+            return Diagnostics(())
+        with self._settings.store() as store:
+            seen = look(self._settings.source, slot_of(self._settings.source, store))
+            active, next_ = in_state(store, VersionState.ACTIVE), in_state(store, VersionState.PROCESSING)
+            content = asked.sync_rules_content
+            return Diagnostics(
+                (seen.connection(),),
+                UNSET if active is None else self._status(store, active, seen, content=content),
+                UNSET if next_ is None else self._status(store, next_, seen, content=content),
+            )
+
+    def schema(self, _: Empty) -> DatabaseSchema:
+        """The tables of the source that the role may do something with."""
+        told = tuple(
+            ConnectionSchema(source.tag, source.tag, tuple(_schemas(read_overview(source))))
+            for source in self._settings.sources
+        )
+        return DatabaseSchema(told, "default", "public")
+
+    def validate(self, asked: ValidateAsked) -> RulesStatus:
+        """What is wrong with a sync config, and with the tables that it names. Nothing is stored."""
+        seen = look(self._settings.source, "")
+        try:
+            compiled = compile_config(asked.sync_rules)
+        except RuleErrors as errors:
+            return RulesStatus((), tuple(rule_errors(all_of(errors))))
+        tag = self._settings.source.tag
+        tables = seen.statuses(compiled.plan)
+        found = [*_of_tables(tables), *rule_errors(compiled.warnings)]
+        connection = ReplicationStatus(tag, tag, "", initial_replication_done=False, tables=tables)
+        return RulesStatus((connection,), tuple(dict.fromkeys(found)))
+
+    def reprocess(self, _: Empty) -> Reprocessed:
+        """Compare all tables with the source, and send devices what differs."""
+        slot = reprocess(self._settings)
+        return Reprocessed((ConnectionSlot(self._settings.source.tag, self._settings.source.tag, slot),))
+
+    def _status(self, store: Store, version: ConfigVersion, seen: SeenSource, *, content: bool) -> RulesStatus:
+        text = version.yaml if content else UNSET
+        try:
+            compiled = compile_config(version.yaml)
+        except RuleErrors as error:
+            return RulesStatus((), tuple(rule_errors(all_of(error))), text)
+        active = version.state is VersionState.ACTIVE
+        health = health_of(self._reader, seen.settings.tag)
+        connection = self._connection(store, seen, health, seen.statuses(compiled.plan), active=active)
+        errors = [*_of_tables(connection.tables), *_of_replication(health), *rule_errors(compiled.warnings)]
+        if active:
+            errors += [*_of_budget(connection), *_of_lag(connection)]
+        return RulesStatus((connection,), tuple(dict.fromkeys(errors)), text)
+
+    def _connection(
+        self,
+        store: Store,
+        seen: SeenSource,
+        health: Health | None,
+        tables: tuple[TableStatus, ...],
+        *,
+        active: bool,
+    ) -> ReplicationStatus:
+        tag = seen.settings.tag
+        slot = slot_of(seen.settings, store)
+        told = ReplicationStatus(tag, tag, slot, initial_replication_done=active, tables=tables)
+        state, checkpoint = store.source_state(tag), self._reader.checkpoint()
+        if state is not None:
+            told = replace(told, last_lsn=format_lsn(state.lsn))
+        if health is not None:
+            told = replace(told, last_keepalive_ts=iso(health.at))
+        if checkpoint is not None:
+            told = replace(told, last_checkpoint_ts=self._committed(checkpoint[0].op_id))
+        if seen.slot is not None:
+            limits = UNSET if seen.slot.limit is None else seen.slot.limit
+            left = UNSET if seen.slot.left is None else seen.slot.left
+            told = replace(
+                told,
+                replication_lag_bytes=seen.slot.behind,
+                wal_status=seen.slot.wal_status,
+                safe_wal_size=left,
+                max_slot_wal_keep_size=limits,
+            )
+        return told
+
+    def _committed(self, op_id: int) -> str | UnsetType:
+        """When the source committed what the newest flush brought; not known of bulk work."""
+        flushes = open_backend(self._settings.storage).read_flushes(OpId(op_id - 1), OpId(op_id))
+        if not flushes or not flushes[-1].committed_us:
+            return UNSET
+        return iso(_EPOCH_2000 + flushes[-1].committed_us / 1e6)
+
+
+def reprocess(settings: AdminSettings) -> str:
+    """Ask the replicator to compare all tables; the name of the slot. Raises NothingServedError and DeployBusyError."""
+    with settings.store() as store:
+        if in_state(store, VersionState.PROCESSING) is not None:
+            raise DeployBusyError("Busy processing sync config", fix="wait until it is served")
+        if in_state(store, VersionState.ACTIVE) is None:
+            raise NothingServedError("No active sync config", fix="deploy one")
+        store.submit(RESYNC, settings.source.tag, '{"tables":[]}')
+        return slot_of(settings.source, store)
+
+
+def _schemas(tables: list[SeenTable]) -> Iterator[Schema]:
+    for name, found in groupby(tables, key=lambda table: table.schema):
+        yield Schema(name, tuple(Table(table.name, _columns(table)) for table in found))
+
+
+def _columns(table: SeenTable) -> tuple[Column, ...]:
+    return tuple(
+        Column(column.name, _BITS[column.kind], column.type, column.type, column.type_name) for column in table.columns
+    )
+
+
+# what is wrong, in sum
+
+
+def _of_tables(tables: tuple[TableStatus, ...]) -> list[Err]:
+    return [error for table in tables for error in table.errors]
+
+
+def _of_replication(health: Health | None) -> list[Err]:
+    if health is None or health.cause is None:
+        return []
+    return [Err("fatal", str(health.cause), ts=iso(health.cause.at))]
+
+
+def _of_budget(told: ReplicationStatus) -> list[Err]:
+    left, limit = told.safe_wal_size, told.max_slot_wal_keep_size
+    if isinstance(left, UnsetType) or isinstance(limit, UnsetType) or told.wal_status == "lost" or 2 * left > limit:
+        return []
+    share = 100 * left // max(1, limit)
+    return [Err("warning", f"{share} % of the WAL that the slot may keep (max_slot_wal_keep_size) is left")]
+
+
+def _of_lag(told: ReplicationStatus) -> list[Err]:
+    known = [each for each in (told.last_checkpoint_ts, told.last_keepalive_ts) if not isinstance(each, UnsetType)]
+    if not known:
+        return [Err("warning", "No checkpoint found, cannot calculate replication lag")]
+    seconds = time.time() - datetime.fromisoformat(max(known)).timestamp()
+    if seconds <= _LATE:
+        return []
+    level = "fatal" if seconds > _TOO_LATE else "warning"
+    return [Err(level, f"No replicated commit in more than {seconds:.0f}s")]

@@ -1,0 +1,115 @@
+"""What the source says of itself and of the tables that a sync config names, in the published shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import psycopg
+from msgspec import UNSET
+
+from headwater.api.admin.published.shapes import ConnectionStatus, Err, TableStatus
+from headwater.errors import HeadwaterError
+from headwater.source.catalog.named import NamedTable, all_tables, lacking, readings, to_publish, unpublished
+from headwater.source.catalog.overview import identity_columns
+from headwater.source.catalog.published import PublicationUnusable
+from headwater.source.connect import SourceSettings, connect, source_errors
+from headwater.source.readiness.access import unreadable
+from headwater.source.readiness.checks import publication_findings, server_findings
+from headwater.source.readiness.finding import Finding
+from headwater.source.readiness.health import SlotHealth, slot_health
+from headwater_rules.plan import SyncPlan, TablePattern
+
+_RLS = "PSYNC_S1145"
+
+
+@dataclass(frozen=True, slots=True)
+class SeenSource:
+    """One look at the source. `tables` are all that there are, with what identifies rows; `trouble` by oid what keeps
+    a table's rows from us. `error` is set when the source does not answer."""
+
+    settings: SourceSettings
+    error: HeadwaterError | None = None
+    findings: tuple[Finding, ...] = ()
+    slot: SlotHealth | None = None
+    tables: tuple[NamedTable, ...] = ()
+    keys: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    trouble: dict[int, tuple[Finding, ...]] = field(default_factory=dict)
+
+    def connection(self) -> ConnectionStatus:
+        """As the published service tells it."""
+        uri = f"postgresql://{self.settings.address}"
+        errors = (Err("fatal", str(self.error)),) if self.error is not None else tuple(map(_err, self.findings))
+        return ConnectionStatus(self.settings.tag, uri, uri, self.error is None, errors)
+
+    def statuses(self, plan: SyncPlan) -> tuple[TableStatus, ...]:
+        """The tables that a plan names."""
+        patterns = [pattern for pattern in plan.tables() if pattern.tag == self.settings.tag]
+        return tuple(status for pattern in patterns for status in self._of(pattern, plan))
+
+    def _of(self, pattern: TablePattern, plan: SyncPlan) -> Iterator[TableStatus]:
+        data = any(source.table == pattern for bucket in plan.buckets for source in bucket.sources)
+        parameters = any(lookup.table == pattern for lookup in plan.lookups)
+        found = [table for table in self.tables if pattern.matches(pattern.tag, table.schema, table.name)]
+        wild = UNSET if pattern.exact else pattern.name
+        if not found and pattern.exact:
+            missing = Err("warning", f'Table "{pattern.schema}"."{pattern.name}" not found.')
+            errors = (Err("fatal", "connection failed"),) if self.error is not None else (missing,)
+            yield TableStatus(pattern.schema, pattern.name, (), data, parameters, errors, wild)
+        for table in found:
+            trouble = tuple(map(_err, self.trouble.get(table.oid, ())))
+            key = self.keys.get(table.oid, ())
+            yield TableStatus(table.schema, table.name, key, data, parameters, trouble, wild)
+
+
+def look(settings: SourceSettings, slot: str) -> SeenSource:
+    """Ask the source. Never raises for what it answers, or that it does not."""
+    try:
+        with connect(settings, application_name="headwater admin") as conn, source_errors(settings):
+            conn.execute("set lock_timeout = '2s'; set statement_timeout = '20s'")
+            return _look(conn, settings, slot)
+    except HeadwaterError as error:
+        return SeenSource(settings, error)
+
+
+def _look(conn: psycopg.Connection, settings: SourceSettings, slot: str) -> SeenSource:
+    missing = publication_findings(conn, settings)
+    tables = all_tables(conn)
+    trouble = {} if missing else _trouble(conn, settings, tables)
+    return SeenSource(
+        settings,
+        None,
+        (*server_findings(conn, settings), *missing),
+        slot_health(conn, slot) if slot else None,
+        tuple(tables),
+        identity_columns(conn, [table.oid for table in tables]),
+        trouble,
+    )
+
+
+def _trouble(
+    conn: psycopg.Connection, settings: SourceSettings, tables: Sequence[NamedTable]
+) -> dict[int, tuple[Finding, ...]]:
+    publishable = to_publish(tables)
+    try:
+        absent = {table.oid for table in lacking(conn, settings.publications, publishable)}
+    except PublicationUnusable as error:
+        finding = Finding(error.code, error.what, error.fix)
+        return {table.oid: (finding,) for table in publishable}
+    barred = unreadable(conn, readings(conn, publishable))
+    found: dict[int, tuple[Finding, ...]] = {}
+    for table in publishable:
+        own = list(barred.get(table.oid, ()))
+        if table.keyless:
+            what = f"{table.qualified_name} has no replication id columns"
+            own.append(Finding("HW_2017", what, "add a primary key, or set another replica identity"))
+        if table.oid in absent:
+            own += unpublished(conn, settings, [table])
+        if own:
+            found[table.oid] = tuple(own)
+    return found
+
+
+def _err(finding: Finding) -> Err:
+    level = "fatal" if finding.fatal and finding.code != _RLS else "warning"
+    return Err(level, str(finding))
