@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 import time
 from base64 import urlsafe_b64encode
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import httpx
 import pytest
+from jsonschema import Draft202012Validator
 from starlette.applications import Starlette
 
 from headwater.api.admin.settings import AdminSettings
@@ -25,6 +28,7 @@ from headwater.storage.open import open_backend
 from tests.support.ruled_configs import SERVED
 from tests.support.ruled_store import RuledStore
 
+OPENAPI = "/api/headwater/v1/openapi.json"
 TOKEN = "an admin token of the tests"
 SECRET = b"a key of the devices in tests, of sixty-four bytes and some more"
 NOWHERE = SourceSettings(host="127.0.0.1", port=1, database="shop", user="app", sslmode="disable", connect_timeout=2)
@@ -91,6 +95,8 @@ def running_admin(
             headers = {"authorization": f"Token {TOKEN}"}
             with httpx.Client(base_url=f"http://127.0.0.1:{port}", headers=headers, timeout=60) as http:
                 _wait_until_started(http)
+                document = http.get(OPENAPI).json()
+                http.event_hooks = {"response": [partial(is_as_described, document)]}
                 yield AdminEndpoint(app, server, http, port, public)
         finally:
             server.handle_exit(15, None)
@@ -100,6 +106,17 @@ def running_admin(
 
 def _at(settings: AdminSettings, port: int) -> AdminSettings:
     return AdminSettings(settings.tokens, settings.storage, settings.sources, port)
+
+
+def is_as_described(document: dict[str, Any], response: httpx.Response) -> None:
+    """Whether an answer has the form that the description of the routes gives it."""
+    path = re.sub(r"(/versions/)[^/]+$", r"\1{id}", response.request.url.path)
+    operation = document["paths"].get(path, {}).get(response.request.method.lower())
+    if operation is None or response.headers.get("content-type") != "application/json":
+        return
+    described = operation["responses"][str(response.status_code)]["content"]["application/json"]["schema"]
+    answer = json.loads(response.read())
+    Draft202012Validator({**described, "components": document["components"]}).validate(answer)
 
 
 def _wait_until_started(http: httpx.Client) -> None:

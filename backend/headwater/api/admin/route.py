@@ -40,7 +40,8 @@ class AdminRoute:
     """`answer` takes one argument, or none, and runs in a thread unless it is a coroutine. Its argument is read from
     the JSON body of a POST, and of a GET from the path and the query. `errors` are those that it raises on purpose.
     A `bare` answer is not wrapped in `data`, a `pretty` one is indented; with `strict` unknown fields are refused.
-    With `yaml` the body may be YAML as it is, which becomes this field."""
+    With `yaml` the body may be YAML as it is, which becomes this field. `events` are what an answer without end has as
+    data."""
 
     method: str
     path: str
@@ -50,6 +51,7 @@ class AdminRoute:
     pretty: bool = False
     strict: bool = False
     yaml: str = ""
+    events: type | None = None
 
     @cached_property
     def takes(self) -> type | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from headwater.api.admin.clients import ClientsDesk
 from headwater.api.admin.errors import (
@@ -15,7 +15,8 @@ from headwater.api.admin.errors import (
 )
 from headwater.api.admin.explain import ExplainDesk
 from headwater.api.admin.guard import AdminRoutes
-from headwater.api.admin.progress import ProgressDesk
+from headwater.api.admin.openapi import document
+from headwater.api.admin.progress import Progress, ProgressDesk
 from headwater.api.admin.published.routes import published_routes
 from headwater.api.admin.route import AdminRoute
 from headwater.api.admin.rules import RulesDesk
@@ -48,6 +49,10 @@ class Administration:
             settings.tokens, [route.mounted(self._threads) for route in self.routes], settings.port
         )
 
+    def document(self) -> Mapping[str, object]:
+        """This description."""
+        return document(self.routes)
+
     def begin_shutdown(self) -> None:
         """End what would go on for ever. To be called in the event loop."""
         self._progress.close()
@@ -58,7 +63,7 @@ class Administration:
     def _ours(self) -> Iterator[AdminRoute]:
         versions, rules, explain = self._versions, self._rules, self._explain
         yield AdminRoute("GET", "/api/admin/v1/status", self._status.status)
-        yield AdminRoute("GET", f"{OURS}/progress", self._progress.events, (AdminBusyError,))
+        yield AdminRoute("GET", f"{OURS}/progress", self._progress.events, (AdminBusyError,), events=Progress)
         yield AdminRoute("GET", f"{OURS}/clients", self._clients.clients)
         yield AdminRoute("GET", f"{OURS}/versions", versions.versions)
         yield AdminRoute("GET", f"{OURS}/versions/{{id}}", versions.text, (NotThereError,))
@@ -69,3 +74,4 @@ class Administration:
         yield AdminRoute("POST", f"{OURS}/rollback", versions.roll_back, (InvalidRulesError, NotThereError))
         yield AdminRoute("POST", f"{OURS}/explain/user", explain.user, (NothingServedError, *_LONG))
         yield AdminRoute("POST", f"{OURS}/explain/row", explain.row, (NothingServedError, *_LONG))
+        yield AdminRoute("GET", f"{OURS}/openapi.json", self.document, bare=True)

@@ -38,7 +38,7 @@ class Rules:
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class RuleFinding:
     """Something wrong with a sync config. `place` says where: offsets, lines and columns of the text."""
 
     code: str
@@ -54,7 +54,7 @@ class Validated:
     `note` why not."""
 
     valid: bool
-    findings: tuple[Finding, ...]
+    findings: tuple[RuleFinding, ...]
     schema: bool
     note: str
 
@@ -106,7 +106,7 @@ class DiffTold:
     streams: tuple[StreamTold, ...]
     missing_tables: tuple[str, ...]
     one_bucket_per_row: tuple[Mapping[str, object], ...]
-    unsent: tuple[Finding, ...]
+    unsent: tuple[RuleFinding, ...]
     notes: tuple[str, ...]
 
 
@@ -209,5 +209,5 @@ class RulesDesk:
         return SourceSchema(tuple(tables)), ""
 
 
-def _finding(error: RuleError) -> Finding:
-    return msgspec.convert(error.to_dict(), Finding)
+def _finding(error: RuleError) -> RuleFinding:
+    return msgspec.convert(error.to_dict(), RuleFinding)

@@ -1,0 +1,147 @@
+"""The description of all admin routes, made from what they take and give."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from importlib.metadata import version
+from typing import Any, get_type_hints
+
+import msgspec
+from starlette.responses import Response
+
+from headwater.api.admin.errors import AdminBusyError, AdminRefusedError, InvalidAdminRequestError, MediaTypeError
+from headwater.api.admin.route import YAML, AdminRoute
+from headwater.api.errors import ApiError, BodyTooLargeError
+
+_REF = "#/components/schemas/{name}"
+_ANYTHING = {"description": "any JSON value"}
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorTold:
+    """What went wrong. `code` is stable; `details` say what to do."""
+
+    name: str
+    code: str
+    status: int
+    description: str
+    details: str | msgspec.UnsetType = msgspec.UNSET
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """The answer to a request that was refused, or failed."""
+
+    error: ErrorTold
+
+
+def document(routes: Sequence[AdminRoute]) -> Json:
+    """An OpenAPI 3.1 document of these routes."""
+    types: list[type] = [Refusal]
+    known = (each for route in routes for each in (route.takes, route.gives, route.events))
+    types += [each for each in known if each is not None and _is_json(each)]
+    schemas, components = msgspec.json.schema_components(
+        list(dict.fromkeys(types)), ref_template=_REF, schema_hook=_hook
+    )
+    by_type = dict(zip(dict.fromkeys(types), schemas, strict=True))
+    paths: dict[str, Json] = defaultdict(dict)
+    for route in routes:
+        paths[route.path][route.method.lower()] = _operation(route, by_type)
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Headwater admin API", "version": version("headwater")},
+        "security": [{"token": []}],
+        "paths": dict(paths),
+        "components": {
+            "schemas": components,
+            "securitySchemes": {
+                "token": {"type": "http", "scheme": "bearer", "description": "one of api.tokens; or `Token <t>`"}
+            },
+        },
+    }
+
+
+def _hook(kind: type) -> Json:
+    if kind is object:
+        return _ANYTHING
+    raise NotImplementedError(kind)
+
+
+def _is_json(kind: type) -> bool:
+    return not (inspect.isclass(kind) and issubclass(kind, Response))
+
+
+def _operation(route: AdminRoute, schemas: Mapping[type, Json]) -> Json:
+    told: Json = {
+        "operationId": "_".join((route.method.lower(), *re.findall(r"[\w-]+", route.path.removeprefix("/api")))),
+        "summary": (route.answer.__doc__ or "").strip().splitlines()[0],
+        "responses": {"200": _answer(route, schemas), **_refusals(route, schemas)},
+    }
+    if route.takes is not None and route.method == "GET":
+        told["parameters"] = _parameters(route, route.takes)
+    elif route.takes is not None:
+        told["requestBody"] = {"required": _required(route.takes), "content": _body(route, schemas[route.takes])}
+    return told
+
+
+def _answer(route: AdminRoute, schemas: Mapping[type, Json]) -> Json:
+    if not _is_json(route.gives):
+        told = " ".join((route.gives.__doc__ or "").split())
+        event = {"schema": {"type": "string"}, "x-event-data": schemas[route.events]} if route.events else {}
+        return {"description": told, "content": {"text/event-stream": event}}
+    schema = schemas[route.gives]
+    if not route.bare:
+        schema = {"type": "object", "required": ["data"], "properties": {"data": schema}}
+    return {"description": "the answer", "content": {"application/json": {"schema": schema}}}
+
+
+def _refusals(route: AdminRoute, schemas: Mapping[type, Json]) -> Json:
+    errors: list[type[ApiError]] = [AdminRefusedError, AdminBusyError, *route.errors]
+    if route.takes is not None:
+        errors.append(InvalidAdminRequestError)
+    if route.takes is not None and route.method == "POST":
+        errors += [BodyTooLargeError, MediaTypeError]
+    by_status: dict[int, dict[str, str]] = defaultdict(dict)
+    for error in errors:
+        by_status[error.status][error.code] = " ".join((error.__doc__ or "").split())
+    by_status[500] = {"": "The service is not able to answer; its log says why."}
+    by_status[503] = {"": "A database that is needed does not answer now."}
+    content = {"content": {"application/json": {"schema": schemas[Refusal]}}}
+    return {
+        str(status): {"description": " ".join(f"{code} {text}".strip() for code, text in told.items()), **content}
+        for status, told in sorted(by_status.items())
+    }
+
+
+def _parameters(route: AdminRoute, kind: type) -> list[Json]:
+    hints = get_type_hints(kind)
+    assert is_dataclass(kind)
+    return [
+        {
+            "name": each.name,
+            "in": "path" if f"{{{each.name}}}" in route.path else "query",
+            "required": each.default is MISSING,
+            "schema": msgspec.json.schema(hints[each.name], schema_hook=_hook),
+        }
+        for each in fields(kind)
+    ]
+
+
+def _body(route: AdminRoute, schema: Json) -> Json:
+    if route.strict:
+        schema = {"type": "object", "additionalProperties": False, "maxProperties": 0}
+    content: Json = {"application/json": {"schema": schema}}
+    if route.yaml:
+        content[YAML[0]] = {"schema": {"type": "string"}}
+    return content
+
+
+def _required(kind: type) -> bool:
+    return is_dataclass(kind) and any(
+        each.default is MISSING and each.default_factory is MISSING for each in fields(kind)
+    )
