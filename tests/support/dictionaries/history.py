@@ -20,7 +20,7 @@ from headwater.storage.contract.history import (
     overtaken_error,
     state_overtaken_error,
 )
-from headwater.storage.contract.parts import PlacedRow
+from headwater.storage.contract.parts import CurrentRow, PlacedRow
 from headwater.storage.shared.common import life_of
 from headwater.storage.shared.loading import BATCH_BYTES, batched
 from headwater.storage.shared.unpack import batches, cut_up, nth, standing
@@ -35,6 +35,11 @@ class History(Place):
 
     def read_rows(self, table: int, first: int, end: int, room: int = BATCH_BYTES) -> Iterator[list[PlacedRow]]:
         return read_rows(self.state, table, first, end, room)
+
+    def find_row(self, table: int, row_id: str) -> CurrentRow | None:
+        found = self.state.tables.get(table)
+        placed = found.rows.get(row_id) if found is not None else None
+        return None if placed is None else placed.row
 
     def history_limits(self, where: HistoryFilter = EVERY_BUCKET, *, since: OpId = START) -> HistoryLimits:
         state, buckets = self.state, _chosen(self.state, where).values()

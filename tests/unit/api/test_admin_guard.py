@@ -12,7 +12,7 @@ import httpx
 import pytest
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse
-from starlette.routing import BaseRoute, Mount, Route
+from starlette.routing import BaseRoute, Mount, Route, WebSocketRoute
 
 from headwater.api.admin.guard import AdminRoutes
 from headwater.api.admin.settings import AdminSettings
@@ -24,7 +24,14 @@ from tests.support.memory_store import MemoryStore
 from tests.support.ruled_configs import SERVED
 from tests.support.ruled_store import RuledStore
 
-PUBLIC = {"/sync/stream", "/write-checkpoint2.json", "/probes/startup", "/probes/readiness", "/probes/liveness"}
+PUBLIC = {
+    "/sync/stream",
+    "/sync/checkpoint-request",
+    "/write-checkpoint2.json",
+    "/probes/startup",
+    "/probes/readiness",
+    "/probes/liveness",
+}
 """All that anybody may ask, who then has to show a token of his own, or learns nothing but that we live."""
 
 WRONG = (
@@ -44,6 +51,8 @@ def every_route(routes: Iterable[BaseRoute], before: str = "") -> Iterator[tuple
     for route in routes:
         if isinstance(route, Mount):
             yield from every_route(route.routes, before + route.path)
+        elif isinstance(route, WebSocketRoute):
+            assert route.path == "/{path:path}", "the stream's; it has the tokens of users"
         else:
             assert isinstance(route, Route)
             path = before + route.path.replace("{id}", "1")
@@ -125,7 +134,8 @@ def test_with_a_port_of_its_own_the_public_one_has_no_admin_routes(ruled: RuledS
         for _, path in every_route(admin.app.routes):
             if path in PUBLIC:
                 continue
-            response = admin.http.get(f"http://127.0.0.1:{admin.public_port}{path}")
+            headers = {"authorization": f"Token {TOKEN}"}
+            response = httpx.get(f"http://127.0.0.1:{admin.public_port}{path}", headers=headers)
             assert response.status_code == 404, path
         assert admin.http.get("/api/admin/v1/status").status_code == 200
         assert admin.http.get(f"http://127.0.0.1:{admin.public_port}/probes/readiness").status_code == 200
