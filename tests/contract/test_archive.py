@@ -12,6 +12,7 @@ import pytest
 from headwater.oplog.lsn import Lsn
 from headwater.storage.address import StoreAddress
 from headwater.storage.contract.archive import ArchiveError, DumpPart, Row, StoreNotEmptyError, StoreState
+from headwater.storage.contract.revocations import RevokedKind
 from headwater.storage.contract.seal import SealedStoreError
 from headwater.storage.contract.store import LeaseHeldError
 from headwater.storage.open import open_backend
@@ -34,6 +35,7 @@ def lived(written: WrittenStore) -> WrittenStore:
     written.write({"1": None, "2": (C, "moved"), "x" * 900: (C, "a long id")})
     with closing(open_backend(written.address).open_reader()) as reader:
         reader.create_write_checkpoint(["u/1", "u/2"], {SOURCE: Lsn(5)})
+    written.store.revoke(RevokedKind.USER, "u", 3600.0)
     return written
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from contextlib import closing
 from importlib.metadata import version
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from headwater.oplog.op import OpId
 from headwater.storage.address import SqliteAddress, StoreAddress
 from headwater.storage.backend import Backend
 from headwater.storage.contract.reason import Cause, ResyncReason
+from headwater.storage.contract.revocations import RevokedKind
 from headwater.storage.contract.store import StoreError
 from headwater.storage.open import open_backend
 from tests.contract.world import SOURCE, A, World
@@ -122,3 +124,14 @@ def test_why_tables_are_compared_outlives_the_move_to_a_code(
         return
     assert found == ResyncReason(cause, detail)
     assert cause is Cause.REPLACED or str(found) == sentence
+
+
+def test_a_store_without_revocations_is_brought_up_to_date(world: World) -> None:
+    world.store.release(world.lease)
+    world.store.close()
+    write(world.address, "drop table revocations")
+    note(world.address, "format", "3")
+    with closing(open_backend(world.address).open_store()) as store:
+        made = store.revoke(RevokedKind.USER, "u1", 600.0)
+    with closing(open_backend(world.address).open_reader()) as reader:
+        assert reader.revocations(0) == [made]

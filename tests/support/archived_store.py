@@ -8,6 +8,7 @@ from contextlib import closing
 from headwater.oplog.lsn import Lsn
 from headwater.oplog.op import OpId
 from headwater.storage.address import StoreAddress
+from headwater.storage.contract.revocations import RevokedKind
 from headwater.storage.contract.reader import Chunk
 from headwater.storage.open import open_backend
 from tests.support.written_store import SOURCE, WrittenStore, compact
@@ -26,6 +27,7 @@ def fill(store: WrittenStore) -> None:
     with closing(open_backend(store.address).open_reader()) as reader:
         reader.create_write_checkpoint(["u/1", "u/2", "u/1"], {SOURCE: Lsn(5)})
         reader.create_write_checkpoint(["u/1"], {SOURCE: Lsn(900)})
+    store.store.revoke(RevokedKind.USER, "u", 3600.0)
 
 
 def everything(address: StoreAddress) -> dict[str, object]:
@@ -64,5 +66,6 @@ def everything(address: StoreAddress) -> dict[str, object]:
             "sides": store.complete_sides(),
             "jobs": store.bulk_records(),
             "writes": reader.write_checkpoints(0),
+            "revocations": reader.revocations(0),
             "touched": reader.touched(OpId(checkpoint.op_id - 10), checkpoint.op_id),
         }

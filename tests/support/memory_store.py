@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from headwater.oplog.lsn import Lsn
 from headwater.oplog.op import OpId
+from headwater.storage.contract.revocations import Revocation
 from headwater.storage.contract.reader import (
     BucketMarks,
     BucketTotal,
@@ -71,6 +72,7 @@ class MemoryStore:
     chunk_ops: int = 1000
     config: StoredConfig | None = field(default_factory=lambda: StoredConfig(1, "streams: {}"))
     reads: list[str] = field(default_factory=list)
+    revoked: list[Revocation] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._lock = threading.RLock()
@@ -213,6 +215,9 @@ class MemoryStore:
     def write_checkpoint(self, key: str) -> WriteCheckpoint | None:
         with self._lock:
             return self._writes.get(key)
+
+    def revocations(self, after_seq: int) -> list[Revocation]:
+        return [each for each in self.revoked if each.seq > after_seq]
 
     def replicator_alive(self) -> bool:
         return True

@@ -34,6 +34,7 @@ from headwater.api.streams.reading import StoreThreads
 from headwater.api.streams.service import Streams
 from headwater.api.upload.route import UploadRoute
 from headwater.source.upload.settings import UploadSettings
+from headwater.storage.contract.revocations import Revocation
 from headwater.storage.contract.reader import StoreReader
 from headwater.storage.shared.cache import CachedReader
 from headwater.sync.request import BodyLimits
@@ -72,7 +73,7 @@ class Endpoint:
         self._threads = StoreThreads(cached, settings.max_data_fetch_concurrency)
         self._closing = False
         self.refusals = Refusals()
-        self.hub = Hub(reader, self._threads)
+        self.hub = Hub(reader, self._threads, self._revoked)
         self.writes = WriteCheckpoints(reader, self._threads, head, self.hub.look, settings.keep_requests)
         plans = Plans(settings.requests)
         self.streams = Streams(self._threads, self.hub, plans, self.refusals, settings.streams, settings.body)
@@ -91,6 +92,10 @@ class Endpoint:
             touched_at=looked_at or time.time(),
         )
 
+    def _revoked(self, revocations: Sequence[Revocation]) -> None:
+        """Whatever keeps something open for a token, or looks at tokens, is told here."""
+        self.streams.revoke(revocations)
+
     def begin_shutdown(self) -> None:
         """Take no new streams, and end the open ones normally, over some seconds. To be called in the event loop."""
         if self._closing:
@@ -102,7 +107,7 @@ class Endpoint:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        self.hub.start()
+        await self.hub.start()
         self._keys.start()
         try:
             yield

@@ -21,8 +21,9 @@ from headwater.storage.contract.reason import reason_columns, reason_of_sentence
 from headwater.storage.open import open_backend
 
 MANIFEST = "manifest.json"
-FORMAT = 2
+FORMAT = 3
 _SENTENCES = 1  # the format in which the reason of a comparison was a sentence
+_NOTHING_REVOKED = 2  # the format that had no revocations
 
 _ARROW = {int: pa.int64(), str: pa.string(), float: pa.float64(), bool: pa.bool_(), bytes: pa.binary()}
 _BLOCK = 1 << 20
@@ -172,7 +173,7 @@ def read_manifest(directory: Path) -> Manifest:
         whole, found = False, {}
     if not whole:
         raise ArchiveError("the manifest is damaged or was changed", str(path), "copy the archive again")
-    if found["format"] not in {FORMAT, _SENTENCES}:
+    if found["format"] not in {FORMAT, _NOTHING_REVOKED, _SENTENCES}:
         raise ArchiveError(
             f"the archive has format {found['format']}, this version reads {FORMAT}",
             str(path),

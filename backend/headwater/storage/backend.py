@@ -26,6 +26,7 @@ from headwater.storage.contract.history import (
 from headwater.storage.contract.parts import CurrentRow, PartWriter, PlacedRow
 from headwater.storage.contract.reader import StoreReader
 from headwater.storage.contract.requests import RequestStore
+from headwater.storage.contract.revocations import RevocationStore
 from headwater.storage.contract.stats import DefinitionStats, StoreStats
 from headwater.storage.contract.store import StoreWriter
 from headwater.storage.contract.verify import VerifyReader
@@ -33,7 +34,7 @@ from headwater.storage.contract.versions import OwnConfig, VersionStore
 from headwater.storage.shared.loading import BATCH_BYTES
 
 
-class Store(StoreWriter, VersionStore, RequestStore, Protocol):
+class Store(StoreWriter, VersionStore, RequestStore, RevocationStore, Protocol):
     """The writing side of a store."""
 
     @property

@@ -24,6 +24,7 @@ from headwater.storage.contract.archive import (
 from headwater.storage.contract.parts import BulkRecord, CurrentRow, PlacedRow
 from headwater.storage.contract.reader import WriteCheckpoint
 from headwater.storage.contract.reason import reason_columns, stored_reason
+from headwater.storage.contract.revocations import Revocation, RevokedKind
 from headwater.storage.contract.store import SourceState
 from headwater.storage.contract.verify import StoredSegment
 from headwater.storage.contract.versions import ConfigVersion, Origin, VersionState
@@ -63,6 +64,9 @@ ROWS: Mapping[str, Callable[[State], Iterable[Row]]] = {
     ),
     "flushes": lambda state: state.flushes.values(),
     "bulk_jobs": lambda state: map(astuple, state.jobs),
+    "revocations": lambda state: (
+        (each.seq, each.kind.value, each.value, each.since, each.until) for each in state.revocations
+    ),
     "write_checkpoints": lambda state: (
         (write.key, write.id, orjson.dumps(write.lsns).decode(), write.seq) for write in state.writes.values()
     ),
@@ -112,6 +116,9 @@ def _add_simple(state: State, dataset: str, row: Sequence[Any]) -> None:
             state.sources[key] = SourceState(*row)
         case "flushes":
             state.flushes[key] = Flushed(*row)
+        case "revocations":
+            state.revocations += (Revocation(key, RevokedKind(rest[0]), *rest[1:]),)
+            state.last_revocation = max(state.last_revocation, key)
         case "bulk_jobs":
             state.jobs += (BulkRecord(*row),)
         case _:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from headwater.oplog.lsn import Lsn
 from headwater.oplog.op import OpId, bucket_key
 from headwater.storage.contract.compaction import LEASE
+from headwater.storage.contract.revocations import Revocation
 from headwater.storage.contract.reader import (
     BucketMarks,
     BucketTotal,
@@ -120,6 +121,9 @@ class DictReader:
 
     def write_checkpoint(self, key: str) -> WriteCheckpoint | None:
         return self._state.writes.get(key)
+
+    def revocations(self, after_seq: int) -> list[Revocation]:
+        return [each for each in self._state.revocations if each.seq > after_seq and each.until >= time.time()]
 
     def replicator_alive(self) -> bool:
         leases = self._state.leases

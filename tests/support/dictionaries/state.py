@@ -15,6 +15,7 @@ from headwater.storage.contract.parts import BulkRecord, CurrentRow, PlacedRow
 from headwater.storage.contract.reader import Checkpoint, WriteCheckpoint
 from headwater.storage.contract.reason import ResyncReason
 from headwater.storage.contract.requests import Request
+from headwater.storage.contract.revocations import Revocation
 from headwater.storage.contract.store import SourceState, StoredTable, StoreError
 from headwater.storage.contract.verify import StoredSegment
 from headwater.storage.contract.versions import ConfigVersion
@@ -147,6 +148,8 @@ class State:
     last_write: int = 0
     sealed: str | None = None
     jobs: tuple[BulkRecord, ...] = ()
+    revocations: tuple[Revocation, ...] = ()
+    last_revocation: int = 0
     staged: tuple[Packed, ...] = ()
     staged_buckets: dict[int, BucketName] = field(default_factory=dict)
     leases: dict[str, Held] = field(default_factory=dict)

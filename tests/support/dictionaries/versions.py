@@ -12,6 +12,7 @@ import orjson
 from headwater.storage.contract.parts import PlacedRow
 from headwater.storage.contract.reader import Checkpoint
 from headwater.storage.contract.requests import Request, RequestState
+from headwater.storage.contract.revocations import Revocation, RevokedKind
 from headwater.storage.contract.store import Lease, StoreError
 from headwater.storage.contract.versions import ConfigVersion, Origin, OwnConfig, VersionState
 from tests.support.dictionaries.kept import Kept
@@ -44,6 +45,14 @@ class Versions:
             state.last_version += 1
             new = ConfigVersion(state.last_version, yaml, _STATES.PROCESSING, origin, time.time(), 0.0, 0.0, "")
             state.versions[new.id] = new
+            return new
+
+    def revoke(self, kind: RevokedKind, value: str, seconds: float) -> Revocation:
+        with self._kept.changing() as state:
+            now = time.time()
+            state.last_revocation += 1
+            new = Revocation(state.last_revocation, kind, value, now, now + seconds)
+            state.revocations = (*(each for each in state.revocations if each.until >= now), new)
             return new
 
     def activate(self, lease: Lease, version: int, sides: Mapping[str, str]) -> Checkpoint:

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Annotated
+
+from msgspec import Meta
 
 from headwater.api.admin.errors import InvalidAdminRequestError
 from headwater_rules.results import Subscription, SyncRequest
+
+Text = Annotated[str, Meta(max_length=10_000, pattern=r"^[^\x00]*$")]
+"""What a store can keep, or look for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +29,7 @@ class Client:
     """Who asks, and for what: `user` is what the token's claim sub says, `claims` are all its others, `parameters`
     what the client sends."""
 
-    user: str
+    user: Text
     claims: Mapping[str, object] | None = None
     parameters: Mapping[str, object] | None = None
     subscriptions: tuple[Subscribed, ...] = ()

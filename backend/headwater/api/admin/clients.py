@@ -1,4 +1,4 @@
-"""Devices that are connected to this process."""
+"""Devices: those that are connected to this process, and such as are to go."""
 
 from __future__ import annotations
 
@@ -6,8 +6,17 @@ import os
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
+from headwater.api.admin.asking import Text
+from headwater.api.admin.settings import AdminSettings
 from headwater.api.streams.connected import Connected
+from headwater.api.streams.revoking import streams_of
+from headwater.storage.contract.revocations import Revocation, RevokedKind
+from headwater.storage.contract.store import StoreReader
+
+_STREAMS_KEPT = 3600.0  # a process that can't read the store meanwhile hears of it later
+_TOKENS_KEPT = 8 * 86_400.0  # longer than the longest life of a token
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,16 +45,78 @@ class Clients:
     clients: tuple[ClientTold, ...]
 
 
-class ClientsDesk:
-    """Lives in the event loop, where streams are."""
+@dataclass(frozen=True, slots=True)
+class Terminate:
+    """A user, or one client of his."""
 
-    def __init__(self, connected: Callable[[], Sequence[Connected]]) -> None:
+    user: Text
+    client: Text | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Revoke:
+    """Whose tokens: those of a user (`sub`) that were issued until now, or for good those of a session (the claim
+    `session_id` or `sid`), or the one with this `jti`."""
+
+    kind: Literal["sub", "session", "jti"]
+    value: Text
+
+
+@dataclass(frozen=True, slots=True)
+class RevocationTold:
+    """What was taken back. `kind` is streams where only open streams were ended, whose `value` is the user and the
+    client. Times in seconds since 1970: it was made at `since` and is forgotten after `until`, when every such token
+    has expired."""
+
+    seq: int
+    kind: RevokedKind
+    value: str
+    since: float
+    until: float
+
+
+@dataclass(frozen=True, slots=True)
+class Revocations:
+    """What is in force, in the order in which it was revoked."""
+
+    revocations: tuple[RevocationTold, ...]
+
+
+class ClientsDesk:
+    """Tells of devices, and sends them away: by way of the store, so that every process of the endpoint does so."""
+
+    def __init__(
+        self, settings: AdminSettings, reader: StoreReader, connected: Callable[[], Sequence[Connected]]
+    ) -> None:
+        self._settings = settings
+        self._reader = reader
         self._connected = connected
 
     async def clients(self) -> Clients:
         """Devices with an open stream to the process that answers."""
         told = sorted(map(_told, self._connected()), key=lambda client: client.connected)
         return Clients(socket.gethostname(), os.getpid(), tuple(told))
+
+    def terminate(self, asked: Terminate) -> RevocationTold:
+        """End the open streams of a user or a client, in all processes; the device may connect again."""
+        value = streams_of(asked.user, asked.client)
+        return self._revoke(RevokedKind.STREAMS, value, _STREAMS_KEPT)
+
+    def revoke(self, asked: Revoke) -> RevocationTold:
+        """Refuse tokens that have not expired, and end their streams, in all processes."""
+        return self._revoke(RevokedKind(asked.kind), asked.value, _TOKENS_KEPT)
+
+    def revocations(self) -> Revocations:
+        """What was terminated and revoked, as far as it is in force."""
+        return Revocations(tuple(map(_revoked, self._reader.revocations(0))))
+
+    def _revoke(self, kind: RevokedKind, value: str, seconds: float) -> RevocationTold:
+        with self._settings.store() as store:
+            return _revoked(store.revoke(kind, value, seconds))
+
+
+def _revoked(revocation: Revocation) -> RevocationTold:
+    return RevocationTold(revocation.seq, revocation.kind, revocation.value, revocation.since, revocation.until)
 
 
 def _told(stream: Connected) -> ClientTold:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from headwater.api.admin.asking import Client, request_of
+from headwater.api.admin.asking import Client, Text, request_of
 from headwater.api.admin.errors import NothingServedError
 from headwater.api.admin.settings import AdminSettings
 from headwater.api.admin.work import Patience
@@ -27,8 +27,8 @@ class ExplainRow:
     """A client, and a row: `table` as devices call it, or with its schema as the source does, and its `id` there."""
 
     client: Client
-    table: str
-    id: str
+    table: Text
+    id: Text
 
 
 class ExplainDesk:

@@ -10,13 +10,14 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from headwater.api.streams.reading import StoreThreads
 from headwater.errors import HeadwaterError
 from headwater.oplog.op import OpId
+from headwater.storage.contract.revocations import Revocation
 from headwater.storage.contract.reader import Checkpoint, Listener, StoreReader, Touched, WriteCheckpoint
 from headwater.sync.interest import AwaitedWrites, Interest, Interests, News, anything
 
@@ -48,13 +49,22 @@ class _Sight:
     state: tuple[Checkpoint, int] | None
     touched: Touched | None = None
     writes: Sequence[WriteCheckpoint] = ()
+    revocations: Sequence[Revocation] = ()
 
 
 class Hub:
-    """Lives in the event loop. `start` before the first stream, `close` after the last."""
+    """Lives in the event loop. `start` before the first stream, `close` after the last. `revoked` is told what was
+    revoked: all that is in force when the store was read for the first time, then what is new."""
 
-    def __init__(self, reader: StoreReader, threads: StoreThreads) -> None:
+    def __init__(
+        self,
+        reader: StoreReader,
+        threads: StoreThreads,
+        revoked: Callable[[Sequence[Revocation]], None] = lambda _: None,
+    ) -> None:
         self._reader = reader
+        self._revoked = revoked
+        self._revoked_seq = 0
         self._threads = threads
         self._interests: Interests[Follower] = Interests()
         self._writes: AwaitedWrites[Follower] = AwaitedWrites()
@@ -75,9 +85,11 @@ class Hub:
         """Whether there is an active sync config."""
         return self._state is not None
 
-    def start(self) -> None:
-        """Begin to follow the store. Raises what the store raises when it can't be listened to."""
+    async def start(self) -> None:
+        """Begin to follow the store, and look at it once before anybody is let in. Raises what the store raises when it
+        can't be listened to."""
         listener = self._reader.listen()
+        await self._look_once()
         self._task = asyncio.get_running_loop().create_task(self._follow(listener))
 
     async def close(self) -> None:
@@ -156,12 +168,16 @@ class Hub:
         """Blocking. Only `_look_once` runs it, so the fields it reads are still."""
         state = self._reader.checkpoint()
         writes = self._reader.write_checkpoints(self._seq)
+        revocations = self._reader.revocations(self._revoked_seq)
         if state is None or self._state is None or state[0].op_id == self.op_id:
-            return _Sight(state, None, writes)
-        return _Sight(state, self._reader.touched(self.op_id, state[0].op_id), writes)
+            return _Sight(state, None, writes, revocations)
+        return _Sight(state, self._reader.touched(self.op_id, state[0].op_id), writes, revocations)
 
     def _take(self, sight: _Sight) -> None:
         before, self._state = self._state, sight.state
+        if sight.revocations:
+            self._revoked_seq = sight.revocations[-1].seq
+            self._revoked(sight.revocations)
         if sight.writes:
             self._seq = sight.writes[-1].seq
             self._writes.expect(sight.writes)

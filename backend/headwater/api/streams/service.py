@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from headwater.api.auth.verify import Principal
@@ -14,8 +15,10 @@ from headwater.api.streams.encoding import WireForm
 from headwater.api.streams.hub import Hub
 from headwater.api.streams.left_out import LeftOutMemory
 from headwater.api.streams.reading import StoreThreads
+from headwater.api.streams.revoking import REVOKED, TERMINATED, RevokedTokens, concerns
 from headwater.api.streams.sink import Sink
 from headwater.api.streams.stream import Stream
+from headwater.storage.contract.revocations import Revocation, RevokedKind
 from headwater.sync.request import BodyLimits, StreamRequest, write_key
 from headwater_rules.results import SyncRequest
 
@@ -51,11 +54,20 @@ class Streams:
         """What a request may list."""
         self._left_out = LeftOutMemory()
         self._open: set[Stream] = set()
+        self._revoked = RevokedTokens()
         self.admission = Admission(limits)
 
     def connected(self) -> list[Connected]:
         """All that are open."""
         return [stream.connected for stream in self._open]
+
+    def revoke(self, revocations: Sequence[Revocation]) -> None:
+        """End the streams that revocations are about, and those that such tokens open from now on."""
+        self._revoked.add(revocations, time.time())
+        for revocation in revocations:
+            reason = TERMINATED if revocation.kind is RevokedKind.STREAMS else REVOKED
+            for stream in [each for each in self._open if concerns(revocation, each.connected)]:
+                stream.end(reason)
 
     def begin_shutdown(self, over_seconds: float) -> None:
         """Take no more streams, and end all normally, at random within so many seconds."""
@@ -70,6 +82,8 @@ class Streams:
             del opening
             self._hub.join(stream)
             self._open.add(stream)
+            if self._revoked.concern(stream.connected):
+                stream.end(REVOKED)
             try:
                 await stream.run(sink)
             finally:

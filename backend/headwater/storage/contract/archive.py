@@ -41,6 +41,7 @@ DATASETS: Mapping[str, Mapping[str, type]] = {
         "kind": str, "source": str, "application": str, "tasks": int, "rows": int, "ops": int, "started": float,
         "finished": float,
     },
+    "revocations": {"seq": int, "kind": str, "value": str, "since": float, "until": float},
     "write_checkpoints": {"key": str, "id": int, "lsns": str, "seq": int},
 }  # fmt: skip
 """Columns and their types, by dataset. A text may be null where the store has none. `tables` are loaded before

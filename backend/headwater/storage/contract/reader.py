@@ -9,6 +9,7 @@ from typing import Protocol
 
 from headwater.oplog.lsn import Lsn
 from headwater.oplog.op import OpId
+from headwater.storage.contract.revocations import Revocation
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +152,9 @@ class StoreReader(Protocol):
         """Write checkpoints created or replaced after `after_seq`, in order of `seq`."""
 
     def write_checkpoint(self, key: str) -> WriteCheckpoint | None: ...
+
+    def revocations(self, after_seq: int) -> list[Revocation]:
+        """Those made after `after_seq` that are not over, in order of `seq`."""
 
     def replicator_alive(self) -> bool:
         """Whether any replicator holds an unexpired lease."""

@@ -14,6 +14,7 @@ from psycopg import sql
 from headwater.oplog.lsn import Lsn
 from headwater.oplog.op import OpId, bucket_key
 from headwater.storage.address import PostgresAddress
+from headwater.storage.contract.revocations import Revocation
 from headwater.storage.contract.reader import (
     BucketMarks,
     BucketTotal,
@@ -33,7 +34,7 @@ from headwater.storage.postgres.control.database import PostgresControl
 from headwater.storage.postgres.history.chunk import read_chunk, read_hot_chunk
 from headwater.storage.postgres.listen import NotifyListener
 from headwater.storage.shared.common import union_of_names
-from headwater.storage.shared.control import versions
+from headwater.storage.shared.control import revocations, versions
 
 _EMPTY_TOTAL = BucketTotal(0, 0)
 _BEGIN = "begin transaction isolation level repeatable read read only"
@@ -173,6 +174,9 @@ class PostgresReader:
 
     def write_checkpoint(self, key: str) -> WriteCheckpoint | None:
         return self._read(lambda db: write_checkpoints.get(db, key))
+
+    def revocations(self, after_seq: int) -> list[Revocation]:
+        return self._read(lambda db: revocations.after(PostgresControl(db), after_seq))
 
     def replicator_alive(self) -> bool:
         return self._read(leases.is_held)

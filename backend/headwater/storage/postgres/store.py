@@ -19,6 +19,7 @@ from headwater.storage.contract.parts import BulkRecord, Places, StagedPart, Sta
 from headwater.storage.contract.reader import Checkpoint
 from headwater.storage.contract.reason import ResyncReason
 from headwater.storage.contract.requests import Request, RequestState
+from headwater.storage.contract.revocations import Revocation, RevokedKind
 from headwater.storage.contract.store import Lease, SourceState, StoredTable
 from headwater.storage.contract.versions import ConfigVersion, Origin, OwnConfig, VersionState
 from headwater.storage.postgres import tables as generations
@@ -33,7 +34,7 @@ from headwater.storage.postgres.migrate import migrate
 from headwater.storage.postgres.reader import PostgresReader
 from headwater.storage.postgres.rows import place_ranges
 from headwater.storage.shared.common import KnownBuckets, op_floor
-from headwater.storage.shared.control import requests, versions
+from headwater.storage.shared.control import requests, revocations, versions
 
 
 class PostgresStore:
@@ -283,6 +284,10 @@ class PostgresStore:
     def submit(self, kind: str, source: str, payload: str) -> int:
         with self._connections.lend() as connection:
             return requests.submit(PostgresControl(connection), kind, source, payload)
+
+    def revoke(self, kind: RevokedKind, value: str, seconds: float) -> Revocation:
+        with self._connections.lend() as connection:
+            return revocations.revoke(PostgresControl(connection), kind, value, seconds)
 
     def request(self, request: int) -> Request | None:
         with self._connections.lend() as connection:

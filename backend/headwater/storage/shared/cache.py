@@ -15,6 +15,7 @@ from typing import Generic, NamedTuple, Protocol, TypeVar, cast
 
 from headwater.oplog.lsn import Lsn
 from headwater.oplog.op import OpId
+from headwater.storage.contract.revocations import Revocation
 from headwater.storage.contract.reader import (
     BucketMarks,
     Checkpoint,
@@ -172,6 +173,9 @@ class CachedReader:
 
     def write_checkpoint(self, key: str) -> WriteCheckpoint | None:
         return self._reader.write_checkpoint(key)
+
+    def revocations(self, after_seq: int) -> list[Revocation]:
+        return self._reader.revocations(after_seq)
 
     def replicator_alive(self) -> bool:
         return self._reader.replicator_alive()

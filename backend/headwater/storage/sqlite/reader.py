@@ -12,6 +12,7 @@ import apsw
 
 from headwater.oplog.lsn import Lsn
 from headwater.oplog.op import OpId, bucket_key
+from headwater.storage.contract.revocations import Revocation
 from headwater.storage.contract.reader import (
     BucketMarks,
     BucketTotal,
@@ -25,7 +26,7 @@ from headwater.storage.contract.reader import (
 )
 from headwater.storage.contract.versions import OwnConfig
 from headwater.storage.shared.common import union_of_names
-from headwater.storage.shared.control import versions
+from headwater.storage.shared.control import revocations, versions
 from headwater.storage.shared.values import as_int
 from headwater.storage.sqlite.connection import open_reader, sqlite_errors
 from headwater.storage.sqlite.control import lease as leases
@@ -150,6 +151,10 @@ class SqliteReader:
 
     def write_checkpoint(self, key: str) -> WriteCheckpoint | None:
         return self._write_checkpoints.get(key)
+
+    def revocations(self, after_seq: int) -> list[Revocation]:
+        with sqlite_errors(self._path):
+            return revocations.after(SqliteControl(self._db()), after_seq)
 
     def replicator_alive(self) -> bool:
         with sqlite_errors(self._path):

@@ -16,10 +16,11 @@ from headwater.storage.contract.parts import BulkRecord, Places, StagedPart, Sta
 from headwater.storage.contract.reader import Checkpoint
 from headwater.storage.contract.reason import ResyncReason
 from headwater.storage.contract.requests import Request, RequestState
+from headwater.storage.contract.revocations import Revocation, RevokedKind
 from headwater.storage.contract.store import Lease, SourceState, StoredTable, StoreError
 from headwater.storage.contract.versions import ConfigVersion, Origin, OwnConfig, VersionState
 from headwater.storage.shared.common import KnownBuckets, op_floor
-from headwater.storage.shared.control import requests, versions
+from headwater.storage.shared.control import requests, revocations, versions
 from headwater.storage.shared.values import as_int
 from headwater.storage.sqlite import tables as generations
 from headwater.storage.sqlite.bulk import pages, takeover
@@ -275,6 +276,12 @@ class SqliteStore:
     def submit(self, kind: str, source: str, payload: str) -> int:
         with self._lease_lock, sqlite_errors(self._path):
             return requests.submit(SqliteControl(self._lease_db), kind, source, payload)
+
+    def revoke(self, kind: RevokedKind, value: str, seconds: float) -> Revocation:
+        with self._lease_lock, sqlite_errors(self._path):
+            revocation = revocations.revoke(SqliteControl(self._lease_db), kind, value, seconds)
+        self._waker.wake()
+        return revocation
 
     def request(self, request: int) -> Request | None:
         with self._lease_lock, sqlite_errors(self._path):

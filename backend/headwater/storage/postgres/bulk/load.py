@@ -164,6 +164,7 @@ def _set_state(db: psycopg.Connection, state: StoreState) -> None:
     db.execute("update write_state set seq = %s", [state.last_write])
     _restart(db, "tables", "id", state.last_table)
     _restart(db, "versions", "id", state.last_version)
+    _restart(db, "revocations", "seq", _number(db, "max(seq)", "revocations"))
     _restart(db, "bulk_jobs", "id", _number(db, "max(id)", "bulk_jobs"))
 
 

@@ -20,6 +20,7 @@ ERASURES: dict[tuple[str, str], Erasure] = {
         ("requests", column): Erasure("state in ('done', 'failed')", "delete from requests")
         for column in ("payload", "progress", "result")
     },
+    ("revocations", "value"): Erasure("true", "delete from revocations"),
     ("versions", "note"): Erasure("true", "update versions set note = ''"),
     ("versions", "yaml"): Erasure("state in ('stopped', 'failed')", "delete from versions"),
     ("write_checkpoints", "key"): Erasure("true", "delete from write_checkpoints"),
