@@ -31,6 +31,7 @@ from headwater.api.streams.endpoint import StreamEndpoint
 from headwater.api.streams.hub import Hub
 from headwater.api.streams.plans import Plans, RequestLimits
 from headwater.api.streams.reading import StoreThreads
+from headwater.api.streams.revoking import TOKENS_KEPT, of_tokens
 from headwater.api.streams.service import Streams
 from headwater.api.upload.route import UploadRoute
 from headwater.source.upload.settings import UploadSettings
@@ -76,7 +77,9 @@ class Endpoint:
         self.hub = Hub(reader, self._threads, self._revoked)
         self.writes = WriteCheckpoints(reader, self._threads, head, self.hub.look, settings.keep_requests)
         plans = Plans(settings.requests)
-        self.streams = Streams(self._threads, self.hub, plans, self.refusals, settings.streams, settings.body)
+        self.streams = Streams(
+            self._threads, self.hub, plans, self.refusals, settings.streams, settings.body, self.revocations
+        )
         self.stream = StreamEndpoint(self.streams, verifier)
         self.websocket = RSocketEndpoint(self.streams, verifier, self.refusals)
         self._admin = settings.admin and Administration(settings.admin, reader, self.streams.connected)
@@ -93,7 +96,10 @@ class Endpoint:
         )
 
     def _revoked(self, revocations: Sequence[Revocation]) -> None:
-        """Whatever keeps something open for a token, or looks at tokens, is told here."""
+        """Tokens are refused from their next use on, and the streams concerned end."""
+        for each in of_tokens(revocations):
+            self.revocations.add(each)
+        self.revocations.forget(time.time(), TOKENS_KEPT)
         self.streams.revoke(revocations)
 
     def begin_shutdown(self) -> None:

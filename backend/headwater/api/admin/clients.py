@@ -11,12 +11,11 @@ from typing import Literal
 from headwater.api.admin.asking import Text
 from headwater.api.admin.settings import AdminSettings
 from headwater.api.streams.connected import Connected
-from headwater.api.streams.revoking import streams_of
+from headwater.api.streams.revoking import TOKENS_KEPT, streams_of
 from headwater.storage.contract.revocations import Revocation, RevokedKind
 from headwater.storage.contract.store import StoreReader
 
 _STREAMS_KEPT = 3600.0  # a process that can't read the store meanwhile hears of it later
-_TOKENS_KEPT = 8 * 86_400.0  # longer than the longest life of a token
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +103,7 @@ class ClientsDesk:
 
     def revoke(self, asked: Revoke) -> RevocationTold:
         """Refuse tokens that have not expired, and end their streams, in all processes."""
-        return self._revoke(RevokedKind(asked.kind), asked.value, _TOKENS_KEPT)
+        return self._revoke(RevokedKind(asked.kind), asked.value, TOKENS_KEPT)
 
     def revocations(self) -> Revocations:
         """What was terminated and revoked, as far as it is in force."""

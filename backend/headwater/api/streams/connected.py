@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from headwater.api.auth.verify import Principal
+from headwater.api.auth.claims import Principal
 
 
 @dataclass(frozen=True, slots=True)

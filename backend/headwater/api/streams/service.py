@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from headwater.api.auth.verify import Principal
+from headwater.api.auth.claims import Principal
+from headwater.api.auth.revocations import Revocations
 from headwater.api.refusals import Refusals
 from headwater.api.streams.admission import Admission, StreamLimits
 from headwater.api.streams.connected import Caller, Connected
@@ -15,10 +15,10 @@ from headwater.api.streams.encoding import WireForm
 from headwater.api.streams.hub import Hub
 from headwater.api.streams.left_out import LeftOutMemory
 from headwater.api.streams.reading import StoreThreads
-from headwater.api.streams.revoking import REVOKED, TERMINATED, RevokedTokens, concerns
+from headwater.api.streams.revoking import REVOKED, TERMINATED, terminates
 from headwater.api.streams.sink import Sink
 from headwater.api.streams.stream import Stream
-from headwater.storage.contract.revocations import Revocation, RevokedKind
+from headwater.storage.contract.revocations import Revocation
 from headwater.sync.request import BodyLimits, StreamRequest, write_key
 from headwater_rules.results import SyncRequest
 
@@ -44,6 +44,7 @@ class Streams:
         refusals: Refusals,
         limits: StreamLimits,
         asked: BodyLimits,
+        revocations: Revocations,
     ) -> None:
         self._threads = threads
         self._hub = hub
@@ -54,7 +55,7 @@ class Streams:
         """What a request may list."""
         self._left_out = LeftOutMemory()
         self._open: set[Stream] = set()
-        self._revoked = RevokedTokens()
+        self._revocations = revocations
         self.admission = Admission(limits)
 
     def connected(self) -> list[Connected]:
@@ -62,12 +63,13 @@ class Streams:
         return [stream.connected for stream in self._open]
 
     def revoke(self, revocations: Sequence[Revocation]) -> None:
-        """End the streams that revocations are about, and those that such tokens open from now on."""
-        self._revoked.add(revocations, time.time())
-        for revocation in revocations:
-            reason = TERMINATED if revocation.kind is RevokedKind.STREAMS else REVOKED
-            for stream in [each for each in self._open if concerns(revocation, each.connected)]:
-                stream.end(reason)
+        """End the streams that revocations are about, and those whose tokens are revoked by now."""
+        for stream in list(self._open):
+            connected = stream.connected
+            if self._revocations.of(connected.user) is not None:
+                stream.end(REVOKED)
+            elif any(terminates(each, connected) for each in revocations):
+                stream.end(TERMINATED)
 
     def begin_shutdown(self, over_seconds: float) -> None:
         """Take no more streams, and end all normally, at random within so many seconds."""
@@ -82,7 +84,7 @@ class Streams:
             del opening
             self._hub.join(stream)
             self._open.add(stream)
-            if self._revoked.concern(stream.connected):
+            if self._revocations.of(stream.connected.user) is not None:  # since its token was looked at
                 stream.end(REVOKED)
             try:
                 await stream.run(sink)
