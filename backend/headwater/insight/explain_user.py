@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from headwater.insight.served import Limits, Served, open_served
@@ -21,14 +21,14 @@ class Reason:
 @dataclass(frozen=True, slots=True)
 class UsersBucket:
     """One bucket. `values` are what its rows have in common; a new device downloads `ops` of `size` bytes (of JSON,
-    before compression) and shows `rows` of them."""
+    before compression) and shows `rows` of them; null where those are too many to count."""
 
     name: str
     definition: str
     priority: int
     reasons: tuple[Reason, ...]
     values: Mapping[str, object]
-    rows: int
+    rows: int | None
     ops: int
     size: int
 
@@ -54,7 +54,7 @@ class UserExplained:
     user: str
     version: int
     checkpoint: int
-    rows: int
+    rows: int | None
     ops: int
     size: int
     buckets: tuple[UsersBucket, ...]
@@ -72,7 +72,7 @@ def explain_user(
             str(request.claims["sub"]),
             served.config,
             served.checkpoint.op_id,
-            sum(bucket.rows for bucket in buckets),
+            _sum(bucket.rows for bucket in buckets),
             sum(bucket.ops for bucket in buckets),
             sum(bucket.size for bucket in buckets),
             buckets,
@@ -93,6 +93,15 @@ def _bucket(served: Served, bucket: ResolvedBucket) -> UsersBucket:
         held.ops,
         held.size,
     )
+
+
+def _sum(counts: Iterable[int | None]) -> int | None:
+    total = 0
+    for count in counts:
+        if count is None:
+            return None
+        total += count
+    return total
 
 
 def _streams(served: Served, buckets: Sequence[UsersBucket]) -> tuple[UsersStream, ...]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import orjson
 
+from headwater.errors import HeadwaterError, Kind
 from headwater.insight.lookups import LookupScan
 from headwater.insight.rows import CurrentRows, op_size
 from headwater.insight.words import count
@@ -18,6 +19,13 @@ from headwater_rules.results import Put, Resolution, ResolvedBucket, SyncRequest
 from headwater_rules.versions import only
 
 _PAGE = 50_000
+
+
+class TooMuchShownError(HeadwaterError):
+    """The rows that a preview is to show take more room than there is."""
+
+    kind = Kind.REJECT
+    code = "HW_8109"
 
 
 @dataclass
@@ -86,12 +94,13 @@ def preview(
     max_buckets: int,
     max_results: int,
     shown: int,
+    room: int | None = None,
 ) -> Preview:
     """The answer to `request` under `plan`, with the first `shown` rows of each bucket. The limits are the API's. For a
-    refused request, the errors of its streams say why."""
+    refused request, the errors of its streams say why. Raises TooMuchShownError when the rows to be shown have more than `room` characters."""
     lookups = LookupScan(current, plan, current.store.complete_sides(), reader)
     resolution = resolve(plan, request, lookups, max_buckets=max_buckets, max_results=max_results)
-    buckets = _bucket_rows(current, plan, resolution, shown)
+    buckets = _bucket_rows(current, plan, resolution, shown, room)
     return Preview(
         request,
         resolution,
@@ -102,7 +111,10 @@ def preview(
     )
 
 
-def _bucket_rows(current: CurrentRows, plan: SyncPlan, resolution: Resolution, shown: int) -> dict[str, BucketRows]:
+def _bucket_rows(
+    current: CurrentRows, plan: SyncPlan, resolution: Resolution, shown: int, room: int | None
+) -> dict[str, BucketRows]:
+    kept = 0
     found = {bucket.name: BucketRows() for bucket in resolution.buckets}
     used = only(plan, {plan.buckets[bucket.definition].name for bucket in resolution.buckets})
     pages = [current.pages(table, _PAGE) for table in current.tables(used)]
@@ -118,6 +130,9 @@ def _bucket_rows(current: CurrentRows, plan: SyncPlan, resolution: Resolution, s
                     bucket.size += op_size(put, each.table, row_id)
                     if len(bucket.first) < shown:
                         bucket.first.append(put)
+                        kept += len(put.data)
+                        if room is not None and kept > room:
+                            raise TooMuchShownError(f"the rows have more than {room:,} characters", fix="ask for fewer")
                 for error in result.errors:
                     failed[error] = failed.get(error, 0) + 1
     current.notes += [f"{error}: left out of {count(number, 'row')}" for error, number in failed.items()]

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import orjson
+import xxhash
 
 from headwater.errors import HeadwaterError
 from headwater.oplog.op import OpId
@@ -17,6 +18,9 @@ from headwater_rules.describe.explain import Explanation, explain
 from headwater_rules.describe.why import Why
 from headwater_rules.plan import SyncPlan
 from headwater_rules.results import ResolvedBucket, SyncRequest
+
+MOST_COUNTED = 2_000_000
+"""Rows of one bucket that are told apart to be counted."""
 
 Entry = tuple[str, str, str]
 """Table, id and subkey, which tell what stands in a bucket apart."""
@@ -48,11 +52,12 @@ class StandingRow:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What a new device downloads of one bucket: ops and bytes, and the rows that it shows then."""
+    """What a new device downloads of one bucket: ops and bytes, and the rows that it shows then; None where that would
+    be too many to count in memory."""
 
     ops: int
     size: int
-    rows: int
+    rows: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,13 +75,15 @@ class Served:
     def held(self, bucket: str) -> Held:
         """Read a bucket as a new device does."""
         ops = size = 0
-        standing: set[Entry] = set()
+        standing: set[int] | None = set()
         for chunk in self._chunks(bucket):
-            for op in orjson.loads(b"[%b]" % chunk):
-                ops += 1
-                _count(op, standing)
-            size += len(chunk)
-        return Held(ops, size, len(standing))
+            found = orjson.loads(b"[%b]" % chunk)
+            ops, size = ops + len(found), size + len(chunk)
+            if standing is not None:
+                for op in found:
+                    _count(op, standing)
+                standing = standing if len(standing) <= MOST_COUNTED else None
+        return Held(ops, size, None if standing is None else len(standing))
 
     def standing(self, bucket: str, ids: Collection[str]) -> list[StandingRow]:
         """The rows with these ids that stand in a bucket, in the order in which they came."""
@@ -147,11 +154,13 @@ def _plan(yaml: str) -> tuple[SyncPlan, Explanation]:
     return plan, explain(plan)
 
 
-def _count(op: Mapping[str, str], standing: set[Entry]) -> None:
+def _count(op: Mapping[str, str], standing: set[int]) -> None:
     kind = op["op"]
-    if kind == "PUT":
-        standing.add((op["object_type"], op["object_id"], op["subkey"]))
-    elif kind == "REMOVE":
-        standing.discard((op["object_type"], op["object_id"], op["subkey"]))
-    elif kind == "CLEAR":
+    if kind == "CLEAR":
         standing.clear()
+    elif kind in {"PUT", "REMOVE"}:
+        entry = xxhash.xxh3_64_intdigest("\0".join((op["object_type"], op["object_id"], op["subkey"])).encode())
+        if kind == "PUT":
+            standing.add(entry)
+        else:
+            standing.discard(entry)

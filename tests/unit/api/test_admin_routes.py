@@ -161,6 +161,21 @@ def test_an_answer_that_is_too_large_is_none(admin: AdminEndpoint, monkeypatch: 
     assert admin.refusal("POST", f"{OURS}/preview", 422, json=body)["code"] == "HW_6104"
 
 
+def test_rows_that_take_too_much_room_are_not_shown(admin: AdminEndpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headwater.api.admin.rules.MOST_BYTES", 1_000)
+    body = {"content": SERVED, "client": {"user": "u1"}, "rows": 1_000}
+    error = admin.refusal("POST", f"{OURS}/preview", 422, json=body)
+    assert (error["code"], error["details"]) == ("HW_6104", "ask for fewer rows")
+
+
+def test_more_rows_than_fit_into_memory_are_not_counted(admin: AdminEndpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = admin.post(f"{OURS}/explain/user", client={"user": "u1"})
+    monkeypatch.setattr("headwater.insight.served.MOST_COUNTED", 10)
+    found = admin.post(f"{OURS}/explain/user", client={"user": "u1"})
+    assert (found["rows"], found["ops"], found["size"]) == (None, whole["ops"], whole["size"])
+    assert sorted(bucket["rows"] or 0 for bucket in found["buckets"]) == [0, 0, 0, 0, 0, 5]
+
+
 def test_operators_wait_for_each_other_up_to_a_number(admin: AdminEndpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     go, entered = threading.Event(), threading.Semaphore(0)
 

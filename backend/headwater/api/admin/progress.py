@@ -58,6 +58,9 @@ class ProgressDesk:
         self._status = status
         self._threads = threads
         self._watchers = 0
+        self._seen = b""
+        self._looked_at = 0.0
+        self._looking = asyncio.Lock()
         self._closing = asyncio.Event()
 
     def close(self) -> None:
@@ -75,7 +78,7 @@ class ProgressDesk:
         try:
             told, told_at = b"", time.monotonic()
             while not self._closing.is_set():
-                now = await self._look() or told
+                now = await self._look()
                 if now != told:
                     told, told_at = now, time.monotonic()
                     yield b"event: progress\ndata: %b\n\n" % now
@@ -87,12 +90,17 @@ class ProgressDesk:
             self._watchers -= 1
 
     async def _look(self) -> bytes:
-        """Empty when the store can't be asked now."""
-        try:
-            status = await self._threads.run(self._status.status)
-        except HeadwaterError:
-            return b""
-        return msgspec.json.encode(Progress(tuple(map(_progress, status.sources)), status.versions))
+        """One look for all who watch. What was seen before, when the store can't be asked now."""
+        async with self._looking:
+            if time.monotonic() - self._looked_at >= LOOK_SECONDS:
+                try:
+                    status = await self._threads.run(self._status.status)
+                    progress = Progress(tuple(map(_progress, status.sources)), status.versions)
+                    self._seen = msgspec.json.encode(progress)
+                except HeadwaterError:
+                    pass  # the next look may go well
+                self._looked_at = time.monotonic()
+            return self._seen
 
     async def _rest(self) -> None:
         try:

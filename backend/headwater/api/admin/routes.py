@@ -23,7 +23,7 @@ from headwater.api.admin.rules import RulesDesk
 from headwater.api.admin.settings import AdminSettings
 from headwater.api.admin.status import StatusDesk
 from headwater.api.admin.versions import VersionsDesk
-from headwater.api.admin.work import AdminThreads
+from headwater.api.admin.work import LONG_RUNNING, LONG_WAITING, AdminThreads
 from headwater.api.streams.connected import Connected
 from headwater.storage.contract.store import StoreReader
 
@@ -38,6 +38,7 @@ class Administration:
         self, settings: AdminSettings, reader: StoreReader, connected: Callable[[], Sequence[Connected]]
     ) -> None:
         self._threads = AdminThreads()
+        self._long = AdminThreads(LONG_RUNNING, LONG_WAITING)
         self._status = StatusDesk(settings, reader)
         self._progress = ProgressDesk(self._status, self._threads)
         self._clients = ClientsDesk(settings, reader, connected)
@@ -45,9 +46,10 @@ class Administration:
         self._rules = RulesDesk(settings)
         self._explain = ExplainDesk(settings, reader)
         self.routes = (*self._ours(), *published_routes(settings, reader))
-        self.guarded = AdminRoutes(
-            settings.tokens, [route.mounted(self._threads) for route in self.routes], settings.port
-        )
+        mounted = [
+            route.mounted(self._long if TakesTooLongError in route.errors else self._threads) for route in self.routes
+        ]
+        self.guarded = AdminRoutes(settings.tokens, mounted, settings.port)
 
     def document(self) -> Mapping[str, object]:
         """This description."""
@@ -59,6 +61,7 @@ class Administration:
 
     def close(self) -> None:
         self._threads.close()
+        self._long.close()
 
     def _ours(self) -> Iterator[AdminRoute]:
         versions, rules, explain = self._versions, self._rules, self._explain

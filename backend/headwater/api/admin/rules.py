@@ -9,12 +9,14 @@ from dataclasses import dataclass
 import msgspec
 
 from headwater.api.admin.asking import Client, request_of
+from headwater.api.admin.errors import TooLargeAnswerError
+from headwater.api.admin.route import MOST_BYTES
 from headwater.api.admin.settings import AdminSettings
 from headwater.api.admin.versions import compiled, in_state
 from headwater.api.admin.work import Patience
 from headwater.insight.diff import diff_with_rows
 from headwater.insight.estimate import Estimate
-from headwater.insight.preview import preview
+from headwater.insight.preview import TooMuchShownError, preview
 from headwater.insight.rows import CurrentRows
 from headwater.source.catalog.schema import read_schema
 from headwater.source.connect import SourceRefused, SourceUnreachable
@@ -189,15 +191,19 @@ class RulesDesk:
         plan = compiled(asked.content).plan
         patience = Patience("headwater rules preview")
         with self._settings.store() as store, closing(open_backend(self._settings.storage).open_reader()) as reader:
-            found = preview(
-                CurrentRows(store, self._settings.source, patience.watch, check=patience.check),
-                reader,
-                plan,
-                request_of(asked.client),
-                max_buckets=self._settings.max_buckets,
-                max_results=self._settings.max_results,
-                shown=max(0, asked.rows),
-            )
+            try:
+                found = preview(
+                    CurrentRows(store, self._settings.source, patience.watch, check=patience.check),
+                    reader,
+                    plan,
+                    request_of(asked.client),
+                    max_buckets=self._settings.max_buckets,
+                    max_results=self._settings.max_results,
+                    shown=max(0, asked.rows),
+                    room=MOST_BYTES,
+                )
+            except TooMuchShownError as error:
+                raise TooLargeAnswerError(error.what, fix="ask for fewer rows") from None
         return msgspec.convert(found.as_dict(), PreviewTold)
 
     def schema(self) -> tuple[SourceSchema | None, str]:

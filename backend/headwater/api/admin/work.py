@@ -14,6 +14,9 @@ from headwater.api.admin.errors import AdminBusyError, TakesTooLongError
 RUNNING, WAITING = 10, 20
 """Operators' requests that are worked on at once, and that wait behind them, as published."""
 
+LONG_RUNNING, LONG_WAITING = 2, 8
+"""The same of requests that may read all rows: more of them at once would take the processor from devices."""
+
 MOST_SECONDS = 30.0
 """What a request may take of a thread."""
 

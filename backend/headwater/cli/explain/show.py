@@ -46,7 +46,7 @@ def _limits(config: ServiceConfig) -> Limits:
 
 
 def _user(found: UserExplained) -> Iterator[str]:
-    total = f"{count(found.rows, 'row')}, {size(found.size)} in {count(found.ops, 'op')}"
+    total = f"{_rows(found.rows)}, {size(found.size)} in {count(found.ops, 'op')}"
     yield f"{found.user} gets {count(len(found.buckets), 'bucket')} with {total} (version {found.version})"
     for bucket in found.buckets[:_SHOWN_BUCKETS]:
         yield from _bucket(bucket)
@@ -62,8 +62,12 @@ def _user(found: UserExplained) -> Iterator[str]:
 def _bucket(bucket: UsersBucket) -> Iterator[str]:
     why = ", ".join(f"{reason.stream} ({reason.by})" for reason in bucket.reasons)
     values = "".join(f", {words} = {orjson.dumps(value).decode()}" for words, value in bucket.values.items())
-    told = f"{count(bucket.rows, 'row')}, {size(bucket.size)} in {count(bucket.ops, 'op')}"
+    told = f"{_rows(bucket.rows)}, {size(bucket.size)} in {count(bucket.ops, 'op')}"
     yield f"{bucket.name}  priority {bucket.priority}, stream {why}{values}: {told}"
+
+
+def _rows(number: int | None) -> str:
+    return "more rows than are counted" if number is None else count(number, "row")
 
 
 def _row(found: RowExplained) -> Iterator[str]:
