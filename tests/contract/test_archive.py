@@ -143,6 +143,7 @@ def test_a_sealed_store_is_read_and_not_written(written: WrittenStore) -> None:
             lambda: WrittenStore(written.address),
             lambda: reader.create_write_checkpoint(["u/1"], {SOURCE: Lsn(6)}),
             lambda: store.submit("compact", SOURCE, "{}"),
+            lambda: store.revoke(RevokedKind.USER, "u", 60.0),
             lambda: backend.seal("again"),
         ):
             with pytest.raises(SealedStoreError, match="moved away"):

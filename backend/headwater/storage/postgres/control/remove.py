@@ -8,7 +8,7 @@ from importlib import resources
 import psycopg
 from psycopg import sql
 
-_MADE = re.compile(r"^create table (\w+)", re.MULTILINE)
+_MADE = re.compile(r"^create table (?:if not exists )?(\w+)", re.MULTILINE)
 _NUMBERED = re.compile(r"rows_\d+(_\w+)?|stage_\d+_\d+_\w+")
 
 

@@ -14,7 +14,7 @@ from headwater.storage.contract.store import LeaseHeldError, StoreError
 from headwater.storage.postgres.connection import connect, postgres_errors
 from headwater.storage.shared.control.database import SEALED_MARK
 
-_GUARDED = ("leases", "versions", "requests", "sources", "state", "write_checkpoints", "write_state")
+_GUARDED = ("leases", "versions", "requests", "revocations", "sources", "state", "write_checkpoints", "write_state")
 
 _REFUSE = """
 create function refuse_write() returns trigger language plpgsql as
