@@ -35,6 +35,7 @@ def test_explain_follows_what_happens_to_rows(deploy: Deploy, source_db: SourceD
     deployment = deploy(RULES).start()
     chance = random.Random(3)
     settings = AdminSettings((TOKEN,), deployment.address, (deployment.settings,))
+    had: dict[str, set[tuple[str, str]]] = {user: set() for user in USERS}
     with running_admin(settings) as admin:
         for _ in range(4):
             for _ in range(15):
@@ -55,6 +56,8 @@ def test_explain_follows_what_happens_to_rows(deploy: Deploy, source_db: SourceD
                 asked = [("notes", str(chance.randrange(1, 170))) for _ in range(8)]
                 asked += [("others", f"n{chance.randrange(1, 62)}") for _ in range(8)]
                 asked += chance.sample(sorted(device), min(8, len(device)))
+                asked += sorted(had[user] - device.keys())  # those that left
+                had[user] |= device.keys()
                 for table, row_id in asked:
                     found = admin.post("/api/headwater/v1/explain/row", client={"user": user}, table=table, id=row_id)
                     real = device.get((table, row_id))

@@ -128,6 +128,7 @@ def agree(endpoint: AdminEndpoint, trials: int, seed: int) -> tuple[int, int]:
             assert all(query["because"] for row in found["rows"] for query in row["queries"] if not query["given"])
         else:
             assert real in [place["data"] for place in found["places"]]
+            assert any(query["given"] for row in found["rows"] for query in row["queries"])
             assert all(place["op_id"] > 0 for place in found["places"])
             # of the first flush that a store tells of nobody knows where it began
             assert table != "codes" or all(place["lsn"] for place in found["places"])
