@@ -44,8 +44,8 @@ from headwater.sync.request import BodyLimits
 @dataclass(frozen=True, slots=True)
 class ApiSettings:
     """What the endpoint needs to know. `audience` is what tokens must be meant for; the limits are per process, but for
-    `requests` and `body`, which are per connection. `probes` says whether those are answered; `upload` says what devices
-    may write, if anything; without `admin` no operator is let in."""
+    `requests` and `body`, which are per connection. `probes` says whether those are answered; `upload` says what
+    devices may write, if anything; without `admin` no operator is let in."""
 
     keys: KeySource
     audience: frozenset[str]

@@ -23,13 +23,6 @@ class InvalidAdminRequestError(ApiError):
     status = 400
 
 
-class MediaTypeError(ApiError):
-    """The body comes in a format that the route does not read."""
-
-    code = "PSYNC_S2004"
-    status = 415
-
-
 class NotThereError(ApiError):
     """What an operator asks about is not there: a version, a table, a source."""
 

@@ -13,9 +13,10 @@ from typing import Any, get_type_hints
 import msgspec
 from starlette.responses import Response
 
-from headwater.api.admin.errors import AdminBusyError, AdminRefusedError, InvalidAdminRequestError, MediaTypeError
+from headwater.api.admin.errors import AdminBusyError, AdminRefusedError, InvalidAdminRequestError
 from headwater.api.admin.route import YAML, AdminRoute
 from headwater.api.errors import ApiError, BodyTooLargeError
+from headwater.api.http.errors import UnsupportedMediaTypeError
 
 _REF = "#/components/schemas/{name}"
 _ANYTHING = {"description": "any JSON value"}
@@ -105,7 +106,7 @@ def _refusals(route: AdminRoute, schemas: Mapping[type, Json]) -> Json:
     if route.takes is not None:
         errors.append(InvalidAdminRequestError)
     if route.takes is not None and route.method == "POST":
-        errors += [BodyTooLargeError, MediaTypeError]
+        errors += [BodyTooLargeError, UnsupportedMediaTypeError]
     by_status: dict[int, dict[str, str]] = defaultdict(dict)
     for error in errors:
         by_status[error.status][error.code] = " ".join((error.__doc__ or "").split())

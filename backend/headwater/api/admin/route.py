@@ -18,11 +18,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from headwater.api.admin.errors import InvalidAdminRequestError, MediaTypeError, TooLargeAnswerError
+from headwater.api.admin.errors import InvalidAdminRequestError, TooLargeAnswerError
 from headwater.api.admin.guard import PREFIX
 from headwater.api.admin.work import AdminThreads
 from headwater.api.errors import ApiError
 from headwater.api.http.body import read_body
+from headwater.api.http.errors import UnsupportedMediaTypeError
 
 MOST_BYTES = 16 * 1024 * 1024
 """What an answer may have."""
@@ -87,7 +88,7 @@ class AdminRoute:
         if self.yaml and media in YAML:
             return _converted({self.yaml: _text(body)}, kind, strict=True)
         if media not in {"", "application/json"}:
-            raise MediaTypeError(f"a body of type {media!r} is not read here", fix="send application/json")
+            raise UnsupportedMediaTypeError(f"a body of type {media!r} is not read here", fix="send application/json")
         given = _parsed(body)
         if self.strict and isinstance(given, dict) and (unknown := given.keys() - _fields(kind)):
             raise InvalidAdminRequestError(f"the body has unknown fields: {', '.join(sorted(unknown))}"[:200])

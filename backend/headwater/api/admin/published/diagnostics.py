@@ -39,7 +39,7 @@ from headwater.oplog.lsn import format_lsn
 from headwater.oplog.op import OpId
 from headwater.replication.health.model import Health
 from headwater.replication.own_slot import slot_of
-from headwater.replication.scheduler import RESYNC
+from headwater.replication.requests import RequestKind
 from headwater.source.catalog.overview import SeenTable, read_overview
 from headwater.storage.backend import Store
 from headwater.storage.contract.store import StoreReader
@@ -161,7 +161,7 @@ def reprocess(settings: AdminSettings) -> str:
             raise DeployBusyError("Busy processing sync config", fix="wait until it is served")
         if in_state(store, VersionState.ACTIVE) is None:
             raise NothingServedError("No active sync config", fix="deploy one")
-        store.submit(RESYNC, settings.source.tag, '{"tables":[]}')
+        store.submit(RequestKind.RESYNC, settings.source.tag, '{"tables":[]}')
         return slot_of(settings.source, store)
 
 

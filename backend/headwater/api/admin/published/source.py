@@ -12,7 +12,7 @@ from headwater.api.admin.published.shapes import ConnectionStatus, Err, TableSta
 from headwater.errors import HeadwaterError
 from headwater.source.catalog.named import NamedTable, all_tables, lacking, readings, to_publish, unpublished
 from headwater.source.catalog.overview import identity_columns
-from headwater.source.catalog.published import PublicationUnusable
+from headwater.source.catalog.publications import PublicationUnusable
 from headwater.source.connect import SourceSettings, connect, source_errors
 from headwater.source.readiness.access import unreadable
 from headwater.source.readiness.checks import publication_findings, server_findings

@@ -11,7 +11,7 @@ _COLUMNS = "seq, kind, value, since, until"
 
 def revoke(db: ControlDb, kind: RevokedKind, value: str, seconds: float) -> Revocation:
     """See the contract."""
-    with db.handing_in():
+    with db.submitting():
         db.rows(f"delete from revocations where until < {db.now}")
         (found,) = db.rows(
             "insert into revocations (kind, value, since, until)"
