@@ -9,8 +9,8 @@ from contextlib import closing
 
 import pytest
 
+from headwater.storage.contract.reader import StoreReader
 from headwater.storage.contract.revocations import RevokedKind
-from headwater.storage.contract.store import StoreReader
 from headwater.storage.open import open_backend
 from tests.contract.world import A, World
 

@@ -8,8 +8,8 @@ from contextlib import closing
 from headwater.oplog.lsn import Lsn
 from headwater.oplog.op import OpId
 from headwater.storage.address import StoreAddress
-from headwater.storage.contract.revocations import RevokedKind
 from headwater.storage.contract.reader import Chunk
+from headwater.storage.contract.revocations import RevokedKind
 from headwater.storage.open import open_backend
 from tests.support.written_store import SOURCE, WrittenStore, compact
 

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 
 from headwater.oplog.lsn import Lsn
 from headwater.oplog.op import OpId
-from headwater.storage.contract.revocations import Revocation
 from headwater.storage.contract.reader import (
     BucketMarks,
     BucketTotal,
@@ -23,6 +22,7 @@ from headwater.storage.contract.reader import (
     Touched,
     WriteCheckpoint,
 )
+from headwater.storage.contract.revocations import Revocation
 
 
 @dataclass(frozen=True)

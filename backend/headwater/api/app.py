@@ -35,8 +35,8 @@ from headwater.api.streams.revoking import TOKENS_KEPT, of_tokens
 from headwater.api.streams.service import Streams
 from headwater.api.upload.route import UploadRoute
 from headwater.source.upload.settings import UploadSettings
-from headwater.storage.contract.revocations import Revocation
 from headwater.storage.contract.reader import StoreReader
+from headwater.storage.contract.revocations import Revocation
 from headwater.storage.shared.cache import CachedReader
 from headwater.sync.request import BodyLimits
 

@@ -59,7 +59,8 @@ class SyncConfigText:
 @dataclass(frozen=True, slots=True)
 class ApiConfig:
     """Limits of the endpoint, the admin tokens, and where operators are answered if not where devices are.
-    `chunk_cache_mb` is the size of the chunk cache of each process, in MiB. A stream whose device takes nothing for `stalled_stream_seconds` is cut off."""
+    `chunk_cache_mb` is the size of the chunk cache of each process, in MiB. A stream whose device takes nothing for
+    `stalled_stream_seconds` is cut off."""
 
     tokens: tuple[str, ...] = field(default=(), repr=False)
     max_concurrent_connections: int = 200

@@ -16,7 +16,8 @@ from headwater.oplog.limits import LEFT_OUT, is_stub
 from headwater.oplog.lsn import format_lsn
 from headwater.oplog.op import OpId
 from headwater.storage.contract.parts import CurrentRow
-from headwater.storage.contract.store import StoredTable, StoreReader
+from headwater.storage.contract.reader import StoreReader
+from headwater.storage.contract.store import StoredTable
 from headwater.storage.open import open_backend
 from headwater_rules.plan import RowSource, Star
 from headwater_rules.results import ResolvedBucket, RowResult, SourceRow, SyncRequest

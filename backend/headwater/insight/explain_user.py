@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from headwater.insight.served import Limits, Served, open_served
-from headwater.storage.contract.store import StoreReader
+from headwater.storage.contract.reader import StoreReader
 from headwater_rules.results import ResolvedBucket, StreamStatus, SyncRequest
 
 

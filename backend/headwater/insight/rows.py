@@ -69,8 +69,8 @@ def unwatched(_what: str, _pages: int) -> AbstractContextManager[Callable[[], No
 
 @dataclass
 class CurrentRows:
-    """The stored rows of one source, for evaluation. `notes` collects caveats about the results; `check` is called now and
-    then and may raise, which ends the reading."""
+    """The stored rows of one source, for evaluation. `notes` collects caveats about the results; `check` is called now
+    and then and may raise, which ends the reading."""
 
     store: Store
     source: SourceSettings

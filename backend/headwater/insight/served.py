@@ -12,7 +12,7 @@ import xxhash
 
 from headwater.errors import HeadwaterError
 from headwater.oplog.op import OpId
-from headwater.storage.contract.store import Checkpoint, StoreReader
+from headwater.storage.contract.reader import Checkpoint, StoreReader
 from headwater_rules.compiler.compile import compile_config
 from headwater_rules.describe.explain import Explanation, explain
 from headwater_rules.describe.why import Why

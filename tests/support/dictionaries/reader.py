@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from headwater.oplog.lsn import Lsn
 from headwater.oplog.op import OpId, bucket_key
 from headwater.storage.contract.compaction import LEASE
-from headwater.storage.contract.revocations import Revocation
 from headwater.storage.contract.reader import (
     BucketMarks,
     BucketTotal,
@@ -23,6 +22,7 @@ from headwater.storage.contract.reader import (
     Touched,
     WriteCheckpoint,
 )
+from headwater.storage.contract.revocations import Revocation
 from headwater.storage.contract.versions import OwnConfig
 from headwater.storage.shared.chunking import ChunkParts
 from headwater.storage.shared.common import union_of_names

@@ -12,8 +12,8 @@ from headwater.api.admin.asking import Text
 from headwater.api.admin.settings import AdminSettings
 from headwater.api.streams.connected import Connected
 from headwater.api.streams.revoking import TOKENS_KEPT, streams_of
+from headwater.storage.contract.reader import StoreReader
 from headwater.storage.contract.revocations import Revocation, RevokedKind
-from headwater.storage.contract.store import StoreReader
 
 _STREAMS_KEPT = 3600.0  # a process that can't read the store meanwhile hears of it later
 

@@ -12,7 +12,7 @@ from headwater.insight.explain_row import RowExplained, explain_row
 from headwater.insight.explain_user import UserExplained, explain_user
 from headwater.insight.rows import CurrentRows
 from headwater.insight.served import Limits, NothingServedYetError
-from headwater.storage.contract.store import StoreReader
+from headwater.storage.contract.reader import StoreReader
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from headwater.api.admin.status import StatusDesk
 from headwater.api.admin.versions import VersionsDesk
 from headwater.api.admin.work import LONG_RUNNING, LONG_WAITING, AdminThreads
 from headwater.api.streams.connected import Connected
-from headwater.storage.contract.store import StoreReader
+from headwater.storage.contract.reader import StoreReader
 
 OURS = "/api/headwater/v1"
 _LONG = (TakesTooLongError, TooLargeAnswerError)

@@ -17,8 +17,8 @@ from typing import Protocol
 from headwater.api.streams.reading import StoreThreads
 from headwater.errors import HeadwaterError
 from headwater.oplog.op import OpId
-from headwater.storage.contract.revocations import Revocation
 from headwater.storage.contract.reader import Checkpoint, Listener, StoreReader, Touched, WriteCheckpoint
+from headwater.storage.contract.revocations import Revocation
 from headwater.sync.interest import AwaitedWrites, Interest, Interests, News, anything
 
 POLL_SECONDS = 1.0

@@ -17,7 +17,6 @@ from headwater.oplog.transform import BucketName, DraftOp
 from headwater.storage.contract.parts import BulkRecord, CurrentRow, Places, StagedPart, StagedTable
 from headwater.storage.contract.reader import Checkpoint
 from headwater.storage.contract.reason import Cause, ResyncReason
-from headwater.storage.contract.revocations import Revocation
 from headwater_rules.results import LookupEntry
 
 

@@ -14,7 +14,6 @@ from psycopg import sql
 from headwater.oplog.lsn import Lsn
 from headwater.oplog.op import OpId, bucket_key
 from headwater.storage.address import PostgresAddress
-from headwater.storage.contract.revocations import Revocation
 from headwater.storage.contract.reader import (
     BucketMarks,
     BucketTotal,
@@ -26,6 +25,7 @@ from headwater.storage.contract.reader import (
     Touched,
     WriteCheckpoint,
 )
+from headwater.storage.contract.revocations import Revocation
 from headwater.storage.contract.versions import OwnConfig
 from headwater.storage.postgres.connection import Connections
 from headwater.storage.postgres.control import lease as leases

@@ -15,7 +15,6 @@ from typing import Generic, NamedTuple, Protocol, TypeVar, cast
 
 from headwater.oplog.lsn import Lsn
 from headwater.oplog.op import OpId
-from headwater.storage.contract.revocations import Revocation
 from headwater.storage.contract.reader import (
     BucketMarks,
     Checkpoint,
@@ -26,6 +25,7 @@ from headwater.storage.contract.reader import (
     Touched,
     WriteCheckpoint,
 )
+from headwater.storage.contract.revocations import Revocation
 
 ENTRY_BYTES = 600
 """Memory that an entry takes besides its content."""

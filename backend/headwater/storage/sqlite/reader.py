@@ -12,7 +12,6 @@ import apsw
 
 from headwater.oplog.lsn import Lsn
 from headwater.oplog.op import OpId, bucket_key
-from headwater.storage.contract.revocations import Revocation
 from headwater.storage.contract.reader import (
     BucketMarks,
     BucketTotal,
@@ -24,6 +23,7 @@ from headwater.storage.contract.reader import (
     Touched,
     WriteCheckpoint,
 )
+from headwater.storage.contract.revocations import Revocation
 from headwater.storage.contract.versions import OwnConfig
 from headwater.storage.shared.common import union_of_names
 from headwater.storage.shared.control import revocations, versions

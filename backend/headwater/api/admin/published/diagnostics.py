@@ -42,7 +42,7 @@ from headwater.replication.own_slot import slot_of
 from headwater.replication.requests import RequestKind
 from headwater.source.catalog.overview import SeenTable, read_overview
 from headwater.storage.backend import Store
-from headwater.storage.contract.store import StoreReader
+from headwater.storage.contract.reader import StoreReader
 from headwater.storage.contract.versions import ConfigVersion, VersionState
 from headwater.storage.open import open_backend
 from headwater_rules.compiler.compile import compile_config

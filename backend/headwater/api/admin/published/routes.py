@@ -10,7 +10,7 @@ from headwater.api.admin.published.diagnostics import DiagnosticsDesk
 from headwater.api.admin.published.sql import SqlDesk
 from headwater.api.admin.route import AdminRoute
 from headwater.api.admin.settings import AdminSettings
-from headwater.storage.contract.store import StoreReader
+from headwater.storage.contract.reader import StoreReader
 
 _ADMIN, _RULES = "/api/admin/v1", "/api/sync-rules/v1"
 
