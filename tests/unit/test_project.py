@@ -59,7 +59,7 @@ def test_every_postgres_that_make_test_all_names_has_a_package_of_that_version()
 
 
 def test_the_changelog_begins_with_the_version_of_the_project() -> None:
-    newest = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    newest = re.search(r"^## (?:Unreleased \()?([^\s)]+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
     assert newest is not None
     assert newest[1] == PROJECT["project"]["version"]
 

@@ -12,6 +12,9 @@ from headwater_rules.text.document import Item, Mapping
 from headwater_rules.text.options import Options, check_place, flag, read_options
 from headwater_rules.text.sqltext import SqlText
 
+_CUSTOM_WRITE_CHECKPOINTS = frozenset({"write_checkpoints", "checkpoint_requests"})
+"""Events that devices would wait for: to ignore them would keep their own writes from them for ever."""
+
 _ROOT_KEYS = ("config", "streams", "with", "bucket_definitions", "event_definitions")
 _STREAM_KEYS = ("query", "queries", "with", "auto_subscribe", "priority", "accept_potentially_dangerous_queries")
 _BUCKET_KEYS = ("parameters", "data", "priority", "accept_potentially_dangerous_queries")
@@ -208,6 +211,11 @@ def _parameters(item: Item, report: Report) -> tuple[SqlText, ...]:
 
 def _event(name: str, key: Item, item: Item, report: Report) -> EventSource:
     what = f"event `{name}`"
+    if name in _CUSTOM_WRITE_CHECKPOINTS:
+        raise key.fail(
+            f"{what} would number the writes of devices by rows of yours, which is not supported",
+            "remove it: devices have their writes numbered by themselves or by the service",
+        )
     event = item.mapping(what)
     event.check(("payloads",), report)
     payloads = event.get("payloads")

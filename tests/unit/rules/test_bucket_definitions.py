@@ -379,6 +379,13 @@ def test_events_are_checked_and_said_to_have_no_effect() -> None:
     assert {pattern.name for pattern in found.plan.tables()} == {"t"}
 
 
+@pytest.mark.parametrize("name", ["write_checkpoints", "checkpoint_requests"])
+def test_events_that_devices_would_wait_for_are_refused(name: str) -> None:
+    event = f"event_definitions:\n  {name}:\n    payloads: [SELECT user_id, client_id, checkpoint FROM writes]\n"
+    with pytest.raises(RuleErrors, match=f"event `{name}` would number the writes"):
+        compiled(data=["SELECT * FROM t"], tail=event)
+
+
 def test_a_name_that_loses_its_case_is_a_warning() -> None:
     found = compiled(data=['SELECT id, createdAt, "updatedAt" FROM Todos'])
 
