@@ -113,7 +113,12 @@ def test_why_tables_are_compared_outlives_the_move_to_a_code(
     world.store.release(world.lease)
     world.store.close()
     quoted = sentence.replace("'", "''")
-    write(world.address, "alter table tables drop column resync_detail", f"update tables set resync = '{quoted}'")
+    write(
+        world.address,
+        "alter table tables drop column resync_detail",
+        f"update tables set resync = '{quoted}'",
+        "drop table revocations",
+    )
     note(world.address, "format", BEFORE["sqlite" if isinstance(world.address, SqliteAddress) else "postgres"])
     store = open_backend(world.address).open_store()
     (table,) = store.tables(SOURCE)

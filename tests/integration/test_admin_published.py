@@ -125,7 +125,7 @@ def test_validation_says_where_a_text_is_wrong(admin: AdminEndpoint) -> None:
     assert error["level"] == "fatal"
     location = error["location"]
     assert "user_di" in WRONG[location["start_offset"] : location["end_offset"]]
-    assert admin.refusal("POST", f"{ADMIN}/validate", 400, json={})["code"] == "HW_6101"
+    assert admin.refusal("POST", f"{ADMIN}/validate", 400, json={})["code"] == "HW_6201"
 
 
 def test_a_source_that_does_not_answer_is_said_so(deployment: Deployment) -> None:
@@ -164,7 +164,7 @@ def test_reprocessing_compares_all_tables(admin: AdminEndpoint, deployment: Depl
     assert admin.post(f"{ADMIN}/reprocess") == {"connections": [{"id": "default", "tag": "default", "slot_name": slot}]}
     assert admin.post(f"{SYNC_RULES}/reprocess") == {"slot_name": slot}
     refused = admin.refusal("POST", f"{SYNC_RULES}/reprocess", 400, json={"tables": []})
-    assert refused["code"] == "HW_6101"
+    assert refused["code"] == "HW_6201"
     with deployment.store() as store:
         assert [request.kind for request in store.open_requests("default")] in (
             ["resync", "resync"], ["resync"], [],
@@ -260,7 +260,7 @@ def test_sql_reads_and_nothing_else(deployment: Deployment, source_db: SourceDb)
         assert source_db.connection.execute(left).fetchall() == [(5, 0)]
         assert sql(admin, "select 1", connection_id="default")["success"] is True
         assert "no connection other" in sql(admin, "select 1", connection_id="other")["error"]
-        assert admin.refusal("POST", f"{ADMIN}/execute-sql", 400, json={"sql": {}})["code"] == "HW_6101"
+        assert admin.refusal("POST", f"{ADMIN}/execute-sql", 400, json={"sql": {}})["code"] == "HW_6201"
 
 
 def test_sql_that_waits_is_ended(deployment: Deployment, source_db: SourceDb, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ from headwater.storage.contract.parts import CurrentRow
 from headwater.storage.contract.reader import StoreReader
 from headwater.storage.contract.store import StoreError
 from headwater.storage.sqlite import SqliteStore
+from tests.integration.test_upload_crashes import UPLOAD_POINTS
 from tests.support import small_bulk
 from tests.support.each_once import NOTES, Writer, assert_each_once, snapshot_of_empty_table, write
 from tests.support.fix_headwater import Deploy, Deployment, read_bucket, wait_until
@@ -223,5 +224,6 @@ def test_death_in_a_snapshot_and_a_restart_of_everything(
 def test_every_failpoint_in_the_code_is_one_that_a_test_dies_at() -> None:
     code = Path(headwater.__path__[0]).rglob("*.py")
     named = {name for file in code for name in re.findall(r'passing\("([^"]+)"\)', file.read_text(encoding="utf-8"))}
-    assert named == {*FAVOURITES, *MIGRATION_POINTS}
+    uploads = {point.partition(":")[0] for point in UPLOAD_POINTS}
+    assert named == {*FAVOURITES, *MIGRATION_POINTS, *uploads}
     assert named >= {*FLUSH_POINTS, *BULK_POINTS}

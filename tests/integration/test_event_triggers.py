@@ -85,7 +85,7 @@ def test_a_role_that_may_not_make_them_is_told_so_and_goes_without(source_db: So
     assert outcome.done == ()
     (note,) = outcome.warnings
     assert not note.fatal
-    assert "changes of tables are found by looking at the catalog" in note.what
+    assert "changes of tables are found by reading the catalog" in note.what
     assert source_db.fetch("select 1 from pg_namespace where nspname = 'headwater_source'") == []
     assert install(settings_for(source_db, user=plain_role), settings_for(source_db)).done
     with connect(settings_for(source_db, user=plain_role)) as conn:

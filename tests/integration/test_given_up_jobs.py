@@ -160,7 +160,7 @@ JOBS = {
     "deploy": (deploy, "reprocess"),
     "re-sync": (request("resync"), "compare"),
     "audit": (request("audit"), "verify"),
-    "rebuild": (request("audit"), "standing"),
+    "rebuild": (request("audit"), "rows_in_buckets"),
 }
 
 

@@ -107,13 +107,13 @@ def transactions() -> list[dict[str, Any]]:
     return made
 
 
-@pytest.mark.parametrize(
-    "failpoint",
-    [
-        "upload.after_note", "upload.after_write:2", "upload.before_commit:2", "upload.after_commit",
-        "upload.before_park", "upload.before_park_commit", "upload.after_park_commit",
-    ],
+UPLOAD_POINTS = (
+    "upload.after_note", "upload.after_write:2", "upload.before_commit:2", "upload.after_commit",
+    "upload.before_park", "upload.before_park_commit", "upload.after_park_commit",
 )  # fmt: skip
+
+
+@pytest.mark.parametrize("failpoint", UPLOAD_POINTS)
 def test_death_at_any_step_loses_nothing_and_does_nothing_twice(dying: Dying, failpoint: str) -> None:
     sent = transactions()
     dying.dies_while_taking(sent, failpoint)

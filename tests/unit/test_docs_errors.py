@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 
 from docs.generate import errors
+from headwater.errors import HeadwaterError
 
 
 def test_every_code_is_explained_and_the_page_is_as_the_code_is() -> None:
@@ -17,6 +19,19 @@ def test_codes_that_the_documents_speak_of_exist() -> None:
     spoken = {code for page in pages for code in re.findall(r"(?:HW|PSYNC)_[A-Z]?\d{3,4}\b", page.read_text("utf-8"))}
     assert spoken
     assert not spoken - known
+
+
+def test_a_code_of_ours_belongs_to_one_error() -> None:
+    """Clients and dashboards go by codes."""
+    errors.entries()  # which imports all modules
+    classes, found = [HeadwaterError], list[type[HeadwaterError]]()
+    while classes:
+        one = classes.pop()
+        found.append(one)
+        classes += one.__subclasses__()
+    made = {each for each in found if "code" in vars(each) and each.__module__.startswith("headwater.")}
+    codes = Counter(each.code for each in made if each.code.startswith("HW_"))
+    assert [code for code, times in codes.items() if times > 1] == []
 
 
 def test_what_is_known_only_when_it_happens_is_left_out() -> None:

@@ -97,8 +97,7 @@ class Endpoint:
 
     def _revoked(self, revocations: Sequence[Revocation]) -> None:
         """Tokens are refused from their next use on, and the streams concerned end."""
-        for each in of_tokens(revocations):
-            self.revocations.add(each)
+        self.revocations.add(*of_tokens(revocations))
         self.revocations.forget(time.time(), TOKENS_KEPT)
         self.streams.revoke(revocations)
 

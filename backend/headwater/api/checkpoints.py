@@ -153,7 +153,7 @@ class WriteCheckpoints:
         self._swept = now
         try:
             await self._threads.promptly(partial(self._reader.forget_write_requests, self._keep_requests))
-        except HeadwaterError as error:
+        except Exception as error:  # noqa: BLE001 - those who wait for a number must not wait for this
             log.warning("old checkpoint requests were not forgotten, trying again: %s", error)
 
 

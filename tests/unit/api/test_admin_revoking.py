@@ -130,5 +130,5 @@ def refused(endpoint: AdminEndpoint, token: str) -> bool:
     ],
 )
 def test_what_is_not_said_right_is_refused(admin: AdminEndpoint, path: str, body: dict[str, object]) -> None:
-    assert admin.refusal("POST", f"{OURS}/{path}", 400, json=body)["code"] == "HW_6101"
+    assert admin.refusal("POST", f"{OURS}/{path}", 400, json=body)["code"] == "HW_6201"
     assert admin.get(f"{OURS}/revocations")["revocations"] == []

@@ -52,8 +52,8 @@ def test_status_tells_of_sources_and_versions(admin: AdminEndpoint, ruled: Ruled
 def test_versions_are_listed_and_shown(admin: AdminEndpoint, headwater_here: Run) -> None:
     assert admin.get(f"{OURS}/versions")["versions"] == printed(headwater_here, "rules", "versions")
     assert admin.get(f"{OURS}/versions/1")["content"] == SERVED
-    assert admin.refusal("GET", f"{OURS}/versions/77", 404)["code"] == "HW_6102"
-    assert admin.refusal("GET", f"{OURS}/versions/x", 400)["code"] == "HW_6101"
+    assert admin.refusal("GET", f"{OURS}/versions/77", 404)["code"] == "HW_6202"
+    assert admin.refusal("GET", f"{OURS}/versions/x", 400)["code"] == "HW_6201"
 
 
 def test_a_version_is_deployed_once_and_rolled_back(admin: AdminEndpoint, ruled: RuledStore) -> None:
@@ -66,14 +66,14 @@ def test_a_version_is_deployed_once_and_rolled_back(admin: AdminEndpoint, ruled:
     assert back["version"]["id"] == 3
     assert admin.get(f"{OURS}/versions/3")["content"] == SERVED
     assert admin.post(f"{OURS}/rollback", id=2)["new"] is True
-    assert admin.refusal("POST", f"{OURS}/rollback", 404, json={"id": 99})["code"] == "HW_6102"
+    assert admin.refusal("POST", f"{OURS}/rollback", 404, json={"id": 99})["code"] == "HW_6202"
 
 
 def test_a_deploy_takes_yaml_as_it_is(admin: AdminEndpoint) -> None:
     yaml = {"content-type": "application/yaml; charset=utf-8"}
     response = admin.http.post(f"{OURS}/deploy", content=PROJECTION_EDITED.encode(), headers=yaml)
     assert response.json()["data"]["new"] is True
-    assert admin.refusal("POST", f"{OURS}/deploy", 400, content=b"\xff", headers=yaml)["code"] == "HW_6101"
+    assert admin.refusal("POST", f"{OURS}/deploy", 400, content=b"\xff", headers=yaml)["code"] == "HW_6201"
     text = {"content-type": "text/plain"}
     assert admin.refusal("POST", f"{OURS}/deploy", 415, content=b"x", headers=text)["code"] == "PSYNC_S2004"
 
@@ -132,7 +132,7 @@ def test_a_preview_is_that_of_the_command(
 def test_a_wrong_body_is_told_what_is_wrong(admin: AdminEndpoint, path: str, body: object, said: str) -> None:
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
     error = admin.refusal("POST", f"{OURS}/{path}", 400, content=content)
-    assert error["code"] == "HW_6101"
+    assert error["code"] == "HW_6201"
     assert said in error["description"]
 
 
@@ -151,21 +151,21 @@ def test_what_takes_too_long_is_ended(admin: AdminEndpoint, monkeypatch: pytest.
         ("explain/row", {**client, "table": "lists", "id": "l1"}, "explain row"),
     ):
         error = admin.refusal("POST", f"{OURS}/{path}", 422, json=body)
-        assert error["code"] == "HW_6103"
+        assert error["code"] == "HW_6203"
         assert command in error["details"]
 
 
 def test_an_answer_that_is_too_large_is_none(admin: AdminEndpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headwater.api.admin.route.MOST_BYTES", 1_000)
     body = {"content": SERVED, "client": {"user": "u1"}, "rows": 1_000}
-    assert admin.refusal("POST", f"{OURS}/preview", 422, json=body)["code"] == "HW_6104"
+    assert admin.refusal("POST", f"{OURS}/preview", 422, json=body)["code"] == "HW_6204"
 
 
 def test_rows_that_take_too_much_room_are_not_shown(admin: AdminEndpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headwater.api.admin.rules.MOST_BYTES", 1_000)
     body = {"content": SERVED, "client": {"user": "u1"}, "rows": 1_000}
     error = admin.refusal("POST", f"{OURS}/preview", 422, json=body)
-    assert (error["code"], error["details"]) == ("HW_6104", "ask for fewer rows")
+    assert (error["code"], error["details"]) == ("HW_6204", "ask for fewer rows")
 
 
 def test_more_rows_than_fit_into_memory_are_not_counted(admin: AdminEndpoint, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,7 +197,7 @@ def test_operators_wait_for_each_other_up_to_a_number(admin: AdminEndpoint, monk
         asking += waiting
         while admin.http.get(f"{OURS}/clients").status_code == 200 and not busy(admin):
             pass
-        assert admin.refusal("GET", f"{OURS}/versions", 429)["code"] == "HW_6105"
+        assert admin.refusal("GET", f"{OURS}/versions", 429)["code"] == "HW_6205"
     finally:
         go.set()
         for thread in asking:

@@ -13,9 +13,11 @@ from hypothesis import strategies as st
 from websockets.exceptions import ConnectionClosed
 
 from headwater.api.rsocket import connection, frames
+from headwater.api.streams import stream
 from headwater.api.streams.admission import StreamLimits
+from headwater.sync import ticks
 from tests.support import rsocket_client as client
-from tests.support.fix_api import Endpoint, make_token
+from tests.support.fix_api import RULES, Endpoint, make_token
 from tests.support.memory_store import MemoryStore
 from tests.support.model_client import ModelClient
 from tests.support.rsocket_client import Requester, requester
@@ -203,8 +205,8 @@ def test_a_request_without_an_end_is_cut_off(connected: Requester, monkeypatch: 
 
 def test_a_connection_has_few_streams(filled: Endpoint, connected: Requester) -> None:
     connected.set_up(make_token())
-    for stream in range(1, 2 * connection.MOST_STREAMS + 2, 2):
-        connected.request(credit=1, stream=stream)
+    for number in range(1, 2 * connection.MOST_STREAMS + 2, 2):
+        connected.request(credit=1, stream=number)
     kinds = [connected.receive().kind for _ in range(connection.MOST_STREAMS + 1)]
     assert sorted(kinds) == [client.PAYLOAD] * connection.MOST_STREAMS + [client.ERROR]
 
@@ -236,6 +238,67 @@ def is_admitted(endpoint: Endpoint) -> bool:
         found.set_up(make_token())
         found.request()
         return found.receive().kind == client.PAYLOAD
+
+
+def test_a_device_that_asks_for_nothing_is_told_that_its_stream_was_cut_off(
+    memory_store: MemoryStore, start_endpoint: Callable[..., Endpoint], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its SDK takes a connection for alive as long as keepalives are answered."""
+    monkeypatch.setattr(ticks, "KEEPALIVE", 0.2)
+    endpoint = start_endpoint(memory_store, streams=StreamLimits(stalled_seconds=0.3))
+    with requester(str(endpoint.http.base_url)) as found:
+        found.set_up(make_token())
+        found.request(credit=1)
+        assert "checkpoint" in found.receive().document
+        received = found.receive()
+        assert (received.stream, received.kind) == (1, client.ERROR)
+        assert received.error[1].startswith("[HW_6020] ")
+
+
+def test_a_device_that_asks_for_nothing_hears_of_another_config(
+    filled: Endpoint, memory_store: MemoryStore, connected: Requester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream, "STUCK_SECONDS", 0.2)
+    connected.set_up(make_token())
+    connected.request(credit=1)
+    assert "checkpoint" in connected.receive().document
+    memory_store.replace_config(RULES)
+    memory_store.wake()
+    assert connected.receive().kind == client.ERROR
+
+
+def test_a_request_that_is_cancelled_before_it_came_whole_leaves_its_place(
+    filled: Endpoint, connected: Requester
+) -> None:
+    connected.set_up(make_token())
+    for number in range(1, 21, 2):
+        connected.send(client.frame(number, client.REQUEST_STREAM, client.FOLLOWS, b"\0\0\0\x01{"))
+        connected.cancel(number)
+    connected.request(stream=21)
+    assert connected.receive().stream == 21
+
+
+@pytest.mark.parametrize("pieces", [1, 3])
+def test_requests_together_are_bounded_however_they_come(connected: Requester, pieces: int) -> None:
+    connected.set_up(make_token())
+    for number in range(pieces):
+        content = b"\0\0\0\x01" + b" " * (connection.MAX_REQUEST // pieces + 1)
+        connected.send(client.frame(2 * number + 1, client.REQUEST_STREAM, client.FOLLOWS, content))
+    assert ended(connected)[0] == frames.ErrorCode.CONNECTION_ERROR
+
+
+def test_a_request_that_never_ends_ends_its_connection(connected: Requester, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "REQUEST_SECONDS", 0.1)
+    connected.set_up(make_token())
+    connected.send(client.frame(1, client.REQUEST_STREAM, client.FOLLOWS, b"\0\0\0\x01{"))
+    with pytest.raises(ConnectionClosed):
+        connected.receive()
+
+
+def test_whoever_breaks_the_protocol_is_counted(endpoint: Endpoint, connected: Requester) -> None:
+    connected.send(b"")
+    ended(connected)
+    assert endpoint.refused()["HW_6028"] == 1
 
 
 @given(st.binary(max_size=200))

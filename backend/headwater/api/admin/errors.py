@@ -19,28 +19,28 @@ class AdminRefusedError(ApiError):
 class InvalidAdminRequestError(ApiError):
     """The body or a parameter of an operator's request has the wrong form."""
 
-    code = "HW_6101"
+    code = "HW_6201"
     status = 400
 
 
 class NotThereError(ApiError):
     """What an operator asks about is not there: a version, a table, a source."""
 
-    code = "HW_6102"
+    code = "HW_6202"
     status = 404
 
 
 class TakesTooLongError(ApiError):
     """What an operator asked for takes longer than a request may; the commands have no such bound."""
 
-    code = "HW_6103"
+    code = "HW_6203"
     status = 422
 
 
 class TooLargeAnswerError(ApiError):
     """The answer to an operator is larger than a request may ask for."""
 
-    code = "HW_6104"
+    code = "HW_6204"
     status = 422
 
 
@@ -48,7 +48,7 @@ class AdminBusyError(ApiError):
     """As many operators' requests are answered, and wait, as are allowed at once."""
 
     kind = Kind.RETRY
-    code = "HW_6105"
+    code = "HW_6205"
     status = 429
 
 

@@ -54,9 +54,10 @@ class Revocations:
                 merged[each.kind, each.value] = each
         self._held = merged
 
-    def add(self, revocation: Revocation) -> None:
-        """One more. Of several of the same user the latest counts."""
-        self.replace([*self._held.values(), revocation])
+    def add(self, *revocations: Revocation) -> None:
+        """Some more. Of several of the same user the latest counts. Takes time in the number of all, so many are to be
+        added at once."""
+        self.replace([*self._held.values(), *revocations])
 
     def forget(self, now: float, longest_life: float) -> None:
         """Leave out those whose tokens have all expired by themselves."""

@@ -29,7 +29,7 @@ class Front:
             allow_origins=["*"],
             allow_methods=["GET", "HEAD", "POST"],
             allow_headers=_HEADERS,
-            expose_headers=["Content-Type"],
+            expose_headers=["Content-Type", "Retry-After"],
             max_age=3600,
         )
 

@@ -15,6 +15,9 @@ from headwater.api.http.doorman import DoorConfig
 MOST_FRAMES = 1024
 """Frames of one message: an empty one adds nothing to its size, and yet is kept."""
 
+LINGER_SECONDS = 5.0
+"""How long a peer may take for what is left once its connection is closed."""
+
 LAST_SECONDS = 1.0
 """How long the last streams have for their last words."""
 
@@ -34,6 +37,27 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         super().connection_lost(exc)
         if self._lost is not None:
             self._lost()
+
+    async def run_asgi(self) -> None:
+        await super().run_asgi()
+        self._linger()
+
+    def keepalive_timeout(self) -> None:
+        super().keepalive_timeout()
+        self._linger()
+
+    def handle_close(self, event: Frame) -> None:
+        super().handle_close(event)
+        self._linger()
+
+    def _linger(self) -> None:
+        """A transport that is closed waits for its peer to take what is left. It does not wait for ever."""
+        if self.transport.is_closing() and not self.disconnected:
+            self.loop.call_later(LINGER_SECONDS, self._abort)
+
+    def _abort(self) -> None:
+        if not self.disconnected:
+            self.transport.abort()
 
     def handle_ping(self) -> None:
         if self.writable.is_set():

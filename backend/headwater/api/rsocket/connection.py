@@ -31,7 +31,7 @@ from headwater.api.rsocket.frames import (
     keepalive,
     read_frame,
 )
-from headwater.api.rsocket.sink import RSocketSink, message_of
+from headwater.api.rsocket.sink import LAST_SECONDS, RSocketSink, message_of
 from headwater.api.streams.codings import IDENTITY
 from headwater.api.streams.encoding import WireForm
 from headwater.api.streams.service import Opening, Streams
@@ -50,7 +50,10 @@ MOST_STREAMS = 4
 """Streams of one connection. Clients have one."""
 
 MAX_REQUEST = 1024 * 1024
-"""Bytes of one request, in all its fragments."""
+"""Bytes of one request in all its fragments, and of all that have not begun together."""
+
+REQUEST_SECONDS = 30.0
+"""How long a request may take to come whole."""
 
 PATH = "/sync/stream"
 
@@ -65,6 +68,12 @@ class UnsupportedSetupError(ApiError):
 
     code = "PSYNC_S2004"
     status = 415
+
+
+class BrokenProtocolError(ApiError):
+    """What came over a websocket is not RSocket as it is spoken here."""
+
+    code = "HW_6028"
 
 
 class UnknownStreamError(ApiError):
@@ -100,9 +109,20 @@ class Connection:
     _user_agent: str | None = None
     _types: tuple[str, str] = (_JSON, _JSON)
     _sending: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _conversation: asyncio.Task[None] | None = None
 
     async def run(self) -> None:
-        """Until the client leaves, or breaks the protocol."""
+        """Until the client leaves, breaks the protocol, or can't be told of the end of a stream."""
+        self._conversation = asyncio.create_task(self._converse())
+        await asyncio.wait([self._conversation])
+        if not self._conversation.cancelled():
+            self._conversation.result()
+
+    def _abort(self) -> None:
+        if self._conversation is not None:
+            self._conversation.cancel()
+
+    async def _converse(self) -> None:
         try:
             lifetime = await self._set_up()
             if lifetime is not None:
@@ -121,9 +141,9 @@ class Connection:
                 raise FrameError("the first frame has to be SETUP")
             await self._admit(frame)
         except TimeoutError:
-            await self._refuse(ErrorCode.INVALID_SETUP, "no SETUP came")
+            await self._end(ErrorCode.INVALID_SETUP, "no SETUP came")
         except FrameError as failure:
-            await self._refuse(ErrorCode.INVALID_SETUP, str(failure))
+            await self._end(ErrorCode.INVALID_SETUP, str(failure))
         except UnsupportedSetupError as failure:
             self._note(failure)
             await self._refuse(ErrorCode.UNSUPPORTED_SETUP, message_of(failure))
@@ -153,9 +173,9 @@ class Connection:
                     frame = read_frame(await self._receive())
                 await self._take(frame)
             except TimeoutError:
-                return await self._refuse(ErrorCode.CONNECTION_ERROR, "nothing was heard of the client for too long")
+                return await self._end(ErrorCode.CONNECTION_ERROR, "nothing was heard of the client for too long")
             except FrameError as failure:
-                return await self._refuse(ErrorCode.CONNECTION_ERROR, str(failure))
+                return await self._end(ErrorCode.CONNECTION_ERROR, str(failure))
 
     async def _take(self, frame: object) -> None:
         match frame:
@@ -169,6 +189,8 @@ class Connection:
                 self._open[number].sink.add_credit(credit)
             case Cancel(stream=number) if number in self._open:
                 self._open[number].close()
+                if self._open[number].task is None:
+                    del self._open[number]
             case Setup():
                 raise FrameError("SETUP came a second time")
             case _:
@@ -180,12 +202,25 @@ class Connection:
         if len(self._open) >= MOST_STREAMS:
             refused = error(request.stream, ErrorCode.REJECTED, f"{MOST_STREAMS} streams are open already")
             return await self._send(refused)
-        sink = RSocketSink(request.stream, request.credit, self._send)
+        sink = RSocketSink(request.stream, request.credit, self._send, self._abort)
         stream = _Stream(sink, bytearray(request.metadata), bytearray(request.data))
         self._open[request.stream] = stream
-        if not request.follows:
+        self._bound()
+        if request.follows:
+            asyncio.get_running_loop().call_later(REQUEST_SECONDS, self._give_up, stream)
+        else:
             self._start(request.stream, stream)
         return None
+
+    def _bound(self) -> None:
+        """Raise FrameError when requests that have not begun are too large together."""
+        if sum(len(each.metadata) + len(each.data) for each in self._open.values()) > MAX_REQUEST:
+            raise FrameError(f"requests are larger than {MAX_REQUEST} bytes")
+
+    def _give_up(self, stream: _Stream) -> None:
+        """A request that has not come whole by now ends its connection."""
+        if stream.task is None and stream in self._open.values():
+            self._abort()
 
     def _extend(self, number: int, fragment: Fragment) -> None:
         stream = self._open[number]
@@ -193,8 +228,7 @@ class Connection:
             raise FrameError("a request goes on after its end")
         stream.metadata += fragment.metadata
         stream.data += fragment.data
-        if len(stream.metadata) + len(stream.data) > MAX_REQUEST:
-            raise FrameError(f"a request is larger than {MAX_REQUEST} bytes")
+        self._bound()
         if not fragment.follows:
             self._start(number, stream)
 
@@ -251,10 +285,16 @@ class Connection:
         with suppress(GoneError):
             await self._send(frame)
 
+    async def _end(self, code: ErrorCode, message: str) -> None:
+        """End a connection that breaks the protocol."""
+        self._note(BrokenProtocolError(message))
+        await self._refuse(code, message)
+
     async def _refuse(self, code: ErrorCode, message: str) -> None:
-        await self._send(error(CONNECTION, code, message))
-        with suppress(WebSocketDisconnect):
-            await self.websocket.close()
+        with suppress(WebSocketDisconnect, TimeoutError):
+            async with asyncio.timeout(LAST_SECONDS):
+                await self._send(error(CONNECTION, code, message))
+                await self.websocket.close()
 
     def _note(self, failure: HeadwaterError) -> None:
         user = None if self._user is None else self._user.user_id

@@ -10,16 +10,20 @@ from headwater.api.errors import told
 from headwater.api.rsocket.frames import MAX_CREDIT, ErrorCode, complete, error, payload
 from headwater.api.streams.codings import Piece
 
+LAST_SECONDS = 1.0
+"""How long a client that does not read may keep the last word of a stream from being sent."""
+
 SendFrame = Callable[[bytes], Awaitable[None]]
 
 
 class RSocketSink:
     """A sink of BSON documents, each a payload. Sends no more of them than the client has asked for."""
 
-    def __init__(self, stream: int, credit: int, send: SendFrame) -> None:
+    def __init__(self, stream: int, credit: int, send: SendFrame, abort: Callable[[], None]) -> None:
         self._stream = stream
         self._credit = credit
         self._send = send
+        self._abort = abort
         self._more = asyncio.Event()
         self._left = asyncio.Event()
 
@@ -45,7 +49,12 @@ class RSocketSink:
         await self._send(complete(self._stream))
 
     async def fail(self, failure: Exception) -> None:
-        await self._send(error(self._stream, ErrorCode.APPLICATION_ERROR, message_of(failure)))
+        last = error(self._stream, ErrorCode.APPLICATION_ERROR, message_of(failure))
+        try:
+            async with asyncio.timeout(LAST_SECONDS):
+                await self._send(last)
+        except TimeoutError:
+            self._abort()  # a client that hears nothing would wait for ever
 
     async def gone(self) -> None:
         await self._left.wait()

@@ -176,8 +176,8 @@ class Hub:
     def _take(self, sight: _Sight) -> None:
         before, self._state = self._state, sight.state
         if sight.revocations:
-            self._revoked_seq = sight.revocations[-1].seq
             self._revoked(sight.revocations)
+            self._revoked_seq = sight.revocations[-1].seq
         if sight.writes:
             self._seq = sight.writes[-1].seq
             self._writes.expect(sight.writes)

@@ -22,6 +22,9 @@ from headwater.storage.contract.revocations import Revocation
 from headwater.sync.request import BodyLimits, StreamRequest, write_key
 from headwater_rules.results import SyncRequest
 
+MAX_AGENT = 300
+"""Characters that are kept of what a client says it is."""
+
 
 @dataclass(frozen=True, slots=True)
 class Opening:
@@ -102,7 +105,8 @@ class Streams:
             self._left_out,
             opening.form,
         )
-        caller = Caller(asked.client_id, opening.user_agent, asked.app_metadata)
+        agent = opening.user_agent and opening.user_agent[:MAX_AGENT]  # by websocket, no header bounds it
+        caller = Caller(asked.client_id, agent, asked.app_metadata)
         return Stream(
             dialogue, opening.form, user, caller, self._threads, self._hub, self._refusals, self._limits.stalled_seconds
         )

@@ -32,7 +32,7 @@ class Sink(Protocol):
         """The stream is whole: the client may connect again at once."""
 
     async def fail(self, error: Exception) -> None:
-        """The stream is cut off after `open`, by an error."""
+        """The stream is cut off after `open`, by an error. Waits a moment at most for a client that does not read."""
 
     async def gone(self) -> None:
         """Returns when the client has left."""

@@ -281,6 +281,7 @@ class Stream:
         if not pump.done():
             return "client gone"
         if pump.cancelled():
+            await self._tell_cut(sink)
             return ", ".join(filter(None, (self._reason, "client not reading")))
         error = pump.exception()
         if error is None:
@@ -295,6 +296,10 @@ class Stream:
             return f"failed: {error.code}"
         log.error("a stream was cut off", exc_info=error)
         return "failed"
+
+    async def _tell_cut(self, sink: Sink) -> None:
+        with suppress(GoneError):
+            await sink.fail(StalledError("the stream was cut off, since nothing was taken of it", fix="connect again"))
 
     def _log(self, reason: str, seconds: float) -> None:
         facts = {

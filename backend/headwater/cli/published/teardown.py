@@ -32,7 +32,7 @@ class NotConfirmedError(HeadwaterError):
 class SlotStaysError(HeadwaterError):
     """The slot is in use, so it can't be dropped; the store was not changed."""
 
-    code = "HW_8103"
+    code = "HW_8106"
 
 
 def teardown(config: ServiceConfig, word: str, *, wait_seconds: float = WAIT_SECONDS) -> None:

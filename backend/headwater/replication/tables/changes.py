@@ -152,6 +152,8 @@ def adapt(store: StoreWriter, lease: Lease, state: SourceState, context: LiveCon
         _log.info("removing the rows of %s: it is gone, not published any more, or its rows got other ids", name)
         store.drop_table(lease, _emptied(store, lease, state, context, table))
     for table, published in changes.touched:
+        if table.has(Cause.REDEFINED) and not published.all_streamed_since(table.fingerprint):
+            store.mark_resync(lease, [table.id], ResyncReason(Cause.REPLACED))
         store.add_layout(lease, table.id, published.relation, published.shape)
     for table, published in changes.altered:
         partly = attach_reason(table, published)

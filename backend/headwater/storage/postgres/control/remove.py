@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from importlib import resources
 
@@ -9,7 +10,7 @@ import psycopg
 from psycopg import sql
 
 _MADE = re.compile(r"^create table (?:if not exists )?(\w+)", re.MULTILINE)
-_NUMBERED = re.compile(r"rows_\d+(_\w+)?|stage_\d+_\d+_\w+")
+_NUMBERED = re.compile(r"rows_\d+|stage_\d+_\d+_\w+_(rows|lookups|buckets|segments)")
 
 
 def remove(connection: psycopg.Connection, schema: str) -> None:
@@ -23,9 +24,6 @@ def remove(connection: psycopg.Connection, schema: str) -> None:
             if name in made or _NUMBERED.fullmatch(name):
                 connection.execute(sql.SQL("drop table {} cascade").format(sql.Identifier(schema, name)))
         connection.execute(sql.SQL("drop function if exists {}()").format(sql.Identifier(schema, "refuse_write")))
-        left = connection.execute(
-            "select exists (select from pg_class where relnamespace = n.oid) from pg_namespace n where nspname = %s",
-            [schema],
-        ).fetchone()
-        if left == (False,) and schema != "public":
-            connection.execute(sql.SQL("drop schema {}").format(sql.Identifier(schema)))
+        if schema != "public":
+            with contextlib.suppress(psycopg.errors.DependentObjectsStillExist), connection.transaction():
+                connection.execute(sql.SQL("drop schema if exists {}").format(sql.Identifier(schema)))

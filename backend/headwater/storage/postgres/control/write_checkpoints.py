@@ -56,7 +56,9 @@ def request(
 
 def forget_requests(connection: psycopg.Connection, seconds: float) -> int:
     """See `StoreReader.forget_write_requests`."""
-    return connection.execute(_FORGET, [seconds]).rowcount
+    with connection.transaction():
+        connection.execute("select seq from write_state for update")  # clients are told of rows that are there
+        return connection.execute(_FORGET, [seconds]).rowcount
 
 
 def _put(

@@ -1,5 +1,5 @@
 -- Format 4: revocations.
-create table if not exists revocations (
+create table revocations (
     seq   bigint generated always as identity primary key,
     kind  text not null,
     value text not null,

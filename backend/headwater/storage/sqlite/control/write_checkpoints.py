@@ -25,20 +25,26 @@ create table if not exists write_checkpoints (
     requested_at real  -- seconds since 1970, of an id that the client chose
 ) strict, without rowid;
 create index if not exists write_checkpoints_seq on write_checkpoints (seq);
+create table if not exists write_state (
+    id  integer primary key check (id = 1),
+    seq integer not null  -- the last one that was given out, whatever was removed since
+) strict;
+insert or ignore into write_state values (1, 0);
 """
 
 _SELECT = "select key, id, lsns, seq from write_checkpoints"
 
+_NEXT = """
+update write_state set seq = max(seq, (select coalesce(max(seq), 0) from write_checkpoints)) + 1 returning seq
+"""
+
 _UPSERT = """
-insert into write_checkpoints (key, id, lsns, requested_at, seq)
-values (?, ?, ?, ?, (select coalesce(max(seq), 0) + 1 from write_checkpoints))
+insert into write_checkpoints (key, id, lsns, requested_at, seq) values (?, ?, ?, ?, ?)
 on conflict (key) do update set
     id = excluded.id, lsns = excluded.lsns, requested_at = excluded.requested_at, seq = excluded.seq
 """
 
-_CAP = """
-update write_checkpoints set lsns = ?, seq = (select max(seq) + 1 from write_checkpoints) where key = ?
-"""
+_CAP = "update write_checkpoints set lsns = ?, seq = ? where key = ?"
 
 _REQUESTED_AGAIN = "update write_checkpoints set requested_at = ? where key = ? and id = ? and requested_at is not null"
 
@@ -50,7 +56,7 @@ class WriteCheckpoints:
         self._path = path
         self._lock = threading.Lock()
         self._connection = open_writer(path)
-        with sqlite_errors(path):
+        with sqlite_errors(path), immediate(self._connection):  # other processes may be at the same
             self._connection.execute(_SCHEMA)
             columns = {row[1] for row in self._connection.execute("pragma table_info (write_checkpoints)")}
             if "requested_at" not in columns:  # a file of an older version
@@ -73,18 +79,17 @@ class WriteCheckpoints:
             self._connection.execute(_REQUESTED_AGAIN, (now, key, chosen))
             return before.id if before else 0
         merged = orjson.dumps(later_positions(before, lsns)).decode()
-        self._connection.execute(_UPSERT, (key, write_id, merged, now))
+        self._connection.execute(_UPSERT, (key, write_id, merged, now, self._next()))
         return write_id
+
+    def _next(self) -> int:
+        return as_int(self._connection.execute(_NEXT).fetchall()[0][0])
 
     def forget_requests(self, seconds: float) -> int:
         """See `StoreReader.forget_write_requests`."""
         with self._lock, sqlite_errors(self._path), immediate(self._connection):
-            # The newest one stays, because the next `seq` is computed from it
-            self._connection.execute(
-                "delete from write_checkpoints where requested_at < ?"
-                " and seq < (select max(seq) from write_checkpoints)",
-                (time.time() - seconds,),
-            )
+            oldest = time.time() - seconds
+            self._connection.execute("delete from write_checkpoints where requested_at < ?", (oldest,))
             return self._connection.changes()
 
     def cap(self, tag: str, lsn: Lsn) -> None:
@@ -94,7 +99,7 @@ class WriteCheckpoints:
                 write = _checkpoint(row)
                 if write.lsns.get(tag, lsn) > lsn:
                     capped = orjson.dumps({**write.lsns, tag: lsn}).decode()
-                    self._connection.execute(_CAP, (capped, write.key))
+                    self._connection.execute(_CAP, (capped, self._next(), write.key))
 
     def after(self, seq: int) -> list[WriteCheckpoint]:
         sql = f"{_SELECT} where seq > ? order by seq"
