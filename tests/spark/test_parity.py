@@ -262,6 +262,7 @@ def kill_workers() -> None:
     assert workers
 
 
+@pytest.mark.long
 def test_where_rows_meet_nothing_hides_what_differs(spark: Spark) -> None:
     """Two tables of rows that come up to three times on either side, some with another digest than they should."""
     dice = random.Random(5)

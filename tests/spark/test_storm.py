@@ -35,6 +35,7 @@ def _whole_again(spark: Spark) -> Iterator[None]:
             return
 
 
+@pytest.mark.long
 def test_parts_die_under_the_writers(storm: Storm) -> None:
     tally = storm(200, Plan(transactions=40, kills=3), rounds=2)
     assert tally.kills.total() == 6

@@ -27,7 +27,7 @@ create table if not exists write_checkpoints (
 create index if not exists write_checkpoints_seq on write_checkpoints (seq);
 create table if not exists write_state (
     id  integer primary key check (id = 1),
-    seq integer not null  -- the last one that was given out, whatever was removed since
+    seq integer not null  -- the last one that was given out, whatever is gone since
 ) strict;
 insert or ignore into write_state values (1, 0);
 """
