@@ -188,6 +188,7 @@ def die_in_the_snapshot(launch: Launch, deployment: Deployment, point: str) -> N
     assert published == (point == "publish.after_commit")
 
 
+@pytest.mark.long
 def test_death_while_a_snapshot_is_published(deploy: Deploy, launch: Launch, source_db: SourceDb) -> None:
     deployment = filled(deploy(NOTES))
     die_in_the_snapshot(launch, deployment, "publish.before_commit")

@@ -109,7 +109,7 @@ def live_and_die(witness: Witness, seed: int, points: list[str]) -> Counter[str]
     return died
 
 
-@LASTING
+@pytest.mark.parametrize("new_address", ["sqlite", pytest.param("postgres", marks=pytest.mark.long)], indirect=True)
 @pytest.mark.timeout(600)
 def test_a_store_dies_once_at_every_point(new_address: NewAddress, launch_module: Launch) -> None:
     points = [*FAVOURITES]

@@ -69,7 +69,9 @@ def truth(source: SourceDb) -> Rows:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("source", [14, 15, 16, 17, 18], indirect=True)
+@pytest.mark.parametrize(
+    "source", [14, *(pytest.param(major, marks=pytest.mark.long) for major in (15, 16, 17)), 18], indirect=True
+)
 def test_changes_of_rows_tables_and_publications(source: SourceDb, tmp_path: Path, bulk: BulkJobs) -> None:
     source.execute("create table notes (id text primary key, n int, body text)")
     source.execute(f"insert into notes select i::text, i, 'x' || i from generate_series(1, {ROWS}) i")

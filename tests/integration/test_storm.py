@@ -22,6 +22,7 @@ def test_tables_change_under_the_writers(storm: Storm, seed: int) -> None:
     assert tally.rounds == 2
 
 
+@pytest.mark.long
 def test_two_services_with_secrets_and_large_rows(storm: Storm) -> None:
     plan = Plan(transactions=20, changes=2, heavy=2, services=2, storage="postgres")
     tally = storm(3, plan, rounds=1)

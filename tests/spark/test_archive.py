@@ -318,6 +318,7 @@ def test_an_export_goes_to_a_new_directory_only(engine: SparkEngine, written: Wr
         export(engine, written.address, tmp_path / "archive")
 
 
+@pytest.mark.long
 def test_an_archive_can_be_read_by_spark_itself(
     engine: SparkEngine, spark: Spark, written: WrittenStore, tmp_path: Path
 ) -> None:

@@ -200,6 +200,7 @@ def test_where_rows_meet_an_error_is_a_value_too(engine: SparkEngine, tmp_path: 
     assert len(list(tmp_path.iterdir())) == 1
 
 
+@pytest.mark.long
 def test_where_rows_meet_a_job_can_be_given_up(engine: SparkEngine, tmp_path: Path) -> None:
     stop = threading.Event()
     task = RowsTask(Endless(TABLE, 0, 1, str(tmp_path)), 1, frozenset({0}))

@@ -37,6 +37,9 @@ HTTP = {
 }
 WEBSOCKET = {
     "connection_lost": ["exc"],
+    "run_asgi": [],
+    "keepalive_timeout": [],
+    "handle_close": ["event"],
     "handle_ping": [],
     "handle_cont": ["event"],
     "handle_parser_exception": [],
