@@ -52,6 +52,10 @@ class Head(Protocol):
     async def close(self) -> None: ...
 
 
+_Number = Callable[[Sequence[str]], dict[str, int]]
+"""Has the store number the next write of each key."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Waiting:
     """Who waits for a number: the next one, or one that was `chosen`."""
@@ -114,36 +118,38 @@ class WriteCheckpoints:
             self._worker = None
 
     async def _answer(self, batch: Sequence[_Waiting]) -> None:
-        created = [each for each in batch if each.chosen is None]
-        requested = [each for each in batch if each.chosen is not None]
         try:
             lsns = await self._head.advance_past()
         except Exception as error:  # noqa: BLE001 - each of those who wait is told
             _settle(batch, dict.fromkeys((each.key for each in batch), error))
             return
+        created = [each for each in batch if each.chosen is None]
+        requested = [each for each in batch if each.chosen is not None]
         highest = {each.key: each.chosen or 0 for each in sorted(requested, key=lambda each: each.chosen or 0)}
-        for waiting, keys in ((created, [each.key for each in created]), (requested, list(highest))):
-            if waiting:
-                _settle(waiting, await self._number(keys, highest if waiting is requested else None, lsns))
+        if created:
+            keys = list(dict.fromkeys(each.key for each in created))
+            _settle(created, await self._number(keys, lambda some: self._reader.create_write_checkpoint(some, lsns)))
+        if requested:
+            _settle(
+                requested,
+                await self._number(
+                    list(highest),
+                    lambda some: self._reader.request_write_checkpoint({key: highest[key] for key in some}, lsns),
+                ),
+            )
         self._created()
         if requested:
             await self._sweep()
 
-    async def _number(
-        self, keys: Sequence[str], chosen: Mapping[str, int] | None, lsns: Mapping[str, Lsn]
-    ) -> Mapping[str, int | Exception]:
+    async def _number(self, keys: Sequence[str], number: _Number) -> Mapping[str, int | Exception]:
         """All keys at once; if that fails for another reason than that the store is away, each for itself, so that a
         key which the store can't take is nobody else's failure."""
-        if chosen is None:
-            job = partial(self._reader.create_write_checkpoint, keys, lsns)
-        else:
-            job = partial(self._reader.request_write_checkpoint, {key: chosen[key] for key in keys}, lsns)
         try:
-            return await self._threads.promptly(job)
+            return await self._threads.promptly(partial(number, keys))
         except Exception as error:  # noqa: BLE001 - whoever asked for it is told
             if len(keys) == 1 or (isinstance(error, HeadwaterError) and error.kind is Kind.RETRY):
                 return dict.fromkeys(keys, error)
-        return {key: outcome for one in keys for key, outcome in (await self._number([one], chosen, lsns)).items()}
+        return {key: outcome for one in keys for key, outcome in (await self._number([one], number)).items()}
 
     async def _sweep(self) -> None:
         """Now and then, forget what nobody has asked for in a while."""

@@ -63,11 +63,7 @@ class StreamRequest:
 
 def parse_stream_request(body: bytes, limits: BodyLimits = BodyLimits()) -> StreamRequest:
     """Read a request body. Raises InvalidRequestError that names the field."""
-    try:
-        fields = orjson.loads(body)
-    except orjson.JSONDecodeError as error:
-        raise InvalidRequestError("the body is not valid JSON", fix=f"send one JSON object: {error.msg}") from error
-    return stream_request(fields, limits)
+    return stream_request(_parsed(body), limits)
 
 
 def stream_request(fields: object, limits: BodyLimits = BodyLimits()) -> StreamRequest:
@@ -109,14 +105,18 @@ class CheckpointRequest:
 
 def parse_checkpoint_request(body: bytes) -> CheckpointRequest:
     """Read the body of a checkpoint request. Raises InvalidRequestError that names the field."""
-    try:
-        fields = _object(orjson.loads(body), "body")
-    except orjson.JSONDecodeError as error:
-        raise InvalidRequestError("the body is not valid JSON", fix=f"send one JSON object: {error.msg}") from error
+    fields = _object(_parsed(body), "body")
     client_id = parse_client_id(fields.get("client_id"))
     if client_id is None:
         raise InvalidRequestError("client_id is missing", "client_id", "send the id of the client")
     return CheckpointRequest(client_id, _chosen_id(fields.get("checkpoint_request_id")))
+
+
+def _parsed(body: bytes) -> object:
+    try:
+        return orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise InvalidRequestError("the body is not valid JSON", fix=f"send one JSON object: {error.msg}") from error
 
 
 def _chosen_id(value: object) -> int:

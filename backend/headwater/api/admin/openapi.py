@@ -70,7 +70,7 @@ def document(routes: Sequence[AdminRoute]) -> Json:
 def _hook(kind: type) -> Json:
     if kind is object:
         return _ANYTHING
-    raise NotImplementedError(kind)
+    raise NotImplementedError(kind)  # how a hook of msgspec says that a type is unknown to it
 
 
 def _is_json(kind: type) -> bool:

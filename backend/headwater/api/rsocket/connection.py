@@ -92,9 +92,6 @@ class _Stream:
     data: bytearray
     task: asyncio.Task[None] | None = None
 
-    def close(self) -> None:
-        self.sink.leave()
-
 
 @dataclass(slots=True)
 class Connection:
@@ -114,7 +111,10 @@ class Connection:
     async def run(self) -> None:
         """Until the client leaves, breaks the protocol, or can't be told of the end of a stream."""
         self._conversation = asyncio.create_task(self._converse())
-        await asyncio.wait([self._conversation])
+        try:
+            await asyncio.wait([self._conversation])
+        finally:
+            self._abort()  # where the server ends it
         if not self._conversation.cancelled():
             self._conversation.result()
 
@@ -188,7 +188,7 @@ class Connection:
             case RequestMore(stream=number, credit=credit) if number in self._open:
                 self._open[number].sink.add_credit(credit)
             case Cancel(stream=number) if number in self._open:
-                self._open[number].close()
+                self._open[number].sink.leave()
                 if self._open[number].task is None:
                     del self._open[number]
             case Setup():
@@ -238,14 +238,15 @@ class Connection:
     async def _serve(self, number: int, stream: _Stream) -> None:
         try:
             await self.streams.serve(self._opening(stream), lambda _: stream.sink)
-        except HeadwaterError as failure:
-            self._note(failure)
-            await self._send_last(error(number, ErrorCode.APPLICATION_ERROR, message_of(failure)))
         except GoneError:
             pass
         except Exception as failure:
-            log.exception("a stream failed")
-            await self._send_last(error(number, ErrorCode.APPLICATION_ERROR, message_of(failure)))
+            if isinstance(failure, HeadwaterError):
+                self._note(failure)
+            else:
+                log.exception("a stream failed")
+            with suppress(GoneError):
+                await stream.sink.fail(failure)
         finally:
             self._open.pop(number, None)
 
@@ -281,10 +282,6 @@ class Connection:
         except WebSocketDisconnect:
             raise GoneError from None
 
-    async def _send_last(self, frame: bytes) -> None:
-        with suppress(GoneError):
-            await self._send(frame)
-
     async def _end(self, code: ErrorCode, message: str) -> None:
         """End a connection that breaks the protocol."""
         self._note(BrokenProtocolError(message))
@@ -303,8 +300,8 @@ class Connection:
 
     async def _close(self) -> None:
         tasks = [stream.task for stream in self._open.values() if stream.task is not None]
-        for stream in list(self._open.values()):
-            stream.close()
+        for stream in self._open.values():
+            stream.sink.leave()
         if tasks:
             await asyncio.wait(tasks)
 

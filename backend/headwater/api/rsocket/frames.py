@@ -53,10 +53,8 @@ class ErrorCode(IntEnum):
     UNSUPPORTED_SETUP = 0x002
     REJECTED_SETUP = 0x003
     CONNECTION_ERROR = 0x101
-    CONNECTION_CLOSE = 0x102
     APPLICATION_ERROR = 0x201
     REJECTED = 0x202
-    INVALID = 0x204
 
 
 @dataclass(frozen=True, slots=True)

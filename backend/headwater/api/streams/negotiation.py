@@ -33,7 +33,7 @@ def content_type(written_in: Format) -> str:
 def choose_coding(accepted: str | None, offered: Sequence[Coding]) -> Coding:
     """The coding of an Accept-Encoding header's choice: its highest weight, of equal ones the first offered. A client
     that names none of them gets lines as they are. Raises NotAcceptableError when it takes none that we have."""
-    weights = dict(_weighted(item) for item in (accepted or "").split(",") if item.strip())
+    weights = _weights(accepted)
     rest = weights.get("*", 0.0)
     candidates = [(weights.get(coding.name, rest), coding) for coding in offered]
     identity = weights.get(IDENTITY.name, weights.get("*", _IDENTITY_WEIGHT))
@@ -46,9 +46,13 @@ def choose_coding(accepted: str | None, offered: Sequence[Coding]) -> Coding:
 def _takes_bson_only(accept: str | None) -> bool:
     """Whether NDJSON is ruled out. Clients that take both say that they like BSON better, but here NDJSON is what
     costs nothing: see `sync.formats`. A header that names neither gets NDJSON."""
-    weights = dict(_weighted(item) for item in (accept or "").split(",") if item.strip())
+    weights = _weights(accept)
     ndjson = next((weights[name] for name in (NDJSON, *_ANY) if name in weights), 0.0)
     return weights.get(BSON, 0.0) > 0 and ndjson <= 0
+
+
+def _weights(header: str | None) -> dict[str, float]:
+    return dict(_weighted(item) for item in (header or "").split(",") if item.strip())
 
 
 def _weighted(item: str) -> tuple[str, float]:

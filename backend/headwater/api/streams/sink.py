@@ -59,14 +59,10 @@ class HttpSink:
         await self._send({"type": "http.response.start", "status": 200, "headers": headers})
 
     async def send(self, piece: Piece) -> int:
-        body, head = self._wrapping.wrap(piece), self._head
-        if len(body) <= SLICE_BYTES:
-            await self._body(head + body)
-        else:
-            for start in range(0, len(body), SLICE_BYTES):
-                await self._body(head + body[start : start + SLICE_BYTES])
-                head = b""
-        self._head = b""
+        body = self._wrapping.wrap(piece)
+        for start in range(0, len(body), SLICE_BYTES):
+            head, self._head = self._head, b""
+            await self._body(head + body[start : start + SLICE_BYTES])
         return len(body)
 
     async def end(self) -> None:

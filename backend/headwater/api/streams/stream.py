@@ -281,7 +281,7 @@ class Stream:
         if not pump.done():
             return "client gone"
         if pump.cancelled():
-            await self._tell_cut(sink)
+            await _tell(sink, StalledError("the stream was cut off: nothing was taken of it", fix="connect again"))
             return ", ".join(filter(None, (self._reason, "client not reading")))
         error = pump.exception()
         if error is None:
@@ -289,17 +289,12 @@ class Stream:
         if isinstance(error, GoneError):
             return "client gone"
         if isinstance(error, Exception):
-            with suppress(GoneError):
-                await sink.fail(error)
+            await _tell(sink, error)
         if isinstance(error, HeadwaterError):
             log.error("a stream was cut off: %s", error)
             return f"failed: {error.code}"
         log.error("a stream was cut off", exc_info=error)
         return "failed"
-
-    async def _tell_cut(self, sink: Sink) -> None:
-        with suppress(GoneError):
-            await sink.fail(StalledError("the stream was cut off, since nothing was taken of it", fix="connect again"))
 
     def _log(self, reason: str, seconds: float) -> None:
         facts = {
@@ -313,6 +308,11 @@ class Stream:
             "bytes": self._bytes,
         }
         log.info("sync stream closed %s", one_line(facts))
+
+
+async def _tell(sink: Sink, error: Exception) -> None:
+    with suppress(GoneError):
+        await sink.fail(error)
 
 
 async def _stop(*tasks: asyncio.Task[None]) -> None:
