@@ -4,22 +4,20 @@ not bring it takes no row with it."""
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 import psycopg
 import pytest
 
-from headwater.bulk.contract import CompareJob, CompareOutcome, Difference
 from headwater.oplog.change import Cell, Relation
 from headwater.oplog.limits import ROW_LIMIT
-from headwater.pipeline.jobs import BulkJobs, Report
 from headwater.source.connect import SourceUnreachable
 from headwater.source.rows.fetch import Fetched, RowFetcher
 from tests.integration.test_private_history import CONFIG, given
 from tests.support.changed_source import Device, published_rows, settled
 from tests.support.fix_headwater import Deploy, Deployment, wait_until
-from tests.support.local_bulk import LocalEngine
+from tests.support.waiting_bulk import Waiting
 
 if TYPE_CHECKING:
     from tests.support.fix_postgres import SourceDb
@@ -94,26 +92,6 @@ def test_a_row_is_not_completed_by_what_it_became_while_its_changes_were_left_ou
     assert secrets_given_to_a(deployment) == []
     deployment.close()
     assert deployment.problems() == []
-
-
-class Waiting(BulkJobs):
-    """Bulk work whose comparisons begin when they are let go."""
-
-    def __init__(self) -> None:
-        super().__init__(LocalEngine())
-        self.begun, self.go = threading.Event(), threading.Event()
-
-    def compare(
-        self,
-        job: CompareJob,
-        progress: Report,
-        found: Callable[[Sequence[Difference]], None],
-        stop: threading.Event | None = None,
-    ) -> CompareOutcome:
-        self.begun.set()
-        while not self.go.wait(0.01) and not (stop is not None and stop.is_set()):
-            pass
-        return super().compare(job, progress, found, stop)
 
 
 COLUMNS = "id text, n int, body text, more text, primary key (id, n)"
@@ -223,39 +201,6 @@ def test_what_a_row_lacks_outlives_a_comparison_that_evaluates_it(deploy: Deploy
     assert deployment.problems() == []
 
 
-def test_a_lost_slot_is_remembered_of_a_table_that_is_being_compared_already(
-    deploy: Deploy, source_db: SourceDb
-) -> None:
-    """Until it is compared, no row of it is completed with a value from before: it would be a row that never was."""
-    source_db.execute("create table live (id text primary key, n int, body text)")
-    source_db.execute(
-        "alter table live alter body set storage external; insert into live values ('1', 0, repeat('a', 9000))"
-    )
-    deployment = deploy(CONFIG.replace(", SELECT * FROM others", ""))
-    device = Device(deployment.start())
-    before = device.rows()
-    first, second = Waiting(), Waiting()
-    deployment.stop()
-    deployment.bulk = first
-    deployment.start()
-    source_db.execute("alter table live add another int default 1")
-    wait_until(first.begun.is_set, "the comparison for the new column")
-    deployment.stop()
-    source_db.lose_slots()
-    source_db.execute("update live set n = 1, body = repeat('b', 9000)")
-    deployment.bulk = second
-    deployment.start()
-    wait_until(second.begun.is_set, "the comparison for the lost slot")
-    source_db.execute("update live set another = 2")
-    deployment.caught_up()
-    assert device.rows() == before
-    second.go.set()
-    wait_until(lambda: settled(deployment), "the comparison to end")
-    assert device.rows() == published_rows(source_db, {"public.live": "true"})
-    deployment.close()
-    assert deployment.problems() == []
-
-
 def test_a_row_that_may_be_small_enough_is_not_too_large_after_a_restart(deploy: Deploy, source_db: SourceDb) -> None:
     """What the stream told of it was not stored, since a value lacks that the comparison is to bring; what was stored
     is the size of the value before."""
@@ -279,58 +224,6 @@ def test_a_row_that_may_be_small_enough_is_not_too_large_after_a_restart(deploy:
     truth = published_rows(source_db, {"public.live": "true"})
     wait_until(lambda: settled(deployment), "the comparison to end")
     assert device.rows() == truth
-    deployment.close()
-    assert deployment.problems() == []
-
-
-UNSEEN = {
-    "not published for a while": "alter publication headwater drop table live;"
-    " update live set n = 1, body = repeat('b', 9000); alter publication headwater add table live",
-    "published anew": "drop publication headwater; update live set n = 1, body = repeat('b', 9000);"
-    " create publication headwater for table live",
-    "updates not published for a while": "alter publication headwater set (publish = 'insert, delete, truncate');"
-    " update live set n = 1, body = repeat('b', 9000);"
-    " alter publication headwater set (publish = 'insert, update, delete, truncate')",
-    "filtered for a while": "alter publication headwater set table live where (id <> '1');"
-    " update live set n = 1, body = repeat('b', 9000); alter publication headwater set table live",
-    "a partition that was away for a while": "alter table live detach partition live_1;"
-    " update live_1 set n = 1, body = repeat('b', 9000); alter table live attach partition live_1 for values in ('1')",
-    "rewritten in place": "alter table live alter body type text using replace(body, 'a', 'b'),"
-    " alter body set storage external",
-    "of a schema that was not published": "create schema aside; alter table live set schema aside;"
-    " update aside.live set n = 1, body = repeat('b', 9000); alter table aside.live set schema public",
-}
-
-
-@pytest.mark.parametrize("what", UNSEEN)
-def test_no_row_is_made_of_a_change_that_was_seen_and_one_that_was_not(
-    deploy: Deploy, source_db: SourceDb, what: str
-) -> None:
-    """The stream leaves a value out that changed without a word since the store took it."""
-    if "filtered" in what:
-        source_db.needs(15, "row filters of publications")
-    parted = " partition by list (id); create table live_1 partition of live for values in ('1')"
-    source_db.execute(
-        f"create table live (id text primary key, n int, body text){parted if 'partition' in what else ''};"
-        f" alter table {'live_1' if 'partition' in what else 'live'} alter body set storage external;"
-        " insert into live values ('1', 0, repeat('a', 9000))"
-    )
-    source_db.execute("create publication headwater for table live with (publish_via_partition_root)")
-    deployment = deploy(CONFIG.replace(", SELECT * FROM others", ""))
-    device = Device(deployment.start())
-    before = device.rows()
-    deployment.stop()
-    for statement in UNSEEN[what].split(";"):
-        source_db.execute(statement)
-    deployment.bulk = bulk = Waiting()
-    deployment.start()
-    wait_until(bulk.begun.is_set, "the comparison")
-    source_db.execute("update live set n = 5")
-    deployment.caught_up()
-    assert device.rows() == before
-    bulk.go.set()
-    wait_until(lambda: settled(deployment), "the comparison to end")
-    assert device.rows() == published_rows(source_db, {"public.live": "true"})
     deployment.close()
     assert deployment.problems() == []
 

@@ -12,11 +12,11 @@ import pytest
 
 from headwater.oplog.change import Cell, Relation
 from headwater.source.rows.fetch import Fetched, RowFetcher
-from tests.integration.test_completed_rows import Waiting
 from tests.integration.test_private_history import held_back
 from tests.integration.test_trusted_rows import asked
 from tests.support.changed_source import Device, published_rows, settled
 from tests.support.fix_headwater import Deploy, wait_until
+from tests.support.waiting_bulk import Waiting
 
 if TYPE_CHECKING:
     from tests.support.fix_postgres import SourceDb
