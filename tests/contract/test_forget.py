@@ -21,7 +21,7 @@ from headwater.storage.open import open_backend
 from headwater.sync.request import write_key
 from tests.support.model_device import ModelBucket
 from tests.support.store_checker import problems
-from tests.support.written_store import WrittenStore, catch_up, compact, shown
+from tests.support.written_store import WrittenStore, compact, shown
 
 A, B = 'todos.1["a"]', 'todos.1["b"]'
 SECRET = 'quoted "secret" \\ née'
@@ -61,14 +61,14 @@ class Devices:
         self._now = {A: ModelBucket(), B: ModelBucket()}
 
     def sync(self, _: Checkpoint) -> None:
-        catch_up(self._written.address, self._now)
+        self._written.catch_up(self._now)
         self._left.append(copy.deepcopy(self._now))
 
     def check(self) -> None:
         """Whoever comes back, and whoever is new, shows what there is."""
         standing = self._written.standing()
         for device in [*copy.deepcopy(self._left), {A: ModelBucket(), B: ModelBucket()}]:
-            catch_up(self._written.address, device)
+            self._written.catch_up(device)
             assert shown(device) == standing
         assert problems(self._written.address) == []
 
@@ -204,7 +204,7 @@ def test_a_bucket_without_rows_goes_and_comes_back_with_its_first_row(written: W
     assert problems(written.address) == []
     written.write({"r3": (A, "back")})  # by a writer who knew the bucket
     device = {A: ModelBucket(), B: ModelBucket()}
-    catch_up(written.address, device)
+    written.catch_up(device)
     assert shown(device) == Counter({(A, "r3", "back"): 1, (B, "r2", "y"): 1})
     assert problems(written.address) == []
 

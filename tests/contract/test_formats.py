@@ -8,7 +8,6 @@ from contextlib import closing
 from importlib.metadata import version
 from pathlib import Path
 
-import apsw
 import psycopg
 import pytest
 
@@ -21,6 +20,7 @@ from headwater.storage.contract.store import StoreError
 from headwater.storage.open import open_backend
 from tests.contract.world import SOURCE, A, World
 from tests.support.fix_stores import LASTING
+from tests.support.store_file import store_file
 
 pytestmark = LASTING
 
@@ -44,10 +44,9 @@ OPENERS: dict[str, Callable[[Backend], object]] = {
 def write(address: StoreAddress, *statements: str) -> None:
     """Write into the store, past everything that is ours."""
     if isinstance(address, SqliteAddress):
-        db = apsw.Connection(f"{address.directory}/store.db")
-        for statement in statements:
-            db.execute(statement)
-        db.close()
+        with store_file(address.directory) as db:
+            for statement in statements:
+                db.execute(statement)
         return
     with psycopg.connect(address.conninfo, options=f"-c search_path={address.schema}") as pg:
         for statement in statements:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import apsw
 import psycopg
 import pytest
 
@@ -29,6 +28,7 @@ from headwater_rules.results import LookupEntry
 from tests.contract.world import A, B, World, assert_in_step, named, put, totals
 from tests.support.dictionaries.kept import DictAddress, Place
 from tests.support.dictionaries.state import Bucket, Segment, State
+from tests.support.store_file import store_file
 
 ROWS = {str(n): (A if n % 2 else B, f"text {n}") for n in range(30)}
 CHANGES = {"1": (A, "another"), "2": (A, "moved"), "3": None}
@@ -42,10 +42,9 @@ def damage(address: StoreAddress | DictAddress, sql: str, change: Change) -> Non
     """Change something behind the store's back; exactly one row."""
     match address:
         case SqliteAddress(directory):
-            db = apsw.Connection(f"{directory}/store.db")
-            db.execute(sql)
-            assert db.changes() == 1
-            db.close()
+            with store_file(directory) as db:
+                db.execute(sql)
+                assert db.changes() == 1
         case PostgresAddress():
             with psycopg.connect(address.conninfo, options=f"-c search_path={address.schema}") as conn:
                 assert conn.execute(sql.encode()).rowcount == 1

@@ -18,6 +18,7 @@ from headwater.replication.sampling.audit import SamplingSettings, sampled
 from tests.support.fix_headwater import Deploy, Deployment, wait_until
 from tests.support.model_device import contents
 from tests.support.store_checker import Op, histories, problems
+from tests.support.store_file import store_file
 
 if TYPE_CHECKING:
     from tests.support.fix_postgres import SourceDb
@@ -63,11 +64,8 @@ def later(source: SourceDb) -> None:
 def opened(deployment: Deployment) -> Iterator[apsw.Connection]:
     """The stopped deployment's store, to be damaged."""
     deployment.stop()
-    db = apsw.Connection(str(deployment.directory / "store.db"))
-    try:
+    with store_file(deployment.directory) as db:
         yield db
-    finally:
-        db.close()
 
 
 @dataclass(frozen=True, slots=True)

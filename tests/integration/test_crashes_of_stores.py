@@ -9,7 +9,6 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import apsw
 import pytest
 
 from headwater.storage.address import SqliteAddress, StoreAddress
@@ -30,6 +29,7 @@ from tests.support.little_source import (
 from tests.support.model_device import ModelBucket
 from tests.support.old_store import FOLLOWED_TO, make_old_store
 from tests.support.store_checker import problems
+from tests.support.store_file import store_file
 from tests.support.store_life import FAVOURITES, LSN_EACH, MIGRATION_POINTS, write_address
 
 
@@ -142,7 +142,7 @@ def test_an_old_store_dies_while_it_is_brought_up_to_date(launch_module: Launch,
 
 
 def format_of(directory: Path) -> int:
-    with closing(apsw.Connection(str(directory / "store.db"))) as db:
+    with store_file(directory) as db:
         return int(str(db.execute("select value from meta where key = 'format'").fetchall()[0][0]))
 
 

@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import apsw
 import pytest
 
 from headwater.oplog.op import OpId
@@ -25,6 +24,7 @@ from tests.support.fix_headwater import NOTES, Deploy, Deployment, wait_until
 from tests.support.fix_postgres import SourceDb
 from tests.support.fix_service import Service
 from tests.support.store_checker import leftovers
+from tests.support.store_file import store_file
 
 Damage = Callable[[Path], None]
 
@@ -52,19 +52,18 @@ def test_no_bit_of_the_history_is_turned_unnoticed(stopped: Deployment) -> None:
     said: list[str] = []
     state = stopped.reader.checkpoint()
     assert state is not None
-    db = apsw.Connection(str(stopped.directory / "store.db"))
-    number, whole = db.execute("select id, bodies from segment_blobs").fetchall()[0]
-    assert isinstance(whole, bytes)
-    (bucket,) = stopped.buckets("a")
-    right = stopped.reader.chunk(bucket, OpId(0), state[0].op_id)
-    turned = [*range(16), *places.sample(range(16, len(whole)), 50)]
-    for at in turned:
-        db.execute("update segment_blobs set bodies = ? where id = ?", (changed(whole, at), number))
-        try:
-            assert stopped.reader.chunk(bucket, OpId(0), state[0].op_id) == right
-        except StoreError as error:
-            said.append(str(error))
-    db.close()
+    with store_file(stopped.directory) as db:
+        number, whole = db.execute("select id, bodies from segment_blobs").fetchall()[0]
+        assert isinstance(whole, bytes)
+        (bucket,) = stopped.buckets("a")
+        right = stopped.reader.chunk(bucket, OpId(0), state[0].op_id)
+        turned = [*range(16), *places.sample(range(16, len(whole)), 50)]
+        for at in turned:
+            db.execute("update segment_blobs set bodies = ? where id = ?", (changed(whole, at), number))
+            try:
+                assert stopped.reader.chunk(bucket, OpId(0), state[0].op_id) == right
+            except StoreError as error:
+                said.append(str(error))
     assert len(said) >= len(turned) - 2  # some bits of the header mean nothing
     assert all("a segment of the history is damaged" in each for each in said)
     assert all("headwater audit --repair" in each for each in said)

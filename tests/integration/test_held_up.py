@@ -18,6 +18,7 @@ from tests.support.fix_headwater import Deploy, Deployment, wait_until
 from tests.support.fix_postgres import SourceDb
 from tests.support.fix_processes import Launch
 from tests.support.fix_service import config_of, free_port
+from tests.support.store_file import store_file
 
 if TYPE_CHECKING:
     from headwater.pipeline.jobs import BulkJobs
@@ -31,13 +32,11 @@ INSERT = (
 
 def locked(deployment: Deployment) -> bool:
     """Whether a flush is open."""
-    db = apsw.Connection(str(deployment.directory / "store.db"))
-    try:
-        db.execute("begin immediate; rollback")
-    except apsw.BusyError:
-        return True
-    finally:
-        db.close()
+    with store_file(deployment.directory, wait_ms=0) as db:
+        try:
+            db.execute("begin immediate; rollback")
+        except apsw.BusyError:
+            return True
     return False
 
 
@@ -74,14 +73,10 @@ def shows_the_truth(deployment: Deployment) -> bool:
 def lock_of(deployment: Deployment) -> Iterator[None]:
     """Nobody else can write to the store."""
     if deployment.storage is None:
-        db = apsw.Connection(str(deployment.directory / "store.db"))
-        db.set_busy_timeout(10_000)
-        db.execute("begin immediate")
-        try:
+        with store_file(deployment.directory) as db:
+            db.execute("begin immediate")
             yield
-        finally:
             db.execute("rollback")
-            db.close()
         return
     with psycopg.connect(
         deployment.storage.conninfo, options=f"-c search_path={deployment.storage.schema} -c lock_timeout=10s"

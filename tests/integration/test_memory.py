@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import sys
-from contextlib import closing
 from typing import TYPE_CHECKING
 
-import apsw
 import pytest
 
 from tests.support.changed_source import unheard
@@ -15,6 +13,7 @@ from tests.support.fix_processes import Launch
 from tests.support.fix_service import config_of, free_port
 from tests.support.memory import forget_peak, peak
 from tests.support.row_truth import device_rows, truth
+from tests.support.store_file import store_file
 
 if TYPE_CHECKING:
     from tests.support.fix_postgres import SourceDb
@@ -65,7 +64,7 @@ def test_a_transaction_of_up_to_a_gigabyte_passes_a_process_of_600_megabytes(
     wait_until(lambda: deployment.op_count_now() > rows, "the transaction to arrive")
     took = peak(running.process.pid)
     assert took < 600 * MB, f"{took // MB} MB"
-    with closing(apsw.Connection(str(deployment.directory / "store.db"))) as db:
+    with store_file(deployment.directory) as db:
         whole = db.execute("select count(*) from ops where octet_length(line) > ?", (5 * MB,)).fetchall()
     assert whole == [(rows,)]
 

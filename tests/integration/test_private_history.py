@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import apsw
 import pytest
 
 from headwater.oplog.lsn import ZERO
@@ -18,6 +17,7 @@ from headwater.source.rows.fetch import Names, RowFetcher
 from headwater.source.stream import Received, ReplicationStream
 from tests.support.changed_source import Device, published_rows, settled
 from tests.support.fix_headwater import HASTY, TRIGGERED, Deploy, Deployment, wait_until
+from tests.support.store_file import store_file
 
 if TYPE_CHECKING:
     from tests.support.fix_postgres import SourceDb
@@ -90,11 +90,8 @@ def held_back() -> Iterator[None]:
 
 def given(deployment: Deployment) -> str:
     """Every op that any device could have been given."""
-    db = apsw.Connection(str(deployment.directory / "store.db"))
-    try:
+    with store_file(deployment.directory) as db:
         return "\n".join(str(line) for (line,) in db.execute("select line from ops"))
-    finally:
-        db.close()
 
 
 def hold_to_the_truth(deployment: Deployment, source: SourceDb, device: Device) -> None:

@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import apsw
 import pytest
 
 from headwater.replication.health.model import Health, State, health_key, to_json
@@ -18,6 +17,7 @@ from tests.support.changed_source import unheard
 from tests.support.command import headwater_here
 from tests.support.fix_headwater import HASTY, NOTES, Deploy, Deployment, wait_until
 from tests.support.fix_service import config_of
+from tests.support.store_file import store_file
 
 if TYPE_CHECKING:
     from tests.support.fix_postgres import SourceDb
@@ -105,9 +105,8 @@ def test_buckets_that_are_built_anew_tell_their_rows(deploy: Deploy, world: Sour
     deployment = deploy(NOTES).start()
     deployment.caught_up()
     deployment.stop()
-    db = apsw.Connection(str(deployment.directory / "store.db"))
-    db.execute("update buckets set checksum = (checksum + 1) & 4294967295")
-    db.close()
+    with store_file(deployment.directory) as db:
+        db.execute("update buckets set checksum = (checksum + 1) & 4294967295")
     deployment.start()
     deployment.ask("audit", repair=True)
     told = [progress for progress in deployment.snapshots if progress.what == "rows put again"]

@@ -6,7 +6,6 @@ import random
 import threading
 from typing import TYPE_CHECKING, Any
 
-import apsw
 import psycopg
 import pytest
 
@@ -15,6 +14,7 @@ from headwater.storage.contract.versions import Origin
 from tests.support.changed_source import settled, unheard
 from tests.support.fix_headwater import Deploy, Deployment, wait_until
 from tests.support.local_bulk import EVERYTHING_ON_SPARK, local_bulk
+from tests.support.store_file import store_file
 
 if TYPE_CHECKING:
     from tests.support.fix_postgres import SourceDb
@@ -154,10 +154,9 @@ def test_an_audit_finds_a_flipped_byte_of_a_stored_row(deploy: Deploy, source_db
     with deployment.store() as store:
         table = next(t.id for t in store.tables("default") if t.relation.name == "items")
     deployment.stop()
-    db = apsw.Connection(str(deployment.directory / "store.db"))
-    db.execute(f"update rows_{table} set line = replace(line, 'body 7', 'bodx 7') where row_id = '7'")
-    db.execute(f"update rows_{table} set members = '' where row_id = '8'")
-    db.close()
+    with store_file(deployment.directory) as db:
+        db.execute(f"update rows_{table} set line = replace(line, 'body 7', 'bodx 7') where row_id = '7'")
+        db.execute(f"update rows_{table} set members = '' where row_id = '8'")
     deployment.start()
     found = deployment.ask("audit", repair=True)
     assert {(row["row"], row["problem"]) for row in found["rows"]} == {

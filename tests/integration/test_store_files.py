@@ -6,11 +6,10 @@ from __future__ import annotations
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import apsw
 import pytest
 
 from headwater.oplog.lsn import Lsn, parse_lsn
@@ -19,6 +18,7 @@ from headwater.storage.sqlite import SqliteStore
 from headwater.storage.sqlite.flush import SqliteFlush
 from tests.support.fix_headwater import NOTES, Deploy, Deployment, wait_until
 from tests.support.row_truth import device_rows, truth
+from tests.support.store_file import store_file
 
 if TYPE_CHECKING:
     from tests.support.fix_postgres import SourceDb
@@ -75,7 +75,7 @@ def written(source: SourceDb) -> Lsn:
 def forget_leases(directory: Path) -> None:
     """That of a process which could not give it back is known to be gone at once; that of a test is not."""
     if (directory / "store.db").exists():
-        with closing(apsw.Connection(str(directory / "store.db"))) as db:
+        with store_file(directory) as db:
             db.execute("update leases set expires_at = 0")
 
 

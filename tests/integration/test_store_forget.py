@@ -9,7 +9,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import apsw
 import psycopg
 import pytest
 import zstandard
@@ -20,6 +19,7 @@ from tests.support.command import Outcome
 from tests.support.fix_headwater import Deploy, Deployment, read_bucket
 from tests.support.model_device import ModelBucket, contents
 from tests.support.store_checker import histories, problems
+from tests.support.store_file import store_file
 
 if TYPE_CHECKING:
     from tests.support.fix_postgres import SourceDb
@@ -119,12 +119,13 @@ class World:
         """Where the store has a text: files by their bytes, and segments once decompressed."""
         directory = self.deployment.directory
         found = [file.name for file in directory.rglob("*") if file.is_file() and text.encode() in file.read_bytes()]
-        db = apsw.Connection(str(directory / "store.db"), flags=apsw.SQLITE_OPEN_READWRITE)
-        blobs = db.execute("select bodies from segment_blobs").fetchall()
-        found += [
-            "segment" for (blob,) in blobs if isinstance(blob, bytes) and text.encode() in zstandard.decompress(blob)
-        ]
-        db.close()
+        with store_file(directory) as db:
+            blobs = db.execute("select bodies from segment_blobs").fetchall()
+            found += [
+                "segment"
+                for (blob,) in blobs
+                if isinstance(blob, bytes) and text.encode() in zstandard.decompress(blob)
+            ]
         return found
 
 

@@ -7,8 +7,7 @@ import itertools
 import json
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -30,6 +29,7 @@ from tests.support.fix_headwater import Deploy, Deployment, wait_until
 from tests.support.fix_postgres import SourceDb
 from tests.support.fix_processes import Launch, Running, wait_gone
 from tests.support.fix_service import config_of, free_port
+from tests.support.store_file import store_file
 
 
 @pytest.fixture
@@ -51,15 +51,6 @@ def walsenders(source: SourceDb) -> list[int]:
         "select pid from pg_stat_activity where backend_type = 'walsender' and datname = current_database()"
     )
     return [row[0] for row in rows]
-
-
-@contextmanager
-def store_db(deployment: Deployment) -> Iterator[apsw.Connection]:
-    db = apsw.Connection(str(deployment.directory / "store.db"), flags=apsw.SQLITE_OPEN_READWRITE)
-    try:
-        yield db
-    finally:
-        db.close()
 
 
 def two_replicators(launch: Launch, deployment: Deployment) -> tuple[Running, Running]:
@@ -88,7 +79,7 @@ def pause_outside_a_transaction(deployment: Deployment, running: Running) -> Non
             return False
         return True
 
-    with store_db(deployment) as db:
+    with store_file(deployment.directory, wait_ms=0) as db:
         wait_until(unlocked, "a pause between two transactions")
 
 
@@ -132,7 +123,7 @@ def test_a_paused_replicator_is_followed_by_the_next_and_can_not_commit_any_more
 
 def stolen(deployment: Deployment, store: Store) -> Lease:
     """The lease in the hands of somebody else, whoever held it."""
-    with store_db(deployment) as db:
+    with store_file(deployment.directory) as db:
         while True:
             db.execute("update leases set expires_at = 0")
             with contextlib.suppress(LeaseHeldError):
@@ -166,7 +157,7 @@ def test_the_place_of_a_killed_replicator_is_taken_before_its_lease_ends(
 ) -> None:
     first, second = two_replicators(launch, deployment)
     pause_outside_a_transaction(deployment, first)
-    with store_db(deployment) as db:
+    with store_file(deployment.directory) as db:
         db.execute("update leases set expires_at = expires_at + 3600")
     first.kill()
     second.wait_for("following the stream")

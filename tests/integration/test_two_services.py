@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from pathlib import Path
 from typing import cast
 
-import apsw
 import psycopg
 import pytest
 
@@ -20,6 +18,7 @@ from headwater.source.slot import SlotForeignError, SnapshotKeeper, former_slot_
 from headwater.storage.contract.parts import BulkOutcome
 from tests.support.fix_headwater import Deployment, wait_until
 from tests.support.fix_postgres import SourceDb
+from tests.support.store_file import store_file
 
 Service = Callable[[SourceDb, str], Deployment]
 
@@ -245,7 +244,7 @@ def as_an_earlier_version_left_it(deployment: Deployment) -> str:
             conn.execute(f"set search_path = {deployment.storage.schema}".encode())
             conn.execute(execute.encode())
     else:
-        with closing(apsw.Connection(str(deployment.directory / "store.db"))) as db:
+        with store_file(deployment.directory) as db:
             db.execute(execute)
     return former
 

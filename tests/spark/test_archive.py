@@ -11,7 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
-import apsw
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -35,6 +34,7 @@ from tests.support.archived_store import BUCKETS, A, B, everything, fill
 from tests.support.command import headwater
 from tests.support.fix_postgres import SourceDb
 from tests.support.model_device import ModelBucket
+from tests.support.store_file import store_file
 from tests.support.written_store import SOURCE, WrittenStore, catch_up, shown
 
 pytestmark = pytest.mark.spark
@@ -205,7 +205,7 @@ def test_a_sealed_store_refuses_every_writer_and_says_where_it_went(
 def test_a_store_whose_export_failed_is_not_sealed(engine: SparkEngine, written: WrittenStore, tmp_path: Path) -> None:
     written.store.release(written.lease)
     assert isinstance(written.address, SqliteAddress)
-    with closing(apsw.Connection(f"{written.address.directory}/store.db")) as db:
+    with store_file(written.address.directory) as db:
         db.execute("delete from segment_blobs where id = (select max(id) from segment_blobs)")
     with pytest.raises(ArchiveError, match="not all rows"):
         export(engine, written.address, tmp_path / "archive", seal=True)

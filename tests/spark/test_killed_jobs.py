@@ -10,7 +10,6 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import apsw
 import psycopg
 import pytest
 from pyspark import SparkContext
@@ -30,6 +29,7 @@ from tests.support.archived_store import everything, fill
 from tests.support.changed_source import Device, Rows, published_rows, settled
 from tests.support.fix_headwater import Deployment, wait_until
 from tests.support.store_checker import leftovers
+from tests.support.store_file import store_file
 from tests.support.written_store import WrittenStore
 
 if TYPE_CHECKING:
@@ -227,7 +227,7 @@ def test_an_audit_comes_to_its_end_and_mends(deployment: Deployment, engine: Kil
     deployment.start()
     deployment.caught_up()
     deployment.stop()
-    with closing(apsw.Connection(str(deployment.directory / "store.db"))) as db:
+    with store_file(deployment.directory) as db:
         db.execute("update buckets set checksum = (checksum + 1) & 4294967295")
         assert db.changes() == 1
     deployment.start()

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import apsw
 import psycopg
 import pytest
 
@@ -47,6 +46,7 @@ from headwater_rules.results import SyncRequest
 from tests.support.local_bulk import EVERYTHING_ON_SPARK, local_bulk
 from tests.support.model_device import ModelBucket, contents, parse_ops
 from tests.support.store_checker import problems
+from tests.support.store_file import store_file
 
 if TYPE_CHECKING:  # plugins must not import each other: pytest rewrites each as it loads it
     from tests.support.fix_postgres import SourceDb
@@ -307,14 +307,11 @@ class Deployment:
                     " + (select coalesce(sum(b.size), 0) from segments s join segment_blobs b on b.id = s.blob)"
                 ).fetchone()
                 return int(row[0]) if row else 0
-        db = apsw.Connection(str(self.directory / "store.db"), flags=apsw.SQLITE_OPEN_READWRITE)
-        try:
+        with store_file(self.directory) as db:
             hot = db.execute("select count(*) from ops").fetchall()[0][0]
             query = "select coalesce(sum(b.size), 0) from segments s join segment_blobs b on b.id = s.blob"
             sealed = db.execute(query).fetchall()[0][0]
             return int(str(hot)) + int(str(sealed))
-        finally:
-            db.close()
 
 
 Deploy = Callable[..., Deployment]

@@ -20,6 +20,7 @@ from headwater.storage.address import PostgresAddress, StoreAddress
 from headwater.storage.contract.archive import DATASETS
 from tests.support.dictionaries.backend import DictBackend
 from tests.support.dictionaries.kept import DictAddress
+from tests.support.store_file import store_file
 
 Op = dict[str, Any]
 
@@ -133,9 +134,7 @@ def _copy_datasets(address: DictAddress, db: apsw.Connection) -> None:
 
 def leftovers(directory: Path) -> dict[str, int]:
     """What unfinished bulk jobs left, by kind; empty when there is nothing."""
-    db = apsw.Connection(str(directory / "store.db"), flags=apsw.SQLITE_OPEN_READWRITE)
-    db.set_busy_timeout(30_000)
-    try:
+    with store_file(directory) as db:
         counts = {
             "staged tables": "select count(*) from tables where state = 'staged'",
             "staged segments": "select count(*) from staged_segments",
@@ -148,22 +147,16 @@ def leftovers(directory: Path) -> dict[str, int]:
             ),
         }
         found = {kind: int(_rows(db, sql)[0][0]) for kind, sql in counts.items()}
-    finally:
-        db.close()
     found["files"] = len(list((directory / "stage").glob("*"))) if (directory / "stage").exists() else 0
     return {kind: count for kind, count in found.items() if count}
 
 
 def histories(directory: Path) -> dict[str, list[Op]]:
     """All ops that the store has kept of each bucket, in order, whether or not a device would still be sent them."""
-    db = apsw.Connection(str(directory / "store.db"), flags=apsw.SQLITE_OPEN_READWRITE)
-    db.set_busy_timeout(30_000)
-    try:
+    with store_file(directory) as db:
         db.execute("begin")
         names = dict(_rows(db, "select id, name from buckets"))
         return {names[bucket]: ops for bucket, ops in _history(db).items()}
-    finally:
-        db.close()
 
 
 def _rows(db: apsw.Connection, sql: str) -> list[tuple[Any, ...]]:

@@ -5,17 +5,17 @@ from __future__ import annotations
 import itertools
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 
 from headwater.compaction import UpkeepWork
 from headwater.oplog.change import Column, Relation, ReplicaIdentity
 from headwater.oplog.lsn import Lsn
 from headwater.oplog.op import OpId, bucket_key
-from headwater.oplog.transform import BucketName, RowKeys, decode_members, encode_members, row_ops
+from headwater.oplog.transform import BucketName, DraftOp, Member, RowKeys, decode_members, encode_members, row_ops
 from headwater.storage.address import StoreAddress
 from headwater.storage.contract.parts import BulkRecord, CurrentRow
-from headwater.storage.contract.reader import Checkpoint
+from headwater.storage.contract.reader import Checkpoint, StoreReader
 from headwater.storage.contract.store import Progress, SourceState
 from headwater.storage.contract.versions import Origin
 from headwater.storage.open import open_backend
@@ -48,6 +48,7 @@ class WrittenStore:
         self.lsn = 100
         found = self.store.tables(SOURCE)
         self.table = found[0].id if found else 0
+        self._reader: StoreReader | None = None
         self._closed = False
 
     def publish(self, rows: Rows) -> Checkpoint:
@@ -55,11 +56,17 @@ class WrittenStore:
         self.store.discard_staged(self.lease)
         version = self.store.deploy(YAML, Origin.FILE)
         (staged,) = self.store.stage_tables(self.lease, SOURCE, [(RELATION, "print")])
+        standing: list[CurrentRow] = []
+        lookups: list[tuple[str, LookupEntry]] = []
+        ops: list[DraftOp] = []
+        for row_id, (bucket, text) in rows.items():
+            added, members = row_ops((), [_put(bucket, row_id, text)], RowKeys(staged.id, row_id, b""))
+            standing.append(_current(row_id, text, members))
+            lookups.append((row_id, _lookup(bucket, row_id)))
+            ops += added
+        names = {bucket_key(bucket): _named(bucket) for bucket, _ in rows.values()}
         with open_backend(self.address).open_part(staged.id, 1, "0") as part:
-            for row_id, (bucket, text) in rows.items():
-                ops, members = row_ops((), [_put(bucket, row_id, text)], RowKeys(staged.id, row_id, b""))
-                row = CurrentRow(row_id, 0, f"{row_id}\t{text}", encode_members(members, row_id), None)
-                part.write([row], [(row_id, _lookup(bucket, row_id))], ops, {bucket_key(bucket): _named(bucket)})
+            part.write(standing, lookups, ops, names)
             parts = [part.finish()]
         self.store.stage(self.lease, parts)
         state = SourceState(SOURCE, Lsn(self.lsn), "slot", "1", 1)
@@ -72,20 +79,27 @@ class WrittenStore:
         """One flush: rows put into a bucket with a text, or deleted."""
         flush = self.store.begin(self.lease)
         before = flush.current(self.table, list(changes))
+        ops: list[DraftOp] = []
+        names: dict[int, BucketName] = {}
+        standing: list[CurrentRow] = []
+        gone: list[str] = []
         for row_id, target in changes.items():
             previous = decode_members(before[row_id].members, row_id) if row_id in before else []
             puts = [] if target is None else [_put(*target[:1], row_id, target[1])]
-            ops, members = row_ops(previous, puts, RowKeys(self.table, row_id, b""))
-            flush.append(ops, {bucket_key(put.bucket): _named(put.bucket) for put in puts})
+            added, members = row_ops(previous, puts, RowKeys(self.table, row_id, b""))
+            ops += added
+            names.update({bucket_key(put.bucket): _named(put.bucket) for put in puts})
             if target is None:
                 self.rows.pop(row_id, None)
-                flush.delete_rows(self.table, [row_id])
+                gone.append(row_id)
                 flush.replace_lookups(self.table, row_id, [])
             else:
                 self.rows[row_id] = target
-                row = CurrentRow(row_id, 0, f"{row_id}\t{target[1]}", encode_members(members, row_id), None)
-                flush.put_rows(self.table, [row])
+                standing.append(_current(row_id, target[1], members))
                 flush.replace_lookups(self.table, row_id, [_lookup(target[0], row_id)])
+        flush.append(ops, names)
+        flush.delete_rows(self.table, gone)
+        flush.put_rows(self.table, standing)
         self.lsn += 10
         return flush.commit(SOURCE, Progress(Lsn(self.lsn), committed_us))
 
@@ -96,6 +110,12 @@ class WrittenStore:
         self.lsn += 10
         return flush.commit(SOURCE, Progress(Lsn(self.lsn), 6_000_000))
 
+    def catch_up(self, device: dict[str, ModelBucket]) -> int:
+        """As `catch_up`, by a reader that stays open."""
+        if self._reader is None:
+            self._reader = open_backend(self.address).open_reader()
+        return _catch_up(self._reader, device)
+
     def standing(self) -> Counter[tuple[str, str, str]]:
         """Bucket, id and text of every row there should be."""
         return Counter((bucket, row_id, text) for row_id, (bucket, text) in self.rows.items())
@@ -104,6 +124,8 @@ class WrittenStore:
         """Leave the store to others. May be called again."""
         if not self._closed:
             self._closed = True
+            if self._reader is not None:
+                self._reader.close()
             self.store.release(self.lease)
             self.store.close()
 
@@ -114,6 +136,10 @@ def _put(bucket: str, row_id: str, text: str) -> Put:
 
 def _named(bucket: str) -> BucketName:
     return BucketName(bucket, bucket.partition("[")[0])
+
+
+def _current(row_id: str, text: str, members: Sequence[Member]) -> CurrentRow:
+    return CurrentRow(row_id, 0, f"{row_id}\t{text}", encode_members(members, row_id), None)
 
 
 def _lookup(bucket: str, row_id: str) -> LookupEntry:
@@ -131,20 +157,24 @@ def compact(address: StoreAddress, *buckets: str) -> None:
 
 def catch_up(address: StoreAddress, device: dict[str, ModelBucket]) -> int:
     """Bring a device's buckets to the newest checkpoint, checksums verified. Returns how many ops it downloads."""
-    downloaded = 0
     with closing(open_backend(address).open_reader()) as reader:
-        with reader.snapshot() as snapshot:
-            assert snapshot is not None
-            totals, upto = snapshot.totals(list(device)), snapshot.checkpoint.op_id
-        for name, model in device.items():
-            after, more = OpId(model.position), True
-            while more:
-                chunk = reader.chunk(name, after, upto)
-                for op in parse_ops(chunk.ops):
-                    model.apply(op)
-                downloaded += chunk.size
-                after, more = chunk.next_after, chunk.more
-            assert model.checksum == totals[name].checksum, name
+        return _catch_up(reader, device)
+
+
+def _catch_up(reader: StoreReader, device: dict[str, ModelBucket]) -> int:
+    downloaded = 0
+    with reader.snapshot() as snapshot:
+        assert snapshot is not None
+        totals, upto = snapshot.totals(list(device)), snapshot.checkpoint.op_id
+    for name, model in device.items():
+        after, more = OpId(model.position), True
+        while more:
+            chunk = reader.chunk(name, after, upto)
+            for op in parse_ops(chunk.ops):
+                model.apply(op)
+            downloaded += chunk.size
+            after, more = chunk.next_after, chunk.more
+        assert model.checksum == totals[name].checksum, name
     return downloaded
 
 

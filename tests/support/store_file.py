@@ -1,0 +1,23 @@
+"""Opens the file of an embedded store past everything that is ours, while a service may have it open."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import apsw
+
+WAIT_MS = 30_000
+"""For whoever writes meanwhile. SQLite's own default is to fail at once."""
+
+
+@contextmanager
+def store_file(directory: Path | str, wait_ms: int = WAIT_MS) -> Iterator[apsw.Connection]:
+    """The store's database, closed at the end; what is written without a transaction of its own is durable at once."""
+    db = apsw.Connection(f"{directory}/store.db", flags=apsw.SQLITE_OPEN_READWRITE)
+    db.set_busy_timeout(wait_ms)
+    try:
+        yield db
+    finally:
+        db.close()
