@@ -206,7 +206,8 @@ def test_three_identical_rows_are_three_on_the_device(tables: SourceDb, opened: 
 
 
 @pytest.mark.parametrize(
-    ("transport", "checkpoint_mode"), [("ndjson", "legacy"), ("ndjson", "requests"), ("websocket", "legacy")]
+    ("transport", "checkpoint_mode"),
+    [("ndjson", "legacy"), ("ndjson", "requests"), pytest.param("websocket", "legacy", marks=pytest.mark.long)],
 )
 def test_a_local_write_goes_up_and_comes_back_without_flicker(
     tables: SourceDb, opened: Open, transport: Transport, checkpoint_mode: CheckpointMode
@@ -280,7 +281,7 @@ def test_a_device_that_is_ahead_of_a_store_built_again_converges(
     agree(device, tables, "a")
 
 
-@pytest.mark.parametrize("transport", ["ndjson", "websocket"])
+@pytest.mark.parametrize("transport", ["ndjson", pytest.param("websocket", marks=pytest.mark.long)])
 def test_a_device_with_an_expired_token_syncs_once_it_has_a_new_one(
     tables: SourceDb, deploy: Deploy, serve: Serve, device_factory: DeviceFactory, transport: Transport
 ) -> None:

@@ -78,6 +78,7 @@ def test_writes_made_offline_arrive_and_what_is_refused_is_undone_on_the_device(
     assert source_db.fetch("select first_op, last_op from headwater_upload.dead_letters") == [(3, 4)]
 
 
+@pytest.mark.long
 def test_hundreds_of_transactions_arrive_in_their_order(source_db: SourceDb, opened: Open) -> None:
     phone = opened("ann")
     phone.disconnect()

@@ -93,6 +93,7 @@ def wait_moved(deployment: Deployment, running: Running, seen: int) -> None:
     wait_until(lambda: deployment.op_count_now() > seen or not running.alive, "a flush")
 
 
+@pytest.mark.long
 def test_death_in_the_middle_of_a_large_transaction(deployment: Deployment, launch: Launch) -> None:
     deployment.source.execute(
         "insert into notes select 'n' || i, (array['a', 'b', 'c'])[i % 3 + 1], i from generate_series(0, 19999) i"

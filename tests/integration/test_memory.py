@@ -86,6 +86,7 @@ def test_five_gigabytes_of_rows_as_large_as_may_be(deploy: Deploy, source_db: So
     assert deployment.op_count() >= rounds * rows
 
 
+@pytest.mark.long
 def test_values_that_an_update_leaves_alone(deploy: Deploy, source_db: SourceDb) -> None:
     create(source_db)
     fill(source_db, 1_500, 200_000)
@@ -126,6 +127,7 @@ def test_pieces_of_one_row_each_give_the_same(
     assert deployment.problems() == []
 
 
+@pytest.mark.long
 def test_a_large_row_in_many_buckets(deploy: Deploy, source_db: SourceDb) -> None:
     create(source_db)
     source_db.execute("alter table notes add column readers jsonb")

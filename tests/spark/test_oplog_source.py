@@ -241,6 +241,7 @@ def test_a_snapshot_and_the_stream_from_there_give_the_truth(
     assert replay(later, snapshot) == stored.standing()
 
 
+@pytest.mark.long
 @ONE_STORE_OFTEN
 def test_a_stream_from_the_beginning_of_compacted_history_reaches_the_truth(
     session: SparkSession, stored: WrittenStore, tmp_path: Path
@@ -284,6 +285,7 @@ def test_compaction_of_what_a_stream_has_read_does_not_stop_it(
     assert replay(drain(stream(session, written), folder)) == written.standing()
 
 
+@pytest.mark.long
 def test_a_stream_does_not_go_on_with_another_store(
     session: SparkSession, written: WrittenStore, tmp_path: Path
 ) -> None:
@@ -296,6 +298,7 @@ def test_a_stream_does_not_go_on_with_another_store(
     other.close()
 
 
+@pytest.mark.long
 @ONE_STORE_OFTEN
 def test_an_empty_store_is_read_as_nothing(session: SparkSession, stored: WrittenStore, tmp_path: Path) -> None:
     assert read(session, stored).count() == 0

@@ -113,6 +113,7 @@ def overtaken(spark: Spark, work: Callable[[SparkRun[None]], object]) -> None:
         work(run)
 
 
+@pytest.mark.long
 def test_a_job_learns_that_its_spark_is_another_ones_by_now(spark: Spark) -> None:
     with pytest.raises(EngineLostError, match="Spark's JVM has ended"):
         overtaken(spark, lambda run: run.tasks([Nothing()]))

@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 import socket
 from collections.abc import Callable, Iterable, Iterator
+from itertools import product
 
 import anyio
 import httpx
@@ -64,10 +65,10 @@ def test_every_route_that_is_not_public_is_shut(admin: AdminEndpoint) -> None:
     assert {path for _, path in routes} >= PUBLIC
     shut = sorted((method, path) for method, path in routes if path not in PUBLIC)
     assert len(shut) > 4
-    for method, path in shut:
-        for header in (None, *WRONG):
+    with httpx.Client(base_url=f"http://127.0.0.1:{admin.port}") as stranger:
+        for (method, path), header in product(shut, (None, *WRONG)):
             headers = {} if header is None else {"authorization": header}
-            response = httpx.request(method, f"http://127.0.0.1:{admin.port}{path}", headers=headers, content=b"{")
+            response = stranger.request(method, path, headers=headers, content=b"{")
             assert response.status_code == 401, (method, path, header)
             if method != "HEAD":
                 assert response.json()["error"]["code"] == "PSYNC_S2101"
