@@ -12,7 +12,9 @@ from headwater.errors import HeadwaterError, Kind
 from headwater.sync.request import InvalidRequestError
 
 RETRY_SECONDS = 5
-"""When a client that met a limit should try again."""
+"""After so long a client that was sent away for now should try again, where its error says nothing else."""
+
+_FOR_NOW = frozenset({429, 503})
 
 UNEXPECTED_CODE: Final = "PSYNC_S2001"
 """The code of what has none of its own."""
@@ -23,7 +25,7 @@ class ApiError(HeadwaterError):
 
     kind = Kind.REJECT
     status: ClassVar[int] = 400
-    retry_after: ClassVar[int | None] = None  # seconds
+    retry_after: ClassVar[int] = RETRY_SECONDS  # of a status in _FOR_NOW
 
 
 class UnknownRouteError(ApiError):
@@ -105,8 +107,9 @@ def told(error: Exception) -> Told:
 def error_response(error: Exception) -> Response:
     """The answer to a request that failed with `error`."""
     known = told(error)
+    headers = _headers(error, known.status)
     if isinstance(error, TooManyRequestsError):
-        return Response(status_code=known.status, headers={"retry-after": str(RETRY_SECONDS)})
+        return Response(status_code=known.status, headers=headers)
     body: dict[str, object] = {
         "name": type(error).__name__,
         "code": known.code,
@@ -115,11 +118,13 @@ def error_response(error: Exception) -> Response:
     }
     if known.details:
         body["details"] = known.details
-    return JSONResponse({"error": body}, status_code=known.status, headers=_headers(error))
+    return JSONResponse({"error": body}, status_code=known.status, headers=headers)
 
 
-def _headers(error: Exception) -> dict[str, str]:
+def _headers(error: Exception, status: int) -> dict[str, str]:
+    """Every client that was sent away for now learns when to come back."""
     if isinstance(error, HTTPException):
         return dict(error.headers or {})
-    seconds = error.retry_after if isinstance(error, ApiError) else None
-    return {} if seconds is None else {"retry-after": str(seconds)}
+    if status not in _FOR_NOW:
+        return {}
+    return {"retry-after": str(error.retry_after if isinstance(error, ApiError) else RETRY_SECONDS)}

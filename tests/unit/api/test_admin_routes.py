@@ -233,6 +233,11 @@ def events(response: httpx.Response) -> Iterator[Any]:
             yield json.loads(line.removeprefix("data: "))
 
 
+def test_head_of_what_never_ends_ends(admin: AdminEndpoint) -> None:
+    answer = admin.http.head(f"{OURS}/progress", timeout=10)
+    assert (answer.status_code, answer.headers["content-type"]) == (200, "text/event-stream; charset=utf-8")
+
+
 def test_progress_is_told_as_it_goes(admin: AdminEndpoint, ruled: RuledStore) -> None:
     def note(state: State, progress: BulkProgress | None) -> None:
         ruled.store.note(ruled.lease, health_key("default"), to_json(Health(state, 1.0, 2.0, done=progress)))

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 
 from headwater.api.app import ApiSettings, create_app
 from headwater.api.auth.keys import StaticKeys, parse_key
+from headwater.api.errors import ApiError, NotAcceptableError, error_response
 from headwater.api.streams.negotiation import BSON, NDJSON
+from headwater.storage.contract.store import StoreUnreachableError
 from tests.support.fix_api import AUDIENCE, RULES, Endpoint, PlayedHead, jwk, make_token
 from tests.support.memory_store import MemoryStore
 
@@ -211,3 +213,18 @@ def test_an_inner_error_is_not_shown(
     assert "swordfish" not in answer.text
     assert "swordfish" in caplog.text
     assert len([record for record in caplog.records if record.exc_info]) == 1
+
+
+def errors_of(base: type[ApiError]) -> Iterator[type[ApiError]]:
+    for error in base.__subclasses__():
+        yield error
+        yield from errors_of(error)
+
+
+def test_who_is_sent_away_for_now_learns_for_how_long() -> None:
+    for_now = [error for error in errors_of(ApiError) if error.status in {429, 503}]
+    assert len(for_now) > 5
+    answers = [error_response(error("full")) for error in for_now]
+    answers.append(error_response(StoreUnreachableError("the store is away")))
+    assert [int(answer.headers["retry-after"]) > 0 for answer in answers] == [True] * len(answers)
+    assert "retry-after" not in error_response(NotAcceptableError("none")).headers

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 import msgspec
 from starlette.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from headwater.api.admin.errors import AdminBusyError
 from headwater.api.admin.status import SourceStatus, StatusDesk
@@ -49,6 +50,12 @@ class ProgressEvents(StreamingResponse):
     changed."""
 
     media_type = "text/event-stream"
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """As for any answer; HEAD ends after the headers, since the events do not."""
+        if scope["method"] == "HEAD":
+            self.body_iterator = _nothing()
+        await super().__call__(scope, receive, send)
 
 
 class ProgressDesk:
@@ -107,6 +114,11 @@ class ProgressDesk:
             await asyncio.wait_for(self._closing.wait(), LOOK_SECONDS)
         except TimeoutError:
             pass
+
+
+async def _nothing() -> AsyncIterator[bytes]:
+    return
+    yield
 
 
 def _progress(status: SourceStatus) -> SourceProgress:

@@ -17,7 +17,7 @@ class TooManyUploadsError(ApiError):
     kind: ClassVar[Kind] = Kind.RETRY
     code = "HW_6102"
     status: ClassVar[int] = 429
-    retry_after: ClassVar[int | None] = 2
+    retry_after: ClassVar[int] = 2
 
 
 class UploadLimits:

@@ -13,8 +13,8 @@ from typing import ClassVar
 from headwater.api.errors import ApiError
 from headwater.source.upload.entries import ClientTransaction, Entry, entry_of, sendable, transaction_of
 from headwater.source.upload.json_text import Json, Number, read_json
+from headwater.sync.request import MAX_CLIENT_ID
 
-MAX_CLIENT_ID = 200
 MAX_OP_ID = 2**63 - 1
 
 
@@ -58,8 +58,8 @@ _SHAPE = "send {client_id, transactions: [{crud: [{op_id, op, type, id, data}]}]
 
 
 def _client_id(value: Json) -> str:
-    if not isinstance(value, str) or not 0 < len(value) <= MAX_CLIENT_ID or not sendable(value):
-        what = f"client_id is no text of 1 to {MAX_CLIENT_ID} characters"
+    if not isinstance(value, str) or not sendable(value) or not 0 < len(value.encode()) <= MAX_CLIENT_ID:
+        what = f"client_id is no text of 1 to {MAX_CLIENT_ID} bytes"
         raise InvalidUploadError(what, "client_id", "send what getClientId() of the SDK says")
     return value
 

@@ -28,7 +28,6 @@ class UploadLaterError(ApiError):
     kind: ClassVar[Kind] = Kind.RETRY
     code = "HW_6103"
     status: ClassVar[int] = 503
-    retry_after: ClassVar[int | None] = 5
 
 
 class UploadRoute:
