@@ -118,6 +118,8 @@ class Ledger:
         for sight in self.sights:
             for user in USERS:
                 seen.update((user, *row) for row in sight.shown[user])
+        for user, table, row in seen:
+            given.note_shown(user, table, row)
         return [text for user, table, row in sorted(seen) if (text := given.fault(user, table, row))][:20]
 
     def _new(self, sight: Sight, previous: frozenset[str]) -> list[Transaction]:

@@ -28,6 +28,13 @@ class VersionsGiven:
             if key[0] == "rooms":
                 self._rooms.update((str(row.get("id")), str(row.get("owner"))) for row in rows)
 
+    def note_shown(self, user: str, table: str, text: str) -> None:
+        """Rooms that a change of their table gave to a user open the way to their guests, too."""
+        if table == "rooms":
+            fields = json.loads(text)
+            if fields.get("body") in MADE_BY_CHANGES and fields.get("owner") == user:
+                self._rooms.add((str(fields.get("id")), user))
+
     def fault(self, user: str, table: str, text: str) -> str:
         """What is wrong with a row that this user's device has; nothing if nothing is."""
         if table not in KINDS:
