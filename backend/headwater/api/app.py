@@ -118,6 +118,7 @@ class Endpoint:
             yield
         finally:
             self.begin_shutdown()
+            await self.stream.close()
             await self.writes.close()
             await self.hub.close()
             await self._head.close()

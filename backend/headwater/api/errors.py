@@ -28,6 +28,10 @@ class ApiError(HeadwaterError):
     retry_after: ClassVar[int] = RETRY_SECONDS  # of a status in _FOR_NOW
 
 
+class GoneError(Exception):
+    """The client left while something was sent: nobody is there to be told."""
+
+
 class UnknownRouteError(ApiError):
     """Nothing is served at this path."""
 

@@ -65,6 +65,11 @@ def test_what_we_override_and_call_is_there(base: type, own: type, methods: dict
 class _Transport(asyncio.Transport):
     """Takes what is written."""
 
+    closed = False
+
+    def close(self) -> None:
+        self.closed = True
+
     def write(self, data: object) -> None:
         pass
 
@@ -96,6 +101,30 @@ def test_what_we_read_and_set_of_a_connection_is_there() -> None:
     assert protocol.cycle.response_complete
     for name in ("read_paused", "resume_reading", "resume_writing"):
         assert hasattr(protocol.flow, name), name
+
+
+async def _goes_on(_: object, __: object, send: Callable[[dict[str, object]], Awaitable[None]]) -> None:
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+
+
+async def _taken_over(caplog: pytest.LogCaptureFixture) -> HttpToolsProtocol:
+    config = uvicorn.Config(_goes_on, http="httptools", log_config=None, lifespan="off")
+    protocol = HttpToolsProtocol(config, ServerState(), {})
+    protocol.connection_made(transport := _Transport())
+    protocol.data_received(b"GET / HTTP/1.1\r\n\r\n")
+    protocol.cycle.response_complete = True
+    await asyncio.gather(*protocol.tasks)
+    assert not transport.closed
+    assert not caplog.records
+    return protocol
+
+
+def test_an_answer_that_we_call_complete_is_left_alone(caplog: pytest.LogCaptureFixture) -> None:
+    protocol = asyncio.run(_taken_over(caplog))
+    assert protocol in protocol.server_state.connections
+    assert protocol.connections is protocol.server_state.connections
+    assert isinstance(protocol.cycle.scope, dict)
+    assert protocol.flow.write_paused is False
 
 
 async def _websocket() -> WebSocketsSansIOProtocol:

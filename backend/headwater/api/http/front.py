@@ -3,11 +3,14 @@ failure."""
 
 from __future__ import annotations
 
+from functools import partial
+
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from headwater.api.errors import error_response
 from headwater.api.http.crowd import Crowd, network_of
+from headwater.api.http.endless import when_over
 from headwater.api.http.errors import CrowdedAddressError
 from headwater.api.http.limits import HttpLimits
 from headwater.api.refusals import Refusals
@@ -51,7 +54,7 @@ class Front:
             if scope["type"] != "http":
                 raise  # else it was answered and logged, and is raised only for servers that would
         finally:
-            self._crowd.leave(place)
+            when_over(scope, partial(self._crowd.leave, place))
 
     async def _turn_away(self, host: str, scope: Scope, receive: Receive, send: Send) -> None:
         error = CrowdedAddressError(f"{self._most} requests from this address are in progress", fix="try again later")

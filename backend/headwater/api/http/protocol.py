@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import asyncio
 from enum import Enum, auto
+from functools import partial
 
 import uvicorn
 from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from headwater.api.errors import ApiError
+from headwater.api.errors import ApiError, GoneError
 from headwater.api.http.canned import answer
 from headwater.api.http.doorman import DoorConfig
+from headwater.api.http.endless import EndlessBody, offer
 from headwater.api.http.errors import (
     HeadersTooLargeError,
     MalformedRequestError,
@@ -106,6 +108,23 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._overhead > self._limits.max_header_bytes and not self._over:
             self._refuse(self._headers_too_large())
 
+    def hand_over(self) -> EndlessBody:
+        """Give the connection away for the rest of the answer whose head was sent last. What the client has asked for
+        since then is not answered. Raises GoneError when the client has left, or was refused."""
+        if self._over or self._running is None or self.transport.is_closing():
+            raise GoneError
+        self._over = self._running.response_complete = True
+        self._stop_clock()
+        self.pipeline.clear()
+        self.flow.resume_reading()
+        self.connections.discard(self)
+        body = EndlessBody(self.transport, self.server_state, full=self.flow.write_paused)
+        if self._place is not None:
+            body.when_lost(partial(self._doorman.leave, self._place))
+        self.transport.set_protocol(body)
+        self.parser = None  # type: ignore[assignment]  # it knows this object, and neither would be let go for a while
+        return body
+
     # what the parser finds; an error raised here leads to send_400_response
 
     def on_message_begin(self) -> None:
@@ -170,6 +189,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         self._running = cycle
+        offer(cycle.scope, self.transport)
         super()._start_asgi_task(cycle, app)
 
     def _unsupported_upgrade_warning(self) -> None:

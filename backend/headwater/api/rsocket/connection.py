@@ -14,7 +14,7 @@ from bson.errors import BSONError
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
 from headwater.api.auth.verify import Principal, Verifier
-from headwater.api.errors import ApiError, told
+from headwater.api.errors import ApiError, GoneError, told
 from headwater.api.refusals import Refusals, facts_of
 from headwater.api.rsocket.frames import (
     CONNECTION,
@@ -35,7 +35,6 @@ from headwater.api.rsocket.sink import LAST_SECONDS, RSocketSink, message_of
 from headwater.api.streams.codings import IDENTITY
 from headwater.api.streams.encoding import WireForm
 from headwater.api.streams.service import Opening, Streams
-from headwater.api.streams.sink import GoneError
 from headwater.errors import HeadwaterError
 from headwater.sync.formats import Bson
 from headwater.sync.request import InvalidRequestError, parse_stream_request, stream_request
@@ -237,7 +236,7 @@ class Connection:
 
     async def _serve(self, number: int, stream: _Stream) -> None:
         try:
-            await self.streams.serve(self._opening(stream), lambda _: stream.sink)
+            await self.streams.serve(self._opening(stream), stream.sink)
         except GoneError:
             pass
         except Exception as failure:

@@ -6,6 +6,7 @@ import asyncio
 import struct
 from collections.abc import Awaitable, Callable, Iterator
 
+from headwater.api.bell import Bell
 from headwater.api.errors import told
 from headwater.api.rsocket.frames import MAX_CREDIT, ErrorCode, complete, error, payload
 from headwater.api.streams.codings import Piece
@@ -19,22 +20,27 @@ SendFrame = Callable[[bytes], Awaitable[None]]
 class RSocketSink:
     """A sink of BSON documents, each a payload. Sends no more of them than the client has asked for."""
 
+    __slots__ = ("_abort", "_credit", "_left", "_more", "_send", "_stream", "_then")
+
     def __init__(self, stream: int, credit: int, send: SendFrame, abort: Callable[[], None]) -> None:
         self._stream = stream
         self._credit = credit
         self._send = send
         self._abort = abort
-        self._more = asyncio.Event()
-        self._left = asyncio.Event()
+        self._more = Bell()
+        self._left = False
+        self._then: Callable[[], None] | None = None
 
     def add_credit(self, credit: int) -> None:
         """The client takes so many more."""
         self._credit = min(self._credit + credit, MAX_CREDIT)
-        self._more.set()
+        self._more.ring()
 
     def leave(self) -> None:
         """The client has left."""
-        self._left.set()
+        self._left = True
+        if self._then is not None:
+            self._then()
 
     async def open(self) -> None:
         """Nothing is said before the first payload."""
@@ -56,13 +62,14 @@ class RSocketSink:
         except TimeoutError:
             self._abort()  # a client that hears nothing would wait for ever
 
-    async def gone(self) -> None:
-        await self._left.wait()
+    def when_gone(self, then: Callable[[], None]) -> None:
+        self._then = then
+        if self._left:
+            then()
 
     async def _take_credit(self) -> None:
         while self._credit == 0:
-            self._more.clear()
-            await self._more.wait()
+            await self._more.next()
         if self._credit < MAX_CREDIT:
             self._credit -= 1
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+from functools import partial
+
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
@@ -15,16 +18,37 @@ from headwater.sync.request import parse_stream_request
 
 
 class StreamEndpoint:
-    """The ASGI endpoint."""
+    """The ASGI endpoint. A stream goes on in a task of its own when its request is over."""
 
     def __init__(self, streams: Streams, verifier: Verifier) -> None:
         self._streams = streams
         self._verifier = verifier
+        self._running: set[asyncio.Task[None]] = set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._streams.serve(
-            await self._opening(Request(scope, receive)), lambda form: HttpSink(form, receive, send)
-        )
+        opening = await self._opening(Request(scope, receive))
+        sink = HttpSink(opening.form, scope, send)
+        stream = asyncio.create_task(self._streams.serve(opening, sink))
+        self._running.add(stream)
+        stream.add_done_callback(partial(self._end, sink))
+        try:
+            await asyncio.wait((stream, sink.opened), return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            stream.cancel()
+            raise
+        if not sink.opened.done():
+            stream.result()
+
+    async def close(self) -> None:
+        """Cut off the streams that still run."""
+        for stream in self._running:
+            stream.cancel()
+        if self._running:
+            await asyncio.wait(self._running)
+
+    def _end(self, sink: HttpSink, stream: asyncio.Task[None]) -> None:
+        self._running.discard(stream)
+        sink.close()
 
     async def _opening(self, request: Request) -> Opening:
         """Whoever has no token is turned away before anything of a body is read."""

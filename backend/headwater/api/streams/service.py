@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from headwater.api.auth.claims import Principal
@@ -79,11 +79,11 @@ class Streams:
         self.admission.close()
         self._hub.end_all("shutting down", over_seconds)
 
-    async def serve(self, opening: Opening, make_sink: Callable[[WireForm], Sink]) -> None:
+    async def serve(self, opening: Opening, sink: Sink) -> None:
         """One stream, from its beginning to its end. Raises what fails before `sink.open`. Whoever calls should keep
         nothing of `opening`: it may be large."""
         with self.admission.admit(opening.user.user_id):
-            stream, sink = self._stream(opening), make_sink(opening.form)
+            stream = self._stream(opening)
             del opening
             self._hub.join(stream)
             self._open.add(stream)

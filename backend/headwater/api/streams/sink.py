@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
 from typing import Protocol
 
-from starlette.types import Receive, Send
+from starlette.types import Scope, Send
 
+from headwater.api.http.endless import EndlessBody, take_over
 from headwater.api.streams.codings import IDENTITY, Piece
 from headwater.api.streams.encoding import WireForm
 from headwater.api.streams.negotiation import content_type
 
 SLICE_BYTES = 64 * 1024
 """What is handed to the server at once. It keeps a copy of what the client has not taken yet."""
-
-
-class GoneError(Exception):
-    """The client left while something was sent."""
 
 
 class Sink(Protocol):
@@ -34,47 +33,61 @@ class Sink(Protocol):
     async def fail(self, error: Exception) -> None:
         """The stream is cut off after `open`, by an error. Waits a moment at most for a client that does not read."""
 
-    async def gone(self) -> None:
-        """Returns when the client has left."""
+    def when_gone(self, then: Callable[[], None]) -> None:
+        """Call this when the client has left, after `open` or within it."""
 
 
 class HttpSink:
-    """A body of an HTTP answer."""
+    """A body of an HTTP answer. From `open` on it has nothing to do with the request. `opened` is done when the head of
+    the answer is out."""
 
-    def __init__(self, form: WireForm, receive: Receive, send: Send) -> None:
+    __slots__ = ("_body", "_form", "_head", "_scope", "_send", "_wrapping", "opened")
+
+    _body: EndlessBody
+
+    def __init__(self, form: WireForm, scope: Scope, send: Send) -> None:
         self._form = form
-        self._receive = receive
+        self._scope = scope
         self._send = send
         self._wrapping = form.coding.open()
         self._head = self._wrapping.begin()
+        self.opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def open(self) -> None:
         headers = [
             (b"content-type", content_type(self._form.format).encode()),
             (b"x-accel-buffering", b"no"),
             (b"cache-control", b"no-store"),
+            (b"connection", b"close"),
         ]
         if self._form.coding is not IDENTITY:
             headers.append((b"content-encoding", self._form.coding.name.encode()))
         await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+        self._body = take_over(self._scope)
+        del self._send, self._scope
+        self.opened.set_result(None)
 
     async def send(self, piece: Piece) -> int:
         body = self._wrapping.wrap(piece)
         for start in range(0, len(body), SLICE_BYTES):
             head, self._head = self._head, b""
-            await self._body(head + body[start : start + SLICE_BYTES])
+            await self._body.send(head + body[start : start + SLICE_BYTES])
         return len(body)
 
     async def end(self) -> None:
         last = self._head + self._wrapping.end()
-        await self._send({"type": "http.response.body", "body": last, "more_body": False})
+        if last:
+            await self._body.send(last)
+        await self._body.end()
 
     async def fail(self, error: Exception) -> None:
-        """Nothing: the server cuts a body off that was not ended."""
+        """The client knows by the end of the body, which is not whole."""
+        self.close()
 
-    async def gone(self) -> None:
-        while (await self._receive())["type"] != "http.disconnect":
-            pass
+    def when_gone(self, then: Callable[[], None]) -> None:
+        self._body.when_lost(then)
 
-    async def _body(self, body: bytes) -> None:
-        await self._send({"type": "http.response.body", "body": body, "more_body": True})
+    def close(self) -> None:
+        """End the connection, whatever was said."""
+        if self.opened.done():
+            self._body.close()

@@ -16,7 +16,8 @@ from contextlib import suppress
 from functools import partial
 
 from headwater.api.auth.verify import Principal
-from headwater.api.errors import NoActiveConfigError
+from headwater.api.bell import Bell
+from headwater.api.errors import GoneError, NoActiveConfigError
 from headwater.api.refusals import Refusals, one_line
 from headwater.api.streams.codings import Piece
 from headwater.api.streams.connected import Caller, Connected
@@ -24,7 +25,7 @@ from headwater.api.streams.dialogue import Batch, ConfigReplacedError, Dialogue,
 from headwater.api.streams.encoding import WireForm
 from headwater.api.streams.hub import REPLACED, Hub
 from headwater.api.streams.reading import StoreThreads
-from headwater.api.streams.sink import GoneError, Sink
+from headwater.api.streams.sink import Sink
 from headwater.errors import HeadwaterError, Kind
 from headwater.sync import lines
 from headwater.sync.interest import News
@@ -54,18 +55,20 @@ class Stream:
     __slots__ = (
         "_bytes",
         "_caller",
+        "_cut_off",
         "_dialogue",
         "_done",
         "_first",
         "_form",
+        "_gone",
         "_hub",
         "_news",
         "_ops",
-        "_pump",
         "_reason",
         "_refusals",
         "_sending_since",
         "_stalled_seconds",
+        "_task",
         "_threads",
         "_tick_due",
         "_ticker",
@@ -93,14 +96,16 @@ class Stream:
         self._refusals = refusals
         self._stalled_seconds = stalled_seconds
         self._sending_since: float | None = None
-        self._wake = asyncio.Event()
+        self._wake = Bell()
         self._news: News | None = None
         self._first: Batch | None = None
         self._done = True
         self._reason: str | None = None
         self._tick_due = False
         self._ticker: asyncio.TimerHandle | None = None
-        self._pump: asyncio.Task[None] | None = None
+        self._task: asyncio.Task[object] | None = None  # while it may be cut off
+        self._cut_off = False
+        self._gone = False
         self._ops = 0
         self._bytes = 0
 
@@ -123,14 +128,14 @@ class Stream:
 
     def tell(self, news: News) -> None:
         self._news = news if self._news is None else self._news.also(news)
-        self._wake.set()
+        self._wake.ring()
 
     def end(self, reason: str) -> None:
         """End normally, at the next line boundary."""
         if self._reason is not None:
             return
         self._reason = reason
-        self._wake.set()
+        self._wake.ring()
         asyncio.get_running_loop().call_later(STUCK_SECONDS, self._cut)
 
     # its life
@@ -151,21 +156,29 @@ class Stream:
         self._log(reason, time.monotonic() - started)
 
     async def _until_over(self, sink: Sink) -> str:
-        pump = self._pump = asyncio.create_task(self._send_all(sink))
-        gone = asyncio.create_task(sink.gone())
+        """Send all there is; the reason why it ended."""
         try:
-            await asyncio.wait((pump, gone), return_when=asyncio.FIRST_COMPLETED)
-            return await self._outcome(pump, sink)
-        finally:
-            await _stop(pump, gone)
+            await self._send_all(sink)
+        except GoneError:
+            return "client gone"
+        except asyncio.CancelledError:
+            return await self._after_cut(sink)
+        except Exception as error:  # noqa: BLE001 - it is logged, and the device is told
+            return await self._after_failure(error, sink)
+        return self._reason or "ended"
 
     async def _send_all(self, sink: Sink) -> None:
-        await sink.open()
-        while (pieces := await self._pieces()) is not None:
-            for piece in pieces:
-                await self._send(piece, sink)
-            del pieces, piece  # an idle stream must not keep what it sent last
-        await sink.end()
+        self._task = asyncio.current_task()
+        try:
+            await sink.open()
+            sink.when_gone(self._leave)
+            while (pieces := await self._pieces()) is not None:
+                for piece in pieces:
+                    await self._send(piece, sink)
+                del pieces, piece  # an idle stream must not keep what it sent last
+            await sink.end()
+        finally:
+            self._task = None
 
     async def _send(self, piece: Piece, sink: Sink) -> None:
         self._sending_since = time.monotonic()
@@ -196,8 +209,7 @@ class Stream:
         if not self._done:
             return await self._unless_over(self._threads.reading(self._dialogue.more))
         if self._news is None:
-            await self._wake.wait()
-        self._wake.clear()
+            await self._wake.next()
         return Batch()
 
     async def _turn(self, news: News) -> Batch:
@@ -249,7 +261,7 @@ class Stream:
 
     def _on_tick(self) -> None:
         self._tick_due = True
-        self._wake.set()
+        self._wake.ring()
         if self._user.expires_in() <= 0:
             self.end("token expired")
         elif self._sending_since is not None:
@@ -273,23 +285,27 @@ class Stream:
 
     # its end
 
-    def _cut(self) -> None:
-        if self._pump is not None:
-            self._pump.cancel()
+    def _leave(self) -> None:
+        self._gone = True
+        self._cut()
 
-    async def _outcome(self, pump: asyncio.Task[None], sink: Sink) -> str:
-        if not pump.done():
+    def _cut(self) -> None:
+        if self._task is not None and not self._cut_off:
+            self._cut_off = True
+            self._task.cancel()
+
+    async def _after_cut(self, sink: Sink) -> str:
+        task = asyncio.current_task()
+        assert task is not None
+        if not self._cut_off or task.uncancel():
+            raise asyncio.CancelledError  # somebody else ends the task
+        if self._gone:
             return "client gone"
-        if pump.cancelled():
-            await _tell(sink, StalledError("the stream was cut off: nothing was taken of it", fix="connect again"))
-            return ", ".join(filter(None, (self._reason, "client not reading")))
-        error = pump.exception()
-        if error is None:
-            return self._reason or "ended"
-        if isinstance(error, GoneError):
-            return "client gone"
-        if isinstance(error, Exception):
-            await _tell(sink, error)
+        await _tell(sink, StalledError("the stream was cut off: nothing was taken of it", fix="connect again"))
+        return ", ".join(filter(None, (self._reason, "client not reading")))
+
+    async def _after_failure(self, error: Exception, sink: Sink) -> str:
+        await _tell(sink, error)
         if isinstance(error, HeadwaterError):
             log.error("a stream was cut off: %s", error)
             return f"failed: {error.code}"
@@ -313,9 +329,3 @@ class Stream:
 async def _tell(sink: Sink, error: Exception) -> None:
     with suppress(GoneError):
         await sink.fail(error)
-
-
-async def _stop(*tasks: asyncio.Task[None]) -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.wait(tasks)

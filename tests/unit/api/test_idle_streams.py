@@ -1,0 +1,137 @@
+"""Streams on which nothing happens: what they cost, and that they end as they should."""
+
+from __future__ import annotations
+
+import gc
+import json
+import socket
+import time
+import tracemalloc
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from ipaddress import ip_network
+
+import pytest
+
+from headwater.api.http import endless
+from headwater.api.http.limits import HttpLimits
+from headwater.api.streams import stream as streams
+from headwater.api.streams.admission import StreamLimits
+from tests.support.fix_api import RULES, Endpoint, make_token
+from tests.support.memory_store import MemoryStore
+from tests.support.raw_http import RawConnection, connected
+
+STREAMS = 100
+MOST_BYTES = 20_000
+
+
+@pytest.fixture
+def roomy(start_endpoint: Callable[..., Endpoint], memory_store: MemoryStore) -> Endpoint:
+    """An endpoint that lets more streams in than the tests open."""
+    return start_endpoint(memory_store, streams=StreamLimits(2 * STREAMS, 2 * STREAMS))
+
+
+def request(user: str, *headers: str) -> bytes:
+    """As a browser sends it."""
+    body = json.dumps({"raw_data": True, "client_id": user, "app_metadata": {"app_version": "1.2.3"}})
+    agent = "Mozilla/5.0 (X11; Linux x86_64) AppleWebKit/537.36 (KHTML, like Gecko) Chrome/130.0.0.0 Safari/537.36"
+    lines = [
+        "POST /sync/stream HTTP/1.1",
+        "host: sync.example.com",
+        "origin: https://app.example.com",
+        f"user-agent: {agent}",
+        "x-user-agent: powersync-js/1.20.0 powersync-web Chrome/130 Linux",
+        "accept-language: en-US,en;q=0.9",
+        "content-type: application/json",
+        f"authorization: Token {make_token(user)}",
+        f"content-length: {len(body)}",
+        *headers,
+    ]
+    return ("\r\n".join(lines) + "\r\n\r\n" + body).encode()
+
+
+@contextmanager
+def idle(endpoint: Endpoint, user: str, *headers: str) -> Iterator[socket.socket]:
+    """A stream whose client has everything."""
+    with socket.create_connection(endpoint.address, timeout=10) as connection:
+        connection.sendall(request(user, *headers))
+        received = b""
+        while b"checkpoint_complete" not in received:
+            part = connection.recv(1 << 16)
+            assert part, received
+            received += part
+        yield connection
+
+
+def test_an_idle_stream_takes_little_memory(roomy: Endpoint) -> None:
+    with ExitStack() as stack:
+        stack.enter_context(idle(roomy, "first"))
+        tracemalloc.start()
+        try:
+            before = _traced()
+            for number in range(STREAMS):
+                stack.enter_context(idle(roomy, f"u{number}"))
+            assert (_traced() - before) / STREAMS < MOST_BYTES
+        finally:
+            tracemalloc.stop()
+
+
+def _traced() -> int:
+    gc.collect()
+    return tracemalloc.get_traced_memory()[0]
+
+
+def test_the_answer_ends_with_its_connection(endpoint: Endpoint, memory_store: MemoryStore) -> None:
+    with idle(endpoint, "u1") as connection:
+        connection.sendall(b"GET /probes/liveness HTTP/1.1\r\nhost: x\r\n\r\n")
+        memory_store.replace_config(RULES + "\n")
+        rest = b""
+        while part := connection.recv(1 << 16):
+            rest += part
+        assert rest.endswith(b"0\r\n\r\n")
+        assert b"HTTP/1.1 200" not in rest
+
+
+def test_a_stream_keeps_the_place_of_its_address_behind_a_proxy_until_its_client_has_gone(
+    start_endpoint: Callable[..., Endpoint], memory_store: MemoryStore
+) -> None:
+    limits = HttpLimits(max_connections_per_address=1, trusted_proxies=(ip_network("127.0.0.0/8"),), drain_seconds=0)
+    endpoint = start_endpoint(memory_store, http=limits)
+    said = "x-forwarded-for: 203.0.113.7"
+    with idle(endpoint, "u1", said):
+        assert _status(endpoint, said) == 429
+    deadline = time.monotonic() + 10
+    while _status(endpoint, said) != 200:
+        assert time.monotonic() < deadline, "the place is free again"
+
+
+def _status(endpoint: Endpoint, *headers: str) -> int:
+    with connected(endpoint) as connection:
+        connection.send(request("u1", *headers))
+        return connection.answer().status
+
+
+def test_a_client_that_does_not_read_is_let_go_after_its_stream_was_cut_off(
+    endpoint: Endpoint, memory_store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streams, "STUCK_SECONDS", 0.2)
+    monkeypatch.setattr(endless, "LINGER_SECONDS", 0.2)
+    for row in range(300):
+        memory_store.put(endpoint.bucket("mine", "u1"), str(row), json.dumps({"text": "x" * 100_000}))
+    memory_store.commit()
+    with connected(endpoint) as connection:
+        connection.send(request("u1"))
+        assert connection.answer().status == 200
+        memory_store.replace_config(RULES + "\n")
+        _wait_until_alone(endpoint)
+        _read_to_the_cut(connection)
+
+
+def _wait_until_alone(endpoint: Endpoint) -> None:
+    deadline = time.monotonic() + 10
+    while len(endpoint.server.server_state.connections) > 1:  # the tests' own probes keep one
+        assert time.monotonic() < deadline, "the connection is closed"
+
+
+def _read_to_the_cut(connection: RawConnection) -> None:
+    connection.read_to_the_end()
