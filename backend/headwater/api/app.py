@@ -33,6 +33,7 @@ from headwater.api.streams.plans import Plans, RequestLimits
 from headwater.api.streams.reading import StoreThreads
 from headwater.api.streams.revoking import TOKENS_KEPT, of_tokens
 from headwater.api.streams.service import Streams
+from headwater.api.tasks import Tasks
 from headwater.api.upload.route import UploadRoute
 from headwater.source.upload.settings import UploadSettings
 from headwater.storage.contract.reader import StoreReader
@@ -80,8 +81,9 @@ class Endpoint:
         self.streams = Streams(
             self._threads, self.hub, plans, self.refusals, settings.streams, settings.body, self.revocations
         )
-        self.stream = StreamEndpoint(self.streams, verifier)
-        self.websocket = RSocketEndpoint(self.streams, verifier, self.refusals)
+        self._tasks = Tasks()
+        self.stream = StreamEndpoint(self.streams, verifier, self._tasks)
+        self.websocket = RSocketEndpoint(self.streams, verifier, self.refusals, self._tasks)
         self._admin = settings.admin and Administration(settings.admin, reader, self.streams.connected)
         self.guarded = self._admin.guarded if self._admin else AdminRoutes((), ())
         self.write_checkpoint = WriteCheckpointRoute(verifier, self.writes, lambda: self.hub.active)
@@ -118,7 +120,7 @@ class Endpoint:
             yield
         finally:
             self.begin_shutdown()
-            await self.stream.close()
+            await self._tasks.close()
             await self.writes.close()
             await self.hub.close()
             await self._head.close()

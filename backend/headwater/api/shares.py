@@ -25,11 +25,18 @@ class Shares:
     @contextmanager
     def take(self, user_id: str) -> Iterator[None]:
         """One more, until the end of the context. Raises as `check` does."""
-        self.check(user_id)
-        self._taken[user_id] += 1
+        self.enter(user_id)
         try:
             yield
         finally:
-            self._taken[user_id] -= 1
-            if not self._taken[user_id]:
-                del self._taken[user_id]
+            self.leave(user_id)
+
+    def enter(self, user_id: str) -> None:
+        """One more, until `leave`. Raises as `check` does."""
+        self.check(user_id)
+        self._taken[user_id] += 1
+
+    def leave(self, user_id: str) -> None:
+        self._taken[user_id] -= 1
+        if not self._taken[user_id]:
+            del self._taken[user_id]

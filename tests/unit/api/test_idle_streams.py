@@ -7,8 +7,9 @@ import json
 import socket
 import time
 import tracemalloc
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from base64 import b64encode
+from collections.abc import Callable
+from contextlib import ExitStack
 from ipaddress import ip_network
 
 import pytest
@@ -17,12 +18,19 @@ from headwater.api.http import endless
 from headwater.api.http.limits import HttpLimits
 from headwater.api.streams import stream as streams
 from headwater.api.streams.admission import StreamLimits
+from tests.support import rsocket_client as rsocket
 from tests.support.fix_api import RULES, Endpoint, make_token
 from tests.support.memory_store import MemoryStore
-from tests.support.raw_http import RawConnection, connected
+from tests.support.raw_http import connected
 
 STREAMS = 100
 MOST_BYTES = 20_000
+AGENT = "Mozilla/5.0 (X11; Linux x86_64) AppleWebKit/537.36 (KHTML, like Gecko) Chrome/130.0.0.0 Safari/537.36"
+UPGRADE = (
+    f"GET /sync/stream HTTP/1.1\r\nhost: sync.example.com\r\norigin: https://app.example.com\r\nuser-agent: {AGENT}\r\n"
+    "connection: upgrade\r\nupgrade: websocket\r\nsec-websocket-version: 13\r\n"
+    f"sec-websocket-key: {b64encode(b'k' * 16).decode()}\r\n\r\n"
+).encode()
 
 
 @pytest.fixture
@@ -33,13 +41,12 @@ def roomy(start_endpoint: Callable[..., Endpoint], memory_store: MemoryStore) ->
 
 def request(user: str, *headers: str) -> bytes:
     """As a browser sends it."""
-    body = json.dumps({"raw_data": True, "client_id": user, "app_metadata": {"app_version": "1.2.3"}})
-    agent = "Mozilla/5.0 (X11; Linux x86_64) AppleWebKit/537.36 (KHTML, like Gecko) Chrome/130.0.0.0 Safari/537.36"
+    body = _body(user)
     lines = [
         "POST /sync/stream HTTP/1.1",
         "host: sync.example.com",
         "origin: https://app.example.com",
-        f"user-agent: {agent}",
+        f"user-agent: {AGENT}",
         "x-user-agent: powersync-js/1.20.0 powersync-web Chrome/130 Linux",
         "accept-language: en-US,en;q=0.9",
         "content-type: application/json",
@@ -47,30 +54,56 @@ def request(user: str, *headers: str) -> bytes:
         f"content-length: {len(body)}",
         *headers,
     ]
-    return ("\r\n".join(lines) + "\r\n\r\n" + body).encode()
+    return ("\r\n".join(lines) + "\r\n\r\n").encode() + body
 
 
-@contextmanager
-def idle(endpoint: Endpoint, user: str, *headers: str) -> Iterator[socket.socket]:
+def _body(user: str) -> bytes:
+    return json.dumps({"raw_data": True, "client_id": user, "app_metadata": {"app_version": "1.2.3"}}).encode()
+
+
+def idle(endpoint: Endpoint, user: str, *headers: str) -> socket.socket:
     """A stream whose client has everything."""
-    with socket.create_connection(endpoint.address, timeout=10) as connection:
-        connection.sendall(request(user, *headers))
-        received = b""
-        while b"checkpoint_complete" not in received:
-            part = connection.recv(1 << 16)
-            assert part, received
-            received += part
-        yield connection
+    connection = socket.create_connection(endpoint.address, timeout=10)
+    connection.sendall(request(user, *headers))
+    _read_until(connection, b"checkpoint_complete")
+    return connection
 
 
-def test_an_idle_stream_takes_little_memory(roomy: Endpoint) -> None:
+def idle_websocket(endpoint: Endpoint, user: str) -> socket.socket:
+    """The same over a websocket."""
+    connection = socket.create_connection(endpoint.address, timeout=10)
+    connection.sendall(UPGRADE)
+    _read_until(connection, b"\r\n\r\n")
+    said = {"token": f"Token {make_token(user)}", "user_agent": "powersync-js/1.20.0 powersync-web Chrome/130"}
+    connection.sendall(_message(rsocket.setup(said)))
+    content = b"\0\0\0\x10" + rsocket.with_metadata({"path": "/sync/stream"}, _body(user))
+    connection.sendall(_message(rsocket.frame(1, rsocket.REQUEST_STREAM, rsocket.METADATA, content)))
+    _read_until(connection, b"checkpoint_complete")
+    return connection
+
+
+def _read_until(connection: socket.socket, mark: bytes) -> None:
+    received = b""
+    while mark not in received:
+        part = connection.recv(1 << 16)
+        assert part, received
+        received += part
+
+
+def _message(content: bytes) -> bytes:
+    length = bytes([0x80 | len(content)]) if len(content) < 126 else b"\xfe" + len(content).to_bytes(2, "big")
+    return b"\x82" + length + bytes(4) + content
+
+
+@pytest.mark.parametrize("opened", [idle, idle_websocket])
+def test_an_idle_stream_takes_little_memory(roomy: Endpoint, opened: Callable[[Endpoint, str], socket.socket]) -> None:
     with ExitStack() as stack:
-        stack.enter_context(idle(roomy, "first"))
+        stack.enter_context(opened(roomy, "first"))
         tracemalloc.start()
         try:
             before = _traced()
             for number in range(STREAMS):
-                stack.enter_context(idle(roomy, f"u{number}"))
+                stack.enter_context(opened(roomy, f"u{number}"))
             assert (_traced() - before) / STREAMS < MOST_BYTES
         finally:
             tracemalloc.stop()
@@ -124,14 +157,9 @@ def test_a_client_that_does_not_read_is_let_go_after_its_stream_was_cut_off(
         assert connection.answer().status == 200
         memory_store.replace_config(RULES + "\n")
         _wait_until_alone(endpoint)
-        _read_to_the_cut(connection)
 
 
 def _wait_until_alone(endpoint: Endpoint) -> None:
     deadline = time.monotonic() + 10
     while len(endpoint.server.server_state.connections) > 1:  # the tests' own probes keep one
         assert time.monotonic() < deadline, "the connection is closed"
-
-
-def _read_to_the_cut(connection: RawConnection) -> None:
-    connection.read_to_the_end()

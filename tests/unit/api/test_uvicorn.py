@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import re
 from collections.abc import Awaitable, Callable
 
 import pytest
@@ -17,7 +18,7 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 from uvicorn.server import ServerState
 
 from headwater.api.http.protocol import BoundedProtocol
-from headwater.api.http.websocket import BoundedWebSocket
+from headwater.api.http.websocket import BoundedWebSocket, _Gate, _Queue
 
 HTTP = {
     "connection_made": ["transport"],
@@ -127,6 +128,22 @@ def test_an_answer_that_we_call_complete_is_left_alone(caplog: pytest.LogCapture
     assert protocol.flow.write_paused is False
 
 
+@pytest.mark.parametrize(("name", "own"), [("queue", _Queue), ("writable", _Gate)])
+def test_what_stands_in_for_a_websockets_queue_and_event_has_all_that_is_called(name: str, own: type) -> None:
+    called = set(re.findall(rf"self\.{name}\.(\w+)\(", inspect.getsource(WebSocketsSansIOProtocol)))
+    assert len(called) >= 3
+    assert called <= set(dir(own))
+
+
+def test_a_websocket_that_was_accepted_needs_its_request_no_more() -> None:
+    using = {
+        name
+        for name, method in inspect.getmembers(WebSocketsSansIOProtocol, inspect.isfunction)
+        if re.search(r"self\.(scope|request|response)\b", inspect.getsource(method))
+    }
+    assert using == {"handle_connect", "run_asgi", "send"}
+
+
 async def _websocket() -> WebSocketsSansIOProtocol:
     config = uvicorn.Config(_answer, ws="websockets-sansio", log_config=None, lifespan="off")
     return WebSocketsSansIOProtocol(config, ServerState(), {})
@@ -136,5 +153,14 @@ def test_what_we_read_of_a_websocket_is_there() -> None:
     websocket = asyncio.run(_websocket())
     assert websocket.writable.is_set()
     assert (websocket.frames, websocket.handshake_initiated, websocket.handshake_complete) == ([], False, False)
-    for name in ("conn", "config", "loop", "transport"):
+    for name in (
+        "conn",
+        "config",
+        "loop",
+        "transport",
+        "disconnected",
+        "close_sent",
+        "close_timer",
+        "send_500_response",
+    ):
         assert hasattr(websocket, name), name

@@ -1,18 +1,10 @@
-"""An answer that goes on for hours, on a connection that keeps nothing of the request.
-
-Most streams are idle, and most of what an idle one would cost is its request: parser, headers, routes, tasks. So once
-the head of an answer is out, its connection may be taken from uvicorn's protocol. The request is over then, and the
-connection ends with the answer.
-"""
+"""An answer that goes on for hours, on a connection that keeps nothing of the request."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Protocol, cast
 
-from starlette.types import Scope
-from uvicorn._types import HTTPScope
 from uvicorn.server import ServerState
 
 from headwater.api.bell import Bell
@@ -21,11 +13,10 @@ from headwater.api.errors import GoneError
 LINGER_SECONDS = 5.0
 """How long a client may take for what is left when the answer has ended."""
 
-_EXTENSION, _TRANSPORT = "headwater", "transport"  # names in an ASGI scope
-
 
 class EndlessBody(asyncio.Protocol):
-    """The body of an answer, in chunks of HTTP/1.1. What a client sends meanwhile is not read."""
+    """The body of an answer, in chunks of HTTP/1.1. Its connection was taken once the head was out, which said
+    `transfer-encoding: chunked` and `connection: close`. What a client sends meanwhile is not read."""
 
     __slots__ = ("_connections", "_full", "_lost", "_room", "_then", "_transport")
 
@@ -94,37 +85,3 @@ class EndlessBody(asyncio.Protocol):
 
     def shutdown(self) -> None:
         """Nothing: whoever sends is told of the end by other ways."""
-
-
-class Origin(Protocol):
-    """The protocol that has the connection before."""
-
-    def hand_over(self) -> EndlessBody: ...
-
-
-def offer(scope: HTTPScope, transport: asyncio.Transport) -> None:
-    """Let whoever answers this request take its connection over."""
-    scope["extensions"] = {_EXTENSION: {_TRANSPORT: transport}}
-
-
-def take_over(scope: Scope) -> EndlessBody:
-    """The connection of a request, to go on with the body. To be called once the head of the answer has been sent,
-    with `transfer-encoding: chunked` and `connection: close`. Raises GoneError when the client has left."""
-    before = _protocol(scope)
-    if before is None:
-        raise GoneError
-    return cast(Origin, before).hand_over()
-
-
-def when_over(scope: Scope, then: Callable[[], None]) -> None:
-    """Call this at the end of the answer: now, or when a connection is lost that was taken over."""
-    now = _protocol(scope)
-    if isinstance(now, EndlessBody):
-        now.when_lost(then)
-    else:
-        then()
-
-
-def _protocol(scope: Scope) -> asyncio.BaseProtocol | None:
-    transport: asyncio.Transport | None = scope.get("extensions", {}).get(_EXTENSION, {}).get(_TRANSPORT)
-    return None if transport is None else transport.get_protocol()

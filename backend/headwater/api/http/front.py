@@ -10,8 +10,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from headwater.api.errors import error_response
 from headwater.api.http.crowd import Crowd, network_of
-from headwater.api.http.endless import when_over
 from headwater.api.http.errors import CrowdedAddressError
+from headwater.api.http.handover import when_over
 from headwater.api.http.limits import HttpLimits
 from headwater.api.refusals import Refusals
 

@@ -18,7 +18,7 @@ from uvicorn.server import ServerState
 from headwater.api.errors import ApiError, GoneError
 from headwater.api.http.canned import answer
 from headwater.api.http.doorman import DoorConfig
-from headwater.api.http.endless import EndlessBody, offer
+from headwater.api.http.endless import EndlessBody
 from headwater.api.http.errors import (
     HeadersTooLargeError,
     MalformedRequestError,
@@ -26,6 +26,7 @@ from headwater.api.http.errors import (
     RequestTimeoutError,
     UrlTooLongError,
 )
+from headwater.api.http.handover import Lasting, offer
 from headwater.api.http.websocket import BoundedWebSocket
 
 MOST_AHEAD = 16
@@ -119,10 +120,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self.flow.resume_reading()
         self.connections.discard(self)
         body = EndlessBody(self.transport, self.server_state, full=self.flow.write_paused)
-        if self._place is not None:
-            body.when_lost(partial(self._doorman.leave, self._place))
+        self._stand_in(body)
         self.transport.set_protocol(body)
-        self.parser = None  # type: ignore[assignment]  # it knows this object, and neither would be let go for a while
         return body
 
     # what the parser finds; an error raised here leads to send_400_response
@@ -182,7 +181,7 @@ class BoundedProtocol(HttpToolsProtocol):
         super().handle_websocket_upgrade()
         protocol = self.transport.get_protocol()
         assert isinstance(protocol, BoundedWebSocket)
-        protocol.when_lost(self._leave)
+        self._stand_in(protocol)
         if not protocol.handshake_initiated:  # its parser takes no header of 8 KB, and says nothing
             self.transport.write(answer(self._headers_too_large()))
             self.transport.close()
@@ -237,6 +236,13 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._place is not None:
             place, self._place = self._place, None
             self._doorman.leave(place)
+
+    def _stand_in(self, other: Lasting) -> None:
+        """Another protocol has the connection now, and with it our place."""
+        if self._place is not None:
+            place, self._place = self._place, None
+            other.when_lost(partial(self._doorman.leave, place))
+        self.parser = None  # type: ignore[assignment]  # it knows this object, and neither would be let go for a while
 
     # the clock
 

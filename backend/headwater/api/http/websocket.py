@@ -5,12 +5,21 @@ The size of a message is bounded by uvicorn's own setting, and sending waits for
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 
+import uvicorn
+from uvicorn._types import ASGIReceiveEvent
+from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from uvicorn.server import ServerState
+from websockets.exceptions import InvalidState
 from websockets.frames import Frame
 
+from headwater.api.bell import Bell
+from headwater.api.errors import GoneError
 from headwater.api.http.doorman import DoorConfig
+from headwater.api.http.handover import offer
 
 MOST_FRAMES = 1024
 """Frames of one message: an empty one adds nothing to its size, and yet is kept."""
@@ -24,23 +33,143 @@ LAST_SECONDS = 1.0
 _TOO_BIG = 1009
 
 
-class BoundedWebSocket(WebSocketsSansIOProtocol):
-    """One websocket, on a connection that came in as HTTP."""
+class _Queue:
+    """What uvicorn uses of an asyncio.Queue."""
 
-    _lost: Callable[[], None] | None = None
+    __slots__ = ("_held", "_more")
+
+    def __init__(self) -> None:
+        self._held: list[ASGIReceiveEvent] = []  # reading stops while there is one, so they are few
+        self._more = Bell()
+
+    def put_nowait(self, message: ASGIReceiveEvent) -> None:
+        self._held.append(message)
+        self._more.ring()
+
+    def empty(self) -> bool:
+        return not self._held
+
+    def filled(self) -> asyncio.Future[None]:
+        """Done when the next message comes."""
+        return self._more.next()
+
+    async def get(self) -> ASGIReceiveEvent:
+        while not self._held:
+            await self.filled()
+        return self._held.pop(0)
+
+
+class _Gate:
+    """What uvicorn uses of an asyncio.Event."""
+
+    __slots__ = ("_opened", "_shut")
+
+    def __init__(self) -> None:
+        self._shut = False
+        self._opened = Bell()
+
+    def is_set(self) -> bool:
+        return not self._shut
+
+    def set(self) -> None:
+        self._shut = False
+        self._opened.ring()
+
+    def clear(self) -> None:
+        self._shut = True
+
+    async def wait(self) -> None:
+        while self._shut:
+            await self._opened.next()
+
+
+class BoundedWebSocket(WebSocketsSansIOProtocol):
+    """One websocket, on a connection that came in as HTTP. It stays open when the request ends that it was taken from,
+    until `finish`."""
+
+    __slots__ = ("_queue", "_taken", "_then")
+
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        server_state: ServerState,
+        app_state: dict[str, object],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self.queue = self._queue = _Queue()  # type: ignore[assignment]
+        self.writable = _Gate()  # type: ignore[assignment]
+        self._taken = False
+        self._then: tuple[Callable[[], None], ...] = ()
 
     def when_lost(self, then: Callable[[], None]) -> None:
-        """Call this once the connection is lost."""
-        self._lost = then
+        """Call this once the connection is lost; at once if it is."""
+        if self.disconnected:
+            then()
+        else:
+            self._then += (then,)
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
-        if self._lost is not None:
-            self._lost()
+        lost, self._then = self._then, ()
+        for then in lost:
+            then()
+
+    # for whoever took it
+
+    def hand_over(self) -> BoundedWebSocket:
+        """Stay open, and let go of the request."""
+        if self.disconnected:
+            raise GoneError
+        self._taken = True
+        self.request.headers.clear()  # the parser has them for as long as it lives
+        del self.scope, self.request, self.response
+        return self
+
+    async def next_message(self) -> bytes | str:
+        """Raises GoneError at the end."""
+        while self.queue.empty():
+            await self._queue.filled()
+        message = await self.receive()
+        if message["type"] != "websocket.receive":
+            raise GoneError
+        content = message.get("bytes")
+        return message.get("text") or "" if content is None else content
+
+    async def send_message(self, content: bytes) -> None:
+        """Send it once there is room. Raises GoneError when nothing can be sent any more."""
+        await self.writable.wait()
+        if self.disconnected or self.close_sent:
+            raise GoneError
+        try:
+            self.conn.send_binary(content)
+        except InvalidState:
+            raise GoneError from None
+        self.transport.write(b"".join(self.conn.data_to_send()))
+
+    async def close(self) -> None:
+        """Say that it is over."""
+        if not self.disconnected and not self.close_sent:
+            await self.send({"type": "websocket.close"})
+
+    def finish(self) -> None:
+        """Close the connection, once it is over."""
+        if self.close_timer is None:
+            self.transport.close()
+        self._linger()
 
     async def run_asgi(self) -> None:
-        await super().run_asgi()
-        self._linger()
+        """As uvicorn's, which closes the connection at the end of every request."""
+        offer(self.scope, self.transport)
+        try:
+            await self.app(self.scope, self.receive, self.send)
+        except ClientDisconnected:
+            pass
+        except BaseException:
+            self.logger.exception("Exception in ASGI application\n")
+        if not self._taken:
+            self.send_500_response()  # unless it was answered
+            self.finish()
 
     def keepalive_timeout(self) -> None:
         super().keepalive_timeout()

@@ -11,17 +11,18 @@ from dataclasses import dataclass, field
 import bson
 import orjson
 from bson.errors import BSONError
-from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
 from headwater.api.auth.verify import Principal, Verifier
 from headwater.api.errors import ApiError, GoneError, told
-from headwater.api.refusals import Refusals, facts_of
+from headwater.api.http.websocket import BoundedWebSocket
+from headwater.api.refusals import Refusals
 from headwater.api.rsocket.frames import (
     CONNECTION,
     Cancel,
     ErrorCode,
     Flag,
     Fragment,
+    Frame,
     FrameError,
     Keepalive,
     RequestMore,
@@ -94,9 +95,10 @@ class _Stream:
 
 @dataclass(slots=True)
 class Connection:
-    """Reads what the client sends, and runs its streams. Lives as long as the websocket."""
+    """Reads what the client sends, and runs its streams. `facts` are for the log: who asked for it."""
 
-    websocket: WebSocket
+    websocket: BoundedWebSocket
+    facts: Mapping[str, object]
     verifier: Verifier
     streams: Streams
     refusals: Refusals
@@ -105,37 +107,31 @@ class Connection:
     _user_agent: str | None = None
     _types: tuple[str, str] = (_JSON, _JSON)
     _sending: asyncio.Lock = field(default_factory=asyncio.Lock)
-    _conversation: asyncio.Task[None] | None = None
+    _task: asyncio.Task[object] | None = None
 
     async def run(self) -> None:
         """Until the client leaves, breaks the protocol, or can't be told of the end of a stream."""
-        self._conversation = asyncio.create_task(self._converse())
-        try:
-            await asyncio.wait([self._conversation])
-        finally:
-            self._abort()  # where the server ends it
-        if not self._conversation.cancelled():
-            self._conversation.result()
-
-    def _abort(self) -> None:
-        if self._conversation is not None:
-            self._conversation.cancel()
-
-    async def _converse(self) -> None:
+        self._task = asyncio.current_task()
         try:
             lifetime = await self._set_up()
             if lifetime is not None:
                 await self._read(lifetime)
         except GoneError:
             pass
+        except Exception:
+            log.exception("a websocket failed")
         finally:
             await self._close()
+
+    def _abort(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
 
     async def _set_up(self) -> float | None:
         """The lifetime of the connection in seconds; None when it was refused."""
         try:
             async with asyncio.timeout(SETUP_SECONDS):
-                frame = read_frame(await self._receive())
+                frame = _frame_in(await self.websocket.next_message())
             if not isinstance(frame, Setup):
                 raise FrameError("the first frame has to be SETUP")
             await self._admit(frame)
@@ -160,17 +156,18 @@ class Connection:
             raise UnsupportedSetupError("only JSON and BSON are taken", fix=f"use {_JSON}")
         self._types = setup.metadata_type, setup.data_type
         told_us = _fields(setup.metadata, setup.metadata_type)
-        token, agent = told_us.get("token"), told_us.get("user_agent")
+        token, agent = told_us.get("token"), told_us.get("user_agent") or self.facts.get("user_agent")
         self._user = await self.verifier.authorize(token if isinstance(token, str) else None)
-        self._user_agent = agent if isinstance(agent, str) else self.websocket.headers.get("user-agent")
+        self._user_agent = agent if isinstance(agent, str) else None
         self.streams.admission.check(self._user.user_id)
 
     async def _read(self, lifetime: float) -> None:
         while True:
             try:
                 async with asyncio.timeout(lifetime):
-                    frame = read_frame(await self._receive())
+                    frame = _frame_in(await self.websocket.next_message())
                 await self._take(frame)
+                del frame  # it may be large, and the next one may be long in coming
             except TimeoutError:
                 return await self._end(ErrorCode.CONNECTION_ERROR, "nothing was heard of the client for too long")
             except FrameError as failure:
@@ -263,23 +260,9 @@ class Connection:
             asked = stream_request(_fields(data, _BSON), limits)
         return Opening(asked, self._user, self._user_agent, _FORM)
 
-    async def _receive(self) -> bytes:
-        message = await self.websocket.receive()
-        if message["type"] == "websocket.disconnect":
-            raise GoneError
-        content = message.get("bytes")
-        if not isinstance(content, bytes):
-            raise FrameError("a text message came where frames are bytes")
-        return content
-
     async def _send(self, frame: bytes) -> None:
-        try:
-            async with self._sending:
-                if self.websocket.application_state is not WebSocketState.CONNECTED:
-                    raise GoneError
-                await self.websocket.send_bytes(frame)
-        except WebSocketDisconnect:
-            raise GoneError from None
+        async with self._sending:
+            await self.websocket.send_message(frame)
 
     async def _end(self, code: ErrorCode, message: str) -> None:
         """End a connection that breaks the protocol."""
@@ -287,14 +270,14 @@ class Connection:
         await self._refuse(code, message)
 
     async def _refuse(self, code: ErrorCode, message: str) -> None:
-        with suppress(WebSocketDisconnect, TimeoutError):
+        with suppress(GoneError, TimeoutError):
             async with asyncio.timeout(LAST_SECONDS):
                 await self._send(error(CONNECTION, code, message))
                 await self.websocket.close()
 
     def _note(self, failure: HeadwaterError) -> None:
         user = None if self._user is None else self._user.user_id
-        facts = {"status": told(failure).status, "reason": failure.what, **facts_of(self.websocket)}
+        facts = {"status": told(failure).status, "reason": failure.what, **self.facts}
         self.refusals.note(failure.code, user, "request refused", facts)
 
     async def _close(self) -> None:
@@ -303,6 +286,12 @@ class Connection:
             stream.sink.leave()
         if tasks:
             await asyncio.wait(tasks)
+
+
+def _frame_in(message: bytes | str) -> Frame:
+    if isinstance(message, str):
+        raise FrameError("a text message came where frames are bytes")
+    return read_frame(message)
 
 
 def _fields(content: bytes, media_type: str) -> Mapping[str, object]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 from headwater.api.errors import ShuttingDownError, TooManyRequestsError
@@ -41,13 +39,12 @@ class Admission:
             raise TooManyRequestsError(f"{self._limits.streams} streams are open already")
         self._shares.check(user_id)
 
-    @contextmanager
-    def admit(self, user_id: str) -> Iterator[None]:
-        """Take a place until the end of the context. Raises as `check` does."""
+    def enter(self, user_id: str) -> None:
+        """Take a place, to be given back with `leave`. Raises as `check` does."""
         self.check(user_id)
+        self._shares.enter(user_id)
         self.open_streams += 1
-        try:
-            with self._shares.take(user_id):
-                yield
-        finally:
-            self.open_streams -= 1
+
+    def leave(self, user_id: str) -> None:
+        self._shares.leave(user_id)
+        self.open_streams -= 1

@@ -60,6 +60,20 @@ class Batch:
 class Dialogue:
     """One thread at a time. After each call `interest` and `op_id` say what the answer was made of."""
 
+    __slots__ = (
+        "_form",
+        "_memory",
+        "_request",
+        "_resolver",
+        "_session",
+        "awaited",
+        "config_id",
+        "interest",
+        "left_out",
+        "op_id",
+        "write_key",
+    )
+
     def __init__(
         self,
         positions: Mapping[str, OpId],

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from functools import partial
 
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
@@ -14,23 +13,23 @@ from headwater.api.refusals import prove
 from headwater.api.streams.negotiation import choose_form
 from headwater.api.streams.service import Opening, Streams
 from headwater.api.streams.sink import HttpSink
+from headwater.api.tasks import Tasks
 from headwater.sync.request import parse_stream_request
 
 
 class StreamEndpoint:
     """The ASGI endpoint. A stream goes on in a task of its own when its request is over."""
 
-    def __init__(self, streams: Streams, verifier: Verifier) -> None:
+    def __init__(self, streams: Streams, verifier: Verifier, tasks: Tasks) -> None:
         self._streams = streams
         self._verifier = verifier
-        self._running: set[asyncio.Task[None]] = set()
+        self._tasks = tasks
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         opening = await self._opening(Request(scope, receive))
         sink = HttpSink(opening.form, scope, send)
-        stream = asyncio.create_task(self._streams.serve(opening, sink))
-        self._running.add(stream)
-        stream.add_done_callback(partial(self._end, sink))
+        stream = self._tasks.start(self._streams.serve(opening, sink))
+        stream.add_done_callback(lambda _: sink.close())
         try:
             await asyncio.wait((stream, sink.opened), return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:
@@ -38,17 +37,6 @@ class StreamEndpoint:
             raise
         if not sink.opened.done():
             stream.result()
-
-    async def close(self) -> None:
-        """Cut off the streams that still run."""
-        for stream in self._running:
-            stream.cancel()
-        if self._running:
-            await asyncio.wait(self._running)
-
-    def _end(self, sink: HttpSink, stream: asyncio.Task[None]) -> None:
-        self._running.discard(stream)
-        sink.close()
 
     async def _opening(self, request: Request) -> Opening:
         """Whoever has no token is turned away before anything of a body is read."""

@@ -82,18 +82,19 @@ class Streams:
     async def serve(self, opening: Opening, sink: Sink) -> None:
         """One stream, from its beginning to its end. Raises what fails before `sink.open`. Whoever calls should keep
         nothing of `opening`: it may be large."""
-        with self.admission.admit(opening.user.user_id):
-            stream = self._stream(opening)
-            del opening
-            self._hub.join(stream)
-            self._open.add(stream)
-            if self._revocations.of(stream.connected.user) is not None:  # since its token was looked at
+        user, stream = opening.user, self._stream(opening)
+        del opening
+        self.admission.enter(user.user_id)
+        self._hub.join(stream)
+        self._open.add(stream)
+        try:
+            if self._revocations.of(user) is not None:  # since its token was looked at
                 stream.end(REVOKED)
-            try:
-                await stream.run(sink)
-            finally:
-                self._open.discard(stream)
-                self._hub.leave(stream)
+            await stream.run(sink)
+        finally:
+            self._open.discard(stream)
+            self._hub.leave(stream)
+            self.admission.leave(user.user_id)
 
     def _stream(self, opening: Opening) -> Stream:
         asked, user = opening.asked, opening.user

@@ -8,7 +8,8 @@ from typing import Protocol
 
 from starlette.types import Scope, Send
 
-from headwater.api.http.endless import EndlessBody, take_over
+from headwater.api.http.endless import EndlessBody
+from headwater.api.http.handover import take_over
 from headwater.api.streams.codings import IDENTITY, Piece
 from headwater.api.streams.encoding import WireForm
 from headwater.api.streams.negotiation import content_type
@@ -63,7 +64,7 @@ class HttpSink:
         if self._form.coding is not IDENTITY:
             headers.append((b"content-encoding", self._form.coding.name.encode()))
         await self._send({"type": "http.response.start", "status": 200, "headers": headers})
-        self._body = take_over(self._scope)
+        self._body = take_over(self._scope, EndlessBody)
         del self._send, self._scope
         self.opened.set_result(None)
 

@@ -173,30 +173,35 @@ class Stream:
             await sink.open()
             sink.when_gone(self._leave)
             while (pieces := await self._pieces()) is not None:
-                for piece in pieces:
-                    await self._send(piece, sink)
-                del pieces, piece  # an idle stream must not keep what it sent last
+                await (self._send(pieces, sink) if pieces else self._wake.next())
+                del pieces  # while it waits, a stream must not keep what it sent last
             await sink.end()
         finally:
             self._task = None
 
-    async def _send(self, piece: Piece, sink: Sink) -> None:
-        self._sending_since = time.monotonic()
-        self._bytes += await sink.send(piece)
+    async def _send(self, pieces: Sequence[Piece], sink: Sink) -> None:
+        for piece in pieces:
+            self._sending_since = time.monotonic()
+            self._bytes += await sink.send(piece)
         self._sending_since = None
 
     async def _pieces(self) -> Sequence[Piece] | None:
-        """The next lines to send, None at the end."""
-        while True:
-            if self._tick_due:
-                return (self._tick(),)
+        """The next lines to send; empty when there is nothing to do, None at the end."""
+        while not self._tick_due:
             if self._reason is not None:
                 return None
+            if self._idle:
+                return ()
             batch = await self._next()
             self._ops += batch.ops
             self._done = batch.done
             if batch.pieces:
                 return batch.pieces
+        return (self._tick(),)
+
+    @property
+    def _idle(self) -> bool:
+        return self._first is None and self._done and self._news is None
 
     async def _next(self) -> Batch:
         if self._first is not None:
@@ -208,8 +213,6 @@ class Stream:
             return await self._turn(News(self._dialogue.op_id))
         if not self._done:
             return await self._unless_over(self._threads.reading(self._dialogue.more))
-        if self._news is None:
-            await self._wake.next()
         return Batch()
 
     async def _turn(self, news: News) -> Batch:
