@@ -99,9 +99,9 @@ def _batches(rows: int) -> Iterator[Sequence[int]]:
 def _read(what: str, address: StoreAddress, ops: int) -> None:
     reader = open_backend(address).open_reader()
     try:
-        found = reader.checkpoint()
+        found = reader.newest()
         assert found is not None
-        upto, after, size, count = found[0].op_id, OpId(0), 0, 0
+        upto, after, size, count = found.checkpoint.op_id, OpId(0), 0, 0
         with Meter(os.getpid()).measure() as usage:
             while True:
                 chunk = reader.chunk(BUCKET, after, upto)

@@ -155,7 +155,7 @@ class World:
 
     def wait_ready(self, seconds: float = 600.0) -> None:
         deadline = time.monotonic() + seconds
-        while self.reader().checkpoint() is None:
+        while self.reader().newest() is None:
             self._check_alive(deadline)
             time.sleep(0.02)
 
@@ -170,8 +170,8 @@ class World:
         self.fetch("select pg_logical_emit_message(false, 'headwater', 'ping')::text")
         deadline = time.monotonic() + seconds
         while True:
-            checkpoint = self.reader().checkpoint()
-            if checkpoint is not None and checkpoint[0].lsns.get("default", 0) >= position:
+            checkpoint = self.reader().newest()
+            if checkpoint is not None and checkpoint.checkpoint.lsns.get("default", 0) >= position:
                 return
             self._check_alive(deadline)
             time.sleep(0.002)

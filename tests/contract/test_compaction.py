@@ -188,13 +188,13 @@ def test_a_checkpoint_that_compaction_went_past_is_overtaken(world: World) -> No
 def test_what_a_truncate_left_behind_goes(world: World) -> None:
     world.hand.publish({str(n): (A, "x") for n in range(3_000)})
     world.hand.write({str(n): (A, "y") for n in range(5_000, 7_100)})
-    before = world.reader.checkpoint()
+    before = world.reader.newest()
     world.hand.truncate()
     assert world.upkeep.has_remains(bucket_key(A))
     world.compact()
     assert not world.upkeep.has_remains(bucket_key(A))
     assert before is not None
-    assert world.reader.chunk(A, OpId(0), before[0].op_id).overtaken
+    assert world.reader.chunk(A, OpId(0), before.checkpoint.op_id).overtaken
     world.hand.write({"1": (A, "again")})
     world.assert_whole({})
 

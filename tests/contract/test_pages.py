@@ -9,7 +9,7 @@ import pytest
 from headwater.oplog.lsn import Lsn
 from headwater.oplog.op import OpId
 from headwater.storage.contract.parts import BulkRecord, CurrentRow, StagedTable
-from headwater.storage.contract.reader import StoreReader
+from headwater.storage.contract.reader import Newest, StoreReader
 from headwater.storage.contract.store import LeaseLostError, PartLostError, Progress
 from headwater.storage.contract.versions import Origin
 from headwater.storage.open import open_backend
@@ -36,7 +36,7 @@ def test_additions_come_page_by_page_into_rows_and_buckets(world: World, reader:
     assert (part.pages, part.rows, part.ops) == (4, 10, 10)
     for page in range(4):
         checkpoint = world.store.take_page(world.lease, part, page, ())
-        assert reader.checkpoint() == (checkpoint, world.store.versions()[0].id)
+        assert reader.newest() == Newest(checkpoint, world.store.versions()[0].id, 0)
         model = assert_in_step(reader, B)
         assert len(model.rows) == min(10, 3 * page + 3)
     assert lookups(reader, ['owners["t7"]'])['owners["t7"]'] == ["[1]"]

@@ -92,7 +92,7 @@ def test_two_stores_in_one_database_do_not_meet(world: World, new_postgres_addre
         closing(open_backend(other.address).open_reader()) as reader,
     ):
         second = World(other.address, other, other.acquire(SOURCE, "there:1", 30.0))
-        assert reader.checkpoint() is None
+        assert reader.newest() is None
         second.bootstrap({"2": (A, "other")})
         assert contents([assert_in_step(reader, A)]) == {("todos", "2"): {"text": "other"}}
 

@@ -29,6 +29,18 @@ def test_readers_learn_of_what_is_new_in_order(world: World, reader: StoreReader
     assert reader.revocations(second.seq) == []
 
 
+def test_whoever_looks_for_what_is_newest_learns_whether_there_are_more(
+    world: World, open_reading: Callable[[World], StoreReader]
+) -> None:
+    world.bootstrap({"1": (A, "x")})
+    reader = open_reading(world)
+    for seconds in (60.0, -1.0, 60.0):
+        made = world.store.revoke(RevokedKind.USER, "u1", seconds)
+        newest = reader.newest()
+        assert newest is not None
+        assert newest.revoked == made.seq
+
+
 def test_a_listener_wakes(world: World, reader: StoreReader) -> None:
     with closing(reader.listen()) as listener:
         world.store.revoke(RevokedKind.STREAMS, "{}", 60.0)

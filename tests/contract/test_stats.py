@@ -15,13 +15,13 @@ from tests.support.written_store import WrittenStore
 def downloaded(address: StoreAddress, buckets: list[str]) -> list[tuple[int, int]]:
     """Ops and bytes of each bucket, as chunks bring them."""
     reader = open_backend(address).open_reader()
-    newest = reader.checkpoint()
+    newest = reader.newest()
     assert newest is not None
     found = []
     for bucket in buckets:
         ops, size, after, more = 0, 0, OpId(0), True
         while more:
-            chunk = reader.chunk(bucket, after, newest[0].op_id)
+            chunk = reader.chunk(bucket, after, newest.checkpoint.op_id)
             ops, size = ops + len(parse_ops(chunk.ops)), size + len(chunk.ops) + 1
             after, more = chunk.next_after, chunk.more
         found.append((ops, size))

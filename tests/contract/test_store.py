@@ -25,7 +25,7 @@ from tests.support.model_device import ModelBucket, contents, parse_ops
 def test_nothing_is_served_before_the_first_publication(world: World, reader: StoreReader) -> None:
     with reader.snapshot() as snapshot:
         assert snapshot is None
-    assert reader.checkpoint() is None
+    assert reader.newest() is None
 
 
 def test_published_rows_are_read_back_with_the_told_checksum(world: World, reader: StoreReader) -> None:
@@ -140,9 +140,9 @@ def test_the_source_position_moves_with_the_flush(world: World, reader: StoreRea
     state = world.store.source_state(SOURCE)
     assert state is not None
     assert state.lsn == 777
-    checkpoint = reader.checkpoint()
+    checkpoint = reader.newest()
     assert checkpoint is not None
-    assert checkpoint[0].lsns == {SOURCE: 777}
+    assert checkpoint.checkpoint.lsns == {SOURCE: 777}
 
 
 def test_a_second_holder_waits_for_the_lease_and_then_ends_the_first(world: World) -> None:

@@ -99,7 +99,7 @@ def test_truncate_keeps_the_layouts_and_the_reason_of_a_resync(world: World) -> 
 def test_a_table_is_replaced_by_one_whose_rows_have_other_ids(world: World, reader: StoreReader) -> None:
     world.bootstrap({"1": (A, "x")})
     world.store.add_layout(world.lease, world.table, WIDER, "wider")
-    checkpoint = reader.checkpoint()
+    checkpoint = reader.newest()
     assert checkpoint is not None
     (staged,) = world.store.stage_tables(world.lease, SOURCE, [(WIDER, "wider")])
     with open_backend(world.address).open_part(staged.id, 0, "0") as part:
@@ -111,9 +111,9 @@ def test_a_table_is_replaced_by_one_whose_rows_have_other_ids(world: World, read
     assert (stored.id, stored.layouts, stored.fingerprint) == (staged.id, (RELATION, WIDER), "wider")
     assert stored.resync == ResyncReason(Cause.REPLACED)
     assert lookups(reader, ["k"]) == {"k": ["[1]"]}
-    after = reader.checkpoint()
+    after = reader.newest()
     assert after is not None
-    assert reader.touched(checkpoint[0].op_id, after[0].op_id) == Touched(frozenset(), None)
+    assert reader.touched(checkpoint.checkpoint.op_id, after.checkpoint.op_id) == Touched(frozenset(), None)
     flush = world.store.begin(world.lease)
     assert flush.current(staged.id, ["1", "one"]) == {"one": CurrentRow("one", 0, "1\tx", "", "1/1")}
     flush.rollback()

@@ -7,7 +7,7 @@ from contextlib import closing
 
 import pytest
 
-from headwater.storage.contract.reader import StoreReader
+from headwater.storage.contract.reader import Newest, StoreReader
 from headwater.storage.contract.requests import RequestState
 from headwater.storage.contract.store import LeaseLostError
 from headwater.storage.contract.versions import Origin, OwnConfig, VersionState
@@ -54,7 +54,7 @@ def test_a_switch_moves_the_checkpoint_and_touches_nothing(world: World, reader:
     version = world.store.deploy("two", Origin.FILE)
     after = world.store.activate(world.lease, version.id, {"lists.2": "d2"})
     assert after.op_id > before.op_id
-    assert reader.checkpoint() == (after, version.id)
+    assert reader.newest() == Newest(after, version.id, 0)
     touched = reader.touched(before.op_id, after.op_id)
     assert (touched.buckets, touched.lookups) == (frozenset(), frozenset())
     assert states(world) == [(YAML, STATES.STOPPED), ("two", STATES.ACTIVE)]
@@ -68,11 +68,11 @@ def test_a_switch_moves_the_checkpoint_and_touches_nothing(world: World, reader:
 
 def served(reader: StoreReader) -> str:
     """The config that an endpoint serves."""
-    checkpoint = reader.checkpoint()
+    checkpoint = reader.newest()
     with reader.snapshot() as snapshot:
         assert snapshot is not None
         assert checkpoint is not None
-        assert checkpoint[1] == snapshot.config.id
+        assert checkpoint.config_id == snapshot.config.id
         return snapshot.config.yaml
 
 

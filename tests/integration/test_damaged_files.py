@@ -50,18 +50,18 @@ def changed(content: bytes, at: int) -> bytes:
 def test_no_bit_of_the_history_is_turned_unnoticed(stopped: Deployment) -> None:
     places = random.Random(1)
     said: list[str] = []
-    state = stopped.reader.checkpoint()
+    state = stopped.reader.newest()
     assert state is not None
     with store_file(stopped.directory) as db:
         number, whole = db.execute("select id, bodies from segment_blobs").fetchall()[0]
         assert isinstance(whole, bytes)
         (bucket,) = stopped.buckets("a")
-        right = stopped.reader.chunk(bucket, OpId(0), state[0].op_id)
+        right = stopped.reader.chunk(bucket, OpId(0), state.checkpoint.op_id)
         turned = [*range(16), *places.sample(range(16, len(whole)), 50)]
         for at in turned:
             db.execute("update segment_blobs set bodies = ? where id = ?", (changed(whole, at), number))
             try:
-                assert stopped.reader.chunk(bucket, OpId(0), state[0].op_id) == right
+                assert stopped.reader.chunk(bucket, OpId(0), state.checkpoint.op_id) == right
             except StoreError as error:
                 said.append(str(error))
     assert len(said) >= len(turned) - 2  # some bits of the header mean nothing

@@ -113,10 +113,10 @@ def waiting_write(deployment: Deployment) -> str:
 
 
 def visible(deployment: Deployment, key: str) -> bool:
-    write, checkpoint = deployment.reader.write_checkpoint(key), deployment.reader.checkpoint()
+    write, checkpoint = deployment.reader.write_checkpoint(key), deployment.reader.newest()
     assert write is not None
     assert checkpoint is not None
-    return checkpoint[0].lsns["default"] >= write.lsns["default"]
+    return checkpoint.checkpoint.lsns["default"] >= write.lsns["default"]
 
 
 def test_a_standby_that_lacked_commits_takes_over(

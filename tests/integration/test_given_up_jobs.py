@@ -121,7 +121,7 @@ Fault = type[StoreAway] | type[LeaseLost]
 
 def snapshot(stage: Stage) -> Callable[[], bool]:
     stage.replicator.start(publish=False)
-    return lambda: stage.direct.reader.checkpoint() is not None
+    return lambda: stage.direct.reader.newest() is not None
 
 
 def deploy(stage: Stage) -> Callable[[], bool]:

@@ -85,7 +85,7 @@ def forget_leases(directory: Path) -> None:
 def test_a_store_that_was_taken_away_is_told_and_nothing_more_is_confirmed(
     running: Deployment, source_db: SourceDb, harm: Callable[[Path], None], caplog: pytest.LogCaptureFixture
 ) -> None:
-    running.reader.checkpoint()
+    running.reader.newest()
     harm(running.directory)
     before = written(source_db)
     source_db.execute("insert into notes values ('new', 'x'); update notes set body = 'y' where id = '7'")
@@ -95,7 +95,7 @@ def test_a_store_that_was_taken_away_is_told_and_nothing_more_is_confirmed(
     assert "[HW_4010] a file of the store was re" in caplog.text
     assert "put the original back, or restart Headwater" in caplog.text
     with pytest.raises(StoreGoneError):
-        running.reader.checkpoint()
+        running.reader.newest()
     running.close()
     assert confirmed(source_db) <= before
     forget_leases(running.directory)
@@ -146,7 +146,7 @@ def thaw(path: Path) -> None:
 def test_what_is_open_is_written_to_though_nobody_may_open_it_any_more(
     running: Deployment, source_db: SourceDb, freeze: Freeze, frozen: str
 ) -> None:
-    running.reader.checkpoint()
+    running.reader.newest()
     freeze(running.directory / frozen)
     source_db.execute("insert into notes values ('new', 'x'); delete from notes where id = '8'")
     assert device_rows(running) == truth(source_db, "notes")

@@ -236,7 +236,7 @@ def test_devices_and_writers_work_on_while_it_forgets(world: World) -> None:
 
     def read() -> None:
         while not stop.is_set():
-            world.deployment.reader.checkpoint()
+            world.deployment.reader.newest()
             world.deployment.reader.chunk(next(iter(world.behind)), OpId(0), OpId(1 << 60))
 
     with ThreadPoolExecutor(2) as pool:

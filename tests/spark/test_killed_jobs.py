@@ -127,7 +127,7 @@ def truth(deployment: Deployment) -> Rows:
 def served(deployment: Deployment) -> Callable[[], None]:
     """What looks whether a commit reaches a device now."""
     numbers = itertools.count()
-    deployment.reader.checkpoint()
+    deployment.reader.newest()
 
     def look() -> None:
         number = f"meanwhile {next(numbers)}"
@@ -160,7 +160,7 @@ def test_a_first_read_is_begun_again_and_nothing_of_it_is_seen_before(
             assert snapshot is None
 
     engine.meanwhile = nothing
-    deployment.reader.checkpoint()
+    deployment.reader.newest()
     deployment.start()
     assert engine.has_killed("snapshot")
     assert Device(deployment).rows() == truth(deployment)

@@ -222,7 +222,7 @@ class World:
     def _reached(self, position: int) -> bool:
         self.check_alive()
         try:
-            checkpoint = self.deployment.reader.checkpoint()
+            checkpoint = self.deployment.reader.newest()
         except (StoreBusyError, StoreUnreachableError):
             return False
-        return checkpoint is not None and checkpoint[0].lsns["default"] >= position
+        return checkpoint is not None and checkpoint.checkpoint.lsns["default"] >= position

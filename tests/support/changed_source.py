@@ -69,11 +69,11 @@ class Device:
 
     def rows(self) -> Rows:
         names = self._deployment.buckets("a").keys()
-        checkpoint = self._deployment.reader.checkpoint()
+        checkpoint = self._deployment.reader.newest()
         assert checkpoint is not None
         for name in names:
             self._buckets[name] = read_bucket(
-                self._deployment.reader, name, checkpoint[0].op_id, self._buckets.get(name)
+                self._deployment.reader, name, checkpoint.checkpoint.op_id, self._buckets.get(name)
             )
         found = contents([self._buckets[name] for name in names])
         return {key: without_nulls(row) for key, row in found.items()}

@@ -216,13 +216,13 @@ class Deployment:
 
         def reached() -> bool:
             self.raise_failure()
-            checkpoint = self.reader.checkpoint()
-            return checkpoint is not None and checkpoint[0].lsns["default"] >= reached_at
+            checkpoint = self.reader.newest()
+            return checkpoint is not None and checkpoint.checkpoint.lsns["default"] >= reached_at
 
         wait_until(reached, "the store to reach the source")
-        checkpoint = self.reader.checkpoint()
+        checkpoint = self.reader.newest()
         assert checkpoint is not None
-        return checkpoint[0].op_id
+        return checkpoint.checkpoint.op_id
 
     def buckets(self, user: str, **claims: object) -> dict[str, ModelBucket]:
         """A new device's buckets at the newest checkpoint, checksums verified."""

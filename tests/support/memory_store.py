@@ -17,6 +17,7 @@ from headwater.storage.contract.reader import (
     BucketTotal,
     Checkpoint,
     Chunk,
+    Newest,
     StoredConfig,
     StoreReader,
     Touched,
@@ -155,13 +156,15 @@ class MemoryStore:
     def snapshot(self) -> Iterator[MemorySnapshot | None]:
         with self._lock:
             self.reads.append("snapshot")
-            state = self.checkpoint()
-            snapshot = MemorySnapshot(self, state[0], self.config) if state and self.config else None
+            newest = self.newest()
+            snapshot = MemorySnapshot(self, newest.checkpoint, self.config) if newest and self.config else None
         yield snapshot
 
-    def checkpoint(self) -> tuple[Checkpoint, int] | None:
+    def newest(self) -> Newest | None:
         with self._lock:
-            return (self._now(), self.config.id) if self.config and self._checkpoint else None
+            if self.config is None or not self._checkpoint:
+                return None
+            return Newest(self._now(), self.config.id, max((each.seq for each in self.revoked), default=0))
 
     def touched(self, after: OpId, upto: OpId) -> Touched:
         with self._lock:
@@ -217,6 +220,7 @@ class MemoryStore:
             return self._writes.get(key)
 
     def revocations(self, after_seq: int) -> list[Revocation]:
+        self.reads.append("revocations")
         return [each for each in self.revoked if each.seq > after_seq]
 
     def replicator_alive(self) -> bool:

@@ -51,7 +51,7 @@ def when_ready(store: Path, address: Address, stop: threading.Event, then: Calla
     """Call `then` once the page answers and the store has a checkpoint for devices, unless `stop` is set before."""
     with closing(open_backend(SqliteAddress(str(store))).open_reader()) as reader:
         while not stop.is_set():
-            if reader.checkpoint() is not None and address.answers():
+            if reader.newest() is not None and address.answers():
                 then()
                 return
             stop.wait(_PAUSE)

@@ -17,6 +17,7 @@ from headwater.storage.contract.reader import (
     Checkpoint,
     Chunk,
     Listener,
+    Newest,
     StoredConfig,
     StoreSnapshot,
     Touched,
@@ -56,10 +57,11 @@ class DictReader:
         finally:
             self._seen.state = None
 
-    def checkpoint(self) -> tuple[Checkpoint, int] | None:
+    def newest(self) -> Newest | None:
         state = self._state
         number = served(state, self._own)
-        return None if number is None else (state.told_checkpoint(), number)
+        revoked = max((each.seq for each in state.revocations), default=0)
+        return None if number is None else Newest(state.told_checkpoint(), number, revoked)
 
     def touched(self, after: OpId, upto: OpId) -> Touched:
         flushes = self._state.flushes

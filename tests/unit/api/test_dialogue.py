@@ -67,9 +67,9 @@ class World:
         self.store.commit()
 
     def hub_looks(self) -> None:
-        state = self.store.checkpoint()
+        state = self.store.newest()
         assert state is not None
-        op_id = state[0].op_id
+        op_id = state.checkpoint.op_id
         for news in self.interests.concerned(self.store.touched(self.seen, op_id), op_id).values():
             self._tell(news)
         self.seen = op_id

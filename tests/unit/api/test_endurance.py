@@ -15,7 +15,7 @@ from collections.abc import Callable
 import httpx
 import pytest
 
-from headwater.storage.contract.reader import Checkpoint
+from headwater.storage.contract.reader import Newest
 from headwater.storage.contract.store import StoreBusyError
 from tests.support.fix_api import Endpoint, make_token
 from tests.support.memory_store import MemoryStore
@@ -110,10 +110,10 @@ def test_a_client_cannot_fill_the_log_with_what_it_says_of_itself(
 def test_a_store_that_fails_for_a_while_is_followed_again(
     endpoint: Endpoint, memory_store: MemoryStore, caplog: pytest.LogCaptureFixture
 ) -> None:
-    good = memory_store.checkpoint
+    good = memory_store.newest
     failures = iter([StoreBusyError("the store is busy"), RuntimeError("a bug")])
 
-    def checkpoint() -> tuple[Checkpoint, int] | None:
+    def newest() -> Newest | None:
         for failure in failures:
             raise failure
         return good()
@@ -121,7 +121,7 @@ def test_a_store_that_fails_for_a_while_is_followed_again(
     with endpoint.stream() as stream:
         stream.completed()
         memory_store.put(endpoint.bucket("mine", "u1"), "t1")
-        memory_store.checkpoint = checkpoint  # type: ignore[method-assign]
+        memory_store.newest = newest  # type: ignore[method-assign]
         memory_store.commit()
         assert stream.completed(2).rows == {("todos", "t1"): {}}
     assert "the store is busy" in caplog.text

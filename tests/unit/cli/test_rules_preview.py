@@ -81,9 +81,9 @@ def test_a_preview_is_what_devices_get_after_the_deploy(
 def test_nothing_is_deployed_or_written(ruled: RuledStore, headwater_here: Run, tmp_path: Path) -> None:
     ruled.serve(SERVED)
     reader = open_backend(ruled.store.address).open_reader()
-    before = reader.checkpoint()
+    before = reader.newest()
     previewed(headwater_here, STREAM_ADDED)
-    assert reader.checkpoint() == before
+    assert reader.newest() == before
     assert len(ruled.store.versions()) == 1
     reader.close()
 
@@ -114,11 +114,11 @@ def test_sizes_are_those_of_a_download(ruled: RuledStore, headwater_here: Run, t
     buckets = previewed(headwater_here, SERVED, rows=0)["buckets"]
     assert isinstance(buckets, list)
     reader = open_backend(ruled.store.address).open_reader()
-    newest = reader.checkpoint()
+    newest = reader.newest()
     assert newest is not None
     for bucket in buckets:
         assert bucket["first"] == []
-        downloaded = len(reader.chunk(bucket["name"], OpId(0), newest[0].op_id).ops)
+        downloaded = len(reader.chunk(bucket["name"], OpId(0), newest.checkpoint.op_id).ops)
         assert bucket["size"] == pytest.approx(downloaded, rel=0.05)
     reader.close()
 

@@ -315,9 +315,9 @@ class Conversation:
         self.given = dict(buckets)
 
     def look(self) -> None:
-        state = self.store.checkpoint()
+        state = self.store.newest()
         assert state is not None
-        op_id = state[0].op_id
+        op_id = state.checkpoint.op_id
         totals = {name: self.store.total(name, op_id) for name in self.given}
         line = self.session.advance(View(op_id, resolution(**self.given), totals, None))
         if line is not None:

@@ -66,11 +66,11 @@ class StatusDesk:
 
     def read(self, store: Store) -> Status:
         """The same, of a store that is open."""
-        checkpoint = self._reader.checkpoint()
+        checkpoint = self._reader.newest()
         return Status(
             tuple(self._source(store, source.tag) for source in self._settings.sources),
             tuple(told(each) for each in store.versions() if each.state.value in {"processing", "active"}),
-            None if checkpoint is None else checkpoint[0].op_id,
+            None if checkpoint is None else checkpoint.checkpoint.op_id,
             self._reader.replicator_alive(),
             version("headwater"),
         )

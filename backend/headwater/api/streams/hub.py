@@ -17,7 +17,7 @@ from typing import Protocol
 from headwater.api.streams.reading import StoreThreads
 from headwater.errors import HeadwaterError
 from headwater.oplog.op import OpId
-from headwater.storage.contract.reader import Checkpoint, Listener, StoreReader, Touched, WriteCheckpoint
+from headwater.storage.contract.reader import Listener, Newest, StoreReader, Touched, WriteCheckpoint
 from headwater.storage.contract.revocations import Revocation
 from headwater.sync.interest import AwaitedWrites, Interest, Interests, News, anything
 
@@ -46,7 +46,7 @@ class Follower(Protocol):
 class _Sight:
     """What one look at the store found. `touched` is set when the op id moved."""
 
-    state: tuple[Checkpoint, int] | None
+    state: Newest | None
     touched: Touched | None = None
     writes: Sequence[WriteCheckpoint] = ()
     revocations: Sequence[Revocation] = ()
@@ -68,7 +68,7 @@ class Hub:
         self._threads = threads
         self._interests: Interests[Follower] = Interests()
         self._writes: AwaitedWrites[Follower] = AwaitedWrites()
-        self._state: tuple[Checkpoint, int] | None = None
+        self._state: Newest | None = None
         self._seq = 0
         self._moved = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -78,7 +78,7 @@ class Hub:
     @property
     def op_id(self) -> OpId:
         """Everything up to here has been told to those concerned."""
-        return self._state[0].op_id if self._state else OpId(0)
+        return self._state.checkpoint.op_id if self._state else OpId(0)
 
     @property
     def active(self) -> bool:
@@ -115,7 +115,7 @@ class Hub:
     def watch(self, stream: Follower, interest: Interest, op_id: OpId) -> None:
         """Tell a stream what changes in `interest` after `op_id`, the checkpoint that the interest was read at."""
         self._interests.put(stream, interest)
-        if self._state is not None and _older(stream.config_id, self._state[1]):
+        if self._state is not None and _older(stream.config_id, self._state.config_id):
             stream.end(REPLACED)
         elif op_id < self.op_id:  # what happened between was told before the hub knew whom to tell
             stream.tell(anything(self.op_id))
@@ -166,30 +166,32 @@ class Hub:
 
     def _read(self) -> _Sight:
         """Blocking. Only `_look_once` runs it, so the fields it reads are still."""
-        state = self._reader.checkpoint()
+        state = self._reader.newest()
         writes = self._reader.write_checkpoints(self._seq)
-        revocations = self._reader.revocations(self._revoked_seq)
-        if state is None or self._state is None or state[0].op_id == self.op_id:
+        is_news = state is None or state.revoked > self._revoked_seq
+        revocations = self._reader.revocations(self._revoked_seq) if is_news else ()
+        if state is None or self._state is None or state.checkpoint.op_id == self.op_id:
             return _Sight(state, None, writes, revocations)
-        return _Sight(state, self._reader.touched(self.op_id, state[0].op_id), writes, revocations)
+        return _Sight(state, self._reader.touched(self.op_id, state.checkpoint.op_id), writes, revocations)
 
     def _take(self, sight: _Sight) -> None:
         before, self._state = self._state, sight.state
         if sight.revocations:
             self._revoked(sight.revocations)
             self._revoked_seq = sight.revocations[-1].seq
+        if sight.state is not None:  # some may be over already, and are told to nobody
+            self._revoked_seq = max(self._revoked_seq, sight.state.revoked)
         if sight.writes:
             self._seq = sight.writes[-1].seq
             self._writes.expect(sight.writes)
         if sight.state is None:
             return
-        checkpoint, config_id = sight.state
-        if before is None or before[1] != config_id:
-            self._end_older(config_id)
+        if before is None or before.config_id != sight.state.config_id:
+            self._end_older(sight.state.config_id)
         # without an earlier checkpoint nobody could say what was touched since
         touched = Touched(None, None) if before is None else sight.touched
         if touched is not None:
-            for stream, news in self._interests.concerned(touched, checkpoint.op_id).items():
+            for stream, news in self._interests.concerned(touched, sight.state.checkpoint.op_id).items():
                 stream.tell(news)
         self._release()
 
@@ -201,7 +203,7 @@ class Hub:
     def _release(self) -> None:
         if self._state is None:
             return
-        for stream, write_checkpoint in self._writes.release(self._state[0].lsns).items():
+        for stream, write_checkpoint in self._writes.release(self._state.checkpoint.lsns).items():
             stream.tell(News(self.op_id, write_checkpoint=write_checkpoint))
 
 

@@ -30,6 +30,16 @@ class StoredConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class Newest:
+    """What there is at one moment: the newest checkpoint, the id of the config to serve, and the `seq` of the last
+    revocation, 0 where there is none."""
+
+    checkpoint: Checkpoint
+    config_id: int
+    revoked: int
+
+
+@dataclass(frozen=True, slots=True)
 class BucketTotal:
     """Sum of the op checksums (unsigned, modulo 2^32) and number of ops that a client starting at 0 gets."""
 
@@ -118,8 +128,8 @@ class StoreReader(Protocol):
         `storage.contract.versions.OwnConfig`); None while no active config has a checkpoint. While it is open,
         everything that its thread asks of the reader belongs to the same moment."""
 
-    def checkpoint(self) -> tuple[Checkpoint, int] | None:
-        """The newest checkpoint and the id of the config to serve. Cheap, to be called after a wake-up."""
+    def newest(self) -> Newest | None:
+        """What `snapshot` would see; None where it would. Cheap, to be called after a wake-up."""
 
     def touched(self, after: OpId, upto: OpId) -> Touched:
         """What changed in (after, upto]."""

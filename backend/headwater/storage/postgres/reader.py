@@ -20,6 +20,7 @@ from headwater.storage.contract.reader import (
     Checkpoint,
     Chunk,
     Listener,
+    Newest,
     StoredConfig,
     StoreSnapshot,
     Touched,
@@ -46,8 +47,8 @@ where s.checkpoint is not null;
 select tag, lsn from sources
 """
 
-_CHECKPOINT = """
-select s.checkpoint, s.config, t.tag, t.lsn, ({own})
+_NEWEST = """
+select s.checkpoint, s.config, t.tag, t.lsn, ({own}), (select coalesce(max(seq), 0) from revocations)
 from state s join versions v on v.id = s.config left join sources t on true where s.checkpoint is not null
 """
 
@@ -71,10 +72,10 @@ class PostgresReader:
             digest = hashlib.md5(own.yaml.encode(), usedforsecurity=False).hexdigest()
             replaced = sql.SQL(_REPLACED).format(digest=sql.Literal(digest), seconds=sql.Literal(own.keep_seconds))
         self._snapshot = sql.SQL(_SNAPSHOT).format(begin=sql.SQL(_BEGIN), own=replaced)
-        self._checkpoint = sql.SQL(_CHECKPOINT).format(own=replaced)
+        self._newest = sql.SQL(_NEWEST).format(own=replaced)
         self._connections = Connections(address, "reader")
         self._local = threading.local()
-        self.checkpoint()  # fails now rather than at the first request
+        self.newest()  # fails now rather than at the first request
 
     def _read(self, ask: Callable[[psycopg.Connection], _Result]) -> _Result:
         within: psycopg.Connection | None = getattr(self._local, "snapshot", None)
@@ -102,13 +103,13 @@ class PostgresReader:
                 self._local.snapshot = outer
                 connection.rollback()
 
-    def checkpoint(self) -> tuple[Checkpoint, int] | None:
-        rows = self._read(lambda db: db.execute(self._checkpoint).fetchall())
+    def newest(self) -> Newest | None:
+        rows = self._read(lambda db: db.execute(self._newest).fetchall())
         if not rows:
             return None
         own = self._read(lambda db: self._still_served(db, rows[0][4]))
         checkpoint = Checkpoint(OpId(rows[0][0]), {r[2]: Lsn(r[3]) for r in rows if r[2] is not None})
-        return checkpoint, int(rows[0][1]) if own is None else own.id
+        return Newest(checkpoint, int(rows[0][1]) if own is None else own.id, int(rows[0][5]))
 
     def _still_served(self, db: psycopg.Connection, replaced: int | None) -> StoredConfig | None:
         """Our own config if another file's has replaced it as version `replaced` and its row sides are complete, else

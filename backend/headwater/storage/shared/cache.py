@@ -17,9 +17,9 @@ from headwater.oplog.lsn import Lsn
 from headwater.oplog.op import OpId
 from headwater.storage.contract.reader import (
     BucketMarks,
-    Checkpoint,
     Chunk,
     Listener,
+    Newest,
     StoreReader,
     StoreSnapshot,
     Touched,
@@ -144,8 +144,8 @@ class CachedReader:
     def snapshot(self) -> AbstractContextManager[StoreSnapshot | None]:
         return self._reader.snapshot()
 
-    def checkpoint(self) -> tuple[Checkpoint, int] | None:
-        return self._reader.checkpoint()
+    def newest(self) -> Newest | None:
+        return self._reader.newest()
 
     def chunk(self, bucket: str, after: OpId, upto: OpId) -> Chunk:
         return self._reader.chunk(bucket, after, upto)

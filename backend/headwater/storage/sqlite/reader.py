@@ -18,6 +18,7 @@ from headwater.storage.contract.reader import (
     Checkpoint,
     Chunk,
     Listener,
+    Newest,
     StoredConfig,
     StoreSnapshot,
     Touched,
@@ -87,13 +88,15 @@ class SqliteReader:
             finally:
                 db.execute("rollback")
 
-    def checkpoint(self) -> tuple[Checkpoint, int] | None:
+    def newest(self) -> Newest | None:
         db = self._db()
         with sqlite_errors(self._path):
             db.execute("begin")
             try:
                 served = self._served(db)
-                return None if served is None else (read_checkpoint(db), served)
+                return (
+                    None if served is None else Newest(read_checkpoint(db), served, revocations.last(SqliteControl(db)))
+                )
             finally:
                 db.execute("rollback")
 

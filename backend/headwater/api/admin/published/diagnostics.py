@@ -127,13 +127,13 @@ class DiagnosticsDesk:
         tag = seen.settings.tag
         slot = slot_of(seen.settings, store)
         told = ReplicationStatus(tag, tag, slot, initial_replication_done=active, tables=tables)
-        state, checkpoint = store.source_state(tag), self._reader.checkpoint()
+        state, checkpoint = store.source_state(tag), self._reader.newest()
         if state is not None:
             told = replace(told, last_lsn=format_lsn(state.lsn))
         if health is not None:
             told = replace(told, last_keepalive_ts=iso(health.at))
         if checkpoint is not None:
-            told = replace(told, last_checkpoint_ts=self._committed(checkpoint[0].op_id))
+            told = replace(told, last_checkpoint_ts=self._committed(checkpoint.checkpoint.op_id))
         if seen.slot is not None:
             limits = UNSET if seen.slot.limit is None else seen.slot.limit
             left = UNSET if seen.slot.left is None else seen.slot.left

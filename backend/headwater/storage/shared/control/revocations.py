@@ -29,6 +29,12 @@ def after(db: ControlDb, seq: int) -> list[Revocation]:
     return [_revocation(row) for row in db.rows(query, seq)]
 
 
+def last(db: ControlDb) -> int:
+    """The number of the last one, 0 where there is none."""
+    ((seq,),) = db.rows("select coalesce(max(seq), 0) from revocations")
+    return as_int(seq)
+
+
 def _revocation(row: Row) -> Revocation:
     seq, kind, value, since, until = row
     return Revocation(as_int(seq), RevokedKind(kind), str(value), float(str(since)), float(str(until)))
