@@ -115,9 +115,9 @@ def test_a_second_signal_ends_it_at_once(second: signal.Signals) -> None:
         running.send_signal(signal.SIGTERM)
         _until_it_drains(client)
         running.send_signal(second)
-        assert running.wait(10) == 0  # of the 20 seconds that streams have to end
+        status = running.wait(10)  # of the 20 seconds that streams have to end
         assert running.stderr is not None
-        assert running.stderr.read() == ""
+        assert (status, running.stderr.read()) == (0, "")
 
 
 def _until_it_drains(client: httpx.Client) -> None:
