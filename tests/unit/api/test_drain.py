@@ -78,7 +78,7 @@ store = MemoryStore()
 store.replace_config(RULES)
 store.put("unrelated", "1")
 store.commit()
-settings = ApiSettings(StaticKeys((parse_key(jwk()),)), frozenset({AUDIENCE}), http=HttpLimits(drain_seconds=20))
+settings = ApiSettings(StaticKeys((parse_key(jwk()),)), frozenset({AUDIENCE}), http=HttpLimits(drain_seconds=300))
 listening = socket.create_server(("127.0.0.1", 0))
 print(listening.getsockname()[1], flush=True)
 serve_app(create_app(settings, store, PlayedHead()), "", 0, sockets=[listening])
@@ -115,7 +115,7 @@ def test_a_second_signal_ends_it_at_once(second: signal.Signals) -> None:
         running.send_signal(signal.SIGTERM)
         _until_it_drains(client)
         running.send_signal(second)
-        status = running.wait(10)  # of the 20 seconds that streams have to end
+        status = running.wait(60)  # of the 300 seconds that streams have to end
         assert running.stderr is not None
         assert (status, running.stderr.read()) == (0, "")
 
