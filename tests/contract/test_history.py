@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable
+from contextlib import closing
 from itertools import pairwise
 
 import pytest
 
 from headwater.oplog.op import OpId
 from headwater.storage.contract.history import HistoryFilter, HistoryOp, OvertakenError, Slice
+from headwater.storage.contract.reader import FlushMark
 from headwater.storage.open import open_backend
 from tests.support.written_store import WrittenStore, compact
 
@@ -94,6 +96,17 @@ def test_flushes_tell_when_ops_were_committed(lived: WrittenStore) -> None:
     (found,) = open_backend(lived.address).read_flushes(first.op_id, second.op_id)
     assert (found.after, found.last, found.source, found.committed_us) == (first.op_id, second.op_id, "default", 80)
     assert found.lsn == second.lsns["default"]
+
+
+def test_endpoints_are_told_when_changes_were_committed(lived: WrittenStore) -> None:
+    before = lived.write({"7": (A, "x")}, committed_us=70)
+    first = lived.write({"8": (A, "x")}, committed_us=80)
+    lived.write({"9": (A, "x")}, committed_us=0)  # as bulk work writes
+    last = lived.write({"8": (A, "y")}, committed_us=90)
+    with closing(open_backend(lived.address).open_reader()) as reader:
+        found = reader.touched(before.op_id, last.op_id).flushes
+    assert found == (FlushMark(first.op_id, "default", 80), FlushMark(last.op_id, "default", 90))
+    assert found[0].committed_at == 946_684_800.00008
 
 
 def test_a_reader_that_compaction_overtook_is_told(lived: WrittenStore) -> None:

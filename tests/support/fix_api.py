@@ -20,6 +20,7 @@ from headwater.api.app import ApiSettings, create_app
 from headwater.api.auth.keys import StaticKeys, parse_key
 from headwater.api.http.limits import HttpLimits
 from headwater.api.http.server import ApiServer, bind
+from headwater.api.streams.traffic import Traffic
 from headwater.oplog.lsn import Lsn
 from headwater_rules.compiler.compile import compile_config
 from headwater_rules.evaluate.requests import resolve
@@ -179,6 +180,12 @@ class Endpoint:
     def refused(self) -> dict[str, int]:
         """How many requests and streams were refused so far, by code."""
         found: dict[str, int] = self.server.config.app.state.refused()  # type: ignore[union-attr]
+        return found
+
+    @property
+    def traffic(self) -> Traffic:
+        """What is counted of its streams."""
+        found: Traffic = self.server.config.app.state.traffic  # type: ignore[union-attr]
         return found
 
     def terminate(self) -> None:

@@ -17,6 +17,7 @@ from headwater.storage.contract.reader import (
     BucketTotal,
     Checkpoint,
     Chunk,
+    FlushMark,
     Newest,
     StoredConfig,
     StoreReader,
@@ -83,6 +84,7 @@ class MemoryStore:
         self._ops: dict[str, list[Op]] = {}
         self._compacted: dict[str, int] = {}
         self._lookups: list[tuple[int, str, tuple[str, ...]]] = []
+        self._flushes: list[FlushMark] = []
         self._writes: dict[str, WriteCheckpoint] = {}
         self._seq = 0
         self._listeners: list[SocketListener] = []
@@ -122,10 +124,12 @@ class MemoryStore:
         with self._lock:
             self._lookups.append((self._take_id(), key, tuple(outputs)))
 
-    def commit(self, *, wake: bool = True) -> Checkpoint:
-        """Move the checkpoint, and the source's position by one."""
+    def commit(self, *, wake: bool = True, committed_us: int = 0) -> Checkpoint:
+        """Move the checkpoint, and the source's position by one, with a commit of that time if one is given."""
         with self._lock:
             self._checkpoint = self._next - 1
+            if committed_us:
+                self._flushes.append(FlushMark(OpId(self._checkpoint), "default", committed_us))
             self._lsn += 1
             answer = self._now()
         if wake:
@@ -170,7 +174,8 @@ class MemoryStore:
         with self._lock:
             buckets = {name for name, ops in self._ops.items() if any(after < op.id <= upto for op in ops)}
             lookups = {key for op_id, key, _ in self._lookups if after < op_id <= upto}
-            return Touched(frozenset(buckets), frozenset(lookups))
+            flushes = tuple(flush for flush in self._flushes if after < flush.last_op <= upto)
+            return Touched(frozenset(buckets), frozenset(lookups), flushes)
 
     def chunk(self, bucket: str, after: OpId, upto: OpId) -> Chunk:
         with self._lock:

@@ -33,6 +33,7 @@ from headwater.api.streams.plans import Plans, RequestLimits
 from headwater.api.streams.reading import StoreThreads
 from headwater.api.streams.revoking import TOKENS_KEPT, of_tokens
 from headwater.api.streams.service import Streams
+from headwater.api.streams.traffic import Traffic
 from headwater.api.tasks import Tasks
 from headwater.api.upload.route import UploadRoute
 from headwater.source.upload.settings import UploadSettings
@@ -75,11 +76,12 @@ class Endpoint:
         self._threads = StoreThreads(cached, settings.max_data_fetch_concurrency)
         self._closing = False
         self.refusals = Refusals()
-        self.hub = Hub(reader, self._threads, self._revoked)
+        self.traffic = Traffic(self.refusals)
+        self.hub = Hub(reader, self._threads, self.traffic, self._revoked)
         self.writes = WriteCheckpoints(reader, self._threads, head, self.hub.look, settings.keep_requests)
         plans = Plans(settings.requests)
         self.streams = Streams(
-            self._threads, self.hub, plans, self.refusals, settings.streams, settings.body, self.revocations
+            self._threads, self.hub, plans, self.traffic, settings.streams, settings.body, self.revocations
         )
         self._tasks = Tasks()
         self.stream = StreamEndpoint(self.streams, verifier, self._tasks)
@@ -163,6 +165,7 @@ def create_app(
     app.middleware_stack = Front(app.build_middleware_stack(), settings.http, endpoint.refusals)
     app.state.http_limits = settings.http
     app.state.refusals = endpoint.refusals
+    app.state.traffic = endpoint.traffic
     app.state.begin_shutdown = endpoint.begin_shutdown
     app.state.open_streams = lambda: endpoint.streams.admission.open_streams
     app.state.refused = endpoint.refusals.counts

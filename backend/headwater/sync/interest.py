@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 
 from headwater.oplog.lsn import ZERO, Lsn
 from headwater.oplog.op import OpId
-from headwater.storage.contract.reader import Touched, WriteCheckpoint
+from headwater.storage.contract.reader import FlushMark, Touched, WriteCheckpoint
 
 Who = TypeVar("Who")
 
@@ -22,14 +22,25 @@ class Interest:
 
 
 @dataclass(frozen=True, slots=True)
+class Change:
+    """What happened at the source that there is news of. `committed` is when its first commit was made, `learned` when
+    this process heard of it, both in seconds since 1970. `traced` is the flush whose way is traced, if one is."""
+
+    committed: float
+    learned: float
+    traced: FlushMark | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class News:
     """What a stream should look at again, of all that happened up to `upto`. `buckets` None means all of its buckets;
-    `write_checkpoint` is the id that has become visible."""
+    `write_checkpoint` is the id that has become visible; `change` is the first that it came from, if that is known."""
 
     upto: OpId
     buckets: frozenset[str] | None = frozenset()
     lookups: bool = False
     write_checkpoint: int | None = None
+    change: Change | None = None
 
     def also(self, later: News) -> News:
         """Both, told together."""
@@ -39,12 +50,13 @@ class News:
             None if everything else (self.buckets or frozenset()) | (later.buckets or frozenset()),
             self.lookups or later.lookups,
             max(filter(None, (self.write_checkpoint, later.write_checkpoint)), default=None),
+            self.change or later.change,
         )
 
 
-def anything(upto: OpId) -> News:
+def anything(upto: OpId, change: Change | None = None) -> News:
     """News for somebody who has to look at all they depend on."""
-    return News(upto, buckets=None, lookups=True)
+    return News(upto, buckets=None, lookups=True, change=change)
 
 
 class Interests(Generic[Who]):
@@ -74,18 +86,19 @@ class Interests(Generic[Who]):
     def everyone(self) -> list[Who]:
         return list(self._held)
 
-    def concerned(self, touched: Touched, upto: OpId) -> dict[Who, News]:
+    def concerned(self, touched: Touched, upto: OpId, change: Change | None = None) -> dict[Who, News]:
         """Those whose buckets or lookups are among what was touched, and what each should look at."""
         if touched.buckets is None or touched.lookups is None:
-            return dict.fromkeys(self._held, anything(upto))
+            return dict.fromkeys(self._held, anything(upto, change))
         buckets: dict[Who, set[str]] = {}
         for name in _common(touched.buckets, self._by_bucket):
             for who in self._by_bucket[name]:
                 buckets.setdefault(who, set()).add(name)
-        news = {who: News(upto, frozenset(names)) for who, names in buckets.items()}
+        news = {who: News(upto, frozenset(names), change=change) for who, names in buckets.items()}
         for key in _common(touched.lookups, self._by_lookup):
             for who in self._by_lookup[key]:
-                news[who] = News(upto, news[who].buckets if who in news else frozenset(), lookups=True)
+                held = news[who].buckets if who in news else frozenset()
+                news[who] = News(upto, held, lookups=True, change=change)
         return news
 
 

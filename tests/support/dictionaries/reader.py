@@ -16,6 +16,7 @@ from headwater.storage.contract.reader import (
     BucketTotal,
     Checkpoint,
     Chunk,
+    FlushMark,
     Listener,
     Newest,
     StoredConfig,
@@ -68,8 +69,11 @@ class DictReader:
         if not flushes or after < min(flushes):
             return Touched(None, None)  # what the oldest kept flush followed on is no longer known
         found = [flush for flush in flushes.values() if after < flush.last_op <= upto]
+        marks = (FlushMark(OpId(flush.last_op), flush.source, flush.committed_us) for flush in found)
         return Touched(
-            union_of_names(flush.buckets for flush in found), union_of_names(flush.lookups for flush in found)
+            union_of_names(flush.buckets for flush in found),
+            union_of_names(flush.lookups for flush in found),
+            tuple(mark for mark in marks if mark.committed_us),
         )
 
     def chunk(self, bucket: str, after: OpId, upto: OpId) -> Chunk:

@@ -25,11 +25,11 @@ ZSTD_WINDOW_LOG = 19  # what a client keeps of what it has decoded; it must fit 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Some whole lines as they go out, and for gzip's trailer, the CRC-32 and length of what they decode to."""
+    """Some whole lines as they go out, and the length of what they decode to; for gzip's trailer, its CRC-32 too."""
 
     content: bytes
+    length: int
     crc: int = 0
-    length: int = 0
 
     def __len__(self) -> int:
         return len(self.content)
@@ -75,7 +75,7 @@ class Identity:
     name = "identity"
 
     def encode(self, plain: bytes) -> Piece:
-        return Piece(plain)
+        return Piece(plain, len(plain))
 
     def open(self) -> Wrapping:
         return Wrapping(b"", b"")
@@ -91,7 +91,7 @@ class Gzip:
     def encode(self, plain: bytes) -> Piece:
         compressor = zlib.compressobj(GZIP_LEVEL, zlib.DEFLATED, -zlib.MAX_WBITS)
         content = compressor.compress(plain) + compressor.flush(zlib.Z_FULL_FLUSH)
-        return Piece(content, zlib.crc32(plain), len(plain))
+        return Piece(content, len(plain), zlib.crc32(plain))
 
     def open(self) -> Wrapping:
         return _Summed(self._head, self._last_block)
@@ -138,7 +138,7 @@ class Zstd:
     def encode(self, plain: bytes) -> Piece:
         compression = self._compressor().compressobj()
         blocks = compression.compress(plain) + compression.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK)
-        return Piece(self._reset + blocks.removeprefix(self._head))
+        return Piece(self._reset + blocks.removeprefix(self._head), len(plain))
 
     def open(self) -> Wrapping:
         return Wrapping(self._head, self._last_block)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from headwater.api.streams.reading import StoreThreads
+from headwater.api.streams.traffic import Traffic
 from headwater.errors import HeadwaterError
 from headwater.oplog.op import OpId
 from headwater.storage.contract.reader import Listener, Newest, StoreReader, Touched, WriteCheckpoint
@@ -60,12 +61,14 @@ class Hub:
         self,
         reader: StoreReader,
         threads: StoreThreads,
+        traffic: Traffic,
         revoked: Callable[[Sequence[Revocation]], None] = lambda _: None,
     ) -> None:
         self._reader = reader
         self._revoked = revoked
         self._revoked_seq = 0
         self._threads = threads
+        self._traffic = traffic
         self._interests: Interests[Follower] = Interests()
         self._writes: AwaitedWrites[Follower] = AwaitedWrites()
         self._state: Newest | None = None
@@ -191,7 +194,8 @@ class Hub:
         # without an earlier checkpoint nobody could say what was touched since
         touched = Touched(None, None) if before is None else sight.touched
         if touched is not None:
-            for stream, news in self._interests.concerned(touched, sight.state.checkpoint.op_id).items():
+            op_id, change = sight.state.checkpoint.op_id, self._traffic.change(touched.flushes)
+            for stream, news in self._interests.concerned(touched, op_id, change).items():
                 stream.tell(news)
         self._release()
 

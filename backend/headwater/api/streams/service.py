@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from headwater.api.auth.claims import Principal
 from headwater.api.auth.revocations import Revocations
-from headwater.api.refusals import Refusals
 from headwater.api.streams.admission import Admission, StreamLimits
 from headwater.api.streams.connected import Caller, Connected
 from headwater.api.streams.dialogue import Dialogue, Resolver
@@ -18,6 +17,7 @@ from headwater.api.streams.reading import StoreThreads
 from headwater.api.streams.revoking import REVOKED, TERMINATED, terminates
 from headwater.api.streams.sink import Sink
 from headwater.api.streams.stream import Stream
+from headwater.api.streams.traffic import Traffic
 from headwater.storage.contract.revocations import Revocation
 from headwater.sync.request import BodyLimits, StreamRequest, write_key
 from headwater_rules.results import SyncRequest
@@ -44,7 +44,7 @@ class Streams:
         threads: StoreThreads,
         hub: Hub,
         resolver: Resolver,
-        refusals: Refusals,
+        traffic: Traffic,
         limits: StreamLimits,
         asked: BodyLimits,
         revocations: Revocations,
@@ -52,7 +52,7 @@ class Streams:
         self._threads = threads
         self._hub = hub
         self._resolver = resolver
-        self._refusals = refusals
+        self._traffic = traffic
         self._limits = limits
         self.asked = asked
         """What a request may list."""
@@ -109,5 +109,5 @@ class Streams:
         agent = opening.user_agent and opening.user_agent[:MAX_AGENT]  # by websocket, no header bounds it
         caller = Caller(asked.client_id, agent, asked.app_metadata)
         return Stream(
-            dialogue, opening.form, user, caller, self._threads, self._hub, self._refusals, self._limits.stalled_seconds
+            dialogue, opening.form, user, caller, self._threads, self._hub, self._traffic, self._limits.stalled_seconds
         )

@@ -18,7 +18,7 @@ from functools import partial
 from headwater.api.auth.verify import Principal
 from headwater.api.bell import Bell
 from headwater.api.errors import GoneError, NoActiveConfigError
-from headwater.api.refusals import Refusals, one_line
+from headwater.api.refusals import one_line
 from headwater.api.streams.codings import Piece
 from headwater.api.streams.connected import Caller, Connected
 from headwater.api.streams.dialogue import Batch, ConfigReplacedError, Dialogue, LimitCrossedError
@@ -26,9 +26,10 @@ from headwater.api.streams.encoding import WireForm
 from headwater.api.streams.hub import REPLACED, Hub
 from headwater.api.streams.reading import StoreThreads
 from headwater.api.streams.sink import Sink
+from headwater.api.streams.traffic import CLIENT_GONE, FAILED, NOT_READING, Traffic
 from headwater.errors import HeadwaterError, Kind
 from headwater.sync import lines
-from headwater.sync.interest import News
+from headwater.sync.interest import Change, News
 from headwater.sync.ticks import next_tick
 from headwater_rules.evaluate.limits import LIMIT_CODE
 
@@ -55,6 +56,7 @@ class Stream:
     __slots__ = (
         "_bytes",
         "_caller",
+        "_change",
         "_cut_off",
         "_dialogue",
         "_done",
@@ -65,13 +67,13 @@ class Stream:
         "_news",
         "_ops",
         "_reason",
-        "_refusals",
         "_sending_since",
         "_stalled_seconds",
         "_task",
         "_threads",
         "_tick_due",
         "_ticker",
+        "_traffic",
         "_user",
         "_wake",
     )
@@ -84,7 +86,7 @@ class Stream:
         caller: Caller,
         threads: StoreThreads,
         hub: Hub,
-        refusals: Refusals,
+        traffic: Traffic,
         stalled_seconds: float,
     ) -> None:
         self._dialogue = dialogue
@@ -93,11 +95,12 @@ class Stream:
         self._caller = caller
         self._threads = threads
         self._hub = hub
-        self._refusals = refusals
+        self._traffic = traffic
         self._stalled_seconds = stalled_seconds
         self._sending_since: float | None = None
         self._wake = Bell()
         self._news: News | None = None
+        self._change: Change | None = None  # what the client is being sent
         self._first: Batch | None = None
         self._done = True
         self._reason: str | None = None
@@ -153,6 +156,7 @@ class Stream:
         finally:
             if self._ticker is not None:
                 self._ticker.cancel()
+        self._traffic.end(reason)
         self._log(reason, time.monotonic() - started)
 
     async def _until_over(self, sink: Sink) -> str:
@@ -160,7 +164,7 @@ class Stream:
         try:
             await self._send_all(sink)
         except GoneError:
-            return "client gone"
+            return CLIENT_GONE
         except asyncio.CancelledError:
             return await self._after_cut(sink)
         except Exception as error:  # noqa: BLE001 - it is logged, and the device is told
@@ -182,8 +186,18 @@ class Stream:
     async def _send(self, pieces: Sequence[Piece], sink: Sink) -> None:
         for piece in pieces:
             self._sending_since = time.monotonic()
-            self._bytes += await sink.send(piece)
+            sent = await sink.send(piece)
+            self._bytes += sent
+            self._traffic.sent(piece.length, sent)
         self._sending_since = None
+        if self._done:
+            self._deliver()
+
+    def _deliver(self) -> None:
+        """The client was sent all of its checkpoint."""
+        change, self._change = self._change, None
+        if change is not None:
+            self._traffic.delivered(change, self._user.user_id, self._caller.client_id)
 
     async def _pieces(self) -> Sequence[Piece] | None:
         """The next lines to send; empty when there is nothing to do, None at the end."""
@@ -194,9 +208,14 @@ class Stream:
                 return ()
             batch = await self._next()
             self._ops += batch.ops
-            self._done = batch.done
+            self._traffic.operations += batch.ops
+            before, self._done = self._done, batch.done
             if batch.pieces:
                 return batch.pieces
+            if batch.done and before:
+                self._change = None  # it was none for this client
+            elif batch.done and self._reason is None:
+                self._deliver()
         return (self._tick(),)
 
     @property
@@ -208,6 +227,7 @@ class Stream:
             first, self._first = self._first, None
             return first
         if self._dialogue.interruptible and (news := self._take_news()):
+            self._change = self._change or news.change
             return await self._turn(news)
         if self._dialogue.overtaken:
             return await self._turn(News(self._dialogue.op_id))
@@ -250,7 +270,7 @@ class Stream:
         left_out = self._dialogue.left_out
         if left_out:
             names = {"client_id": self._caller.client_id, "subscriptions": len(left_out), "first": left_out[0].message}
-            self._refusals.note(LIMIT_CODE, self._user.user_id, "streams left out", names)
+            self._traffic.refusals.note(LIMIT_CODE, self._user.user_id, "streams left out", names)
 
     # the token's clock
 
@@ -275,7 +295,8 @@ class Stream:
         if left > 0:
             self._ticker = asyncio.get_running_loop().call_later(left, self._on_tick)
             return
-        self._refusals.note(StalledError.code, self._user.user_id, "a stream was cut off", {"reason": "not reading"})
+        facts = {"reason": "not reading"}
+        self._traffic.refusals.note(StalledError.code, self._user.user_id, "a stream was cut off", facts)
         self._cut()
 
     def _tick(self) -> Piece:
@@ -303,17 +324,17 @@ class Stream:
         if not self._cut_off or task.uncancel():
             raise asyncio.CancelledError  # somebody else ends the task
         if self._gone:
-            return "client gone"
+            return CLIENT_GONE
         await _tell(sink, StalledError("the stream was cut off: nothing was taken of it", fix="connect again"))
-        return ", ".join(filter(None, (self._reason, "client not reading")))
+        return ", ".join(filter(None, (self._reason, NOT_READING)))
 
     async def _after_failure(self, error: Exception, sink: Sink) -> str:
         await _tell(sink, error)
         if isinstance(error, HeadwaterError):
             log.error("a stream was cut off: %s", error)
-            return f"failed: {error.code}"
+            return f"{FAILED}: {error.code}"
         log.error("a stream was cut off", exc_info=error)
-        return "failed"
+        return FAILED
 
     def _log(self, reason: str, seconds: float) -> None:
         facts = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from headwater.oplog.lsn import Lsn
 from headwater.oplog.op import OpId
@@ -72,13 +72,32 @@ class BucketMarks:
     last_op: OpId
 
 
+class FlushMark(NamedTuple):
+    """A flush that brought commits of a source: its last op, the source's tag, and when the newest of the commits was
+    made, in microseconds since 2000-01-01."""
+
+    last_op: OpId
+    source: str
+    committed_us: int
+
+    @property
+    def committed_at(self) -> float:
+        """The same in seconds since 1970."""
+        return _EPOCH_2000 + self.committed_us / 1e6
+
+
+_EPOCH_2000 = 946_684_800
+
+
 @dataclass(frozen=True, slots=True)
 class Touched:
     """What changed between two checkpoints, by bucket name and lookup key. None means anything: too much to name. May
-    name more than changed, never less."""
+    name more than changed, never less. `flushes` are those that brought commits, oldest first, as far as they are
+    recorded."""
 
     buckets: frozenset[str] | None
     lookups: frozenset[str] | None
+    flushes: tuple[FlushMark, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

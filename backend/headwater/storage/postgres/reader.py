@@ -19,6 +19,7 @@ from headwater.storage.contract.reader import (
     BucketTotal,
     Checkpoint,
     Chunk,
+    FlushMark,
     Listener,
     Newest,
     StoredConfig,
@@ -124,15 +125,17 @@ class PostgresReader:
 
     def touched(self, after: OpId, upto: OpId) -> Touched:
         query = (
-            "select o.last_op, f.last_op, f.buckets, f.lookups from (select min(last_op) as last_op from flushes) o"
-            " left join flushes f on f.last_op > %s and f.last_op <= %s"
+            "select o.last_op, f.last_op, f.source, f.committed_us, f.buckets, f.lookups"
+            " from (select min(last_op) as last_op from flushes) o"
+            " left join flushes f on f.last_op > %s and f.last_op <= %s order by f.last_op"
         )
         rows = self._read(lambda db: db.execute(query, [after, upto]).fetchall())
         oldest = rows[0][0]
         if oldest is None or after < oldest:
             return Touched(None, None)  # flushes before the oldest kept one are not recorded any more
-        flushes = [row[2:] for row in rows if row[1] is not None]
-        return Touched(union_of_names(row[0] for row in flushes), union_of_names(row[1] for row in flushes))
+        flushes = [row[1:] for row in rows if row[1] is not None]
+        marks = tuple(FlushMark(OpId(row[0]), row[1], row[2]) for row in flushes if row[2])
+        return Touched(union_of_names(row[3] for row in flushes), union_of_names(row[4] for row in flushes), marks)
 
     def chunk(self, bucket: str, after: OpId, upto: OpId) -> Chunk:
         key = bucket_key(bucket)

@@ -17,6 +17,7 @@ from headwater.storage.contract.reader import (
     BucketTotal,
     Checkpoint,
     Chunk,
+    FlushMark,
     Listener,
     Newest,
     StoredConfig,
@@ -113,12 +114,18 @@ class SqliteReader:
 
     def touched(self, after: OpId, upto: OpId) -> Touched:
         with sqlite_errors(self._path):
-            sql = "select last_op, buckets, lookups from flushes where last_op > ? and last_op <= ?"
+            sql = (
+                "select last_op, source, committed_us, buckets, lookups from flushes where last_op > ? and last_op <= ?"
+                " order by last_op"
+            )
             rows = self._db().execute(sql, (after, upto)).fetchall()
             oldest = self._db().execute("select min(last_op) from flushes").fetchall()[0][0]
         if oldest is None or after < as_int(oldest):
             return Touched(None, None)  # flushes before the oldest kept one are not recorded any more
-        return Touched(union_of_names(_text(row[1]) for row in rows), union_of_names(_text(row[2]) for row in rows))
+        marks = (FlushMark(OpId(as_int(row[0])), str(row[1]), as_int(row[2])) for row in rows if row[2])
+        return Touched(
+            union_of_names(_text(row[3]) for row in rows), union_of_names(_text(row[4]) for row in rows), tuple(marks)
+        )
 
     def chunk(self, bucket: str, after: OpId, upto: OpId) -> Chunk:
         db = self._db()
