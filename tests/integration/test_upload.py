@@ -12,6 +12,7 @@ import pytest
 
 from headwater.source.upload.settings import Conflict, Operation, TableRule
 from tests.support.fix_api import Endpoint
+from tests.support.fix_logs import line_of
 from tests.support.fix_postgres import SourceDb
 from tests.support.fix_upload import NOTES, Uploads, delete, patch, put
 from tests.support.memory_store import MemoryStore
@@ -472,7 +473,7 @@ def test_the_log_tells_of_what_was_parked_without_its_values(
 ) -> None:
     device = uploads.device()
     device.parked(put("notes", "row-17", owner="ann", title="hush", n="not a number"))
-    (line,) = [each for each in caplog.messages if each.startswith("upload parked")]
+    (line,) = [line_of(record) for record in caplog.records if record.getMessage() == "upload parked"]
     assert all(word in line for word in ("HW_6117", "22P02", "ann", device.client_id))
     assert not any(word in line for word in ("hush", "not a number", "row-17"))
 

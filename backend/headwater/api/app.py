@@ -23,6 +23,7 @@ from headwater.api.checkpoints import REQUESTS_KEPT, Head, WriteCheckpointRoute,
 from headwater.api.error_handlers import ErrorHandlers
 from headwater.api.http.front import Front
 from headwater.api.http.limits import HttpLimits
+from headwater.api.http.requests import Requests
 from headwater.api.probes import Health, probe_routes
 from headwater.api.refusals import Refusals
 from headwater.api.rsocket.endpoint import RSocketEndpoint
@@ -76,6 +77,7 @@ class Endpoint:
         self._threads = StoreThreads(cached, settings.max_data_fetch_concurrency)
         self._closing = False
         self.refusals = Refusals()
+        self.requests = Requests()
         self.traffic = Traffic(self.refusals)
         self.hub = Hub(reader, self._threads, self.traffic, self._revoked)
         self.writes = WriteCheckpoints(reader, self._threads, head, self.hub.look, settings.keep_requests)
@@ -162,10 +164,11 @@ def create_app(
         lifespan=lifespan,
     )
     app.router.redirect_slashes = False  # a client that is sent elsewhere by one slash does not find its mistake
-    app.middleware_stack = Front(app.build_middleware_stack(), settings.http, endpoint.refusals)
+    app.middleware_stack = Front(app.build_middleware_stack(), settings.http, endpoint.refusals, endpoint.requests)
     app.state.http_limits = settings.http
     app.state.refusals = endpoint.refusals
     app.state.traffic = endpoint.traffic
+    app.state.requests = endpoint.requests
     app.state.begin_shutdown = endpoint.begin_shutdown
     app.state.open_streams = lambda: endpoint.streams.admission.open_streams
     app.state.refused = endpoint.refusals.counts

@@ -10,9 +10,10 @@ from starlette.responses import Response
 from starlette.types import ExceptionHandler
 
 from headwater.api.errors import UNEXPECTED_CODE, ApiError, UnknownRouteError, error_response
-from headwater.api.refusals import Refusals, facts_of, one_line, proven
+from headwater.api.refusals import Refusals, facts_of, proven
 from headwater.errors import HeadwaterError
 from headwater.sync.request import InvalidRequestError
+from headwater.telemetry.log_facts import told
 
 log = logging.getLogger(__name__)
 
@@ -47,12 +48,12 @@ class ErrorHandlers:
 
     async def on_client_gone(self, request: Request, error: Exception) -> Response:
         """Nobody is there to be answered: the client left before its request was whole, or took too long."""
-        log.debug("the client left in the middle of its request %s", one_line(facts_of(request)))
+        log.debug("the client left in the middle of its request", extra=told(facts_of(request)))
         return Response(status_code=400)
 
     async def on_unexpected_error(self, request: Request, error: Exception) -> Response:
         """A bug: the log gets everything, the client a number."""
-        log.error("request failed %s", one_line(facts_of(request)), exc_info=error)
+        log.error("request failed", extra=told(facts_of(request)), exc_info=error)
         return error_response(error)
 
     def _refused(

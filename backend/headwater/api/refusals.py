@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from itertools import islice
 
 from starlette.requests import HTTPConnection, Request
+
+from headwater.api.http.requests import request_id, route_of
+from headwater.telemetry.log_facts import told
 
 SECONDS = 60.0
 """Between two lines about the same code and user."""
 
 MOST_LINES = 200
 """Codes and users that are told of within that time. Whoever is beyond is counted only."""
-
-_LONGEST = 300  # characters of a fact: paths, names of fields and user agents are chosen by strangers
-_SHORTEST = 30  # where the line is too long nevertheless: what is not ASCII takes up to twelve
-_MOST = 20  # entries of a fact that has some
-_LINE = 8000
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +54,7 @@ class Refusals:
             return
         self._told[code, user_id] = _Told(now + SECONDS)
         before = {"not_told_since": known.again} if known is not None and known.again else {}
-        log.log(level, "%s %s", what, one_line({"code": code, "user_id": user_id, **facts, **before}))
+        log.log(level, what, extra=told({"code": code, "user_id": user_id, **facts, **before}))
 
     def _room(self, now: float) -> bool:
         if len(self._told) >= MOST_LINES:
@@ -71,7 +67,7 @@ def prove(request: Request, user_id: str) -> None:
     request.state.user_id = user_id
 
 
-def proven(request: Request) -> str | None:
+def proven(request: HTTPConnection) -> str | None:
     """The user whom the request's token has proven, if that was so."""
     user_id: str | None = getattr(request.state, "user_id", None)
     return user_id
@@ -80,28 +76,10 @@ def proven(request: Request) -> str | None:
 def facts_of(request: HTTPConnection) -> dict[str, object]:
     """Who asked for what; neither the query nor the headers that may carry a token."""
     return {
+        "request_id": request_id(request.scope),
+        "route": route_of(request.scope),
         "method": request.scope.get("method", "websocket"),
         "path": request.url.path,
         "address": request.client.host if request.client else None,
         "user_agent": request.headers.get("x-user-agent") or request.headers.get("user-agent"),
     }
-
-
-def one_line(facts: Mapping[str, object]) -> str:
-    """Facts for the log, without those that are None. JSON in ASCII: whatever a stranger sent, it stays on its line,
-    and is cut where it is long."""
-    line = json.dumps(_short(facts, _LONGEST))
-    return line if len(line) <= _LINE else json.dumps(_short(facts, _SHORTEST))
-
-
-def _short(value: object, longest: int) -> object:
-    match value:
-        case str():
-            return value[:longest]
-        case Mapping():
-            known = ((key, each) for key, each in value.items() if each is not None)
-            return {str(key)[:longest]: _short(each, longest) for key, each in islice(known, _MOST)}
-        case list() | tuple():
-            return [_short(each, longest) for each in value[:_MOST]]
-        case _:
-            return value

@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
 from datetime import UTC, datetime
 
-import orjson
+from headwater.telemetry.log_facts import facts_of, of_process, one_line
 
 _CHATTY = ("asyncio", "httpx", "httpcore")
 _TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
+class TextFormatter(logging.Formatter):
+    """The words of a record, then its facts as JSON."""
+
+    def __init__(self, form: str = _TEXT) -> None:
+        super().__init__(form)
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - as in logging
+        words, facts = super().formatMessage(record), facts_of(record)
+        return f"{words} {one_line(facts)}" if facts else words
+
+
 class JsonFormatter(logging.Formatter):
-    """Time (UTC), level, logger and message of a record; the trace of an exception under `trace`."""
+    """Time (UTC), level, logger and message of a record, then its facts and those of the process; the trace of an
+    exception under `trace`."""
 
     def format(self, record: logging.LogRecord) -> str:
-        entry = {
+        entry: dict[str, object] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
             "logger": record.name,
@@ -24,14 +37,14 @@ class JsonFormatter(logging.Formatter):
         }
         if record.exc_info:
             entry["trace"] = self.formatException(record.exc_info)
-        return orjson.dumps(entry).decode()
+        return json.dumps({**of_process(), **facts_of(record), **entry}, default=str)
 
 
 def set_up_logging(level: str = "INFO", form: str = "text") -> None:
     """Set up logging, replacing what an earlier call set up. `level` is one of Python's level names, `form` text or
     json."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonFormatter() if form == "json" else logging.Formatter(_TEXT))
+    handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter())
     # py4j also logs a traceback on the root logger when its JVM has ended; its caller reports that
     handler.addFilter(lambda record: "py4j" not in record.pathname)
     logging.basicConfig(level=level, handlers=[handler], force=True)

@@ -16,9 +16,11 @@ from headwater.config import ServiceConfig
 from headwater.pipeline.jobs import BulkJobs
 from headwater.pipeline.spark.engine import SparkEngine
 from headwater.pipeline.spark.session import Spark
+from headwater.replication.own_slot import slot_of
 from headwater.replication.replicator import Replicator
 from headwater.storage.open import open_backend
 from headwater.storage.shared.common import process_owner
+from headwater.telemetry.log_facts import name_process
 from headwater_rules.plan import TablePattern
 
 _log = logging.getLogger(__name__)
@@ -41,6 +43,7 @@ def run(config: ServiceConfig, stop: threading.Event, *, source_timeout: float =
     if stop.is_set():
         return
     store = open_backend(config.storage).open_store()
+    name_process(stream=slot_of(config.source(), store))
     spark = Spark(config.spark)
     engine = SparkEngine(spark)
     done = threading.Event()

@@ -21,6 +21,7 @@ from headwater.api.app import ApiSettings, create_app
 from headwater.api.auth.keys import StaticKeys, parse_key
 from tests.support.fix_admin import NOWHERE, TOKEN, AdminEndpoint, running_admin
 from tests.support.fix_api import AUDIENCE, Endpoint, PlayedHead, jwk, make_token
+from tests.support.fix_logs import line_of
 from tests.support.memory_store import MemoryStore
 from tests.support.ruled_configs import SERVED
 from tests.support.ruled_store import RuledStore
@@ -123,7 +124,7 @@ def test_refusals_are_counted_and_told_of_once(admin: AdminEndpoint, caplog: pyt
     for _ in range(30):
         httpx.get(f"http://127.0.0.1:{admin.port}/api/admin/v1/status", headers={"authorization": "Token wrong"})
     assert admin.app.state.refused() == {"PSYNC_S2101": 30}
-    lines = [record.getMessage() for record in caplog.records if "refused" in record.getMessage()]
+    lines = [line_of(record) for record in caplog.records if "refused" in record.getMessage()]
     assert len(lines) == 1
     assert "wrong" not in lines[0]
 

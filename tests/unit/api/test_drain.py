@@ -17,6 +17,7 @@ import httpx
 import pytest
 
 from headwater.api.http.limits import HttpLimits
+from headwater.telemetry.log_facts import facts_of
 from tests.support.fix_api import Endpoint, make_token
 from tests.support.memory_store import MemoryStore
 
@@ -36,7 +37,7 @@ def test_streams_end_whole_and_not_all_at_once(
         for stream in streams:
             stream.to_the_end()
     endpoint.wait_for_the_end()
-    ends = [record.created for record in caplog.records if "shutting down" in record.getMessage()]
+    ends = [record.created for record in caplog.records if facts_of(record).get("close_reason") == "shutting down"]
     assert len(ends) == STREAMS
     assert max(ends) - min(ends) > 0.2
 

@@ -18,6 +18,7 @@ import pytest
 from headwater.storage.contract.reader import Newest
 from headwater.storage.contract.store import StoreBusyError
 from tests.support.fix_api import Endpoint, make_token
+from tests.support.fix_logs import facts_said, line_of
 from tests.support.memory_store import MemoryStore
 
 
@@ -82,14 +83,15 @@ def test_the_log_tells_of_a_stream_but_not_its_token_or_rows(
         endpoint.terminate()
         stream.to_the_end()
     wait_until(lambda: "sync stream closed" in caplog.text, "the end is logged")
-    (message,) = (r.getMessage() for r in caplog.records if "sync stream closed" in r.getMessage())
-    facts = json.loads(message.removeprefix("sync stream closed "))
+    (line,) = (line_of(record) for record in caplog.records if record.getMessage() == "sync stream closed")
+    (facts,) = facts_said(caplog, "sync stream closed")
+    assert facts["route"] == "/sync/stream"
     assert facts["user_id"] == "u1"
     assert facts["client_id"] == "phone\nforged line"
     assert facts["close_reason"] == "shutting down"
     assert facts["operations"] == 1
-    assert facts["bytes"] > 100
-    assert "\n" not in message
+    assert int(str(facts["bytes"])) > 100
+    assert "\n" not in line
     assert token not in caplog.text
     assert "secret words" not in caplog.text
 
@@ -102,9 +104,11 @@ def test_a_client_cannot_fill_the_log_with_what_it_says_of_itself(
     with endpoint.stream(app_metadata=metadata, client_id="c" * 1000) as stream:
         stream.completed()
     wait_until(lambda: "sync stream closed" in caplog.text, "the end is logged")
-    (message,) = (r.getMessage() for r in caplog.records if "sync stream closed" in r.getMessage())
+    (message,) = (line_of(record) for record in caplog.records if record.getMessage() == "sync stream closed")
     assert len(message) < 20_000
-    assert len(json.loads(message.removeprefix("sync stream closed "))["app_metadata"]) == 20
+    (facts,) = facts_said(caplog, "sync stream closed")
+    assert isinstance(facts["app_metadata"], dict)
+    assert len(facts["app_metadata"]) == 20
 
 
 def test_a_store_that_fails_for_a_while_is_followed_again(

@@ -158,7 +158,7 @@ def test_a_browser_may_read_refusals_and_the_content_type(endpoint: Endpoint, me
     assert [answer.status_code for answer in answers] == [401, 500, 413, 405, 404]
     for answer in answers:
         assert answer.headers["access-control-allow-origin"] == "*"
-        assert answer.headers["access-control-expose-headers"] == "Content-Type, Retry-After"
+        assert answer.headers["access-control-expose-headers"] == "Content-Type, Retry-After, X-Request-Id"
 
 
 def test_probes_answer_without_a_token(endpoint: Endpoint) -> None:

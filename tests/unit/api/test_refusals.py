@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import time
 from collections.abc import Callable
 
@@ -16,22 +17,25 @@ from headwater.api.refusals import MOST_LINES, SECONDS, Refusals
 from headwater.api.streams.admission import StreamLimits
 from headwater.api.streams.plans import RequestLimits
 from tests.support.fix_api import SECRET, Endpoint, make_token
+from tests.support.fix_logs import facts_said, line_of
 from tests.support.memory_store import MemoryStore
 
 
 def lines(caplog: pytest.LogCaptureFixture, what: str = "request refused") -> list[dict[str, object]]:
-    """The facts of each line, whose message must be one line."""
-    messages = [record.getMessage() for record in caplog.records if record.name == "headwater.api.refusals"]
-    assert all(len(message.splitlines()) == 1 and message.isascii() for message in messages)
-    return [json.loads(message.removeprefix(what)) for message in messages if message.startswith(what)]
+    """The facts of each line, whose text must be one line."""
+    texts = [line_of(record) for record in caplog.records if record.name == "headwater.api.refusals"]
+    assert all(len(text.splitlines()) == 1 and text.isascii() for text in texts)
+    return facts_said(caplog, what)
 
 
 def test_a_refused_token_leaves_a_line_with_its_reason(endpoint: Endpoint, caplog: pytest.LogCaptureFixture) -> None:
     expired = make_token(iat=int(time.time()) - 900, exp=int(time.time()) - 600)
     endpoint.post(token=expired, x_user_agent="powersync-js/2.1", user_agent="browser")
     (line,) = lines(caplog)
+    assert re.fullmatch("[0-9a-f]{16}", str(line.pop("request_id")))
     assert line == {
         "code": "PSYNC_S2103",
+        "route": "/sync/stream",
         "status": 401,
         "reason": "the token has expired",
         "method": "POST",
@@ -98,7 +102,7 @@ def test_nothing_of_a_token_is_logged_at_any_level(
     headers = {"authorization": f"Token {token}"}
     response = endpoint.http.request(method, f"{path}?token={token}", content=content, headers=headers)
     assert response.status_code == 401
-    told = "\n".join(record.getMessage() for record in caplog.records if not record.name.startswith("http"))
+    told = "\n".join(line_of(record) for record in caplog.records if not record.name.startswith("http"))
     assert '"status": 401' in told
     assert "private" not in told
     assert "1999999999" not in told
@@ -200,7 +204,8 @@ def test_whatever_a_client_says_of_itself_its_line_is_one_and_short(
         endpoint.terminate()
         stream.to_the_end()
     endpoint.wait_for_the_end()
-    (line,) = [record.getMessage() for record in caplog.records if record.name == "headwater.api.streams.stream"]
+    (line,) = [line_of(record) for record in caplog.records if record.name == "headwater.api.streams.stream"]
     assert len(line.splitlines()) == 1
     assert len(line) < 20_000
-    assert json.loads(line.removeprefix("sync stream closed "))["close_reason"] == "shutting down"
+    (facts,) = facts_said(caplog, "sync stream closed")
+    assert facts["close_reason"] == "shutting down"

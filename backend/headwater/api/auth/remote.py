@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from headwater.api.auth.errors import JwksError
 from headwater.api.auth.fetch import SEE_LOG, KeySet
 from headwater.api.auth.keys import Key, KeySource
-from headwater.api.refusals import one_line
+from headwater.telemetry.log_facts import told
 
 REFRESH_SECONDS = 300.0
 KEEP_SECONDS = 3600.0
@@ -132,7 +132,7 @@ class RemoteKeys:
         except JwksError as error:
             self._fail(error)
         except Exception:
-            log.exception("a bug keeps keys from being fetched %s", one_line({"address": self._address}))
+            log.exception("a bug keeps keys from being fetched", extra=told({"address": self._address}))
             self._fail(JwksError("the keys of tokens can't be fetched", self._address, SEE_LOG))
         else:
             self._take(found)
@@ -141,7 +141,7 @@ class RemoteKeys:
         self._failure = error
         self._failures += 1
         facts = {"code": error.code, "reason": error.where, "keys_kept": len(self.known())}
-        log.warning("%s %s", error.what, one_line(facts))
+        log.warning("%s", error.what, extra=told(facts))
 
     def _take(self, found: KeySet) -> None:
         news = self._fetched_at is None or self._failure is not None or _kids(found.keys) != _kids(self._keys)
@@ -150,7 +150,7 @@ class RemoteKeys:
         if news:
             facts = {"address": self._address, "kids": _kids(found.keys)[:_SHOWN], "ignored": found.ignored[:_SHOWN]}
             level = logging.INFO if found.keys else logging.WARNING
-            log.log(level, "keys fetched %s", one_line(facts))
+            log.log(level, "keys fetched", extra=told(facts))
 
 
 class KeyRing:

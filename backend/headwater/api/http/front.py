@@ -3,9 +3,12 @@ failure."""
 
 from __future__ import annotations
 
+import logging
+import time
 from functools import partial
 
 from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from headwater.api.errors import error_response
@@ -13,18 +16,23 @@ from headwater.api.http.crowd import Crowd, network_of
 from headwater.api.http.errors import CrowdedAddressError
 from headwater.api.http.handover import when_over
 from headwater.api.http.limits import HttpLimits
-from headwater.api.refusals import Refusals
+from headwater.api.http.requests import Answer, Requests
+from headwater.api.refusals import Refusals, facts_of, proven
+from headwater.telemetry.log_facts import told
 
 _HEADERS = ("Content-Type", "Authorization", "User-Agent", "X-User-Agent", "traceparent", "tracestate")
+
+log = logging.getLogger(__name__)
 
 
 class Front:
     """The outermost ASGI application. Requests that come through a proxy are bounded here, by the address that it says
     they come from; those that come directly are bounded by their connections already."""
 
-    def __init__(self, app: ASGIApp, limits: HttpLimits, refusals: Refusals) -> None:
+    def __init__(self, app: ASGIApp, limits: HttpLimits, refusals: Refusals, requests: Requests) -> None:
         self._behind = app
         self._refusals = refusals
+        self._requests = requests
         self._most = limits.max_connections_per_address
         self._crowd = Crowd(self._most)
         self._app = CORSMiddleware(
@@ -32,7 +40,7 @@ class Front:
             allow_origins=["*"],
             allow_methods=["GET", "HEAD", "POST"],
             allow_headers=_HEADERS,
-            expose_headers=["Content-Type", "Retry-After"],
+            expose_headers=["Content-Type", "Retry-After", "X-Request-Id"],
             max_age=3600,
         )
 
@@ -43,6 +51,14 @@ class Front:
         if scope["type"] not in {"http", "websocket"}:
             await self._behind(scope, receive, send)
             return
+        began, answer = time.monotonic(), Answer(self._requests, scope, send)
+        try:
+            await self._enter(scope, receive, answer)
+        finally:
+            if log.isEnabledFor(logging.DEBUG):
+                _tell(scope, answer, time.monotonic() - began)
+
+    async def _enter(self, scope: Scope, receive: Receive, send: Send) -> None:
         host = scope["client"][0] if scope.get("client") else ""
         place = network_of(host)
         if not self._crowd.enter(place):
@@ -64,3 +80,14 @@ class Front:
             await send({"type": "websocket.close"})
         else:
             await error_response(error)(scope, receive, send)
+
+
+def _tell(scope: Scope, answer: Answer, seconds: float) -> None:
+    connection = HTTPConnection(scope)
+    facts = {
+        "user_id": proven(connection),
+        "status": answer.status,
+        "duration_ms": round(seconds * 1000),
+        **facts_of(connection),
+    }
+    log.debug("request answered", extra=told(facts))

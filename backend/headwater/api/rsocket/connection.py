@@ -14,6 +14,7 @@ from bson.errors import BSONError
 
 from headwater.api.auth.verify import Principal, Verifier
 from headwater.api.errors import ApiError, GoneError, told
+from headwater.api.http.requests import RequestName
 from headwater.api.http.websocket import BoundedWebSocket
 from headwater.api.refusals import Refusals
 from headwater.api.rsocket.frames import (
@@ -98,6 +99,7 @@ class Connection:
     """Reads what the client sends, and runs its streams. `facts` are for the log: who asked for it."""
 
     websocket: BoundedWebSocket
+    request: RequestName
     facts: Mapping[str, object]
     verifier: Verifier
     streams: Streams
@@ -258,7 +260,7 @@ class Connection:
             asked = parse_stream_request(data, limits)
         else:
             asked = stream_request(_fields(data, _BSON), limits)
-        return Opening(asked, self._user, self._user_agent, _FORM)
+        return Opening(asked, self._user, self._user_agent, _FORM, self.request)
 
     async def _send(self, frame: bytes) -> None:
         async with self._sending:

@@ -7,6 +7,7 @@ from starlette.websockets import WebSocket
 
 from headwater.api.auth.verify import Verifier
 from headwater.api.http.handover import take_over
+from headwater.api.http.requests import name_of
 from headwater.api.http.websocket import BoundedWebSocket
 from headwater.api.refusals import Refusals, facts_of
 from headwater.api.rsocket.connection import Connection
@@ -27,5 +28,6 @@ class RSocketEndpoint:
         asked = WebSocket(scope, receive, send)
         await asked.accept()
         websocket = take_over(scope, BoundedWebSocket)
-        connection = Connection(websocket, facts_of(asked), self._verifier, self._streams, self._refusals)
+        name, facts = name_of(scope), facts_of(asked)
+        connection = Connection(websocket, name, facts, self._verifier, self._streams, self._refusals)
         self._tasks.start(connection.run()).add_done_callback(lambda _: websocket.finish())

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from headwater.api.auth.claims import Principal
+from headwater.api.http.requests import RequestName
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +17,7 @@ class Caller:
     client_id: str | None
     user_agent: str | None
     app_metadata: Mapping[str, str]
+    request: RequestName
     since: float = field(default_factory=time.time)
 
 

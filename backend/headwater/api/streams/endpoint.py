@@ -9,6 +9,7 @@ from starlette.types import Receive, Scope, Send
 
 from headwater.api.auth.verify import Verifier
 from headwater.api.http.body import read_body, require_json
+from headwater.api.http.requests import name_of
 from headwater.api.refusals import prove
 from headwater.api.streams.negotiation import choose_form
 from headwater.api.streams.service import Opening, Streams
@@ -46,4 +47,5 @@ class StreamEndpoint:
         asked = parse_stream_request(await read_body(request), self._streams.asked)
         headers = request.headers
         form = choose_form(headers.get("accept"), headers.get("accept-encoding"), raw=asked.raw_data)
-        return Opening(asked, user, headers.get("x-user-agent") or headers.get("user-agent"), form)
+        agent = headers.get("x-user-agent") or headers.get("user-agent")
+        return Opening(asked, user, agent, form, name_of(request.scope))

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from headwater.api.auth.claims import Principal
 from headwater.api.auth.revocations import Revocations
+from headwater.api.http.requests import RequestName
 from headwater.api.streams.admission import Admission, StreamLimits
 from headwater.api.streams.connected import Caller, Connected
 from headwater.api.streams.dialogue import Dialogue, Resolver
@@ -34,6 +35,7 @@ class Opening:
     user: Principal
     user_agent: str | None
     form: WireForm
+    request: RequestName
 
 
 class Streams:
@@ -107,7 +109,7 @@ class Streams:
             opening.form,
         )
         agent = opening.user_agent and opening.user_agent[:MAX_AGENT]  # by websocket, no header bounds it
-        caller = Caller(asked.client_id, agent, asked.app_metadata)
+        caller = Caller(asked.client_id, agent, asked.app_metadata, opening.request)
         return Stream(
             dialogue, opening.form, user, caller, self._threads, self._hub, self._traffic, self._limits.stalled_seconds
         )

@@ -18,7 +18,6 @@ from functools import partial
 from headwater.api.auth.verify import Principal
 from headwater.api.bell import Bell
 from headwater.api.errors import GoneError, NoActiveConfigError
-from headwater.api.refusals import one_line
 from headwater.api.streams.codings import Piece
 from headwater.api.streams.connected import Caller, Connected
 from headwater.api.streams.dialogue import Batch, ConfigReplacedError, Dialogue, LimitCrossedError
@@ -31,6 +30,7 @@ from headwater.errors import HeadwaterError, Kind
 from headwater.sync import lines
 from headwater.sync.interest import Change, News
 from headwater.sync.ticks import next_tick
+from headwater.telemetry.log_facts import told
 from headwater_rules.evaluate.limits import LIMIT_CODE
 
 STUCK_SECONDS = 2.0
@@ -331,15 +331,14 @@ class Stream:
     async def _after_failure(self, error: Exception, sink: Sink) -> str:
         await _tell(sink, error)
         if isinstance(error, HeadwaterError):
-            log.error("a stream was cut off: %s", error)
+            log.error("a stream was cut off: %s", error, extra=told(self._names()))
             return f"{FAILED}: {error.code}"
-        log.error("a stream was cut off", exc_info=error)
+        log.error("a stream was cut off", extra=told(self._names()), exc_info=error)
         return FAILED
 
     def _log(self, reason: str, seconds: float) -> None:
         facts = {
-            "user_id": self._user.user_id,
-            "client_id": self._caller.client_id,
+            **self._names(),
             "user_agent": self._caller.user_agent,
             "app_metadata": self._caller.app_metadata or None,
             "close_reason": reason,
@@ -347,7 +346,11 @@ class Stream:
             "operations": self._ops,
             "bytes": self._bytes,
         }
-        log.info("sync stream closed %s", one_line(facts))
+        log.info("sync stream closed", extra=told(facts))
+
+    def _names(self) -> dict[str, object]:
+        caller = self._caller
+        return {**caller.request._asdict(), "user_id": self._user.user_id, "client_id": caller.client_id}
 
 
 async def _tell(sink: Sink, error: Exception) -> None:
