@@ -259,3 +259,24 @@ def test_the_heartbeat_comes_as_often_as_it_is_configured(deployment: Deployment
     )
     wait_until(lambda: source_db.fetch(peek)[0][0] >= 3, "heartbeats")
     source_db.execute("select pg_drop_replication_slot('peek')")
+
+
+def test_what_was_replicated_is_counted(deploy: Deploy, source_db: SourceDb) -> None:
+    source_db.execute("create table notes (id text primary key, body text)")
+    source_db.execute("insert into notes select n::text, 'x' from generate_series(1, 30) n")
+    deployment = deploy(NOTES).start()
+    wait_until(lambda: standing(deployment).totals.rows == 30, "the rows of the snapshot")
+    before = standing(deployment).totals
+    assert before.chunks > 0
+    source_db.execute("insert into notes select n::text, 'y' from generate_series(31, 34) n")
+    source_db.execute("update notes set body = 'z' where id = '1'")
+    deployment.caught_up()
+    wait_until(lambda: standing(deployment).totals.rows >= 35, "the changes")
+    after = standing(deployment).totals
+    assert after.rows == 35
+    assert after.transactions - before.transactions >= 2
+    assert after.bytes - before.bytes > 100
+    assert after.chunks > before.chunks
+    deployment.stop()
+    deployment.start()
+    wait_until(lambda: standing(deployment).totals.rows == 0, "another replicator to count from 0")

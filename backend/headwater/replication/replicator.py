@@ -15,6 +15,7 @@ from headwater.bulk.work import BulkWork
 from headwater.errors import HeadwaterError, Kind, machine_errors
 from headwater.oplog.lsn import format_lsn
 from headwater.replication.errors import PoisonError, SchemaChangedError, SourceReplacedError
+from headwater.replication.health.figures import Figures
 from headwater.replication.health.monitor import Watch
 from headwater.replication.jobs.context import JobContext, types_of
 from headwater.replication.jobs.snapshot import Bootstrap
@@ -70,7 +71,7 @@ class Replicator:
     `following` is called each time the stream has started. Row sides of a stopped version are kept up to date for
     `keep_stopped` seconds. With `take_slot`, a slot of our name in our database is taken over from another service,
     until the source was followed once. `lost` is called, from another thread, when another replicator has taken the
-    lease: long work for this one should end.
+    lease: long work for this one should end. `figures` are counted up.
     """
 
     source: SourceSettings
@@ -85,6 +86,7 @@ class Replicator:
     pace: Pace = field(default_factory=Pace)
     take_slot: bool = False
     lost: Callable[[], None] = lambda: None
+    figures: Figures = field(default_factory=Figures)
 
     def run(self, stop: threading.Event) -> None:
         """Run until `stop` is set. Raises errors that a person has to fix. After a lost lease, waits for it again."""
@@ -94,7 +96,9 @@ class Replicator:
             try:
                 with (
                     _LeaseKeeper(self.store, lease, ended, self.lost) as keeper,
-                    Watch(self.source, self.store, lease, self.pace.health, self.bulk.preparing) as watch,
+                    Watch(
+                        self.source, self.store, lease, self.pace.health, self.bulk.preparing, self.figures.totals
+                    ) as watch,
                 ):
                     if yaml is not None:
                         deploy_file(self.store, yaml)
@@ -111,6 +115,7 @@ class Replicator:
 
         def progress(done: BulkProgress) -> None:
             watch.works(done)
+            self.figures.worked(done)
             self.progress(done)
 
         return replace(self, progress=progress)
@@ -240,7 +245,7 @@ class Replicator:
         ):
             NameBook(self.store, self.source.tag).pass_over(lease, state.lsn)
             left_out = FailedTransactions(self.source, self.store).skipped()
-            flush = StreamFlush(self.store, lease, context, stored, state.lsn, fetcher)
+            flush = StreamFlush(self.store, lease, context, stored, state.lsn, fetcher, self.figures)
             applier, access = Applier(flush, schema, left_out), StreamAccess(flush, schema)
             for_jobs = JobContext(self.source, self.store, lease, self.bulk, access, self.progress, connection)
             unseen = UnseenAudit(

@@ -5,7 +5,7 @@ and the endpoint read it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
@@ -13,6 +13,7 @@ import orjson
 
 from headwater.bulk.contract import BulkProgress
 from headwater.errors import HeadwaterError
+from headwater.replication.health.figures import Totals
 from headwater.source.readiness.finding import Finding
 from headwater.source.readiness.health import SlotHealth
 
@@ -62,7 +63,7 @@ class Compared:
 class Health:
     """`since` is when the state began, `at` when this was written, both in seconds since 1970. `trouble` is the last
     error, kept when it is over; see `cause`. `work` says for a person how far bulk work is; empty when there is
-    none; `done` says it in numbers."""
+    none; `done` says it in numbers. `totals` count since the replicator's process began."""
 
     state: State
     since: float
@@ -75,6 +76,7 @@ class Health:
     triggers: bool = False
     work: str = ""
     done: BulkProgress | None = None
+    totals: Totals = field(default_factory=Totals)
 
     @property
     def cause(self) -> Trouble | None:
@@ -119,6 +121,7 @@ def from_json(text: str) -> Health | None:
             triggers=found["triggers"],
             work=found.get("work", ""),
             done=_maybe(BulkProgress, found.get("done")),
+            totals=Totals(**found.get("totals", {})),
         )
     except (ValueError, KeyError, TypeError):
         return None

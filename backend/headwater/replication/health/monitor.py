@@ -17,6 +17,7 @@ import psycopg
 from headwater.bulk.contract import BulkProgress
 from headwater.errors import HeadwaterError, machine_errors
 from headwater.oplog.lsn import Lsn
+from headwater.replication.health.figures import Totals
 from headwater.replication.health.model import Compared, Health, State, Trouble, health_key, to_json
 from headwater.replication.own_slot import slot_of
 from headwater.replication.versions import tables_named
@@ -33,6 +34,7 @@ _log = logging.getLogger(__name__)
 
 _STEADY_SECONDS = 60.0  # an error after that much streaming is counted from one again
 _KEPT_SECONDS = 15.0  # how old the stored health may be while only numbers change
+_COUNTED_SECONDS = 5.0  # and how old while rows flow
 _REST_SECONDS = 0.1
 _WORK_SECONDS = 2.0
 _CLOSE_SECONDS = 15.0
@@ -40,11 +42,19 @@ _CLOSE_SECONDS = 15.0
 
 class Watch:
     """A context manager around the work under one lease; the other methods report what the replicator does. The source
-    is checked every `seconds`. `preparing` returns what bulk work is waiting for, for a person."""
+    is checked every `seconds`. `preparing` returns what bulk work is waiting for, for a person; `totals` what was done
+    so far."""
 
     def __init__(
-        self, source: SourceSettings, store: Store, lease: Lease, seconds: float, preparing: Callable[[], str]
+        self,
+        source: SourceSettings,
+        store: Store,
+        lease: Lease,
+        seconds: float,
+        preparing: Callable[[], str],
+        totals: Callable[[], Totals],
     ) -> None:
+        self._totals = totals
         self._source = source
         self._lease = lease
         self._seconds = seconds
@@ -176,18 +186,17 @@ class Watch:
     def _store_health(self, store: Store) -> None:
         """Store the health, if it changed."""
         with self._lock:
-            health = replace(self._health, work=self._preparing() or self._work, done=self._done)
+            totals = self._totals()
+            health = replace(self._health, work=self._preparing() or self._work, done=self._done, totals=totals)
         if health.state is State.STOPPED:
             health = replace(health, work="", done=None)
         if health.state is State.STREAMING and health.compared:
             health = replace(health, state=State.RESYNCING)
         now = time.time()
-        if (
-            self._stored is not None
-            and now - self._stored.at < _KEPT_SECONDS
-            and _urgent(health) == _urgent(self._stored)
-        ):
-            return
+        if self._stored is not None and _urgent(health) == _urgent(self._stored):
+            kept = _KEPT_SECONDS if health.totals == self._stored.totals else _COUNTED_SECONDS
+            if now - self._stored.at < kept:
+                return
         health = replace(health, at=now)
         try:
             with machine_errors():
@@ -205,7 +214,7 @@ class Watch:
 
 def _urgent(health: Health) -> Health:
     """The part of which a change is stored at once."""
-    return replace(health, at=0.0, slot=None, lag_seconds=None)
+    return replace(health, at=0.0, slot=None, lag_seconds=None, totals=Totals())
 
 
 class _Lag:

@@ -9,7 +9,9 @@ from itertools import islice
 
 from headwater.oplog.change import Cell, Commit, RowChange, Truncate
 from headwater.oplog.lsn import ZERO, Lsn, format_lsn
+from headwater.oplog.op import OpId
 from headwater.replication.errors import SchemaChangedError
+from headwater.replication.health.figures import Figures, Flushed
 from headwater.replication.stream.fold import Fold
 from headwater.replication.stream.followed import Followed, same_name
 from headwater.replication.stream.lacking import Lacking, completed
@@ -44,7 +46,9 @@ class StreamFlush:
         stored: Sequence[StoredTable],
         position: Lsn,
         fetcher: RowFetcher,
+        figures: Figures,
     ) -> None:
+        self._figures = figures
         self._store = store
         self._lease = lease
         self.tag = context.tag
@@ -64,7 +68,9 @@ class StreamFlush:
         self._flush: Flush | None = None
         self._opened_at = 0.0
         self._changes = 0  # in the open flush
+        self._transactions = 0
         self._committed_us = 0
+        self._op_id = OpId(0)  # of the checkpoint after the last flush
         self._by_root = set[int]()  # the oids of partitioned tables that the open flush has changes of
         self._xids: list[int] = []  # transactions of which changes are pending, and the last one
         self._reported: set[str] = set()
@@ -98,6 +104,7 @@ class StreamFlush:
         """Commits the flush if it is large enough."""
         self.reached = Lsn(max(self.reached, commit.end_lsn))
         self._committed_us = commit.committed_us
+        self._transactions += 1
         self.open()
         if self._changes + len(self.pending) >= FLUSH_CHANGES:
             self.commit(self.reached)
@@ -109,6 +116,8 @@ class StreamFlush:
 
     def take_size(self, size: int) -> None:
         """The messages of the pending changes had so many more bytes."""
+        if size:
+            self._figures.received(size)
         self._pending_bytes += size
         if self._pending_bytes >= self.piece:
             self.apply_pending()
@@ -280,14 +289,25 @@ class StreamFlush:
             return
         if self._by_root:
             self._check_names()
-        self._flush.commit(self.tag, Progress(self.reached, self._committed_us))
+        checkpoint = self._flush.commit(self.tag, Progress(self.reached, self._committed_us))
         self._flush = None
-        self._changes = 0
+        self._count(checkpoint.op_id)
         self._by_root.clear()
         self._reads.reset()
         if not self.lacking.tables():
             del self._xids[:-1]
         self.position = self.reached
+
+    def _count(self, op_id: OpId) -> None:
+        """Count the flush, which is in the store now. The next one begins with nothing."""
+        self._figures.stored(self._transactions, self._changes)
+        if self._changes and op_id != self._op_id:
+            now = time.time()
+            began = now - (time.monotonic() - self._opened_at)
+            counts = self._transactions, self._changes
+            self._figures.flushed(Flushed(self.tag, op_id, self._committed_us, began, now, *counts))
+        self._op_id = op_id
+        self._changes = self._transactions = self._committed_us = 0
 
     def _check_names(self) -> None:
         """Make sure that partitioned tables in the open flush still have the names that the store knows."""

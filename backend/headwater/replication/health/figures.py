@@ -1,0 +1,76 @@
+"""What a replicator has done since its process began: totals that only grow, and each flush as it happens."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from headwater.bulk.contract import BulkProgress, JobKind
+from headwater.oplog.op import OpId
+
+_BRINGS_ROWS = frozenset({JobKind.SNAPSHOT, JobKind.MERGE})
+"""Bulk work whose rows are those that come into the store. Comparisons read many more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """`rows` are changes of rows in flushes, and rows that bulk work brought; `transactions` are the source's, `bytes`
+    those of its stream. A chunk is what was received of the stream at once, or read by one task of a snapshot."""
+
+    rows: int = 0
+    transactions: int = 0
+    bytes: int = 0
+    chunks: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Flushed:
+    """A flush of the stream that is in the store and moved the checkpoint to `op_id`. Its newest commit was made at
+    `committed_us`, in microseconds since 2000-01-01; `began` and `stored` are in seconds since 1970."""
+
+    source: str
+    op_id: OpId
+    committed_us: int
+    began: float
+    stored: float
+    transactions: int
+    rows: int
+
+
+class Figures:
+    """The stream's figures are for the replicator's thread, those of bulk work for any; all may read the totals.
+    `flushed` is told of each flush that clients can see, and must be quick."""
+
+    def __init__(self, flushed: Callable[[Flushed], None] = lambda _: None) -> None:
+        self.flushed = flushed
+        self._rows = self._transactions = self._bytes = self._chunks = 0
+        self._lock = threading.Lock()
+        self._bulk = Totals()
+        self._last = BulkProgress(0, 0, 0, 0)
+
+    def received(self, size: int) -> None:
+        """A part of the stream came, of so many bytes."""
+        self._chunks += 1
+        self._bytes += size
+
+    def stored(self, transactions: int, rows: int) -> None:
+        """A flush with so many was committed."""
+        self._transactions += transactions
+        self._rows += rows
+
+    def worked(self, progress: BulkProgress) -> None:
+        """Bulk work is so far."""
+        with self._lock:
+            last, self._last = self._last, progress
+            if progress.what not in _BRINGS_ROWS:
+                return
+            if last.what != progress.what or last.over or progress.rows < last.rows:
+                last = BulkProgress(0, 0, 0, 0)  # this is another job
+            rows = self._bulk.rows + progress.rows - last.rows
+            self._bulk = Totals(rows=rows, chunks=self._bulk.chunks + max(0, progress.tasks - last.tasks))
+
+    def totals(self) -> Totals:
+        """All so far."""
+        bulk = self._bulk
+        return Totals(self._rows + bulk.rows, self._transactions, self._bytes, self._chunks + bulk.chunks)
