@@ -57,6 +57,15 @@ def test_what_stands_before_a_clear_is_not_downloaded(written: WrittenStore) -> 
     assert one.ops == 1
 
 
+def test_how_large_a_store_is_can_be_asked_by_itself(written: WrittenStore) -> None:
+    written.publish({f"r{i}": ('one["a"]', "text" * 50) for i in range(500)})
+    written.write({f"r{i}": ('one["a"]', "more") for i in range(50)})
+    disk = open_backend(written.address).disk_use()
+    assert min(disk.rows, disk.ops, disk.segments, disk.lookups, disk.file) > 0
+    assert disk.rows > 500 * 200
+    assert disk.rows == open_backend(written.address).store_stats().disk.rows
+
+
 def test_a_store_is_there_once_somebody_made_it(new_address: Callable[[], StoreAddress]) -> None:
     address = new_address()
     assert not open_backend(address).exists()

@@ -236,10 +236,10 @@ def test_a_crash_of_the_source_is_waited_out(
 # the whole service
 
 
-def service(launch: Launch, deployment: Deployment) -> Running:
-    """`headwater serve`, with its endpoint ready and its replicator at work."""
+def service(launch: Launch, deployment: Deployment, **more: object) -> Running:
+    """`headwater serve`, with its endpoint ready and its replicator at work. What is named goes into its config."""
     port = free_port()
-    running = launch("serve", config_of(deployment, port))
+    running = launch("serve", {**config_of(deployment, port), **more})
 
     def ready() -> bool:
         try:
@@ -259,13 +259,22 @@ def slot_is_free(source: SourceDb) -> bool:
 
 
 def test_the_service_starts_a_killed_replicator_again_and_ends_in_order(deployment: Deployment, launch: Launch) -> None:
-    running = service(launch, deployment)
+    metrics = free_port()
+    running = service(launch, deployment, telemetry={"prometheus_port": metrics})
     (child,) = [process for process in running.family() if "replicate" in process.cmdline()]
     write(deployment.source, range(10))
     child.kill()
     running.wait_for("following the stream", 2)
     write(deployment.source, range(10, 20))
     assert_each_once(deployment, 20)
+
+    def told(*counted: str) -> bool:
+        with urllib.request.urlopen(f"http://127.0.0.1:{metrics}/metrics", timeout=5) as answer:
+            page = answer.read().decode()
+        return all(f"powersync_{each}" in page for each in counted)
+
+    both = ('rows_replicated_total{source="default"} 1', "concurrent_connections 0.0")
+    wait_until(lambda: told(*both), "one page to tell of both processes")
     family = running.family()
     assert len(family) >= 2
     running.ask_to_end()

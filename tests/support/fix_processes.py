@@ -125,13 +125,14 @@ def _finish(running: Running) -> None:
 
 @pytest.fixture
 def launch(tmp_path: Path) -> Iterator[Launch]:
-    """`launch("replicate", config)` runs the command; `failpoint="name:2"` lets it die at the second passage there."""
+    """`launch("replicate", config)` runs the command, with options if some are given; `failpoint="name:2"` lets it die
+    at the second passage there."""
     started: list[Running] = []
 
-    def start(name: str, config: Mapping[str, object], failpoint: str = "") -> Running:
+    def start(name: str, config: Mapping[str, object], *options: str, failpoint: str = "") -> Running:
         path = tmp_path / f"headwater-{next(_numbers)}.json"
         path.write_text(json.dumps(config), encoding="utf-8")
-        started.append(_start(tmp_path, command(name, "--config", path), failpoint))
+        started.append(_start(tmp_path, command(name, "--config", path, *options), failpoint))
         return started[-1]
 
     yield start

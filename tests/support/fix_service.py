@@ -47,9 +47,7 @@ class Service:
 
     def token(self, user: str, seconds: int = 3600, **claims: object) -> str:
         """A signed token that is valid for so long."""
-        now = int(time.time())
-        payload = {"sub": user, "aud": AUDIENCE, "iat": now, "exp": now + seconds, **claims}
-        return jwt.encode(payload, KEY, algorithm="HS256")
+        return token_for(user, seconds, **claims)
 
     def start(self) -> None:
         """Start the process and wait until it answers."""
@@ -65,6 +63,13 @@ class Service:
             self._process.terminate()
             self._process.wait(30)
             self._process = None
+
+
+def token_for(user: str, seconds: int = 3600, **claims: object) -> str:
+    """A token that a service of `config_of` takes, valid for so long."""
+    now = int(time.time())
+    payload = {"sub": user, "aud": AUDIENCE, "iat": now, "exp": now + seconds, **claims}
+    return jwt.encode(payload, KEY, algorithm="HS256")
 
 
 def free_port() -> int:

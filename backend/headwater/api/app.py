@@ -163,6 +163,7 @@ def create_app(
         exception_handlers=ErrorHandlers(endpoint.refusals).hooks,
         lifespan=lifespan,
     )
+    endpoint.requests.expect(route.path for route in app.routes if isinstance(route, Route))
     app.router.redirect_slashes = False  # a client that is sent elsewhere by one slash does not find its mistake
     app.middleware_stack = Front(app.build_middleware_stack(), settings.http, endpoint.refusals, endpoint.requests)
     app.state.http_limits = settings.http

@@ -15,6 +15,7 @@ from headwater.api.auth.remote import KeyRing, RemoteKeys
 from headwater.api.http.server import bind, serve_app
 from headwater.api.streams.admission import StreamLimits
 from headwater.api.streams.plans import RequestLimits
+from headwater.cli.metrics import SETTING, endpoint_page
 from headwater.config import ClientAuth, ConfigError, ServiceConfig
 from headwater.source.head import SourceHead
 from headwater.storage.contract.versions import OwnConfig
@@ -74,16 +75,15 @@ def _own(config: ServiceConfig) -> OwnConfig | None:
         return None
 
 
-def run(config: ServiceConfig) -> None:
-    """Serve until SIGTERM or SIGINT."""
+def run(config: ServiceConfig, *, unified: bool = False) -> None:
+    """Serve until SIGTERM or SIGINT. With `unified`, the metrics are those of the replicator beside it, too."""
     app = build(config)
-    if config.prometheus_port is not None:
-        from headwater.api.metrics import serve_metrics
-
-        tags = [source.tag for source in config.sources]
-        reader = open_backend(config.storage).open_reader()
-        serve_metrics(config.host, config.prometheus_port, reader, tags, app.state.open_streams, app.state.refused)
     sockets = [bind(config.host, config.port)]
     if config.api.admin_port is not None:
-        sockets.append(bind(config.api.admin_host or config.host, config.api.admin_port))
-    serve_app(app, config.host, config.port, sockets=sockets)
+        sockets.append(bind(config.api.admin_host or config.host, config.api.admin_port, "api.admin_port"))
+    beside = {}
+    if config.prometheus_port is not None:
+        listening = bind(config.metrics_host, config.prometheus_port, SETTING)
+        sockets.append(listening)
+        beside[listening.getsockname()[1]] = endpoint_page(config, app, unified=unified)
+    serve_app(app, sockets, beside)

@@ -50,6 +50,9 @@ _take_slot = click.option(
 )
 
 
+_unified = click.option("--unified", is_flag=True, hidden=True)  # as `serve` starts its two processes
+
+
 def _arguments(configs: ConfigSource) -> list[str]:
     """Arguments that give a child process the same config; `_environment` gives the rest."""
     return [] if configs.path is None else ["--config", str(configs.path)]
@@ -127,7 +130,8 @@ def start(runner_type: str, configs: ConfigSource, source_timeout: float) -> Non
 @config_options
 @_source_timeout
 @_take_slot
-def replicate(configs: ConfigSource, source_timeout: float, take_slot: bool) -> None:
+@_unified
+def replicate(configs: ConfigSource, source_timeout: float, take_slot: bool, unified: bool) -> None:
     """Only the replicator: follow the source into the store. A second one waits for the first to end."""
     from headwater.cli.signals import stop_on_signals
 
@@ -137,18 +141,19 @@ def replicate(configs: ConfigSource, source_timeout: float, take_slot: bool) -> 
     end_with_supervisor()
     from headwater.cli import replicate as command
 
-    command.run(config, stop, source_timeout=source_timeout, take_slot=take_slot)
+    command.run(config, stop, source_timeout=source_timeout, take_slot=take_slot, unified=unified)
 
 
 @cli.command(epilog=examples("headwater api --config headwater.yaml"))
 @config_options
-def api(configs: ConfigSource) -> None:
+@_unified
+def api(configs: ConfigSource, unified: bool) -> None:
     """Only the endpoint: serve devices from the store."""
     config = load(configs)
     from headwater.cli import api as command
 
     end_with_supervisor()
-    command.run(config)
+    command.run(config, unified=unified)
 
 
 @cli.command(epilog=examples("headwater audit", "headwater audit todos --json", "headwater audit --repair"))

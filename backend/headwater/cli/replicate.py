@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import logging
 import threading
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 
 from headwater.cli.await_source import wait_for_source
 from headwater.cli.compact_on_spark import SparkCompaction
@@ -16,6 +18,7 @@ from headwater.config import ServiceConfig
 from headwater.pipeline.jobs import BulkJobs
 from headwater.pipeline.spark.engine import SparkEngine
 from headwater.pipeline.spark.session import Spark
+from headwater.replication.health.figures import Figures
 from headwater.replication.own_slot import slot_of
 from headwater.replication.replicator import Replicator
 from headwater.storage.open import open_backend
@@ -28,9 +31,16 @@ _log = logging.getLogger(__name__)
 _ORDERLY_SECONDS = 3.0
 
 
-def run(config: ServiceConfig, stop: threading.Event, *, source_timeout: float = 30.0, take_slot: bool = False) -> None:
+def run(
+    config: ServiceConfig,
+    stop: threading.Event,
+    *,
+    source_timeout: float = 30.0,
+    take_slot: bool = False,
+    unified: bool = False,
+) -> None:
     """Replicate until `stop` is set. Waits up to `source_timeout` seconds for an unreachable source at the start, for
-    ever if 0. `take_slot` is described at `Replicator`."""
+    ever if 0. `take_slot` is described at `Replicator`. With `unified`, the endpoint beside it tells its metrics."""
     # Batches are large, short-lived and free of cycles: collecting every 700 objects takes a sixth of the time
     gc.set_threshold(100_000, 50, 100)
     rules = own_rules(config) if config.sync_config is not None else None
@@ -50,23 +60,34 @@ def run(config: ServiceConfig, stop: threading.Event, *, source_timeout: float =
     threading.Thread(target=_cancel_when_stopped, args=(spark, stop, done), daemon=True).start()
     upkeep = Upkeep(config.storage, process_owner(), elsewhere=SparkCompaction(engine))
     upkeep.start()
+    figures = Figures()
     try:
-        Replicator(
-            source=config.source(),
-            store=store,
-            yaml=rules.yaml if rules is not None else None,
-            bulk=BulkJobs(engine),
-            owner=process_owner(),
-            progress=BulkProgressDisplay(),
-            following=lambda: None,
-            take_slot=take_slot,
-            lost=spark.cancel,
-        ).run(stop)
+        with contextlib.nullcontext() if unified else _metrics(config, figures):
+            Replicator(
+                source=config.source(),
+                store=store,
+                yaml=rules.yaml if rules is not None else None,
+                bulk=BulkJobs(engine),
+                owner=process_owner(),
+                progress=BulkProgressDisplay(),
+                following=lambda: None,
+                take_slot=take_slot,
+                lost=spark.cancel,
+                figures=figures,
+            ).run(stop)
     finally:
         upkeep.stop()
         spark.stop()
         done.set()
         store.close()
+
+
+def _metrics(config: ServiceConfig, figures: Figures) -> AbstractContextManager[None]:
+    if config.prometheus_port is None:
+        return contextlib.nullcontext()
+    from headwater.cli.metrics import replicator_page
+
+    return replicator_page(config, config.prometheus_port, figures)
 
 
 def _cancel_when_stopped(spark: Spark, stop: threading.Event, done: threading.Event) -> None:

@@ -31,13 +31,14 @@ def run(
     stop_on_signals(stop)
     headwater = [sys.executable, "-m", "headwater"]
     children = []
+    unified = ["--unified"] if replicator and api else []  # one of the two answers at the metrics' port
     if replicator:
         rules = own_rules(config, quiet=True)  # the replicator logs the errors
         tables = rules.compiled.plan.tables() if rules is not None else ()
         wait_for_source(config.source(), tables, stop, source_timeout)
         # Restarted while the source is down, it must not end the endpoint, so it waits without limit
-        command = [*headwater, "replicate", "--source-timeout", "0", *arguments]
+        command = [*headwater, "replicate", "--source-timeout", "0", *unified, *arguments]
         children.append(Child("replicator", command, environment, at_first=["--take-slot"] if take_slot else []))
     if api:
-        children.append(Child("endpoint", [*headwater, "api", *arguments], environment))
+        children.append(Child("endpoint", [*headwater, "api", *unified, *arguments], environment))
     supervise(children, stop)

@@ -54,6 +54,7 @@ def load_config(source: ConfigSource, environment: Mapping[str, str], directory:
         spark=_spark(root, storage),
         logging=_logging(root, environment),
         prometheus_port=_prometheus_port(root.section("telemetry")),
+        metrics_host=_metrics_host(root.section("metrics")),
         probes=_answers_probes(root),
         upload=read_upload(root, sources),
     )
@@ -178,6 +179,12 @@ def _prometheus_port(section: Section) -> int | None:
     port = section.integer("prometheus_port", 0, 0, 65535) if "prometheus_port" in section else None
     section.warn_unknown()
     return port
+
+
+def _metrics_host(section: Section) -> str:
+    host = section.text("host") or "127.0.0.1"
+    section.warn_unknown()
+    return host
 
 
 def _from_environment(

@@ -101,6 +101,7 @@ class ServiceConfig:
     spark: SparkSettings = field(default_factory=SparkSettings)
     logging: Logging = Logging()
     prometheus_port: int | None = None
+    metrics_host: str = "127.0.0.1"
     probes: bool = True
     upload: UploadSettings | None = None
     warnings: tuple[str, ...] = ()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from headwater.api.http.server import serve_app
+from headwater.api.http.server import bind, serve_app
 from headwater.cli.api import build
 from headwater.cli.logs import set_up_logging
 from headwater.cli.supervise import EXIT_STOP, end_with_supervisor
@@ -34,7 +34,7 @@ def _serve(path: Path) -> None:
     config = load_config(ConfigSource(path=path), os.environ, Path.cwd())
     set_up_logging(config.logging.level, config.logging.format)
     demo = Demo(config.source(), config.auth.keys[0], AUDIENCE)
-    serve_app(build(config, demo_routes(demo, find_checkout())), config.host, config.port)
+    serve_app(build(config, demo_routes(demo, find_checkout())), [bind(config.host, config.port)])
 
 
 if __name__ == "__main__":

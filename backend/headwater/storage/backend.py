@@ -27,7 +27,7 @@ from headwater.storage.contract.parts import CurrentRow, PartWriter, PlacedRow
 from headwater.storage.contract.reader import StoreReader
 from headwater.storage.contract.requests import RequestStore
 from headwater.storage.contract.revocations import RevocationStore
-from headwater.storage.contract.stats import DefinitionStats, StoreStats
+from headwater.storage.contract.stats import DefinitionStats, Disk, StoreStats
 from headwater.storage.contract.store import StoreWriter
 from headwater.storage.contract.verify import VerifyReader
 from headwater.storage.contract.versions import OwnConfig, VersionStore
@@ -68,6 +68,9 @@ class Backend(Protocol):
 
     def definition_stats(self) -> list[DefinitionStats]:
         """Statistics of all definitions that have buckets, by name, at one moment. Reads all of the history once."""
+
+    def disk_use(self) -> Disk:
+        """How large a store is. Reads a part of every page of the embedded store, a second for some GB."""
 
     def store_stats(self) -> StoreStats:
         """Statistics of the store. Reads all of it once, beside its writer."""

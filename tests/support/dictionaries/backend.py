@@ -6,7 +6,7 @@ import time
 from contextlib import nullcontext
 
 from headwater.storage.backend import Backend
-from headwater.storage.contract.stats import DefinitionStats, StoreStats, stats_by_definition
+from headwater.storage.contract.stats import DefinitionStats, Disk, StoreStats, stats_by_definition
 from headwater.storage.contract.store import LeaseHeldError
 from headwater.storage.contract.versions import OwnConfig
 from tests.support.dictionaries import stats
@@ -44,6 +44,9 @@ class DictBackend(Archive, History):
 
     def definition_stats(self) -> list[DefinitionStats]:
         return list(stats_by_definition(stats.bucket_stats(self.state)))
+
+    def disk_use(self) -> Disk:
+        return stats.disk_use(self.state)
 
     def store_stats(self) -> StoreStats:
         return stats.store_stats(self.state)

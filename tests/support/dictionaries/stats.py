@@ -38,13 +38,18 @@ def bucket_stats(state: State) -> tuple[BucketStats, ...]:
     return tuple(sorted(found, key=lambda bucket: bucket.name))
 
 
+def disk_use(state: State) -> Disk:
+    """See `Backend.disk_use`."""
+    sizes = {name: sum(map(_size, ROWS[name](state))) for name in ("rows", "ops", "segments", "lookups", "flushes")}
+    rows, ops, cold, lookups, other = sizes.values()
+    return Disk(rows, ops, cold, lookups, other, free=0, file=sum(sizes.values()))
+
+
 def store_stats(state: State) -> StoreStats:
     """See `Backend.store_stats`."""
     buckets = bucket_stats(state)
     segments = [segment.stored for bucket in state.buckets.values() for segment in bucket.segments.values()]
     oldest = state.flushes[min(state.flushes)] if state.flushes else None
-    sizes = {name: sum(map(_size, ROWS[name](state))) for name in ("rows", "ops", "segments", "lookups", "flushes")}
-    rows, ops, cold, lookups, other = sizes.values()
     return StoreStats(
         checkpoint=OpId(state.checkpoint or 0),
         sources=tuple(state.sources.values()),
@@ -58,7 +63,7 @@ def store_stats(state: State) -> StoreStats:
             flushes=len(state.flushes),
         ),
         lookups=len(list(ROWS["lookups"](state))),
-        disk=Disk(rows, ops, cold, lookups, other, free=0, file=sum(sizes.values())),
+        disk=disk_use(state),
         definitions=stats_by_definition(buckets),
         buckets=buckets,
         jobs=state.jobs[:-6:-1],

@@ -82,7 +82,7 @@ store.commit()
 settings = ApiSettings(StaticKeys((parse_key(jwk()),)), frozenset({AUDIENCE}), http=HttpLimits(drain_seconds=300))
 listening = socket.create_server(("127.0.0.1", 0))
 print(listening.getsockname()[1], flush=True)
-serve_app(create_app(settings, store, PlayedHead()), "", 0, sockets=[listening])
+serve_app(create_app(settings, store, PlayedHead()), [listening])
 """
 
 

@@ -159,7 +159,7 @@ store.commit()
 app = create_app(ApiSettings(StaticKeys((parse_key(jwk()),)), frozenset({AUDIENCE})), store, PlayedHead())
 listening = bind("127.0.0.1", 0)
 print(listening.getsockname()[1], flush=True)
-serve_app(app, "", 0, sockets=[listening])
+serve_app(app, [listening])
 """
 
 

@@ -9,10 +9,7 @@ import time
 from collections.abc import Callable
 
 import pytest
-from prometheus_client.exposition import generate_latest
-from prometheus_client.registry import CollectorRegistry
 
-from headwater.api.metrics import ServiceCollector
 from headwater.api.refusals import MOST_LINES, SECONDS, Refusals
 from headwater.api.streams.admission import StreamLimits
 from headwater.api.streams.plans import RequestLimits
@@ -145,17 +142,6 @@ def test_streams_left_out_leave_a_line_with_the_user(
     )
     assert "the 3 buckets of stream shared" in str(line["first"])
     assert endpoint.refused() == {"PSYNC_S2305": 3}
-
-
-def test_the_metrics_have_what_was_refused_by_code(endpoint: Endpoint, memory_store: MemoryStore) -> None:
-    endpoint.post(b"{")
-    endpoint.post(token="nonsense")
-    endpoint.post(token="nonsense")
-    registry = CollectorRegistry()
-    registry.register(ServiceCollector(memory_store, [], lambda: 0, endpoint.refused))
-    shown = generate_latest(registry).decode()
-    assert 'headwater_requests_refused_total{code="PSYNC_S2001"} 1.0' in shown
-    assert 'headwater_requests_refused_total{code="PSYNC_S2101"} 2.0' in shown
 
 
 @pytest.fixture

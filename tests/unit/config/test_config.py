@@ -225,6 +225,12 @@ def test_keys_that_say_what_is_so_anyway_are_passed_over(tmp_path: Path) -> None
     assert config.prometheus_port == 9090
 
 
+def test_metrics_are_answered_here_unless_told(tmp_path: Path) -> None:
+    assert load(tmp_path, MINIMAL).metrics_host == "127.0.0.1"
+    assert load(tmp_path, MINIMAL + "metrics: {host: 0.0.0.0}").metrics_host == "0.0.0.0"
+    assert any("metrics.port: unknown key" in w for w in load(tmp_path, MINIMAL + "metrics: {port: 1}").warnings)
+
+
 def test_keys_without_effect_are_named_with_what_holds_instead(tmp_path: Path) -> None:
     (warning,) = load(tmp_path, MINIMAL + "migrations: {disable_auto_migration: true}").warnings
     assert warning == (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Iterable, Mapping
 from typing import NamedTuple
 
 from starlette.routing import Mount, Route
@@ -49,6 +49,10 @@ class Requests:
 
     def __init__(self) -> None:
         self._counts: dict[tuple[str, str], int] = {}
+
+    def expect(self, routes: Iterable[str]) -> None:
+        """Show these from the beginning, so that the first request shows as a rise."""
+        self._counts.update({(route, status): 0 for route in routes for status in ("2xx", "4xx", "5xx")})
 
     def note(self, route: str | None, status: int) -> None:
         """One was answered so."""

@@ -7,17 +7,20 @@ import logging
 import math
 import resource
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import FrameType
+from typing import Literal
 
 import uvicorn
 from starlette.applications import Starlette
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from headwater.api.http.body import MAX_BODY
 from headwater.api.http.doorman import DoorConfig, Doorman
 from headwater.api.http.limits import HttpLimits
 from headwater.api.http.protocol import BoundedProtocol
 from headwater.api.http.websocket import BoundedWebSocket
+from headwater.api.refusals import Refusals
 from headwater.errors import HeadwaterError
 
 GRACE_SECONDS = 5
@@ -45,12 +48,10 @@ class AddressInUseError(HeadwaterError):
     code = "HW_6004"
 
 
-class ApiServer(uvicorn.Server):
-    """A uvicorn server that tells the application of its end. Uvicorn itself only waits for open requests, and a stream
-    never ends by itself; the application's own shutdown hook comes after that wait."""
+class BoundedServer(uvicorn.Server):
+    """A uvicorn server for strangers, whom `limits` bound."""
 
-    def __init__(self, app: Starlette) -> None:
-        limits: HttpLimits = app.state.http_limits
+    def __init__(self, app: ASGIApp, limits: HttpLimits, refusals: Refusals, lifespan: Literal["on", "off"]) -> None:
         config = DoorConfig(
             app,
             loop="uvloop",
@@ -58,7 +59,7 @@ class ApiServer(uvicorn.Server):
             ws=BoundedWebSocket,
             ws_max_size=MAX_MESSAGE,
             ws_per_message_deflate=False,
-            lifespan="on",
+            lifespan=lifespan,
             log_config=None,
             access_log=False,
             server_header=False,
@@ -67,9 +68,24 @@ class ApiServer(uvicorn.Server):
             timeout_keep_alive=limits.keep_alive_seconds,
             timeout_graceful_shutdown=math.ceil(limits.drain_seconds) + GRACE_SECONDS,
         )
-        config.doorman = Doorman(limits, app.state.refusals)
+        config.doorman = Doorman(limits, refusals)
         super().__init__(config)
         logging.getLogger("uvicorn.error").addFilter(_is_news)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """End in order; at once when told a second time. Unlike uvicorn's, it does not raise the signal again
+        afterwards: an orderly end is exit code 0."""
+        self.force_exit = self.should_exit
+        self.should_exit = True
+
+
+class ApiServer(BoundedServer):
+    """Tells the application of its end. Uvicorn itself only waits for open requests, and a stream never ends by itself;
+    the application's own shutdown hook comes after that wait. `beside` are answered at their ports, all else by
+    `app`."""
+
+    def __init__(self, app: Starlette, beside: Mapping[int, ASGIApp] | None = None) -> None:
+        super().__init__(_ByPort(app, beside) if beside else app, app.state.http_limits, app.state.refusals, "on")
         self._begin_shutdown: Callable[[], None] = app.state.begin_shutdown
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -83,30 +99,35 @@ class ApiServer(uvicorn.Server):
                 task.cancel()
             await self.lifespan.shutdown()
 
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """End in order; at once when told a second time. Unlike uvicorn's, it does not raise the signal again
-        afterwards: an orderly end is exit code 0."""
-        self.force_exit = self.should_exit
-        self.should_exit = True
+
+class _ByPort:
+    """An ASGI application that is several, by the port of ours that a request came in at."""
+
+    def __init__(self, app: ASGIApp, beside: Mapping[int, ASGIApp]) -> None:
+        self._app = app
+        self._beside = beside
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        port: int = (scope.get("server") or ("", 0))[1]
+        await self._beside.get(port, self._app)(scope, receive, send)
 
 
-def bind(host: str, port: int) -> socket.socket:
-    """A listening socket; port 0 takes a free one. Raises AddressInUseError."""
+def bind(host: str, port: int, setting: str = "port") -> socket.socket:
+    """A listening socket; port 0 takes a free one. Raises AddressInUseError, which names the setting."""
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         return socket.create_server((host, port), family=family, backlog=2048)
     except OSError as error:
         raise AddressInUseError(
-            f"can't listen on port {port}: {error.strerror}", f"{host}:{port}", "set another `port`"
+            f"can't listen on port {port}: {error.strerror}", f"{host}:{port}", f"set another `{setting}`"
         ) from error
 
 
-def serve_app(app: Starlette, host: str, port: int, *, sockets: list[socket.socket] | None = None) -> None:
-    """Serve until SIGTERM or SIGINT; blocks. With `sockets`, those are used and `host` and `port` are not."""
-    listening = sockets or [bind(host, port)]
+def serve_app(app: Starlette, sockets: list[socket.socket], beside: Mapping[int, ASGIApp] | None = None) -> None:
+    """Serve until SIGTERM or SIGINT; blocks. `beside` are applications for some of the ports."""
     limits: HttpLimits = app.state.http_limits
     _allow_files(limits.max_connections + _OTHER_FILES)
-    ApiServer(app).run(listening)
+    ApiServer(app, beside).run(sockets)
 
 
 def _allow_files(wanted: int) -> None:

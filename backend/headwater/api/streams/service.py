@@ -26,6 +26,8 @@ from headwater_rules.results import SyncRequest
 MAX_AGENT = 300
 """Characters that are kept of what a client says it is."""
 
+SHUTTING_DOWN = "shutting down"
+
 
 @dataclass(frozen=True, slots=True)
 class Opening:
@@ -79,7 +81,7 @@ class Streams:
     def begin_shutdown(self, over_seconds: float) -> None:
         """Take no more streams, and end all normally, at random within so many seconds."""
         self.admission.close()
-        self._hub.end_all("shutting down", over_seconds)
+        self._hub.end_all(SHUTTING_DOWN, over_seconds)
 
     async def serve(self, opening: Opening, sink: Sink) -> None:
         """One stream, from its beginning to its end. Raises what fails before `sink.open`. Whoever calls should keep

@@ -39,6 +39,8 @@ STUCK_SECONDS = 2.0
 OTHER_STREAMS = "other streams fit into the limits"
 """Why a stream ends whose device is to be told that streams are left out, or not any more."""
 
+EXPIRED = "token expired"
+
 log = logging.getLogger(__name__)
 
 
@@ -286,7 +288,7 @@ class Stream:
         self._tick_due = True
         self._wake.ring()
         if self._user.expires_in() <= 0:
-            self.end("token expired")
+            self.end(EXPIRED)
         elif self._sending_since is not None:
             self._cut_if_stalled(self._sending_since)
 

@@ -23,7 +23,7 @@ from headwater.storage.contract.history import (
     merge_floor,
 )
 from headwater.storage.contract.parts import CurrentRow, PlacedRow
-from headwater.storage.contract.stats import DefinitionStats, StoreStats
+from headwater.storage.contract.stats import DefinitionStats, Disk, StoreStats
 from headwater.storage.contract.verify import VerifyReader
 from headwater.storage.contract.versions import OwnConfig
 from headwater.storage.postgres import rows
@@ -65,6 +65,9 @@ class PostgresBackend:
 
     def definition_stats(self) -> list[DefinitionStats]:
         return stats.definition_stats(self.address)
+
+    def disk_use(self) -> Disk:
+        return store_stats.disk_use(self.address)
 
     def store_stats(self) -> StoreStats:
         return store_stats.store_stats(self.address)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import psycopg
 from psycopg import sql
 
 from headwater.oplog.limits import LEFT_OUT
 from headwater.storage.address import PostgresAddress
-from headwater.storage.contract.stats import BucketStats, StoreStats
+from headwater.storage.contract.stats import BucketStats, Disk, StoreStats
 from headwater.storage.postgres.connection import connect, postgres_errors
 from headwater.storage.postgres.control.database import PostgresControl
 from headwater.storage.postgres.control.stats import bucket_sizes
@@ -39,13 +39,17 @@ select id, name, definition, count,
 """
 
 
+def disk_use(address: PostgresAddress) -> Disk:
+    """See `Backend.disk_use`."""
+    with contextlib.closing(connect(address, "stats")) as db, postgres_errors(address):
+        return _disk(_sizes(db))
+
+
 def store_stats(address: PostgresAddress) -> StoreStats:
     """See `Backend.store_stats`."""
     with contextlib.closing(connect(address, "stats")) as db, postgres_errors(address):
         db.execute("begin isolation level repeatable read read only; set local enable_seqscan = on")
-        sizes: dict[str, int] = dict(db.execute(_SIZES).fetchall())
-        # Free space inside tables is left to Postgres' own statistics
-        disk = shared.disk_of(sizes, free=0, file=sum(sizes.values()))
+        sizes = _sizes(db)
 
         def suspects(table: int) -> Sequence[tuple[str, str, str]]:
             query = sql.SQL(_LEFT_OUT).format(rows=rows_table(table))
@@ -53,7 +57,16 @@ def store_stats(address: PostgresAddress) -> StoreStats:
 
         control = PostgresControl(db)
         tables = shared.active_tables(control)
-        return shared.store_stats(control, tables, sizes, suspects, _buckets(db, tables), disk)
+        return shared.store_stats(control, tables, sizes, suspects, _buckets(db, tables), _disk(sizes))
+
+
+def _sizes(db: psycopg.Connection) -> dict[str, int]:
+    return dict(db.execute(_SIZES).fetchall())
+
+
+def _disk(sizes: Mapping[str, int]) -> Disk:
+    # Free space inside tables is left to Postgres' own statistics
+    return shared.disk_of(sizes, free=0, file=sum(sizes.values()))
 
 
 def _buckets(db: psycopg.Connection, tables: Sequence[shared.ActiveTable]) -> tuple[BucketStats, ...]:

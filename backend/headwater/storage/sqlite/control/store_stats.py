@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import apsw
 
 from headwater.oplog.limits import LEFT_OUT
 from headwater.storage.address import SqliteAddress
-from headwater.storage.contract.stats import BucketStats, StoreStats
+from headwater.storage.contract.stats import BucketStats, Disk, StoreStats
 from headwater.storage.shared.control import store_stats as shared
 from headwater.storage.shared.values import as_int
 from headwater.storage.sqlite.connection import open_reader, sqlite_errors
@@ -36,19 +36,21 @@ select m.tbl_name, sum(d.pgsize) from dbstat('main', 1) d join sqlite_master m o
 """
 
 
+def disk_use(address: SqliteAddress) -> Disk:
+    """See `Backend.disk_use`."""
+    path = Path(address.directory) / "store.db"
+    with contextlib.closing(open_reader(path)) as db, sqlite_errors(path):
+        return _disk(address, db, _pages(db))
+
+
 def store_stats(address: SqliteAddress) -> StoreStats:
     """See `Backend.store_stats`."""
-    directory = Path(address.directory)
-    path = directory / "store.db"
+    path = Path(address.directory) / "store.db"
     with contextlib.closing(open_reader(path)) as db, sqlite_errors(path):
         db.create_scalar_function("content_size", content_size, 1, deterministic=True)
         db.execute("begin")
-        pages = {str(name): as_int(size) for name, size in db.execute(_PAGES)}
-        free, page_size = (
-            as_int(db.execute(f"pragma {what}").fetchall()[0][0]) for what in ("freelist_count", "page_size")
-        )
-        file = sum(file.stat().st_size for file in directory.glob("*.db*") if file.is_file())
-        disk = shared.disk_of(pages, free=free * page_size, file=file)
+        pages = _pages(db)
+        disk = _disk(address, db, pages)
 
         def suspects(table: int) -> Iterator[tuple[str, str, str]]:
             for row_id, line, members in db.execute(_LEFT_OUT.format(table), (LEFT_OUT,)):
@@ -57,6 +59,18 @@ def store_stats(address: SqliteAddress) -> StoreStats:
         control = SqliteControl(db)
         tables = shared.active_tables(control)
         return shared.store_stats(control, tables, pages, suspects, _buckets(db, tables), disk)
+
+
+def _pages(db: apsw.Connection) -> dict[str, int]:
+    return {str(name): as_int(size) for name, size in db.execute(_PAGES)}
+
+
+def _disk(address: SqliteAddress, db: apsw.Connection, pages: Mapping[str, int]) -> Disk:
+    free, page_size = (
+        as_int(db.execute(f"pragma {what}").fetchall()[0][0]) for what in ("freelist_count", "page_size")
+    )
+    file = sum(file.stat().st_size for file in Path(address.directory).glob("*.db*") if file.is_file())
+    return shared.disk_of(pages, free=free * page_size, file=file)
 
 
 def _buckets(db: apsw.Connection, tables: Sequence[shared.ActiveTable]) -> tuple[BucketStats, ...]:

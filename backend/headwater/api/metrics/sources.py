@@ -1,78 +1,73 @@
-"""Figures for Prometheus, on a port of their own: they need no token there, and name no host and no row."""
+"""What replicators have noted of their sources in the store, what they counted, and how large the store is."""
 
 from __future__ import annotations
 
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
-from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from headwater.api.admin.status import health_of
-from headwater.api.http.server import AddressInUseError
+from headwater.api.metrics.sizes import StoreSizes
 from headwater.errors import HeadwaterError
+from headwater.replication.health.figures import Totals
 from headwater.replication.health.model import Health, State
 from headwater.source.readiness.health import SlotHealth
 from headwater.storage.contract.reader import StoreReader
+from headwater.storage.contract.stats import Disk
 
 _log = logging.getLogger(__name__)
 
 
-def serve_metrics(
-    host: str,
-    port: int,
-    reader: StoreReader,
-    tags: Sequence[str],
-    open_streams: Callable[[], int],
-    refused: Callable[[], Mapping[str, int]],
-) -> int:
-    """Answer `/metrics` from a thread, as long as the process lives. Returns the port. Raises AddressInUseError."""
-    registry = CollectorRegistry()
-    registry.register(ServiceCollector(reader, tags, open_streams, refused))
-    try:
-        server, _ = start_http_server(port, host, registry)
-    except OSError as error:
-        raise AddressInUseError(
-            f"can't listen on port {port}: {error.strerror}", f"{host}:{port}", "set another telemetry.prometheus_port"
-        ) from error
-    return int(server.server_port)
+@dataclass(frozen=True, eq=False)
+class SourceCollector(Collector):
+    """Reads the store anew each time it is asked. The totals of a replicator, and the sizes, are for the process that
+    replicates, or for the endpoint beside it: several that told of the same would make sums wrong."""
 
-
-class ServiceCollector(Collector):
-    """Reads everything anew each time it is asked."""
-
-    def __init__(
-        self,
-        reader: StoreReader,
-        tags: Sequence[str],
-        open_streams: Callable[[], int],
-        refused: Callable[[], Mapping[str, int]],
-    ) -> None:
-        self._reader = reader
-        self._tags = tags
-        self._open_streams = open_streams
-        self._refused = refused
+    reader: StoreReader
+    tags: Sequence[str]
+    totals: Callable[[Health | None], Totals] | None = None
+    sizes: StoreSizes | None = None
 
     def describe(self) -> list[Metric]:
         """Nothing beforehand, or the store would be read on registration."""
         return []
 
     def collect(self) -> Iterator[Metric]:
-        yield GaugeMetricFamily("powersync_concurrent_connections", "Streams that are open", self._open_streams())
-        requests = CounterMetricFamily(
-            "headwater_requests_refused", "Requests refused, and streams left out", labels=["code"]
-        )
-        for code, count in self._refused().items():
-            requests.add_metric([code], count)
-        yield requests
         try:
-            healths = {tag: health_of(self._reader, tag) for tag in self._tags}
+            noted = {tag: health_of(self.reader, tag) for tag in self.tags}
         except HeadwaterError as error:
             _log.warning("metrics lack the sources: %s", error)
             return
-        yield from source_metrics({tag: health for tag, health in healths.items() if health is not None})
+        yield from source_metrics({tag: health for tag, health in noted.items() if health is not None})
+        if self.totals is not None:
+            yield from _totals({tag: self.totals(health) for tag, health in noted.items()})
+        if self.sizes is not None and (disk := self.sizes.known()) is not None:
+            yield from _sizes(disk)
+
+
+def noted_totals(health: Health | None) -> Totals:
+    """What a replicator of another process has counted, as it noted last; nothing before the first one."""
+    return Totals() if health is None else health.totals
+
+
+def _totals(totals: Mapping[str, Totals]) -> Iterator[Metric]:
+    for name, (help_text, figure) in _TOTALS.items():
+        family = CounterMetricFamily(name, help_text, labels=["source"])
+        for tag, each in totals.items():
+            family.add_metric([tag], figure(each))
+        yield family
+
+
+def _sizes(disk: Disk) -> Iterator[Metric]:
+    yield GaugeMetricFamily("powersync_replication_storage_size_bytes", "Our copies of the source's rows", disk.rows)
+    yield GaugeMetricFamily(
+        "powersync_operation_storage_size_bytes", "Histories that devices download", disk.ops + disk.segments
+    )
+    yield GaugeMetricFamily("powersync_parameter_storage_size_bytes", "Lookups of sync rules", disk.lookups)
 
 
 def source_metrics(healths: dict[str, Health]) -> Iterator[Metric]:
@@ -134,4 +129,11 @@ _FIGURES: dict[str, tuple[str, Callable[[Health], float | None]]] = {
         "Transactions since the oldest that the slot keeps catalog rows of",
         _slot(lambda slot: slot.xmin_age),
     ),
+}
+
+_TOTALS: dict[str, tuple[str, Callable[[Totals], int]]] = {
+    "powersync_rows_replicated": ("Changes of rows, and rows that bulk work brought", lambda totals: totals.rows),
+    "powersync_transactions_replicated": ("Transactions of the source", lambda totals: totals.transactions),
+    "powersync_data_replicated_bytes": ("Bytes of the source's stream", lambda totals: totals.bytes),
+    "powersync_chunks_replicated": ("Parts of the stream, and tasks of snapshots", lambda totals: totals.chunks),
 }

@@ -1,0 +1,92 @@
+"""What the endpoint of a process counts: streams, what went out on them, requests, refusals."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import accumulate
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from headwater.api.errors import ApiError
+from headwater.api.http.requests import Requests
+from headwater.api.refusals import Refusals
+from headwater.api.streams.hub import REPLACED
+from headwater.api.streams.revoking import REVOKED, TERMINATED
+from headwater.api.streams.service import SHUTTING_DOWN
+from headwater.api.streams.stream import EXPIRED, OTHER_STREAMS
+from headwater.api.streams.traffic import CLIENT_GONE, DELAYS, FAILED, NOT_READING, Delays, Traffic
+
+_ENDS = (
+    CLIENT_GONE,
+    FAILED,
+    NOT_READING,
+    OTHER_STREAMS,
+    REPLACED,
+    REVOKED,
+    SHUTTING_DOWN,
+    TERMINATED,
+    EXPIRED,
+)
+"""Why streams end. Each is there from the beginning, so that the first one shows as a rise."""
+
+
+@dataclass(frozen=True, eq=False)
+class EndpointCollector(Collector):
+    """Reads what the event loop counts, from any thread."""
+
+    open_streams: Callable[[], int]
+    traffic: Traffic
+    requests: Requests
+    refusals: Refusals
+
+    def describe(self) -> list[Metric]:
+        """Nothing beforehand: what there is depends on what was counted."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        traffic = self.traffic
+        yield GaugeMetricFamily("powersync_concurrent_connections", "Streams that are open", self.open_streams())
+        yield CounterMetricFamily("powersync_operations_synced", "Operations sent to devices", traffic.operations)
+        yield CounterMetricFamily(
+            "powersync_data_synced_bytes", "Bytes of streams before compression", traffic.plain_bytes
+        )
+        yield CounterMetricFamily("powersync_data_sent_bytes", "Bytes of streams as they went out", traffic.sent_bytes)
+        yield _delays(traffic.delays)
+        ends = CounterMetricFamily("headwater_streams_ended", "Streams that have ended, by why", labels=["reason"])
+        for reason, count in {**dict.fromkeys(_ENDS, 0), **traffic.ended()}.items():
+            ends.add_metric([reason], count)
+        yield ends
+        yield from self._requests()
+
+    def _requests(self) -> Iterator[Metric]:
+        answered = CounterMetricFamily(
+            "headwater_requests", "Requests answered, by route and class of status", labels=["route", "status"]
+        )
+        for (route, status), count in self.requests.counts().items():
+            answered.add_metric([route, status], count)
+        yield answered
+        refused = CounterMetricFamily(
+            "headwater_requests_refused", "Requests refused, and streams left out or cut off", labels=["code"]
+        )
+        for code, count in {**dict.fromkeys(sorted(_codes(ApiError)), 0), **self.refusals.counts()}.items():
+            refused.add_metric([code], count)
+        yield refused
+
+
+def _delays(delays: Delays) -> HistogramMetricFamily:
+    counts = delays.counts.copy()
+    bounds = [*(str(bound) for bound in DELAYS), "+Inf"]
+    return HistogramMetricFamily(
+        "headwater_commit_to_line_seconds",
+        "From a commit at the source until a device was sent a complete checkpoint with it",
+        buckets=list(zip(bounds, accumulate(counts), strict=True)),
+        sum_value=delays.seconds,
+    )
+
+
+def _codes(kind: type[ApiError]) -> set[str]:
+    """The codes of all errors that clients are told of."""
+    own = {kind.code} if kind is not ApiError else set()
+    return own.union(*(_codes(each) for each in kind.__subclasses__()))

@@ -1,0 +1,52 @@
+"""The metrics page of a process: of an endpoint, of the endpoint beside a replicator, or of a replicator alone."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+
+from prometheus_client.registry import Collector
+from starlette.applications import Starlette
+
+from headwater.api.http.server import BoundedServer, bind
+from headwater.api.metrics.endpoint import EndpointCollector
+from headwater.api.metrics.page import MetricsPage
+from headwater.api.metrics.sizes import StoreSizes
+from headwater.api.metrics.sources import SourceCollector, noted_totals
+from headwater.api.refusals import Refusals
+from headwater.config import ServiceConfig
+from headwater.replication.health.figures import Figures
+from headwater.storage.open import open_backend
+
+SETTING = "telemetry.prometheus_port"
+
+
+def endpoint_page(config: ServiceConfig, app: Starlette, *, unified: bool) -> MetricsPage:
+    """Of an endpoint. With `unified`, it tells of the replicator beside it, too."""
+    own = EndpointCollector(app.state.open_streams, app.state.traffic, app.state.requests, app.state.refusals)
+    sources = _sources(config)
+    if unified:
+        backend = open_backend(config.storage)
+        sources = SourceCollector(sources.reader, sources.tags, noted_totals, StoreSizes(backend.disk_use))
+    return MetricsPage(own, sources)
+
+
+@contextlib.contextmanager
+def replicator_page(config: ServiceConfig, port: int, figures: Figures) -> Iterator[None]:
+    """Answer for a replicator alone, from one thread, until the end of the context. Raises AddressInUseError."""
+    listening = bind(config.metrics_host, port, SETTING)
+    sources, sizes = _sources(config), StoreSizes(open_backend(config.storage).disk_use)
+    collector: Collector = SourceCollector(sources.reader, sources.tags, lambda _: figures.totals(), sizes)
+    server = BoundedServer(MetricsPage(collector), config.api.http, Refusals(), "off")
+    thread = threading.Thread(target=server.run, args=([listening],), name="metrics")
+    thread.start()
+    try:
+        yield
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
+def _sources(config: ServiceConfig) -> SourceCollector:
+    return SourceCollector(open_backend(config.storage).open_reader(), [source.tag for source in config.sources])

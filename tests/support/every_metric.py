@@ -1,0 +1,59 @@
+"""Every metric that the service exports, where all that may be absent is known."""
+
+from __future__ import annotations
+
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
+
+from headwater.api.http.requests import Requests
+from headwater.api.metrics.endpoint import EndpointCollector
+from headwater.api.metrics.sizes import StoreSizes
+from headwater.api.metrics.sources import SourceCollector, noted_totals
+from headwater.api.refusals import Refusals
+from headwater.api.streams.traffic import Traffic
+from headwater.replication.health.model import Health, State, Trouble, health_key, to_json
+from headwater.source.readiness.finding import Finding
+from headwater.source.readiness.health import SlotHealth
+from headwater.storage.contract.stats import Disk
+from tests.support.fix_headwater import wait_until
+from tests.support.memory_store import MemoryStore
+
+_SLOT = SlotHealth("slot", "reserved", active=True, behind=1, held=2, left=3, limit=4, xmin_age=5, xmin_limit=6)
+_HEALTH = Health(
+    State.RETRYING,
+    since=1.0,
+    at=3.0,
+    trouble=Trouble("HW_2001", "away", "", "", 2.0, 1),
+    findings=(Finding("HW_2021", "half used up", "raise it"),),
+    slot=_SLOT,
+    lag_seconds=1.0,
+)
+
+
+class _Noting(MemoryStore):
+    """A store in which a replicator has noted how it stands."""
+
+    def noted(self, key: str) -> str:
+        return to_json(_HEALTH) if key == health_key("default") else ""
+
+
+def collectors() -> list[Collector]:
+    """Those of an endpoint beside a replicator, which has all there are."""
+    sizes = StoreSizes(lambda: Disk(1, 1, 1, 1, 1, 1, 1))
+    wait_until(lambda: sizes.known() is not None, "the sizes")
+    refusals, requests = Refusals(), Requests()
+    requests.expect(["/sync/stream"])
+    own = EndpointCollector(lambda: 0, Traffic(refusals), requests, refusals)
+    return [own, SourceCollector(_Noting(), ["default"], noted_totals, sizes)]
+
+
+def families() -> list[Metric]:
+    """All, each with a sample at least."""
+    found = [family for each in collectors() for family in each.collect()]
+    assert not [family.name for family in found if not family.samples]
+    return found
+
+
+def samples() -> dict[str, set[str]]:
+    """The names of labels, by the name that is asked for: of a counter, that with `_total`."""
+    return {sample.name: set(sample.labels) for family in families() for sample in family.samples}

@@ -1,0 +1,196 @@
+"""The page that Prometheus reads: what it has from the beginning, and who may ask it how."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from headwater.api.metrics.endpoint import EndpointCollector
+from headwater.api.metrics.page import MetricsPage
+from headwater.api.metrics.sizes import SECONDS, StoreSizes
+from headwater.api.metrics.sources import SourceCollector, noted_totals
+from headwater.storage.contract.stats import Disk
+from headwater.storage.contract.store import StoreUnreachableError
+from tests.support.fix_api import Endpoint
+from tests.support.fix_headwater import wait_until
+from tests.support.memory_store import MemoryStore
+
+DISK = Disk(rows=1, ops=2, segments=4, lookups=8, other=16, free=32, file=64)
+
+
+def ask(page: MetricsPage, method: str = "GET", path: str = "/metrics", **headers: str) -> httpx.Response:
+    async def asking() -> httpx.Response:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(page), base_url="http://test") as client:
+            return await client.request(method, path, headers=headers)
+
+    return asyncio.run(asking())
+
+
+def samples(response: httpx.Response) -> dict[tuple[str, ...], float]:
+    """Values by name and labels' values."""
+    families = list(text_string_to_metric_families(response.text))
+    return {(s.name, *s.labels.values()): s.value for family in families for s in family.samples}
+
+
+@pytest.fixture
+def page(endpoint: Endpoint, memory_store: MemoryStore) -> MetricsPage:
+    state = endpoint.server.config.app.state  # type: ignore[union-attr]
+    own = EndpointCollector(state.open_streams, state.traffic, state.requests, state.refusals)
+    sizes = StoreSizes(lambda: DISK)
+    sizes.known()
+    wait_until(lambda: sizes.known() is not None, "the sizes")
+    return MetricsPage(own, SourceCollector(memory_store, ["default"], noted_totals, sizes))
+
+
+def test_what_is_counted_is_there_from_the_beginning(page: MetricsPage) -> None:
+    found = samples(ask(page))
+    for name in (
+        "powersync_data_synced_bytes_total",
+        "powersync_data_sent_bytes_total",
+        "powersync_operations_synced_total",
+        "powersync_concurrent_connections",
+        "headwater_commit_to_line_seconds_count",
+    ):
+        assert found[name,] == 0
+    for name in ("data_replicated_bytes", "rows_replicated", "transactions_replicated", "chunks_replicated"):
+        assert found[f"powersync_{name}_total", "default"] == 0
+    assert found["headwater_requests_refused_total", "PSYNC_S2101"] == 0
+    assert found["headwater_requests_total", "/sync/stream", "5xx"] == 0
+    assert found["headwater_streams_ended_total", "client not reading"] == 0
+    assert ("powersync_replication_lag_seconds", "default") not in found, "it is not known"
+    assert found["process_resident_memory_bytes",] > 1e6
+
+
+def test_sizes_of_the_store_are_told_under_the_published_names(page: MetricsPage) -> None:
+    found = samples(ask(page))
+    assert found["powersync_replication_storage_size_bytes",] == 1
+    assert found["powersync_operation_storage_size_bytes",] == 6
+    assert found["powersync_parameter_storage_size_bytes",] == 8
+
+
+def test_what_happens_shows(page: MetricsPage, endpoint: Endpoint, memory_store: MemoryStore) -> None:
+    endpoint.post(token="nonsense")
+    memory_store.put(endpoint.bucket("mine", "u1"), "t1")
+    memory_store.commit()
+    with endpoint.stream() as stream:
+        stream.completed()
+        found = samples(ask(page))
+        assert found["powersync_concurrent_connections",] == 1
+    assert found["powersync_operations_synced_total",] == 1
+    assert found["powersync_data_sent_bytes_total",] > 100
+    assert found["headwater_requests_refused_total", "PSYNC_S2101"] == 1
+    assert found["headwater_requests_total", "/sync/stream", "4xx"] == 1
+    assert found["headwater_requests_total", "/sync/stream", "2xx"] == 1
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [("GET", "/", 404), ("GET", "/metrics/", 404), ("GET", "/sync/stream", 404), ("POST", "/metrics", 405)],
+)
+def test_there_is_nothing_else_to_ask_for(page: MetricsPage, method: str, path: str, status: int) -> None:
+    assert ask(page, method, path).status_code == status
+
+
+@pytest.mark.parametrize(
+    ("accept", "form"),
+    [
+        ("", "text/plain"),
+        (
+            "application/openmetrics-text;version=1.0.0;q=0.5,text/plain;version=0.0.4;q=0.3",
+            "application/openmetrics-text",
+        ),
+        ("application/openmetrics-text;version=nonsense", "text/plain"),
+        ("\x00;;;,", "text/plain"),
+    ],
+)
+def test_the_form_is_the_one_that_was_asked_for(page: MetricsPage, accept: str, form: str) -> None:
+    response = ask(page, accept=accept)
+    assert response.status_code == 200
+    assert response.headers["content-type"].startswith(form)
+
+
+def test_a_store_that_fails_takes_no_other_figures_away(page: MetricsPage, memory_store: MemoryStore) -> None:
+    def away(_: str) -> str:
+        raise StoreUnreachableError("the store is away")
+
+    memory_store.noted = away  # type: ignore[method-assign, assignment]
+    found = samples(ask(page))
+    assert ("powersync_rows_replicated_total", "default") not in found, "0 would look as if it had begun anew"
+    assert found["powersync_operations_synced_total",] == 0
+
+
+def test_sizes_are_measured_once_a_minute_at_most_and_seldom_where_that_takes_long() -> None:
+    now, measured, took = [0.0], [0], 1.0
+
+    def measure() -> Disk:
+        measured[0] += 1
+        now[0] += took
+        return DISK
+
+    def measured_after(seconds: float) -> int:
+        before = measured[0]
+        now[0] += seconds
+        sizes.known()
+        idle()
+        return measured[0] - before
+
+    def idle() -> None:
+        wait_until(lambda: not [t for t in threading.enumerate() if t.name == "headwater-sizes"], "the measurement")
+
+    sizes = StoreSizes(measure, now=lambda: now[0])
+    sizes.known()
+    idle()
+    assert sizes.known() == DISK
+    assert measured_after(SECONDS - 1) == 0
+    assert measured_after(100 * took - SECONDS) == 0, "it took a second, so it rests for a hundred"
+    assert measured_after(2) == 1
+    took = 0.0
+    assert measured_after(100) == 1
+    assert measured_after(SECONDS - 1) == 0
+    assert measured_after(1) == 1
+
+
+def test_a_measurement_that_fails_is_repeated_later(caplog: pytest.LogCaptureFixture) -> None:
+    now, there = [0.0], [False]
+
+    def measure() -> Disk:
+        if not there[0]:
+            raise StoreUnreachableError("the store is away")
+        return DISK
+
+    sizes = StoreSizes(measure, now=lambda: now[0])
+    sizes.known()
+    wait_until(lambda: "the size of the store is not known" in caplog.text, "the failure to be told")
+    there[0] = True
+
+    def known_again() -> bool:
+        now[0] += SECONDS
+        return sizes.known() == DISK
+
+    wait_until(known_again, "the next measurement")
+
+
+def test_those_who_ask_at_once_share_one_answer(memory_store: MemoryStore) -> None:
+    asked, release = [0], threading.Event()
+
+    def slow(_: str) -> str:
+        asked[0] += 1
+        release.wait(10)
+        return ""
+
+    memory_store.noted = slow  # type: ignore[method-assign, assignment]
+    page = MetricsPage(SourceCollector(memory_store, ["default"]))
+
+    async def crowd() -> list[httpx.Response]:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(page), base_url="http://test") as client:
+            asking = [asyncio.create_task(client.get("/metrics")) for _ in range(50)]
+            await asyncio.to_thread(wait_until, lambda: asked[0] > 0, "the first to be answered")
+            release.set()
+            return await asyncio.gather(*asking)
+
+    assert {response.status_code for response in asyncio.run(crowd())} == {200}
+    assert asked[0] == 1
