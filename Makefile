@@ -65,7 +65,7 @@ format: install ## put the style right where that can be done by itself
 	$(BIN)/ruff format .
 
 lock: install ## requirements.lock anew from pyproject.toml (make lock ARGS=--upgrade for newer versions)
-	$(BIN)/uv pip compile pyproject.toml --extra spark --extra embedded --group dev --universal --python-version 3.11 \
+	$(BIN)/uv pip compile pyproject.toml --extra spark --extra otel --extra embedded --group dev --universal --python-version 3.11 \
 		--generate-hashes --no-emit-index-url --no-annotate --no-header --quiet $(ARGS) --output-file requirements.lock
 
 reference: install ## what of the docs is made from the code

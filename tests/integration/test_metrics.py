@@ -6,8 +6,8 @@ import json
 import socket
 import urllib.request
 from contextlib import ExitStack
+from functools import partial
 
-import httpx
 import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -15,8 +15,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.support.fix_headwater import NOTES, Deploy, Deployment, wait_until
 from tests.support.fix_postgres import SourceDb
 from tests.support.fix_processes import Launch, Running
-from tests.support.fix_service import config_of, free_port, token_for
-from tests.support.model_client import ModelClient
+from tests.support.fix_service import config_of, free_port
+from tests.support.one_device import sees
 
 COUNTED = (
     "powersync_data_synced_bytes_total",
@@ -63,21 +63,6 @@ def deployment(deploy: Deploy, source_db: SourceDb) -> Deployment:
     return deploy(NOTES).start()
 
 
-def see_a_change(deployment: Deployment, port: int) -> None:
-    """As a device: what is there, then a row that is written meanwhile."""
-    headers = {"authorization": f"Token {token_for('ann')}", "accept-encoding": "gzip"}
-    url = f"http://127.0.0.1:{port}/sync/stream"
-    client, written = ModelClient(), False
-    with httpx.stream("POST", url, json={"raw_data": True}, headers=headers, timeout=30) as response:
-        for line in response.iter_lines():
-            client.receive(line.encode() + b"\n")
-            if client.completed == 1 and not written:
-                written = True
-                deployment.source.execute("insert into notes values ('new', 'y')")
-            if len(client.rows) == 31:
-                return
-
-
 def test_an_endpoint_beside_a_replicator_tells_of_both(deployment: Deployment, launch: Launch) -> None:
     page, port = Page(), free_port()
     launch("api", page.config(deployment, port), "--unified")
@@ -85,7 +70,8 @@ def test_an_endpoint_beside_a_replicator_tells_of_both(deployment: Deployment, l
     assert [page.of[name] for name in (*COUNTED, "headwater_commit_to_line_seconds_count")] == [0, 0, 0, 0]
     assert page.of["powersync_concurrent_connections"] == 0
     before = page.of["powersync_rows_replicated_total"]
-    see_a_change(deployment, port)
+    client = sees(port, partial(deployment.source.execute, "insert into notes values ('new', 'y')"))
+    assert len(client.rows) == 31
     wait_until(lambda: page.has("headwater_commit_to_line_seconds_count"), "the change to be noted")
     assert page.of["powersync_operations_synced_total"] == 32, "with the CLEAR that a bucket begins with"
     assert 0 < page.of["powersync_data_sent_bytes_total"] < page.of["powersync_data_synced_bytes_total"]

@@ -17,7 +17,11 @@ from headwater.cli import main as cli
 from headwater.cli import options
 
 # Configuration of whoever runs the tests must not leak into them.
-_CLEAN = {name: value for name, value in os.environ.items() if not name.startswith(("HEADWATER_", "POWERSYNC_", "PS_"))}
+_CLEAN = {
+    name: value
+    for name, value in os.environ.items()
+    if not name.startswith(("HEADWATER_", "POWERSYNC_", "PS_", "OTEL_"))
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ from headwater.pipeline.jobs import BulkJobs
 from headwater.pipeline.settings import SparkSettings
 from headwater.pipeline.spark.engine import SparkEngine
 from headwater.pipeline.spark.session import Spark
+from headwater.replication.health.figures import Figures
 from headwater.replication.health.model import Health, from_json, health_key
 from headwater.replication.pace import Pace
 from headwater.replication.replicator import Replicator
@@ -107,6 +108,7 @@ class Deployment:
     silence_seconds: float = 60.0
     patience: float = DEADLINE  # in seconds, with the start and the end of the replicator
     take_slot: bool = False
+    figures: Figures = field(default_factory=Figures)
     _stop: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread | None = None
     _failure: BaseException | None = None
@@ -182,6 +184,7 @@ class Deployment:
             sampling=self.sampling,
             pace=self.pace,
             take_slot=self.take_slot,
+            figures=self.figures,
         ).run(self._stop)
 
     @property

@@ -34,7 +34,7 @@ from headwater.api.streams.plans import Plans, RequestLimits
 from headwater.api.streams.reading import StoreThreads
 from headwater.api.streams.revoking import TOKENS_KEPT, of_tokens
 from headwater.api.streams.service import Streams
-from headwater.api.streams.traffic import Traffic
+from headwater.api.streams.traffic import DeviceTraces, Traffic
 from headwater.api.tasks import Tasks
 from headwater.api.upload.route import UploadRoute
 from headwater.source.upload.settings import UploadSettings
@@ -62,6 +62,7 @@ class ApiSettings:
     probes: bool = True
     upload: UploadSettings | None = None
     http: HttpLimits = field(default_factory=HttpLimits)
+    traces: DeviceTraces | None = None
 
 
 class Endpoint:
@@ -78,7 +79,7 @@ class Endpoint:
         self._closing = False
         self.refusals = Refusals()
         self.requests = Requests()
-        self.traffic = Traffic(self.refusals)
+        self.traffic = Traffic(self.refusals, settings.traces)
         self.hub = Hub(reader, self._threads, self.traffic, self._revoked)
         self.writes = WriteCheckpoints(reader, self._threads, head, self.hub.look, settings.keep_requests)
         plans = Plans(settings.requests)

@@ -15,7 +15,9 @@ from headwater.api.auth.remote import KeyRing, RemoteKeys
 from headwater.api.http.server import bind, serve_app
 from headwater.api.streams.admission import StreamLimits
 from headwater.api.streams.plans import RequestLimits
-from headwater.cli.metrics import SETTING, endpoint_page
+from headwater.api.streams.traffic import DeviceTraces
+from headwater.cli.watching.metrics import SETTING, endpoint_page
+from headwater.cli.watching.traces import traces_of
 from headwater.config import ClientAuth, ConfigError, ServiceConfig
 from headwater.source.head import SourceHead
 from headwater.storage.contract.versions import OwnConfig
@@ -26,7 +28,9 @@ from headwater_rules.errors import RuleErrors
 from headwater_rules.versions import sides
 
 
-def build(config: ServiceConfig, extra_routes: Sequence[BaseRoute] = ()) -> Starlette:
+def build(
+    config: ServiceConfig, extra_routes: Sequence[BaseRoute] = (), traces: DeviceTraces | None = None
+) -> Starlette:
     """The endpoint for the config's store and source."""
     settings = ApiSettings(
         keys=key_source(config.auth),
@@ -43,6 +47,7 @@ def build(config: ServiceConfig, extra_routes: Sequence[BaseRoute] = ()) -> Star
         probes=config.probes,
         upload=config.upload,
         http=config.api.http,
+        traces=traces,
     )
     reader = open_backend(config.storage).open_reader(_own(config))
     return create_app(settings, reader, SourceHead([config.source()]), extra_routes)
@@ -77,7 +82,11 @@ def _own(config: ServiceConfig) -> OwnConfig | None:
 
 def run(config: ServiceConfig, *, unified: bool = False) -> None:
     """Serve until SIGTERM or SIGINT. With `unified`, the metrics are those of the replicator beside it, too."""
-    app = build(config)
+    with traces_of(config) as traces:
+        _serve(config, build(config, traces=traces), unified=unified)
+
+
+def _serve(config: ServiceConfig, app: Starlette, *, unified: bool) -> None:
     sockets = [bind(config.host, config.port)]
     if config.api.admin_port is not None:
         sockets.append(bind(config.api.admin_host or config.host, config.api.admin_port, "api.admin_port"))

@@ -1,4 +1,4 @@
-"""The error of a command that needs Spark in an installation without it."""
+"""The errors of commands that need packages which not every installation has."""
 
 from __future__ import annotations
 
@@ -13,9 +13,18 @@ class NoSparkError(HeadwaterError):
     code = "HW_8003"
 
 
-def missing_extra(error: Exception) -> NoSparkError | None:
+class NoTracesError(HeadwaterError):
+    """Traces are to be sent, but the packages for it are not installed."""
+
+    code = "HW_8004"
+
+
+def missing_extra(error: Exception) -> HeadwaterError | None:
     """The error to print for a failed import, if an extra provides the missing package."""
     package = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
-    if package not in _OF_SPARK:
-        return None
-    return NoSparkError("this command needs Spark", package, "run pip install 'headwater[spark]'")
+    if package in _OF_SPARK:
+        return NoSparkError("this command needs Spark", package, "run pip install 'headwater[spark]'")
+    if package == "opentelemetry":
+        fix = "run pip install 'headwater[otel]', or set OTEL_SDK_DISABLED=true to send none"
+        return NoTracesError("traces are configured, and need OpenTelemetry", package, fix)
+    return None

@@ -13,7 +13,6 @@ import click
 from headwater.cli.arguments import claim, seconds
 from headwater.cli.explain.group import explain
 from headwater.cli.extras import missing_extra
-from headwater.cli.logs import set_up_logging
 from headwater.cli.options import config_options, examples, load
 from headwater.cli.published.group import migrate, teardown, test_connection
 from headwater.cli.rules.group import rules
@@ -21,6 +20,7 @@ from headwater.cli.source.group import source
 from headwater.cli.store.group import store
 from headwater.cli.supervise import ChildStoppedError, end_with_supervisor
 from headwater.cli.upload.group import upload
+from headwater.cli.watching.logs import set_up_logging
 from headwater.config import ConfigSource
 from headwater.config.origin import CONFIG_B64, SYNC_B64
 from headwater.errors import HeadwaterError, Kind

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import click
 
-from headwater.cli.logs import set_up_logging
 from headwater.cli.supervise import SUPERVISED
+from headwater.cli.watching.logs import set_up_logging
 from headwater.config import ConfigSource, ServiceConfig, load_config
 
 _log = logging.getLogger(__name__)

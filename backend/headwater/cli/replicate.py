@@ -13,6 +13,7 @@ from headwater.cli.await_source import wait_for_source
 from headwater.cli.compact_on_spark import SparkCompaction
 from headwater.cli.own_rules import own_rules
 from headwater.cli.progress import BulkProgressDisplay
+from headwater.cli.watching.traces import traces_of
 from headwater.compaction import Upkeep
 from headwater.config import ServiceConfig
 from headwater.pipeline.jobs import BulkJobs
@@ -49,9 +50,17 @@ def run(
         tables = rules.compiled.plan.tables()
         for warning in rules.compiled.warnings:
             _log.warning("%s", warning)
-    wait_for_source(config.source(), tables, stop, source_timeout)
-    if stop.is_set():
-        return
+    with traces_of(config) as traces:
+        figures = Figures() if traces is None else Figures(traces.flushed)
+        wait_for_source(config.source(), tables, stop, source_timeout)
+        if not stop.is_set():
+            with contextlib.nullcontext() if unified else _metrics(config, figures):
+                _replicate(config, rules.yaml if rules is not None else None, figures, stop, take_slot=take_slot)
+
+
+def _replicate(
+    config: ServiceConfig, yaml: str | None, figures: Figures, stop: threading.Event, *, take_slot: bool
+) -> None:
     store = open_backend(config.storage).open_store()
     name_process(stream=slot_of(config.source(), store))
     spark = Spark(config.spark)
@@ -60,21 +69,19 @@ def run(
     threading.Thread(target=_cancel_when_stopped, args=(spark, stop, done), daemon=True).start()
     upkeep = Upkeep(config.storage, process_owner(), elsewhere=SparkCompaction(engine))
     upkeep.start()
-    figures = Figures()
     try:
-        with contextlib.nullcontext() if unified else _metrics(config, figures):
-            Replicator(
-                source=config.source(),
-                store=store,
-                yaml=rules.yaml if rules is not None else None,
-                bulk=BulkJobs(engine),
-                owner=process_owner(),
-                progress=BulkProgressDisplay(),
-                following=lambda: None,
-                take_slot=take_slot,
-                lost=spark.cancel,
-                figures=figures,
-            ).run(stop)
+        Replicator(
+            source=config.source(),
+            store=store,
+            yaml=yaml,
+            bulk=BulkJobs(engine),
+            owner=process_owner(),
+            progress=BulkProgressDisplay(),
+            following=lambda: None,
+            take_slot=take_slot,
+            lost=spark.cancel,
+            figures=figures,
+        ).run(stop)
     finally:
         upkeep.stop()
         spark.stop()
@@ -85,7 +92,7 @@ def run(
 def _metrics(config: ServiceConfig, figures: Figures) -> AbstractContextManager[None]:
     if config.prometheus_port is None:
         return contextlib.nullcontext()
-    from headwater.cli.metrics import replicator_page
+    from headwater.cli.watching.metrics import replicator_page
 
     return replicator_page(config, config.prometheus_port, figures)
 

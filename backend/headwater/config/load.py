@@ -20,6 +20,7 @@ from headwater.config.origin import ConfigSource, find_config, find_sync_base64
 from headwater.config.section import Findings, Section
 from headwater.config.sources import read_sources
 from headwater.config.storage import read_storage
+from headwater.config.traces import read_traces
 from headwater.config.upload import read_upload
 from headwater.pipeline.settings import SparkSettings
 from headwater.storage.address import StoreAddress
@@ -55,6 +56,7 @@ def load_config(source: ConfigSource, environment: Mapping[str, str], directory:
         logging=_logging(root, environment),
         prometheus_port=_prometheus_port(root.section("telemetry")),
         metrics_host=_metrics_host(root.section("metrics")),
+        traces=read_traces(root.section("traces"), environment),
         probes=_answers_probes(root),
         upload=read_upload(root, sources),
     )

@@ -14,6 +14,7 @@ from headwater.pipeline.settings import SparkSettings
 from headwater.source.connect import SourceSettings
 from headwater.source.upload.settings import UploadSettings
 from headwater.storage.address import StoreAddress
+from headwater.telemetry.trace_choice import TraceSettings
 from headwater_rules.evaluate.limits import MOST_BUCKETS, MOST_RESULTS
 
 
@@ -88,7 +89,8 @@ class Logging:
 
 @dataclass(frozen=True, slots=True)
 class ServiceConfig:
-    """The settings of a process. `probes` says whether the endpoint answers probes, `upload` what devices may write;
+    """The settings of a process. `probes` says whether the endpoint answers probes, `upload` what devices may write,
+    `traces` how changes are traced, if they are;
     `warnings` are for the author of the config."""
 
     sources: tuple[SourceSettings, ...]
@@ -102,6 +104,7 @@ class ServiceConfig:
     logging: Logging = Logging()
     prometheus_port: int | None = None
     metrics_host: str = "127.0.0.1"
+    traces: TraceSettings | None = None
     probes: bool = True
     upload: UploadSettings | None = None
     warnings: tuple[str, ...] = ()

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from headwater.cli.logs import JsonFormatter, TextFormatter
+from headwater.cli.watching.logs import JsonFormatter, TextFormatter
 from headwater.telemetry import log_facts
 from headwater.telemetry.log_facts import name_process, told
 

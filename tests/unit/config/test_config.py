@@ -13,6 +13,7 @@ from headwater.api.http.limits import HttpLimits
 from headwater.config import ConfigError, ConfigSource, ServiceConfig, load_config
 from headwater.config.sources import with_login
 from headwater.storage.address import PostgresAddress, SqliteAddress
+from headwater.telemetry.trace_choice import TraceSettings
 
 KEY = "{kty: oct, alg: HS256, kid: k, k: c2VjcmV0LXNlY3JldC1zZWNyZXQtc2VjcmV0LXNlY3JldA}"
 MINIMAL = f"""
@@ -229,6 +230,38 @@ def test_metrics_are_answered_here_unless_told(tmp_path: Path) -> None:
     assert load(tmp_path, MINIMAL).metrics_host == "127.0.0.1"
     assert load(tmp_path, MINIMAL + "metrics: {host: 0.0.0.0}").metrics_host == "0.0.0.0"
     assert any("metrics.port: unknown key" in w for w in load(tmp_path, MINIMAL + "metrics: {port: 1}").warnings)
+
+
+ENDPOINT = "http://collector:4318"
+
+
+@pytest.mark.parametrize(
+    ("text", "environment", "expected"),
+    [
+        ("", {}, None),
+        ("traces: {per_minute: 5}", {}, None),
+        ("traces: {endpoint: 'http://collector:4318'}", {}, TraceSettings(ENDPOINT, 60)),
+        ("traces: {endpoint: 'http://collector:4318'}", {"OTEL_SDK_DISABLED": "true"}, None),
+        ("", {"OTEL_EXPORTER_OTLP_ENDPOINT": ENDPOINT}, TraceSettings(None, 60)),
+        ("traces: {per_minute: 5}", {"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": ENDPOINT}, TraceSettings(None, 5)),
+        ("", {"OTEL_EXPORTER_OTLP_ENDPOINT": ENDPOINT, "OTEL_TRACES_EXPORTER": "none"}, None),
+        ("", {"OTEL_EXPORTER_OTLP_ENDPOINT": ""}, None),
+    ],
+)
+def test_traces_are_sent_only_where_an_endpoint_is_named(
+    tmp_path: Path, text: str, environment: dict[str, str], expected: TraceSettings | None
+) -> None:
+    config = load(tmp_path, MINIMAL + text, **environment)
+    assert config.traces == expected
+    assert config.warnings == ()
+
+
+def test_an_endpoint_for_traces_has_to_be_one_of_http(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="is not an address of HTTP"):
+        load(tmp_path, MINIMAL + "traces: {endpoint: 'collector:4317'}")
+    grpc = {"OTEL_EXPORTER_OTLP_ENDPOINT": ENDPOINT, "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}
+    (warning,) = load(tmp_path, MINIMAL, **grpc).warnings
+    assert "http/protobuf" in warning
 
 
 def test_keys_without_effect_are_named_with_what_holds_instead(tmp_path: Path) -> None:

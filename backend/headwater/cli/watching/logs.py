@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 
 from headwater.telemetry.log_facts import facts_of, of_process, one_line
 
-_CHATTY = ("asyncio", "httpx", "httpcore")
+_CHATTY = ("asyncio", "httpx", "httpcore", "urllib3")
 _TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 

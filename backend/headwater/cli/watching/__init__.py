@@ -1,0 +1,1 @@
+"""What a process lets operators see: its log, its metrics, its traces."""

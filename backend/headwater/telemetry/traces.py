@@ -1,0 +1,154 @@
+"""The way of a change as a trace of OpenTelemetry: from the commit at the source into the store, and on to devices.
+
+The replicator and each endpoint send the parts that they see. Their ids follow from the flush that brought the change,
+so nothing is passed on. All spans are told when they are over. Only for those who have configured a collector: this
+module needs the packages of the extra `otel`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib.metadata import version
+
+from opentelemetry.context import Context
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.sdk.trace.id_generator import IdGenerator, RandomIdGenerator
+from opentelemetry.sdk.trace.sampling import ALWAYS_ON
+from opentelemetry.trace import NonRecordingSpan, SpanContext, SpanKind, TraceFlags, set_span_in_context
+
+from headwater.replication.health.figures import Flushed
+from headwater.storage.contract.reader import FlushMark
+from headwater.sync.interest import Change
+from headwater.telemetry.trace_choice import Choice, TraceSettings, ids_of
+
+MOST_DEVICES = 20
+"""Devices of one process that a trace shows: a change may go to thousands."""
+
+_CLOSING_SECONDS = 3.0
+_PATH = "/v1/traces"
+_REMEMBERED = 100  # traces whose devices are counted
+
+Attributes = dict[str, str | int | float]
+
+
+class Traces:
+    """For one thread. What it is told is sent later, from a thread of its own."""
+
+    def __init__(self, settings: TraceSettings) -> None:
+        self._choice = Choice(settings.per_minute)
+        self._ids = _Ids()
+        resource = Resource.create({"service.name": "headwater", "service.version": version("headwater")})
+        self._provider = TracerProvider(ALWAYS_ON, resource, shutdown_on_exit=False, id_generator=self._ids)
+        self._provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=_address(settings))))
+        self._tracer = self._provider.get_tracer("headwater")
+        self._devices: dict[FlushMark, int] = {}
+
+    def close(self) -> None:
+        """Send what is left, unless the collector takes too long."""
+        closing = threading.Thread(target=self._provider.shutdown, daemon=True)
+        closing.start()
+        closing.join(_CLOSING_SECONDS)
+
+    # the replicator's part
+
+    def flushed(self, flushed: Flushed) -> None:
+        """A flush is in the store."""
+        flush = FlushMark(flushed.op_id, flushed.source, flushed.committed_us)
+        if not flushed.committed_us or not self._choice.takes(flush):
+            return
+        committed = min(flush.committed_at, flushed.stored)
+        began = max(committed, flushed.began)
+        attributes: Attributes = {
+            "headwater.source": flushed.source,
+            "headwater.op_id": flushed.op_id,
+            "headwater.transactions": flushed.transactions,
+            "headwater.rows": flushed.rows,
+        }
+        self._ids.next = ids_of(flush)
+        self._span("change", committed, flushed.stored, Context(), attributes)
+        self._span("receive", committed, began, _within(flush), {})
+        self._span("flush", began, flushed.stored, _within(flush), {})
+
+    # the endpoint's part
+
+    def choose(self, flushes: Sequence[FlushMark]) -> FlushMark | None:
+        """See `api.streams.traffic.DeviceTraces`."""
+        return self._choice.first(flushes)
+
+    def delivered(self, change: Change, at: float, user_id: str, client_id: str | None) -> None:
+        """See `api.streams.traffic.DeviceTraces`."""
+        flush = change.traced
+        if flush is None:
+            return
+        count = self._devices[flush] = self._devices.get(flush, 0) + 1
+        if count > MOST_DEVICES:
+            return
+        if len(self._devices) > _REMEMBERED:
+            del self._devices[next(iter(self._devices))]
+        attributes: Attributes = {
+            "user.id": user_id,
+            "headwater.client_id": client_id or "",
+            "headwater.seconds_since_commit": max(0.0, at - flush.committed_at),
+        }
+        self._span("deliver", change.learned, max(at, change.learned), _within(flush), attributes, SpanKind.PRODUCER)
+
+    def _span(
+        self,
+        name: str,
+        began: float,
+        ended: float,
+        context: Context,
+        attributes: Attributes,
+        kind: SpanKind = SpanKind.INTERNAL,
+    ) -> None:
+        span = self._tracer.start_span(name, context, kind, attributes, start_time=_nanoseconds(began))
+        span.end(_nanoseconds(ended))
+
+
+@contextmanager
+def open_traces(settings: TraceSettings) -> Iterator[Traces]:
+    """Traces that are closed at the end."""
+    traces = Traces(settings)
+    try:
+        yield traces
+    finally:
+        traces.close()
+
+
+class _Ids(IdGenerator):
+    """Random ones, but for a span whose ids were decided."""
+
+    def __init__(self) -> None:
+        self._random = RandomIdGenerator()
+        self.next: tuple[int, int] | None = None
+
+    def generate_trace_id(self) -> int:
+        return self._random.generate_trace_id() if self.next is None else self.next[0]
+
+    def generate_span_id(self) -> int:
+        if self.next is None:
+            return self._random.generate_span_id()
+        (_, span), self.next = self.next, None
+        return span
+
+
+def _within(flush: FlushMark) -> Context:
+    trace, span = ids_of(flush)
+    parent = SpanContext(trace, span, is_remote=True, trace_flags=TraceFlags(TraceFlags.SAMPLED))
+    return set_span_in_context(NonRecordingSpan(parent), Context())
+
+
+def _address(settings: TraceSettings) -> str | None:
+    if settings.endpoint is None:
+        return None  # the exporter knows the variables
+    base = settings.endpoint.rstrip("/")
+    return base if base.endswith(_PATH) else base + _PATH
+
+
+def _nanoseconds(seconds: float) -> int:
+    return round(seconds * 1e9)
