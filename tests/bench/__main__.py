@@ -4,49 +4,54 @@ from __future__ import annotations
 
 import argparse
 import platform
+from collections.abc import Callable
 
-from tests.bench import connect, decode, download, latency, live, reprocess, resync, rules, snapshot, storage
+from tests.bench import connect, decode, download, latency, live, load, reprocess, resync, rules, snapshot, storage
 from tests.bench.world import cores
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.bench", description="Figures beside yardsticks of one run.")
-    every = ("snapshot", "reprocess", "resync", "rules", "decode", "live", "latency", "download", "connect", "storage")
-    parser.add_argument("names", nargs="*", metavar="name", help=f"which: {', '.join(every)} (default: all)")
+    parser.add_argument("names", nargs="*", metavar="name", help=f"which: {', '.join(_ALL)} (default: all)")
     parser.add_argument("--scale", type=float, default=1.0, help="share of the full size (default: 1.0)")
     parser.add_argument(
         "--large",
         action="store_true",
-        help="resync also changes tables of 1,000,000 rows in every way, which takes an hour on two cores",
+        help="resync also changes tables of 1,000,000 rows in every way, which takes an hour on two cores; load has"
+        " 10,000 streams and 1,000,000 ops",
     )
     arguments = parser.parse_args()
     print(f"headwater benchmarks on {cores()} cores, {platform.platform()}, Python {platform.python_version()}")
-    scale = arguments.scale
-    for name in arguments.names or every:
-        match name:
-            case "snapshot":
-                snapshot.run(int(1_000_000 * scale))
-            case "reprocess":
-                reprocess.run(int(1_000_000 * scale))
-            case "resync":
-                resync.to_device([*resync.SIZES, int(1_000_000 * scale)] if arguments.large else resync.SIZES)
-                resync.run(int(1_000_000 * scale))
-            case "rules":
-                rules.run(int(100_000 * scale))
-            case "decode":
-                decode.run(int(200_000 * scale))
-            case "storage":
-                storage.run(int(500_000 * scale))
-            case "live":
-                live.run(int(2_000 * scale))
-            case "latency":
-                latency.run(max(100, int(500 * scale)))
-            case "download":
-                download.run(int(500_000 * scale))
-            case "connect":
-                connect.run(max(10, int(10_000 * scale)))
-            case _:
-                parser.error(f"no benchmark {name!r}; there are {', '.join(every)}")
+    for name in arguments.names or _ALL:
+        if name not in _ALL:
+            parser.error(f"no benchmark {name!r}; there are {', '.join(_ALL)}")
+        _ALL[name](arguments.scale, arguments.large)
+
+
+def _resync(scale: float, large: bool) -> None:
+    rows = int(1_000_000 * scale)
+    resync.to_device([*resync.SIZES, rows] if large else resync.SIZES)
+    resync.run(rows)
+
+
+def _load(scale: float, large: bool) -> None:
+    streams, ops = (10_000, 1_000_000) if large else (2_000, 250_000)
+    load.run(max(10, int(streams * scale)), int(ops * scale))
+
+
+_ALL: dict[str, Callable[[float, bool], None]] = {
+    "snapshot": lambda scale, _: snapshot.run(int(1_000_000 * scale)),
+    "reprocess": lambda scale, _: reprocess.run(int(1_000_000 * scale)),
+    "resync": _resync,
+    "rules": lambda scale, _: rules.run(int(100_000 * scale)),
+    "decode": lambda scale, _: decode.run(int(200_000 * scale)),
+    "live": lambda scale, _: live.run(int(2_000 * scale)),
+    "latency": lambda scale, _: latency.run(max(100, int(500 * scale))),
+    "download": lambda scale, _: download.run(int(500_000 * scale)),
+    "load": _load,
+    "connect": lambda scale, _: connect.run(max(10, int(10_000 * scale))),
+    "storage": lambda scale, _: storage.run(int(500_000 * scale)),
+}
 
 
 if __name__ == "__main__":

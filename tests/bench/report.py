@@ -9,12 +9,15 @@ def heading(text: str) -> None:
     print(f"\n{text}", flush=True)
 
 
-def line(name: str, value: float, unit: str, yardstick: str = "", other: float | None = None) -> None:
-    """`other` is the yardstick's value in the same unit."""
+def line(
+    name: str, value: float, unit: str, yardstick: str = "", other: float | None = None, *more: tuple[str, float]
+) -> None:
+    """`other` is the yardstick's value in the same unit; `more` are others with theirs."""
     text = f"  {name:<44} {_number(value):>12} {unit:<10}"
-    if other is not None:
-        text += f" {yardstick}: {_number(other)} {unit}, ratio {value / other if other else 0:.2f}"
-    print(text, flush=True)
+    for known, its in [(yardstick, other), *more]:
+        if its is not None:
+            text += f" {known}: {_number(its)} {unit}, ratio {value / its if its else 0:.2f};"
+    print(text.rstrip(" ;"), flush=True)
 
 
 def usage(measured: Usage, millions: float) -> None:

@@ -88,6 +88,14 @@ class Meter:
         usage.peak = self._peak
 
 
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """A process that serves devices."""
+
+    port: int
+    pid: int
+
+
 @dataclass
 class World:
     """A Postgres with a database `bench`, and at most one running Headwater over it."""
@@ -97,6 +105,7 @@ class World:
     process: subprocess.Popen[bytes] | None = None
     port: int = 0
     _readers: list[StoreReader] = field(default_factory=list)
+    _config: dict[str, object] = field(default_factory=dict)
 
     @property
     def address(self) -> SqliteAddress:
@@ -123,7 +132,7 @@ class World:
         self.port = free_port()
         sync = self.directory / "sync.yaml"
         sync.write_text(streams, encoding="utf-8")
-        config = {
+        config: dict[str, object] = {
             "replication": {
                 "connections": [
                     {
@@ -146,11 +155,27 @@ class World:
             },
             **settings,
         }
-        path = self.directory / "headwater.json"
+        self._config = config
+        self.process = self._start("serve", config)
+
+    @contextmanager
+    def endpoint(self, **settings: object) -> Iterator[Endpoint]:
+        """One more process that serves devices, with settings of its own, beside what `serve` has started."""
+        port = free_port()
+        process = self._start("api", {**self._config, "port": port, **settings})
+        try:
+            self._wait_until_it_answers(port, process)
+            yield Endpoint(port, process.pid)
+        finally:
+            process.send_signal(signal.SIGTERM)
+            process.wait(60)
+
+    def _start(self, command: str, config: dict[str, object]) -> subprocess.Popen[bytes]:
+        path = self.directory / f"{command}.json"
         path.write_text(json.dumps(config), encoding="utf-8")
-        log = (self.directory / "headwater.log").open("wb")
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "headwater", "serve", "--config", str(path)], stdout=log, stderr=log
+        log = (self.directory / "headwater.log").open("ab")
+        return subprocess.Popen(
+            [sys.executable, "-m", "headwater", command, "--config", str(path)], stdout=log, stderr=log
         )
 
     def wait_ready(self, seconds: float = 600.0) -> None:
@@ -176,9 +201,20 @@ class World:
             self._check_alive(deadline)
             time.sleep(0.002)
 
-    def _check_alive(self, deadline: float) -> None:
+    def _wait_until_it_answers(self, port: int, process: subprocess.Popen[bytes] | None) -> None:
+        deadline = time.monotonic() + 60
+        while True:
+            try:
+                urllib.request.urlopen(f"http://127.0.0.1:{port}/probes/readiness", timeout=5).close()
+                return
+            except OSError:
+                self._check_alive(deadline, process)
+                time.sleep(0.05)
+
+    def _check_alive(self, deadline: float, process: subprocess.Popen[bytes] | None = None) -> None:
         log = (self.directory / "headwater.log").read_text(encoding="utf-8", errors="replace")
-        if self.process is None or self.process.poll() is not None:
+        process = process or self.process
+        if process is None or process.poll() is not None:
             raise SystemExit(f"headwater ended:\n{log}")
         if time.monotonic() > deadline:
             raise SystemExit(f"headwater did not get there:\n{log}")
@@ -220,14 +256,7 @@ class World:
 
     def stream(self, user: str, encoding: str = "identity") -> socket.socket:
         """An open sync stream, as a socket to read the response from (chunked transfer encoding included)."""
-        deadline = time.monotonic() + 60
-        while True:
-            try:
-                urllib.request.urlopen(f"http://127.0.0.1:{self.port}/probes/readiness", timeout=5).close()
-                break
-            except OSError:
-                self._check_alive(deadline)
-                time.sleep(0.05)
+        self._wait_until_it_answers(self.port, self.process)
         body = json.dumps({"raw_data": True, "include_checksum": True, "client_id": user}).encode()
         connection = socket.create_connection(("127.0.0.1", self.port))
         head = (
