@@ -1,4 +1,4 @@
-"""The HTTP application: its routes, and what they share while it runs."""
+"""The HTTP application: its routes, and the objects that they share while it runs."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ from headwater.sync.request import BodyLimits
 
 @dataclass(frozen=True, slots=True)
 class ApiSettings:
-    """What the endpoint needs to know. `audience` is what tokens must be meant for; the limits are per process, but for
-    `requests` and `body`, which are per connection. `probes` says whether those are answered; `upload` says what
-    devices may write, if anything; without `admin` no operator is let in."""
+    """Settings of the endpoint. A token's claim aud must be in `audience`. Limits are per process, except `requests`
+    and `body`, which are per connection. `keep_requests` is in seconds. `probes` turns the probe routes on; without
+    `admin` the admin API refuses every request, without `upload` there is no route for uploads."""
 
     keys: KeySource
     audience: frozenset[str]
@@ -66,7 +66,7 @@ class ApiSettings:
 
 
 class Endpoint:
-    """The parts behind the routes, and their order of beginning and end."""
+    """Creates the objects behind the routes, and starts and stops them in order."""
 
     def __init__(self, settings: ApiSettings, reader: StoreReader, head: Head) -> None:
         self._keys = settings.keys
@@ -103,13 +103,13 @@ class Endpoint:
         )
 
     def _revoked(self, revocations: Sequence[Revocation]) -> None:
-        """Tokens are refused from their next use on, and the streams concerned end."""
+        """Refuse the revoked tokens from their next use on, and end the streams that revocations are about."""
         self.revocations.add(*of_tokens(revocations))
         self.revocations.forget(time.time(), TOKENS_KEPT)
         self.streams.revoke(revocations)
 
     def begin_shutdown(self) -> None:
-        """Take no new streams, and end the open ones normally, over some seconds. To be called in the event loop."""
+        """Refuse new streams, and end the open ones normally over `drain_seconds`. Call it in the event loop."""
         if self._closing:
             return
         self._closing = True
@@ -140,7 +140,8 @@ class Endpoint:
 def create_app(
     settings: ApiSettings, reader: StoreReader, head: Head, extra_routes: Sequence[BaseRoute] = ()
 ) -> Starlette:
-    """The application. It closes `head` when it ends; the reader is the caller's. `extra_routes` come last."""
+    """Create the application. It closes `head` when it ends; the caller closes the reader. `extra_routes` are matched
+    last."""
     endpoint = Endpoint(settings, reader, head)
 
     @asynccontextmanager
@@ -178,7 +179,7 @@ def create_app(
 
 
 def _only_get(path: str, answer: Callable[[Request], Awaitable[Response]]) -> Route:
-    """A route whose answer changes something, and so not for HEAD, which Starlette adds to every GET."""
+    """A GET route without HEAD, which Starlette would add: the handler writes to the store."""
     route = Route(path, answer, methods=["GET"])
     route.methods = {"GET"}
     return route

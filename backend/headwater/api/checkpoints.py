@@ -1,10 +1,11 @@
-"""Numbers that a client's own writes are in, once a checkpoint carries them: ours, or the client's own.
+"""Write checkpoints: numbers by which a client learns that the changes it made at the source have come back to it.
 
-`GET /write-checkpoint2.json` gives out the next one. `POST /sync/checkpoint-request` takes one that the client chose,
-and is forgotten some time after it was last asked for.
+A number is stored with the end of the source's log (its LSN). Once a checkpoint reaches that LSN, the stream sends the
+number. `GET /write-checkpoint2.json` gives out the client's next number. `POST /sync/checkpoint-request` takes a number
+that the client chose; it is deleted some time after the client last asked for it.
 
-Requests that come while another batch is at the source wait, and share the next look at the source's log: its
-position is read after all of them arrived.
+Requests are answered in batches. Those that arrive while a batch asks the source for its LSN form the next batch, so
+the LSN is always read after the requests that it is for.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ MAX_WAITING = 200
 MAX_WAITING_OF_USER = 20
 
 REQUESTS_KEPT = 3600.0
-"""Seconds after which an id that a client chose is forgotten, unless it is asked for again."""
+"""Seconds after which a number that a client chose is deleted, unless the client asks for it again."""
 
 SWEEP_SECONDS = 60.0
 
@@ -43,22 +44,23 @@ log = logging.getLogger(__name__)
 
 
 class Head(Protocol):
-    """The end of the sources' logs."""
+    """Reads the end of each source's log."""
 
     async def advance_past(self) -> Mapping[str, Lsn]:
-        """Per source tag a position that no transaction committed before the call lies after, and a nudge so that
-        an idle source moves past it. Raises HeadwaterError of kind RETRY when a source does not answer."""
+        """Return, by source tag, an LSN at or after the end of each transaction committed before the call. Also write
+        to the log of an idle source, so that replication gets past that LSN. Raises HeadwaterError of kind RETRY when a
+        source does not answer."""
 
     async def close(self) -> None: ...
 
 
 _Number = Callable[[Sequence[str]], dict[str, int]]
-"""Has the store number the next write of each key."""
+"""Stores a write checkpoint for each key. Returns the numbers by key."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Waiting:
-    """Who waits for a number: the next one, or one that was `chosen`."""
+    """A request that waits for its number. `chosen` is the client's; None asks for the next one."""
 
     key: str
     chosen: int | None
@@ -66,7 +68,9 @@ class _Waiting:
 
 
 class WriteCheckpoints:
-    """Numbers writes, in batches: one at a time, so that the positions of one client never go back."""
+    """Creates write checkpoints in batches, one batch at a time, so that the LSNs of one client never go back.
+
+    Calls `created` after each batch. Not thread-safe: use it in one event loop."""
 
     def __init__(
         self,
@@ -86,17 +90,18 @@ class WriteCheckpoints:
         self._worker: asyncio.Task[None] | None = None
 
     async def create(self, key: str) -> int:
-        """The id of a new write checkpoint. Raises TooManyRequestsError, or what the source or the store raises."""
+        """Create a write checkpoint and return its number. Raises TooManyRequestsError, or what the source or the store
+        raises."""
         return await self._ask(key, None)
 
     async def request(self, key: str, chosen: int) -> int:
-        """Have a write checkpoint with an id that the client chose, unless there is a higher one. Returns the id that
-        there is then. Raises as `create` does."""
+        """Create a write checkpoint with the number that the client chose, unless it has a higher one. Returns the
+        number that is stored then. Raises as `create` does."""
         return await self._ask(key, chosen)
 
     async def _ask(self, key: str, chosen: int | None) -> int:
         if len(self._waiting) >= MAX_WAITING:
-            raise TooManyRequestsError("too many write checkpoints are being made")
+            raise TooManyRequestsError("too many write checkpoints are requested at once")
         future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._waiting.append(_Waiting(key, chosen, future))
         if self._worker is None:
@@ -104,7 +109,7 @@ class WriteCheckpoints:
         return await future
 
     async def close(self) -> None:
-        """Give up what is waiting."""
+        """Cancel the batch in progress; waiting requests are not answered."""
         if self._worker is not None:
             self._worker.cancel()
             await asyncio.wait([self._worker])
@@ -142,8 +147,8 @@ class WriteCheckpoints:
             await self._sweep()
 
     async def _number(self, keys: Sequence[str], number: _Number) -> Mapping[str, int | Exception]:
-        """All keys at once; if that fails for another reason than that the store is away, each for itself, so that a
-        key which the store can't take is nobody else's failure."""
+        """Number all keys in one call to the store. If that fails, and not because the store is unavailable, number
+        each key by itself, so that a bad key fails only its own request."""
         try:
             return await self._threads.promptly(partial(number, keys))
         except Exception as error:  # noqa: BLE001 - whoever asked for it is told
@@ -152,15 +157,15 @@ class WriteCheckpoints:
         return {key: outcome for one in keys for key, outcome in (await self._number([one], number)).items()}
 
     async def _sweep(self) -> None:
-        """Now and then, forget what nobody has asked for in a while."""
+        """Delete old numbers that clients chose, every SWEEP_SECONDS at most."""
         now = time.monotonic()
         if now < self._swept + SWEEP_SECONDS:
             return
         self._swept = now
         try:
             await self._threads.promptly(partial(self._reader.forget_write_requests, self._keep_requests))
-        except Exception as error:  # noqa: BLE001 - those who wait for a number must not wait for this
-            log.warning("old checkpoint requests were not forgotten, trying again: %s", error)
+        except Exception as error:  # noqa: BLE001 - a failed sweep must not fail requests
+            log.warning("old checkpoint requests were not deleted, trying again: %s", error)
 
 
 def _settle(waiting: Sequence[_Waiting], outcomes: Mapping[str, int | Exception]) -> None:
@@ -175,13 +180,13 @@ def _settle(waiting: Sequence[_Waiting], outcomes: Mapping[str, int | Exception]
 
 
 class WriteCheckpointRoute:
-    """The handlers."""
+    """The handlers of both routes."""
 
     def __init__(self, verifier: Verifier, writes: WriteCheckpoints, is_active: Callable[[], bool]) -> None:
         self._verifier = verifier
         self._writes = writes
         self._is_active = is_active
-        self._shares = Shares("write checkpoints being made", MAX_WAITING_OF_USER)
+        self._shares = Shares("requests for write checkpoints in progress", MAX_WAITING_OF_USER)
 
     async def create(self, request: Request) -> Response:
         """`GET /write-checkpoint2.json?client_id=…`"""

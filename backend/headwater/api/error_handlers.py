@@ -1,4 +1,4 @@
-"""What becomes of errors: an answer for the client, a line for the operator."""
+"""Turns errors of requests into an answer for the client and a log line for the operator."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 
 class ErrorHandlers:
-    """Starlette's hooks."""
+    """The exception handlers of the Starlette application."""
 
     def __init__(self, refusals: Refusals) -> None:
         self._refusals = refusals
@@ -31,15 +31,15 @@ class ErrorHandlers:
         }
 
     async def on_known_error(self, request: Request, error: Exception) -> Response:
-        """An error that we raise on purpose."""
+        """Handle HeadwaterError."""
         assert isinstance(error, HeadwaterError)
         if isinstance(error, ApiError | InvalidRequestError):
             return self._refused(request, error, error.code, error.what)
-        # what went wrong inside is for the log only
+        # the inner error is for the log only
         return self._refused(request, error, error.code, str(error), logging.ERROR)
 
     async def on_http_error(self, request: Request, error: Exception) -> Response:
-        """What the router refuses."""
+        """Handle what Starlette's router refuses: an unknown path or a wrong method."""
         assert isinstance(error, HTTPException)
         if error.status_code == 404:
             unknown = UnknownRouteError(f"there is nothing at {request.url.path}", fix="check the address")

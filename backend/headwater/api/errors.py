@@ -1,4 +1,4 @@
-"""How an error leaves the house: one JSON shape, one status, never a stack trace or an inner message."""
+"""Turns errors into HTTP answers: one JSON shape and a status, never a stack trace or the message of an inner error."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ RETRY_SECONDS = 5
 _FOR_NOW = frozenset({429, 503})
 
 UNEXPECTED_CODE: Final = "PSYNC_S2001"
-"""The code of what has none of its own."""
+"""The code of errors that have none of their own."""
 
 
 class ApiError(HeadwaterError):
-    """Base of the errors that know their HTTP status."""
+    """Base class of errors that have an HTTP status."""
 
     kind = Kind.REJECT
     status: ClassVar[int] = 400
@@ -40,7 +40,7 @@ class UnknownRouteError(ApiError):
 
 
 class ShuttingDownError(ApiError):
-    """The process is about to end; another one, or the next one, will answer."""
+    """The process is shutting down. The client should connect again, to another process or the next one."""
 
     kind = Kind.RETRY
     code = "PSYNC_S2003"
@@ -59,21 +59,21 @@ class NoActiveConfigError(ApiError):
 
 
 class BodyTooLargeError(ApiError):
-    """The body of a request is larger than is read."""
+    """The body of a request is larger than the limit."""
 
     code = "HW_6002"
     status = 413
 
 
 class NotAcceptableError(ApiError):
-    """The client takes none of the formats that the stream comes in."""
+    """The client accepts none of the formats or codings of a stream."""
 
     code = "HW_6003"
     status = 406
 
 
 class TooManyRequestsError(ApiError):
-    """A limit on what is done at once; answered with an empty body, as clients know it."""
+    """A limit on concurrent streams or requests is reached. The answer has an empty body, as clients expect."""
 
     kind = Kind.RETRY
     code = "PSYNC_S2304"
@@ -82,7 +82,7 @@ class TooManyRequestsError(ApiError):
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What a client is told of an error. `status` is that of HTTP."""
+    """What a client is told of an error. `status` is the HTTP status."""
 
     code: str
     status: int
@@ -91,7 +91,7 @@ class Told:
 
 
 def told(error: Exception) -> Told:
-    """What a client may know of `error`. What went wrong inside stays in the log: an inner message may name hosts and
+    """What a client may know of `error`. Messages of inner errors stay in the log, since they may name hosts and
     files."""
     match error:
         case ApiError():

@@ -1,4 +1,4 @@
-"""Health of this process, for whoever runs it."""
+"""Probes of this process, for an orchestrator such as Kubernetes."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from starlette.routing import BaseRoute, Route
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """`started`: the store was read once. `ready`: requests are taken and can be answered, a sync config being active.
-    `touched_at`: last sign of life, in seconds since 1970."""
+    """`started`: the store was read at least once. `ready`: a sync config is active and the process is not shutting
+    down. `touched_at`: when the store was last read, in seconds since 1970."""
 
     started: bool
     ready: bool
@@ -22,7 +22,7 @@ class Health:
 
 
 def probe_routes(health: Callable[[], Health], is_alive: Callable[[], bool]) -> list[BaseRoute]:
-    """Startup, readiness and liveness; 400 means no."""
+    """The routes of the startup, readiness and liveness probes, which answer 200 or 400."""
 
     async def startup(_: Request) -> Response:
         return _answer(health(), health().started)

@@ -1,4 +1,4 @@
-"""Requests that were refused: each is counted, and the log tells of them now and then."""
+"""Counts refused requests, and logs them at a limited rate."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from headwater.api.http.requests import request_id, route_of
 from headwater.telemetry.log_facts import told
 
 SECONDS = 60.0
-"""Between two lines about the same code and user."""
+"""The least time between two log lines about the same code and user."""
 
 MOST_LINES = 200
-"""Codes and users that are told of within that time. Whoever is beyond is counted only."""
+"""The most pairs of code and user that are logged within that time. Others are only counted."""
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +28,7 @@ class _Told:
 
 
 class Refusals:
-    """What one process refused. Lives in the event loop; `counts` may be read from any thread."""
+    """The refusals of one process. Not thread-safe: use it in one event loop, except `counts`."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
@@ -36,14 +36,17 @@ class Refusals:
         self._told: dict[tuple[str, str | None], _Told] = {}
 
     def counts(self) -> dict[str, int]:
-        """How many since the process began, by code."""
+        """Refusals since the process started, by code. Safe to call from any thread."""
         return self._counts.copy()
 
     def note(
         self, code: str, user_id: str | None, what: str, facts: Mapping[str, object], level: int = logging.WARNING
     ) -> None:
-        """Count one, and log `what` with the facts unless that was done for this code and user a moment ago. A user is
-        one whose token was proven: all others are told of together. Facts must not have anything of a token."""
+        """Count a refusal, and log `what` with the facts unless this code and user were logged within SECONDS.
+
+        `user_id` comes from a verified token; requests without one (None) share one log line per code. Facts must not
+        contain any part of a token.
+        """
         self._counts[code] = self._counts.get(code, 0) + 1
         known = self._told.get((code, user_id))
         now = self._now()
@@ -63,7 +66,7 @@ class Refusals:
 
 
 def prove(request: Request, user_id: str) -> None:
-    """Keep with the request whom its token has proven."""
+    """Store the user of a request's verified token with the request."""
     request.state.user_id = user_id
 
 
@@ -74,7 +77,7 @@ def proven(request: HTTPConnection) -> str | None:
 
 
 def facts_of(request: HTTPConnection) -> dict[str, object]:
-    """Who asked for what; neither the query nor the headers that may carry a token."""
+    """Facts about a request for the log. Leaves out the query and the headers that may contain a token."""
     return {
         "request_id": request_id(request.scope),
         "route": route_of(request.scope),

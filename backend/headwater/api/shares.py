@@ -1,4 +1,4 @@
-"""What one user may have at once, so that there is room for others."""
+"""Limits what one user may hold at once, so that one user can't take everything."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from headwater.api.errors import TooManyRequestsError
 
 
 class Shares:
-    """Counts what each user has of something. Lives in the event loop."""
+    """Counts what each user holds; `what` names it in messages. Not thread-safe: use it in one event loop."""
 
     def __init__(self, what: str, limit: int) -> None:
         self._what = what
@@ -18,9 +18,9 @@ class Shares:
         self._taken: Counter[str] = Counter()
 
     def check(self, user_id: str) -> None:
-        """Raise TooManyRequestsError when the user has as many as one may."""
+        """Raise TooManyRequestsError when the user is at the limit."""
         if self._taken[user_id] >= self._limit:
-            raise TooManyRequestsError(f"this user has {self._limit} {self._what} already")
+            raise TooManyRequestsError(f"this user already has {self._limit} {self._what}")
 
     @contextmanager
     def take(self, user_id: str) -> Iterator[None]:

@@ -1,1 +1,1 @@
-"""The HTTP server around the application, and what is read from strangers."""
+"""The HTTP server around the application, and its limits on untrusted clients."""

@@ -1,4 +1,4 @@
-"""Reading request bodies from strangers."""
+"""Reads request bodies from untrusted clients."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ JSON = "application/json"
 
 
 async def read_body(request: Request, limit: int = MAX_BODY) -> bytes:
-    """The whole body. Raises BodyTooLargeError as soon as it is known to be too large, ClientDisconnect when it will
-    never come: the server ends connections that take too long over it."""
+    """Read the whole body, of at most `limit` bytes. Raises BodyTooLargeError as soon as it is known to be larger, and
+    ClientDisconnect when the connection ends first; the server ends connections that are too slow."""
     announced = request.headers.get("content-length", "")
     if announced.isdecimal() and int(announced[:20]) > limit:
         raise _too_large(limit)
@@ -29,7 +29,7 @@ async def read_body(request: Request, limit: int = MAX_BODY) -> bytes:
 
 
 def require_json(request: Request) -> None:
-    """Refuse a body that says it is something else. One that says nothing is taken for JSON."""
+    """Raise UnsupportedMediaTypeError unless Content-Type is JSON or missing."""
     said = request.headers.get("content-type", "")
     if said and said.partition(";")[0].strip().lower() != JSON:
         raise UnsupportedMediaTypeError("the body is not JSON", "Content-Type header", f"send {JSON}")

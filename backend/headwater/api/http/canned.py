@@ -1,4 +1,4 @@
-"""The answer to a request that no application sees, as bytes."""
+"""Answers, as bytes, to requests that the server refuses before the application sees them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from headwater.api.errors import ApiError, error_response
 
 
 def answer(error: ApiError) -> bytes:
-    """The answer that the application would give; the connection ends with it. Pages of other origins may read it."""
+    """The answer that the application would give to this error, with CORS headers, and `Connection: close`."""
     response = error_response(error)
     headers = [*response.raw_headers, (b"access-control-allow-origin", b"*"), (b"connection", b"close")]
     lines = [f"HTTP/1.1 {response.status_code} {HTTPStatus(response.status_code).phrase}".encode()]

@@ -1,23 +1,23 @@
-"""Counts what strangers hold open, by the network that they come from."""
+"""Counts open connections or requests by the network of the client."""
 
 from __future__ import annotations
 
 from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Address, ip_address
 
-_LONGEST = 64  # of what a proxy says that is no address
+_LONGEST = 64  # characters that are kept of a host that is no address: a proxy may forward anything
 
 
 class Crowd:
-    """How many are in, by key. Lives in the event loop."""
+    """Counts by key, with a limit. Not thread-safe: use it in one event loop."""
 
     def __init__(self, most: int) -> None:
-        """At most so many of one key; 0 for no limit."""
+        """`most` is the limit for each key; 0 means no limit."""
         self._most = most
         self._inside: dict[str, int] = {}
 
     def enter(self, key: str) -> bool:
-        """Count one in, unless there are too many of this key."""
+        """Count one more, and return True; or return False when the key is at its limit."""
         inside = self._inside.get(key, 0)
         if self._most and inside >= self._most:
             return False
@@ -25,7 +25,7 @@ class Crowd:
         return True
 
     def leave(self, key: str) -> None:
-        """Count one out that was counted in."""
+        """Count one less. Call it once for each `enter` that returned True."""
         inside = self._inside[key] - 1
         if inside:
             self._inside[key] = inside
@@ -35,8 +35,8 @@ class Crowd:
 
 @lru_cache(maxsize=4096)
 def network_of(host: str) -> str:
-    """Who is taken for one and the same: an address, or all of an IPv6 network of 64 bits, which one customer of a
-    provider has to itself."""
+    """The key under which a host is counted: its IPv4 address, or its IPv6 /64 network, since providers give each
+    customer a whole /64."""
     address = address_of(host)
     match address:
         case None:
@@ -48,7 +48,7 @@ def network_of(host: str) -> str:
 
 
 def address_of(host: str) -> IPv4Address | IPv6Address | None:
-    """An IP address, that of IPv4 where IPv6 carries one; None for anything else."""
+    """Parse an IP address. An IPv4-mapped IPv6 address becomes the IPv4 one. None for anything else."""
     try:
         address = ip_address(host)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Who may come in: counts connections, and tells of those that were refused."""
+"""Accepts or refuses connections: counts them, in all and per client address, and logs refusals."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from headwater.api.refusals import Refusals
 _LATER = "try again later"
 
 _PROXY = ""
-"""The place of connections that others come through, of which there are as many as it takes."""
+"""The place of connections from trusted proxies, to which the limit per address does not apply."""
 
 
 class Doorman:
-    """One for a process. Lives in the event loop."""
+    """Counts the connections of a process. Not thread-safe: use it in one event loop."""
 
     def __init__(self, limits: HttpLimits, refusals: Refusals) -> None:
         self.limits = limits
@@ -26,7 +26,7 @@ class Doorman:
         self._inside = 0
 
     def enter(self, host: str) -> str | ApiError:
-        """A place, to be given back with `leave`, or why there is none."""
+        """Accept a connection, or return the error to refuse it with. Give the returned place back with `leave`."""
         if self._inside >= self.limits.max_connections:
             return TooManyConnectionsError(f"{self.limits.max_connections} connections are open already", fix=_LATER)
         place = _PROXY if self._is_proxy(host) else network_of(host)
@@ -42,7 +42,7 @@ class Doorman:
             self._crowd.leave(place)
 
     def note(self, error: ApiError, host: str | None) -> None:
-        """Tell of a refusal, in no words of the stranger's."""
+        """Count and log a refusal. The log line contains nothing that the client sent."""
         facts = {"status": error.status, "reason": error.what, "address": host}
         self._refusals.note(error.code, None, "request refused", facts)
 
@@ -54,6 +54,6 @@ class Doorman:
 
 
 class DoorConfig(uvicorn.Config):
-    """Uvicorn's settings, with the doorman whom each connection asks."""
+    """Uvicorn's settings, with the doorman that all connections share."""
 
     doorman: Doorman

@@ -1,4 +1,4 @@
-"""Why a request got no further than the door."""
+"""Errors of requests that are refused before the application handles them."""
 
 from __future__ import annotations
 
@@ -7,28 +7,28 @@ from headwater.errors import Kind
 
 
 class MalformedRequestError(ApiError):
-    """What came is not HTTP/1.1."""
+    """The client sent something that is not HTTP/1.1."""
 
     code = "HW_6021"
     status = 400
 
 
 class HeadersTooLargeError(ApiError):
-    """The headers of a request are longer, or more, than is read."""
+    """A request has too many headers, or they are too long."""
 
     code = "HW_6022"
     status = 431
 
 
 class UrlTooLongError(ApiError):
-    """The address of a request is longer than is read."""
+    """The URL of a request is too long."""
 
     code = "HW_6023"
     status = 414
 
 
 class RequestTimeoutError(ApiError):
-    """The headers or the body of a request did not come in time."""
+    """The headers or the body of a request did not arrive in time."""
 
     kind = Kind.RETRY
     code = "HW_6024"
@@ -36,7 +36,7 @@ class RequestTimeoutError(ApiError):
 
 
 class TooManyConnectionsError(ApiError):
-    """The process has as many connections as it may."""
+    """The process has `max_connections` connections."""
 
     kind = Kind.RETRY
     code = "HW_6025"
@@ -44,7 +44,7 @@ class TooManyConnectionsError(ApiError):
 
 
 class CrowdedAddressError(ApiError):
-    """One address has as many connections, or requests in progress, as it may."""
+    """One address has `max_connections_per_address` connections, or requests in progress."""
 
     kind = Kind.RETRY
     code = "HW_6026"
@@ -52,14 +52,14 @@ class CrowdedAddressError(ApiError):
 
 
 class PipelineError(ApiError):
-    """More requests were sent ahead, on one connection, than are kept waiting."""
+    """A client sent too many requests on one connection without waiting for answers (pipelining)."""
 
     code = "HW_6027"
     status = 400
 
 
 class UnsupportedMediaTypeError(ApiError):
-    """The body is of a content type that is not read."""
+    """The body has a content type that is not supported."""
 
     code = "PSYNC_S2004"
     status = 415

@@ -1,5 +1,4 @@
-"""What stands before every route: where a page may be from, how many requests an address may have, and who hears of a
-failure."""
+"""The outermost ASGI middleware: CORS, a limit on requests per address, and the last handler of exceptions."""
 
 from __future__ import annotations
 
@@ -26,8 +25,8 @@ log = logging.getLogger(__name__)
 
 
 class Front:
-    """The outermost ASGI application. Requests that come through a proxy are bounded here, by the address that it says
-    they come from; those that come directly are bounded by their connections already."""
+    """The outermost ASGI application. It limits the requests in progress of each client address, as a trusted proxy
+    reports it. Direct clients are already limited by their connections."""
 
     def __init__(self, app: ASGIApp, limits: HttpLimits, refusals: Refusals, requests: Requests) -> None:
         self._behind = app
@@ -68,7 +67,7 @@ class Front:
             await self._behind(scope, receive, send)
         except Exception:
             if scope["type"] != "http":
-                raise  # else it was answered and logged, and is raised only for servers that would
+                raise  # an HTTP error was answered and logged already; Starlette raises it again for the server
         finally:
             when_over(scope, partial(self._crowd.leave, place))
 

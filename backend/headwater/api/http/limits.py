@@ -1,4 +1,4 @@
-"""What the door takes from strangers, before it knows who they are."""
+"""Limits on connections and requests that apply before a token is verified."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ Network = IPv4Network | IPv6Network
 
 @dataclass(frozen=True, slots=True)
 class HttpLimits:
-    """Sizes in bytes, times in seconds; counts are of one process. `max_connections_per_address` is for each client
-    (0: no limit): by the address of its connections, or by what `trusted_proxies` say of its requests. Streams end over
-    `drain_seconds` when the process is told to stop."""
+    """Sizes are in bytes, times in seconds, counts per process. `max_connections_per_address` (0: no limit) applies to
+    the address of a connection, or to the address that one of `trusted_proxies` reports for a request. At shutdown,
+    streams end spread over `drain_seconds`."""
 
     max_header_bytes: int = 32 * 1024
     max_header_fields: int = 100

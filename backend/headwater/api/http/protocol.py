@@ -1,7 +1,7 @@
-"""A connection from the open internet: uvicorn's HTTP protocol, with bounds on what is kept and waited for.
+"""Uvicorn's HTTP protocol, with limits on size and time that connections from the open internet need.
 
-The parser keeps what it has not understood yet, without an end, and nothing in uvicorn watches how long a request takes
-to come. So bytes are counted and a clock runs here, from the first byte of a request to the last of its body.
+Uvicorn's parser buffers incomplete input without a limit, and uvicorn has no timeout for receiving a request. This
+class counts the bytes, and runs a timer from the first byte of a request to the last byte of its body.
 """
 
 from __future__ import annotations
@@ -30,17 +30,18 @@ from headwater.api.http.handover import Lasting, offer
 from headwater.api.http.websocket import BoundedWebSocket
 
 MOST_AHEAD = 16
-"""Requests that may wait on a connection for the answer to an earlier one."""
+"""The most pipelined requests that may wait on a connection for the answer to an earlier one."""
 
 LEAST_RATE = 10_000
-"""Bytes a second of a body that is still read when its time is over: a large one on a slow line."""
+"""Bytes per second. A body that arrives at least this fast may take longer than `body_seconds`."""
 
 LINGER_SECONDS = 2.0
-"""How long what a refused client sends is thrown away. A connection closed at once would take the answer with it."""
+"""How long input of a refused client is read and discarded. Closing the connection at once, with unread input, would
+reset it before the client has the answer."""
 
-_BODY_AHEAD = 64 * 1024  # of a request that waits for its turn
-_OVERHEAD = 8  # bytes of chunk sizes and the like, for each byte of a body
-_FIELD_OVERHEAD = 4  # a colon, a space and the end of the line
+_BODY_AHEAD = 64 * 1024  # bytes that are buffered of the body of a pipelined request
+_OVERHEAD = 8  # bytes of chunk headers that are allowed for each byte of a body
+_FIELD_OVERHEAD = 4  # bytes of ": " and the line break
 
 
 class _Reading(Enum):
@@ -50,7 +51,7 @@ class _Reading(Enum):
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """One connection. What uvicorn calls of it, and it of uvicorn, is held by a test of its own."""
+    """One connection. A test of its own checks the methods of uvicorn that this class overrides or calls."""
 
     def __init__(
         self,
@@ -69,10 +70,10 @@ class BoundedProtocol(HttpToolsProtocol):
         self._clock: asyncio.TimerHandle | None = None
         self._stopped: ApiError | None = None
         self._over = False
-        self._begun = False  # whether a message began in the bytes that are being read
-        self._head = 0  # bytes of the request line and of whole headers
+        self._begun = False  # whether a request began in the data that is being parsed
+        self._head = 0  # bytes of the headers that were parsed
         self._fields = 0
-        self._overhead = 0  # bytes since the message, or its body, began that are neither body nor paid for by it
+        self._overhead = 0  # bytes received beyond the body and what _OVERHEAD allows for it
         self._body = 0
         self._body_began = 0.0
 
@@ -104,7 +105,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._start_clock(self._limits.header_seconds)
         self._begun = False
         super().data_received(data)
-        if not self._begun:  # else who knows how much of it belongs to the message before
+        if not self._begun:  # otherwise it is unknown how much of the data belongs to the previous request
             self._overhead += len(data)
         if self._overhead > self._limits.max_header_bytes and not self._over:
             self._refuse(self._headers_too_large())
@@ -143,7 +144,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._fields += 1
         if self._head > self._limits.max_header_bytes or self._fields > self._limits.max_header_fields:
             raise self._stop(self._headers_too_large())
-        if self._state is _Reading.HEAD:  # behind a body they are trailers, and no headers
+        if self._state is _Reading.HEAD:  # after a body they are trailers, which are ignored
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
@@ -167,10 +168,10 @@ class BoundedProtocol(HttpToolsProtocol):
         self._state = _Reading.NOTHING
         self._stop_clock()
 
-    # what becomes of it
+    # answers
 
     def send_400_response(self, msg: str) -> None:
-        self._refuse(self._stopped or MalformedRequestError("what came is not HTTP/1.1"))
+        self._refuse(self._stopped or MalformedRequestError("the request is not HTTP/1.1"))
 
     def handle_websocket_upgrade(self) -> None:
         self._over = True
@@ -192,7 +193,7 @@ class BoundedProtocol(HttpToolsProtocol):
         super()._start_asgi_task(cycle, app)
 
     def _unsupported_upgrade_warning(self) -> None:
-        """A client that offers to go over to HTTP/2 is answered in HTTP/1.1, and nobody needs to know."""
+        """Log nothing: a client that offers an upgrade to HTTP/2 is answered in HTTP/1.1."""
 
     @property
     def _answering(self) -> bool:
@@ -208,7 +209,8 @@ class BoundedProtocol(HttpToolsProtocol):
         return HeadersTooLargeError(what, fix="send fewer and shorter ones")
 
     def _refuse(self, error: ApiError) -> None:
-        """Answer what is being read, if it is the next to be answered, and end the connection."""
+        """Refuse the request that is being read, and end the connection. The error is sent only when no earlier request
+        still waits for its answer, and no answer has begun."""
         answered = self._answering and self.cycle.response_started
         if self._state is _Reading.BODY:
             unanswered = self._answering and not answered and not self.pipeline
@@ -223,7 +225,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._over = True
         self._unset_keepalive_if_required()
         self.pipeline.clear()
-        if self._running is not None:  # for the application, the client is gone
+        if self._running is not None:  # tell the application that the client has disconnected
             self._running.disconnected = True
             self._running.message_event.set()
         self.flow.resume_reading()
@@ -266,7 +268,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._start_clock(1.0)
         else:
             part = "headers" if self._state is _Reading.HEAD else "body"
-            self._refuse(RequestTimeoutError(f"the request's {part} did not come in time"))
+            self._refuse(RequestTimeoutError(f"the request's {part} did not arrive in time"))
 
     def _goes_on(self) -> bool:
         if self._state is not _Reading.BODY:

@@ -1,4 +1,4 @@
-"""Runs the application on uvicorn, and ends it without cutting a stream."""
+"""Runs the application on uvicorn, and shuts it down without cutting off streams."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from headwater.api.refusals import Refusals
 from headwater.errors import HeadwaterError
 
 GRACE_SECONDS = 5
-"""How long open requests may take to end, once they are all told to."""
+"""How long open requests may take to end after the drain."""
 
 MAX_MESSAGE = 2 * MAX_BODY
-"""Bytes of a message of a websocket: a request is one, with what is around it."""
+"""The most bytes of a websocket message, which may hold a whole request and its framing."""
 
-_OTHER_FILES = 500  # open ones beside connections
+_OTHER_FILES = 500  # files that may be open besides connections
 _NO_NEWS = (
-    "without completing response",  # the stream's own line has said why it was cut off
-    "Invalid HTTP request",  # each is counted, and told of now and then
-    "WebSocket",  # a line for each, with its query, which may have a token
+    "without completing response",  # the stream has logged why it was cut off
+    "Invalid HTTP request",  # Refusals counts and logs these
+    "WebSocket",  # a line for each connection, with its query, which may contain a token
     "connection ",
     "Invalid UTF-8",
     "Waiting for ",
@@ -43,7 +43,7 @@ log = logging.getLogger(__name__)
 
 
 class AddressInUseError(HeadwaterError):
-    """The port can't be listened on."""
+    """The server can't listen on its port."""
 
     code = "HW_6004"
 
@@ -89,12 +89,12 @@ class ApiServer(BoundedServer):
         self._begin_shutdown: Callable[[], None] = app.state.begin_shutdown
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Take no connection any more, then end what is open, over the time that the limits say."""
+        """Accept no more connections, then end open requests, streams spread over `drain_seconds`."""
         for server in self.servers:
             server.close()
         self._begin_shutdown()
         await super().shutdown(sockets)
-        if self.force_exit:  # uvicorn then leaves out the application's own end
+        if self.force_exit:  # uvicorn then skips the application's shutdown hook
             for task in self.server_state.tasks:
                 task.cancel()
             await self.lifespan.shutdown()
@@ -131,21 +131,21 @@ def serve_app(app: Starlette, sockets: list[socket.socket], beside: Mapping[int,
 
 
 def _allow_files(wanted: int) -> None:
-    """Let the process open so many files, each connection being one, as far as the machine allows it."""
+    """Raise the process's limit of open files to `wanted`, as far as its hard limit allows. Each connection is one."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= wanted:
         return
     allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
-    except (OSError, ValueError):  # macOS has a limit beyond the one that it names
+    except (OSError, ValueError):  # macOS enforces a lower limit than it reports
         allowed = soft
     if allowed < wanted:
-        log.warning("the machine allows %d open files, which is less than api.http.max_connections and some", allowed)
+        log.warning("the machine allows %d open files, too few for api.http.max_connections; raise ulimit -n", allowed)
 
 
 def _is_news(record: logging.LogRecord) -> bool:
-    """Whether uvicorn says what nobody of ours does, and of more than an end that was not waited for."""
+    """Whether to keep a log record of uvicorn: it repeats no log line of ours, and is not about a cancelled request."""
     if record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError):
         return False
     return not any(words in str(record.msg) for words in _NO_NEWS)

@@ -1,6 +1,6 @@
-"""A websocket from the open internet: uvicorn's, with bounds on what a peer makes it keep.
+"""Uvicorn's websocket protocol, with limits that connections from the open internet need.
 
-The size of a message is bounded by uvicorn's own setting, and sending waits for a peer that does not read.
+Uvicorn itself limits the size of a message, and waits with sending while the peer does not read.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from headwater.api.http.doorman import DoorConfig
 from headwater.api.http.handover import offer
 
 MOST_FRAMES = 1024
-"""Frames of one message: an empty one adds nothing to its size, and yet is kept."""
+"""The most frames of one message: empty frames add nothing to its size, but take memory."""
 
 LINGER_SECONDS = 5.0
-"""How long a peer may take for what is left once its connection is closed."""
+"""How long a closed connection waits for its peer to read the remaining data."""
 
 LAST_SECONDS = 1.0
-"""How long the last streams have for their last words."""
+"""How long streams may take to send their end after the drain."""
 
 _TOO_BIG = 1009
 
@@ -180,7 +180,8 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         self._linger()
 
     def _linger(self) -> None:
-        """A transport that is closed waits for its peer to take what is left. It does not wait for ever."""
+        """Abort the connection if it is still closing after LINGER_SECONDS. A closing transport waits without limit for
+        its peer to read the remaining data."""
         if self.transport.is_closing() and not self.disconnected:
             self.loop.call_later(LINGER_SECONDS, self._abort)
 
@@ -191,7 +192,7 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
     def handle_ping(self) -> None:
         if self.writable.is_set():
             super().handle_ping()
-        else:  # the peer does not read: its answers would pile up
+        else:  # the peer does not read, so drop the pong: pongs would pile up in memory
             self.conn.data_to_send()
 
     def handle_cont(self, event: Frame) -> None:
@@ -202,7 +203,7 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         self.handle_parser_exception()
 
     def shutdown(self) -> None:
-        """End when the drain is over: until then what goes over it ends by itself."""
+        """Close the connection after the drain. Until then its streams end by themselves."""
         assert isinstance(self.config, DoorConfig)
         drain = self.config.doorman.limits.drain_seconds + LAST_SECONDS
         self.loop.call_later(drain if self.handshake_complete else 0, self._end)
