@@ -47,12 +47,14 @@ def test_a_token_signed_with_the_bytes_that_a_configured_text_stands_for_is_reco
     text = b64encode(SECRET)
     as_text = configured(urlsafe_b64encode(text).decode())
     for key in (as_text, raw(text), raw(text + b"\n")):
-        assert details(key, SECRET).startswith("it is signed with the bytes that the configured secret, read as base64")
+        assert details(key, SECRET).startswith(
+            "the configured secret is base64 text, and the token is signed with the bytes"
+        )
 
 
 def test_a_line_break_that_came_along_with_a_secret_is_recognised() -> None:
     secret = b"a secret of thirty-two characters"
-    assert "white space at an end" in details(configured(b64encode(secret + b"\n").decode()), secret)
+    assert "begins or ends with white space" in details(configured(b64encode(secret + b"\n").decode()), secret)
     assert "the issuer's secret ends with a line break" in details(
         configured(b64encode(secret).decode()), secret + b"\n"
     )

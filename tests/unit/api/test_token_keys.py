@@ -170,7 +170,7 @@ def small_rsa() -> dict[str, object]:
         (signer().jwk(alg="HS256"), "alg 'HS256' does not fit the key"),
         (signer().jwk(alg=["RS256"]), "does not fit the key"),
         (signer().jwk(n=None), "`n` is missing"),
-        (signer().jwk(e=3), "`e` is missing, or no text"),
+        (signer().jwk(e=3), "`e` is missing, or not text"),
         (signer().jwk(n="AQAB"), "the key can't be read"),
         (signer().jwk(n="***"), "the key can't be read"),
         (small_rsa(), "an RSA key of 1024 bits can be broken"),

@@ -103,10 +103,10 @@ def test_without_a_secret_nobody_but_the_issuer_makes_tokens(tmp_path: Path, cli
         (["u", "--claim", "exp=5"], "exp is set by USER, --audience and --expires"),
         (["u", "--expires", "soon"], "write it like 90s, 15m, 1h or 7d"),
         (["u", "--expires", "0"], "write it like 90s"),
-        (["u", "--expires", "2d"], "[PSYNC_S2104] the token lives longer than the 86400 s allowed"),
+        (["u", "--expires", "2d"], "[PSYNC_S2104] the token's lifetime is longer than the 86400 s allowed"),
         (["u", "--audience", "other"], "[PSYNC_S2105] the token is for another audience; accepted: app"),
         (["u", "--claim", "parameters=5"], "[PSYNC_S2101] the claim 'parameters' is not an object"),
-        ([""], "[PSYNC_S2101] the claim 'sub' names no user that can be stored: it is empty"),
+        ([""], "[PSYNC_S2101] the claim 'sub' can't be used as a user id: it is empty"),
         ([], "Missing argument 'USER'"),
     ],
 )

@@ -1,1 +1,1 @@
-"""Who a request comes from: keys, and tokens checked against them."""
+"""Authenticates requests: tokens, and the keys that they are verified with."""

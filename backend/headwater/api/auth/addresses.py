@@ -1,5 +1,5 @@
-"""Which hosts keys may be fetched from. A name is resolved here, its addresses are checked, and a checked one is
-connected to: what the name means a moment later does not matter."""
+"""Restricts the hosts that keys may be fetched from. A host name is resolved once, and the connection goes to an
+address that was checked, so that a name that resolves differently a moment later gets around nothing."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ _NAT64 = IPv6Network("64:ff9b::/96")
 
 @dataclass(frozen=True, slots=True)
 class AddressRules:
-    """Refused are the addresses in `ranges`; with `local` all but public ones of single hosts; with `ipv4_only` all of
-    IPv6."""
+    """Which addresses are refused: those in `ranges`; with `local`, all that are not public unicast addresses; with
+    `ipv4_only`, all IPv6 addresses."""
 
     ranges: tuple[IPv4Network | IPv6Network, ...] = ()
     local: bool = False
     ipv4_only: bool = False
 
     def refuse(self, address: str) -> bool:
-        """Whether an address is refused, in whatever form it is written."""
+        """Whether an address is refused."""
         found = ip_address(address)
         if self.ipv4_only and found.version == 6:
             return True
-        # an address of IPv4 inside one of IPv6 leads to the same host
+        # an IPv4 address that is embedded in an IPv6 address leads to the same host
         forms = {found, _meant(found)}
         if self.local and not all(_is_public(each) for each in forms):
             return True
         return any(each in network for network in self.ranges for each in forms)
 
     def allowed(self, host: str, addresses: Sequence[str]) -> list[str]:
-        """Those of a host's addresses that may be connected to. Raises AddressRefusedError or Ipv6RefusedError when
-        there is none."""
+        """The addresses of a host that may be connected to. Raises AddressRefusedError or Ipv6RefusedError when there
+        are none."""
         allowed = [each for each in addresses if not self.refuse(each)]
         if allowed:
             return allowed
@@ -54,7 +54,7 @@ _SEE = "see client_auth.jwks_reject_ip_ranges and block_local_jwks"
 
 
 def _meant(address: IPv4Address | IPv6Address) -> IPv4Address | IPv6Address:
-    """The address of IPv4 that one of IPv6 stands for, or the address itself."""
+    """The IPv4 address that an IPv6 address embeds (NAT64, IPv4-mapped, 6to4), or the address itself."""
     if isinstance(address, IPv4Address):
         return address
     if address in _NAT64:
@@ -64,12 +64,12 @@ def _meant(address: IPv4Address | IPv6Address) -> IPv4Address | IPv6Address:
 
 def _is_public(address: IPv4Address | IPv6Address) -> bool:
     if isinstance(address, IPv6Address) and address not in _UNICAST:
-        return address in _NAT64 or address.ipv4_mapped is not None  # what they stand for decides
+        return address in _NAT64 or address.ipv4_mapped is not None  # the embedded IPv4 address decides
     return address.is_global and not address.is_multicast
 
 
 class CheckedNetwork(httpcore.AsyncNetworkBackend):
-    """Connects to addresses that the rules allow, and to no other."""
+    """Connects only to addresses that the rules allow."""
 
     def __init__(self, rules: AddressRules) -> None:
         self._rules = rules
@@ -96,9 +96,9 @@ class CheckedNetwork(httpcore.AsyncNetworkBackend):
 
 
 async def _resolve(host: str, port: int) -> list[str]:
-    """The addresses of a host, without doubles. Raises httpcore.ConnectError."""
+    """The addresses of a host, without duplicates. Raises httpcore.ConnectError."""
     try:
         found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
-        raise httpcore.ConnectError("the name is not known") from error
+        raise httpcore.ConnectError("the host name can't be resolved") from error
     return list(dict.fromkeys(str(address[0]) for *_, address in found))

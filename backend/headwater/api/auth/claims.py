@@ -1,4 +1,4 @@
-"""What a token says, checked once its signature is known to be good."""
+"""Checks the claims of a token whose signature was verified."""
 
 from __future__ import annotations
 
@@ -13,30 +13,31 @@ import orjson
 from headwater.api.auth.errors import AuthError, TokenAudienceError, TokenExpiredError, TokenLifetimeError
 
 TOLERANCE = 60
-"""Seconds that clocks may differ."""
+"""Seconds by which the clocks of issuer and server may differ."""
 
 LONGEST_USER = 1024
-"""Bytes of a user's id: stores have it in keys."""
+"""The most bytes of a user id, which stores use in keys."""
 
 _LATEST = 100_000_000_000
-"""A time beyond is none in seconds: as milliseconds it was in 1973."""
+"""The year 5138 in seconds. A larger time must be in milliseconds, in which this is 1973."""
 
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """A verified user. `user_id` is the claim `sub` as text, `expires_at` in seconds since 1970."""
+    """The user of a verified token. `user_id` is the claim `sub` as text, `expires_at` is in seconds since 1970."""
 
     user_id: str
     claims: Mapping[str, object]
     expires_at: float
 
     def expires_in(self) -> float:
-        """Seconds left; negative while only the clock tolerance keeps the token alive."""
+        """Seconds until the token expires. Negative while only TOLERANCE keeps it valid."""
         return self.expires_at - time.time()
 
 
 def principal_of(claims: Mapping[str, object], audience: frozenset[str], max_lifetime: int, now: float) -> Principal:
-    """The user whom the claims name. Raises AuthError or a subclass, with the reason."""
+    """Check the claims and return their user. `max_lifetime` and `now` are in seconds. Raises AuthError or a subclass,
+    with the reason."""
     for name in ("sub", "iat", "exp", "aud"):
         if claims.get(name) is None:
             kind = TokenAudienceError if name == "aud" else AuthError
@@ -58,7 +59,7 @@ _MISSING = {
 
 
 def _check_times(claims: Mapping[str, object], max_lifetime: int, now: float) -> float:
-    """When the token expires."""
+    """Check iat, nbf and exp. Returns the time at which the token expires, in seconds since 1970."""
     issued, expires = _time(claims, "iat"), _time(claims, "exp")
     for name in ("iat", "nbf"):
         if claims.get(name) is not None and _time(claims, name) > now + TOLERANCE:
@@ -67,11 +68,11 @@ def _check_times(claims: Mapping[str, object], max_lifetime: int, now: float) ->
                 fix=f"compare the clocks of issuer and server: its {name} is {_time(claims, name) - now:.0f} s ahead",
             )
     if expires <= now - TOLERANCE:
-        raise TokenExpiredError("the token has expired", fix=f"fetch a new one: it did {now - expires:.0f} s ago")
+        raise TokenExpiredError("the token has expired", fix=f"fetch a new one: it expired {now - expires:.0f} s ago")
     if expires - issued > max_lifetime:
         raise TokenLifetimeError(
-            f"the token lives longer than the {max_lifetime} s allowed",
-            fix=f"it lives {expires - issued:.0f} s; issue it with an earlier exp",
+            f"the token's lifetime is longer than the {max_lifetime} s allowed",
+            fix=f"it is {expires - issued:.0f} s; issue it with an earlier exp",
         )
     return expires
 
@@ -82,7 +83,7 @@ def _time(claims: Mapping[str, object], name: str) -> float:
         raise AuthError(f"the claim {name!r} is not a number of seconds", fix="sign it as seconds since 1970")
     if value > _LATEST:
         kind = TokenLifetimeError if name == "exp" else AuthError
-        raise kind(f"the claim {name!r} is in milliseconds, it seems", fix="sign it as seconds since 1970")
+        raise kind(f"the claim {name!r} seems to be in milliseconds", fix="sign it as seconds since 1970")
     return float(value)
 
 
@@ -94,24 +95,26 @@ def _check_audience(aud: object, audience: frozenset[str]) -> None:
 
 
 def _user_id(sub: object) -> str:
-    """Stores keep it as text: what has no text of its own must not become another user's."""
+    """The claim sub as text, as stores keep it. Refuses values for which text is ambiguous, so that no two users share
+    an id."""
     try:
         json.dumps(sub, allow_nan=False)
         text = _as_text(sub)
         size = len(text.encode())
     except (TypeError, ValueError, RecursionError):
-        raise _bad_user("has no text", "half a surrogate pair, a number beyond 64 bits within, or no number") from None
+        reason = "it has a lone surrogate, NaN or infinity, or contains a number beyond 64 bits"
+        raise _bad_user("can't be written as text", reason) from None
     if not text:
         raise _bad_user("is empty", "every user needs an id")
     if "\0" in text:
-        raise _bad_user("has a NUL in it", "no store keeps that in a text")
+        raise _bad_user("contains a NUL", "no store can keep that in text")
     if size > LONGEST_USER:
-        raise _bad_user("is too long", f"it has {size} bytes of {LONGEST_USER} at most")
+        raise _bad_user("is too long", f"it has {size} bytes, and at most {LONGEST_USER} are allowed")
     return text
 
 
 def _bad_user(problem: str, reason: str) -> AuthError:
-    return AuthError(f"the claim 'sub' names no user that can be stored: it {problem}", fix=reason)
+    return AuthError(f"the claim 'sub' can't be used as a user id: it {problem}", fix=reason)
 
 
 def _as_text(sub: object) -> str:

@@ -1,4 +1,4 @@
-"""Why a token was refused. Clients drop their credentials at each of these, and only at these."""
+"""Errors of tokens. At each of these, and at no other, clients drop their credentials."""
 
 from __future__ import annotations
 
@@ -7,43 +7,44 @@ from headwater.errors import Kind
 
 
 class AuthError(ApiError):
-    """The token can't be trusted: malformed, of an unknown key, badly signed, or missing a claim. `what` goes into the
-    log, so it has nothing of the token; `fix` goes to the client, who has it already."""
+    """The token can't be trusted: it is malformed, of an unknown key, badly signed, or lacks a claim. `what` goes into
+    the log, so it contains nothing of the token; `fix` goes only to the client, which has the token."""
 
     code = "PSYNC_S2101"
     status = 401
 
 
 class TokenExpiredError(AuthError):
-    """The token was good until some time that has passed."""
+    """The token has expired."""
 
     code = "PSYNC_S2103"
 
 
 class TokenLifetimeError(AuthError):
-    """The token would live longer than its key allows."""
+    """The token's lifetime is longer than its key allows."""
 
     code = "PSYNC_S2104"
 
 
 class TokenAudienceError(AuthError):
-    """The token is meant for somebody else."""
+    """The token is meant for another audience."""
 
     code = "PSYNC_S2105"
 
 
 class TokenMissingError(AuthError):
-    """There is no token where one should be."""
+    """The request has no token."""
 
     code = "PSYNC_S2106"
 
 
 class TokenRevokedError(AuthError):
-    """The token was good until somebody revoked it, its session or its user."""
+    """The token was revoked, by itself, with its session or with its user."""
 
 
 class JwksError(AuthError):
-    """The keys that tokens are signed with can't be fetched from `jwks_uri`; those that are known go on working.
+    """The keys that tokens are signed with can't be fetched from `jwks_uri`. Keys that were fetched before stay in use
+    for a while.
 
     `where` is for the log only.
     """

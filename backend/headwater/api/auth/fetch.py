@@ -1,4 +1,4 @@
-"""Fetches keys in JWKS form from an address, and trusts it with nothing but the keys."""
+"""Fetches keys in JWKS form from an address."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from headwater.api.auth.keys import DAY, Key, checks_signatures, parse_key
 from headwater.api.auth.material import InvalidKeyError
 
 SECONDS = 30.0
-"""How long a fetch may take, from the name to the last byte."""
+"""Time limit of a fetch, from resolving the host name to the last byte."""
 
 CONNECT_SECONDS = 10.0
 LARGEST = 1 << 20
-"""Bytes of an answer."""
+"""The most bytes of an answer."""
 
 _HEADERS = [("Accept", "application/json"), ("Accept-Encoding", "identity"), ("User-Agent", "headwater")]
 SEE_LOG = "the service's log says why"
@@ -30,7 +30,7 @@ SEE_LOG = "the service's log says why"
 
 @dataclass(frozen=True, slots=True)
 class KeyAddress:
-    """Where keys are, and what holds for tokens that these have signed; see `Key`."""
+    """The URL of a JWKS. `audience` and `max_lifetime` apply to tokens that its keys signed; see `Key`."""
 
     url: str
     audience: frozenset[str] | None = None
@@ -38,21 +38,21 @@ class KeyAddress:
 
     @property
     def shown(self) -> str:
-        """For messages: a query may be secret."""
+        """The URL for messages, without its query, which may be secret."""
         return self.url.partition("?")[0]
 
 
 @dataclass(frozen=True, slots=True)
 class KeySet:
-    """What an address had: the keys that can be used, and why others can't."""
+    """The answer of an address: the keys that can be used, and why others are ignored."""
 
     keys: tuple[Key, ...]
     ignored: tuple[str, ...] = ()
 
 
 class JwksClient:
-    """Asks one address, anew each time. Redirects are not followed, and no proxy is asked: either could lead past the
-    rules."""
+    """Fetches the keys of one address, each time over a new connection. It follows no redirects and uses no proxy:
+    either could get around the address rules."""
 
     def __init__(self, address: KeyAddress, rules: AddressRules) -> None:
         self.address = address
@@ -60,12 +60,12 @@ class JwksClient:
         self._tls: ssl.SSLContext | None = None
 
     async def fetch(self) -> KeySet:
-        """The keys that are there now. Raises JwksError."""
+        """Fetch the keys. Raises JwksError."""
         try:
             async with asyncio.timeout(SECONDS):
                 content = await self._get()
         except TimeoutError:
-            raise self._failed(f"there was no whole answer within {SECONDS:.0f} s") from None
+            raise self._failed(f"the answer was not complete within {SECONDS:.0f} s") from None
         except httpcore.TimeoutException:
             raise self._failed("it did not answer in time") from None
         except (httpcore.NetworkError, httpcore.ProtocolError, OSError) as error:
@@ -90,7 +90,7 @@ class JwksClient:
             return content
 
     def _tls_context(self) -> ssl.SSLContext | None:
-        """The authorities of the machine, and those that come along where it has none."""
+        """TLS with the machine's certificate authorities, and with certifi's, since a machine may have none."""
         if self._tls is None and urlsplit(self.address.url).scheme == "https":
             self._tls = ssl.create_default_context()
             self._tls.load_verify_locations(certifi.where())
@@ -111,13 +111,13 @@ class JwksClient:
 
 
 def read_set(listed: list[Mapping[str, object]], address: KeyAddress) -> KeySet:
-    """The keys of a set. One that can't be used is no reason to do without the others."""
+    """Read a JWKS. A key that can't be used is ignored, with the reason, and the others are kept."""
     keys, ignored = [], []
     for jwk in listed:
         try:
             key = parse_key(jwk)
             if isinstance(key.material, bytes):
-                raise InvalidKeyError("a secret that is published is none")
+                raise InvalidKeyError("it is a shared secret, which must not be published")
             if not checks_signatures(jwk):
                 raise InvalidKeyError("the key is not for checking signatures")
         except InvalidKeyError as error:

@@ -1,6 +1,6 @@
-"""Recognises the usual ways in which a shared secret is one thing for the issuer and another one here.
+"""Recognises common mistakes by which a shared secret differs between the issuer and the config.
 
-A token signed so is refused all the same: this only finds the words for it.
+The token is refused all the same; this only explains why.
 """
 
 from __future__ import annotations
@@ -11,19 +11,20 @@ from headwater.api.auth.keys import Key
 from headwater.api.auth.material import HMAC, SIGNATURES, decoded
 
 _AS_TEXT = (
-    "it is signed with the base64 text of the secret, not with the bytes that this text stands for: have the issuer"
-    " decode it, or put the base64url form of that very text into the config"
+    "it is signed with the base64 text of the secret, not with the bytes that the text decodes to: have the issuer"
+    " decode it, or configure that text, itself encoded as base64url"
 )
 _AS_BYTES = (
-    "it is signed with the bytes that the configured secret, read as base64, stands for: have the issuer sign with the"
-    " text, or configure the decoded secret"
+    "the configured secret is base64 text, and the token is signed with the bytes that it decodes to: have the issuer"
+    " sign with the text, or configure the decoded secret"
 )
-_TRIMMED = "the configured secret has white space at an end, such as a line break, that the issuer's has not: remove it"
-_UNTRIMMED = "the issuer's secret ends with a line break that the configured one has not: remove it there"
+_TRIMMED = "the configured secret begins or ends with white space, and the issuer's does not: remove it"
+_UNTRIMMED = "the issuer's secret ends with a line break, and the configured one does not: remove it there"
 
 
 def signed_otherwise(tried: Sequence[Key], alg: str, message: bytes, signature: bytes) -> str | None:
-    """What went wrong between the issuer's secret and ours, if it is one of the usual mistakes."""
+    """How the issuer's secret differs from the configured one, as an explanation for the client. None when no known
+    mistake fits."""
     if alg not in HMAC:
         return None
     for key in tried:

@@ -1,6 +1,6 @@
-"""Keys that tokens are signed with, and which of them a token may use.
+"""The keys that tokens are signed with, and which of them may verify a token.
 
-A place that keys come from is one implementation of `KeySource`.
+Each place that keys come from implements `KeySource`.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ DAY = 86_400
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """A trusted key. Without a `kid` it is tried for every token of its algorithms. `audience` replaces the
-    configured one; `max_lifetime` is in seconds. `written` is how a secret stands in the config."""
+    """A trusted key. Without a `kid`, it is tried for every token of its algorithms. `audience` replaces the
+    configured one; `max_lifetime` of tokens is in seconds. `written` is a secret as in the config, before decoding."""
 
     kid: str | None
     algorithms: frozenset[str]
@@ -28,25 +28,26 @@ class Key:
     written: str | None = field(default=None, repr=False)
 
     def signed(self, alg: str, message: bytes, signature: bytes) -> bool:
-        """Whether this key made the signature, with an algorithm of its own."""
-        # material is of the kind that its algorithms take; a key of one kind never meets those of another
+        """Whether this key made the signature, with one of its algorithms."""
+        # `material` has the type that these algorithms expect, so a public key is never used as a shared secret
         return alg in self.algorithms and bool(SIGNATURES[alg].verify(message, self.material, signature))
 
 
 class KeySource(Protocol):
-    """Where keys come from: the config, addresses. Lives in the event loop."""
+    """A place that keys come from: the config, or an address. Not thread-safe: use it in one event loop."""
 
     def known(self) -> Sequence[Key]:
-        """Every key trusted now, without waiting."""
+        """All keys that are trusted now. Does not wait."""
 
     async def look_again(self) -> bool:
-        """Called for a token that no known key signed. Whether others may be known now. Raises JwksError."""
+        """Look for new keys, because no known key signed a token. Returns whether there may be new ones. Raises
+        JwksError."""
 
     def start(self) -> None:
-        """Begin to keep the keys fresh."""
+        """Start to refresh the keys in the background."""
 
     async def close(self) -> None:
-        """End that."""
+        """Stop refreshing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,14 +63,14 @@ class StaticKeys:
         return False
 
     def start(self) -> None:
-        """They stay as they are."""
+        """Do nothing: these keys never change."""
 
     async def close(self) -> None:
-        """They stay as they are."""
+        """Do nothing."""
 
 
 def parse_key(jwk: Mapping[str, object]) -> Key:
-    """A key in JWK form. Raises InvalidKeyError, which never shows the secret."""
+    """Read a key in JWK form. Raises InvalidKeyError, whose message never contains the secret."""
     kid = jwk.get("kid")
     where = f"key {kid}" if kid is not None else "a key without kid"
     algorithms, material = read_material(jwk, where)
@@ -79,7 +80,7 @@ def parse_key(jwk: Mapping[str, object]) -> Key:
 
 
 def checks_signatures(jwk: Mapping[str, object]) -> bool:
-    """Whether a key is meant for what it is wanted for, and not for encryption."""
+    """Whether `use` and `key_ops` of a JWK allow checking signatures."""
     use, operations = jwk.get("use"), jwk.get("key_ops")
     return not (isinstance(use, str) and use != "sig") and not (
         isinstance(operations, list) and "verify" not in operations
@@ -87,8 +88,8 @@ def checks_signatures(jwk: Mapping[str, object]) -> bool:
 
 
 def candidates(keys: Sequence[Key], kid: str | None, alg: str) -> list[Key]:
-    """The keys that a token with this header may have been signed with. Raises AuthError when its kid names a key
-    of another algorithm: another key must not be tried then."""
+    """The keys that may have signed a token with this kid and alg: those with the kid, or else those without any.
+    Raises AuthError when the kid belongs to a key of another algorithm; other keys must not be tried then."""
     named = [key for key in keys if key.kid == kid is not None]
     if not named:
         return [key for key in keys if key.kid is None and alg in key.algorithms]

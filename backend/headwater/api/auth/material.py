@@ -1,4 +1,4 @@
-"""From a key in JWK form to what signatures are checked with."""
+"""Converts a key in JWK form to what PyJWT checks signatures with."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from headwater.errors import HeadwaterError
 Material: TypeAlias = bytes | RSAPublicKey | EllipticCurvePublicKey | Ed25519PublicKey | Ed448PublicKey
 
 HMAC = frozenset({"HS256", "HS384", "HS512"})
-"""The algorithms of shared secrets: who can check a signature can make one."""
+"""The algorithms of shared secrets. Whoever can check such a signature can also make one."""
 
 ALGORITHMS: Mapping[str, frozenset[str]] = {
     "oct": HMAC,
@@ -27,11 +27,11 @@ ALGORITHMS: Mapping[str, frozenset[str]] = {
     "EC": frozenset({"ES256", "ES384", "ES512"}),
     "OKP": frozenset({"EdDSA"}),
 }
-"""What each kind of key (`kty`) may sign with."""
+"""The algorithms that each type of key (`kty`) may sign with."""
 
 _ACCEPTED = frozenset[str]().union(*ALGORITHMS.values())
 SIGNATURES = {name: each for name, each in get_default_algorithms().items() if name in _ACCEPTED}
-"""How each algorithm checks and makes a signature."""
+"""The implementation of each algorithm."""
 
 _CURVES: Mapping[str, Mapping[str, str]] = {
     "EC": {"P-256": "ES256", "P-384": "ES384", "P-521": "ES512"},
@@ -40,9 +40,9 @@ _CURVES: Mapping[str, Mapping[str, str]] = {
 _PUBLIC: Mapping[str, tuple[str, ...]] = {"RSA": ("n", "e"), "EC": ("crv", "x", "y"), "OKP": ("crv", "x")}
 _SHORTEST_RSA = 2048
 SHORTEST_SECRET, GOOD_SECRET = 16, 32
-"""Bytes: under the first a secret is refused. The second is what RFC 7518 asks for, but services in use have less."""
+"""In bytes. A shorter secret than the first is refused. RFC 7518 demands the second, but secrets in use are shorter."""
 
-_BASE64 = re.compile(r"[A-Za-z0-9+/_-]+={0,2}", re.ASCII)  # either alphabet: Node reads both
+_BASE64 = re.compile(r"[A-Za-z0-9+/_-]+={0,2}", re.ASCII)  # base64 and base64url, since Node decodes both
 
 
 class InvalidKeyError(HeadwaterError):
@@ -52,8 +52,8 @@ class InvalidKeyError(HeadwaterError):
 
 
 def read_material(jwk: Mapping[str, object], where: str) -> tuple[frozenset[str], Material]:
-    """The algorithms that a key is good for, and the key itself; of one with a private part only the public one.
-    Raises InvalidKeyError, which never shows a secret."""
+    """The algorithms of a key, and the key itself without its private part. Raises InvalidKeyError, whose message
+    never contains a secret."""
     kty, alg = jwk.get("kty"), jwk.get("alg")
     family = ALGORITHMS.get(kty) if isinstance(kty, str) else None
     if family is None or not isinstance(kty, str):
@@ -83,16 +83,16 @@ def _secret(jwk: Mapping[str, object], where: str) -> bytes:
 
 
 def check_secret(secret: bytes, where: str) -> None:
-    """Refuse what was never a secret. Raises InvalidKeyError."""
+    """Raise InvalidKeyError for a secret that is too short, or is a key in PEM form."""
     if secret.lstrip().startswith(b"-----BEGIN"):
         raise InvalidKeyError("the secret is a key in PEM form", where, "give a public key as {kty: RSA, n: …, e: …}")
     if len(secret) < SHORTEST_SECRET:
-        what = f"the secret has {len(secret)} bytes, so that it can be found by trying"
+        what = f"the secret has {len(secret)} bytes, which is too short to be safe"
         raise InvalidKeyError(what, where, f"make one of {GOOD_SECRET}: openssl rand -base64 {GOOD_SECRET}")
 
 
 def decoded(text: str) -> bytes | None:
-    """What base64 text of either alphabet stands for, padded or not; None for what is none."""
+    """Decode base64 or base64url, padded or not. None when the text is neither."""
     if not _BASE64.fullmatch(text):
         return None
     plain = text.translate(str.maketrans("+/", "-_")).rstrip("=")
@@ -106,7 +106,7 @@ def _public_key(jwk: Mapping[str, object], kty: str, fitting: frozenset[str], wh
     public = {name: jwk.get(name) for name in _PUBLIC[kty]}
     lacking = [name for name, value in public.items() if not isinstance(value, str) or not value]
     if lacking:
-        raise InvalidKeyError(f"`{lacking[0]}` is missing, or no text", where, "copy the key once more")
+        raise InvalidKeyError(f"`{lacking[0]}` is missing, or not text", where, "copy the key once more")
     try:
         key: Material = SIGNATURES[min(fitting)].from_jwk({"kty": kty, **public})
     except (jwt.PyJWTError, ValueError, TypeError):  # their messages may quote the key

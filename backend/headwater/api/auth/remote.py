@@ -1,4 +1,4 @@
-"""Keys that are fetched: kept fresh in the background, and looked for at once when a token names one not known."""
+"""Keys that are fetched: refreshed in the background, and at once when a token names an unknown key."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from headwater.telemetry.log_facts import told
 
 REFRESH_SECONDS = 300.0
 KEEP_SECONDS = 3600.0
-"""How long keys are used that could not be fetched again."""
+"""How long fetched keys stay in use while they can't be fetched again."""
 
 WAIT_SECONDS = 3.0
-"""How long a request waits for keys."""
+"""How long a request waits for a fetch."""
 
 MOST_LOOKS = 10
 LOOK_SECONDS = 60.0
-"""The time over which so many looks for unknown keys are spread: strangers choose what is unknown."""
+"""At most MOST_LOOKS fetches for unknown keys are made in this time, since anybody can send tokens with such keys."""
 
 _SHOWN = 20
 
@@ -32,14 +32,14 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Allowance:
-    """A leaky bucket of looks."""
+    """Limits the rate of fetches for unknown keys."""
 
     now: Callable[[], float]
     left: float = MOST_LOOKS
     counted_at: float | None = None
 
     def take(self) -> bool:
-        """Whether another look is allowed now; it then counts."""
+        """Count a fetch and return True, or return False when too many were made of late."""
         now = self.now()
         passed = 0.0 if self.counted_at is None else now - self.counted_at
         self.left = min(MOST_LOOKS, self.left + passed * MOST_LOOKS / LOOK_SECONDS)
@@ -51,8 +51,8 @@ class Allowance:
 
 
 class RemoteKeys:
-    """The keys of one address, as `fetch` gets them. Those that were fetched last are used while it fails, for an hour;
-    there is one fetch at a time, which everybody who waits shares."""
+    """The keys of one address, which `fetch` gets. While it fails, the last keys stay in use for KEEP_SECONDS. There is
+    one fetch at a time, which all waiting requests share. `address` is for messages, `now` is a clock in seconds."""
 
     def __init__(
         self,
@@ -75,14 +75,14 @@ class RemoteKeys:
         self._keeper: asyncio.Task[None] | None = None
 
     def known(self) -> Sequence[Key]:
-        """The keys that were fetched last, unless that was too long ago."""
+        """The keys that were fetched last; none when that was more than KEEP_SECONDS ago."""
         if self._fetched_at is None or self._now() - self._fetched_at > KEEP_SECONDS:
             return ()
         return self._keys
 
     async def look_again(self) -> bool:
-        """Fetch the keys now, or wait for those being fetched. False when that was done too often of late. Raises
-        JwksError when it fails or takes too long."""
+        """Fetch the keys now, or wait for the fetch in progress. Returns False when too many were made of late. Raises
+        JwksError when the fetch fails, or takes longer than WAIT_SECONDS."""
         if self._fetching is None and not self._allowance.take():
             if self._failure is not None:
                 raise _again(self._failure)
@@ -106,8 +106,8 @@ class RemoteKeys:
             await asyncio.wait(tasks)
 
     def pause(self) -> float:
-        """Seconds until the next fetch: after failures soon at first, then less and less often. Processes that began
-        together do not ask together."""
+        """Seconds until the next fetch: REFRESH_SECONDS, or an exponential backoff after failures. Both are random by
+        some, so that processes that started together don't fetch together."""
         if self._failures == 0:
             return REFRESH_SECONDS * (0.9 + 0.1 * self._jitter())
         return min(2.0 ** min(self._failures, 20), REFRESH_SECONDS) * (0.5 + 0.5 * self._jitter())
@@ -154,7 +154,7 @@ class RemoteKeys:
 
 
 class KeyRing:
-    """All keys of a config: those in it, and those of its addresses."""
+    """All keys of a config: its own, and those of its addresses."""
 
     def __init__(self, fixed: Sequence[Key], remote: Sequence[KeySource]) -> None:
         self._fixed = tuple(fixed)
@@ -164,7 +164,7 @@ class KeyRing:
         return (*self._fixed, *(key for each in self._remote for key in each.known()))
 
     async def look_again(self) -> bool:
-        """At all addresses at once. Raises JwksError only where none had an answer."""
+        """Look at all addresses at once. Raises JwksError only when no fetch succeeded."""
         looks = await asyncio.gather(*(each.look_again() for each in self._remote), return_exceptions=True)
         failures = [each for each in looks if isinstance(each, BaseException)]
         if failures and not any(each is True for each in looks):
@@ -180,7 +180,8 @@ class KeyRing:
 
 
 def _again(error: JwksError) -> JwksError:
-    """The same for another request: raised twice, an exception would keep the first one's frames."""
+    """A copy of the error. An exception that is raised again keeps the traceback, and so the objects, of the first
+    request."""
     return type(error)(*error.args)
 
 

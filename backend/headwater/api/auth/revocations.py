@@ -1,4 +1,4 @@
-"""Tokens that are no good any more although they have not expired: of a user, of a session, or one alone."""
+"""Revoked tokens, which are refused although they have not expired: all of a user, of a session, or a single one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from headwater.api.auth.errors import TokenRevokedError
 
 
 class Revoked(Enum):
-    """What a revocation is of."""
+    """What a revocation applies to."""
 
     USER = "sub"
     SESSION = "session"
@@ -26,8 +26,8 @@ _CLAIMS: Mapping[Revoked, tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class Revocation:
-    """Since a time, in seconds since 1970. A user's is of the tokens issued until then, so that who signs in again gets
-    in; a session's and a token's are for good."""
+    """A revocation made at `since`, in seconds since 1970. That of a user applies to tokens issued until then, so that
+    the user can sign in again; that of a session or a token applies for ever."""
 
     kind: Revoked
     value: str
@@ -35,8 +35,8 @@ class Revocation:
 
 
 class Revocations:
-    """What is revoked now. It is looked at whenever a token is used, so a revocation holds from the next use on;
-    whoever keeps something open for a token asks `of` again after a change. Readers see a change as a whole."""
+    """The revocations in force. The verifier checks them each time a token is used. Whoever keeps something open for a
+    token, such as a stream, has to call `of` again after a change. Each change is atomic for other threads."""
 
     def __init__(self, held: Iterable[Revocation] = ()) -> None:
         self._held: Mapping[tuple[Revoked, str], Revocation] = {}
@@ -46,7 +46,7 @@ class Revocations:
         return len(self._held)
 
     def replace(self, held: Iterable[Revocation]) -> None:
-        """From now on exactly these."""
+        """Replace all revocations. Of several with the same kind and value, the latest counts."""
         merged: dict[tuple[Revoked, str], Revocation] = {}
         for each in held:
             known = merged.get((each.kind, each.value))
@@ -55,16 +55,15 @@ class Revocations:
         self._held = merged
 
     def add(self, *revocations: Revocation) -> None:
-        """Some more. Of several of the same user the latest counts. Takes time in the number of all, so many are to be
-        added at once."""
+        """Add revocations. The time that this takes grows with the number of all, so add many in one call."""
         self.replace([*self._held.values(), *revocations])
 
     def forget(self, now: float, longest_life: float) -> None:
-        """Leave out those whose tokens have all expired by themselves."""
+        """Drop revocations whose tokens have all expired, since no token is valid for over `longest_life` seconds."""
         self.replace(each for each in self._held.values() if each.since + longest_life + 2 * TOLERANCE > now)
 
     def of(self, user: Principal) -> Revocation | None:
-        """What revoked the user's token, if something did."""
+        """The revocation that applies to the user's token, or None."""
         held = self._held
         if not held:
             return None
@@ -76,7 +75,7 @@ class Revocations:
         return next((each for each in found if each is not None), None)
 
     def check(self, user: Principal) -> None:
-        """Raises TokenRevokedError."""
+        """Raise TokenRevokedError when the user's token is revoked."""
         revocation = self.of(user)
         if revocation is not None:
             raise TokenRevokedError(f"the token was revoked, by its {revocation.kind.value}", fix="sign in again")

@@ -12,9 +12,9 @@ from headwater.api.auth.keys import Key
 
 
 def sign(claims: Mapping[str, object], key: Key) -> str:
-    """A token that the key, a secret, has signed."""
+    """Make a token, signed with a shared secret."""
     assert isinstance(key.material, bytes)
     headers = None if key.kid is None else {"kid": key.kid}
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", InsecureKeyLengthWarning)  # the config was warned of
+        warnings.simplefilter("ignore", InsecureKeyLengthWarning)  # reading the config warned already
         return jwt.encode(dict(claims), key.material, min(key.algorithms), headers=headers)

@@ -1,4 +1,4 @@
-"""From an Authorization header to the user it proves."""
+"""Verifies the token of an Authorization header."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from headwater.api.auth.revocations import Revocations
 __all__ = ["Principal", "Verifier"]
 
 LONGEST = 65_536
-"""Characters of a token."""
+"""The most characters of a token."""
 
 _HEADER = re.compile(r"(?:Token|Bearer) (\S+)")
 _JWS = jwt.PyJWS()
@@ -28,7 +28,7 @@ _JWS = jwt.PyJWS()
 
 @dataclass(frozen=True, slots=True)
 class _Token:
-    """A token taken apart. Nothing in it is known to be true."""
+    """A decoded token. Nothing of it is verified."""
 
     kid: str | None
     alg: str
@@ -39,15 +39,15 @@ class _Token:
 
 @dataclass(frozen=True, slots=True)
 class Verifier:
-    """Checks tokens against keys and the accepted audience. An empty audience refuses every token whose key does
-    not bring its own. Nothing is kept of a token: to check it again takes less than to keep it safely would."""
+    """Verifies tokens with the keys, the accepted audience and the revocations. With an empty audience, only tokens of
+    keys with an audience of their own are accepted. Verified tokens are not cached: verifying one again is cheap."""
 
     keys: KeySource
     audience: frozenset[str]
     revocations: Revocations = field(default_factory=Revocations)
 
     async def authorize(self, header: str | None) -> Principal:
-        """The user behind an Authorization header. Raises AuthError or a subclass, with the reason."""
+        """Verify the token in an Authorization header. Raises AuthError or a subclass, with the reason."""
         match = _HEADER.fullmatch(header or "")
         if match is None:
             raise TokenMissingError(
@@ -57,10 +57,11 @@ class Verifier:
         return await self.verify(match[1])
 
     async def verify(self, token: str) -> Principal:
-        """The user behind a token. Waits only when no known key signed it. Raises AuthError or a subclass."""
+        """Verify a token and return its user. Waits for a fetch of keys only when no known key signed it. Raises
+        AuthError or a subclass."""
         read = _read(token)
         key = _signer(read, self.keys.known())
-        # nobody publishes a shared secret
+        # a fetch can't bring a shared secret: those are never published
         if key is None and read.alg not in HMAC and await self.keys.look_again():
             key = _signer(read, self.keys.known())
         if key is None:
@@ -73,7 +74,9 @@ class Verifier:
 
 def _read(token: str) -> _Token:
     if len(token) > LONGEST:
-        raise AuthError("the token is too long", fix=f"it has {len(token)} characters of {LONGEST} at most")
+        raise AuthError(
+            "the token is too long", fix=f"it has {len(token)} characters, and at most {LONGEST} are allowed"
+        )
     try:
         parts = _JWS.decode_complete(token, options={"verify_signature": False})
         message = token.rpartition(".")[0].encode()
@@ -87,8 +90,8 @@ def _read(token: str) -> _Token:
 
 
 def _signer(token: _Token, keys: Sequence[Key]) -> Key | None:
-    """The key that signed the token; None when another one may have, which is not known. Raises AuthError when it
-    should have been one that is."""
+    """The key that signed the token; None when it may be an unknown key. Raises AuthError when the token's kid names a
+    known key that did not sign it."""
     tried = candidates(keys, token.kid, token.alg)
     signer = next((key for key in tried if key.signed(token.alg, token.message, token.signature)), None)
     if signer is None and any(key.kid is not None for key in tried):

@@ -1,1 +1,1 @@
-"""Open streams: from a request to lines, and to whom they concern."""
+"""Streams: admits them, reads and encodes their lines, and wakes those that a change concerns."""

@@ -1,4 +1,4 @@
-"""How many streams may be open: in all, and of one user."""
+"""Limits how many streams are open, in all and per user."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from headwater.api.shares import Shares
 
 @dataclass(frozen=True, slots=True)
 class StreamLimits:
-    """Of one process. A device has one stream, or two for a moment while it connects again. `stalled_seconds` is how
-    long a client may take nothing of what is there for it."""
+    """Limits per process. A device has one stream, or two for a moment when it connects again. `stalled_seconds` is how
+    long a client may read nothing while data waits for it."""
 
     streams: int = 200
     per_user: int = 50
@@ -19,7 +19,7 @@ class StreamLimits:
 
 
 class Admission:
-    """Counts open streams. Lives in the event loop."""
+    """Counts open streams. Not thread-safe: use it in one event loop."""
 
     def __init__(self, limits: StreamLimits) -> None:
         self._limits = limits
@@ -28,11 +28,11 @@ class Admission:
         self.open_streams = 0
 
     def close(self) -> None:
-        """Admit nobody any more."""
+        """Refuse new streams from now on."""
         self._closed = True
 
     def check(self, user_id: str) -> None:
-        """Raise TooManyRequestsError or ShuttingDownError while there is no place for a stream of this user."""
+        """Raise TooManyRequestsError or ShuttingDownError when the user can't open a stream now."""
         if self._closed:
             raise ShuttingDownError("the service is shutting down", fix="connect again")
         if self.open_streams >= self._limits.streams:

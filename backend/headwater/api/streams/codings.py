@@ -1,8 +1,8 @@
-"""How lines are compressed on the wire: in pieces that anybody can be sent.
+"""Content codings: compress lines in pieces that can be sent to any client.
 
-Between two pieces a stream keeps nothing but a sum and a length, and a piece refers to nothing before it. So an idle
-stream costs no memory, a small line is never held back, and what was compressed once serves every client. All pieces
-of a stream are parts of one gzip member or of one zstd frame, for many clients stop after the first of several.
+A piece refers to nothing before it, and between two pieces a stream keeps only a checksum and a length. So an idle
+stream costs no memory, a small line is never held back, and a piece that was compressed once serves every client. All
+pieces of a stream are parts of one gzip member or one zstd frame, because many clients stop after the first of several.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ GZIP_LEVEL = 1
 ZSTD_LEVEL = 1
 """Higher levels cost two to three times as much and take off a few percent: ids and digests do not compress."""
 
-ZSTD_WINDOW_LOG = 19  # what a client keeps of what it has decoded; it must fit whatever a piece refers back to
+ZSTD_WINDOW_LOG = 19  # log2 of the bytes that a client has to keep; no piece refers back further
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Piece:
 
 
 class Wrapping:
-    """What stands around the pieces of one stream. Pieces are to be wrapped in the order in which they go out."""
+    """Adds header and trailer to the pieces of one stream. Wrap pieces in the order in which they are sent."""
 
     __slots__ = ("_head", "_tail")
 
@@ -45,8 +45,8 @@ class Wrapping:
         self._tail = tail
 
     def begin(self) -> bytes:
-        """What comes before the first piece. Not put together with it here: a piece is shared by many streams, and each
-        of these would keep a copy."""
+        """The header. It is not joined to the first piece here: many streams share a piece, and each would keep a
+        copy."""
         return self._head
 
     def wrap(self, piece: Piece) -> bytes:
@@ -54,12 +54,12 @@ class Wrapping:
         return piece.content
 
     def end(self) -> bytes:
-        """What ends a stream that is whole."""
+        """The trailer of a stream that ends normally."""
         return self._tail
 
 
 class Coding(Hashable, Protocol):
-    """A content coding. There is one object of each for all streams; safe to use from several threads."""
+    """A content coding. All streams share one instance of each, which is safe to use from several threads."""
 
     @property
     def name(self) -> str: ...
@@ -70,7 +70,7 @@ class Coding(Hashable, Protocol):
 
 
 class Identity:
-    """Lines as they are."""
+    """No compression."""
 
     name = "identity"
 
@@ -82,7 +82,8 @@ class Identity:
 
 
 class Gzip:
-    """A piece is deflate blocks that end at a byte, with a flush that forgets what came before."""
+    """A piece is a run of deflate blocks that ends at a byte boundary, with a full flush: the next piece does not refer
+    back to it."""
 
     name = "gzip"
     _head = b"\x1f\x8b\x08\0\0\0\0\0\x04\xff"
@@ -98,7 +99,7 @@ class Gzip:
 
 
 class _Summed(Wrapping):
-    """Ends with the CRC-32 and length of all that went out."""
+    """Ends with the CRC-32 and length of all plain lines that were sent."""
 
     __slots__ = ("_crc", "_length")
 
@@ -117,23 +118,24 @@ class _Summed(Wrapping):
 
 
 class Zstd:
-    """A piece is the blocks of a frame of its own, without the frame's head and end.
+    """A piece is the blocks of a zstd frame, without the frame's header and last block.
 
-    Blocks of different origin can follow one another but for one thing: a block may name the last three distances of
-    a match by their place, and those are 1, 4 and 8 where a frame begins. So each piece first repeats spaces at the
-    distances 8, 4 and 1. A client gets seventeen spaces before a line, which mean nothing in JSON.
+    Blocks of different frames can follow one another, with one exception: a block may refer to the last three match
+    distances by their number ("repeat offsets"), and at the beginning of a frame these are 1, 4 and 8. So each piece
+    begins with a block that repeats spaces at the distances 8, 4 and 1. A client gets seventeen spaces before a line,
+    which JSON ignores.
     """
 
     name = "zstd"
     _head = zstandard.FRAME_HEADER + bytes((0, (ZSTD_WINDOW_LOG - 10) << 3))
     _last_block = b"\x01\0\0"
     _reset = bytes.fromhex(
-        "420000 20"  # a block of one byte eight times over: a space
-        "440000 00 03 44 00 00 b8dd4a"  # no literals; three matches of length 3; their distances in 3 bytes of bits
+        "420000 20"  # an RLE block: a space, eight times
+        "440000 00 03 44 00 00 b8dd4a"  # no literals; three matches of length 3; 3 bytes with their distances
     )
 
     def __init__(self) -> None:
-        self._local = threading.local()  # a compressor is for one thread at a time
+        self._local = threading.local()  # compressors are not thread-safe
 
     def encode(self, plain: bytes) -> Piece:
         compression = self._compressor().compressobj()
@@ -158,12 +160,12 @@ GZIP = Gzip()
 ZSTD = Zstd()
 
 
-# CRC-32 is linear: the sum of two texts is that of the first, carried over as many zeros as the second is long, xor
-# that of the second. What 2^n zero bytes make of a sum is looked up byte by byte.
+# CRC-32 is linear: the CRC of two texts joined is the CRC of the first, continued over as many zero bytes as the second
+# text has, xor the CRC of the second. Tables say what 2^n zero bytes make of each byte of a CRC.
 
 
 def joined_crc(first: int, second: int, length: int) -> int:
-    """CRC-32 of two texts together, from that of each and the length of the second."""
+    """CRC-32 of two texts joined, from the CRC-32 of each and the length of the second."""
     power = 0
     while length:
         if length & 1:

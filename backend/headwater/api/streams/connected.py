@@ -1,4 +1,4 @@
-"""Who is at the other end of an open stream: for the log, and for operators."""
+"""Describes open streams and their clients, for the log and for operators."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from headwater.api.http.requests import RequestName
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """What is at the other end, and since when, in seconds since 1970."""
+    """The client of a stream, and since when it is connected, in seconds since 1970."""
 
     client_id: str | None
     user_agent: str | None
@@ -23,7 +23,8 @@ class Caller:
 
 @dataclass(frozen=True, slots=True)
 class Connected:
-    """An open stream: whose, how many ops and bytes it was sent, and the checkpoint that it has or is being sent."""
+    """An open stream: its user and client, how many ops and bytes it was sent, the op id of the checkpoint that it has
+    or is being sent, and its number of buckets."""
 
     user: Principal
     caller: Caller

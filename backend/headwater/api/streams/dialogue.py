@@ -1,4 +1,4 @@
-"""What happens with the store on behalf of one stream: reads on one side, a session on the other. Blocking."""
+"""Reads from the store what the sync session of one stream asks for, and encodes its lines. Blocking."""
 
 from __future__ import annotations
 
@@ -19,28 +19,29 @@ from headwater.sync.session import Download, Session, View
 from headwater_rules.results import LeftOut, LookupReader, Resolution, SyncRequest
 
 BATCH_BYTES = 256 * 1024
-"""What a stream reads ahead of its client, short of the last chunk."""
+"""How much a stream reads ahead of its client. A batch ends with the chunk that reaches this size."""
 
 LOOK_AHEAD = 500
-"""Buckets that the store is asked about at once; as many small ones as are about a batch."""
+"""The most buckets that the store is asked about at once. That many small ones fill about one batch."""
 
 
 class ConfigReplacedError(HeadwaterError):
-    """Another sync config became active; the client connects again and gets it."""
+    """Another sync config became active. The client connects again and gets it."""
 
     kind = Kind.RETRY
     code = "HW_6001"
 
 
 class LimitCrossedError(HeadwaterError):
-    """Other streams fit into the device's limits than it was told; it connects again and is told."""
+    """Other streams fit into the device's limits than it was told. It connects again and is told which."""
 
     kind = Kind.RETRY
     code = "HW_6005"
 
 
 class Resolver(Protocol):
-    """Answers which buckets a request gives under a config. `left_out` are the keys of what did not fit before."""
+    """Resolves a request to buckets, under a config. `left_out` has the keys of subscriptions that did not fit
+    before."""
 
     def resolve(
         self, config: StoredConfig, request: SyncRequest, read: LookupReader, left_out: frozenset[str]
@@ -49,8 +50,8 @@ class Resolver(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Lines for the client, ready to go out. With `done`, it has all of the checkpoint and there is nothing to do until
-    the next."""
+    """Encoded lines for the client. With `done`, they complete the checkpoint, and there is nothing to send until the
+    next one."""
 
     pieces: Sequence[Piece] = ()
     ops: int = 0
@@ -58,7 +59,8 @@ class Batch:
 
 
 class Dialogue:
-    """One thread at a time. After each call `interest` and `op_id` say what the answer was made of."""
+    """Reads for one stream. Use it in one thread at a time. After each call, `interest` has the buckets and lookups
+    that the answer depends on, and `op_id` is its checkpoint."""
 
     __slots__ = (
         "_form",
@@ -97,16 +99,16 @@ class Dialogue:
 
     @property
     def interruptible(self) -> bool:
-        """Whether news may be looked at before everything owed was sent."""
+        """Whether `turn` may be called before all data of the checkpoint was sent."""
         return self._session.interruptible
 
     @property
     def overtaken(self) -> bool:
-        """Whether there is no more to get for this checkpoint: compaction went past it, and `turn` has to follow."""
+        """Whether the checkpoint can't be completed any more, since compaction went past it. Call `turn` then."""
         return self._session.overtaken
 
     def open(self, reading: Reading) -> Batch:
-        """The first checkpoint, and its data as far as a batch goes."""
+        """The first checkpoint, and the first batch of its data."""
         self.config_id = reading.config.id
         resolution = self._resolve(reading, self._memory.of(self.write_key, reading.config.id))
         self._remember(reading, resolution)
@@ -118,8 +120,8 @@ class Dialogue:
         return self._advance(reading, resolution, self.interest.buckets, write.id if write and visible else None)
 
     def turn(self, reading: Reading, news: News) -> Batch:
-        """What changed for this client since the last view, and its data as far as a batch goes. Raises
-        ConfigReplacedError, and LimitCrossedError where a diff could not tell of it: streams are told of once."""
+        """The next checkpoint, as a diff, and the first batch of its data. Raises ConfigReplacedError, or
+        LimitCrossedError when other streams are left out than before, which only a first checkpoint can say."""
         if reading.config.id != self.config_id:
             raise ConfigReplacedError("another sync config became active")
         news = news.also(self._beyond(reading, news.upto))
@@ -135,11 +137,12 @@ class Dialogue:
         return self._advance(reading, resolution, stale, news.write_checkpoint)
 
     def more(self, reading: Reading) -> Batch:
-        """The next data of the checkpoint."""
+        """The next batch of the checkpoint's data."""
         return self._fill(None, reading)
 
     def _beyond(self, reading: Reading, upto: OpId) -> News:
-        """News of what happened between the wake-up and the snapshot: a checkpoint line promises its whole op id."""
+        """What changed after `upto`, up to the snapshot that is read: a checkpoint line promises all changes up to its
+        op id."""
         touched = reading.touched_since(upto)
         if touched.buckets is None or touched.lookups is None:
             return News(reading.checkpoint.op_id, buckets=None, lookups=True)
@@ -149,7 +152,7 @@ class Dialogue:
     def _advance(
         self, reading: Reading, resolution: Resolution | None, stale: frozenset[str], write_checkpoint: int | None
     ) -> Batch:
-        """Show the session the reading. `stale` names the buckets whose totals may not be what it knows."""
+        """Move the session to the checkpoint of the reading. `stale` are the buckets whose totals may have changed."""
         self.op_id = reading.checkpoint.op_id
         line = self._session.advance(View(self.op_id, resolution, reading.totals(list(stale)), write_checkpoint))
         return self._fill(line, reading)

@@ -1,4 +1,4 @@
-"""How a stream's lines are put together in its coding."""
+"""Joins the lines of a stream into encoded pieces."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from headwater.sync.formats import Format
 from headwater.sync.lines import Line
 
 SMALL = 4096
-"""Bytes up to which lines are compressed together rather than each for itself and for all."""
+"""Lines of up to this many bytes are compressed together with their neighbours. A larger one is compressed by itself,
+and the result is shared by all clients."""
 
 
 @dataclass(frozen=True, slots=True)
 class WireForm:
-    """What a stream's lines look like on the wire. A form of `shared.cache`: a chunk is a data line, in the coding
-    unless it is a small one, which is better compressed together with its neighbours."""
+    """Format and coding of a stream's lines. Implements the form of `shared.cache`: a chunk becomes a data line, which
+    is encoded unless it is small (see SMALL)."""
 
     format: Format
     coding: Coding
@@ -28,12 +29,12 @@ class WireForm:
         return line if len(line) <= SMALL else self.coding.encode(line)
 
     def piece(self, line: Line) -> Piece:
-        """One line by itself."""
+        """Encode one line by itself."""
         return encode(self.coding, self.format.line(line))
 
 
 class Pieces:
-    """Collects lines in their order. `len` is the number of bytes so far, plain or encoded."""
+    """Collects lines in order. `len` is their number of bytes so far, encoded or still plain."""
 
     def __init__(self, coding: Coding) -> None:
         self._coding = coding
@@ -53,7 +54,7 @@ class Pieces:
             self._pieces.append(content)
 
     def all(self) -> list[Piece]:
-        """What there is to send; to be called once, at the end."""
+        """The pieces to send. Call it once, at the end."""
         self._encode()
         return self._pieces
 
@@ -64,7 +65,7 @@ class Pieces:
 
 
 def encode(coding: Coding, plain: bytes) -> Piece:
-    """Lines as a piece. Small ones are remembered for a while: a change is told to many clients in the same words."""
+    """Encode lines. Small pieces are cached, since many clients are sent the same change."""
     return coding.encode(plain) if len(plain) > SMALL or coding is IDENTITY else _encode_small(coding, plain)
 
 

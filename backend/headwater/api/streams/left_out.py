@@ -1,4 +1,4 @@
-"""What devices go without, from one connection to the next."""
+"""Remembers which subscriptions did not fit into a device's limits, from one connection to the next."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import threading
 from collections import OrderedDict
 
 MOST_KEYS = 100_000
-"""Subscriptions that are remembered, of all devices: those of who connected longest ago are forgotten first."""
+"""The most subscriptions that are remembered, of all devices. Those of the device that connected longest ago are
+forgotten first."""
 
 
 class LeftOutMemory:
-    """The keys of the subscriptions that did not fit into a device's limits when it was answered last, so that they do
-    not come and go with its connections. Of one process, bounded, and safe to use from several threads."""
+    """The keys of the subscriptions that did not fit into a device's limits when it was answered last, so that each new
+    connection leaves out the same ones. Per process, and safe to use from several threads."""
 
     def __init__(self, most: int = MOST_KEYS) -> None:
         self._most = most
@@ -20,7 +21,7 @@ class LeftOutMemory:
         self._keys = 0
 
     def of(self, device: str, config_id: int) -> frozenset[str]:
-        """What a device went without under this sync config; nothing under another one."""
+        """The keys that were left out for a device under this sync config; none under another one."""
         with self._lock:
             held, keys = self._held.get(device, (config_id, frozenset[str]()))
             return keys if held == config_id else frozenset()

@@ -1,4 +1,4 @@
-"""What a client takes: the format and the coding of a stream, from its headers."""
+"""Chooses the format and the coding of a stream by the client's headers."""
 
 from __future__ import annotations
 
@@ -14,25 +14,26 @@ NDJSON = "application/x-ndjson"
 BSON = "application/vnd.powersync.bson-stream"
 
 _ANY = ("application/*", "*/*")
-_IDENTITY_WEIGHT = 1e-9  # of lines as they are, if not asked for: taken, but liked less than anything that is
+_IDENTITY_WEIGHT = 1e-9  # of identity when the header does not name it: acceptable, but after all that it names
 
 
 def choose_form(accept: str | None, accept_encoding: str | None, *, raw: bool) -> WireForm:
-    """The form for a client with these headers. `raw` is about rows in NDJSON. Raises NotAcceptableError."""
+    """Choose format and coding for a client with these headers. `raw` says how NDJSON writes rows. Raises
+    NotAcceptableError."""
     if _takes_bson_only(accept):
-        # Zstd's pieces bring blanks between lines, which BSON has no place for
+        # Zstd's pieces put spaces between lines, which BSON does not allow
         return WireForm(Bson(), choose_coding(accept_encoding, (GZIP,)))
     return WireForm(Ndjson(raw), choose_coding(accept_encoding, (ZSTD, GZIP)))
 
 
 def content_type(written_in: Format) -> str:
-    """Its media type, exactly as clients compare it."""
+    """The media type of a format, exactly as clients compare it."""
     return BSON if isinstance(written_in, Bson) else NDJSON
 
 
 def choose_coding(accepted: str | None, offered: Sequence[Coding]) -> Coding:
-    """The coding of an Accept-Encoding header's choice: its highest weight, of equal ones the first offered. A client
-    that names none of them gets lines as they are. Raises NotAcceptableError when it takes none that we have."""
+    """Choose a coding by an Accept-Encoding header: the one with the highest weight, among equals the first offered,
+    and identity if it names none. Raises NotAcceptableError when it rules out all of them."""
     weights = _weights(accepted)
     rest = weights.get("*", 0.0)
     candidates = [(weights.get(coding.name, rest), coding) for coding in offered]
@@ -44,8 +45,8 @@ def choose_coding(accepted: str | None, offered: Sequence[Coding]) -> Coding:
 
 
 def _takes_bson_only(accept: str | None) -> bool:
-    """Whether NDJSON is ruled out. Clients that take both say that they like BSON better, but here NDJSON is what
-    costs nothing: see `sync.formats`. A header that names neither gets NDJSON."""
+    """Whether the header rules out NDJSON. Clients that accept both prefer BSON, but get NDJSON, which costs the server
+    less (see `sync.formats`). A header that names neither gets NDJSON too."""
     weights = _weights(accept)
     ndjson = next((weights[name] for name in (NDJSON, *_ANY) if name in weights), 0.0)
     return weights.get(BSON, 0.0) > 0 and ndjson <= 0

@@ -22,7 +22,8 @@ class RequestLimits:
 
 
 class Plans:
-    """Resolves requests by the plan of a config. Only the newest plan is kept; safe to use from several threads."""
+    """Resolves requests with the compiled plan of a config. Keeps only the newest plan. Safe to use from several
+    threads."""
 
     def __init__(self, limits: RequestLimits) -> None:
         self._limits = limits
@@ -32,7 +33,8 @@ class Plans:
     def resolve(
         self, config: StoredConfig, request: SyncRequest, read: LookupReader, left_out: frozenset[str]
     ) -> Resolution:
-        """The buckets of a request; `left_out` are the keys of what did not fit before. Raises RuleErrors."""
+        """The buckets of a request. `left_out` has the keys of subscriptions that did not fit before. Raises
+        RuleErrors."""
         return resolve(
             self._plan(config),
             request,

@@ -30,13 +30,14 @@ from headwater.storage.shared.cache import CachedReader, Written
 from headwater.sync.session import Download
 
 SHARED_JOBS = 64
-"""Jobs that run over one snapshot before their results go out: the first clients need not wait for the last."""
+"""The most jobs that run over one snapshot before their results are delivered, so that the first clients do not wait
+for the last."""
 
 Result = TypeVar("Result")
 
 
 class Reading:
-    """One snapshot and what belongs to it. Questions that several jobs ask are put to the store once."""
+    """One snapshot of the store. It caches answers, so that jobs that share it ask the store only once."""
 
     def __init__(self, reader: CachedReader, snapshot: StoreSnapshot) -> None:
         self._reader = reader
@@ -74,7 +75,8 @@ class Reading:
     def written(
         self, form: WireForm, download: Download, upcoming: Callable[[], Sequence[str]]
     ) -> Written[Piece | bytes]:
-        """A chunk as it goes out. `upcoming` names the buckets that will be asked for next, this one first."""
+        """A chunk, encoded. `upcoming` returns the buckets that will be asked for next, this one first, so that the
+        store can be asked about all of them at once."""
         bucket = download.bucket
         if bucket not in self._marks:
             names = upcoming()
@@ -109,8 +111,8 @@ class _Job(Generic[Result]):
 
 
 class StoreThreads:
-    """Runs jobs over the store. `width` bounds the downloads and connects that read at once; woken streams and the
-    hub have threads of their own, so that they do not wait behind those."""
+    """Runs jobs over the store in threads. At most `width` downloads and first checkpoints are read at once. Woken
+    streams and the hub have threads of their own, so that they do not wait behind those."""
 
     def __init__(self, reader: CachedReader, width: int) -> None:
         self._reader = reader

@@ -1,4 +1,4 @@
-"""Which open streams a revocation ends, and what of it concerns tokens."""
+"""Which open streams a revocation ends, and which revocations apply to tokens."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from headwater.api.streams.connected import Connected
 from headwater.storage.contract.revocations import Revocation, RevokedKind
 
 TOKENS_KEPT = 8 * 86_400.0
-"""Seconds for which a revocation of tokens is kept: longer than any token lives."""
+"""Seconds for which a revocation of tokens is kept: longer than any token is valid."""
 
 REVOKED = "token revoked"
 TERMINATED = "ended by an operator"
@@ -20,7 +20,7 @@ TERMINATED = "ended by an operator"
 
 
 def of_tokens(revocations: Iterable[Revocation]) -> list[TokenRevocation]:
-    """Those of tokens, as whoever looks at tokens takes them."""
+    """The revocations that apply to tokens, in the form that the verifier takes."""
     return [
         TokenRevocation(Revoked(each.kind.value), each.value, each.since)
         for each in revocations
@@ -29,7 +29,7 @@ def of_tokens(revocations: Iterable[Revocation]) -> list[TokenRevocation]:
 
 
 def terminates(revocation: Revocation, stream: Connected) -> bool:
-    """Whether a revocation ends this stream, whatever its token is."""
+    """Whether a revocation of streams ends this stream. Those of tokens are up to `Revocations`."""
     if revocation.kind is not RevokedKind.STREAMS:
         return False
     user = stream.user.user_id
@@ -37,7 +37,7 @@ def terminates(revocation: Revocation, stream: Connected) -> bool:
 
 
 def streams_of(user: str, client: str | None) -> str:
-    """The value of a revocation of a user's streams, or of those of one client."""
+    """The value of a revocation that ends the streams of a user, or of one client of the user."""
     return orjson.dumps([user, client]).decode()
 
 

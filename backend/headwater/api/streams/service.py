@@ -1,4 +1,4 @@
-"""All streams of a process, whatever carries them."""
+"""All streams of a process, over HTTP and over websockets."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from headwater.sync.request import BodyLimits, StreamRequest, write_key
 from headwater_rules.results import SyncRequest
 
 MAX_AGENT = 300
-"""Characters that are kept of what a client says it is."""
+"""The most characters that are kept of a user agent."""
 
 SHUTTING_DOWN = "shutting down"
 
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """What a stream is opened with."""
+    """A request for a stream, and its verified user."""
 
     asked: StreamRequest
     user: Principal
@@ -41,7 +41,7 @@ class Opening:
 
 
 class Streams:
-    """Holds what all streams of the process share."""
+    """Opens, lists and ends the streams of the process."""
 
     def __init__(
         self,
@@ -59,18 +59,18 @@ class Streams:
         self._traffic = traffic
         self._limits = limits
         self.asked = asked
-        """What a request may list."""
+        """Limits on the lists in a request."""
         self._left_out = LeftOutMemory()
         self._open: set[Stream] = set()
         self._revocations = revocations
         self.admission = Admission(limits)
 
     def connected(self) -> list[Connected]:
-        """All that are open."""
+        """All open streams."""
         return [stream.connected for stream in self._open]
 
     def revoke(self, revocations: Sequence[Revocation]) -> None:
-        """End the streams that revocations are about, and those whose tokens are revoked by now."""
+        """End the streams that these revocations are about, and those whose token is revoked now."""
         for stream in list(self._open):
             connected = stream.connected
             if self._revocations.of(connected.user) is not None:
@@ -79,7 +79,7 @@ class Streams:
                 stream.end(TERMINATED)
 
     def begin_shutdown(self, over_seconds: float) -> None:
-        """Take no more streams, and end all normally, at random within so many seconds."""
+        """Refuse new streams, and end all open ones normally, at random times within so many seconds."""
         self.admission.close()
         self._hub.end_all(SHUTTING_DOWN, over_seconds)
 
