@@ -1,1 +1,1 @@
-"""What only operators may ask."""
+"""The admin API, which only operators may use."""

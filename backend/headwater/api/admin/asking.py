@@ -1,4 +1,4 @@
-"""A device's request, as an operator describes it."""
+"""Describes a client and what it would request, so that operators can ask what it would get."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from headwater.api.admin.errors import InvalidAdminRequestError
 from headwater_rules.results import Subscription, SyncRequest
 
 Text = Annotated[str, Meta(max_length=10_000, pattern=r"^[^\x00]*$")]
-"""What a store can keep, or look for."""
+"""Text without NUL, which no store can hold."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +26,8 @@ class Subscribed:
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """Who asks, and for what: `user` is what the token's claim sub says, `claims` are all its others, `parameters`
-    what the client sends."""
+    """A client and its request. `user` is the token's claim sub, `claims` are the other ones, and `parameters` are the
+    client parameters."""
 
     user: Text
     claims: Mapping[str, object] | None = None
@@ -37,7 +37,7 @@ class Client:
 
 
 def request_of(client: Client) -> SyncRequest:
-    """As the rules take it. Raises InvalidAdminRequestError."""
+    """The request of this client, as the rules take it. Raises InvalidAdminRequestError."""
     claims = dict(client.claims or {})
     if claims.get("sub", client.user) != client.user:
         raise InvalidAdminRequestError("the claim sub names another user than `user`", fix="leave it out")

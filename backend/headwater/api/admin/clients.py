@@ -1,4 +1,4 @@
-"""Devices: those that are connected to this process, and such as are to go."""
+"""Lists connected devices, ends their streams, and revokes tokens."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from headwater.api.streams.revoking import TOKENS_KEPT, streams_of
 from headwater.storage.contract.reader import StoreReader
 from headwater.storage.contract.revocations import Revocation, RevokedKind
 
-_STREAMS_KEPT = 3600.0  # a process that can't read the store meanwhile hears of it later
+_STREAMS_KEPT = 3600.0  # seconds within which each process of the endpoint has to read it from the store
 
 
 @dataclass(frozen=True, slots=True)
 class ClientTold:
-    """A device with an open stream. Times in seconds since 1970; `operations` and `bytes` are what it was sent over
-    this stream, `checkpoint` is the op that it has everything up to, or is being sent."""
+    """A device with an open stream. Times are in seconds since 1970. `operations` and `bytes` were sent over this
+    stream; `checkpoint` is the op id of the checkpoint that the device has or is being sent."""
 
     user: str
     client: str | None
@@ -37,7 +37,7 @@ class ClientTold:
 
 @dataclass(frozen=True, slots=True)
 class Clients:
-    """The open streams of one process of the endpoint, longest first. Another process knows its own."""
+    """The open streams of one process of the endpoint, oldest first. Other processes have streams of their own."""
 
     host: str
     process: int
@@ -46,7 +46,7 @@ class Clients:
 
 @dataclass(frozen=True, slots=True)
 class Terminate:
-    """A user, or one client of his."""
+    """A user, or one client of the user."""
 
     user: Text
     client: Text | None = None
@@ -54,8 +54,8 @@ class Terminate:
 
 @dataclass(frozen=True, slots=True)
 class Revoke:
-    """Whose tokens: those of a user (`sub`) that were issued until now, or for good those of a session (the claim
-    `session_id` or `sid`), or the one with this `jti`."""
+    """Which tokens to revoke: those of a user (`sub`) that were issued until now, all of a session (claim `session_id`
+    or `sid`), or the one with this `jti`."""
 
     kind: Literal["sub", "session", "jti"]
     value: Text
@@ -63,9 +63,8 @@ class Revoke:
 
 @dataclass(frozen=True, slots=True)
 class RevocationTold:
-    """What was taken back. `kind` is streams where only open streams were ended, whose `value` is the user and the
-    client. Times in seconds since 1970: it was made at `since` and is forgotten after `until`, when every such token
-    has expired."""
+    """A revocation. With kind `streams`, only open streams were ended, and `value` is the user and the client. It was
+    made at `since` and is deleted after `until`, when every such token has expired (seconds since 1970)."""
 
     seq: int
     kind: RevokedKind
@@ -76,13 +75,14 @@ class RevocationTold:
 
 @dataclass(frozen=True, slots=True)
 class Revocations:
-    """What is in force, in the order in which it was revoked."""
+    """The revocations in force, oldest first."""
 
     revocations: tuple[RevocationTold, ...]
 
 
 class ClientsDesk:
-    """Tells of devices, and sends them away: by way of the store, so that every process of the endpoint does so."""
+    """Lists devices, and ends their streams or revokes tokens. Revocations go through the store, to reach every process
+    of the endpoint."""
 
     def __init__(
         self, settings: AdminSettings, reader: StoreReader, connected: Callable[[], Sequence[Connected]]
@@ -92,12 +92,12 @@ class ClientsDesk:
         self._connected = connected
 
     async def clients(self) -> Clients:
-        """Devices with an open stream to the process that answers."""
+        """List the devices with an open stream to the process that answers."""
         told = sorted(map(_told, self._connected()), key=lambda client: client.connected)
         return Clients(socket.gethostname(), os.getpid(), tuple(told))
 
     def terminate(self, asked: Terminate) -> RevocationTold:
-        """End the open streams of a user or a client, in all processes; the device may connect again."""
+        """End the open streams of a user or a client, in all processes. The device may connect again."""
         value = streams_of(asked.user, asked.client)
         return self._revoke(RevokedKind.STREAMS, value, _STREAMS_KEPT)
 
@@ -106,7 +106,7 @@ class ClientsDesk:
         return self._revoke(RevokedKind(asked.kind), asked.value, TOKENS_KEPT)
 
     def revocations(self) -> Revocations:
-        """What was terminated and revoked, as far as it is in force."""
+        """List the revocations in force, of streams and of tokens."""
         return Revocations(tuple(map(_revoked, self._reader.revocations(0))))
 
     def _revoke(self, kind: RevokedKind, value: str, seconds: float) -> RevocationTold:

@@ -1,4 +1,4 @@
-"""What operators' requests can go wrong with. Codes that are published keep their meaning."""
+"""Errors of admin requests. Codes of the published service keep their meaning."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from headwater.errors import Kind
 
 
 class AdminRefusedError(ApiError):
-    """No admin token, or a wrong one; the answer does not say which."""
+    """The admin token is missing or wrong. The answer does not say which."""
 
     code = "PSYNC_S2101"
     status = 401
@@ -17,35 +17,35 @@ class AdminRefusedError(ApiError):
 
 
 class InvalidAdminRequestError(ApiError):
-    """The body or a parameter of an operator's request has the wrong form."""
+    """The body or a parameter of an admin request has the wrong form."""
 
     code = "HW_6201"
     status = 400
 
 
 class NotThereError(ApiError):
-    """What an operator asks about is not there: a version, a table, a source."""
+    """The version, table or source that an admin request names does not exist."""
 
     code = "HW_6202"
     status = 404
 
 
 class TakesTooLongError(ApiError):
-    """What an operator asked for takes longer than a request may; the commands have no such bound."""
+    """An admin request takes longer than is allowed. The commands have no such limit."""
 
     code = "HW_6203"
     status = 422
 
 
 class TooLargeAnswerError(ApiError):
-    """The answer to an operator is larger than a request may ask for."""
+    """The answer to an admin request is larger than is allowed."""
 
     code = "HW_6204"
     status = 422
 
 
 class AdminBusyError(ApiError):
-    """As many operators' requests are answered, and wait, as are allowed at once."""
+    """Too many admin requests are in progress or waiting."""
 
     kind = Kind.RETRY
     code = "HW_6205"
@@ -53,7 +53,7 @@ class AdminBusyError(ApiError):
 
 
 class InvalidRulesError(ApiError):
-    """A sync config that was handed in can't be used."""
+    """The sync config in the request has errors."""
 
     code = "PSYNC_R0001"
     status = 422
@@ -67,7 +67,7 @@ class NothingServedError(ApiError):
 
 
 class DeployClosedError(ApiError):
-    """The service config names the sync config, so that the published route does not take another."""
+    """The service config names the sync config, so the published route does not deploy another one."""
 
     code = "PSYNC_S4105"
     status = 422

@@ -1,4 +1,4 @@
-"""Who is sent what, and why."""
+"""Explains which rows a user's devices are sent, and why."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ class ExplainUser:
 
 @dataclass(frozen=True, slots=True)
 class ExplainRow:
-    """A client, and a row: `table` as devices call it, or with its schema as the source does, and its `id` there."""
+    """A client and a row. `table` is the table's name on devices, or its schema and name in the source; `id` is the
+    row's id there."""
 
     client: Client
     table: Text
@@ -32,7 +33,7 @@ class ExplainRow:
 
 
 class ExplainDesk:
-    """Answers why a user has what, from what devices are really sent."""
+    """Explains rows and users from what the store really sends to devices."""
 
     def __init__(self, settings: AdminSettings, reader: StoreReader) -> None:
         self._settings = settings
@@ -40,7 +41,7 @@ class ExplainDesk:
         self._limits = Limits(settings.max_buckets, settings.max_results)
 
     def user(self, asked: ExplainUser) -> UserExplained:
-        """What a user's devices are sent now: buckets, rows, bytes, and why."""
+        """Explain what a user's devices are sent now: buckets, rows, bytes, and why."""
         patience = Patience("headwater explain user")
         try:
             return explain_user(self._reader, request_of(asked.client), self._limits, patience.check)
@@ -48,7 +49,7 @@ class ExplainDesk:
             raise _nothing() from None
 
     def row(self, asked: ExplainRow) -> RowExplained:
-        """Whether a user's devices show a row, by what and since when; or the condition that fails."""
+        """Explain whether a user's devices have a row, by which bucket and since when, or which condition fails."""
         patience = Patience("headwater explain row")
         request = request_of(asked.client)
         with self._settings.store() as store:

@@ -1,4 +1,4 @@
-"""The one door to everything that only operators may ask: whoever has no token gets no further, whatever is behind."""
+"""Guards all admin routes: no request without an admin token gets to any of them."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from starlette.websockets import WebSocketClose
 from headwater.api.admin.errors import AdminRefusedError
 
 PREFIX = "/api"
-"""What begins with this is behind the guard, whether there is such a route or not."""
+"""Every path that begins with this is guarded, whether such a route exists or not."""
 
 
 class AdminRoutes(Mount):
-    """A part of the application that answers nothing before it has seen an admin token: neither the body nor the
-    rest of the address is looked at, so that an unknown route, a wrong method and a route that somebody adds are
-    refused alike. With `port`, it is there for requests that came in at that port of ours only."""
+    """The admin routes. The token is checked before the rest of the path and the body are read, so that an unknown
+    route, a wrong method and a route that somebody adds later are refused alike. With `port`, the routes exist only for
+    requests to that port of the server."""
 
     def __init__(self, tokens: Sequence[str], routes: Sequence[BaseRoute], port: int | None = None) -> None:
         self._tokens = tuple(_digest(token) for token in tokens if token.strip())
@@ -30,7 +30,7 @@ class AdminRoutes(Mount):
 
     @property
     def routes(self) -> list[BaseRoute]:
-        """What is behind the door, by paths that go on after the prefix."""
+        """The guarded routes. Their paths are without PREFIX."""
         return self._router.routes
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
@@ -47,7 +47,7 @@ class AdminRoutes(Mount):
         await self._router(scope, receive, send)
 
     def _admits(self, header: str | None) -> bool:
-        """Whether the header holds one of the tokens. Takes as long for one as for another; an empty one never fits."""
+        """Whether the header has one of the tokens. Takes the same time for each; an empty token never matches."""
         scheme, _, rest = (header or "").partition(" ")
         given = rest.strip()
         known = [hmac.compare_digest(_digest(given), token) for token in self._tokens]

@@ -1,4 +1,4 @@
-"""The description of all admin routes, made from what they take and give."""
+"""Makes the OpenAPI description of all admin routes from the types of their arguments and answers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class ErrorTold:
-    """What went wrong. `code` is stable; `details` say what to do."""
+    """An error. `code` is stable; `details` says what to do."""
 
     name: str
     code: str
@@ -70,7 +70,7 @@ def document(routes: Sequence[AdminRoute]) -> Json:
 def _hook(kind: type) -> Json:
     if kind is object:
         return _ANYTHING
-    raise NotImplementedError(kind)  # how a hook of msgspec says that a type is unknown to it
+    raise NotImplementedError(kind)  # msgspec's way to say that the hook does not know the type
 
 
 def _is_json(kind: type) -> bool:

@@ -1,4 +1,4 @@
-"""Progress of snapshots, comparisons and deploys as events, for whoever watches."""
+"""Streams the progress of snapshots, comparisons and deploys as server-sent events."""
 
 from __future__ import annotations
 
@@ -21,14 +21,15 @@ from headwater.replication.health.model import Compared, State
 
 LOOK_SECONDS = 0.5
 BEAT_SECONDS = 15.0
-"""After so long without news a comment is sent, so that nobody between takes the connection for dead."""
+"""A comment is sent after this long without an event, so that no proxy closes the connection as idle."""
 
 MOST_WATCHERS = 20
 
 
 @dataclass(frozen=True, slots=True)
 class SourceProgress:
-    """How far the work on one source is. `compared` are the tables that devices may see as they were."""
+    """Progress of bulk work on one source. `compared` are the tables whose rows devices may still see as they were
+    before."""
 
     source: str
     state: State
@@ -39,15 +40,14 @@ class SourceProgress:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """One event: all sources, and the versions of the sync config that are served or on their way."""
+    """One event: all sources, and the versions of the sync config that are active or being processed."""
 
     sources: tuple[SourceProgress, ...]
     versions: tuple[VersionTold, ...]
 
 
 class ProgressEvents(StreamingResponse):
-    """Server-sent events named `progress`, each with a Progress as its data: one at once, and one whenever it has
-    changed."""
+    """Server-sent events named `progress`, each with a Progress as its data: one at once, and one after each change."""
 
     media_type = "text/event-stream"
 
@@ -59,7 +59,7 @@ class ProgressEvents(StreamingResponse):
 
 
 class ProgressDesk:
-    """Lives in the event loop."""
+    """Answers who watches progress. Not thread-safe: use it in one event loop."""
 
     def __init__(self, status: StatusDesk, threads: AdminThreads) -> None:
         self._status = status
@@ -71,13 +71,13 @@ class ProgressDesk:
         self._closing = asyncio.Event()
 
     def close(self) -> None:
-        """End all watching."""
+        """End all streams of events."""
         self._closing.set()
 
     async def events(self) -> ProgressEvents:
-        """Progress of snapshots, comparisons and deploys, as server-sent events."""
+        """Stream the progress of snapshots, comparisons and deploys as server-sent events."""
         if self._watchers >= MOST_WATCHERS:
-            raise AdminBusyError(f"{self._watchers} watch already", fix="close one")
+            raise AdminBusyError(f"{self._watchers} clients watch progress already", fix="close one")
         return ProgressEvents(self._follow(), headers={"cache-control": "no-store", "x-accel-buffering": "no"})
 
     async def _follow(self) -> AsyncIterator[bytes]:
@@ -97,7 +97,8 @@ class ProgressDesk:
             self._watchers -= 1
 
     async def _look(self) -> bytes:
-        """One look for all who watch. What was seen before, when the store can't be asked now."""
+        """The progress as JSON, read at most once per LOOK_SECONDS for all watchers. The last one when the store can't
+        be read now."""
         async with self._looking:
             if time.monotonic() - self._looked_at >= LOOK_SECONDS:
                 try:
@@ -105,7 +106,7 @@ class ProgressDesk:
                     progress = Progress(tuple(map(_progress, status.sources)), status.versions)
                     self._seen = msgspec.json.encode(progress)
                 except HeadwaterError:
-                    pass  # the next look may go well
+                    pass  # the next read may succeed
                 self._looked_at = time.monotonic()
             return self._seen
 

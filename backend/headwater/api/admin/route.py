@@ -1,7 +1,6 @@
-"""What an admin route is: a function from typed data to typed data, and how a request becomes a call of it.
+"""An admin route is a function from typed data to typed data. This module turns requests into calls of it.
 
-The types are read from the function itself, so that the description of the routes (`openapi`) is never another than
-what they do.
+The types are read from the function's annotations, so that the description of the routes (`openapi`) always fits them.
 """
 
 from __future__ import annotations
@@ -26,23 +25,26 @@ from headwater.api.http.body import read_body
 from headwater.api.http.errors import UnsupportedMediaTypeError
 
 MOST_BYTES = 16 * 1024 * 1024
-"""What an answer may have."""
+"""The most bytes of an answer."""
 
 YAML = ("application/yaml", "application/x-yaml", "text/yaml")
 
 
 @dataclass(frozen=True, slots=True)
 class Nothing:
-    """A body or an answer without anything in it."""
+    """An empty body or answer."""
 
 
 @dataclass(frozen=True)
 class AdminRoute:
-    """`answer` takes one argument, or none, and runs in a thread unless it is a coroutine. Its argument is read from
-    the JSON body of a POST, and of a GET from the path and the query. `errors` are those that it raises on purpose.
-    A `bare` answer is not wrapped in `data`, a `pretty` one is indented; with `strict` unknown fields are refused.
-    With `yaml` the body may be YAML as it is, which becomes this field. `events` are what an answer without end has as
-    data."""
+    """One admin route.
+
+    `answer` is the handler. It takes one argument or none, and runs in a thread unless it is a coroutine function. Its
+    argument is read from the JSON body of a POST, and from path and query of a GET. `errors` are the errors that it may
+    raise, for the description. A `bare` answer is not wrapped in `data`, a `pretty` one is indented. `strict` refuses
+    unknown fields. With `yaml`, the body may also be YAML text, which becomes the field of that name. `events` is the
+    type of each event's data, if the answer is a stream of events.
+    """
 
     method: str
     path: str
@@ -67,7 +69,7 @@ class AdminRoute:
         return found
 
     def mounted(self, threads: AdminThreads) -> Route:
-        """As a route behind the guard."""
+        """The Starlette route, for AdminRoutes."""
 
         async def respond(request: Request) -> Response:
             arguments = () if self.takes is None else (await self._argument(request, self.takes),)
@@ -98,7 +100,7 @@ class AdminRoute:
         body = msgspec.json.encode(answer if self.bare else {"data": answer})
         if len(body) > MOST_BYTES:
             raise TooLargeAnswerError(
-                f"the answer has {len(body):,} bytes, and {MOST_BYTES:,} are allowed", fix="ask for fewer rows"
+                f"the answer has {len(body):,} bytes, and at most {MOST_BYTES:,} are allowed", fix="ask for fewer rows"
             )
         return Response(msgspec.json.format(body) if self.pretty else body, media_type="application/json")
 

@@ -1,4 +1,4 @@
-"""All admin routes: what is asked at which path, and what it can go wrong with."""
+"""The table of all admin routes: path, handler and errors."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _LONG = (TakesTooLongError, TooLargeAnswerError)
 
 
 class Administration:
-    """Everything behind the guard, and its end."""
+    """Creates the admin routes and their handlers, and shuts them down."""
 
     def __init__(
         self, settings: AdminSettings, reader: StoreReader, connected: Callable[[], Sequence[Connected]]
@@ -52,11 +52,11 @@ class Administration:
         self.guarded = AdminRoutes(settings.tokens, mounted, settings.port)
 
     def document(self) -> Mapping[str, object]:
-        """This description."""
+        """Describe all admin routes, as an OpenAPI document."""
         return document(self.routes)
 
     def begin_shutdown(self) -> None:
-        """End what would go on for ever. To be called in the event loop."""
+        """End the streams of events, which have no end of their own. Call it in the event loop."""
         self._progress.close()
 
     def close(self) -> None:

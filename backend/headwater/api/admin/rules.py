@@ -1,4 +1,4 @@
-"""What a sync config that nobody has deployed would mean: what is wrong with it, what it costs, what a user gets."""
+"""Tells what a sync config would do before it is deployed: its errors, its cost, and what a user would get."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Rules:
 
 @dataclass(frozen=True, slots=True)
 class RuleFinding:
-    """Something wrong with a sync config. `place` says where: offsets, lines and columns of the text."""
+    """An error or warning in a sync config. `place` has the offsets, lines and columns in its text."""
 
     code: str
     severity: str
@@ -63,7 +63,7 @@ class Validated:
 
 @dataclass(frozen=True, slots=True)
 class Compare:
-    """A sync config, and how many rows of each table an estimate of what is new is made from."""
+    """A sync config, and how many rows of each table to sample for estimates of new buckets."""
 
     content: str
     sample: int = 100_000
@@ -71,8 +71,8 @@ class Compare:
 
 @dataclass(frozen=True, slots=True)
 class SideTold:
-    """A bucket definition or lookup and what becomes of it; `before` is the name that it takes the place of. `stored`
-    is what the store has of it, `to_download` what devices that get it would download."""
+    """A bucket definition or lookup, and what becomes of it. `before` is the name of the one that it replaces. `stored`
+    is what the store has of it, `to_download` what each device that gets it would download."""
 
     name: str
     change: str
@@ -85,7 +85,7 @@ class SideTold:
 
 @dataclass(frozen=True, slots=True)
 class StreamTold:
-    """A stream, what becomes of it, and where it differs."""
+    """A stream, what becomes of it, and how it differs."""
 
     name: str
     change: str
@@ -98,7 +98,7 @@ class StreamTold:
 
 @dataclass(frozen=True, slots=True)
 class DiffTold:
-    """What a sync config would change of the version that is served."""
+    """What a sync config would change, compared with the active version."""
 
     file: str
     against: str
@@ -114,7 +114,7 @@ class DiffTold:
 
 @dataclass(frozen=True, slots=True)
 class PreviewAsked:
-    """A sync config, a client, and how many rows of each bucket are to be shown."""
+    """A sync config, a client, and how many rows of each bucket to show."""
 
     content: str
     client: Client
@@ -132,7 +132,7 @@ class RowShown:
 
 @dataclass(frozen=True, slots=True)
 class BucketShown:
-    """A bucket that the client would get, why, and its first rows; `size` in bytes of JSON."""
+    """A bucket that the client would get, why, and its first rows. `size` is in bytes of JSON."""
 
     name: str
     priority: int
@@ -155,13 +155,13 @@ class PreviewTold:
 
 
 class RulesDesk:
-    """Answers what a text would mean. Nothing is deployed or written."""
+    """Checks and compares sync configs. Deploys and writes nothing."""
 
     def __init__(self, settings: AdminSettings) -> None:
         self._settings = settings
 
     def validate(self, asked: Rules) -> Validated:
-        """Everything that is wrong with a sync config, compared with the source's tables if that answers."""
+        """Find everything that is wrong with a sync config, also with its tables if the source answers."""
         schema, note = self.schema()
         try:
             found, valid = compile_config(asked.content, schema=schema, advise=True).warnings, True
@@ -170,7 +170,7 @@ class RulesDesk:
         return Validated(valid, tuple(map(_finding, found)), schema is not None, note)
 
     def diff(self, asked: Compare) -> DiffTold:
-        """What a sync config would change, and what devices would download again."""
+        """Compare a sync config with the active one: what changes, and what devices would download again."""
         plan = compiled(asked.content).plan
         patience = Patience("headwater rules diff")
         with self._settings.store() as store:
@@ -187,7 +187,7 @@ class RulesDesk:
         return msgspec.convert(found.as_dict(), DiffTold)
 
     def preview(self, asked: PreviewAsked) -> PreviewTold:
-        """The buckets and first rows that a user would get under a sync config."""
+        """Show the buckets and first rows that a user would get under a sync config."""
         plan = compiled(asked.content).plan
         patience = Patience("headwater rules preview")
         with self._settings.store() as store, closing(open_backend(self._settings.storage).open_reader()) as reader:
@@ -207,7 +207,7 @@ class RulesDesk:
         return msgspec.convert(found.as_dict(), PreviewTold)
 
     def schema(self) -> tuple[SourceSchema | None, str]:
-        """The tables of all sources, or why there are none to compare with."""
+        """The tables of all sources; None, with the reason, when a source can't be read."""
         try:
             tables = [table for source in self._settings.sources for table in read_schema(source).tables]
         except (SourceUnreachable, SourceRefused) as error:

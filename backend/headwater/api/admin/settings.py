@@ -1,4 +1,4 @@
-"""What the admin routes need to know, and the store as they use it."""
+"""Settings of the admin routes, and their access to the store."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from headwater_rules.evaluate.limits import MOST_BUCKETS, MOST_RESULTS
 
 @dataclass(frozen=True, slots=True)
 class AdminSettings:
-    """`port` is where admin routes are answered, if not at the port of devices. `from_file` says that the service
-    config names the sync config; the limits are those of devices."""
+    """Settings of the admin routes. With `port`, only that port serves them. `from_file` says that the service config
+    names the sync config. `max_buckets` and `max_results` are the limits of devices."""
 
     tokens: tuple[str, ...] = field(repr=False)
     storage: StoreAddress
@@ -29,7 +29,7 @@ class AdminSettings:
 
     @contextmanager
     def store(self) -> Iterator[Store]:
-        """The store, for the length of a request. Blocking."""
+        """Open the store for one request. Blocking."""
         store = open_backend(self.storage).open_store()
         try:
             yield store

@@ -1,4 +1,4 @@
-"""How replication stands, for an operator's tools: what the replicator keeps in the store about each source."""
+"""The state of replication, as replicators store it for each source."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from headwater.storage.contract.reader import StoreReader
 
 @dataclass(frozen=True, slots=True)
 class SourceStatus:
-    """How one source stands. `cause` is the error that keeps rows from flowing, if one does; `trouble` the last one.
-    `lag_bytes` of log are not in the store yet, and `wal_status` says whether the source still has all of it: both
-    stand in `slot` too. `compared` are the tables that are compared with the source, `work` and `done` say how far
-    bulk work is."""
+    """The state of one source. `cause` is the error that stops replication now, `trouble` the last one that did.
+    `lag_bytes` of the source's log are not in the store yet, and `wal_status` says whether the source still has all of
+    it; both are in `slot` too. `compared` are the tables that are being compared with the source; `work` and `done`
+    are the progress of bulk work."""
 
     source: str
     state: State = State.STOPPED
@@ -43,7 +43,7 @@ class SourceStatus:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """Everything about this deployment. `versions` are those of the sync config that are served or on their way."""
+    """The state of this deployment. `versions` of the sync config are those that are active or being processed."""
 
     sources: tuple[SourceStatus, ...]
     versions: tuple[VersionTold, ...]
@@ -53,14 +53,14 @@ class Status:
 
 
 class StatusDesk:
-    """Answers how things stand."""
+    """Reads the state of replication."""
 
     def __init__(self, settings: AdminSettings, reader: StoreReader) -> None:
         self._settings = settings
         self._reader = reader
 
     def status(self) -> Status:
-        """How sources, slots, tables in comparison and versions of the sync config stand."""
+        """Report the state of sources, slots, comparisons and versions of the sync config."""
         with self._settings.store() as store:
             return self.read(store)
 
@@ -101,6 +101,6 @@ class StatusDesk:
 
 
 def health_of(reader: StoreReader, tag: str) -> Health | None:
-    """How a source's replication stands; None before the first replicator."""
+    """The health that the replicator of a source stored last; None before the first replicator ran."""
     health = from_json(reader.noted(health_key(tag)))
     return None if health is None else health.seen(alive=reader.replicator_alive())

@@ -1,4 +1,4 @@
-"""Versions of the sync config: the list, a text, and another one in the place of the one that is served."""
+"""Lists versions of the sync config, shows their text, deploys new ones and rolls back."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from headwater_rules.versions import check_names
 
 @dataclass(frozen=True, slots=True)
 class VersionTold:
-    """A version of the sync config. Times in seconds since 1970, null for what has not happened."""
+    """A version of the sync config. Times are in seconds since 1970, null for what has not happened."""
 
     id: int
     state: VersionState
@@ -58,21 +58,21 @@ class Deploy:
 
 @dataclass(frozen=True, slots=True)
 class RollBack:
-    """The version to go back to; without one, the version that was served before the present one."""
+    """The version to go back to. By default it is the one that was active before the present one."""
 
     id: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Deployed:
-    """What was handed in. `new` is false when a version with this text is served, or on its way, already."""
+    """The deployed version. `new` is false when a version with this text was already active or being processed."""
 
     version: VersionTold
     new: bool
 
 
 def told(version: ConfigVersion) -> VersionTold:
-    """A version, as an operator is told of it."""
+    """A version in the form of the API."""
     return VersionTold(
         version.id,
         version.state,
@@ -85,24 +85,24 @@ def told(version: ConfigVersion) -> VersionTold:
 
 
 class VersionsDesk:
-    """Answers what versions there are, and takes new ones in."""
+    """Lists versions and deploys new ones."""
 
     def __init__(self, settings: AdminSettings) -> None:
         self._settings = settings
 
     def versions(self) -> Versions:
-        """All versions of the sync config."""
+        """List all versions of the sync config."""
         with self._settings.store() as store:
             return Versions(tuple(told(each) for each in reversed(store.versions())))
 
     def text(self, which: WhichVersion) -> VersionText:
-        """The text of one version."""
+        """Show the text of one version."""
         with self._settings.store() as store:
             found = _find(store, which.id)
         return VersionText(told(found), found.yaml)
 
     def deploy(self, asked: Deploy) -> Deployed:
-        """Serve another sync config, once its rows are there; until then devices are served as before."""
+        """Deploy a sync config. Devices get it once its rows are processed; until then the active one stays."""
         compiled(asked.content)
         with self._settings.store() as store:
             return deploy(store, asked.content)
@@ -115,7 +115,7 @@ class VersionsDesk:
 
 
 def compiled(text: str, schema: SourceSchema | None = None) -> Compiled:
-    """The compiled form of a sync config. Raises InvalidRulesError."""
+    """Compile a sync config. Raises InvalidRulesError."""
     try:
         return compile_config(text, schema=schema)
     except RuleErrors as error:
@@ -123,12 +123,12 @@ def compiled(text: str, schema: SourceSchema | None = None) -> Compiled:
 
 
 def invalid(error: RuleErrors) -> InvalidRulesError:
-    """All that is wrong with a sync config, as the answer to a request."""
+    """The error that lists everything that is wrong with a sync config."""
     return InvalidRulesError("Sync config parsing failed", fix="; ".join(map(str, error.errors)))
 
 
 def deploy(store: Store, text: str) -> Deployed:
-    """Hand a text in. Raises InvalidRulesError."""
+    """Add a version with this text, for the replicator to process. Raises InvalidRulesError."""
     before = {version.id for version in store.versions()}
     try:
         check_names(compiled(text).plan, store.complete_sides())

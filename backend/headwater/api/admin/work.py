@@ -1,4 +1,4 @@
-"""Threads for what blocks, and bounds for what could take long."""
+"""Runs admin requests in threads, with limits on their number and time."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from typing import TypeVar
 from headwater.api.admin.errors import AdminBusyError, TakesTooLongError
 
 RUNNING, WAITING = 10, 20
-"""Operators' requests that are worked on at once, and that wait behind them, as published."""
+"""How many admin requests run at once, and how many may wait, as in the published service."""
 
 LONG_RUNNING, LONG_WAITING = 2, 8
-"""The same of requests that may read all rows: more of them at once would take the processor from devices."""
+"""The same for requests that may read all rows: more at once would take CPU from devices."""
 
 MOST_SECONDS = 30.0
-"""What a request may take of a thread."""
+"""The time limit of a request that may read all rows."""
 
 Result = TypeVar("Result")
 
 
 class AdminThreads:
-    """Lives in the event loop. Threads of their own, so that devices never wait behind an operator."""
+    """A pool of threads for admin requests, so that devices never wait behind them. Use it in one event loop."""
 
     def __init__(self, running: int = RUNNING, waiting: int = WAITING) -> None:
         self._pool = ThreadPoolExecutor(running, thread_name_prefix="headwater-admin")
@@ -32,25 +32,27 @@ class AdminThreads:
         self._taken = 0
 
     async def run(self, job: Callable[[], Result]) -> Result:
-        """Run a job. Raises AdminBusyError."""
+        """Run a job in a thread. Raises AdminBusyError when too many wait already."""
         if self._taken >= self._most:
-            raise AdminBusyError(f"{self._taken} requests of operators are under way", fix="try again in a moment")
+            raise AdminBusyError(
+                f"{self._taken} admin requests are in progress or waiting", fix="try again in a moment"
+            )
         self._taken += 1
         future = asyncio.get_running_loop().run_in_executor(self._pool, job)
-        future.add_done_callback(self._done)  # a job goes on when whoever asked for it has gone
+        future.add_done_callback(self._done)  # the job goes on when its client disconnects
         return await asyncio.shield(future)
 
     def _done(self, future: asyncio.Future[Result]) -> None:
         self._taken -= 1
         if not future.cancelled():
-            future.exception()  # nobody may be left to hear of it
+            future.exception()  # mark it as retrieved: the client may have disconnected
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
 class Patience:
-    """Ends a long job: `check` is called now and then by whoever does it, and raises once the time is over."""
+    """A time limit for a long job, which has to call `check` now and then. `instead` is the command without a limit."""
 
     def __init__(self, instead: str, seconds: float = MOST_SECONDS) -> None:
         self._seconds = seconds
@@ -58,12 +60,12 @@ class Patience:
         self._instead = instead
 
     def check(self) -> None:
-        """Raises TakesTooLongError."""
+        """Raise TakesTooLongError once the time is over."""
         if time.monotonic() > self._until:
             raise TakesTooLongError(
-                f"it takes longer than the {self._seconds:.0f} s that a request may", fix=f"use `{self._instead}`"
+                f"the request takes longer than the {self._seconds:.0f} s allowed", fix=f"use `{self._instead}`"
             )
 
     def watch(self, _what: str, _pages: int) -> AbstractContextManager[Callable[[], None]]:
-        """For those who tell how far they are."""
+        """A context that gives `check`, for functions that report their progress."""
         return nullcontext(self.check)

@@ -1,4 +1,4 @@
-"""`/api/sync-rules/v1/…`: the sync config as the published service takes and tells it."""
+"""`/api/sync-rules/v1/…`: deploys and shows the sync config, in the shapes of the published service."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from headwater_rules.plan import SyncPlan
 
 
 class DeploysDesk:
-    """Takes sync configs in and tells of them."""
+    """Deploys and shows sync configs."""
 
     def __init__(self, settings: AdminSettings) -> None:
         self._settings = settings
 
     def deploy(self, asked: Rules) -> SlotName:
-        """Serve another sync config. Refused where the service config names one."""
+        """Deploy a sync config. Refused when the service config names one."""
         if self._settings.from_file:
             raise DeployClosedError(
                 "Sync config API disabled: the service config names the sync config",
@@ -43,7 +43,7 @@ class DeploysDesk:
             return SlotName(slot_of(self._settings.source, store))
 
     def validate(self, asked: Rules) -> Checked:
-        """Whether a sync config is right, and what it reads and gives."""
+        """Check a sync config, and list the tables that it reads and those that devices get."""
         return _checked(asked.content)
 
     def reprocess(self, _: Empty) -> SlotName:
@@ -51,7 +51,7 @@ class DeploysDesk:
         return SlotName(reprocess(self._settings))
 
     def current(self) -> Current:
-        """The sync config that is served and the one on its way."""
+        """Show the active sync config, and the one that is being processed."""
         with self._settings.store() as store:
             active, following = in_state(store, VersionState.ACTIVE), in_state(store, VersionState.PROCESSING)
             if active is None:
@@ -90,6 +90,6 @@ def _definitions(plan: SyncPlan) -> tuple[BucketDefinitionTold, ...]:
 
 
 def _outputs(plan: SyncPlan) -> tuple[str, ...]:
-    """Tables of devices, by name."""
+    """The names of tables on devices, without duplicates."""
     names = (source.output_table or source.table.name for bucket in plan.buckets for source in bucket.sources)
     return tuple(dict.fromkeys(names))

@@ -55,14 +55,14 @@ _EPOCH_2000 = 946_684_800
 
 
 class DiagnosticsDesk:
-    """Answers how everything stands, in the published words."""
+    """Reports the state of everything, in the words of the published service."""
 
     def __init__(self, settings: AdminSettings, reader: StoreReader) -> None:
         self._settings = settings
         self._reader = reader
 
     def diagnostics(self, asked: DiagnosticsAsked) -> Diagnostics:
-        """The source, the sync config that is served and the one on its way."""
+        """Report the state of the source, the active sync config and the one that is being processed."""
         if not self._settings.sources:
             return Diagnostics(())
         with self._settings.store() as store:
@@ -76,7 +76,7 @@ class DiagnosticsDesk:
             )
 
     def schema(self, _: Empty) -> DatabaseSchema:
-        """The tables of the source that the role may do something with."""
+        """List the tables of the source that the role has any right to."""
         told = tuple(
             ConnectionSchema(source.tag, source.tag, tuple(_schemas(read_overview(source))))
             for source in self._settings.sources
@@ -84,7 +84,7 @@ class DiagnosticsDesk:
         return DatabaseSchema(told, "default", "public")
 
     def validate(self, asked: ValidateAsked) -> RulesStatus:
-        """What is wrong with a sync config, and with the tables that it names. Nothing is stored."""
+        """Find everything that is wrong with a sync config and the tables that it names. Stores nothing."""
         seen = look(self._settings.source, "")
         try:
             compiled = compile_config(asked.sync_rules)
@@ -147,7 +147,7 @@ class DiagnosticsDesk:
         return told
 
     def _committed(self, op_id: int) -> str | UnsetType:
-        """When the source committed what the newest flush brought; not known of bulk work."""
+        """When the source committed the newest flushed transaction. Not known for bulk work."""
         flushes = open_backend(self._settings.storage).read_flushes(OpId(op_id - 1), OpId(op_id))
         if not flushes or not flushes[-1].committed_us:
             return UNSET
@@ -155,7 +155,7 @@ class DiagnosticsDesk:
 
 
 def reprocess(settings: AdminSettings) -> str:
-    """Ask the replicator to compare all tables; the name of the slot. Raises NothingServedError and DeployBusyError."""
+    """Ask the replicator to compare all tables. Returns the slot. Raises NothingServedError or DeployBusyError."""
     with settings.store() as store:
         if in_state(store, VersionState.PROCESSING) is not None:
             raise DeployBusyError("Busy processing sync config", fix="wait until it is served")
@@ -176,7 +176,7 @@ def _columns(table: SeenTable) -> tuple[Column, ...]:
     )
 
 
-# what is wrong, in sum
+# errors of a version as a whole
 
 
 def _of_tables(tables: tuple[TableStatus, ...]) -> list[Err]:

@@ -1,4 +1,4 @@
-"""What the published paths take and give. Names are theirs."""
+"""The bodies and answers of the published paths. Field names are those of the published service."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from headwater_rules.errors import RuleError, RuleErrors, Severity
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """Where something is in the text of the sync config."""
+    """A place in the text of the sync config."""
 
     start_offset: int
     end_offset: int
@@ -21,7 +21,7 @@ class Location:
 
 @dataclass(frozen=True, slots=True)
 class Err:
-    """Something wrong: `level` is warning or fatal."""
+    """An error. `level` is warning or fatal."""
 
     level: str
     message: str
@@ -31,7 +31,7 @@ class Err:
 
 @dataclass(frozen=True, slots=True)
 class ConnectionStatus:
-    """The source. The URI never has credentials."""
+    """The connection to the source. The URI never contains credentials."""
 
     id: str
     uri: str
@@ -42,7 +42,7 @@ class ConnectionStatus:
 
 @dataclass(frozen=True, slots=True)
 class TableStatus:
-    """A table that the sync config names; `pattern` where a wildcard did."""
+    """A table that the sync config names. `pattern` is the wildcard that matched it, if one did."""
 
     schema: str
     name: str
@@ -55,7 +55,7 @@ class TableStatus:
 
 @dataclass(frozen=True, slots=True)
 class ReplicationStatus:
-    """How the source is followed under a version of the sync config."""
+    """The state of replication under a version of the sync config."""
 
     id: str
     tag: str
@@ -73,7 +73,7 @@ class ReplicationStatus:
 
 @dataclass(frozen=True, slots=True)
 class RulesStatus:
-    """A version of the sync config. `errors` are those of tables, replication, text and log budget together."""
+    """A version of the sync config. `errors` are those of tables, replication, its text and the slot's WAL limit."""
 
     connections: tuple[ReplicationStatus, ...]
     errors: tuple[Err, ...]
@@ -82,14 +82,14 @@ class RulesStatus:
 
 @dataclass(frozen=True, slots=True)
 class DiagnosticsAsked:
-    """Whether the text of the sync config is wanted."""
+    """Whether to include the text of the sync config."""
 
     sync_rules_content: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Diagnostics:
-    """The source, the version that is served and the one on its way."""
+    """The source, the active version of the sync config and the one that is being processed."""
 
     connections: tuple[ConnectionStatus, ...]
     active_sync_rules: RulesStatus | UnsetType = UNSET
@@ -110,7 +110,7 @@ class Empty:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column. `sqlite_type` is a bit: blob 1, text 2, integer 4, real 8."""
+    """A column. `sqlite_type` is blob 1, text 2, integer 4 or real 8."""
 
     name: str
     sqlite_type: int
@@ -145,7 +145,7 @@ class ConnectionSchema:
 
 
 class DatabaseSchema(Struct, frozen=True, rename="camel"):
-    """All sources, and what a sync config means that names neither source nor schema."""
+    """All sources, and the source and schema of tables that a sync config names without them."""
 
     connections: tuple[ConnectionSchema, ...]
     default_connection_tag: str
@@ -163,14 +163,14 @@ class ConnectionSlot:
 
 @dataclass(frozen=True, slots=True)
 class Reprocessed:
-    """What is compared anew."""
+    """The sources whose tables will be compared."""
 
     connections: tuple[ConnectionSlot, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Sql:
-    """A statement with its values, which it names $1, $2 …"""
+    """A statement, and the values of its parameters $1, $2 and so on."""
 
     query: str
     args: tuple[str | float | bool, ...] = ()
@@ -186,7 +186,7 @@ class SqlAsked:
 
 @dataclass(frozen=True, slots=True)
 class SqlResults:
-    """Rows. `truncated` says that there are more."""
+    """Rows. `truncated` means that there are more."""
 
     columns: tuple[str, ...]
     rows: tuple[tuple[object, ...], ...]
@@ -204,14 +204,14 @@ class SqlAnswer:
 
 @dataclass(frozen=True, slots=True)
 class SlotName:
-    """The slot by which the source is followed."""
+    """The replication slot of the source."""
 
     slot_name: str
 
 
 @dataclass(frozen=True, slots=True)
 class BucketDefinitionTold:
-    """A bucket definition, the streams that give it and the tables that it reads."""
+    """A bucket definition, the streams that it belongs to and the tables that it reads."""
 
     name: str
     streams: tuple[str, ...]
@@ -220,7 +220,7 @@ class BucketDefinitionTold:
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """Whether a sync config is right, and what it reads and gives."""
+    """Whether a sync config is valid, the tables that it reads and those that devices get."""
 
     valid: bool
     errors: tuple[str, ...] | UnsetType = UNSET
@@ -231,7 +231,7 @@ class Checked:
 
 @dataclass(frozen=True, slots=True)
 class CurrentRules:
-    """A version of the sync config and what it reads and gives."""
+    """A version of the sync config, the tables that it reads and those that devices get."""
 
     slot_name: str
     content: str
@@ -244,19 +244,19 @@ class CurrentRules:
 
 @dataclass(frozen=True, slots=True)
 class Current:
-    """The version that is served and the one on its way, if there is one."""
+    """The active version, and the one that is being processed, if any."""
 
     current: CurrentRules
     next: CurrentRules | None
 
 
 def iso(seconds: float) -> str:
-    """A time in seconds since 1970."""
+    """A time in seconds since 1970, in ISO 8601."""
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def rule_errors(found: Sequence[RuleError]) -> list[Err]:
-    """What is wrong with a text, and where."""
+    """Errors of a sync config, in the published shape."""
     return [
         Err(
             "fatal" if each.severity is Severity.FATAL else "warning",

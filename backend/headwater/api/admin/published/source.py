@@ -1,4 +1,4 @@
-"""What the source says of itself and of the tables that a sync config names, in the published shapes."""
+"""Reads the state of the source and of the tables that a sync config names, in the published shapes."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ _RLS = "PSYNC_S1145"
 
 @dataclass(frozen=True, slots=True)
 class SeenSource:
-    """One look at the source. `tables` are all that there are, with what identifies rows; `trouble` by oid what keeps
-    a table's rows from us. `error` is set when the source does not answer."""
+    """The source as it was read once. `error` is set when it did not answer. `keys` are the replica identity columns of
+    `tables`, and `trouble` the findings that keep a table from being replicated, both by oid."""
 
     settings: SourceSettings
     error: HeadwaterError | None = None
@@ -37,7 +37,7 @@ class SeenSource:
     trouble: dict[int, tuple[Finding, ...]] = field(default_factory=dict)
 
     def connection(self) -> ConnectionStatus:
-        """As the published service tells it."""
+        """The connection in the published shape."""
         uri = f"postgresql://{self.settings.address}"
         errors = (Err("fatal", str(self.error)),) if self.error is not None else tuple(map(_err, self.findings))
         return ConnectionStatus(self.settings.tag, uri, uri, self.error is None, errors)
@@ -63,7 +63,7 @@ class SeenSource:
 
 
 def look(settings: SourceSettings, slot: str) -> SeenSource:
-    """Ask the source. Never raises for what it answers, or that it does not."""
+    """Read the source. Errors of the source are returned in `error`, not raised."""
     try:
         with connect(settings, application_name="headwater admin") as conn, source_errors(settings):
             conn.execute("set lock_timeout = '2s'; set statement_timeout = '20s'")

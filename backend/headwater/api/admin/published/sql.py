@@ -1,4 +1,4 @@
-"""`/api/admin/v1/execute-sql`: a look into the source, where its connection allows that."""
+"""`/api/admin/v1/execute-sql`: reads from the source, if its connection allows that."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _AT_ONCE = 100
 
 
 class SqlDesk:
-    """Answers with rows of one SELECT, which can change nothing, at most MOST_ROWS of them."""
+    """Runs one read-only SELECT, and returns at most MOST_ROWS rows."""
 
     def __init__(self, settings: AdminSettings) -> None:
         self._settings = settings
 
     def execute(self, asked: SqlAsked) -> SqlAnswer:
-        """The rows of a SELECT on the source, where `debug_api` allows it."""
+        """Run a SELECT on the source, if `debug_api` of its connection allows it."""
         source = self._settings.source
         if not source.debug_api:
             return _failed("SQL querying is not enabled")
@@ -40,8 +40,8 @@ class SqlDesk:
 
 
 def _rows(source: SourceSettings, asked: SqlAsked) -> SqlResults:
-    """A cursor is declared for the statement: that takes one SELECT or VALUES and nothing else, and holds no more rows
-    than are fetched."""
+    """Run the statement through a cursor. DECLARE CURSOR accepts a single SELECT or VALUES and nothing else, and only
+    fetched rows take memory."""
     with connect(source, application_name="headwater sql") as conn:
         conn.execute(f"set statement_timeout = '{SECONDS}s'; set lock_timeout = '2s'")
         with conn.transaction(force_rollback=True):
@@ -66,7 +66,7 @@ def _fetched(cursor: psycopg.RawServerCursor[tuple[object, ...]]) -> SqlResults:
 
 
 def _value(given: str | float | bool) -> str | bool | float | int:
-    """JSON has no integers of its own."""
+    """The parameter, as an integer if it is a whole number: JSON does not tell them apart."""
     return int(given) if isinstance(given, float) and given.is_integer() else given
 
 
