@@ -26,8 +26,8 @@ class _Work:
 
 
 class BulkProgressDisplay:
-    """Call it with each report, from any thread. Shows rows done, rows expected, rate and remaining time for each kind
-    of running work."""
+    """Shows rows done, rows expected, rate and remaining time for each kind of running work. Call it with each report,
+    from any thread."""
 
     def __init__(self) -> None:
         self._console = Console(file=sys.stderr)

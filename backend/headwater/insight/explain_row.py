@@ -1,5 +1,6 @@
-"""Whether a user's device has a row, and why: by which stream, with which values, from which commit; or what keeps it
-away. Whether it is in is read from the bucket's own history, as the device does; the rules only say why.
+"""Explains whether a user's device has a row: by which stream, with which values and from which commit, or which
+condition keeps it away. Whether the device has it is read from the bucket's ops, as the device does; the rules only
+explain why.
 """
 
 from __future__ import annotations
@@ -26,13 +27,14 @@ _PAGE = 50_000
 _EPOCH_2000 = 946_684_800
 _MOST_ROWS = 5
 _IDS_OF_THEIR_OWN = frozenset({20, 21, 23, 25, 1043, 2950})
-"""Types (int8, int2, int4, text, varchar, uuid) whose values are the same text to Postgres and on a device."""
+"""Types (int8, int2, int4, text, varchar, uuid) whose values have the same text in Postgres and on a device."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowPlace:
-    """A bucket of the user in which the row stands. `op_id` brought it; where that is still known, with the source's
-    commit at `lsn`, `committed` in seconds since 1970. Null where bulk work or compaction wrote it."""
+    """A bucket of the user that contains the row, which op `op_id` put there. `source`, `lsn` and `committed` (seconds
+    since 1970) are the source's commit that wrote it, null when bulk work or compaction did or when it is no longer
+    known."""
 
     bucket: str
     reasons: tuple[Reason, ...]
@@ -48,7 +50,7 @@ class RowPlace:
 
 @dataclass(frozen=True, slots=True)
 class QueryVerdict:
-    """What one query of a stream makes of the row for this user. `because` is the condition that fails; empty when the
+    """Whether one query of a stream gives the row to this user. `because` is the condition that fails, empty when the
     row is given."""
 
     stream: str
@@ -58,7 +60,7 @@ class QueryVerdict:
 
 @dataclass(frozen=True, slots=True)
 class MeantRow:
-    """A row of the source that is meant, as the store has it now."""
+    """A row of the source that the request may mean, as the store has it now."""
 
     table: str
     id: str
@@ -67,8 +69,9 @@ class MeantRow:
 
 @dataclass(frozen=True, slots=True)
 class RowExplained:
-    """`included` says whether the device of the user shows the row at the checkpoint, and `places` by what; `rows` are
-    the rows of the source that may be meant, with what each query makes of them. `because` says it in a sentence."""
+    """The answer. `included` says whether the user's device has the row at the checkpoint, and `places` in which
+    buckets. `rows` are the rows of the source that may be meant, each with a verdict by query. `because` explains it in
+    a sentence."""
 
     user: str
     table: str
@@ -84,8 +87,8 @@ class RowExplained:
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """What is asked about: names of tables as devices know them, and the stored tables that feed those. `on_device`
-    says that the table and the id are those of devices, not of the source."""
+    """The row in question: names of its table on devices, and the stored tables that feed those. `on_device` says
+    whether table and id are those of devices rather than the source."""
 
     names: frozenset[str]
     tables: tuple[StoredTable, ...]
@@ -93,7 +96,7 @@ class _Asked:
     on_device: bool = True
 
     def ids(self, rows: Iterable[SourceRow]) -> set[str]:
-        """What devices call the row, given those of the source that are meant."""
+        """The ids that the row has on devices. `rows` are the rows of the source that may be meant."""
         if self.on_device:
             return {self.row_id}
         return {put.id for row in rows for put in row.result.puts if put.table in self.names}
@@ -107,8 +110,8 @@ def explain_row(
     row_id: str,
     limits: Limits,
 ) -> RowExplained:
-    """Whether and why the user of `request` is sent a row. `table` is a table as devices know it, or one of the source
-    with or without its schema; `row_id` the row's id there. Raises NothingServedYetError."""
+    """Explain whether the user of `request` is sent a row. `table` is its table on devices, or in the source, with or
+    without schema; `row_id` is the row's id there. Raises NothingServedYetError."""
     with open_served(reader, request, limits, current.check) as served:
         asked = _asked(served, current, table, row_id)
         found = list(_rows(served, current, asked))
@@ -152,11 +155,11 @@ def _sources(served: Served, current: CurrentRows, table: StoredTable) -> list[t
 
 
 def _names(served: Served, current: CurrentRows, table: StoredTable) -> set[str]:
-    """What devices call the rows of a table."""
+    """The names that a stored table has on devices."""
     return {source.output_table or table.relation.name for _, source in _sources(served, current, table)}
 
 
-# the source's rows that are meant
+# rows of the source that may be meant
 
 
 def _rows(served: Served, current: CurrentRows, asked: _Asked) -> Iterator[tuple[StoredTable, SourceRow]]:
@@ -179,21 +182,21 @@ def _source_row(served: Served, current: CurrentRows, table: StoredTable, row: C
 
 
 def _ids_are_keys(served: Served, current: CurrentRows, table: StoredTable) -> bool:
-    """Whether every query gives its rows the id by which the store finds them."""
+    """Whether every query gives its rows the id that they have in the store, so that a row can be found by it."""
     keys = [column for column in table.relation.columns if column.key]
     for _, source in _sources(served, current, table):
         chosen = _id_column(source)
         if chosen == "*":
             chosen = "id" if any(column.name == "id" for column in table.relation.columns) else ""
         if chosen == "":
-            continue  # without an id of its own a row has the one that it is found by
+            continue  # a query without an id column gives rows the id that they have in the store
         if len(keys) != 1 or keys[0].name != chosen or keys[0].type_oid not in _IDS_OF_THEIR_OWN:
             return False
     return True
 
 
 def _id_column(source: RowSource) -> str:
-    """The column that a query gives as id: `*` for all columns, empty for none; null bytes for what is computed."""
+    """The column that a query gives as id: `*` if it selects all columns, empty if none, a NUL if it is computed."""
     chosen = ""
     for item in source.projection:
         if isinstance(item, Star):
@@ -206,7 +209,8 @@ def _id_column(source: RowSource) -> str:
 def _by_object_id(
     served: Served, current: CurrentRows, asked: _Asked, table: StoredTable
 ) -> Iterator[tuple[StoredTable, SourceRow]]:
-    """Rows that some query gives this id on devices: all have to be looked at."""
+    """Find the rows to which some query gives this id on devices, at most _MOST_ROWS. Evaluates all rows of the
+    table."""
     number = 0
     backend = open_backend(current.store.address)
     for row_id, result in current.results(served.plan, current.pages(table, _PAGE), lambda: None):
@@ -219,7 +223,7 @@ def _by_object_id(
                 return
 
 
-# where they stand
+# the buckets that contain the row
 
 
 def _places(served: Served, current: CurrentRows, asked: _Asked, ids: set[str]) -> Iterator[RowPlace]:
@@ -249,12 +253,12 @@ def _place(served: Served, current: CurrentRows, bucket: ResolvedBucket, row: St
     )
 
 
-# why
+# the reasons
 
 
 def _meant(served: Served, table: StoredTable, row: SourceRow) -> MeantRow:
     queries = []
-    if not row.columns:  # one that is too large, of which nothing was kept
+    if not row.columns:  # it is too large, so the store does not keep it
         return MeantRow(table_name(table), row.row_id, ())
     for position, bucket in enumerate(served.plan.buckets):
         for source in bucket.sources:
@@ -273,7 +277,7 @@ def _because(table: str, row_id: str, places: Sequence[RowPlace], rows: Sequence
         return f"the store has no row {row_id} of {table}"
     given = [query for row in rows for query in row.queries if query.given]
     if given:
-        return f"stream {given[0].stream} gives it, and its bucket has not got it at this checkpoint: see the notes"
+        return f"stream {given[0].stream} gives it, but its bucket does not have it at this checkpoint: see the notes"
     if not any(row.queries for row in rows):
         return "the row is too large"
     failing = dict.fromkeys(f"stream {query.stream}: {query.because}" for row in rows for query in row.queries)

@@ -1,4 +1,4 @@
-"""What a user's device is sent, and why: each bucket with what it holds, and streams that give nothing."""
+"""Explains what a user's device is sent: its buckets, with rows and reasons; and why other streams give nothing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from headwater_rules.results import ResolvedBucket, StreamStatus, SyncRequest
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """A stream that gives a bucket, and whether everybody has it or the client subscribed to it."""
+    """A stream that gives a bucket, and whether it does by default or by a subscription."""
 
     stream: str
     by: str
@@ -20,8 +20,8 @@ class Reason:
 
 @dataclass(frozen=True, slots=True)
 class UsersBucket:
-    """One bucket. `values` are what its rows have in common; a new device downloads `ops` of `size` bytes (of JSON,
-    before compression) and shows `rows` of them; null where those are too many to count."""
+    """One bucket. `values` are those that all its rows have in common. A new device downloads `ops` of `size` bytes (of
+    JSON, before compression) and then has `rows` rows, null when they are too many to count."""
 
     name: str
     definition: str
@@ -35,8 +35,7 @@ class UsersBucket:
 
 @dataclass(frozen=True, slots=True)
 class UsersStream:
-    """A stream. `errors` are those that the device is told of; `empty_because` says what keeps one without a bucket
-    from giving any."""
+    """A stream. `errors` are those that the device is told. `empty_because` explains why a stream gives no bucket."""
 
     name: str
     default: bool
@@ -49,7 +48,7 @@ class UsersStream:
 @dataclass(frozen=True, slots=True)
 class UserExplained:
     """Everything that a user is sent at a checkpoint, under a version of the sync config. `lookups` are the keys that
-    were looked up for it and what was found."""
+    were looked up, with their results."""
 
     user: str
     version: int
@@ -65,7 +64,7 @@ class UserExplained:
 def explain_user(
     reader: StoreReader, request: SyncRequest, limits: Limits, check: Callable[[], None] = lambda: None
 ) -> UserExplained:
-    """What the user of `request` is sent now. Reads all of it. Raises NothingServedYetError."""
+    """Explain what the user of `request` is sent now. Reads all buckets whole. Raises NothingServedYetError."""
     with open_served(reader, request, limits, check) as served:
         buckets = tuple(_bucket(served, bucket) for bucket in served.why.resolution.buckets)
         return UserExplained(

@@ -128,7 +128,7 @@ def search_target(
 
 
 def check_source(source: SourceSettings, stored: Sequence[StoredTable], row_id: str | None, text: str | None) -> None:
-    """Raises StillHeldError while one of these tables in the source holds the value, and TableLockedError where a lock
+    """Raise StillHeldError when one of these tables in the source holds the value, and TableLockedError when a lock
     prevents the check. Tables that are no longer published are not checked."""
     names = {_name(table) for table in stored}
     with connect(source, application_name="headwater forget") as conn:

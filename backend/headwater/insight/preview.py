@@ -22,7 +22,7 @@ _PAGE = 50_000
 
 
 class TooMuchShownError(HeadwaterError):
-    """The rows that a preview is to show take more room than there is."""
+    """The rows to be shown in a preview are too large for one answer."""
 
     kind = Kind.REJECT
     code = "HW_8109"

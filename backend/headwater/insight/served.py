@@ -1,4 +1,4 @@
-"""What a device is really sent: buckets of the version that is served, read as a stream reads them."""
+"""Reads what a device is sent: buckets of the active version, in the same way as a stream reads them."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from headwater_rules.plan import SyncPlan
 from headwater_rules.results import ResolvedBucket, SyncRequest
 
 MOST_COUNTED = 2_000_000
-"""Rows of one bucket that are told apart to be counted."""
+"""The most rows of one bucket that are counted, since counting keeps a hash of each in memory."""
 
 Entry = tuple[str, str, str]
-"""Table, id and subkey, which tell what stands in a bucket apart."""
+"""Table, id and subkey, which identify a row in a bucket."""
 
 
 class NothingServedYetError(HeadwaterError):
-    """No version of the sync config is served yet, so that no device gets anything."""
+    """No version of the sync config is active yet, so no device gets anything."""
 
     code = "HW_8108"
 
@@ -42,7 +42,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class StandingRow:
-    """A row that stands in a bucket: the op that brought it, and its JSON."""
+    """A row in a bucket, with the op that put it there, and its JSON."""
 
     table: str
     id: str
@@ -52,8 +52,8 @@ class StandingRow:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What a new device downloads of one bucket: ops and bytes, and the rows that it shows then; None where that would
-    be too many to count in memory."""
+    """What a new device downloads of one bucket: ops and bytes, and the rows that it then has; None when these are too
+    many to count."""
 
     ops: int
     size: int
@@ -62,7 +62,7 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """One request at one checkpoint. While it is open, all answers belong to that."""
+    """The answers to one request, all at one checkpoint."""
 
     reader: StoreReader
     checkpoint: Checkpoint
@@ -86,7 +86,7 @@ class Served:
         return Held(ops, size, None if standing is None else len(standing))
 
     def standing(self, bucket: str, ids: Collection[str]) -> list[StandingRow]:
-        """The rows with these ids that stand in a bucket, in the order in which they came."""
+        """The rows with these ids in a bucket, in the order of their ops."""
         needles = [b'"object_id":%b' % orjson.dumps(each) for each in ids]
         found: dict[Entry, StandingRow] = {}
         for chunk in self._chunks(bucket):
@@ -101,7 +101,7 @@ class Served:
         return list(found.values())
 
     def streams_of(self, bucket: ResolvedBucket) -> list[tuple[str, str]]:
-        """Why the client has a bucket: each stream, and whether by default or by a subscription."""
+        """The streams that give the client a bucket, each with `default` or `subscription`."""
         told: list[tuple[str, str]] = []
         for reason in bucket.reasons:
             if "default" in reason:
@@ -111,7 +111,7 @@ class Served:
         return told
 
     def values_of(self, bucket: ResolvedBucket) -> dict[str, object]:
-        """The values that a bucket's rows have in common, by the words of the rules."""
+        """The values that a bucket's rows have in common, by their expressions in the sync config."""
         name = self.plan.buckets[bucket.definition].name
         values = orjson.loads(bucket.name[len(name) :])
         rows = next(
@@ -138,7 +138,8 @@ class Served:
 def open_served(
     reader: StoreReader, request: SyncRequest, limits: Limits, check: Callable[[], None] = lambda: None
 ) -> Iterator[Served]:
-    """What a request gets now. `check` is called now and then and may raise. Raises NothingServedYetError."""
+    """Open the newest checkpoint for one request. `check` is called now and then and may raise. Raises
+    NothingServedYetError."""
     with reader.snapshot() as snapshot:
         if snapshot is None:
             raise NothingServedYetError("no sync config is served yet", fix="see `headwater rules versions`")

@@ -72,7 +72,7 @@ class Inputs:
                 self._computed[key] = error
         known = self._computed[key]
         if isinstance(known, EvaluationError):
-            raise known.with_traceback(None)  # which would grow with each time
+            raise known.with_traceback(None)  # a traceback would grow with each raise
         return cast(Result, known)
 
     def _values_of(self, source: FromRequest) -> tuple[Canonical, ...]:

@@ -79,13 +79,15 @@ class Limits:
         )
 
     def beyond_patience(self, asker: Asker) -> LeftOut:
-        """The result for an asker that was not evaluated."""
+        """The result for an asker that was not evaluated because too many before were left out."""
         reason = f"stream {asker.stream} was not evaluated, because too many subscriptions exceed the limit already"
         return self._left_out(asker, Setting.BUCKETS, reason)
 
     def beyond_steps(self, asker: Asker) -> LeftOut:
-        """An asker who was not looked at, though those before are given."""
-        reason = f"so many subscriptions lead to so many buckets already that stream {asker.stream} was not looked at"
+        """The result for an asker that was not evaluated because those before lead to too many buckets."""
+        reason = (
+            f"stream {asker.stream} was not evaluated, because other subscriptions lead to too many buckets already"
+        )
         return self._left_out(asker, Setting.BUCKETS, reason)
 
     def _left_out(self, asker: Asker, setting: Setting, reason: str) -> LeftOut:

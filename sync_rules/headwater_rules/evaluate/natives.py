@@ -91,8 +91,8 @@ def _substring(value: Value, start: int | None, *length: int | None) -> Value:
 
 
 def _span(size: int, start: int, count: int | None) -> slice:
-    """SQLite's rules: a negative start counts from the end, 0 is before the first unit, a negative count takes what
-    precedes the start."""
+    """The slice that SQLite's substr takes: a negative start counts from the end, 0 is before the first unit, and a
+    negative count takes what precedes the start."""
     first = start - 1 if start > 0 else size + start if start < 0 else -1
     if count is None:
         return slice(min(max(first, 0), size), size)

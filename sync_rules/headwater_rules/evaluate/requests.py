@@ -55,7 +55,8 @@ _PATIENCE = 20
 evaluated. Bounded because a client controls how many such subscriptions there are."""
 
 _STEPS = 200
-"""Steps from a subscription to a bucket, of all that are given, in limits: each tells of itself with every bucket."""
+"""After this many steps from subscriptions to buckets, as a multiple of the limit, no more are evaluated. Bounded
+because each bucket lists all subscriptions that lead to it."""
 
 
 def resolve(

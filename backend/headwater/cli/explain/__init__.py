@@ -1,1 +1,1 @@
-"""`headwater explain`: who is sent what, and why."""
+"""`headwater explain`: explains which rows a user's devices are sent, and why."""

@@ -15,11 +15,11 @@ from headwater_rules.results import Subscription, SyncRequest
 
 @click.group()
 def explain() -> None:
-    """Say what a user's devices are sent now, and why."""
+    """Explain what a user's devices are sent now, and why."""
 
 
 def _request_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Adds who asks and for what; the command gets a SyncRequest."""
+    """Adds the options that describe a client; the command gets them as a SyncRequest."""
 
     @click.argument("user")
     @config_options
@@ -48,9 +48,9 @@ def _request_options(command: Callable[..., None]) -> Callable[..., None]:
                                           """headwater explain user u1 --claims '{"org": "o1"}' --json"""))  # fmt: skip
 @_request_options
 def user_(configs: ConfigSource, request: SyncRequest, as_json: bool) -> None:
-    """Show the buckets that USER's devices are sent, what they hold, and why; of other streams, why they give nothing.
+    """Show the buckets that USER's devices are sent, with their rows and reasons, and why other streams give nothing.
 
-    Read is what is really served, at the newest checkpoint. For a sync config that is not deployed, see
+    Shows what the service sends, at the newest checkpoint. For a sync config that is not deployed, see
     `headwater rules preview`.
     """
     from headwater.cli.explain.show import show_user
@@ -64,10 +64,11 @@ def user_(configs: ConfigSource, request: SyncRequest, as_json: bool) -> None:
 @click.argument("table")
 @click.argument("row_id", metavar="ID")
 def row_(configs: ConfigSource, request: SyncRequest, table: str, row_id: str, as_json: bool) -> None:
-    """Say whether USER's devices show the row ID of TABLE, and why.
+    """Explain whether USER's devices have the row ID of TABLE, and why.
 
-    If so: by which stream, with which values, from which op and commit. If not: the condition that fails. TABLE and ID
-    are those of devices, or with a schema those of the source. The exit code is 1 when they do not show it.
+    If they do, it shows the stream, its values, the op and the commit. If not, it shows the condition that fails. TABLE
+    and ID are those on devices, or those in the source if TABLE has a schema. The exit code is 1 when they don't have
+    the row.
     """
     from headwater.cli.explain.show import show_row
 

@@ -1,4 +1,4 @@
-"""What `headwater explain` prints."""
+"""Prints the answers of `headwater explain`."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def _bucket(bucket: UsersBucket) -> Iterator[str]:
 
 
 def _rows(number: int | None) -> str:
-    return "more rows than are counted" if number is None else count(number, "row")
+    return "too many rows to count" if number is None else count(number, "row")
 
 
 def _row(found: RowExplained) -> Iterator[str]:

@@ -1,1 +1,1 @@
-"""The commands `headwater upload …`, for writes of devices that could not be applied."""
+"""The commands `headwater upload …`, for uploaded transactions that could not be applied."""

@@ -12,15 +12,15 @@ from headwater.config import ConfigSource
 
 @click.group()
 def upload() -> None:
-    """Look at writes of devices that could not be applied, and decide what becomes of them."""
+    """Show, retry or discard uploaded transactions that could not be applied."""
 
 
 @upload.command("list", epilog=examples("headwater upload list -c headwater.yaml", "headwater upload list --json"))
 @config_options
 @click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
 def list_(configs: ConfigSource, as_json: bool) -> None:
-    """List the dead letters: transactions that were put aside, and why. Shows no values of rows, but for what
-    Postgres says of them."""
+    """List the dead letters: transactions that could not be applied, and why. Shows no values of rows, except those in
+    messages of Postgres."""
     from headwater.cli.upload.letters import list_letters
 
     list_letters(load(configs, warn=False), as_json=as_json)
@@ -30,7 +30,7 @@ def list_(configs: ConfigSource, as_json: bool) -> None:
 @click.argument("letter", type=int)
 @config_options
 def show(configs: ConfigSource, letter: int) -> None:
-    """Show dead letter LETTER with all that the device sent, as JSON."""
+    """Show dead letter LETTER with everything that the device sent, as JSON."""
     from headwater.cli.upload.letters import show_letter
 
     show_letter(load(configs, warn=False), letter)
@@ -38,13 +38,13 @@ def show(configs: ConfigSource, letter: int) -> None:
 
 @upload.command(epilog=examples("headwater upload retry 12 13", "headwater upload retry --all"))
 @click.argument("letters", type=int, nargs=-1, metavar="LETTER…")
-@click.option("--all", "every", is_flag=True, help="All that wait, in the order in which they came.")
+@click.option("--all", "every", is_flag=True, help="Retry all that wait, oldest first.")
 @config_options
 def retry(configs: ConfigSource, letters: tuple[int, ...], every: bool) -> None:
-    """Apply dead letters now, each as the user who sent it and with what its token said then.
+    """Apply dead letters now, each as the user who sent it, with the claims of its token.
 
-    What was written since is not looked at, unless the table's policy does. The exit code is 1 when one is refused
-    again; it then waits as before.
+    They overwrite what was written since, unless the table's conflict policy prevents it. The exit code is 1 when one
+    is refused again; it then waits as before.
     """
     from headwater.cli.upload.letters import retry_letters
 
@@ -57,7 +57,7 @@ def retry(configs: ConfigSource, letters: tuple[int, ...], every: bool) -> None:
 @click.argument("letters", type=int, nargs=-1, required=True, metavar="LETTER…")
 @config_options
 def discard(configs: ConfigSource, letters: tuple[int, ...]) -> None:
-    """Give dead letters up, and forget what they said."""
+    """Give dead letters up, and delete their contents."""
     from headwater.cli.upload.letters import discard_letters
 
     discard_letters(load(configs, warn=False), letters)

@@ -26,7 +26,7 @@ async def _letters(config: ServiceConfig) -> AsyncIterator[DeadLetters]:
 
 
 def list_letters(config: ServiceConfig, *, as_json: bool) -> None:
-    """Print those that wait, without what they say."""
+    """Print the waiting dead letters, without their payloads."""
     found = asyncio.run(_waiting(config))
     if as_json:
         click.echo(json.dumps([_facts(letter) for letter in found], indent=2))
@@ -40,7 +40,7 @@ def list_letters(config: ServiceConfig, *, as_json: bool) -> None:
 
 
 def show_letter(config: ServiceConfig, number: int) -> None:
-    """Print one with its payload. Raises UnknownLetter."""
+    """Print a dead letter with its payload. Raises UnknownLetter."""
     found = asyncio.run(_waiting(config, number))
     if not found:
         raise UnknownLetter(number)
@@ -48,12 +48,12 @@ def show_letter(config: ServiceConfig, number: int) -> None:
 
 
 def retry_letters(config: ServiceConfig, numbers: Sequence[int] | None) -> int:
-    """Retry these, or all, each by itself. Returns the exit code: 1 when one is refused again."""
+    """Retry these dead letters, or all if None, each by itself. Returns the exit code: 1 when one is refused again."""
     return asyncio.run(_retry(config, numbers))
 
 
 def discard_letters(config: ServiceConfig, numbers: Sequence[int]) -> None:
-    """Give these up. Raises UnknownLetter at the first that does not wait."""
+    """Discard these dead letters. Raises UnknownLetter at the first that does not wait."""
     asyncio.run(_discard(config, numbers))
 
 
