@@ -1,4 +1,4 @@
-"""Reads what the endpoint takes from strangers."""
+"""Reads `api.http` and `api.trusted_proxies`: limits on connections and requests."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ _MOST_FIELDS = 1000
 _MOST_CONNECTIONS = 1_000_000
 _HOUR = 3600
 _MOST_DRAIN = 20
-"""Seconds of a drain, which the supervisor of the process has to have the patience for."""
+"""Seconds that `drain_seconds` may be at most. A supervisor such as systemd has to wait longer before it kills the
+process."""
 
 
 def read_http(api: Section, streams: int) -> HttpLimits:
-    """The limits in `api.http`, and `api.trusted_proxies`. Unless they say otherwise there is room for all `streams`,
-    also of one address: it may be that of a balancer which nobody has named."""
+    """Read the limits. By default there is room for twice as many connections as `streams`, even from one address: all
+    may come through a load balancer that `trusted_proxies` does not name."""
     section = api.section("http")
     default = HttpLimits()
     limits = HttpLimits(

@@ -105,7 +105,7 @@ def _api(section: Section, port: int) -> ApiConfig:
             "max_subscriptions_per_connection", defaults.max_subscriptions_per_connection, 1, _LIMIT
         ),
         max_known_buckets_per_connection=limits.integer(
-            # those of before a change of the rules, too
+            # after a deploy, a device still knows the buckets of the old sync config
             "max_known_buckets_per_connection",
             max(defaults.max_known_buckets_per_connection, 2 * buckets),
             1,
@@ -122,7 +122,7 @@ def _api(section: Section, port: int) -> ApiConfig:
         admin_host=section.text("admin_host"),
     )
     if config.admin_port == port:
-        section.error("is the port of devices; operators are answered there without it", "admin_port", fix=_OTHER_PORT)
+        section.error("is the same as `port`, which serves the admin API by default", "admin_port", fix=_OTHER_PORT)
     limits.integer("bucket_count_cache_ttl_minutes", 60, 1, _LIMIT)
     limits.no_effect("bucket sizes are updated with every change", "bucket_count_cache_ttl_minutes")
     limits.warn_unknown()

@@ -59,9 +59,9 @@ class SyncConfigText:
 
 @dataclass(frozen=True, slots=True)
 class ApiConfig:
-    """Limits of the endpoint, the admin tokens, and where operators are answered if not where devices are.
-    `chunk_cache_mb` is the size of the chunk cache of each process, in MiB. A stream whose device takes nothing for
-    `stalled_stream_seconds` is cut off."""
+    """Limits of the endpoint, the admin tokens, and the address of the admin API if it is not that of the endpoint.
+    `chunk_cache_mb` is the size of the chunk cache of each process, in MiB. A stream from which its device reads
+    nothing for `stalled_stream_seconds` is cut off."""
 
     tokens: tuple[str, ...] = field(default=(), repr=False)
     max_concurrent_connections: int = 200
@@ -133,5 +133,5 @@ class ServiceConfig:
 
 
 _ADD_SOURCE = "add one: replication: {connections: [{type: postgresql, uri: …}]}"
-_ADD_UPLOAD = "say what devices may write: upload: {role: app_user, tables: {todos: {}}}"
+_ADD_UPLOAD = "add what devices may write: upload: {role: app_user, tables: {todos: {}}}"
 _ADD_SYNC_CONFIG = "name its file: sync_config: {path: sync.yaml}"

@@ -58,7 +58,7 @@ def find_config(source: ConfigSource, environment: Mapping[str, str], directory:
 
 
 def is_configured(source: ConfigSource, environment: Mapping[str, str], directory: Path) -> bool:
-    """Whether any source gives a service config."""
+    """Whether `find_config` would find one."""
     if source.base64 is not None or source.path is not None:
         return True
     return any(environment.get(name) for name in (*CONFIG_B64, *CONFIG_PATH)) or any(

@@ -126,7 +126,7 @@ class Section:
         return Section({}, self.at(key), mark, self.findings)
 
     def is_mapping(self, key: str) -> bool:
-        """Whether the key's value is a mapping, for those that may be something else."""
+        """Whether the key's value is a mapping, for keys that also take other values."""
         return isinstance(self._value(key), dict)
 
     def sections(self, key: str) -> list[Section]:
@@ -144,7 +144,7 @@ class Section:
         ]
 
     def named(self, key: str) -> dict[str, Section]:
-        """A mapping of names to mappings; a name with nothing has an empty one."""
+        """A mapping of names to mappings; a name without a value gets an empty one."""
         section = self.section(key)
         return {name: section.section(name) for name in section._values}
 
@@ -180,7 +180,8 @@ class Section:
                 self.warn(f"unknown key, ignored{f'; {guess}' if guess else ''}", name)
 
     def refuse_unknown(self) -> None:
-        """As `warn_unknown`, where a misspelt key would leave something open."""
+        """Add an error for each key that was never read, in sections where a misspelt key would be a security hole.
+        Call it after reading everything else."""
         for name in self._values:
             if name not in self._known:
                 self.error("unknown key", name, fix=suggestion(name, self._known))

@@ -26,10 +26,7 @@ def read_sources(replication: Section) -> tuple[SourceSettings, ...]:
 
 
 def with_login(settings: SourceSettings, uri: str) -> SourceSettings:
-    """The same source with another login: host, port and database of `settings`, unless the URI gives them.
-
-    Raises ConfigError.
-    """
+    """The source with the login of the URI, and its host, port and database where it gives them. Raises ConfigError."""
     findings = Findings()
     address = read_uri(Section({"uri": Item(uri, None)}, "", None, findings))
     if not findings.errors and not address.user:
@@ -78,7 +75,7 @@ def _source(section: Section, batch_mb: int) -> SourceSettings | None:
     section.no_effect("a source is identified by its tag", "id")
     section.no_effect("each task that reads the source opens one connection", "max_pool_size")
     section.no_effect(
-        f"a source that does not answer for {settings.silence_seconds:.0f} s counts as lost, and is connected to again",
+        f"a source that does not answer for {settings.silence_seconds:.0f} s counts as lost, and is reconnected",
         "snapshot_socket_timeout",
     )
     section.warn_unknown()

@@ -1,4 +1,4 @@
-"""`upload`: what devices may write through the endpoint. Without this section they may write nothing."""
+"""Reads `upload`: what devices may write through the endpoint. Without this section they may write nothing."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ _OPERATIONS = tuple(each.value for each in Operation)
 
 
 def read_upload(root: Section, sources: Sequence[SourceSettings]) -> UploadSettings | None:
-    """The settings, or None where the section is missing. What is wrong is noted as an error."""
+    """Read the section; None when it is missing. Adds errors to the findings. Uploads go to the first source."""
     if "upload" not in root:
         return None
     section = root.section("upload")
     role = section.text("role")
     if not role:
-        section.error("names no role that writes are done as", "role", fix=_ADD_ROLE)
+        section.error("no role is given to write as", "role", fix=_ADD_ROLE)
     tables = {name: _table(name, each) for name, each in section.named("tables").items()}
     if not tables:
-        section.error("allows no table", "tables", fix="name those that devices may write: tables: {todos: {}}")
+        section.error("no table is allowed", "tables", fix="name those that devices may write: tables: {todos: {}}")
     if not sources:
-        return None  # which is told already
+        return None  # an error that is reported elsewhere
     defaults = UploadSettings(_login(section, sources[0]), role or "", tables)
     settings = replace(
         defaults,
@@ -44,16 +44,16 @@ def read_upload(root: Section, sources: Sequence[SourceSettings]) -> UploadSetti
     return settings
 
 
-_ADD_ROLE = "add one without rights of its own, as role: app_user; `headwater source prepare --upload` makes it"
+_ADD_ROLE = "add one, such as role: app_user, which `headwater source prepare --upload` creates"
 
 
 def _login(section: Section, source: SourceSettings) -> SourceSettings:
-    """The source's own login, unless another is given."""
+    """The source, with the login of `username` and `password` if they are given."""
     user = section.text("username")
     password = section.text("password")
     if user is None:
         if password is not None:
-            section.error("is for a username, and none is given", "password", fix="add username")
+            section.error("is given without a username", "password", fix="add username")
         return source
     return replace(source, user=user, password=password or "")
 
@@ -94,5 +94,5 @@ def _conflict(section: Section) -> tuple[Conflict, tuple[str, str] | None]:
     schema, _, name = (choice.text("function") or "").rpartition(".")
     choice.refuse_unknown()
     if not schema or not name:
-        section.error("names no function with its schema", "conflict", fix="write conflict: {function: app.merge}")
+        section.error("must name a function with its schema", "conflict", fix="write conflict: {function: app.merge}")
     return Conflict.FUNCTION, (schema, name)

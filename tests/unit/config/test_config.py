@@ -191,7 +191,7 @@ def test_operators_may_have_a_port_of_their_own(tmp_path: Path) -> None:
     api = load(tmp_path, MINIMAL + "api: {admin_port: 9000, admin_host: 127.0.0.1}").api
     assert (api.admin_port, api.admin_host) == (9000, "127.0.0.1")
     said = mistakes(tmp_path, MINIMAL + "port: 9000\napi: {admin_port: 9000}")
-    assert "api.admin_port: is the port of devices" in said
+    assert "api.admin_port: is the same as `port`" in said
 
 
 def test_the_replicator_holds_64_mib_of_rows_at_a_time_unless_told_otherwise(tmp_path: Path) -> None:

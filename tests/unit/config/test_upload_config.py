@@ -83,8 +83,8 @@ upload:
 @pytest.mark.parametrize(
     ("section", "said"),
     [
-        ("{}", "names no role"),
-        ("{role: a}", "allows no table"),
+        ("{}", "no role is given"),
+        ("{role: a}", "no table is allowed"),
         ("{role: a, tables: [todos]}", "upload.tables: must be a mapping"),
         ("{role: a, tables: {t: 5}}", "upload.tables.t: must be a mapping"),
         ("{role: a, tables: {t: {column: [x]}}}", "upload.tables.t.column: unknown key; did you mean columns?"),
@@ -92,9 +92,9 @@ upload:
         ("{role: a, tables: {t: {operations: [insert, upsert]}}}", "must name some of insert, update, delete"),
         ("{role: a, tables: {t: {operations: []}}}", "must name some of"),
         ("{role: a, tables: {t: {conflict: first}}}", "must be one of last_write_wins, reject_changed"),
-        ("{role: a, tables: {t: {conflict: {function: merge}}}}", "names no function with its schema"),
+        ("{role: a, tables: {t: {conflict: {function: merge}}}}", "must name a function with its schema"),
         ("{role: a, tables: {t: {when_gone: ignore}}}", "must be one of park, skip"),
-        ("{role: a, password: x, tables: {t: {}}}", "is for a username"),
+        ("{role: a, password: x, tables: {t: {}}}", "is given without a username"),
         ("{role: a, tables: {t: {}}, max_body_mb: 0}", "must be a number from 1 to 1024"),
     ],
 )

@@ -84,6 +84,6 @@ def test_a_dead_letter_holds_the_very_transaction() -> None:
 
 
 @pytest.mark.parametrize("numbers", [[], [2, 1], [1, 1], [0], [-1]])
-def test_op_ids_rise(numbers: list[int]) -> None:
-    with pytest.raises(ValueError, match="rise"):
+def test_op_ids_increase(numbers: list[int]) -> None:
+    with pytest.raises(ValueError, match="increase"):
         transaction_of([entry_of(number, FIELDS) for number in numbers])

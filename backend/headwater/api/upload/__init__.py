@@ -1,1 +1,1 @@
-"""`POST /upload`: what devices wrote, for developers who want no backend of their own."""
+"""`POST /upload`: takes the writes of devices, for apps without a backend of their own."""

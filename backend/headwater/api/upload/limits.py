@@ -1,4 +1,4 @@
-"""How many uploads are worked on at once, in all and of one user."""
+"""Limits how many uploads are handled at once, in all and per user."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from headwater.errors import Kind
 
 
 class TooManyUploadsError(ApiError):
-    """More uploads are waiting than are taken at once, of everybody or of this user."""
+    """Too many uploads are in progress, in all or of this user."""
 
     kind: ClassVar[Kind] = Kind.RETRY
     code = "HW_6102"
@@ -21,7 +21,7 @@ class TooManyUploadsError(ApiError):
 
 
 class UploadLimits:
-    """For one event loop."""
+    """Counts the uploads in progress. Not thread-safe: use it in one event loop."""
 
     def __init__(self, most: int, most_per_user: int) -> None:
         self._most = most
@@ -30,11 +30,11 @@ class UploadLimits:
 
     @contextmanager
     def room_for(self, user_id: str) -> Iterator[None]:
-        """Count one in until it is done. Raises TooManyUploadsError."""
+        """Count one upload of the user while the context is open. Raises TooManyUploadsError."""
         if self._of_user.total() >= self._most:
-            raise TooManyUploadsError("too many uploads are being taken", fix="send it again in a moment")
+            raise TooManyUploadsError("too many uploads are in progress", fix="send it again in a moment")
         if self._of_user[user_id] >= self._most_per_user:
-            raise TooManyUploadsError("too many uploads of this user are being taken", fix="send them one by one")
+            raise TooManyUploadsError("too many uploads of this user are in progress", fix="send them one by one")
         self._of_user[user_id] += 1
         try:
             yield

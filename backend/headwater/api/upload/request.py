@@ -1,7 +1,7 @@
-"""The body of an upload, from untrusted bytes to transactions.
+"""Parses the body of an upload, which is untrusted, into transactions.
 
-Only what says who wrote and in which order must be right here, or the whole request is refused. What is wrong with an
-entry itself is found out when it is applied, and puts its own transaction aside.
+The whole request is refused only when the client id, the op ids or the lists around them are wrong. Any other mistake
+in an entry is found when it is applied, and parks its transaction.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MAX_OP_ID = 2**63 - 1
 
 
 class InvalidUploadError(ApiError):
-    """The body of an upload does not say who wrote what in which order; nothing was done."""
+    """The body of an upload has no valid client id, op ids or lists of entries. Nothing was applied."""
 
     code = "HW_6101"
     status: ClassVar[int] = 400
@@ -27,14 +27,14 @@ class InvalidUploadError(ApiError):
 
 @dataclass(frozen=True, slots=True)
 class Upload:
-    """One request: transactions of one device, in their order."""
+    """One request: transactions of one device, in order."""
 
     client_id: str
     transactions: tuple[ClientTransaction, ...]
 
 
 def parse_upload(body: bytes) -> Upload:
-    """Raises InvalidUploadError that names the field."""
+    """Parse the body. Raises InvalidUploadError, which names the field."""
     try:
         document = read_json(body)
     except ValueError:
@@ -48,7 +48,7 @@ def parse_upload(body: bytes) -> Upload:
         if transaction is None:
             continue
         if transaction.first_op <= before:
-            raise InvalidUploadError("op ids do not rise", f"transactions[{place}]", "send them in their order")
+            raise InvalidUploadError("op ids do not increase", f"transactions[{place}]", "send transactions in order")
         before = transaction.last_op
         transactions.append(transaction)
     return Upload(_client_id(document.get("client_id")), tuple(transactions))
@@ -59,8 +59,8 @@ _SHAPE = "send {client_id, transactions: [{crud: [{op_id, op, type, id, data}]}]
 
 def _client_id(value: Json) -> str:
     if not isinstance(value, str) or not sendable(value) or not 0 < len(value.encode()) <= MAX_CLIENT_ID:
-        what = f"client_id is no text of 1 to {MAX_CLIENT_ID} bytes"
-        raise InvalidUploadError(what, "client_id", "send what getClientId() of the SDK says")
+        what = f"client_id must be text of 1 to {MAX_CLIENT_ID} bytes"
+        raise InvalidUploadError(what, "client_id", "send what getClientId() of the SDK returns")
     return value
 
 
@@ -72,23 +72,23 @@ def _transaction(value: Json, where: str) -> ClientTransaction | None:
     try:
         return transaction_of(entries)
     except ValueError:
-        raise InvalidUploadError("op ids do not rise", where, "send entries in their order") from None
+        raise InvalidUploadError("op ids do not increase", where, "send entries in order") from None
 
 
 def _entry(value: Json, where: str) -> Entry:
     number = value.get("op_id") if isinstance(value, Mapping) else None
     if not isinstance(value, Mapping) or not isinstance(number, Number):
-        raise InvalidUploadError("it has no number op_id", where, "send entries as toJSON() of the SDK makes them")
+        raise InvalidUploadError("op_id must be a number", where, "send entries as toJSON() of the SDK makes them")
     text = number.text
     if not text.isdecimal() or len(text) > 19 or not 0 < int(text) <= MAX_OP_ID:
-        raise InvalidUploadError("op_id is no positive whole number", where)
+        raise InvalidUploadError("op_id must be a positive whole number", where)
     try:
         return entry_of(int(text), value)
     except ValueError:
-        raise InvalidUploadError("it is nested too deep", where) from None
+        raise InvalidUploadError("the entry is nested too deeply", where) from None
 
 
 def _list(value: Json, where: str) -> Sequence[Json]:
     if not isinstance(value, list):
-        raise InvalidUploadError(f"there is no list {where}", where, _SHAPE)
+        raise InvalidUploadError(f"{where} must be a list", where, _SHAPE)
     return value

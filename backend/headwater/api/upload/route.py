@@ -23,7 +23,7 @@ from headwater.source.upload.settings import UploadSettings
 
 
 class UploadLaterError(ApiError):
-    """The source does not take the upload now. What of it was applied is remembered, so the same can be sent again."""
+    """The source can't apply the upload now. What was applied of it is recorded, so the same can be sent again."""
 
     kind: ClassVar[Kind] = Kind.RETRY
     code = "HW_6103"
@@ -31,7 +31,7 @@ class UploadLaterError(ApiError):
 
 
 class UploadRoute:
-    """Takes transactions in their order, each by itself."""
+    """Applies the transactions of a request in order, each by itself."""
 
     def __init__(self, verifier: Verifier, settings: UploadSettings, refusals: Refusals) -> None:
         self._verifier = verifier
@@ -51,37 +51,40 @@ class UploadRoute:
         prove(request, user.user_id)
         with self._limits.room_for(user.user_id):
             body = await read_body(request, self._settings.max_body_bytes)
-            async with self._working:  # parsed, a body takes many times its bytes
+            async with self._working:  # a parsed body takes many times its size in memory
                 upload = await asyncio.to_thread(parse_upload, body)
                 device = Device(user.user_id, upload.client_id, _claims(user))
                 answers = [await self._take(device, each) for each in upload.transactions]
         return JSONResponse({"transactions": answers})
 
     async def _take(self, device: Device, transaction: ClientTransaction) -> dict[str, object]:
-        """What is said of this transaction."""
+        """Apply one transaction and return its part of the answer. Raises UploadLaterError when the device should send
+        it again."""
         try:
             outcome = await self._uploads.take(device, transaction)
         except HeadwaterError as error:
             if error.kind is not Kind.RETRY:
                 raise
-            # what went wrong inside is for the log only
+            # the inner error is for the log only
             self._refusals.note(error.code, device.sub, "upload put off", {"reason": str(error)})
-            raise UploadLaterError("the source does not take the upload now", fix="send the same again") from error
+            raise UploadLaterError("the source can't apply the upload now", fix="send the same again") from error
         if outcome.reason is not None:
             self._refusals.note(outcome.reason.code, device.sub, "upload parked", _facts(device, transaction, outcome))
         return _told(transaction, outcome)
 
 
 def _claims(user: Principal) -> str:
-    """The token's claims as any setting of Postgres can hold them."""
+    """The token's claims as ASCII JSON, which every database encoding can hold. Raises InvalidUploadError for NaN and
+    infinity, which JSON lacks."""
     try:
         return json.dumps(user.claims, allow_nan=False)
     except ValueError:
-        raise InvalidUploadError("the token has a number that JSON has not", "claims", "issue it without") from None
+        what = "the token has a claim that is NaN or infinite"
+        raise InvalidUploadError(what, "claims", "issue tokens without such numbers") from None
 
 
 def _facts(device: Device, transaction: ClientTransaction, outcome: Outcome) -> dict[str, object]:
-    """For the log: nothing that the row says."""
+    """Fields for the log. None of them contains a value of the row."""
     return {
         "client_id": device.client_id,
         "dead_letter": outcome.letter,

@@ -1,1 +1,1 @@
-"""Writes of devices into the source: exactly once, as a role that row-level security binds."""
+"""Applies the writes that devices upload to the source: exactly once, under row-level security."""

@@ -1,4 +1,4 @@
-"""One transaction of a device as one transaction of the source: applied, known from before, or put aside whole."""
+"""Applies one client transaction as one transaction of the source, or parks it whole as a dead letter."""
 
 from __future__ import annotations
 
@@ -22,14 +22,15 @@ from headwater.source.upload.settings import UploadSettings
 from headwater.source.upload.shape import read_shapes
 
 ATTEMPTS = 4
-"""How often a transaction is tried that lost against another one, before the device is to come again."""
+"""How often a transaction is tried that fails with a deadlock or serialization failure, before TryLater is raised."""
 
 SECONDS = 60.0
-"""For one transaction, its waiting for locks included."""
+"""Time limit of one attempt, including the wait for a connection and for locks."""
 
 _LOST_A_RACE = ("40001", "40P01")
 _PASSING = ("08", "40", "53", "57", "58", "55P03", "55006", "25006", "XX001", "XX002")
-"""SQLSTATEs that say nothing of the upload itself: connections, races, resources, operators, disks, locks, standbys."""
+"""SQLSTATEs of temporary failures that are not the upload's fault: connections, races, resources, operators, disks,
+locks, standbys."""
 
 Done = TypeVar("Done")
 
@@ -44,7 +45,8 @@ class Taken(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """`letter` is the dead letter of one that is parked, and `reason` why it is."""
+    """What became of a transaction. When it is parked, `letter` is the number of its dead letter and `reason` says
+    why."""
 
     taken: Taken
     letter: int | None = None
@@ -52,7 +54,7 @@ class Outcome:
 
 
 class Uploads:
-    """Takes transactions of devices. For one event loop."""
+    """Applies uploaded transactions. Not thread-safe: use it in one event loop."""
 
     def __init__(self, settings: UploadSettings) -> None:
         self._settings = settings
@@ -62,10 +64,11 @@ class Uploads:
         await self._connections.close()
 
     async def take(self, device: Device, transaction: ClientTransaction) -> Outcome:
-        """Apply it, or put it aside: both are remembered, and the same again does nothing more.
+        """Apply the transaction, or park it. Both are recorded, so sending the same transaction again changes nothing.
 
-        Raises TryLater or SourceUnreachable when it is to be sent again; NotPrepared, UnsafeRole, TableNotReady or
-        SourceRefused when somebody has to mend something first. Nothing was done then.
+        Raises TryLater, TooManyLetters or SourceUnreachable when the device should send it again; NotPrepared,
+        UnsafeRole, TableNotReady or SourceRefused when an operator has to fix something first. Then nothing was
+        written.
         """
         try:
             return await self.tried(lambda conn: self._apply(conn, device, transaction))
@@ -77,8 +80,8 @@ class Uploads:
         return Outcome(Taken.PARKED, letter, why.reason)
 
     async def tried(self, work: Callable[[psycopg.AsyncConnection], Awaitable[Done]]) -> Done:
-        """Do `work`, which is one transaction, again where it lost against another or a kept connection had ended.
-        Raises what `take` does, and PostgresRefused."""
+        """Run `work`, which must be one transaction. Run it again, up to ATTEMPTS times in all, after a deadlock, a
+        serialization failure or the loss of its connection. Raises what `take` raises, and PostgresRefused."""
         attempt = 0
         while True:
             attempt += 1
@@ -87,13 +90,13 @@ class Uploads:
                 async with asyncio.timeout(SECONDS), self._connections.use() as conn:
                     return await work(conn)
             except TimeoutError:
-                raise TryLater(f"it took more than {SECONDS:.0f} s", fix=_SEND_AGAIN) from None
+                raise TryLater(f"the upload took more than {SECONDS:.0f} s", fix=_SEND_AGAIN) from None
             except psycopg.Error as error:
                 if not _passes(error):
                     raise refused_by_postgres(error) from None
                 again = (conn is not None and conn.closed) or error.sqlstate in _LOST_A_RACE
                 if attempt == ATTEMPTS or not again:
-                    raise TryLater(f"the source does not take it now: {_name(error)}", fix=_SEND_AGAIN) from None
+                    raise TryLater(f"the source can't apply it now: {_name(error)}", fix=_SEND_AGAIN) from None
             await asyncio.sleep(random.uniform(0, 0.02 * 2**attempt))
 
     async def _apply(self, conn: psycopg.AsyncConnection, device: Device, transaction: ClientTransaction) -> Outcome:
@@ -129,7 +132,7 @@ _SEND_AGAIN = "send it again"
 async def write_all(
     conn: psycopg.AsyncConnection, settings: UploadSettings, device: Device, entries: Sequence[Entry]
 ) -> None:
-    """Do the writes as the device's user, in their order. Raises Refused with the entry that fails."""
+    """Do the writes in order, as the device's user. Raises Refused with the op id of the entry that failed."""
     await become(conn, settings, device)
     ruled = []
     for entry in entries:
@@ -157,11 +160,12 @@ def _naming(op_id: int) -> Iterator[None]:
 
 
 def refused_by_postgres(error: psycopg.Error, op_id: int | None = None) -> PostgresRefused:
-    """What Postgres says against an upload, in two parts: one without, and one that may have a value of the row."""
+    """Turn an error of Postgres into PostgresRefused. Its `what` names only the condition; its `said` is Postgres' own
+    message, which may contain a value of the row."""
     diag = error.diag
     names = (diag.schema_name, diag.table_name, diag.constraint_name or diag.column_name)
     return PostgresRefused(
-        f"Postgres refuses it: {_name(error)}",
+        f"Postgres refused the write: {_name(error)}",
         ".".join(name for name in names if name),
         sqlstate=error.sqlstate or "",
         said=diag.message_primary or "",
@@ -170,7 +174,7 @@ def refused_by_postgres(error: psycopg.Error, op_id: int | None = None) -> Postg
 
 
 def _name(error: psycopg.Error) -> str:
-    """Postgres' name of the condition, which never has a value in it."""
+    """The condition, such as `CheckViolation (23514)`. Never contains a value of the row."""
     state = f" ({error.sqlstate})" if error.sqlstate else ""
     return f"{type(error).__name__}{state}"
 

@@ -1,4 +1,4 @@
-"""Connections for uploads: as many as are allowed at once, kept for the next upload. Never one that replicates."""
+"""A pool of connections to the source for uploads, apart from those that replicate."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from headwater.source.upload.errors import UnsafeRole
 from headwater.source.upload.settings import UploadSettings
 
 IDLE_SECONDS = 60
-"""After which Postgres ends a transaction that we do nothing in, because we hang or the network does."""
+"""Postgres aborts an upload's transaction after this long without a statement: this process or the network hangs."""
 
-# For this transaction only, so that nothing one upload does reaches the next.
+# All settings are local to the transaction (true), so that no upload affects the next one.
 _SETTINGS = """
 select set_config('role', 'none', true), set_config('search_path', %s, true), set_config('row_security', 'on', true),
        set_config('TimeZone', 'UTC', true), set_config('DateStyle', 'ISO, YMD', true),
@@ -34,7 +34,8 @@ select set_config('request.jwt.claims', %s, true), set_config('request.jwt.claim
 
 
 class Connections:
-    """For one event loop."""
+    """At most `max_connections` connections, kept open for the next upload. Not thread-safe: use it in one event
+    loop."""
 
     def __init__(self, settings: UploadSettings) -> None:
         self._settings = settings
@@ -43,7 +44,8 @@ class Connections:
 
     @asynccontextmanager
     async def use(self) -> AsyncIterator[psycopg.AsyncConnection]:
-        """A connection outside of any transaction. Raises SourceUnreachable or SourceRefused."""
+        """Lend a connection without an open transaction; waits while all are in use. Raises SourceUnreachable or
+        SourceRefused when it has to connect and can't."""
         async with self._slots:
             conn = self._idle.pop() if self._idle else await self._connect()
             try:
@@ -54,17 +56,18 @@ class Connections:
                 else:
                     lost = conn.closed
                     await conn.close()
-                    if lost:  # and so may be all that were idle
+                    if lost:  # the idle ones are probably lost too
                         await self.close()
 
     async def close(self) -> None:
-        """Close those that nobody uses."""
+        """Close the idle connections."""
         idle, self._idle = self._idle, []
         for conn in idle:
             await conn.close()
 
     async def _connect(self) -> psycopg.AsyncConnection:
-        # The server's own synchronous_commit: what a device was told is applied has to be where the owner wants it
+        # options="" keeps the server's synchronous_commit: what a device is told is applied must be as durable as the
+        # owner of the database wants
         text = make_conninfo(conninfo(self._settings.login, application_name="headwater upload"), options="")
         try:
             conn = await psycopg.AsyncConnection.connect(text, autocommit=True, prepare_threshold=None)
@@ -75,15 +78,16 @@ class Connections:
 
 
 async def begin(conn: psycopg.AsyncConnection, settings: UploadSettings) -> None:
-    """Pin what the rest of the open transaction depends on."""
+    """Set search path, formats, time zone and timeouts for the rest of the open transaction."""
     path = ", ".join([sql.Identifier(name).as_string(conn) for name in settings.search_path])
     timeouts = [f"{settings.statement_timeout}s", f"{settings.lock_timeout}s", f"{IDLE_SECONDS}s"]
-    # Named last, or temporary tables would be found before all others
+    # If pg_temp were not named, Postgres would search it first, and temporary tables would hide real ones
     await conn.execute(_SETTINGS, [f"{path}, pg_temp" if path else "pg_temp", *timeouts])
 
 
 async def become(conn: psycopg.AsyncConnection, settings: UploadSettings, device: Device) -> None:
-    """Take the role and the token's claims on until the open transaction ends. Raises UnsafeRole."""
+    """Switch to the upload role, with the token's claims, until the open transaction ends. Raises UnsafeRole when the
+    role does not exist or the login may not switch to it."""
     try:
         await conn.execute(_BECOME, [device.claims, device.sub, settings.role])
     except (psycopg.errors.InvalidParameterValue, psycopg.errors.InsufficientPrivilege) as error:

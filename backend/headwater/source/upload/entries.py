@@ -1,4 +1,4 @@
-"""What a device uploads: transactions of entries, each as it came and, once it is to be applied, as a typed write."""
+"""What a device uploads: transactions of entries as they were received, and the typed write of each entry."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PAYLOAD = ("op", "type", "id", "data", "old", "metadata")
 
 
 class WriteKind(Enum):
-    """The SDK's names for insert-or-replace, update and delete."""
+    """The client SDKs' names for insert-or-replace, update and delete."""
 
     PUT = "PUT"
     PATCH = "PATCH"
@@ -24,7 +24,7 @@ class WriteKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """Who uploads: the token's user, one database on one device, and the token's claims as JSON."""
+    """Who uploads: the token's `sub`, the client id of one database on one device, and the token's claims as JSON."""
 
     sub: str
     client_id: str
@@ -32,13 +32,13 @@ class Device:
 
     @property
     def key(self) -> bytes:
-        """What tells devices apart. A hash, since a user's id may be longer than an index takes."""
+        """Identifies the device. A hash, since a user's id may be too long for an index."""
         return hashlib.sha256(write_json([self.sub, self.client_id]).encode()).digest()
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One change as the device sent it, whatever is in it. `digest` is of all that it says."""
+    """One change as the device sent it, not validated. `digest` is a hash of its content, without the op id."""
 
     op_id: int
     fields: Mapping[str, Json] = field(repr=False)
@@ -47,7 +47,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """One change that makes sense. `old` is None where the device does not track previous values."""
+    """One valid change. `old` is None when the device does not track previous values."""
 
     op_id: int
     kind: WriteKind
@@ -59,7 +59,7 @@ class Write:
 
 @dataclass(frozen=True, slots=True)
 class ClientTransaction:
-    """Changes that a device made together, in their order; there is at least one."""
+    """The changes of one transaction on the device, in order. Never empty."""
 
     entries: tuple[Entry, ...]
 
@@ -77,18 +77,18 @@ class ClientTransaction:
 
     @property
     def text(self) -> str:
-        """As JSON, from which `entry_of` makes the same again."""
+        """The entries as JSON, which `letters.transaction_in` reads back."""
         return write_json([entry.fields for entry in self.entries])
 
 
 def entry_of(op_id: int, fields: Mapping[str, Json]) -> Entry:
-    """The entry with its digest. Raises ValueError for what is nested too deep."""
+    """Make an entry with its digest. Raises ValueError when `fields` is nested too deeply."""
     payload = {name: fields[name] for name in _PAYLOAD if fields.get(name) is not None}
     return Entry(op_id, fields, _hash(write_json(payload).encode()))
 
 
 def read_write(entry: Entry) -> Write:
-    """Raises BadEntry."""
+    """Validate an entry. Raises BadEntry."""
     kind, table, row_id = entry.fields.get("op"), entry.fields.get("type"), entry.fields.get("id")
     if not isinstance(kind, str) or kind not in WriteKind.__members__:
         raise BadEntry("op is not PUT, PATCH or DELETE", "op")
@@ -101,7 +101,7 @@ def read_write(entry: Entry) -> Write:
 
 
 def sendable(text: str) -> bool:
-    """Whether Postgres can hold a text: no NUL, and no half of a surrogate pair."""
+    """Whether Postgres can store the text: it has no NUL and no lone surrogate."""
     return "\0" not in text and not any("\ud800" <= letter <= "\udfff" for letter in text)
 
 
@@ -117,8 +117,8 @@ def _hash(content: bytes) -> bytes:
 
 
 def transaction_of(entries: Sequence[Entry]) -> ClientTransaction:
-    """Raises ValueError unless the op ids rise."""
+    """Make a transaction. Raises ValueError unless there are entries with increasing, positive op ids."""
     numbers = [entry.op_id for entry in entries]
     if not numbers or numbers != sorted(set(numbers)) or numbers[0] < 1:
-        raise ValueError("op ids do not rise")
+        raise ValueError("op ids do not increase")
     return ClientTransaction(tuple(entries))

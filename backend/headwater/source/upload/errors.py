@@ -1,4 +1,5 @@
-"""Why an upload is not applied: this transaction is bad (parked), a person has to mend something, or later."""
+"""Why an upload is not applied: the transaction is bad and parked (Refused), an operator has to fix something, or the
+device should send it again later."""
 
 from __future__ import annotations
 
@@ -11,8 +12,8 @@ from headwater.errors import HeadwaterError, Kind
 class Refused(HeadwaterError):
     """This transaction can't be applied, however often it is sent. Raise a subclass.
 
-    `op_id` is the entry that fails, if one is known. `sqlstate` and `said` are Postgres' words; those may have a value
-    of the row, so they are for the device and the dead letter, and never for a log.
+    `op_id` is the entry that failed, if known. `sqlstate` and `said` come from Postgres. `said` may contain a value of
+    the row, so it goes to the device and the dead letter, never to a log.
     """
 
     kind: ClassVar[Kind] = Kind.REJECT
@@ -34,7 +35,7 @@ class Refused(HeadwaterError):
 
     @property
     def reason(self) -> Reason:
-        """For the device and the dead letter."""
+        """The refusal as the device and the dead letter get it."""
         place = f" ({self.where})" if self.where else ""
         message = f"{self.what}{place}{f': {self.said}' if self.said else ''}{f'; {self.fix}' if self.fix else ''}"
         return Reason(self.code, self.sqlstate, message, self.op_id)
@@ -42,7 +43,7 @@ class Refused(HeadwaterError):
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """Why a transaction is parked, as its dead letter tells. May have a value of the row in it."""
+    """Why a transaction is parked, as its dead letter keeps it. `message` may contain a value of the row."""
 
     code: str
     sqlstate: str
@@ -51,61 +52,62 @@ class Reason:
 
 
 class WriteNotAllowed(Refused):
-    """A table, operation or column that `upload.tables` does not allow."""
+    """A write to a table or column, or with an operation, that `upload.tables` does not allow."""
 
     code: ClassVar[str] = "HW_6110"
 
 
 class BadEntry(Refused):
-    """An entry of an upload that makes no sense, or a value that no column can take."""
+    """An uploaded entry is malformed, or has a value that its column can't hold."""
 
     code: ClassVar[str] = "HW_6111"
 
 
 class ChangedMeanwhile(Refused):
-    """The row is not as the device knew it, and the table's policy is to reject that."""
+    """The row changed since the device read it, and the table's conflict policy is `reject_changed`."""
 
     code: ClassVar[str] = "HW_6112"
 
 
 class RowGone(Refused):
-    """An update of a row that is not there, or that this user does not see."""
+    """An update of a row that does not exist, or that this user can't see."""
 
     code: ClassVar[str] = "HW_6113"
 
 
 class PolicyRefused(Refused):
-    """An update or delete that row-level security, or a trigger, left undone for a row that the user sees."""
+    """Row-level security or a trigger prevented an update or delete of a row that the user can see."""
 
     code: ClassVar[str] = "HW_6114"
 
 
 class OpIdReused(Refused):
-    """An op id that this device used before, for something else: its database was restored from a copy."""
+    """The device used this op id before, for another change. Its database was probably restored from a copy."""
 
     code: ClassVar[str] = "HW_6115"
 
 
 class OpIdTooOld(Refused):
-    """An op id from before what is remembered of this device: nobody knows whether it was applied."""
+    """The op id is older than what is remembered of this device, so it is unknown whether it was applied."""
 
     code: ClassVar[str] = "HW_6116"
 
 
 class PostgresRefused(Refused):
-    """Postgres does not take the write: a constraint, a policy, a value, a right, or an error of a function."""
+    """Postgres refused the write: a constraint, a policy, a value, a missing right, or an error in a function."""
 
     code: ClassVar[str] = "HW_6117"
 
 
 class NotPrepared(HeadwaterError):
-    """What uploads need is not in the source yet, or the login may not use it."""
+    """The tables that uploads need are missing in the source, or the login may not use or create them."""
 
     code: ClassVar[str] = "HW_6120"
 
 
 class UnsafeRole(HeadwaterError):
-    """The role that uploads write as is not there, or row-level security does not bind it."""
+    """The role that uploads write as does not exist, the login may not switch to it, or row-level security does not
+    apply to it."""
 
     code: ClassVar[str] = "HW_6121"
 
@@ -117,14 +119,15 @@ class TableNotReady(HeadwaterError):
 
 
 class TooManyLetters(HeadwaterError):
-    """So many of a user's transactions wait as dead letters that no more are put aside: an operator has to look."""
+    """A user has so many dead letters that no more transactions are parked until an operator retries or discards
+    some."""
 
     kind: ClassVar[Kind] = Kind.RETRY
     code: ClassVar[str] = "HW_6124"
 
 
 class TryLater(HeadwaterError):
-    """The source does not take the upload now: a lock, a deadlock, a lost connection. Sent again, it may go well."""
+    """The source can't apply the upload now: a lock, a deadlock, a lost connection. Sending it again may succeed."""
 
     kind: ClassVar[Kind] = Kind.RETRY
     code: ClassVar[str] = "HW_6130"

@@ -1,4 +1,4 @@
-"""JSON without loss: numbers keep their text, and any string can be written down again."""
+"""JSON without loss: numbers keep their text, and every string that was read can be written again."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ _WHOLE = re.compile(r"(-?\d+)\.0+")
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """A number as the JSON had it, for a numeric column may hold what no float does."""
+    """A number as the JSON wrote it: a numeric column can hold digits that a float loses."""
 
     text: str
 
     @property
     def plain(self) -> str:
-        """A whole number without its fraction of zeros, which some clients add and no integer column takes."""
+        """The text, without a fraction of zeros (1.0): some clients add one, and integer columns refuse it."""
         whole = _WHOLE.fullmatch(self.text)
         return self.text if whole is None else whole[1]
 
@@ -28,7 +28,7 @@ Json: TypeAlias = "bool | str | Number | Sequence[Json] | Mapping[str, Json] | N
 
 
 def read_json(text: bytes | str) -> Json:
-    """The value of a JSON text. Raises ValueError for what is none, or is nested too deep."""
+    """Parse JSON. Raises ValueError when it is invalid or nested too deeply."""
     try:
         value: Json = json.loads(text, parse_int=Number, parse_float=Number, parse_constant=_no_constant)
     except RecursionError:
@@ -37,7 +37,8 @@ def read_json(text: bytes | str) -> Json:
 
 
 def write_json(value: Json) -> str:
-    """ASCII, keys in order: the same value gives the same text. Raises ValueError for what is nested too deep."""
+    """Write ASCII JSON with sorted keys, so that equal values give equal texts. Raises ValueError when the value is
+    nested too deeply."""
     try:
         return _written(value)
     except RecursionError:

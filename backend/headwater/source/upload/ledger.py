@@ -1,6 +1,6 @@
-"""What was taken of each device: written in the same transaction as the rows, so that each op is applied once.
+"""Records which ops of each device were applied or parked, in the same transaction as the rows: each is applied once.
 
-A device's row is locked for as long as one of its transactions is worked on: two of them never overlap.
+A device's row in `clients` is locked while one of its transactions runs, so that two of them never overlap.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from headwater.source.upload.errors import NotPrepared, OpIdReused, OpIdTooOld, 
 from headwater.source.upload.settings import UploadSettings
 
 PRUNE_EVERY = 256
-"""Ops of a device between two looks at what of it can be forgotten."""
+"""After this many ops of a device, its old records are deleted."""
 
 PREPARE = "run `headwater source prepare --upload`"
 
@@ -69,7 +69,8 @@ select id, state from headwater_upload.dead_letters where client = %s and first_
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """A device's row: what is known of its ops. Up to `pruned_to` only what is listed was surely taken."""
+    """A device's row in `clients`. Records of op ids up to `pruned_to` may have been deleted, so the lack of a record
+    there does not mean that the op was never applied."""
 
     number: int
     highest_op: int
@@ -78,7 +79,7 @@ class Client:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """Which entries of a transaction are new, and the dead letter that the others wait in, if they do."""
+    """The new entries of a transaction. `letter` is the dead letter that holds the others, if they are parked."""
 
     new: tuple[Entry, ...]
     letter: int | None = None
@@ -86,7 +87,7 @@ class Known:
 
 @dataclass(frozen=True, slots=True)
 class _Op:
-    """One op that was taken; `letter` is where it waits, None when it was applied or given up."""
+    """A recorded op. `letter` is the dead letter that holds it; None when it was applied or discarded."""
 
     digest: bytes
     letter: int | None
@@ -94,18 +95,18 @@ class _Op:
 
 @contextmanager
 def prepared() -> Iterator[None]:
-    """What our own tables refuse is for the operator to mend."""
+    """Turn a missing table, or a missing right to one, into NotPrepared: an operator has to fix it."""
     try:
         yield
     except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName, psycopg.errors.UndefinedColumn):
-        raise NotPrepared("the tables that uploads are noted in are missing", "headwater_upload", PREPARE) from None
+        raise NotPrepared("the tables that record uploads are missing", "headwater_upload", PREPARE) from None
     except psycopg.errors.InsufficientPrivilege:
-        what = "the login may not use the tables that uploads are noted in"
+        what = "the login may not use the tables that record uploads"
         raise NotPrepared(what, "headwater_upload", PREPARE) from None
 
 
 async def open_client(conn: psycopg.AsyncConnection, device: Device) -> Client:
-    """Lock the device's row, which is made if need be. Raises NotPrepared."""
+    """Lock the device's row until the transaction ends, inserting it if it is missing. Raises NotPrepared."""
     with prepared():
         row = await (await conn.execute(_CLIENT, [device.key, device.sub, device.client_id])).fetchone()
     assert row is not None
@@ -113,7 +114,7 @@ async def open_client(conn: psycopg.AsyncConnection, device: Device) -> Client:
 
 
 async def known(conn: psycopg.AsyncConnection, client: Client, transaction: ClientTransaction) -> Known:
-    """What of the transaction was taken before. Raises OpIdReused or OpIdTooOld."""
+    """Find out which entries were recorded before. Raises OpIdReused or OpIdTooOld."""
     taken = await _taken(conn, client, transaction)
     for entry in transaction.entries:
         if entry.op_id in taken and taken[entry.op_id].digest != entry.digest:
@@ -121,7 +122,7 @@ async def known(conn: psycopg.AsyncConnection, client: Client, transaction: Clie
     new = tuple(entry for entry in transaction.entries if entry.op_id not in taken)
     for entry in new:
         if entry.op_id <= client.pruned_to:
-            what = "the op id is from before what is remembered of this device"
+            what = "the op id is older than what is remembered of this device"
             raise OpIdTooOld(what, op_id=entry.op_id)
     return Known(new, max((op.letter for op in taken.values() if op.letter is not None), default=None))
 
@@ -133,7 +134,8 @@ async def note(
     entries: Sequence[Entry],
     letter: int | None = None,
 ) -> None:
-    """Keep that these were taken, and forget what is old enough."""
+    """Record these entries as applied, or as parked in dead letter `letter`. Now and then this also deletes records
+    that are outside `window` and older than `keep_days`."""
     ops = [entry.op_id for entry in entries]
     digests = b"".join([entry.digest for entry in entries])
     parameters = {
@@ -153,7 +155,7 @@ async def park(
     transaction: ClientTransaction,
     refusal: Refused,
 ) -> int | None:
-    """Put the whole transaction aside, once. Returns its dead letter; None where nothing of it waits any more."""
+    """Park the whole transaction, once. Returns its dead letter; None when it was applied or discarded meanwhile."""
     client = await open_client(conn, device)
     taken = await _taken(conn, client, transaction)
     if all(entry.op_id in taken and taken[entry.op_id].digest == entry.digest for entry in transaction.entries):
@@ -175,14 +177,15 @@ async def park(
 
 
 async def reason_of(conn: psycopg.AsyncConnection, letter: int) -> Reason | None:
-    """Why a dead letter is one, if it still is."""
+    """Why a dead letter was parked; None when it was retried or discarded since."""
     with prepared():
         row = await (await conn.execute(_REASON, [letter])).fetchone()
     return None if row is None else Reason(*row)
 
 
 async def _check_room(conn: psycopg.AsyncConnection, settings: UploadSettings, device: Device) -> None:
-    """What nobody may write anywhere else must not fill the database as dead letters."""
+    """Raise TooManyLetters at the user's limit: a user whose writes are all refused must not fill the database with
+    dead letters."""
     row = await (await conn.execute(_WAITING, [device.sub, device.sub, settings.max_parked_per_user])).fetchone()
     if row is not None and row[0] >= settings.max_parked_per_user:
         raise TooManyLetters(
@@ -195,7 +198,7 @@ async def _check_room(conn: psycopg.AsyncConnection, settings: UploadSettings, d
 async def not_applied(
     conn: psycopg.AsyncConnection, client: Client, transaction: ClientTransaction
 ) -> tuple[Entry, ...]:
-    """The entries of a transaction, once parked, that were not applied with another one."""
+    """The entries of a parked transaction, without those that were applied as part of another transaction."""
     taken = await _taken(conn, client, transaction)
     done = {op for op, state in taken.items() if state.letter is None}
     return tuple(
@@ -204,7 +207,7 @@ async def not_applied(
 
 
 async def _taken(conn: psycopg.AsyncConnection, client: Client, transaction: ClientTransaction) -> dict[int, _Op]:
-    """Those of the transaction's op ids that were taken."""
+    """The transaction's op ids that are recorded, with their records."""
     with prepared():
         found = await conn.execute(_KNOWN, [client.number, transaction.first_op, transaction.last_op])
         rows = await found.fetchall()

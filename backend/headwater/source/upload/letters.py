@@ -1,4 +1,4 @@
-"""Dead letters: transactions of devices that could not be applied, for the operator to look at and decide on."""
+"""Dead letters: transactions of devices that could not be applied. An operator reads them, retries or discards them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from headwater_upload.dead_letters d join headwater_upload.clients c using (clie
 where d.id = %s and d.state = 'parked'
 """
 
-# That it was is kept, so that the same sent once more is not parked again; what it said is not
+# The row stays, so that the same transaction is not parked again when it is sent again; its contents are deleted
 _SETTLE = """
 update headwater_upload.dead_letters set state = %s, settled_at = now(), payload = null, claims = null
 where id = %s and state = 'parked' returning client
@@ -46,7 +46,7 @@ where id = %s and state = 'parked'
 
 
 class UnknownLetter(HeadwaterError):
-    """No dead letter with this number waits: it was retried or discarded, or there was none."""
+    """No dead letter with this number waits: it was retried or discarded, or never existed."""
 
     kind: ClassVar[Kind] = Kind.REJECT
     code: ClassVar[str] = "HW_6123"
@@ -58,7 +58,7 @@ class UnknownLetter(HeadwaterError):
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """One that waits. `message` and `payload`, the entries as JSON, have values of rows in them."""
+    """A waiting dead letter. `payload` is its entries as JSON; it and `message` contain values of rows."""
 
     id: int
     sub: str
@@ -82,11 +82,12 @@ class DeadLetters:
         self._uploads = uploads
 
     async def waiting(self, letter: int | None = None) -> list[DeadLetter]:
-        """All, or the one with this number, in the order in which they came."""
+        """The waiting dead letters, oldest first; with `letter`, only that one, if it waits."""
         return await self._uploads.tried(lambda conn: self._waiting(conn, letter))
 
     async def retry(self, letter: int) -> None:
-        """Apply it now, as its user. Raises UnknownLetter, Refused if it can't be, or what `take` does."""
+        """Apply a dead letter now, as its user, with the claims of its token. Raises UnknownLetter, Refused when it
+        still can't be applied, or what `Uploads.take` raises."""
         try:
             await self._uploads.tried(lambda conn: self._retry(conn, letter))
         except Refused as refusal:
@@ -95,7 +96,7 @@ class DeadLetters:
             raise
 
     async def discard(self, letter: int) -> None:
-        """Give it up. Raises UnknownLetter."""
+        """Give a dead letter up and delete its contents. Raises UnknownLetter, or what `Uploads.take` raises."""
         await self._uploads.tried(lambda conn: self._discard(conn, letter))
 
     async def _waiting(self, conn: psycopg.AsyncConnection, letter: int | None) -> list[DeadLetter]:
@@ -136,7 +137,7 @@ class DeadLetters:
 
 
 def transaction_in(payload: str) -> ClientTransaction:
-    """What `ClientTransaction.text` made."""
+    """Read back what `ClientTransaction.text` wrote."""
     held = read_json(payload)
     assert isinstance(held, list)
     entries = []

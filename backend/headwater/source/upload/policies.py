@@ -1,4 +1,5 @@
-"""One write under its table's rule: may it be, what of it is written, and what it means that no row was found."""
+"""Applies one write under its table's rule: checks that it is allowed, resolves conflicts, and finds out why no row
+was changed."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ _NEEDED = {
 
 
 def rule_for(tables: Mapping[str, TableRule], write: Write) -> TableRule:
-    """The rule of the write's table. Raises WriteNotAllowed if there is none, or it does not let the write be."""
+    """The rule of the write's table. Raises WriteNotAllowed when the table or the operation is not allowed."""
     rule = tables.get(write.table)
     if rule is None:
         raise WriteNotAllowed("upload.tables does not have the table", statements.shown(write.table))
@@ -38,7 +39,7 @@ def rule_for(tables: Mapping[str, TableRule], write: Write) -> TableRule:
 
 
 async def apply_write(conn: psycopg.AsyncConnection, shape: TableShape, write: Write) -> None:
-    """Do it. Raises Refused, or what Postgres raises."""
+    """Write to the row, or do nothing when the conflict policy says so. Raises Refused, or psycopg.Error."""
     values: Values | None = statements.allowed_values(shape, write.row_id, write.data)
     old: Values | None = None
     match shape.rule.conflict:
@@ -47,7 +48,7 @@ async def apply_write(conn: psycopg.AsyncConnection, shape: TableShape, write: W
         case Conflict.REJECT_CHANGED:
             old = write.old
             if old is None and write.kind is not WriteKind.PUT:
-                raise BadEntry("it has no previous values to compare with", shape.rule.qualified_name, _TRACK)
+                raise BadEntry("the entry has no previous values to compare", shape.rule.qualified_name, _TRACK)
         case Conflict.FUNCTION:
             values = await _decided(conn, shape, write)
     if values is None:
@@ -72,7 +73,7 @@ async def _put(conn: psycopg.AsyncConnection, shape: TableShape, write: Write, v
     if shape.rule.conflict is Conflict.REJECT_CHANGED:
         made = await _execute(conn, statements.insert(shape, write.row_id, values, on_conflict="nothing"))
         if not made:
-            raise ChangedMeanwhile("a row with this id is there already", shape.rule.qualified_name)
+            raise ChangedMeanwhile("a row with this id exists already", shape.rule.qualified_name)
         return
     how = "update" if Operation.UPDATE in shape.rule.operations else "fail"
     await _execute(conn, statements.insert(shape, write.row_id, values, on_conflict=how))
@@ -81,7 +82,8 @@ async def _put(conn: psycopg.AsyncConnection, shape: TableShape, write: Write, v
 async def _check_found(
     conn: psycopg.AsyncConnection, shape: TableShape, write: Write, old: Values | None, *, found: bool
 ) -> None:
-    """A row that was not touched: is it gone, is it another than the device knew, or may the user not do this?"""
+    """If no row was changed (not `found`), raise the reason: it is gone (RowGone), it differs from `old`
+    (ChangedMeanwhile), or the user may not change it (PolicyRefused). A row that is gone may also be fine."""
     if found:
         return
     where = shape.rule.qualified_name
@@ -90,14 +92,14 @@ async def _check_found(
     if row is None:
         if write.kind is WriteKind.DELETE or shape.rule.skip_gone:
             return
-        raise RowGone("the row is gone, or not this user's", where)
+        raise RowGone("the row is gone, or this user can't see it", where)
     if not row[0]:
-        raise ChangedMeanwhile("the row was changed since the device saw it", where)
-    raise PolicyRefused(f"row-level security or a trigger lets this user do no {write.kind.value}", where)
+        raise ChangedMeanwhile("the row was changed since the device read it", where)
+    raise PolicyRefused(f"row-level security or a trigger prevented this {write.kind.value}", where)
 
 
 async def _decided(conn: psycopg.AsyncConnection, shape: TableShape, write: Write) -> Values | None:
-    """What the table's function makes of the write: what is to be written, or None for nothing."""
+    """Call the table's conflict function. Returns the values to write, or None to write nothing."""
     given = [write.table, write.kind.value, write.row_id, write_json(write.data), _json_or_null(write.old)]
     asked = statements.call(check_function(shape.rule), given)
     row = await (await conn.execute(asked.query, asked.parameters)).fetchone()
@@ -105,7 +107,7 @@ async def _decided(conn: psycopg.AsyncConnection, shape: TableShape, write: Writ
         return None
     answer = read_json(row[0])
     if not isinstance(answer, Mapping):
-        raise BadEntry("the function of its policy returns neither an object nor null", shape.rule.qualified_name)
+        raise BadEntry("the conflict function returned neither an object nor null", shape.rule.qualified_name)
     return {name: value for name, value in answer.items() if name not in (*shape.key, "id")}
 
 

@@ -1,4 +1,4 @@
-"""What uploads need in the source: tables of their own, a role to write as, and its rights. Safe to repeat."""
+"""Creates what uploads need in the source: tables of their own, a role to write as, and its rights. Safe to repeat."""
 
 from __future__ import annotations
 
@@ -64,14 +64,15 @@ _RIGHTS = ("SELECT", "INSERT", "UPDATE", "DELETE")
 
 @dataclass(frozen=True, slots=True)
 class PreparedUploads:
-    """What was done, as SQL, and what is left for somebody to look at."""
+    """The SQL that was run, and findings that an operator should look at."""
 
     done: tuple[str, ...]
     warnings: tuple[Finding, ...]
 
 
 def prepare_uploads(settings: UploadSettings, admin: SourceSettings | None = None) -> PreparedUploads:
-    """Make what is missing, as `admin` or else as the login. Raises NotPrepared with all that it may not."""
+    """Create what is missing, connected as `admin`, by default as the upload login. Raises NotPrepared with the whole
+    SQL when that role lacks a right."""
     with connect(admin or settings.login, patient=True) as conn:
         statements = tuple(_missing(conn, settings))
         try:
@@ -81,18 +82,20 @@ def prepare_uploads(settings: UploadSettings, admin: SourceSettings | None = Non
         except psycopg.errors.InsufficientPrivilege:
             block = "\n".join(f"{statement};" for statement in statements)
             raise NotPrepared(
-                f"role {conn.info.user} may not make what uploads need",
+                f"role {conn.info.user} may not create what uploads need",
                 settings.login.address,
                 f"have somebody with the right run what follows, or pass --admin-uri\n\n{block}",
             ) from None
         except psycopg.Error as error:
             reason = error.diag.message_primary or type(error).__name__
-            raise NotPrepared(f"Postgres refuses what uploads need: {reason}", settings.login.address) from error
+            raise NotPrepared(
+                f"Postgres refused to create what uploads need: {reason}", settings.login.address
+            ) from error
         return PreparedUploads(statements, tuple(_unsecured(conn, settings)))
 
 
 def missing_for_uploads(settings: UploadSettings, admin: SourceSettings | None = None) -> tuple[str, ...]:
-    """What `prepare_uploads` would run."""
+    """The SQL that `prepare_uploads` would run."""
     with connect(admin or settings.login) as conn:
         return tuple(_missing(conn, settings))
 
@@ -113,7 +116,7 @@ def _missing(conn: psycopg.Connection, settings: UploadSettings) -> Iterator[str
             yield _grant(conn, lacking, sql.Identifier(SCHEMA, name), login)
     if not _there(conn, "select from pg_roles where rolname = %s", settings.role):
         yield _text(conn, "CREATE ROLE {} NOLOGIN", role)
-    become = "SET" if conn.info.server_version >= 160000 else "MEMBER"  # to inherit from a role became a right apart
+    become = "SET" if conn.info.server_version >= 160000 else "MEMBER"  # 16 split SET ROLE from membership
     if not _there(conn, "select from pg_roles where rolname = %s and pg_has_role(%s, oid, %s)",
                   settings.role, settings.login.user, become):  # fmt: skip
         yield _text(conn, "GRANT {} TO {}", role, login)
@@ -144,7 +147,7 @@ def _lacking(conn: psycopg.Connection, role: str, schema: str, name: str, rights
 
 
 def _unsecured(conn: psycopg.Connection, settings: UploadSettings) -> Iterator[Finding]:
-    """Tables that uploads will be refused for, because nothing in them says whose row is whose."""
+    """Findings for tables that refuse uploads because they lack row-level security."""
     for rule in dict.fromkeys(settings.tables.values()):
         query = (
             "select from pg_class c join pg_namespace n on n.oid = c.relnamespace"

@@ -1,4 +1,4 @@
-"""What may be uploaded, as whom, and within which bounds."""
+"""Settings of uploads: the tables that devices may write to, the role to write as, and limits."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Operation(Enum):
 
 
 class Conflict(Enum):
-    """What happens to a write whose row was changed since the device saw it."""
+    """What to do with a write whose row was changed since the device read it."""
 
     LAST_WRITE_WINS = "last_write_wins"
     REJECT_CHANGED = "reject_changed"
@@ -27,8 +27,10 @@ class Conflict(Enum):
 
 @dataclass(frozen=True, slots=True)
 class TableRule:
-    """One table of the allow list. `columns` None allows all; `key` None is the primary key. With several key columns
-    the device's id is their values, joined by `separator`. `function` is schema and name, with Conflict.FUNCTION."""
+    """One table that devices may write to. `columns` None allows all of them; `key` None is the primary key. With
+    several key columns, a row's id on the device is their values joined by `separator`. `function` is the schema and
+    name of the conflict function, given only with Conflict.FUNCTION. `skip_gone` ignores updates of rows that are
+    gone."""
 
     schema: str
     name: str
@@ -48,9 +50,9 @@ class TableRule:
 
 @dataclass(frozen=True, slots=True)
 class UploadSettings:
-    """`login` connects and keeps the records, `role` is what it becomes to write. `tables` maps the client's names of
-    tables. Times are in seconds, all limits per process; `window` and `keep_days` say how much is remembered of a
-    device's last ops."""
+    """Settings of uploads. `login` connects and keeps the records; each transaction then switches to `role` to write.
+    `tables` has the rules by the client's name of a table. Timeouts are in seconds, limits are per process. At least
+    the last `window` ops of a device, and all of the last `keep_days` days, are remembered."""
 
     login: SourceSettings
     role: str

@@ -1,4 +1,4 @@
-"""The tables that an upload writes to, as they are in the very transaction that does it."""
+"""Reads the tables that an upload writes to, in its own transaction, and checks that uploads may write to them."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from unnest(%s::text[], %s::text[]) with ordinality as w (schema, name, number)
   join pg_class c on c.relnamespace = n.oid and c.relname = w.name and c.relkind in ('r', 'p')
 """
 
-# A domain is what it is made of, at any depth. Types compare by `=` where they have one of their own; all others by
-# their text.
+# `base` is the type below all domains. The last column says whether the type has an `=` operator of its own: values of
+# other types, such as json, are compared as text.
 _COLUMNS = """
 select a.attrelid::bigint, a.attname, format_type(a.atttypid, a.atttypmod), a.attgenerated <> '',
        base.oid::bigint, base.typtype::text, base.typcategory = 'A',
@@ -53,12 +53,13 @@ select coalesce((select has_function_privilege(p, 'EXECUTE') from to_regprocedur
 """
 
 FUNCTION_ARGUMENTS = "text, text, text, jsonb, jsonb"
-"""Of a policy's function: table, op, id, data, old."""
+"""Argument types of a conflict function: table, op, id, data, old."""
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column. `type_name` is SQL; `base` the type's oid below all domains, `kind` its `typtype`."""
+    """One column. `type_name` is its type in SQL, `base` the oid of the type below all domains, and `kind` the
+    `typtype` of that. A `comparable` type has an `=` operator of its own."""
 
     name: str
     type_name: str
@@ -71,7 +72,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class TableShape:
-    """One table with its rule and the columns that its rows are found by."""
+    """One table: its rule, the key columns that identify a row, and its columns by name."""
 
     rule: TableRule
     key: tuple[str, ...]
@@ -79,7 +80,7 @@ class TableShape:
 
 
 async def read_shapes(conn: psycopg.AsyncConnection, rules: Iterable[TableRule]) -> Mapping[TableRule, TableShape]:
-    """The tables as the current role has them. Raises UnsafeRole or TableNotReady."""
+    """Read the tables of these rules, as the current role sees them. Raises UnsafeRole or TableNotReady."""
     wanted = list(dict.fromkeys(rules))
     role = await _checked_role(conn)
     names = [[rule.schema for rule in wanted], [rule.name for rule in wanted]]
@@ -108,9 +109,9 @@ async def _checked_role(conn: psycopg.AsyncConnection) -> sql.Identifier:
     role = sql.Identifier(name)
     if unbound:
         raise UnsafeRole(
-            "row-level security does not bind the role of uploads",
+            "row-level security does not apply to the upload role",
             f"upload.role: {name}",
-            f"run {_sql('ALTER ROLE {} NOSUPERUSER NOBYPASSRLS', role)}, or take another role",
+            f"run {_sql('ALTER ROLE {} NOSUPERUSER NOBYPASSRLS', role)}, or use another role",
         )
     return role
 
@@ -118,17 +119,18 @@ async def _checked_role(conn: psycopg.AsyncConnection) -> sql.Identifier:
 def _check_security(rule: TableRule, *, secured: bool, owned: bool) -> None:
     if secured or not rule.row_security:
         return
-    what = "the role of uploads owns it, so row-level security does not apply" if owned else "it has none"
+    what = "it does not apply to the upload role, which owns the table" if owned else "the table has none"
     how = _sql(f"ALTER TABLE {{}} {'FORCE' if owned else 'ENABLE'} ROW LEVEL SECURITY", _name(rule))
     raise TableNotReady(
         f"uploads need row-level security, and {what}",
         rule.qualified_name,
-        f"run {how}, with policies; or set row_security: false for it, to let every user write every row",
+        f"run {how}, and create policies; or set row_security: false for the table, to let every user write every row",
     )
 
 
 def _check_rights(rule: TableRule, role: sql.Identifier, *, usage: bool, rights: Sequence[str]) -> None:
-    """A missing grant is the operator's to make: it must not put everybody's writes aside."""
+    """Raise TableNotReady when the upload role lacks a right. Left to the write itself, a missing grant would park the
+    transactions of all users."""
     lacking = [right for right in needed_rights(rule) if right not in rights]
     if usage and not lacking:
         return
@@ -137,7 +139,7 @@ def _check_rights(rule: TableRule, role: sql.Identifier, *, usage: bool, rights:
         if usage
         else _sql("GRANT USAGE ON SCHEMA {} TO {}", sql.Identifier(rule.schema), role)
     )
-    what = "the role of uploads lacks rights to it"
+    what = "the upload role lacks rights to the table"
     raise TableNotReady(what, rule.qualified_name, f"run {grant}, or `headwater source prepare --upload`")
 
 
@@ -146,12 +148,12 @@ async def _check_function(conn: psycopg.AsyncConnection, rule: TableRule) -> Non
         return
     signature = _sql(f"{{}}({FUNCTION_ARGUMENTS})", sql.Identifier(*rule.function))
     if not (await _fetch(conn, _FUNCTION, [signature]))[0][0]:
-        what = "the function of its conflict policy is missing, or the role of uploads may not call it"
-        raise TableNotReady(what, rule.qualified_name, f"make it: {signature}, which returns jsonb")
+        what = "the table's conflict function is missing, or the upload role may not call it"
+        raise TableNotReady(what, rule.qualified_name, f"create {signature} returning jsonb")
 
 
 def needed_rights(rule: TableRule) -> tuple[str, ...]:
-    """Also the right to read: a row is found by its key, and compared."""
+    """The rights that the upload role needs. Always SELECT too: rows are found by their key, and compared."""
     return ("SELECT", *(each.value.upper() for each in Operation if each in rule.operations))
 
 
@@ -167,16 +169,17 @@ def _key(rule: TableRule, unique: list[tuple[bool, tuple[str, ...]]]) -> tuple[s
     if rule.key is None:
         primary = next((key for is_primary, key in unique if is_primary), None)
         if primary is None:
-            raise TableNotReady("it has no primary key", rule.qualified_name, "add one, or name a unique key as `key`")
+            fix = "add one, or name a unique key as `key`"
+            raise TableNotReady("the table has no primary key", rule.qualified_name, fix)
         return primary
     if not any(set(key) == set(rule.key) for _, key in unique):
         fix = f"create a unique index on {', '.join(rule.key)}"
-        raise TableNotReady("nothing makes its key unique", rule.qualified_name, fix)
+        raise TableNotReady("the table's `key` has no unique index", rule.qualified_name, fix)
     return rule.key
 
 
 def check_function(rule: TableRule) -> tuple[str, str]:
-    """The rule's function. Settings without one are a bug."""
+    """Schema and name of the rule's conflict function. A rule without one is a bug in the config reader."""
     assert rule.conflict is Conflict.FUNCTION
     assert rule.function is not None
     return rule.function

@@ -1,4 +1,4 @@
-"""The SQL of one write. Names come from the allow list and the catalog, and are quoted; values are parameters."""
+"""Builds the SQL of one write. Names come from the allow list and the catalog and are quoted; values are parameters."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ Values = Mapping[str, Json]
 
 
 def named(*names: str) -> sql.SQL:
-    """A name, quoted. psycopg takes a % in an identifier for a placeholder."""
+    """A quoted name. Each % is doubled, since psycopg would take it for a placeholder."""
     return sql.SQL(sql.Identifier(*names).as_string().replace("%", "%%"))
 
 
 def key_values(shape: TableShape, row_id: str) -> dict[str, Json]:
-    """The key columns' values in a device's row id. Raises BadEntry."""
+    """Split a device's row id into the values of the key columns. Raises BadEntry."""
     if len(shape.key) == 1:
         return {shape.key[0]: row_id}
     parts = row_id.split(shape.rule.separator)
     if len(parts) != len(shape.key):
-        what = f"the id of a row has {len(parts)} parts, and the key {len(shape.key)} columns"
+        what = f"the row id has {len(parts)} parts, but the key has {len(shape.key)} columns"
         raise BadEntry(what, shape.rule.qualified_name)
     return dict(zip(shape.key, parts, strict=True))
 
 
 def allowed_values(shape: TableShape, row_id: str, values: Values) -> dict[str, Json]:
-    """What a device may write of `values`, its key left out. Raises WriteNotAllowed or BadEntry."""
+    """The values without the key columns. Raises WriteNotAllowed when the device may not write one, or BadEntry."""
     key, written = key_values(shape, row_id), {}
     for name, value in values.items():
         if name in key:
@@ -56,7 +56,7 @@ def allowed_values(shape: TableShape, row_id: str, values: Values) -> dict[str, 
 
 
 def shown(name: str) -> str:
-    """A name that a stranger chose, for messages that Postgres has to hold."""
+    """A name from an upload, made safe for messages that Postgres stores: cut, and escaped when it is not printable."""
     return ascii(name)[1:-1][:100] if not sendable(name) or not name.isprintable() else name[:100]
 
 
@@ -71,7 +71,7 @@ def _check_column(shape: TableShape, name: str) -> None:
 
 
 def insert(shape: TableShape, row_id: str, values: Values, *, on_conflict: str) -> Statement:
-    """`on_conflict` is `fail`, `nothing` or `update`."""
+    """Insert a row. `on_conflict` says what to do when its key exists: `fail`, `nothing` or `update`."""
     row = {**key_values(shape, row_id), **values}
     bound = [bind(_column(shape, name), value) for name, value in row.items()]
     key = _listed(shape.key)
@@ -90,7 +90,7 @@ def insert(shape: TableShape, row_id: str, values: Values, *, on_conflict: str) 
 
 
 def update(shape: TableShape, row_id: str, values: Values, old: Values | None) -> Statement:
-    """Of the row if it is there, and as `old` says where that is not None."""
+    """Update the row with this id. With `old`, only if it still has these values."""
     bound = {name: bind(_column(shape, name), value) for name, value in values.items()}
     pairs = [sql.SQL("{} = {}").format(named(name), expression) for name, (expression, _) in bound.items()]
     where = _where(shape, row_id, old)
@@ -99,20 +99,20 @@ def update(shape: TableShape, row_id: str, values: Values, old: Values | None) -
 
 
 def delete(shape: TableShape, row_id: str, old: Values | None) -> Statement:
-    """As `update`."""
+    """Delete the row with this id. With `old`, only if it still has these values."""
     where = _where(shape, row_id, old)
     return Statement(sql.SQL("delete from {} as t where {}").format(_table(shape), where.query), where.parameters)
 
 
 def look(shape: TableShape, row_id: str, old: Values | None) -> Statement:
-    """One row, if the user sees the row at all: whether it is as `old` says."""
+    """Select whether the row still has the values of `old`. Gives no row when the user can't see it, or it is gone."""
     where, same = _where(shape, row_id, None), _same(shape, old or {})
     query = sql.SQL("select {} from {} as t where {}").format(same.query, _table(shape), where.query)
     return Statement(query, (*same.parameters, *where.parameters))
 
 
 def call(function: tuple[str, str], parameters: Sequence[str | None]) -> Statement:
-    """A policy's function, whose answer is read as text."""
+    """Call a conflict function and read its result as text."""
     types = FUNCTION_ARGUMENTS.split(", ")
     casts = [sql.SQL("{}::pg_catalog.{}").format(sql.Placeholder(), named(each)) for each in types]
     query = sql.SQL("select {}({})::pg_catalog.text").format(named(*function), sql.SQL(", ").join(casts))
@@ -155,7 +155,7 @@ def _unchanged(column: Column, value: Json) -> tuple[sql.Composable, str | None]
 
 
 def _column(shape: TableShape, name: str) -> Column:
-    if name not in shape.columns:  # what a policy's function made up
+    if name not in shape.columns:  # only a conflict function can bring one that was not checked
         raise BadEntry("the table has no such column", f"{shape.rule.qualified_name}.{shown(name)}")
     return shape.columns[name]
 

@@ -1,6 +1,6 @@
-"""From JSON to columns: which SQL and which text a value becomes. Postgres itself reads the text as the column's type.
+"""Converts JSON values to SQL with a text parameter. Postgres itself parses the text as the column's type.
 
-A device's SQLite has null, numbers and text. An array, a composite or a range is JSON text there, as it came down.
+A device's SQLite has null, numbers and text. Arrays, composites and ranges are JSON text there, as they were synced.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from headwater.source.upload.json_text import Json, Number, read_json, write_jso
 from headwater.source.upload.shape import Column
 
 PLAIN: Final = sql.Placeholder()
-"""Takes the type of the column that it stands for."""
+"""A parameter whose type Postgres infers from the column that it is assigned to or compared with."""
 
 _BASE64: Final = sql.SQL("pg_catalog.decode(%s, 'base64')")
 _MEMBER: Final = sql.SQL("(select r.v from pg_catalog.json_to_record(%s::pg_catalog.json) as r(v {}))")
@@ -27,7 +27,8 @@ Bound = tuple[sql.Composable, str | None]
 
 
 def bind(column: Column, value: Json) -> Bound:
-    """SQL for the value, with one parameter. Raises BadEntry for text that Postgres can't hold."""
+    """The SQL expression for a value of the column, and its parameter. Raises BadEntry for text that Postgres can't
+    store."""
     if value is None:
         return PLAIN, None
     if column.base in _JSON_TYPES:
@@ -41,7 +42,7 @@ def bind(column: Column, value: Json) -> Bound:
 
 
 def typed(column: Column, value: Json) -> Bound:
-    """The same where no column tells the type."""
+    """Like `bind`, with a cast to the column's type, for expressions where Postgres can't infer it."""
     expression, text = bind(column, value)
     return sql.SQL("({})::{}").format(expression, type_name(column)), text
 
@@ -64,7 +65,8 @@ def _scalar(value: Json) -> str:
 
 
 def _composed(column: Column, value: Json) -> Bound:
-    """JSON of the right form goes member by member; any other text has to be Postgres' own notation."""
+    """Bind an array, composite, range or multirange. JSON of the right form is converted; other text is passed on, and
+    has to be in Postgres' own notation."""
     held = _parsed(value) if isinstance(value, str) else value
     if column.kind == "r" and isinstance(held, Mapping):
         return PLAIN, _checked(_range(held), column)
