@@ -188,6 +188,11 @@ class Endpoint:
         found: Traffic = self.server.config.app.state.traffic  # type: ignore[union-attr]
         return found
 
+    def open_streams(self) -> int:
+        """How many there are now."""
+        found: int = self.server.config.app.state.open_streams()  # type: ignore[union-attr]
+        return found
+
     def terminate(self) -> None:
         """What SIGTERM does."""
         self.server.handle_exit(15, None)

@@ -61,6 +61,10 @@ def every_route(routes: Iterable[BaseRoute], before: str = "") -> Iterator[tuple
             yield from ((method, path) for method in route.methods or {"POST"})
 
 
+WITH_A_SLASH = "GET", "/api/admin/v1/status/"
+"""Not sent elsewhere: by the Host header, that would be wherever a stranger wants."""
+
+
 def test_every_route_that_is_not_public_is_shut(admin: AdminEndpoint) -> None:
     routes = set(every_route(admin.app.routes))
     assert {path for _, path in routes} >= PUBLIC
@@ -77,7 +81,7 @@ def test_every_route_that_is_not_public_is_shut(admin: AdminEndpoint) -> None:
 
 
 def test_an_unknown_path_and_a_wrong_method_are_no_news_for_strangers(admin: AdminEndpoint) -> None:
-    for method, path in (("GET", "/api/none"), ("DELETE", "/api/admin/v1/status"), ("GET", "/api/")):
+    for method, path in (("GET", "/api/none"), ("DELETE", "/api/admin/v1/status"), ("GET", "/api/"), WITH_A_SLASH):
         url = f"http://127.0.0.1:{admin.port}{path}"
         assert httpx.request(method, url).status_code == 401
         assert admin.http.request(method, path).status_code in {404, 405}

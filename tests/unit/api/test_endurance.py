@@ -71,6 +71,17 @@ def test_a_client_that_went_away_costs_nothing_more(
     assert f"total {mine}" not in memory_store.reads
 
 
+def test_a_client_that_went_away_with_a_request_waiting_leaves_its_place(endpoint: Endpoint) -> None:
+    head = f"host: x\r\nauthorization: Token {make_token()}\r\n"
+    with socket.create_connection(endpoint.address) as client:
+        client.sendall(f"POST /sync/stream HTTP/1.1\r\n{head}content-length: 2\r\n\r\n{{}}".encode())
+        client.sendall(b"GET /probes/liveness HTTP/1.1\r\nhost: x\r\n\r\n")
+        heard = b""
+        while b"checkpoint_complete" not in heard:
+            heard += client.recv(65536)
+    wait_until(lambda: endpoint.open_streams() == 0, "the stream ends")
+
+
 def test_the_log_tells_of_a_stream_but_not_its_token_or_rows(
     endpoint: Endpoint, memory_store: MemoryStore, caplog: pytest.LogCaptureFixture
 ) -> None:

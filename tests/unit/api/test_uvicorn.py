@@ -44,6 +44,8 @@ WEBSOCKET = {
     "handle_ping": [],
     "handle_cont": ["event"],
     "handle_parser_exception": [],
+    "send_receive_event_to_app": [],
+    "send": ["message"],
     "shutdown": [],
 }
 

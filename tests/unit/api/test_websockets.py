@@ -179,6 +179,26 @@ def test_a_websocket_with_a_header_that_is_too_long_is_refused(
     assert not any(record.exc_info for record in caplog.records)
 
 
+NO_TEXT, NO_FRAME = frame(1, b"\xff"), b"\x83\x80" + bytes(4)
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [NO_TEXT, NO_TEXT + frame(8, b"\x03\xe8"), NO_FRAME, frame(2, b"not rsocket") + NO_TEXT],
+    ids=["no text", "no text and a close", "no frame", "an answer is due"],
+)
+def test_what_breaks_the_protocol_ends_the_websocket_without_a_trace(
+    sockets: Endpoint, caplog: pytest.LogCaptureFixture, sent: bytes
+) -> None:
+    with connected(sockets) as connection:
+        connection.send(UPGRADE.replace(b"/echo", b"/sync/stream"), b"\r\n")
+        assert connection.answer().status == 101
+        connection.send(sent)
+        connection.read_to_the_end()
+    assert sockets.http.get("/probes/liveness").status_code == 200
+    assert [record.getMessage() for record in caplog.records if record.exc_info] == []
+
+
 def test_what_a_websocket_asks_for_is_not_logged(sockets: Endpoint, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     with open_at(sockets, "/echo?token=swordfish") as websocket:

@@ -25,7 +25,7 @@ class AdminRoutes(Mount):
     def __init__(self, tokens: Sequence[str], routes: Sequence[BaseRoute], port: int | None = None) -> None:
         self._tokens = tuple(_digest(token) for token in tokens if token.strip())
         self._port = port
-        self._router = Router(routes=list(routes))
+        self._router = Router(routes=list(routes), redirect_slashes=False)
         super().__init__(PREFIX, app=self._guarded)
 
     @property

@@ -96,6 +96,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._over = True
         self._stop_clock()
         self._leave()
+        self._tell_gone()  # uvicorn tells the request that came last, which may be waiting behind another
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -224,15 +225,19 @@ class BoundedProtocol(HttpToolsProtocol):
     def _end(self) -> None:
         self._over = True
         self._unset_keepalive_if_required()
-        self.pipeline.clear()
-        if self._running is not None:  # tell the application that the client has disconnected
-            self._running.disconnected = True
-            self._running.message_event.set()
+        self._tell_gone()
         self.flow.resume_reading()
         self.flow.resume_writing()
         if not self.transport.is_closing():
             self.transport.write_eof()
         self._start_clock(LINGER_SECONDS)
+
+    def _tell_gone(self) -> None:
+        """Tell the application that the client has disconnected."""
+        self.pipeline.clear()
+        if self._running is not None:
+            self._running.disconnected = True
+            self._running.message_event.set()
 
     def _leave(self) -> None:
         if self._place is not None:

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 
 import uvicorn
-from uvicorn._types import ASGIReceiveEvent
+from uvicorn._types import ASGIReceiveEvent, ASGISendEvent
 from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from uvicorn.server import ServerState
@@ -188,6 +189,15 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
     def _abort(self) -> None:
         if not self.disconnected:
             self.transport.abort()
+
+    def send_receive_event_to_app(self) -> None:
+        with suppress(InvalidState):  # a text that is none came with a close, and needs no other one
+            super().send_receive_event_to_app()
+
+    async def send(self, message: ASGISendEvent) -> None:
+        if self.close_sent:  # for what the peer did; the application has not heard of it yet
+            raise ClientDisconnected
+        await super().send(message)
 
     def handle_ping(self) -> None:
         if self.writable.is_set():
