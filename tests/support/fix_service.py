@@ -45,6 +45,17 @@ class Service:
     def endpoint(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
+    @property
+    def pid(self) -> int:
+        """Of the process, which has to run."""
+        assert self._process is not None
+        return self._process.pid
+
+    @property
+    def log(self) -> Path:
+        """What the process has written since it was started."""
+        return self.config.with_suffix(".log")
+
     def token(self, user: str, seconds: int = 3600, **claims: object) -> str:
         """A signed token that is valid for so long."""
         return token_for(user, seconds, **claims)
@@ -52,11 +63,10 @@ class Service:
     def start(self) -> None:
         """Start the process and wait until it answers."""
         self.config.write_text(json.dumps({**config_of(self.deployment, self.port), **self.more}), encoding="utf-8")
-        log = self.config.with_suffix(".log")
-        with log.open("wb") as out:
+        with self.log.open("wb") as out:
             command = [sys.executable, "-m", "headwater", "api", "--config", str(self.config)]
             self._process = subprocess.Popen(command, stdout=out, stderr=out)
-        _wait_started(self.port, self._process, log)
+        _wait_started(self.port, self._process, self.log)
 
     def stop(self) -> None:
         if self._process is not None:
@@ -117,8 +127,16 @@ def _uploads(dsn: str) -> type[BaseHTTPRequestHandler]:
             answer = b"{}"
             self.send_response(200)
             self.send_header("Content-Length", str(len(answer)))
+            self.send_header("Access-Control-Allow-Origin", "*")
             self.end_headers()
             self.wfile.write(answer)
+
+        def do_OPTIONS(self) -> None:
+            """A page asks first whether it may."""
+            self.send_response(204)
+            for header in ("Origin", "Headers", "Methods"):
+                self.send_header(f"Access-Control-Allow-{header}", "*, authorization" if header == "Headers" else "*")
+            self.end_headers()
 
         def log_message(self, *_: object) -> None:
             """Quiet."""
