@@ -73,6 +73,6 @@ reference: install ## what of the docs is made from the code
 	$(BIN)/python -m docs.generate.rooms
 
 clean: ## remove everything that the other targets made
-	rm -rf .venv dist clients/web/dist clients/web/node_modules tests/e2e/*/node_modules tests/postgres/node_modules \
+	rm -rf .venv dist clients/web/dist clients/web/node_modules tests/e2e/*/node_modules tests/e2e/web/dist tests/postgres/node_modules \
 		.mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .headwater
 	find backend sync_rules clients tests -name __pycache__ -prune -exec rm -rf {} +

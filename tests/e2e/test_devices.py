@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Sequence
-from typing import get_args
+from itertools import product
 
 import pytest
 
 from tests.integration.type_cases import CASES, CUSTOM_TYPES
-from tests.support.fix_devices import CheckpointMode, Device, DeviceFactory, Transport
+from tests.support.fix_devices import CheckpointMode, Device, DeviceFactory, Sdk, Transport
 from tests.support.fix_headwater import Deploy, Deployment
 from tests.support.fix_postgres import SourceDb
 from tests.support.fix_service import Service
@@ -63,7 +63,10 @@ def tables(source_db: SourceDb) -> SourceDb:
     return source_db
 
 
-by_transport = pytest.mark.parametrize("transport", get_args(Transport))
+SDKS: tuple[Sdk, ...] = ("node", "web")
+TRANSPORTS: tuple[Transport, ...] = ("ndjson", "bson", "websocket")
+MODES: tuple[CheckpointMode, ...] = ("legacy", "requests")
+MODES_OFTEN = [("node", "ndjson", "legacy"), ("node", "ndjson", "requests"), ("node", "websocket", "legacy")]
 
 
 @pytest.fixture
@@ -71,7 +74,10 @@ def opened(tables: SourceDb, deploy: Deploy, serve: Serve, device_factory: Devic
     """`opened("a", …)`: connected devices of these users, once the tables are filled."""
 
     def start(
-        *users: str, transport: Transport = "ndjson", checkpoint_mode: CheckpointMode = "legacy"
+        *users: str,
+        transport: Transport = "ndjson",
+        checkpoint_mode: CheckpointMode = "legacy",
+        sdk: Sdk = "node",
     ) -> Sequence[Device]:
         service = serve(deploy(RULES).start())
         devices = []
@@ -84,6 +90,7 @@ def opened(tables: SourceDb, deploy: Deploy, serve: Serve, device_factory: Devic
                 upload_url=upload,
                 transport=transport,
                 checkpoint_mode=checkpoint_mode,
+                sdk=sdk,
             )
             device.connect()
             device.wait_synced()
@@ -107,13 +114,16 @@ def agree(device: Device, source: SourceDb, owner: str) -> None:
     device.wait_for(NOTES, notes_of(source, owner))  # type: ignore[arg-type]
 
 
-@by_transport
+@pytest.mark.parametrize(
+    ("sdk", "transport"),
+    [pytest.param(*way, marks=[pytest.mark.long] if way[0] == "web" else []) for way in product(SDKS, TRANSPORTS)],
+)
 def test_the_first_sync_equals_sql_truth_and_every_kind_of_change_arrives(
-    tables: SourceDb, opened: Open, transport: Transport
+    tables: SourceDb, opened: Open, sdk: Sdk, transport: Transport
 ) -> None:
     tables.execute("insert into notes select i::text, 'a', repeat('toast', i % 60), i from generate_series(1, 3000) i")
     tables.execute("insert into notes values ('big', 'a', repeat('t', 20000), 0)")
-    (device,) = opened("a", transport=transport)
+    (device,) = opened("a", sdk=sdk, transport=transport)
     agree(device, tables, "a")
     for change in (
         "insert into notes values ('new', 'a', null, null)",
@@ -206,14 +216,17 @@ def test_three_identical_rows_are_three_on_the_device(tables: SourceDb, opened: 
 
 
 @pytest.mark.parametrize(
-    ("transport", "checkpoint_mode"),
-    [("ndjson", "legacy"), ("ndjson", "requests"), pytest.param("websocket", "legacy", marks=pytest.mark.long)],
+    ("sdk", "transport", "checkpoint_mode"),
+    [
+        pytest.param(*way, marks=[] if way in MODES_OFTEN else [pytest.mark.long])
+        for way in product(SDKS, TRANSPORTS, MODES)
+    ],
 )
 def test_a_local_write_goes_up_and_comes_back_without_flicker(
-    tables: SourceDb, opened: Open, transport: Transport, checkpoint_mode: CheckpointMode
+    tables: SourceDb, opened: Open, sdk: Sdk, transport: Transport, checkpoint_mode: CheckpointMode
 ) -> None:
     tables.execute("insert into notes values ('1', 'a', 'old', 1)")
-    (device,) = opened("a", transport=transport, checkpoint_mode=checkpoint_mode)
+    (device,) = opened("a", sdk=sdk, transport=transport, checkpoint_mode=checkpoint_mode)
     agree(device, tables, "a")
     device.watch("bodies", "SELECT body FROM notes WHERE id = '1'")
     for number in range(5):

@@ -1,4 +1,4 @@
-"""Devices: the stock Node SDK in a process of its own, one per database file.
+"""Devices: the stock Node SDK in a process of its own, one per database file; or the stock web SDK in a browser.
 
     def test_a_row_reaches_the_device(device_factory):
         device = device_factory(endpoint, token, {"todos": {"title": "text"}})
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -20,13 +21,16 @@ from typing import Final, Literal
 
 import pytest
 
+from tests.support.chromium import find_chromium
 from tests.support.node_process import Json, NodeProcess
+from tests.support.web_page import built_page
 
 Row = dict[str, Json]
 Schema = Mapping[str, Mapping[str, str]]
 """Table to column to `text`, `integer` or `real`; every table also has the column `id`."""
 
 DEADLINE: Final = 30.0
+_OPEN_SECONDS: Final = 60.0
 _SLACK: Final = 10.0
 """How much longer than the device we wait for its answer, in seconds: so that a time-out tells what it saw."""
 
@@ -68,9 +72,17 @@ class Device:
         """Hand out `token` the next time the SDK asks for one, and for uploads."""
         self.process.call("set_token", token=token)
 
+    def set_following_token(self, token: str) -> None:
+        """Hand out `token` from the second time on that the SDK asks for one."""
+        self.process.call("set_following_token", token=token)
+
     def status(self) -> Row:
         """What the SDK says of itself: `connected`, `has_synced`, `download_error`, `upload_error` and others."""
         return _row(self.process.call("status"))
+
+    def credentials_fetched(self) -> int:
+        """How often the SDK has asked for a token."""
+        return int(str(self.process.call("credentials_fetched")))
 
     def client_id(self) -> str:
         """The id of this database, which scopes its write checkpoints."""
@@ -158,6 +170,8 @@ CheckpointMode = Literal["legacy", "requests"]
 
 Transport = Literal["ndjson", "bson", "websocket"]
 
+Sdk = Literal["node", "web"]
+
 
 class DeviceFactory:
     """Opens devices on database files of one folder."""
@@ -181,6 +195,7 @@ class DeviceFactory:
         transport: Transport = "ndjson",
         checkpoint_mode: CheckpointMode = "legacy",
         retry_delay: float = 0.1,
+        sdk: Sdk = "node",
     ) -> Device:
         """Open a device, not yet connected.
 
@@ -188,14 +203,17 @@ class DeviceFactory:
         parameters. Local transactions are posted to `upload_url` as `{"batch": [{"op", "type", "id", "data"}]}`
         with the token as bearer, unless the class `Connector` of the module `connector` uploads in its own way. By
         `transport`, lines come as the SDK asks for them, as BSON because it takes nothing else, or by websocket.
-        `retry_delay` in seconds is what the SDK waits after a failure.
+        `retry_delay` in seconds is what the SDK waits after a failure. A web device is one page in a Chromium of its
+        own, and its database is gone with it.
         """
         self._opened += 1
         path = self._folder / f"{name or f'device-{self._opened}'}.db"
-        process = self._stack.enter_context(NodeProcess("device.mjs", path.with_suffix(".log")))
+        script = "device.mjs" if sdk == "node" else "web_device.mjs"
+        process = self._stack.enter_context(NodeProcess(script, path.with_suffix(".log")))
         process.call(
             "open",
-            path=str(path),
+            deadline=_OPEN_SECONDS,
+            **({"path": str(path)} if sdk == "node" else _in_browser(path)),
             endpoint=endpoint.rstrip("/"),
             token=token,
             schema={table: dict(columns) for table, columns in schema.items()},
@@ -209,6 +227,16 @@ class DeviceFactory:
             upload_throttle_ms=10,
         )
         return Device(process, path)
+
+
+def _in_browser(path: Path) -> dict[str, Json]:
+    return {
+        "path": path.name,
+        "executable": find_chromium(),
+        "sandbox": os.geteuid() != 0,
+        "profile": str(path.with_suffix(".profile")),
+        "folder": str(built_page()),
+    }
 
 
 @pytest.fixture

@@ -1,21 +1,8 @@
 // One headless Chromium with one page, driven over its pipes (see lines.mjs).
 // What the page logs as an error goes to stderr.
 
-import puppeteer from 'puppeteer-core';
+import { launch, tellOf } from './chromium.mjs';
 import { serve } from './lines.mjs';
-
-// The browser talks to this machine only, and to nobody on its own account.
-const QUIET = [
-  '--disable-background-networking',
-  '--disable-component-update',
-  '--disable-default-apps',
-  '--disable-domain-reliability',
-  '--disable-sync',
-  '--no-first-run',
-  '--no-pings',
-  '--no-proxy-server',
-  '--host-resolver-rules=MAP * ~NOTFOUND , EXCLUDE 127.0.0.1 , EXCLUDE localhost'
-];
 
 let browser;
 let page;
@@ -26,19 +13,10 @@ const textOf = (selector) => page.$$eval(selector, (elements) => elements.map((e
 
 serve(
   {
-    launch: async ({ executable, sandbox, profile, width = 1280, height = 860 }) => {
-      browser = await puppeteer.launch({
-        executablePath: executable,
-        userDataDir: profile,
-        args: [...QUIET, '--disable-dev-shm-usage', '--disable-gpu', ...(sandbox ? [] : ['--no-sandbox'])],
-        defaultViewport: { width, height }
-      });
+    launch: async ({ width = 1280, height = 860, ...chromium }) => {
+      browser = await launch({ ...chromium, defaultViewport: { width, height } });
       page = await browser.newPage();
-      page.on('pageerror', (error) => log(`page error: ${error.message}`));
-      page.on('requestfailed', (request) => log(`request failed: ${request.url()} ${request.failure()?.errorText}`));
-      page.on('console', (message) => {
-        if (['error', 'warn'].includes(message.type())) log(`${message.type()}: ${message.text()}`);
-      });
+      tellOf(page, log);
       return browser.version();
     },
 

@@ -1,225 +1,28 @@
 // One device: the stock Node SDK over one database file, driven over its pipes (see lines.mjs).
 // The SDK's log goes to stderr.
 
-import { LogLevels, PowerSyncDatabase, Schema, SyncStreamConnectionMethod, Table, column } from '@powersync/node';
+import { PowerSyncDatabase } from '@powersync/node';
 import { dirname, basename } from 'node:path';
-import { isDeepStrictEqual } from 'node:util';
-import { encode, serve } from './lines.mjs';
+import { BSON, deviceCommands, takingOnly } from './commands.mjs';
+import { serve } from './lines.mjs';
 
-const logger = {
-  log: ({ level, message, error }) => {
-    if (level < LogLevels.info) return;
-    process.stderr.write(`${message}${error ? ` (${error.message ?? error})` : ''}\n`);
-  }
-};
-
-let db;
-let options;
-const watches = new Map();
-const subscriptions = new Map();
-
-const connector = {
-  fetchCredentials: async () => ({ endpoint: options.endpoint, token: options.token }),
-
-  uploadData: async (database) => {
-    if (options.connector) {
-      const { Connector } = await import(options.connector);
-      return Connector.prototype.uploadData.call(connector, database);
-    }
-    if (!options.upload_url) throw new Error('this device was opened without an upload_url');
-    const transaction = await database.getNextCrudTransaction();
-    if (!transaction) return;
-    const batch = transaction.crud.map(({ op, table, id, opData }) => ({ op, type: table, id, data: opData ?? null }));
-    const response = await fetch(options.upload_url, {
-      method: 'POST',
-      headers: { 'content-type': 'application/json', authorization: `Bearer ${options.token}` },
-      body: JSON.stringify({ batch })
-    });
-    if (!response.ok) throw new Error(`the upload answered ${response.status}: ${await response.text()}`);
-    await transaction.complete();
-  }
-};
-
-const BSON = 'application/vnd.powersync.bson-stream';
-
-// The SDK says that it takes NDJSON too, and so gets that.
-const takingOnly = (type) => async (resource, init) => {
-  const headers = new Headers(init.headers);
-  const streams = headers.has('accept');
-  if (streams) headers.set('accept', type);
-  const response = await fetch(resource, { ...init, headers });
-  const given = response.headers.get('content-type');
-  if (streams && response.ok && given !== type) throw new Error(`asked for ${type}, got ${given}`);
-  return response;
-};
-
-const schemaOf = (tables) =>
-  new Schema(
-    Object.fromEntries(
-      Object.entries(tables).map(([name, columns]) => [
-        name,
-        new Table(Object.fromEntries(Object.entries(columns).map(([name, type]) => [name, column[type]])))
-      ])
-    )
-  );
-
-const status = () => {
-  const { connected, connecting, downloading, uploading, hasSynced, lastSyncedAt, downloadError, uploadError } =
-    db.currentStatus;
-  return {
-    connected,
-    connecting,
-    downloading,
-    uploading,
-    has_synced: hasSynced ?? false,
-    last_synced_at: lastSyncedAt?.toISOString() ?? null,
-    download_error: downloadError?.message ?? null,
-    upload_error: uploadError?.message ?? null
-  };
-};
-
-// Looks again at every table update and status change until `look` says done or the time is over.
-// Answers what the last look saw.
-const until = (look, timeout_ms) =>
-  new Promise((resolve, reject) => {
-    let looking = false;
-    let again = false;
-    let seen;
-    const stop = (settle, value) => {
-      clearTimeout(timer);
-      disposers.forEach((dispose) => dispose());
-      settle(value);
-    };
-    const check = async () => {
-      again = true;
-      if (looking) return;
-      looking = true;
-      try {
-        while (again) {
-          again = false;
-          seen = await look();
-          if (seen.done) return stop(resolve, seen);
-        }
-      } catch (error) {
-        stop(reject, error);
-      } finally {
-        looking = false;
-      }
-    };
-    const disposers = [
-      db.database.registerListener({ tablesUpdated: check }),
-      db.registerListener({ statusChanged: check })
-    ];
-    const timer = setTimeout(() => stop(resolve, seen ?? { done: false }), timeout_ms);
-    void check();
+const database = ({ path, schema, logger, transport }) =>
+  new PowerSyncDatabase({
+    schema,
+    database: {
+      dbFilename: basename(path),
+      dbLocation: dirname(path),
+      implementation: { type: 'node:sqlite' },
+      readWorkerCount: 1
+    },
+    logger,
+    remoteOptions: transport === 'bson' ? { customFetch: takingOnly(BSON, fetch) } : undefined
   });
 
-const streamKey = (stream, params) => JSON.stringify([stream, params ?? null]);
+const commands = deviceCommands({
+  database,
+  uploader: async (module) => (await import(module)).Connector,
+  log: (text) => process.stderr.write(`${text}\n`)
+});
 
-serve(
-  {
-    open: async ({ path, schema, ...rest }) => {
-      options = rest;
-      db = new PowerSyncDatabase({
-        schema: schemaOf(schema),
-        database: {
-          dbFilename: basename(path),
-          dbLocation: dirname(path),
-          implementation: { type: 'node:sqlite' },
-          readWorkerCount: 1
-        },
-        logger,
-        remoteOptions: options.transport === 'bson' ? { customFetch: takingOnly(BSON) } : undefined
-      });
-      await db.init();
-    },
-
-    // Answers at the first outcome, good or bad: `status` tells which.
-    connect: async () => {
-      await db.connect(connector, {
-        params: options.params ?? {},
-        includeDefaultStreams: options.include_default_streams ?? true,
-        connectionMethod: 
-          options.transport === 'websocket' ? SyncStreamConnectionMethod.WEB_SOCKET : SyncStreamConnectionMethod.HTTP,
-        checkpointMode: options.checkpoint_mode,
-        retryDelayMs: options.retry_delay_ms,
-        crudUploadThrottleMs: options.upload_throttle_ms
-      });
-      return status();
-    },
-
-    disconnect: () => db.disconnect(),
-    clear: () => db.disconnectAndClear(),
-    set_token: ({ token }) => void (options.token = token),
-    status: () => status(),
-    client_id: () => db.getClientId(),
-
-    query: ({ sql, args = [] }) => db.getAll(sql, args),
-    execute: async ({ sql, args = [] }) => void (await db.execute(sql, args)),
-
-    // Several statements in one local transaction, which the upload queue keeps together.
-    transaction: ({ statements }) =>
-      db.writeTransaction(async (tx) => {
-        for (const [sql, args = []] of statements) await tx.execute(sql, args);
-      }),
-
-    wait_first_sync: async ({ timeout_ms }) => {
-      const { done } = await until(() => ({ done: db.currentStatus.hasSynced === true }), timeout_ms);
-      return { done, status: status() };
-    },
-
-    wait_rows: ({ sql, args = [], rows, timeout_ms }) =>
-      until(async () => {
-        const seen = JSON.parse(JSON.stringify(await db.getAll(sql, args), encode));
-        return { done: isDeepStrictEqual(seen, rows), rows: seen };
-      }, timeout_ms),
-
-    wait_status: ({ fields, timeout_ms }) =>
-      until(() => {
-        const seen = status();
-        return { done: Object.entries(fields).every(([name, value]) => seen[name] === value), status: seen };
-      }, timeout_ms),
-
-    // Keeps every result the SDK gives to the watcher, in order, until the device closes.
-    watch: ({ name, sql, args = [] }) =>
-      new Promise((resolve, reject) => {
-        const results = [];
-        watches.set(name, results);
-        db.watchWithCallback(
-          sql,
-          args,
-          {
-            onResult: ({ array }) => {
-              results.push(array);
-              resolve();
-            },
-            onError: reject
-          },
-          { throttleMs: 0 }
-        );
-      }),
-
-    watch_results: ({ name }) => {
-      const results = watches.get(name);
-      if (!results) throw new Error(`no watch is called ${name}`);
-      return results;
-    },
-
-    subscribe: async ({ stream, params, priority, ttl }) => {
-      subscriptions.set(streamKey(stream, params), await db.syncStream(stream, params).subscribe({ priority, ttl }));
-    },
-
-    unsubscribe: ({ stream, params }) => {
-      const subscription = subscriptions.get(streamKey(stream, params));
-      if (!subscription) throw new Error(`${stream} is not subscribed with these parameters`);
-      subscription.unsubscribe();
-      subscriptions.delete(streamKey(stream, params));
-    },
-
-    close: async () => {
-      await db?.close();
-      db = undefined;
-    }
-  },
-  { onEnd: () => db?.close() }
-);
+serve(commands, { onEnd: commands.close });

@@ -1,6 +1,6 @@
 // Reads sync streams with the stock fetch of Node and of a headless Chromium, driven over its pipes (see lines.mjs).
 
-import puppeteer from 'puppeteer-core';
+import { launch } from './chromium.mjs';
 import { serve } from './lines.mjs';
 
 let browser;
@@ -27,18 +27,8 @@ const download = async ({ url, token, encoding }) => {
 
 serve(
   {
-    launch: async ({ executable, sandbox, profile, url }) => {
-      browser = await puppeteer.launch({
-        executablePath: executable,
-        userDataDir: profile,
-        args: [
-          '--disable-background-networking',
-          '--disable-dev-shm-usage',
-          '--disable-gpu',
-          '--no-proxy-server',
-          ...(sandbox ? [] : ['--no-sandbox'])
-        ]
-      });
+    launch: async ({ url, ...chromium }) => {
+      browser = await launch(chromium);
       page = await browser.newPage();
       await page.goto(url);
     },

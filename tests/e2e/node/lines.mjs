@@ -6,18 +6,10 @@
 // Requests run side by side; an answer carries the id of its request. The process ends with its stdin.
 
 import { createInterface } from 'node:readline';
+import { encode } from './encode.mjs';
 
 const errorText = (error) =>
   error instanceof Error ? [error.message, error.cause?.message].filter(Boolean).join(': ') : String(error);
-
-// Integers past 2^53 and blobs have no JSON form that Python would read back unchanged.
-export const encode = (key, value) => {
-  if (typeof value === 'bigint')
-    return Number.isSafeInteger(Number(value)) ? Number(value) : { integer: value.toString() };
-  if (value instanceof Uint8Array) return { blob: Buffer.from(value).toString('hex') };
-  if (typeof value === 'number' && !Number.isFinite(value)) return { real: String(value) };
-  return value;
-};
 
 export function serve(commands, { onEnd }) {
   const answer = (message) => process.stdout.write(JSON.stringify(message, encode) + '\n');

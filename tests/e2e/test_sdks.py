@@ -1,0 +1,193 @@
+"""The stock SDKs, of Node and of the web, over every transport: what an app may ask of them while they sync.
+
+The endpoint is real, its store in memory: so that a test decides when which row comes.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+
+import pytest
+
+from headwater.sync import ticks
+from tests.support.fix_api import Endpoint, make_token
+from tests.support.fix_devices import Device, DeviceFactory, Sdk, Transport
+from tests.support.fix_headwater import wait_until
+from tests.support.memory_store import MemoryStore
+
+pytestmark = pytest.mark.e2e
+
+RULES = """
+config: {edition: 3}
+streams:
+  first: {auto_subscribe: true, priority: 1, query: SELECT * FROM todos WHERE owner = auth.user_id()}
+  last: {auto_subscribe: true, priority: 3, query: SELECT * FROM others WHERE owner = auth.user_id()}
+  chosen: {query: SELECT * FROM topics WHERE topic = subscription.parameter('topic')}
+"""
+SCHEMA = {"todos": {"text": "text"}}
+IDS = "SELECT id FROM todos ORDER BY id"
+CLOSED = "sync stream closed "
+
+Open = Callable[..., Device]
+
+
+def ways(*often: tuple[Sdk, Transport]) -> pytest.MarkDecorator:
+    """Every SDK over every transport, of which some are tested often."""
+    every: list[tuple[Sdk, Transport]] = [
+        ("node", "ndjson"), ("node", "bson"), ("node", "websocket"),
+        ("web", "ndjson"), ("web", "bson"), ("web", "websocket"),
+    ]  # fmt: skip
+    return pytest.mark.parametrize(
+        ("sdk", "transport"),
+        [pytest.param(*way, marks=[] if way in often else pytest.mark.long) for way in every],
+    )
+
+
+@pytest.fixture
+def endpoint(start_endpoint: Callable[..., Endpoint], memory_store: MemoryStore) -> Endpoint:
+    memory_store.replace_config(RULES)
+    return start_endpoint(memory_store)
+
+
+@pytest.fixture
+def opened(endpoint: Endpoint, device_factory: DeviceFactory, sdk: Sdk, transport: Transport) -> Open:
+    """A device of the user u1."""
+
+    def start(token: str | None = None) -> Device:
+        url = str(endpoint.http.base_url)
+        return device_factory(url, token or make_token(), SCHEMA, sdk=sdk, transport=transport)
+
+    return start
+
+
+def fill(endpoint: Endpoint, stream: str, value: str, *ids: str, text: str = "") -> None:
+    for row in ids:
+        endpoint.store.put(endpoint.bucket(stream, value), row, json.dumps({"text": text}))
+    endpoint.store.commit()
+
+
+def shows(device: Device, *ids: str) -> None:
+    device.wait_for(IDS, [{"id": each} for each in sorted(ids)])
+
+
+class Gate:
+    """Lets no chunk of a bucket be read beyond its first, until it is opened."""
+
+    def __init__(self, store: MemoryStore, bucket: str) -> None:
+        self._read, self._bucket = store.chunk, bucket
+        self._open = threading.Event()
+        store.chunk = self._chunk  # type: ignore[method-assign, assignment]
+
+    def open(self) -> None:
+        self._open.set()
+
+    def _chunk(self, bucket: str, after: int, upto: int) -> object:
+        if bucket == self._bucket and after:
+            assert self._open.wait(60)
+        return self._read(bucket, after, upto)  # type: ignore[arg-type]
+
+
+@ways(("node", "ndjson"), ("node", "websocket"))
+def test_rows_of_a_higher_priority_show_while_others_are_on_their_way(endpoint: Endpoint, opened: Open) -> None:
+    endpoint.store.chunk_ops = 1
+    fill(endpoint, "first", "u1", "first")
+    fill(endpoint, "last", "u1", "last 1", "last 2", text=random.Random(1).randbytes(300_000).hex())
+    gate = Gate(endpoint.store, endpoint.bucket("last", "u1"))
+    device = opened()
+    device.connect()
+    shows(device, "first")
+    assert device.status()["has_synced"] is False
+    gate.open()
+    device.wait_synced()
+    shows(device, "first", "last 1", "last 2")
+
+
+@ways(("node", "websocket"))
+def test_what_is_subscribed_to_comes_and_goes_when_its_time_is_over(
+    endpoint: Endpoint, opened: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ticks, "KEEPALIVE", 0.3)  # a device looks at its clock when it hears of the service
+    for topic in ("a", "b", "c"):
+        fill(endpoint, "chosen", topic, f"of {topic}")
+    device = opened()
+    device.subscribe("chosen", {"topic": "a"}, ttl=1)
+    device.connect()
+    shows(device, "of a")
+    device.subscribe("chosen", {"topic": "b"}, ttl=3600, priority=0)
+    device.subscribe("chosen", {"topic": "c"}, ttl=0)
+    shows(device, "of a", "of b", "of c")
+    for topic in ("a", "b", "c"):
+        device.unsubscribe("chosen", {"topic": topic})
+    shows(device, "of b")
+    fill(endpoint, "chosen", "b", "later")
+    shows(device, "later", "of b")
+
+
+@ways(("node", "ndjson"))
+def test_a_token_that_ends_soon_is_replaced_in_time(
+    endpoint: Endpoint, opened: Open, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "headwater.api.streams.stream")
+    device = opened()
+    device.set_token(make_token(exp=int(time.time() + ticks.WARNING + 2)))
+    device.set_following_token(make_token())
+    device.connect()
+    wait_until(lambda: bool(list(ends(caplog))), "another stream")
+    fill(endpoint, "first", "u1", "row")
+    shows(device, "row")
+    assert [end["close_reason"] for end in ends(caplog)] == ["client gone"]
+    assert device.status()["download_error"] is None
+
+
+@ways()
+@pytest.mark.parametrize("seconds", [-600, -5], ids=["refused", "ended"])
+def test_a_token_that_has_ended_is_replaced(endpoint: Endpoint, opened: Open, seconds: int) -> None:
+    fill(endpoint, "first", "u1", "row")
+    now = int(time.time())
+    device = opened(make_token(iat=now - 1200, exp=now + seconds))
+    device.set_following_token(make_token())
+    device.connect()
+    shows(device, "row")
+    assert device.credentials_fetched() == 2
+
+
+@ways(("web", "websocket"))
+def test_a_device_that_connects_again_gets_what_is_new_and_nothing_else(
+    endpoint: Endpoint, opened: Open, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "headwater.api.streams.stream")
+    fill(endpoint, "first", "u1", *(f"old {number}" for number in range(200)))
+    device = opened()
+    closed = 0
+
+    def sent() -> Mapping[str, object]:
+        """What the service says of the device's next stream, once that is over."""
+        nonlocal closed
+        device.disconnect()
+        closed += 1
+        wait_until(lambda: len(list(ends(caplog))) >= closed, "the end of the stream")
+        return list(ends(caplog))[closed - 1]
+
+    device.connect()
+    device.wait_synced()
+    assert sent()["operations"] == 200
+    fill(endpoint, "first", "u1", "new 1", "new 2")
+    endpoint.store.remove(endpoint.bucket("first", "u1"), "old 7")
+    fill(endpoint, "last", "u1", "other")
+    device.connect()
+    device.wait_for("SELECT count(*) AS n FROM todos", [{"n": 202}])
+    assert sent()["operations"] == 4
+    device.connect()
+    device.wait_status(connected=True, downloading=False)
+    assert sent()["operations"] == 0
+
+
+def ends(caplog: pytest.LogCaptureFixture) -> Iterator[Mapping[str, object]]:
+    for record in caplog.records:
+        if record.getMessage().startswith(CLOSED):
+            yield json.loads(record.getMessage().removeprefix(CLOSED))
