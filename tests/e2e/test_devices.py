@@ -66,7 +66,7 @@ def tables(source_db: SourceDb) -> SourceDb:
 SDKS: tuple[Sdk, ...] = ("node", "web")
 TRANSPORTS: tuple[Transport, ...] = ("ndjson", "bson", "websocket")
 MODES: tuple[CheckpointMode, ...] = ("legacy", "requests")
-MODES_OFTEN = [("node", "ndjson", "legacy"), ("node", "ndjson", "requests"), ("node", "websocket", "legacy")]
+MODES_OFTEN = [("node", "ndjson", "legacy"), ("node", "ndjson", "requests")]
 
 
 @pytest.fixture
