@@ -7,6 +7,7 @@ import socket
 import urllib.request
 from contextlib import ExitStack
 from functools import partial
+from typing import Any
 
 import psutil
 import pytest
@@ -56,6 +57,11 @@ class Page:
         return self.there() and all(self.of.get(name, 0) > 0 for name in names)
 
 
+def lines_of(running: Running) -> list[dict[str, Any]]:
+    """Its log, each line an object."""
+    return [json.loads(line) for line in running.output.splitlines()]
+
+
 @pytest.fixture
 def deployment(deploy: Deploy, source_db: SourceDb) -> Deployment:
     source_db.execute("create table notes (id text primary key, body text)")
@@ -65,7 +71,8 @@ def deployment(deploy: Deploy, source_db: SourceDb) -> Deployment:
 
 def test_an_endpoint_beside_a_replicator_tells_of_both(deployment: Deployment, launch: Launch) -> None:
     page, port = Page(), free_port()
-    launch("api", page.config(deployment, port), "--unified")
+    config = {**page.config(deployment, port), "system": {"logging": {"format": "json"}}}
+    running = launch("api", config, "--unified")
     wait_until(page.there, "the endpoint")
     assert [page.of[name] for name in (*COUNTED, "headwater_commit_to_line_seconds_count")] == [0, 0, 0, 0]
     assert page.of["powersync_concurrent_connections"] == 0
@@ -80,6 +87,12 @@ def test_an_endpoint_beside_a_replicator_tells_of_both(deployment: Deployment, l
     wait_until(lambda: page.has(*REPLICATED, *SIZES), "what the replicator noted")
     wait_until(lambda: page.has() and page.of["powersync_rows_replicated_total"] > before, "the row to be counted")
     assert "powersync_replication_lag_seconds" in page.of
+    running.wait_for("sync stream closed")
+    (closed,) = [line for line in lines_of(running) if line["message"] == "sync stream closed"]
+    assert (closed["user_id"], closed["route"], closed["close_reason"]) == ("ann", "/sync/stream", "client gone")
+    assert closed["operations"] == 32
+    assert closed.keys() >= {"request_id", "user_agent", "duration_ms", "bytes", "time", "level", "logger"}
+    assert "eyJ" not in running.output, "as tokens begin"
 
 
 def test_an_endpoint_alone_leaves_a_replicators_figures_to_it(deployment: Deployment, launch: Launch) -> None:
@@ -119,8 +132,7 @@ def test_a_replicator_alone_tells_of_itself(deployment: Deployment, launch: Laun
     wait_until(lambda: page.has() and "powersync_replication_lag_seconds" in page.of, "the lag")
     assert page.of["powersync_rows_replicated_total"] == 1
     assert "powersync_concurrent_connections" not in page.of
-    lines = [json.loads(line) for line in running.output.splitlines()]
-    streams = {line["stream"] for line in lines if line["logger"].startswith("headwater.replication")}
+    streams = {line["stream"] for line in lines_of(running) if line["logger"].startswith("headwater.replication")}
     assert len(streams) == 1
     assert str(*streams).startswith(deployment.settings.slot_prefix)
     running.ask_to_end()
