@@ -18,7 +18,7 @@ from headwater.api.streams.service import SHUTTING_DOWN
 from headwater.api.streams.stream import EXPIRED, OTHER_STREAMS
 from headwater.api.streams.traffic import CLIENT_GONE, DELAYS, FAILED, NOT_READING, Delays, Traffic
 
-_ENDS = (
+ENDS = (
     CLIENT_GONE,
     FAILED,
     NOT_READING,
@@ -55,7 +55,7 @@ class EndpointCollector(Collector):
         yield CounterMetricFamily("powersync_data_sent_bytes", "Bytes of streams as they went out", traffic.sent_bytes)
         yield _delays(traffic.delays)
         ends = CounterMetricFamily("headwater_streams_ended", "Streams that have ended, by why", labels=["reason"])
-        for reason, count in {**dict.fromkeys(_ENDS, 0), **traffic.ended()}.items():
+        for reason, count in {**dict.fromkeys(ENDS, 0), **traffic.ended()}.items():
             ends.add_metric([reason], count)
         yield ends
         yield from self._requests()
