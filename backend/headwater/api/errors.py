@@ -12,7 +12,7 @@ from headwater.errors import HeadwaterError, Kind
 from headwater.sync.request import InvalidRequestError
 
 RETRY_SECONDS = 5
-"""After so long a client that was sent away for now should try again, where its error says nothing else."""
+"""The default Retry-After of errors with status 429 and 503."""
 
 _FOR_NOW = frozenset({429, 503})
 
@@ -29,7 +29,7 @@ class ApiError(HeadwaterError):
 
 
 class GoneError(Exception):
-    """The client left while something was sent: nobody is there to be told."""
+    """The client disconnected while something was sent, so it can't be told of any error."""
 
 
 class UnknownRouteError(ApiError):
@@ -126,7 +126,7 @@ def error_response(error: Exception) -> Response:
 
 
 def _headers(error: Exception, status: int) -> dict[str, str]:
-    """Every client that was sent away for now learns when to come back."""
+    """Headers of an error: Retry-After for each status in _FOR_NOW."""
     if isinstance(error, HTTPException):
         return dict(error.headers or {})
     if status not in _FOR_NOW:

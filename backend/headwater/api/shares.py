@@ -24,7 +24,7 @@ class Shares:
 
     @contextmanager
     def take(self, user_id: str) -> Iterator[None]:
-        """One more, until the end of the context. Raises as `check` does."""
+        """Count one more while the context is open. Raises as `check` does."""
         self.enter(user_id)
         try:
             yield
@@ -32,7 +32,7 @@ class Shares:
             self.leave(user_id)
 
     def enter(self, user_id: str) -> None:
-        """One more, until `leave`. Raises as `check` does."""
+        """Count one more until `leave`. Raises as `check` does."""
         self.check(user_id)
         self._taken[user_id] += 1
 

@@ -1,4 +1,4 @@
-"""Work that goes on when the request is over that began it."""
+"""Tasks that outlive the request that started them."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from collections.abc import Coroutine
 
 
 class Tasks:
-    """Tasks that run, until `close`. Lives in the event loop."""
+    """Keeps references to running tasks. Not thread-safe: use it in one event loop."""
 
     def __init__(self) -> None:
         self._running: set[asyncio.Task[None]] = set()
 
     def start(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
-        """Run it in a task of its own, which is kept until it ends."""
+        """Run the coroutine in a task, which is kept until it ends."""
         task = asyncio.get_running_loop().create_task(work)
         self._running.add(task)
         task.add_done_callback(self._running.discard)
         return task
 
     async def close(self) -> None:
-        """Cancel what still runs, and wait for its end."""
+        """Cancel the running tasks, and wait until they have ended."""
         for task in self._running:
             task.cancel()
         if self._running:

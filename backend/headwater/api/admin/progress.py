@@ -52,7 +52,7 @@ class ProgressEvents(StreamingResponse):
     media_type = "text/event-stream"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """As for any answer; HEAD ends after the headers, since the events do not."""
+        """Send the answer. HEAD, which Starlette adds to GET, gets the headers only: the events never end."""
         if scope["method"] == "HEAD":
             self.body_iterator = _nothing()
         await super().__call__(scope, receive, send)

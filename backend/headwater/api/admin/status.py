@@ -65,7 +65,7 @@ class StatusDesk:
             return self.read(store)
 
     def read(self, store: Store) -> Status:
-        """The same, of a store that is open."""
+        """Like `status`, for an open store."""
         checkpoint = self._reader.newest()
         return Status(
             tuple(self._source(store, source.tag) for source in self._settings.sources),

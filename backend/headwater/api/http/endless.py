@@ -1,4 +1,4 @@
-"""An answer that goes on for hours, on a connection that keeps nothing of the request."""
+"""Sends an HTTP answer that goes on for hours, over a connection that keeps nothing of its request."""
 
 from __future__ import annotations
 
@@ -11,43 +11,43 @@ from headwater.api.bell import Bell
 from headwater.api.errors import GoneError
 
 LINGER_SECONDS = 5.0
-"""How long a client may take for what is left when the answer has ended."""
+"""How long a closed connection waits for its client to read the rest of the answer."""
 
 
 class EndlessBody(asyncio.Protocol):
-    """The body of an answer, in chunks of HTTP/1.1. Its connection was taken once the head was out, which said
-    `transfer-encoding: chunked` and `connection: close`. What a client sends meanwhile is not read."""
+    """The body of an answer, in HTTP/1.1 chunks. It takes the connection over once the head was sent, which must say
+    `transfer-encoding: chunked` and `connection: close`. Nothing that the client sends meanwhile is read."""
 
     __slots__ = ("_connections", "_full", "_lost", "_room", "_then", "_transport")
 
     def __init__(self, transport: asyncio.Transport, state: ServerState, *, full: bool) -> None:
-        """`full` says whether so much waits to be sent already that the next has to wait."""
+        """`full` says whether the transport's buffer is full, so that `send` has to wait."""
         self._transport = transport
         self._connections = state.connections
-        self._connections.add(self)  # type: ignore[arg-type]  # uvicorn's end waits until all are gone
+        self._connections.add(self)  # type: ignore[arg-type]  # uvicorn's shutdown waits for these
         self._full = full
         self._room = Bell()
         self._then: tuple[Callable[[], None], ...] = ()
         self._lost = False
 
     def when_lost(self, then: Callable[[], None]) -> None:
-        """Call this once the connection is lost; at once if it is."""
+        """Call `then` once the connection is lost, or now if it is lost already."""
         if self._lost:
             then()
         else:
             self._then += (then,)
 
     async def send(self, content: bytes) -> None:
-        """Send some bytes, at least one, once there is room. Raises GoneError when the client has left."""
+        """Send at least one byte, once there is room. Raises GoneError when the client has disconnected."""
         await self._write(b"%x\r\n%b\r\n" % (len(content), content))
 
     async def end(self) -> None:
-        """Say that it is whole, and end the connection. Raises as `send` does."""
+        """End the body normally, and close the connection. Raises as `send` does."""
         await self._write(b"0\r\n\r\n")
         self.close()
 
     def close(self) -> None:
-        """End the connection; where that was not said, the client knows that something is missing."""
+        """Close the connection. Without `end` before, the client notices that the body is incomplete."""
         if not self._lost and not self._transport.is_closing():
             self._transport.close()
             asyncio.get_running_loop().call_later(LINGER_SECONDS, self._abort)
@@ -63,7 +63,7 @@ class EndlessBody(asyncio.Protocol):
         if not self._lost:
             self._transport.abort()
 
-    # what the transport calls, and the server
+    # called by the transport and the server
 
     def data_received(self, data: bytes) -> None:
         self._transport.pause_reading()
@@ -84,4 +84,4 @@ class EndlessBody(asyncio.Protocol):
             each()
 
     def shutdown(self) -> None:
-        """Nothing: whoever sends is told of the end by other ways."""
+        """Do nothing: streams are ended by the application."""

@@ -1,7 +1,6 @@
-"""Connections that go on when their request is over.
+"""Lets an answer take over the connection of its request, so that the request can end before the answer does.
 
-Most streams are idle, and most of what an idle one would cost is its request: parser, headers, routes, tasks. So
-whoever answers one may take its connection, and the request ends.
+Most streams are idle, and most of the memory of an idle one would be its request: parser, headers, routes, tasks.
 """
 
 from __future__ import annotations
@@ -19,29 +18,29 @@ _EXTENSION, _TRANSPORT, _TAKEN = "headwater", "transport", "taken"  # names in a
 
 
 class Lasting(Protocol):
-    """A connection that was taken."""
+    """A connection that was taken over."""
 
     def when_lost(self, then: Callable[[], None]) -> None:
-        """Call this once the connection is lost; at once if it is."""
+        """Call `then` once the connection is lost, or now if it is lost already."""
 
 
 class Origin(Protocol):
-    """The protocol that a connection has during a request."""
+    """The protocol of a connection during a request."""
 
     def hand_over(self) -> Lasting:
-        """Give the connection to whoever answers. Raises GoneError when the client has left, or was refused."""
+        """Give the connection away. Raises GoneError when the client has disconnected or was refused."""
 
 
 Taken = TypeVar("Taken", bound=Lasting)
 
 
 def offer(scope: HTTPScope | WebSocketScope, transport: asyncio.BaseTransport) -> None:
-    """Let whoever answers this request take its connection, which is that of an Origin."""
+    """Allow `take_over` for a request. The transport's protocol must be an Origin."""
     scope.setdefault("extensions", {})[_EXTENSION] = {_TRANSPORT: transport}
 
 
 def take_over(scope: Scope, kind: type[Taken]) -> Taken:
-    """The connection of a request, as what it is for this kind of request. Raises GoneError."""
+    """Take over the connection of a request. `kind` is the type that its protocol hands over. Raises GoneError."""
     place = scope["extensions"][_EXTENSION]
     before = place[_TRANSPORT].get_protocol()
     if before is None:
@@ -53,7 +52,8 @@ def take_over(scope: Scope, kind: type[Taken]) -> Taken:
 
 
 def when_over(scope: Scope, then: Callable[[], None]) -> None:
-    """Call this at the end of a request that has returned: now, or when the connection is lost that was taken."""
+    """Call `then` once a request is over: now, or when its connection is lost if that was taken over. Call this after
+    the application has returned."""
     taken: Lasting | None = scope.get("extensions", {}).get(_EXTENSION, {}).get(_TAKEN)
     if taken is None:
         then()

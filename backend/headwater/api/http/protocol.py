@@ -112,8 +112,8 @@ class BoundedProtocol(HttpToolsProtocol):
             self._refuse(self._headers_too_large())
 
     def hand_over(self) -> EndlessBody:
-        """Give the connection away for the rest of the answer whose head was sent last. What the client has asked for
-        since then is not answered. Raises GoneError when the client has left, or was refused."""
+        """Give the connection away for the rest of the current answer, whose head was sent. Pipelined requests are not
+        answered. Raises GoneError when the client has disconnected or was refused."""
         if self._over or self._running is None or self.transport.is_closing():
             raise GoneError
         self._over = self._running.response_complete = True
@@ -126,7 +126,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self.transport.set_protocol(body)
         return body
 
-    # what the parser finds; an error raised here leads to send_400_response
+    # callbacks of the parser; an error raised here leads to send_400_response
 
     def on_message_begin(self) -> None:
         self._state = _Reading.HEAD
@@ -184,7 +184,7 @@ class BoundedProtocol(HttpToolsProtocol):
         protocol = self.transport.get_protocol()
         assert isinstance(protocol, BoundedWebSocket)
         self._stand_in(protocol)
-        if not protocol.handshake_initiated:  # its parser takes no header of 8 KB, and says nothing
+        if not protocol.handshake_initiated:  # its parser refuses headers of 8 KB without an answer
             self.transport.write(answer(self._headers_too_large()))
             self.transport.close()
 
@@ -245,13 +245,13 @@ class BoundedProtocol(HttpToolsProtocol):
             self._doorman.leave(place)
 
     def _stand_in(self, other: Lasting) -> None:
-        """Another protocol has the connection now, and with it our place."""
+        """Pass this connection's place with the doorman on to the protocol that takes over."""
         if self._place is not None:
             place, self._place = self._place, None
             other.when_lost(partial(self._doorman.leave, place))
-        self.parser = None  # type: ignore[assignment]  # it knows this object, and neither would be let go for a while
+        self.parser = None  # type: ignore[assignment]  # breaks a reference cycle, so that both are freed at once
 
-    # the clock
+    # the timer
 
     def _start_clock(self, seconds: float) -> None:
         self._stop_clock()

@@ -35,12 +35,12 @@ _TOO_BIG = 1009
 
 
 class _Queue:
-    """What uvicorn uses of an asyncio.Queue."""
+    """Replaces asyncio.Queue in uvicorn, with the methods that it uses."""
 
     __slots__ = ("_held", "_more")
 
     def __init__(self) -> None:
-        self._held: list[ASGIReceiveEvent] = []  # reading stops while there is one, so they are few
+        self._held: list[ASGIReceiveEvent] = []  # few, since reading pauses while there is one
         self._more = Bell()
 
     def put_nowait(self, message: ASGIReceiveEvent) -> None:
@@ -51,7 +51,7 @@ class _Queue:
         return not self._held
 
     def filled(self) -> asyncio.Future[None]:
-        """Done when the next message comes."""
+        """A future that is done when the next message arrives."""
         return self._more.next()
 
     async def get(self) -> ASGIReceiveEvent:
@@ -61,7 +61,7 @@ class _Queue:
 
 
 class _Gate:
-    """What uvicorn uses of an asyncio.Event."""
+    """Replaces asyncio.Event in uvicorn, with the methods that it uses. It is set at first."""
 
     __slots__ = ("_opened", "_shut")
 
@@ -85,8 +85,8 @@ class _Gate:
 
 
 class BoundedWebSocket(WebSocketsSansIOProtocol):
-    """One websocket, on a connection that came in as HTTP. It stays open when the request ends that it was taken from,
-    until `finish`."""
+    """One websocket connection, upgraded from HTTP. Once taken over, it stays open after its request, until
+    `finish`."""
 
     __slots__ = ("_queue", "_taken", "_then")
 
@@ -104,7 +104,7 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         self._then: tuple[Callable[[], None], ...] = ()
 
     def when_lost(self, then: Callable[[], None]) -> None:
-        """Call this once the connection is lost; at once if it is."""
+        """Call `then` once the connection is lost, or now if it is lost already."""
         if self.disconnected:
             then()
         else:
@@ -116,19 +116,19 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         for then in lost:
             then()
 
-    # for whoever took it
+    # after it was taken over
 
     def hand_over(self) -> BoundedWebSocket:
-        """Stay open, and let go of the request."""
+        """Stay open after the request, and drop all references to it."""
         if self.disconnected:
             raise GoneError
         self._taken = True
-        self.request.headers.clear()  # the parser has them for as long as it lives
+        self.request.headers.clear()  # the parser keeps the request as long as the connection
         del self.scope, self.request, self.response
         return self
 
     async def next_message(self) -> bytes | str:
-        """Raises GoneError at the end."""
+        """Wait for the next message. Raises GoneError when the connection is closed."""
         while self.queue.empty():
             await self._queue.filled()
         message = await self.receive()
@@ -138,7 +138,7 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         return message.get("text") or "" if content is None else content
 
     async def send_message(self, content: bytes) -> None:
-        """Send it once there is room. Raises GoneError when nothing can be sent any more."""
+        """Send a message once there is room. Raises GoneError when the connection is closed."""
         await self.writable.wait()
         if self.disconnected or self.close_sent:
             raise GoneError
@@ -149,18 +149,18 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         self.transport.write(b"".join(self.conn.data_to_send()))
 
     async def close(self) -> None:
-        """Say that it is over."""
+        """Send a close frame."""
         if not self.disconnected and not self.close_sent:
             await self.send({"type": "websocket.close"})
 
     def finish(self) -> None:
-        """Close the connection, once it is over."""
+        """Close the connection, after its last message."""
         if self.close_timer is None:
             self.transport.close()
         self._linger()
 
     async def run_asgi(self) -> None:
-        """As uvicorn's, which closes the connection at the end of every request."""
+        """Run the application. Unlike uvicorn's method, this leaves a connection open that was taken over."""
         offer(self.scope, self.transport)
         try:
             await self.app(self.scope, self.receive, self.send)
@@ -169,7 +169,7 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         except BaseException:
             self.logger.exception("Exception in ASGI application\n")
         if not self._taken:
-            self.send_500_response()  # unless it was answered
+            self.send_500_response()  # does nothing if it was answered
             self.finish()
 
     def keepalive_timeout(self) -> None:

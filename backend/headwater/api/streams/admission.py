@@ -40,7 +40,7 @@ class Admission:
         self._shares.check(user_id)
 
     def enter(self, user_id: str) -> None:
-        """Take a place, to be given back with `leave`. Raises as `check` does."""
+        """Count a stream until `leave`. Raises as `check` does."""
         self.check(user_id)
         self._shares.enter(user_id)
         self.open_streams += 1

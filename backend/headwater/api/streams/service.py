@@ -84,15 +84,15 @@ class Streams:
         self._hub.end_all(SHUTTING_DOWN, over_seconds)
 
     async def serve(self, opening: Opening, sink: Sink) -> None:
-        """One stream, from its beginning to its end. Raises what fails before `sink.open`. Whoever calls should keep
-        nothing of `opening`: it may be large."""
+        """Run one stream until it ends. Raises errors that occur before `sink.open`. Callers should not keep `opening`,
+        which may be large."""
         user, stream = opening.user, self._stream(opening)
         del opening
         self.admission.enter(user.user_id)
         self._hub.join(stream)
         self._open.add(stream)
         try:
-            if self._revocations.of(user) is not None:  # since its token was looked at
+            if self._revocations.of(user) is not None:  # revoked after its token was verified
                 stream.end(REVOKED)
             await stream.run(sink)
         finally:
