@@ -33,7 +33,7 @@ class SourceCollector(Collector):
     sizes: StoreSizes | None = None
 
     def describe(self) -> list[Metric]:
-        """Nothing beforehand, or the store would be read on registration."""
+        """Return nothing. Without this method, registration would call `collect`, which reads the store."""
         return []
 
     def collect(self) -> Iterator[Metric]:
@@ -71,7 +71,7 @@ def _sizes(disk: Disk) -> Iterator[Metric]:
 
 
 def source_metrics(healths: dict[str, Health]) -> Iterator[Metric]:
-    """What the replicators have noted of each source, by its tag."""
+    """The metrics of sources, from the health that replicators stored, by source tag."""
     for name, (help_text, figure) in _FIGURES.items():
         family = GaugeMetricFamily(name, help_text, labels=["source"])
         for tag, health in healths.items():

@@ -1,4 +1,4 @@
-"""One websocket with a client at its end."""
+"""One RSocket connection over a websocket."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ LONGEST_LIFETIME = 300.0
 """How long a silent connection stays open, whatever the client says, in seconds."""
 
 MOST_STREAMS = 4
-"""Streams of one connection. Clients have one."""
+"""The most streams of one connection. Clients have one."""
 
 MAX_REQUEST = 1024 * 1024
-"""Bytes of one request in all its fragments, and of all that have not begun together."""
+"""The most bytes of all requests of a connection whose streams have not begun, in all their fragments together."""
 
 REQUEST_SECONDS = 30.0
-"""How long a request may take to come whole."""
+"""How long the fragments of a request may take to arrive."""
 
 PATH = "/sync/stream"
 
@@ -65,20 +65,20 @@ log = logging.getLogger(__name__)
 
 
 class UnsupportedSetupError(ApiError):
-    """The client wants a connection of a kind that is not offered."""
+    """The client asks for an RSocket feature or media type that is not supported."""
 
     code = "PSYNC_S2004"
     status = 415
 
 
 class BrokenProtocolError(ApiError):
-    """What came over a websocket is not RSocket as it is spoken here."""
+    """The client broke the RSocket protocol."""
 
     code = "HW_6028"
 
 
 class UnknownStreamError(ApiError):
-    """The client asks for a stream by another path than there is."""
+    """The client asks for a stream at an unknown path."""
 
     code = "PSYNC_S2002"
     status = 404
@@ -86,7 +86,7 @@ class UnknownStreamError(ApiError):
 
 @dataclass(slots=True)
 class _Stream:
-    """A stream that runs, or whose request is still coming in fragments."""
+    """A stream that runs, or whose request is still arriving in fragments."""
 
     sink: RSocketSink
     metadata: bytearray
@@ -96,7 +96,7 @@ class _Stream:
 
 @dataclass(slots=True)
 class Connection:
-    """Reads what the client sends, and runs its streams. `facts` are for the log: who asked for it."""
+    """Reads the client's frames and runs its streams. `facts` describe the client for the log."""
 
     websocket: BoundedWebSocket
     request: RequestName
@@ -112,7 +112,7 @@ class Connection:
     _task: asyncio.Task[object] | None = None
 
     async def run(self) -> None:
-        """Until the client leaves, breaks the protocol, or can't be told of the end of a stream."""
+        """Serve until the client disconnects, breaks the protocol, or can't be sent the end of a stream."""
         self._task = asyncio.current_task()
         try:
             lifetime = await self._set_up()
@@ -130,7 +130,7 @@ class Connection:
             self._task.cancel()
 
     async def _set_up(self) -> float | None:
-        """The lifetime of the connection in seconds; None when it was refused."""
+        """Read the SETUP frame. Returns the lifetime of the silent connection in seconds; None when it was refused."""
         try:
             async with asyncio.timeout(SETUP_SECONDS):
                 frame = _frame_in(await self.websocket.next_message())
@@ -216,7 +216,7 @@ class Connection:
             raise FrameError(f"requests are larger than {MAX_REQUEST} bytes")
 
     def _give_up(self, stream: _Stream) -> None:
-        """A request that has not come whole by now ends its connection."""
+        """End the connection if the request has not arrived whole by now."""
         if stream.task is None and stream in self._open.values():
             self._abort()
 
@@ -267,7 +267,7 @@ class Connection:
             await self.websocket.send_message(frame)
 
     async def _end(self, code: ErrorCode, message: str) -> None:
-        """End a connection that breaks the protocol."""
+        """Log a breach of the protocol, and end the connection."""
         self._note(BrokenProtocolError(message))
         await self._refuse(code, message)
 
@@ -297,7 +297,7 @@ def _frame_in(message: bytes | str) -> Frame:
 
 
 def _fields(content: bytes, media_type: str) -> Mapping[str, object]:
-    """An object in metadata; empty when there is none. Raises InvalidRequestError."""
+    """Decode an object; empty when there is no content. Raises InvalidRequestError."""
     if not content:
         return {}
     try:

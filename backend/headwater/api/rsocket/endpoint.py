@@ -1,4 +1,4 @@
-"""Websockets, at whatever path they come: clients ask for the stream within."""
+"""Serves RSocket over websockets at any path: clients name the stream's path inside the protocol."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Frames of RSocket 1.0, one to a websocket message. Pure.
+"""Reads and writes frames of RSocket 1.0, one to a websocket message. Pure.
 
-Source: the protocol's specification, https://rsocket.io/about/protocol. Only what a client of ours sends is read, and
-only what a responder of streams answers is written.
+Source: the protocol's specification, https://rsocket.io/about/protocol. Supports only the frames that client SDKs send
+and those that answer a stream.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from enum import IntEnum, IntFlag
 
 CONNECTION = 0
-"""The stream id of what is about the connection."""
+"""The stream id of frames that are about the connection."""
 
 MAX_CREDIT = 0x7FFF_FFFF
-"""As many payloads as a client can ask for at once: there is no limit then."""
+"""The most payloads that a client can ask for at once. It means that there is no limit."""
 
 
 class FrameError(Exception):
-    """The bytes are no frame, or not one that may come now."""
+    """The bytes are not a frame, or not one that is allowed now."""
 
 
 class Kind(IntEnum):
@@ -47,7 +47,7 @@ class Flag(IntFlag):
 
 
 class ErrorCode(IntEnum):
-    """What an ERROR frame says. Those below 0x200 are about the connection."""
+    """The code of an ERROR frame. Codes below 0x200 are about the connection."""
 
     INVALID_SETUP = 0x001
     UNSUPPORTED_SETUP = 0x002
@@ -59,8 +59,7 @@ class ErrorCode(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """The first frame of a connection. `lifetime` is how long the client takes a silent connection for alive, in
-    seconds."""
+    """The first frame of a connection. `lifetime` is the seconds after which a silent connection counts as dead."""
 
     lifetime: float
     metadata_type: str
@@ -71,8 +70,8 @@ class Setup:
 
 @dataclass(frozen=True, slots=True)
 class RequestStream:
-    """`credit` is how many payloads may be sent before the client asks for more. With `follows`, payloads with the
-    rest of the request come after it."""
+    """A request for a stream. `credit` is how many payloads may be sent before the client asks for more. With
+    `follows`, fragments with the rest of the request come after it."""
 
     stream: int
     credit: int
@@ -83,7 +82,7 @@ class RequestStream:
 
 @dataclass(frozen=True, slots=True)
 class Fragment:
-    """More of a request."""
+    """A further part of a request. With `follows`, more come after it."""
 
     stream: int
     metadata: bytes
@@ -93,7 +92,7 @@ class Fragment:
 
 @dataclass(frozen=True, slots=True)
 class RequestMore:
-    """So many more payloads may be sent."""
+    """The client asks for `credit` more payloads (REQUEST_N)."""
 
     stream: int
     credit: int
@@ -101,14 +100,14 @@ class RequestMore:
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """The client wants no more of a stream."""
+    """The client cancels a stream."""
 
     stream: int
 
 
 @dataclass(frozen=True, slots=True)
 class Keepalive:
-    """The client is alive, and may ask for an answer."""
+    """A sign that the client is alive, which may ask for an answer."""
 
     answer_wanted: bool
     data: bytes
@@ -116,7 +115,7 @@ class Keepalive:
 
 @dataclass(frozen=True, slots=True)
 class Ignored:
-    """A frame that needs no answer and that we have no use for."""
+    """A frame that needs neither an answer nor any action."""
 
 
 Frame = Setup | RequestStream | Fragment | RequestMore | Cancel | Keepalive | Ignored

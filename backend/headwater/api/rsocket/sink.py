@@ -1,4 +1,4 @@
-"""One stream of a connection: its credit, and what goes out for it."""
+"""Sends one stream of an RSocket connection, within the client's credit."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from headwater.api.rsocket.frames import MAX_CREDIT, ErrorCode, complete, error,
 from headwater.api.streams.codings import Piece
 
 LAST_SECONDS = 1.0
-"""How long a client that does not read may keep the last word of a stream from being sent."""
+"""How long sending the end of a stream waits for a client that does not read."""
 
 SendFrame = Callable[[bytes], Awaitable[None]]
 
 
 class RSocketSink:
-    """A sink of BSON documents, each a payload. Sends no more of them than the client has asked for."""
+    """Sends BSON documents, each as one payload. Sends no more of them than the client has asked for. `abort` ends the
+    connection."""
 
     __slots__ = ("_abort", "_credit", "_left", "_more", "_send", "_stream", "_then")
 
@@ -32,18 +33,18 @@ class RSocketSink:
         self._then: Callable[[], None] | None = None
 
     def add_credit(self, credit: int) -> None:
-        """The client takes so many more."""
+        """Allow so many more payloads."""
         self._credit = min(self._credit + credit, MAX_CREDIT)
         self._more.ring()
 
     def leave(self) -> None:
-        """The client has left."""
+        """Note that the client has left the stream."""
         self._left = True
         if self._then is not None:
             self._then()
 
     async def open(self) -> None:
-        """Nothing is said before the first payload."""
+        """Do nothing: RSocket sends nothing before the first payload."""
 
     async def send(self, piece: Piece) -> int:
         for document in documents(piece.content):
@@ -60,7 +61,7 @@ class RSocketSink:
             async with asyncio.timeout(LAST_SECONDS):
                 await self._send(last)
         except TimeoutError:
-            self._abort()  # a client that hears nothing would wait for ever
+            self._abort()  # without the error frame, the client would wait for ever
 
     def when_gone(self, then: Callable[[], None]) -> None:
         self._then = then
@@ -75,13 +76,13 @@ class RSocketSink:
 
 
 def message_of(failure: Exception) -> str:
-    """An error as clients read it: they look for its code in brackets."""
+    """The text of an error for clients, which look for its code in brackets."""
     known = told(failure)
     return f"[{known.code}] {known.description}" + (f"\n  {known.details}" if known.details else "")
 
 
 def documents(content: bytes) -> Iterator[bytes]:
-    """BSON documents that stand one after another."""
+    """Split joined BSON documents."""
     start = 0
     while start < len(content):
         end = start + struct.unpack_from("<i", content, start)[0]

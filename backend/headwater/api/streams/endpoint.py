@@ -1,4 +1,4 @@
-"""`POST /sync/stream`: an endless answer of lines."""
+"""`POST /sync/stream`: answers with a stream of lines that does not end by itself."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class StreamEndpoint:
             stream.result()
 
     async def _opening(self, request: Request) -> Opening:
-        """Whoever has no token is turned away before anything of a body is read."""
+        """Read the request. The token is verified before any of the body is read."""
         require_json(request)
         user = await self._verifier.authorize(request.headers.get("authorization"))
         prove(request, user.user_id)

@@ -1,7 +1,7 @@
-"""One per process: follows the store and tells each open stream what concerns it, and only that.
+"""Follows the store, and tells each open stream of the process about the changes that concern it.
 
-A commit makes the store's descriptor readable; the hub then reads the new checkpoint with what it touched. A slow
-poll beside it covers a lost wake-up.
+A commit makes the store's file descriptor readable. The hub then reads the new checkpoint, and which buckets and
+lookups it touched. A slow poll covers lost wake-ups.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Follower(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Sight:
-    """What one look at the store found. `touched` is set when the op id moved."""
+    """What one read of the store found. `touched` is None when the op id did not change."""
 
     state: Newest | None
     touched: Touched | None = None
@@ -54,8 +54,8 @@ class _Sight:
 
 
 class Hub:
-    """Lives in the event loop. `start` before the first stream, `close` after the last. `revoked` is told what was
-    revoked: all that is in force when the store was read for the first time, then what is new."""
+    """Not thread-safe: use it in one event loop. Call `start` before the first stream and `close` after the last.
+    `revoked` is called with revocations: first with all in force, then with each new one."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class Hub:
 
     @property
     def op_id(self) -> OpId:
-        """Everything up to here has been told to those concerned."""
+        """The op id up to which streams have been told about changes."""
         return self._state.checkpoint.op_id if self._state else OpId(0)
 
     @property
@@ -89,25 +89,25 @@ class Hub:
         return self._state is not None
 
     async def start(self) -> None:
-        """Begin to follow the store, and look at it once before anybody is let in. Raises what the store raises when it
-        can't be listened to."""
+        """Read the store once, and begin to follow it. Raises what the store raises when it can't be listened to."""
         listener = self._reader.listen()
         await self._look_once()
         self._task = asyncio.get_running_loop().create_task(self._follow(listener))
 
     async def close(self) -> None:
-        """Stop following. Streams are the caller's to end."""
+        """Stop following the store. The caller has to end the streams."""
         if self._task is None:
             return
         self._task.cancel()
         await asyncio.wait([self._task])
 
     def look(self) -> None:
-        """Look at the store now; after a write of this process, which makes no descriptor readable here."""
+        """Read the store now. Call it after a write of this process, which does not make its own descriptor
+        readable."""
         self._moved.set()
 
     def join(self, stream: Follower) -> None:
-        """Count a stream in, before its first read: from here on nothing that concerns its writes is missed."""
+        """Register a stream before its first read, so that it misses no write checkpoint."""
         self._interests.put(stream, Interest())
         self._writes.join(stream.write_key, stream)
 
@@ -116,20 +116,20 @@ class Hub:
         self._writes.leave(stream.write_key, stream)
 
     def watch(self, stream: Follower, interest: Interest, op_id: OpId) -> None:
-        """Tell a stream what changes in `interest` after `op_id`, the checkpoint that the interest was read at."""
+        """Tell a stream about changes in `interest` from now on. `op_id` is the checkpoint at which it was read."""
         self._interests.put(stream, interest)
         if self._state is not None and _older(stream.config_id, self._state.config_id):
             stream.end(REPLACED)
-        elif op_id < self.op_id:  # what happened between was told before the hub knew whom to tell
+        elif op_id < self.op_id:  # the stream missed the changes between the two checkpoints
             stream.tell(anything(self.op_id))
 
     def expect(self, write: WriteCheckpoint) -> None:
-        """Tell streams of this key once the write is contained in a checkpoint."""
+        """Tell the streams of the write's key once a checkpoint contains the write."""
         self._writes.expect([write])
         self._release()
 
     def end_all(self, reason: str, over_seconds: float) -> None:
-        """End every stream, spread over so many seconds: those that end together connect elsewhere together."""
+        """End every stream at a random time within so many seconds, so that not all clients connect again at once."""
         loop = asyncio.get_running_loop()
         for stream in self._interests.everyone():
             loop.call_later(random.uniform(0, over_seconds), stream.end, reason)
@@ -168,7 +168,7 @@ class Hub:
             log.exception("following the store failed, trying again")
 
     def _read(self) -> _Sight:
-        """Blocking. Only `_look_once` runs it, so the fields it reads are still."""
+        """Read the store. Blocking. Only `_look_once` calls it and waits, so that fields do not change meanwhile."""
         state = self._reader.newest()
         writes = self._reader.write_checkpoints(self._seq)
         is_news = state is None or state.revoked > self._revoked_seq
@@ -191,7 +191,7 @@ class Hub:
             return
         if before is None or before.config_id != sight.state.config_id:
             self._end_older(sight.state.config_id)
-        # without an earlier checkpoint nobody could say what was touched since
+        # without an earlier checkpoint it is unknown what was touched since
         touched = Touched(None, None) if before is None else sight.touched
         if touched is not None:
             op_id, change = sight.state.checkpoint.op_id, self._traffic.change(touched.flushes)

@@ -1,4 +1,4 @@
-"""Where a stream's pieces go, whatever carries them."""
+"""Sends the pieces of a stream to its client, over HTTP or another transport."""
 
 from __future__ import annotations
 
@@ -15,32 +15,32 @@ from headwater.api.streams.encoding import WireForm
 from headwater.api.streams.negotiation import content_type
 
 SLICE_BYTES = 64 * 1024
-"""What is handed to the server at once. It keeps a copy of what the client has not taken yet."""
+"""How much is handed to the server at once. The server keeps a copy of what the client has not read yet."""
 
 
 class Sink(Protocol):
-    """One client's end of a stream. One piece at a time: `send` returns when there is room for the next. Whatever sends
-    may raise GoneError."""
+    """Sends a stream to one client. `send` returns when there is room for the next piece. All methods that send may
+    raise GoneError."""
 
     async def open(self) -> None:
-        """Before the first piece: from here on there is no status to give any more."""
+        """Begin the answer. From here on, no error status can be sent."""
 
     async def send(self, piece: Piece) -> int:
-        """Returns the number of bytes that go out."""
+        """Send a piece. Returns the number of bytes sent."""
 
     async def end(self) -> None:
-        """The stream is whole: the client may connect again at once."""
+        """End the stream normally; the client may connect again at once."""
 
     async def fail(self, error: Exception) -> None:
-        """The stream is cut off after `open`, by an error. Waits a moment at most for a client that does not read."""
+        """Cut the stream off after `open`, because of an error. Waits only a moment for a client that does not read."""
 
     def when_gone(self, then: Callable[[], None]) -> None:
-        """Call this when the client has left, after `open` or within it."""
+        """Call `then` when the client disconnects, during `open` or after it."""
 
 
 class HttpSink:
-    """A body of an HTTP answer. From `open` on it has nothing to do with the request. `opened` is done when the head of
-    the answer is out."""
+    """Sends a stream as the body of an HTTP answer. `open` takes the connection over from the request. `opened` is done
+    when the head of the answer was sent."""
 
     __slots__ = ("_body", "_form", "_head", "_scope", "_send", "_wrapping", "opened")
 
@@ -82,13 +82,13 @@ class HttpSink:
         await self._body.end()
 
     async def fail(self, error: Exception) -> None:
-        """The client knows by the end of the body, which is not whole."""
+        """Close the connection. The client notices that the body is incomplete."""
         self.close()
 
     def when_gone(self, then: Callable[[], None]) -> None:
         self._body.when_lost(then)
 
     def close(self) -> None:
-        """End the connection, whatever was said."""
+        """Close the connection, whatever was sent."""
         if self.opened.done():
             self._body.close()

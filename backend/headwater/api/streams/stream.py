@@ -1,8 +1,8 @@
 """One open stream, from its first line to its end.
 
-A stream holds one batch of lines at a time and reads the next only when the client has taken it. It ends in three
-ways: normally, with a complete answer, so that the client connects again; cut off, after an error that came too late
-for a status; or at once, when the client goes away.
+A stream holds one batch of lines at a time and reads the next only when the client has taken it. It ends in one of
+three ways: normally, with a complete answer, so that the client connects again; cut off, after an error that occurred
+too late for a status; or at once, when the client disconnects.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from headwater.telemetry.log_facts import told
 from headwater_rules.evaluate.limits import LIMIT_CODE
 
 STUCK_SECONDS = 2.0
-"""How long a stream that should end waits for a client that does not read."""
+"""How long an ending stream waits for a client that does not read."""
 
 OTHER_STREAMS = "other streams fit into the limits"
-"""Why a stream ends whose device is to be told that streams are left out, or not any more."""
+"""Why a stream ends when limits now leave out other subscriptions than its device was told."""
 
 EXPIRED = "token expired"
 
@@ -45,15 +45,15 @@ log = logging.getLogger(__name__)
 
 
 class StalledError(HeadwaterError):
-    """A device took nothing of its stream for a while. The stream is cut off, so that what waits for it takes no room;
-    it connects again and goes on from where it was."""
+    """A device read nothing of its stream for a while. The stream is cut off to free its memory; the device connects
+    again and continues where it was."""
 
     kind = Kind.RETRY
     code = "HW_6020"
 
 
 class Stream:
-    """One open stream. The hub and timers leave word and set `_wake`; one task looks at it between batches."""
+    """One open stream. The hub and timers change fields and set `_wake`; one task reads the fields between batches."""
 
     __slots__ = (
         "_bytes",
@@ -116,12 +116,12 @@ class Stream:
 
     @property
     def connected(self) -> Connected:
-        """For operators."""
+        """The stream's description for operators."""
         dialogue, user = self._dialogue, self._user
         buckets = len(dialogue.interest.buckets)
         return Connected(user, self._caller, self._ops, self._bytes, dialogue.op_id, buckets)
 
-    # what the hub sees
+    # the hub's side (Follower)
 
     @property
     def write_key(self) -> str:
@@ -146,7 +146,7 @@ class Stream:
     # its life
 
     async def run(self, sink: Sink) -> None:
-        """Serve until the end. What fails before the first line is raised, for there is still a status to give."""
+        """Serve until the end. Raises errors before the first line, when a status can still be sent."""
         started = time.monotonic()
         self._schedule_tick()
         try:
@@ -162,7 +162,7 @@ class Stream:
         self._log(reason, time.monotonic() - started)
 
     async def _until_over(self, sink: Sink) -> str:
-        """Send all there is; the reason why it ended."""
+        """Send lines until the stream ends. Returns the reason for the end."""
         try:
             await self._send_all(sink)
         except GoneError:
@@ -202,7 +202,7 @@ class Stream:
             self._traffic.delivered(change, self._user.user_id, self._caller.client_id)
 
     async def _pieces(self) -> Sequence[Piece] | None:
-        """The next lines to send; empty when there is nothing to do, None at the end."""
+        """The next lines to send. Empty when there are none yet, None at the end."""
         while not self._tick_due:
             if self._reason is not None:
                 return None
@@ -257,7 +257,7 @@ class Stream:
         return Batch()
 
     def _take_news(self) -> News | None:
-        """What is still news: a view that went further than the hub may have shown it already."""
+        """The news since the last view. None when that view was newer than the hub's news."""
         news, self._news = self._news, None
         if news is None or (news.write_checkpoint is None and news.upto <= self._dialogue.op_id):
             return None
@@ -274,7 +274,7 @@ class Stream:
             names = {"client_id": self._caller.client_id, "subscriptions": len(left_out), "first": left_out[0].message}
             self._traffic.refusals.note(LIMIT_CODE, self._user.user_id, "streams left out", names)
 
-    # the token's clock
+    # the token's timer
 
     def _schedule_tick(self) -> None:
         remaining = self._user.expires_in()
@@ -324,7 +324,7 @@ class Stream:
         task = asyncio.current_task()
         assert task is not None
         if not self._cut_off or task.uncancel():
-            raise asyncio.CancelledError  # somebody else ends the task
+            raise asyncio.CancelledError  # the task was cancelled from outside
         if self._gone:
             return CLIENT_GONE
         await _tell(sink, StalledError("the stream was cut off: nothing was taken of it", fix="connect again"))
