@@ -1,0 +1,78 @@
+"""Every device ends with the rows that there are, whatever was written, compacted and cut off in between."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from headwater.compaction.work import UpkeepStoppedError
+from headwater.storage.address import StoreAddress
+from tests.contract.compaction.world import LAVISH, A, B, World
+from tests.support.model_device import ModelBucket
+
+_ROWS = st.sampled_from([str(n) for n in range(10)])
+_TARGET = st.one_of(st.none(), st.tuples(st.sampled_from([A, B]), st.sampled_from(["x", "y", "z"])))
+_STEP = st.one_of(
+    st.dictionaries(_ROWS, _TARGET, min_size=1, max_size=5),
+    st.sampled_from(["truncate", "publish", "compact", "compact", "lavish", "lavish", "halfway"]),
+)
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(first=st.dictionaries(_ROWS, _TARGET.filter(bool), max_size=8), steps=st.lists(_STEP, max_size=12))
+def test_every_device_converges_whenever_compaction_ran(
+    new_address: Callable[[], StoreAddress],
+    first: dict[str, tuple[str, str]],
+    steps: list[dict[str, tuple[str, str] | None] | str],
+) -> None:
+    world = World(new_address())
+    try:
+        _live(world, first, steps)
+    finally:
+        world.close()
+
+
+def _live(
+    world: World, first: dict[str, tuple[str, str]], steps: list[dict[str, tuple[str, str] | None] | str]
+) -> None:
+    world.hand.publish(first)
+    devices: list[dict[str, ModelBucket]] = [{A: world.device(A), B: world.device(B)}]
+    for step in steps:
+        match step:
+            case "truncate":
+                world.hand.truncate()
+            case "publish":
+                world.hand.publish(dict(world.hand.rows))
+            case "compact":
+                world.compact()
+            case "lavish":
+                world.compact(LAVISH)
+            case str():
+                interrupted(world)
+            case _:
+                world.hand.write(step)
+        devices.append({A: world.device(A), B: world.device(B)})
+        partial(world, devices)
+    world.assert_whole({}, *devices)
+
+
+def interrupted(world: World) -> None:
+    """Compaction that is ended after its second transaction."""
+    left = iter([False, False, True])
+    try:
+        world.compact(LAVISH, stopping=lambda _: next(left, True))
+    except UpkeepStoppedError:
+        pass
+
+
+def partial(world: World, devices: list[dict[str, ModelBucket]]) -> None:
+    """Devices that were cut off after so many ops, wherever that is."""
+    for bucket in (A, B):
+        ops = world.ops(bucket)
+        for had in {len(ops) // 3, len(ops) - 1}:
+            model = ModelBucket()
+            for op in ops[: max(0, had)]:
+                model.apply(op)
+            devices.append({bucket: model})

@@ -1,0 +1,116 @@
+"""What is written, cleared or compacted by others while a bucket is compacted, asked of every store."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from headwater.compaction.work import UpkeepWork
+from headwater.oplog.op import OpId
+from headwater.storage.contract.compaction import HistoryChangedError
+from headwater.storage.contract.store import LeaseHeldError, LeaseLostError
+from headwater.storage.open import open_backend
+from headwater.storage.shared import compaction
+from headwater.storage.shared.compaction import Cut
+from tests.contract.compaction.world import FREE, LAVISH, A, World
+from tests.support.model_device import ModelBucket, parse_ops
+
+
+def test_a_row_that_changes_meanwhile_is_not_put_again(world: World) -> None:
+    world.hand.publish({"stays": (A, "x"), "goes": (A, "x")})
+    for n in range(30):
+        world.hand.write({"busy": (A, str(n))})
+    upto = world.upkeep.checkpoint()
+    bucket = world.state(A)
+    world.hand.write({"goes": (A, "newer")})
+    with UpkeepWork(world.upkeep, "here:1", lambda _: False) as work:
+        result = work.bucket(bucket, upto, LAVISH)
+    assert result is not None
+    assert result.again >= 1
+    world.assert_whole({})
+
+
+def test_of_rows_to_be_put_again_those_with_a_newer_op_are_left_out(world: World) -> None:
+    world.hand.publish({"stays": (A, "x"), "goes": (A, "x")})
+    bucket, seen = world.state(A), world.upkeep.checkpoint()
+    run = world.upkeep.read(bucket.key, world.upkeep.pieces(bucket.key, seen)[-1])
+    history = compaction.survey([2], lambda _: run)
+    (rows,) = compaction.standing_before(Cut(1, 0, 0, 2, 0), history, lambda _: run)
+    world.hand.write({"goes": None})
+    lease = world.upkeep.acquire("here:1", 30.0)
+    put, newest = world.upkeep.put_again(lease, bucket, seen, rows)
+    world.upkeep.release(lease)
+    assert (put, newest) == (1, world.upkeep.checkpoint())
+    world.assert_whole({})
+
+
+def test_a_bucket_that_is_cleared_meanwhile_is_left_as_it_is(world: World) -> None:
+    world.hand.publish({str(n): (A, "x") for n in range(50)})
+    bucket = world.state(A)
+    pieces = world.upkeep.pieces(bucket.key, world.upkeep.checkpoint())
+    world.hand.truncate()
+    lease = world.upkeep.acquire("here:1", 30.0)
+    with pytest.raises(HistoryChangedError):
+        world.upkeep.replace(lease, bucket, pieces, [], OpId(0))
+    with pytest.raises(HistoryChangedError):
+        world.upkeep.put_again(lease, bucket, pieces[-1].last, [])
+    world.upkeep.release(lease)
+    world.assert_whole({})
+
+
+def test_only_one_at_a_time_compacts(world: World) -> None:
+    other = open_backend(world.address).open_compaction()
+    lease = world.upkeep.acquire("here:1", 30.0)
+    with pytest.raises(LeaseHeldError):
+        other.acquire("there:2", 30.0)
+    world.upkeep.acquire("here:1", 30.0)
+    with pytest.raises(LeaseLostError):
+        world.upkeep.renew(lease)
+    other.close()
+
+
+def test_a_download_during_compaction_converges(world: World) -> None:
+    """A reader and a writer at work while the same bucket is compacted over and over."""
+    world.hand.publish({str(n): (A, "first") for n in range(1_200)})
+    stop = threading.Event()
+    failures: list[BaseException] = []
+
+    def read() -> None:
+        try:
+            while not stop.is_set():
+                follow(world)
+        except BaseException as error:  # noqa: BLE001 - told to the test
+            failures.append(error)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    try:
+        for n in range(5):
+            world.hand.write({str(i): (A, f"round {n}") for i in range(n * 40, n * 40 + 200)})
+            world.compact(LAVISH if n % 3 == 2 else FREE)
+    finally:
+        stop.set()
+        reader.join()
+    assert failures == []
+    world.assert_whole({})
+
+
+def follow(world: World) -> None:
+    """One device: chunk by chunk to the newest checkpoint; on to a newer one whenever a chunk is overtaken."""
+    model = ModelBucket()
+    while True:
+        upto, checksum, _ = world.total(A)
+        overtaken, after = False, OpId(model.position)
+        while True:
+            chunk = world.reader.chunk(A, after, upto)
+            overtaken = overtaken or chunk.overtaken
+            for op in parse_ops(chunk.ops):
+                model.apply(op)
+            after = chunk.next_after
+            if not chunk.more:
+                break
+        model.position = max(model.position, after)
+        if not overtaken:
+            assert model.checksum == checksum
+            return
