@@ -109,6 +109,8 @@ create table notes (id text primary key, owner text not null, title text check (
 alter table notes enable row level security;
 create policy mine on notes using (owner = current_setting('request.jwt.claims', true)::json ->> 'sub');
 """
+ALL = "select id, owner, title, n from notes order by id"
+RULE = TableRule("public", "notes")
 
 
 @pytest.fixture
@@ -145,4 +147,4 @@ def uploads_of(
 def uploads(source_db: SourceDb, uploads_of: Callable[..., Uploads]) -> Uploads:
     """An endpoint that takes writes to `notes`, each user's own."""
     source_db.execute(NOTES)
-    return uploads_of({"notes": TableRule("public", "notes")})
+    return uploads_of({"notes": RULE})

@@ -1,0 +1,136 @@
+"""What makes a device come again: locks, deadlocks, a source that is away, lost connections, limits."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import psycopg
+import pytest
+
+from tests.support.fix_api import Endpoint
+from tests.support.fix_postgres import SourceDb
+from tests.support.fix_upload import NOTES, RULE, Uploads, patch, put
+from tests.support.memory_store import MemoryStore
+
+
+def test_a_lock_that_lasts_makes_the_device_come_again(source_db: SourceDb, uploads_of: Callable[..., Uploads]) -> None:
+    source_db.execute(NOTES)
+    uploads = uploads_of({"notes": RULE}, lock_timeout=1)
+    device = uploads.device()
+    device.applied(put("notes", "1", owner="ann", title="a"))
+    change = device.transaction(patch("notes", "1", title="b"))
+    with psycopg.connect(source_db.dsn) as other:
+        other.execute("update notes set body = 'held'")
+        response = device.post(change)
+        assert (response.status_code, response.headers["retry-after"]) == (503, "5")
+        assert response.json()["error"]["code"] == "HW_6103"
+        other.rollback()
+    assert source_db.fetch("select count(*) from headwater_upload.dead_letters") == [(0,)]
+    assert device.answers(change)[0]["outcome"] == "applied"
+
+
+def test_a_deadlock_is_tried_again_by_itself(uploads: Uploads) -> None:
+    uploads.db.execute("insert into notes values ('1', 'ann', 'a'), ('2', 'ann', 'a')")
+    uploads.db.execute(
+        f"alter database {uploads.db.name} set deadlock_timeout = '50ms';"
+        "create function wait_for_other() returns trigger language plpgsql as $$"
+        "begin perform pg_sleep(0.1); return new; end$$;"
+        "create trigger t after update on notes for each row execute function wait_for_other()"
+    )
+    phone, tablet = uploads.device(), uploads.device()
+    there = phone.transaction(patch("notes", "1", title="phone"), patch("notes", "2", title="phone"))
+    back = tablet.transaction(patch("notes", "2", title="tablet"), patch("notes", "1", title="tablet"))
+    with ThreadPoolExecutor(2) as pool:
+        answers = list(pool.map(lambda pair: pair[0].answers(pair[1]), ((phone, there), (tablet, back))))
+    assert [each[0]["outcome"] for each in answers] == ["applied", "applied"]
+    assert len(set(uploads.rows("select title from notes"))) == 1
+
+
+def test_while_the_source_is_away_the_device_is_told_to_come_again(
+    uploads: Uploads,
+    start_endpoint: Callable[..., Endpoint],
+    memory_store: MemoryStore,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    away = replace(uploads.settings, login=replace(uploads.settings.login, port=1))
+    device = replace(uploads, endpoint=start_endpoint(memory_store, upload=away)).device()
+    response = device.post(device.transaction(put("notes", "1", owner="ann", title="x")))
+    assert (response.status_code, "retry-after" in response.headers) == (503, True)
+    assert "127.0.0.1" not in response.text
+    assert "HW_2001" in caplog.text
+
+
+def test_a_connection_that_was_ended_meanwhile_is_made_anew(uploads: Uploads) -> None:
+    device = uploads.device()
+    device.applied(put("notes", "1", owner="ann", title="a"))
+    uploads.db.execute(
+        "select pg_terminate_backend(pid) from pg_stat_activity where application_name = 'headwater upload'"
+    )
+    device.applied(patch("notes", "1", title="b"))
+
+
+def test_all_kept_connections_that_were_ended_are_given_up_at_once(
+    source_db: SourceDb, uploads_of: Callable[..., Uploads]
+) -> None:
+    source_db.execute(NOTES)
+    uploads = uploads_of({"notes": RULE}, max_connections=6, max_per_user=6)
+    devices = [uploads.device() for _ in range(6)]
+    with psycopg.connect(source_db.dsn) as other, ThreadPoolExecutor(6) as pool:
+        other.execute("lock table notes")
+        sent = [pool.submit(each.applied, put("notes", each.client_id, owner="ann", title="x")) for each in devices]
+        waits_for_a_lock(source_db, 6)
+        other.rollback()
+        for each in sent:
+            each.result()
+    query = "select pg_terminate_backend(pid) from pg_stat_activity where application_name = 'headwater upload'"
+    assert len(source_db.fetch(query)) == 6
+    devices[0].applied(put("notes", "again", owner="ann", title="x"))
+
+
+@pytest.mark.parametrize(
+    ("limits", "turned_away"),
+    [
+        ({"max_per_user": 1, "max_connections": 2, "max_waiting": 0}, "ann"),
+        ({"max_per_user": 2, "max_connections": 1, "max_waiting": 0}, "ben"),
+    ],
+)
+def test_more_uploads_at_once_than_are_taken_are_sent_away(
+    source_db: SourceDb, uploads_of: Callable[..., Uploads], limits: dict[str, int], turned_away: str
+) -> None:
+    source_db.execute(NOTES)
+    uploads = uploads_of({"notes": RULE}, **limits)
+    phone, tablet, ben = uploads.device("ann"), uploads.device("ann"), uploads.device("ben")
+    with psycopg.connect(source_db.dsn) as other, ThreadPoolExecutor(1) as pool:
+        other.execute("lock table notes")
+        held = pool.submit(phone.applied, put("notes", "1", owner="ann", title="x"))
+        waits_for_a_lock(source_db)
+        refused = tablet.post()
+        assert (refused.status_code, refused.headers["retry-after"]) == (429, "2")
+        assert ben.post().status_code == (429 if turned_away == "ben" else 200)
+        other.rollback()
+        held.result()
+    tablet.applied(put("notes", "2", owner="ann", title="y"))
+
+
+def waits_for_a_lock(db: SourceDb, uploads: int = 1) -> None:
+    query = "select from pg_stat_activity where application_name = 'headwater upload' and wait_event_type = 'Lock'"
+    deadline = time.monotonic() + 30
+    while len(db.fetch(query)) < uploads:
+        assert time.monotonic() < deadline, f"{uploads} uploads wait for a lock"
+
+
+def test_dead_letters_do_not_pile_up_without_end(source_db: SourceDb, uploads_of: Callable[..., Uploads]) -> None:
+    source_db.execute(NOTES)
+    uploads = uploads_of({"notes": RULE}, max_parked_per_user=3)
+    phone, tablet, ben = uploads.device("ann"), uploads.device("ann"), uploads.device("ben")
+    bad = put("notes", "1", owner="ann", title="")
+    for device in (phone, tablet, phone):
+        device.parked(bad)
+    held = tablet.transaction(bad)
+    assert tablet.post(held).status_code == 503
+    ben.parked(bad)
+    uploads.db.execute("update headwater_upload.dead_letters set state = 'discarded' where id = 1")
+    assert tablet.answers(held)[0]["outcome"] == "parked"
