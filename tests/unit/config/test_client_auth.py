@@ -11,7 +11,7 @@ import pytest
 from headwater.api.auth.keys import DAY
 from headwater.config import ServiceConfig
 from headwater.config.client_auth import SUPABASE_LIFETIME
-from tests.unit.config.test_config import load, mistakes
+from tests.unit.config.configs import load, mistakes
 
 SOURCE = 'replication: {{connections: [{{uri: "postgresql://u:p@{host}/d", sslmode: disable}}]}}\n'
 PROJECT = SOURCE.format(host="db.abcdefghij.supabase.co")

@@ -10,7 +10,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from headwater.config import ConfigError, ConfigSource, load_config
-from tests.unit.config.test_config import KEY
+from tests.unit.config.configs import KEY
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "service-config.md"
 PUBLISHED = """

@@ -8,7 +8,7 @@ import pytest
 
 from headwater.config import ConfigError
 from headwater.source.upload.settings import Conflict, Operation, TableRule
-from tests.unit.config.test_config import MINIMAL, load, mistakes
+from tests.unit.config.configs import MINIMAL, load, mistakes
 
 
 def test_without_it_nothing_may_be_written(tmp_path: Path) -> None:

@@ -1,0 +1,170 @@
+"""Every mistake in a service config is named with its place and its fix, and no message shows a secret."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from headwater.config import ConfigError, ConfigSource, load_config
+from headwater.config.sources import with_login
+from tests.unit.config.configs import MINIMAL, SOURCE, load, mistakes
+
+
+def test_secrets_do_not_show_when_a_config_is_printed(tmp_path: Path) -> None:
+    printed = repr(load(tmp_path, MINIMAL + "api: {tokens: [hush]}"))
+    assert not any(secret in printed for secret in ("pass@", "'pass'", "hush", "c2VjcmV0"))
+
+
+def test_unknown_keys_are_a_warning_with_a_guess(tmp_path: Path) -> None:
+    warnings = load(tmp_path, MINIMAL + "prot: 1\napi: {parameters: {max_bucket_per_connection: 5}}\n").warnings
+    assert any("line 8, column 7: prot: unknown key, ignored; did you mean port?" in w for w in warnings)
+    assert any("did you mean max_buckets_per_connection?" in w for w in warnings)
+
+
+def test_keys_without_effect_are_named_with_what_holds_instead(tmp_path: Path) -> None:
+    (warning,) = load(tmp_path, MINIMAL + "migrations: {disable_auto_migration: true}").warnings
+    assert warning == (
+        "line 8, column 38: migrations.disable_auto_migration: has no effect here:"
+        " a store is upgraded when it is opened"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("port: [1", "line 1, column 9: [HW_7001] not valid YAML"),
+        ('port: 1\nhost: "a\\ud83d"', "line 2, column 9: [HW_7001] not valid YAML: half of a surrogate pair"),
+        ('host: "\\UFFFFFFFF"', "[HW_7001] not valid YAML: nested too deeply, or a malformed value"),
+        ("- a", "line 1, column 1: [HW_7001] must be a mapping, not a list"),
+        ("port: 1\nport: 2", "line 2, column 1: [HW_7001] port: this key is given twice"),
+        ("port: eight", "line 1, column 7: [HW_7001] port: must be a whole number, not text"),
+        ("port: 70000", "port: must be a number from 0 to 65535"),
+        ("port: true", "port: must be a whole number, not true or false"),
+        ("host: 5", "host: must be text, not a number; put it in quotes"),
+        ("port: !env NOPE", "line 1, column 7: [HW_7001] environment variable NOPE is not set"),
+        ("port: !env WORD::number", "environment variable WORD is not a number"),
+        ("port: !env WORD::boolean", "environment variable WORD is neither true nor false"),
+        ("port: !env WORD::date", "unknown type ::date after WORD; use ::string, ::number or ::boolean"),
+        ("port: !secret WORD", "unknown tag !secret"),
+        ("a: &a [*a]", "this alias contains itself"),
+        ("api: {tokens: [1]}", "api.tokens: must be a list of texts"),
+        ("api: {tokens: ['']}", "line 1, column 15: [HW_7001] api.tokens: an empty token would open the admin API"),
+        ("api: {tokens: !env EMPTY}", "api.tokens: an empty token would open the admin API to everybody; set it, or"),
+        ("api: {tokens: [good, ' ']}", "api.tokens: an empty token would open the admin API"),
+        ('api: {tokens: ["good\\n"]}', "api.tokens: a token begins or ends with white space, which"),
+        ("client_auth: {audience: [!env EMPTY]}", "client_auth.audience: an empty text is not an audience"),
+        ("client_auth: {jwks: {keys: [{kty: oct, alg: HS256, k: !env EMPTY}]}}", "the secret `k` can't be read"),
+        (
+            "storage: {type: postgresql, uri: 'postgres://h/d'}",
+            "storage.username: neither username nor uri gives it; add username",
+        ),
+        (
+            "storage: {type: postgresql, uri: 'postgres://a:b@h/d', schema: pg_store}",
+            "storage.schema: must consist of at most 63 lower-case letters, digits and _",
+        ),
+        (
+            "storage: {type: mongodb}",
+            "storage.type: mongodb storage is not supported; use the",
+        ),
+        (
+            "client_auth: {jwks_uri: 'ftp://x/keys'}",
+            "[PSYNC_S3103] client_auth.jwks_uri: is not an HTTP URL; use https",
+        ),
+        (
+            "client_auth: {jwks: {keys: [{kty: DSA, alg: RS256}]}}",
+            "[PSYNC_S2201] client_auth.jwks.keys[0]: kty 'DSA' is not supported",
+        ),
+        ("client_auth: {jwks: {keys: [{kty: oct, alg: HS256, k: '***'}]}}", "the secret `k` can't be read"),
+        ("sync_config: {path: a}\nsync_rules: {path: b}", "is the old name of sync_config, which is also given"),
+        ("spark: {master: 'spark://host:7077'}", "runs tasks on other machines, which can't reach the embedded store"),
+        ("upload: {}\nspark: {conf: {a: [1]}}", "spark.conf.a: must be text or a number, not a list"),
+        (SOURCE + "type: mysql", "a source of type mysql is not supported; use postgresql"),
+        (
+            SOURCE + "uri: 'mysql://a@b/c'",
+            "[PSYNC_S1109] replication.connections[0].uri: must begin with postgresql://",
+        ),
+        (SOURCE + "uri: 'postgresql://a:b@c/d'\n    port: 80", "[PSYNC_S1110] replication.connections[0].port"),
+        (SOURCE + "uri: 'postgresql://a:b@c:80/d'", "[PSYNC_S1110] replication.connections[0].uri: its port"),
+        (SOURCE + "uri: 'postgresql://a:b@c:x/d'", "replication.connections[0].uri: can't be read"),
+        (SOURCE + "uri: 'postgresql://u@h'", "[PSYNC_S1105] replication.connections[0].database: neither database"),
+        (SOURCE + "{database: d, username: u}", "[PSYNC_S1106] replication.connections[0].hostname"),
+        (SOURCE + "{database: d, hostname: h}", "[PSYNC_S1107] replication.connections[0].username"),
+        (SOURCE + "{sslmode: verify-ca}", "[PSYNC_S1104] replication.connections[0].cacert: verify-ca requires it"),
+        (SOURCE + "{sslmode: verify}", "must be one of verify-full, verify-ca, disable; did you mean verify-ca?"),
+        (SOURCE + "{heartbeat_interval_seconds: 2}", "must be a number from 5 to 60"),
+        ("replication: {batch_mb: 1}", "replication.batch_mb: must be a number from 4 to 4096"),
+        (SOURCE + "{reject_ip_ranges: [local]}", "reject_ip_ranges: is not supported by this version"),
+        (SOURCE + "{hostname: a}\n  - {hostname: b}", "2 sources are configured, but this version supports only one"),
+    ],
+)
+def test_a_mistake_is_named(tmp_path: Path, text: str, message: str) -> None:
+    assert message in mistakes(tmp_path, text, WORD="seven", EMPTY="")
+
+
+def test_all_mistakes_are_reported_at_once_in_the_order_of_the_file(tmp_path: Path) -> None:
+    report = mistakes(tmp_path, "spark: {master: yarn}\nport: x\nstorage: {type: mongodb}\n")
+    assert "has 3 errors" in report
+    places = [line.split(":")[0].strip() for line in report.splitlines()[1:]]
+    assert places == ["line 1, column 17", "line 2, column 7", "line 3, column 17"]
+
+
+def test_a_mistake_in_json_is_named_with_its_place(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"line 2, column 9: .* not valid JSON"):
+        load(tmp_path, '{\n"port": }', "config.json")
+
+
+PASSWORD = "pa55"
+LOGIN = f"postgresql://app:{PASSWORD}"
+
+
+@pytest.mark.parametrize("rest", ["@x@db/shop", "/x@db/shop", "?x@db/shop", "#x@db/shop", "@db/shop@x", ":1/5@db/shop"])
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [("replication: {{connections: [{{uri: '{}'}}]}}", "replication.connections[0].uri"),
+     ("storage: {{type: postgresql, uri: '{}'}}", "storage.uri")],
+    ids=["source", "storage"],
+)  # fmt: skip
+def test_a_character_that_cuts_the_password_short_is_refused(tmp_path: Path, text: str, key: str, rest: str) -> None:
+    report = mistakes(tmp_path, text.format(f"postgresql://app:1024{rest}"))
+    assert f"{key}: has an @ or another special character that is not escaped" in report
+    assert "write @ in the password as %40, / as %2F, : as %3A, ? as %3F, # as %23, or set it apart" in report
+    assert "1024" not in report
+
+
+def test_a_login_for_somebody_with_more_rights_is_refused_likewise(tmp_path: Path) -> None:
+    source = load(tmp_path, MINIMAL).source()
+    with pytest.raises(ConfigError, match="an @ or another special character that is not escaped") as caught:
+        with_login(source, f"{LOGIN}@x@db/shop")
+    assert PASSWORD not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        SOURCE + "{{hostname: '{}@db/shop', database: d, username: u}}",
+        SOURCE + "{{hostname: db, database: '{}@db/shop', username: u}}",
+        SOURCE + "{{hostname: db, database: shop, username: '{}@db/shop'}}",
+        SOURCE + "{{type: '{}@db/shop'}}",
+        SOURCE + "{{uri: [{}@db/shop]}}",
+        SOURCE + "{{uri: !env '{}@db/shop'}}",
+        SOURCE + "{{uri: !env '{}::@db/shop'}}",
+        SOURCE + "uri: !{}@db/shop",
+        SOURCE + "{{a: 1, uri:{}@db/shop, uri:{}@db/shop}}",
+        "storage: {{type: '{}@db/shop'}}",
+        "storage: {{type: sqlite, path: '{}@db/shop'}}",
+        "spark: {{master: '{}@db/shop'}}",
+    ],
+)
+def test_a_uri_at_a_wrong_place_is_not_printed(tmp_path: Path, text: str) -> None:
+    report = mistakes(tmp_path, text.format(LOGIN, LOGIN))
+    assert PASSWORD not in report
+
+
+def test_a_uri_where_a_key_or_a_file_name_belongs_is_not_printed(tmp_path: Path) -> None:
+    warnings = load(tmp_path, f"{{storage: {{type: sqlite, uri:{LOGIN}@db/shop}}}}").warnings
+    assert any("unknown key" in warning for warning in warnings)
+    assert PASSWORD not in " ".join(warnings)
+    with pytest.raises(ConfigError, match="can't be read") as caught:
+        load_config(ConfigSource(path=Path(f"{LOGIN}@db/shop")), {}, tmp_path)
+    assert PASSWORD not in str(caught.value)
