@@ -15,6 +15,8 @@ from headwater_rules.results import RowResult
 from tests.unit.rules.rules_store import bound, plan_of
 
 COLUMNS = ("id", "a", "b", "c")
+LARGEST, SMALLEST = 2**63 - 1, -(2**63)
+INFINITY = float("inf")
 
 
 @cache

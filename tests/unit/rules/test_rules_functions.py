@@ -15,10 +15,8 @@ from hypothesis import strategies as st
 
 from headwater_rules.compiler.expressions.functions import KNOWN
 from headwater_rules.plan import Value
-from tests.unit.rules.rules_values import failure_of, refusal_of, same, value_of
+from tests.unit.rules.rules_values import LARGEST, SMALLEST, failure_of, refusal_of, same, value_of
 
-LARGEST, SMALLEST = 2**63 - 1, -(2**63)
-INFINITY = float("inf")
 UUID = "6ecd8c99-4036-403d-bf84-cf8400f67836"
 Case = tuple[str, tuple[Value, ...], Value]
 

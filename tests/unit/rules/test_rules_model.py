@@ -12,10 +12,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from headwater_rules.plan import Value
-from tests.unit.rules.rules_values import same, values_of
+from tests.unit.rules.rules_values import INFINITY, LARGEST, SMALLEST, same, values_of
 
-LARGEST, SMALLEST = 2**63 - 1, -(2**63)
-INFINITY = float("inf")
 _NUMBER = re.compile(r"[ \t\n\r\f\v]*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)", re.ASCII)
 _INTEGER = re.compile(r"[ \t\n\r\f\v]*([+-]?\d+)", re.ASCII)
 Number = int | float
