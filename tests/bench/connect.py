@@ -1,4 +1,5 @@
-"""A client connects with many buckets of two rows each: until its first line, and until it has everything."""
+"""A device with many buckets of two rows each: until it has its first line and everything, what a change costs that
+concerns one of them, and what the endpoint keeps of it."""
 
 from __future__ import annotations
 
@@ -7,8 +8,11 @@ import socket
 import time
 from dataclasses import dataclass
 
+import psutil
+
 from tests.bench import report
-from tests.bench.world import Meter, World, world
+from tests.bench.latency import read_until
+from tests.bench.world import Endpoint, Meter, World, world
 
 STREAMS = """
 config: {edition: 3}
@@ -24,7 +28,11 @@ create table members (list text not null, member text not null, primary key (mem
 create publication headwater for table items, members;
 """
 
+BUDGETS = {("complete", 1_000): 60.0}
+"""Milliseconds, by what is waited for and the number of buckets."""
+
 TIMES = 5
+STREAMS_HELD = 20
 
 
 @dataclass(slots=True)
@@ -37,33 +45,69 @@ class _Arrival:
 
 def run(most: int) -> None:
     counts = [count for count in (1, 1_000, 10_000) if count < most] + [most]
+    limits = {"max_buckets_per_connection": most + TIMES, "max_parameter_query_results": most + TIMES}
     with world(fsync="off") as place:
         place.execute(
             TABLES,
             "insert into items select l || '-' || i, 'l' || l, 'title of some length ' || l"
-            f" from generate_series(1, {most}) l, generate_series(1, 2) i",
+            f" from generate_series(1, {most + TIMES}) l, generate_series(1, 2) i",
             *(f"insert into members select 'l' || l, 'm{n}' from generate_series(1, {n}) l" for n in counts),
         )
-        limits = {"max_buckets_per_connection": most, "max_parameter_query_results": most}
-        place.serve(STREAMS, api={"parameters": limits})
+        place.serve(STREAMS)
         place.wait_ready()
         for count in counts:
-            report.heading(f"connect with {count:,} buckets of 2 rows, the middle of {TIMES} times")
-            _measure(place, count)
+            with place.endpoint(api={"parameters": limits}) as endpoint:
+                report.heading(f"connect with {count:,} buckets of 2 rows, the middle of {TIMES} times")
+                _connects(place, endpoint, count)
+                report.heading(f"changes for a device with {count:,} buckets, the middle of {TIMES} times")
+                _changes(place, endpoint, count)
+                _memory(place, endpoint, count)
 
 
-def _measure(place: World, count: int) -> None:
-    assert place.process is not None
-    _receive(place, count)  # the first one compiles the rules
-    with Meter(place.process.pid).measure() as usage:
-        arrivals = [_receive(place, count) for _ in range(TIMES)]
+def _connects(place: World, endpoint: Endpoint, count: int) -> None:
+    _receive(place, endpoint, count)  # the first one compiles the rules
+    with Meter(endpoint.pid).measure() as usage:
+        arrivals = [_receive(place, endpoint, count) for _ in range(TIMES)]
     for name, seconds in (("first line", [a.line for a in arrivals]), ("complete", [a.complete for a in arrivals])):
-        report.line(f"until {name}", report.percentile(seconds, 0.5) * 1000, "ms")
-    report.line("CPU seconds per thousand buckets", usage.cpu / TIMES / count * 1000, "CPU-s")
+        report.line(f"until {name}", report.percentile(seconds, 0.5) * 1000, "ms", "budget", BUDGETS.get((name, count)))
+    report.line("  CPU seconds per thousand buckets", usage.cpu / TIMES / count * 1000, "CPU-s")
 
 
-def _receive(place: World, count: int) -> _Arrival:
-    stream = place.stream(f"m{count}")
+def _changes(place: World, endpoint: Endpoint, count: int) -> None:
+    """A row in one bucket, and a bucket more, for which all are looked up again."""
+    kinds = {
+        "commit to line, a row": "update items set title = title || '!' where id = '1-1'",
+        "commit to line, a bucket": f"insert into members select 'l' || max(substr(list, 2)::int) + 1, 'm{count}'"
+        f" from members where member = 'm{count}'",
+    }
+    with contextlib.closing(place.stream(f"m{count}", port=endpoint.port)) as stream:
+        read_until(stream, b"checkpoint_complete")
+        for name, statement in kinds.items():
+            taken = []
+            with Meter(endpoint.pid).measure() as usage:
+                for _ in range(TIMES):
+                    place.execute(statement)
+                    committed = time.perf_counter()
+                    read_until(stream, b"checkpoint_complete")
+                    taken.append(time.perf_counter() - committed)
+            report.line(name, report.percentile(taken, 0.5) * 1000, "ms")
+            report.line("  CPU milliseconds", usage.cpu / TIMES * 1000, "CPU-ms")
+
+
+def _memory(place: World, endpoint: Endpoint, count: int) -> None:
+    process = psutil.Process(endpoint.pid)
+    with contextlib.ExitStack() as stack:
+        before = process.memory_info().rss
+        for _ in range(STREAMS_HELD):
+            stream = stack.enter_context(contextlib.closing(place.stream(f"m{count}", port=endpoint.port)))
+            read_until(stream, b"checkpoint_complete")
+        held = (process.memory_info().rss - before) / STREAMS_HELD
+        report.line("memory of an idle stream", held / 1000, "KB")
+        report.line("  of each of its buckets", held / count, "B")
+
+
+def _receive(place: World, endpoint: Endpoint, count: int) -> _Arrival:
+    stream = place.stream(f"m{count}", port=endpoint.port)
     started = time.perf_counter()
     line = None
     received, seen = bytearray(), 0

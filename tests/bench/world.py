@@ -254,11 +254,13 @@ class World:
         claims = {"sub": user, "aud": AUDIENCE, "iat": now, "exp": now + 3600}
         return jwt.encode(claims, KEY, algorithm="HS256")
 
-    def stream(self, user: str, encoding: str = "identity") -> socket.socket:
+    def stream(self, user: str, encoding: str = "identity", port: int | None = None) -> socket.socket:
         """An open sync stream, as a socket to read the response from (chunked transfer encoding included)."""
-        self._wait_until_it_answers(self.port, self.process)
+        if port is None:
+            port = self.port
+            self._wait_until_it_answers(port, self.process)
         body = json.dumps({"raw_data": True, "include_checksum": True, "client_id": user}).encode()
-        connection = socket.create_connection(("127.0.0.1", self.port))
+        connection = socket.create_connection(("127.0.0.1", port), timeout=120)
         head = (
             "POST /sync/stream HTTP/1.1\r\nHost: bench\r\nContent-Type: application/json\r\n"
             f"Accept-Encoding: {encoding}\r\nAuthorization: Token {self.token(user)}\r\nContent-Length: {len(body)}\r\n"
