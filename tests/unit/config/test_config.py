@@ -8,30 +8,10 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict
 
 from headwater.api.http.limits import HttpLimits
+from headwater.config import ConfigError
 from headwater.storage.address import PostgresAddress, SqliteAddress
 from headwater.telemetry.trace_choice import TraceSettings
-
-KEY = "{kty: oct, alg: HS256, kid: k, k: c2VjcmV0LXNlY3JldC1zZWNyZXQtc2VjcmV0LXNlY3JldA}"
-MINIMAL = f"""
-replication:
-  connections:
-    - {{type: postgresql, uri: "postgresql://app:pass@db.example:5433/shop", sslmode: disable}}
-storage: {{type: sqlite, path: data}}
-client_auth: {{jwks: {{keys: [{KEY}]}}, audience: [app]}}
-sync_config: {{path: sync.yaml}}
-"""
-
-
-def load(tmp_path: Path, text: str, name: str = "headwater.yaml", **environment: str) -> ServiceConfig:
-    file = tmp_path / name
-    file.write_text(text)
-    return load_config(ConfigSource(path=file), environment, tmp_path)
-
-
-def mistakes(tmp_path: Path, text: str, **environment: str) -> str:
-    with pytest.raises(ConfigError) as caught:
-        load(tmp_path, text, **environment)
-    return str(caught.value)
+from tests.unit.config.configs import MINIMAL, load, mistakes
 
 
 def test_a_config_in_the_published_shape_loads(tmp_path: Path) -> None:
