@@ -97,14 +97,17 @@ def test_an_endpoint_beside_a_replicator_tells_of_both(deployment: Deployment, l
 
 def test_an_endpoint_alone_leaves_a_replicators_figures_to_it(deployment: Deployment, launch: Launch) -> None:
     page, port = Page(), free_port()
-    running = launch("api", page.config(deployment, port))
+    running = launch("api", {**page.config(deployment, port), "api": {"http": {"max_connections": 2}}})
     wait_until(page.there, "the endpoint")
     assert not page.of.keys() & {*REPLICATED, *SIZES}
     assert page.of.keys() >= {*COUNTED, "powersync_concurrent_connections", "powersync_replication_lag_seconds"}
     no_threads_for_connections(running, page)
     with pytest.raises(OSError, match="refused"):
         socket.create_connection(("127.0.0.2", page.port), 5).close()
-    socket.create_connection(("127.0.0.2", port), 5).close()  # devices may come from anywhere
+    with ExitStack() as stack:  # devices may come from anywhere, until the house is full
+        *_, last = [stack.enter_context(socket.create_connection(("127.0.0.2", port), 5)) for _ in range(3)]
+        assert last.recv(12) == b"HTTP/1.1 503"
+        assert page.there(), "operators are let in all the same"
 
 
 def no_threads_for_connections(running: Running, page: Page) -> None:

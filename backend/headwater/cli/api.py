@@ -94,5 +94,6 @@ def _serve(config: ServiceConfig, app: Starlette, *, unified: bool) -> None:
     if config.prometheus_port is not None:
         listening = bind(config.metrics_host, config.prometheus_port, SETTING)
         sockets.append(listening)
-        beside[listening.getsockname()[1]] = endpoint_page(config, app, unified=unified)
+        port = listening.getsockname()[1]
+        beside[port] = endpoint_page(config, port, app, unified=unified)
     serve_app(app, sockets, beside)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 import uvicorn
 
 from headwater.api.errors import ApiError
@@ -54,6 +57,12 @@ class Doorman:
 
 
 class DoorConfig(uvicorn.Config):
-    """Uvicorn's settings, with the doorman that all connections share."""
+    """Uvicorn's settings, with the doorman that connections share. `beside` has those of our other ports, so that
+    operators get in when all connections of devices are taken."""
 
     doorman: Doorman
+    beside: Mapping[int, Doorman] = MappingProxyType({})
+
+    def doorman_at(self, address: tuple[str, int | None] | None) -> Doorman:
+        """Whom to ask at an address of ours."""
+        return self.beside.get((address and address[1]) or 0, self.doorman)

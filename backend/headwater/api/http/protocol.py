@@ -62,6 +62,7 @@ class BoundedProtocol(HttpToolsProtocol):
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
         assert isinstance(config, DoorConfig)
+        self._doors = config
         self._doorman = config.doorman
         self._limits = config.doorman.limits
         self._running: RequestResponseCycle | None = None
@@ -82,6 +83,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
         super().connection_made(transport)
         host = self.client[0] if self.client else ""
+        self._doorman = self._doors.doorman_at(self.server)
         place = self._doorman.enter(host)
         if isinstance(place, ApiError):
             self._over = True

@@ -7,7 +7,8 @@ import logging
 import math
 import resource
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from types import FrameType
 from typing import Literal
 
@@ -29,7 +30,8 @@ GRACE_SECONDS = 5
 MAX_MESSAGE = 2 * MAX_BODY
 """The most bytes of a websocket message, which may hold a whole request and its framing."""
 
-_OTHER_FILES = 500  # files that may be open besides connections
+_OTHER_FILES = 500  # files that may be open besides connections of devices
+_FEW = 250  # connections of operators' tools
 _NO_NEWS = (
     "without completing response",  # the stream has logged why it was cut off
     "Invalid HTTP request",  # Refusals counts and logs these
@@ -51,7 +53,15 @@ class AddressInUseError(HeadwaterError):
 class BoundedServer(uvicorn.Server):
     """A uvicorn server for strangers, whom `limits` bound."""
 
-    def __init__(self, app: ASGIApp, limits: HttpLimits, refusals: Refusals, lifespan: Literal["on", "off"]) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        limits: HttpLimits,
+        refusals: Refusals,
+        lifespan: Literal["on", "off"],
+        beside: Collection[int] = (),
+    ) -> None:
+        """`beside` are ports whose connections are counted by themselves."""
         config = DoorConfig(
             app,
             loop="uvloop",
@@ -69,6 +79,7 @@ class BoundedServer(uvicorn.Server):
             timeout_graceful_shutdown=math.ceil(limits.drain_seconds) + GRACE_SECONDS,
         )
         config.doorman = Doorman(limits, refusals)
+        config.beside = {port: Doorman(replace(limits, max_connections=_FEW), refusals) for port in beside}
         super().__init__(config)
         logging.getLogger("uvicorn.error").addFilter(_is_news)
 
@@ -85,7 +96,8 @@ class ApiServer(BoundedServer):
     `app`."""
 
     def __init__(self, app: Starlette, beside: Mapping[int, ASGIApp] | None = None) -> None:
-        super().__init__(_ByPort(app, beside) if beside else app, app.state.http_limits, app.state.refusals, "on")
+        state, beside = app.state, beside or {}
+        super().__init__(_ByPort(app, beside) if beside else app, state.http_limits, state.refusals, "on", beside)
         self._begin_shutdown: Callable[[], None] = app.state.begin_shutdown
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 from collections.abc import Iterator
 
@@ -11,7 +12,7 @@ from starlette.applications import Starlette
 
 from headwater.api.http.server import BoundedServer, bind
 from headwater.api.metrics.endpoint import EndpointCollector
-from headwater.api.metrics.page import MetricsPage
+from headwater.api.metrics.page import PATH, MetricsPage
 from headwater.api.metrics.sizes import StoreSizes
 from headwater.api.metrics.sources import SourceCollector, noted_totals
 from headwater.api.refusals import Refusals
@@ -19,11 +20,14 @@ from headwater.config import ServiceConfig
 from headwater.replication.health.figures import Figures
 from headwater.storage.open import open_backend
 
+log = logging.getLogger(__name__)
+
 SETTING = "telemetry.prometheus_port"
 
 
-def endpoint_page(config: ServiceConfig, app: Starlette, *, unified: bool) -> MetricsPage:
-    """Of an endpoint. With `unified`, it tells of the replicator beside it, too."""
+def endpoint_page(config: ServiceConfig, port: int, app: Starlette, *, unified: bool) -> MetricsPage:
+    """Of an endpoint, for a port. With `unified`, it tells of the replicator beside it, too."""
+    _say(config, port)
     own = EndpointCollector(app.state.open_streams, app.state.traffic, app.state.requests, app.state.refusals)
     sources = _sources(config)
     if unified:
@@ -41,11 +45,16 @@ def replicator_page(config: ServiceConfig, port: int, figures: Figures) -> Itera
     server = BoundedServer(MetricsPage(collector), config.api.http, Refusals(), "off")
     thread = threading.Thread(target=server.run, args=([listening],), name="metrics")
     thread.start()
+    _say(config, listening.getsockname()[1])
     try:
         yield
     finally:
         server.should_exit = True
         thread.join()
+
+
+def _say(config: ServiceConfig, port: int) -> None:
+    log.info("metrics are answered at http://%s:%d%s", config.metrics_host, port, PATH)
 
 
 def _sources(config: ServiceConfig) -> SourceCollector:
