@@ -48,7 +48,7 @@ class ErrorHandlers:
 
     async def on_client_gone(self, request: Request, error: Exception) -> Response:
         """Nobody is there to be answered: the client left before its request was whole, or took too long."""
-        log.debug("the client left in the middle of its request", extra=told(facts_of(request)))
+        log.debug("the client disconnected before its request was complete", extra=told(facts_of(request)))
         return Response(status_code=400)
 
     async def on_unexpected_error(self, request: Request, error: Exception) -> Response:

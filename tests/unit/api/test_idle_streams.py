@@ -125,6 +125,14 @@ def test_the_answer_ends_with_its_connection(endpoint: Endpoint, memory_store: M
         assert b"HTTP/1.1 200" not in rest
 
 
+def test_a_client_that_asked_for_more_and_left_leaves_its_place(endpoint: Endpoint) -> None:
+    with idle(endpoint, "u1") as connection:
+        connection.sendall(b"GET /probes/liveness HTTP/1.1\r\nhost: x\r\n\r\n")
+    deadline = time.monotonic() + 10
+    while endpoint.open_streams():
+        assert time.monotonic() < deadline, "the stream ends"
+
+
 def test_a_stream_keeps_the_place_of_its_address_behind_a_proxy_until_its_client_has_gone(
     start_endpoint: Callable[..., Endpoint], memory_store: MemoryStore
 ) -> None:

@@ -13,12 +13,15 @@ from headwater.api.errors import GoneError
 LINGER_SECONDS = 5.0
 """How long a closed connection waits for its client to read the rest of the answer."""
 
+MOST_IGNORED = 64 * 1024
+"""Bytes that are read and thrown away of what a client sends behind its request."""
+
 
 class EndlessBody(asyncio.Protocol):
     """The body of an answer, in HTTP/1.1 chunks. It takes the connection over once the head was sent, which must say
-    `transfer-encoding: chunked` and `connection: close`. Nothing that the client sends meanwhile is read."""
+    `transfer-encoding: chunked` and `connection: close`. Nothing that the client sends meanwhile is answered."""
 
-    __slots__ = ("_connections", "_full", "_lost", "_room", "_then", "_transport")
+    __slots__ = ("_connections", "_full", "_ignored", "_lost", "_room", "_then", "_transport")
 
     def __init__(self, transport: asyncio.Transport, state: ServerState, *, full: bool) -> None:
         """`full` says whether the transport's buffer is full, so that `send` has to wait."""
@@ -26,6 +29,7 @@ class EndlessBody(asyncio.Protocol):
         self._connections = state.connections
         self._connections.add(self)  # type: ignore[arg-type]  # uvicorn's shutdown waits for these
         self._full = full
+        self._ignored = 0
         self._room = Bell()
         self._then: tuple[Callable[[], None], ...] = ()
         self._lost = False
@@ -66,7 +70,9 @@ class EndlessBody(asyncio.Protocol):
     # called by the transport and the server
 
     def data_received(self, data: bytes) -> None:
-        self._transport.pause_reading()
+        self._ignored += len(data)
+        if self._ignored > MOST_IGNORED:  # then it is noticed only by what is sent that the client has left
+            self._transport.pause_reading()
 
     def pause_writing(self) -> None:
         self._full = True
