@@ -11,9 +11,12 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 
 import pytest
 
+from headwater.oplog.op import OpId
+from headwater.storage.contract.reader import Chunk
 from headwater.sync import ticks
 from tests.support.fix_api import Endpoint, make_token
 from tests.support.fix_devices import Device, DeviceFactory, Sdk, Transport
@@ -75,21 +78,21 @@ def shows(device: Device, *ids: str) -> None:
     device.wait_for(IDS, [{"id": each} for each in sorted(ids)])
 
 
-class Gate:
-    """Lets no chunk of a bucket be read beyond its first, until it is opened."""
+@contextmanager
+def held_back(store: MemoryStore, held: str) -> Iterator[None]:
+    """No chunk of a bucket beyond its first is read before the end of the context."""
+    read, released = store.chunk, threading.Event()
 
-    def __init__(self, store: MemoryStore, bucket: str) -> None:
-        self._read, self._bucket = store.chunk, bucket
-        self._open = threading.Event()
-        store.chunk = self._chunk  # type: ignore[method-assign, assignment]
+    def chunk(bucket: str, after: OpId, upto: OpId) -> Chunk:
+        if bucket == held and after:
+            released.wait(60)
+        return read(bucket, after, upto)
 
-    def open(self) -> None:
-        self._open.set()
-
-    def _chunk(self, bucket: str, after: int, upto: int) -> object:
-        if bucket == self._bucket and after:
-            assert self._open.wait(60)
-        return self._read(bucket, after, upto)  # type: ignore[arg-type]
+    store.chunk = chunk  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        released.set()
 
 
 @ways(("node", "ndjson"), ("node", "websocket"))
@@ -97,12 +100,11 @@ def test_rows_of_a_higher_priority_show_while_others_are_on_their_way(endpoint: 
     endpoint.store.chunk_ops = 1
     fill(endpoint, "first", "u1", "first")
     fill(endpoint, "last", "u1", "last 1", "last 2", text=random.Random(1).randbytes(300_000).hex())
-    gate = Gate(endpoint.store, endpoint.bucket("last", "u1"))
     device = opened()
-    device.connect()
-    shows(device, "first")
-    assert device.status()["has_synced"] is False
-    gate.open()
+    with held_back(endpoint.store, endpoint.bucket("last", "u1")):
+        device.connect()
+        shows(device, "first")
+        assert device.status()["has_synced"] is False
     device.wait_synced()
     shows(device, "first", "last 1", "last 2")
 

@@ -59,11 +59,8 @@ class InnerLine(Line):
     def idle(self) -> bool:
         return not self._state.tasks
 
-    def listen(self, attentive: bool) -> None:
-        if attentive:
-            self._transport.protocol.resume_writing()
-        else:
-            self._transport.protocol.pause_writing()
+    def turn_away(self) -> None:
+        self._transport.protocol.pause_writing()
 
 
 class _Tasks(set[Any]):
@@ -86,6 +83,7 @@ class _Transport(asyncio.Transport):
         self._line = line
         self._closing = False
         self._lost = False
+        self._shut = False
         self.reading_paused = False
         self.resumed = asyncio.Event()
         self.protocol: Any = None
@@ -95,10 +93,13 @@ class _Transport(asyncio.Transport):
         protocol.connection_made(self)
 
     def write(self, data: Any) -> None:
+        if self._shut:
+            raise RuntimeError("nothing can be written any more")  # as uvloop's does
         if not self._closing:
             self._line.hear(bytes(data))
 
     def write_eof(self) -> None:
+        self._shut = True
         self._line.end()
 
     def close(self) -> None:
@@ -116,6 +117,7 @@ class _Transport(asyncio.Transport):
             asyncio.get_running_loop().call_soon(self._tell)
 
     def _tell(self) -> None:
+        self._shut = True
         self.protocol.connection_lost(None)
 
     def is_closing(self) -> bool:

@@ -45,8 +45,8 @@ class Line(ABC):
         """Whether the other side is known to have nothing more to say."""
 
     @abstractmethod
-    def listen(self, attentive: bool) -> None:
-        """Read what comes, or not."""
+    def turn_away(self) -> None:
+        """Read nothing from now on."""
 
     def hear(self, content: bytes) -> None:
         """Something came."""
@@ -71,7 +71,7 @@ class Line(ABC):
         """Say it all, hear what is answered, and hang up."""
         try:
             if conversation.deaf:
-                self.listen(False)
+                self.turn_away()
             for number, piece in enumerate(conversation.pieces):
                 if number == 1 and conversation.waits:
                     await self._answered(b"\r\n\r\n")

@@ -68,10 +68,8 @@ class WireLine(Line, asyncio.Protocol):
     def idle(self) -> bool:
         return False
 
-    def listen(self, attentive: bool) -> None:
-        if attentive:
-            self.transport.resume_reading()
-        elif not self.transport.is_closing():
+    def turn_away(self) -> None:
+        if not self.transport.is_closing():
             self.transport.pause_reading()
 
 
