@@ -166,7 +166,7 @@ def create_app(
         lifespan=lifespan,
     )
     endpoint.requests.expect(route.path for route in app.routes if isinstance(route, Route))
-    app.router.redirect_slashes = False  # a client that is sent elsewhere by one slash does not find its mistake
+    app.router.redirect_slashes = False  # a redirect would hide a wrong URL from the client's developer
     app.middleware_stack = Front(app.build_middleware_stack(), settings.http, endpoint.refusals, endpoint.requests)
     app.state.http_limits = settings.http
     app.state.refusals = endpoint.refusals

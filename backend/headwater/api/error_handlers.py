@@ -52,7 +52,7 @@ class ErrorHandlers:
         return Response(status_code=400)
 
     async def on_unexpected_error(self, request: Request, error: Exception) -> Response:
-        """A bug: the log gets everything, the client a number."""
+        """Handle a bug: log the traceback, and tell the client only the code."""
         log.error("request failed", extra=told(facts_of(request)), exc_info=error)
         return error_response(error)
 

@@ -71,7 +71,7 @@ def prove(request: Request, user_id: str) -> None:
 
 
 def proven(request: HTTPConnection) -> str | None:
-    """The user whom the request's token has proven, if that was so."""
+    """The user of the request's verified token; None when none was verified."""
     user_id: str | None = getattr(request.state, "user_id", None)
     return user_id
 

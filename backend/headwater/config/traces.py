@@ -1,4 +1,4 @@
-"""Reads where traces are sent: as the config says, or as the variables that OpenTelemetry has for it."""
+"""Reads `traces`: where traces are sent, from the config or OpenTelemetry's environment variables."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ _MOST = 60_000
 
 
 def read_traces(section: Section, environment: Mapping[str, str]) -> TraceSettings | None:
-    """None when none are to be sent, as is so unless an endpoint is named."""
+    """Read the section. None when no endpoint is given, or the environment turns traces off. Adds errors and warnings
+    to the findings."""
     endpoint = section.text("endpoint")
     per_minute = section.integer("per_minute", TraceSettings().per_minute, 1, _MOST)
     section.warn_unknown()
     if endpoint is not None and not endpoint.startswith(("http://", "https://")):
-        section.error("is not an address of HTTP", "endpoint", fix="write it like http://collector:4318")
+        section.error("is not an HTTP URL", "endpoint", fix="write it like http://collector:4318")
     named = endpoint or next((environment[name] for name in _ENDPOINTS if environment.get(name)), None)
     if named is None or _off(environment):
         return None

@@ -1,1 +1,1 @@
-"""What a process tells of itself: fields of log lines, and traces."""
+"""Structured fields of log lines, and traces."""

@@ -1,4 +1,4 @@
-"""Facts of a log line: what stands beside its words, as fields for machines and as JSON for people."""
+"""Facts of a log line: fields beside its message, as JSON fields for machines and as JSON text for people."""
 
 from __future__ import annotations
 
@@ -8,38 +8,38 @@ from collections.abc import Mapping
 from itertools import islice
 
 _ATTRIBUTE = "facts"
-_LONGEST = 300  # characters of a fact: paths, names of fields and user agents are chosen by strangers
-_SHORTEST = 30  # where the line is too long nevertheless: what is not ASCII takes up to twelve
-_MOST = 20  # entries of a fact that has some
+_LONGEST = 300  # characters of a fact: untrusted clients choose paths, names of fields and user agents
+_SHORTEST = 30  # characters of a fact if the line is too long nevertheless: escaped, a character takes up to 12 bytes
+_MOST = 20  # entries of a fact that is a list or a mapping
 _LINE = 8000
 
 _of_process: dict[str, object] = {}
 
 
 def told(facts: Mapping[str, object]) -> dict[str, object]:
-    """Facts as `extra` of a logging call, without those that are None, and cut where they are long."""
+    """The facts as `extra` of a logging call. Leaves out None, and cuts long values."""
     short = _short(facts, _LONGEST)
     return {_ATTRIBUTE: short if len(json.dumps(short)) <= _LINE else _short(facts, _SHORTEST)}
 
 
 def facts_of(record: logging.LogRecord) -> dict[str, object]:
-    """What `told` gave to a line."""
+    """The facts that `told` added to a log record."""
     facts: dict[str, object] = getattr(record, _ATTRIBUTE, {})
     return facts
 
 
 def one_line(facts: Mapping[str, object]) -> str:
-    """Facts as JSON in ASCII: whatever a stranger sent, it stays on its line."""
+    """The facts as one line of ASCII JSON, which untrusted values can't break."""
     return json.dumps(facts)
 
 
 def name_process(**facts: object) -> None:
-    """Give all lines of this process these facts, too."""
+    """Add these facts to all log lines of the process."""
     _of_process.update(facts)
 
 
 def of_process() -> Mapping[str, object]:
-    """What `name_process` was given."""
+    """The facts that `name_process` set."""
     return _of_process
 
 

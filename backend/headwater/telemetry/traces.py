@@ -1,8 +1,8 @@
-"""The way of a change as a trace of OpenTelemetry: from the commit at the source into the store, and on to devices.
+"""Sends OpenTelemetry traces of changes: from the commit at the source into the store, and on to devices.
 
-The replicator and each endpoint send the parts that they see. Their ids follow from the flush that brought the change,
-so nothing is passed on. All spans are told when they are over. Only for those who have configured a collector: this
-module needs the packages of the extra `otel`.
+The replicator and each endpoint send the spans that they see, once these have ended. Trace ids are computed from the
+flush that brought the change, so the processes need not pass them on. This module needs the packages of the extra
+`otel`, so import it only when a collector is configured.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from headwater.sync.interest import Change
 from headwater.telemetry.trace_choice import Choice, TraceSettings, ids_of
 
 MOST_DEVICES = 20
-"""Devices of one process that a trace shows: a change may go to thousands."""
+"""The most devices of one process in a trace: a change may go to thousands."""
 
 _CLOSING_SECONDS = 3.0
 _PATH = "/v1/traces"
@@ -37,7 +37,7 @@ Attributes = dict[str, str | int | float]
 
 
 class Traces:
-    """For one thread. What it is told is sent later, from a thread of its own."""
+    """Makes the spans of one process. Use it in one thread; spans are sent later, from a thread of its own."""
 
     def __init__(self, settings: TraceSettings) -> None:
         self._choice = Choice(settings.per_minute)
@@ -49,7 +49,7 @@ class Traces:
         self._devices: dict[FlushMark, int] = {}
 
     def close(self) -> None:
-        """Send what is left, unless the collector takes too long."""
+        """Send the remaining spans, for at most _CLOSING_SECONDS."""
         closing = threading.Thread(target=self._provider.shutdown, daemon=True)
         closing.start()
         closing.join(_CLOSING_SECONDS)
@@ -57,7 +57,7 @@ class Traces:
     # the replicator's part
 
     def flushed(self, flushed: Flushed) -> None:
-        """A flush is in the store."""
+        """Record a flush that was stored, if it is traced."""
         flush = FlushMark(flushed.op_id, flushed.source, flushed.committed_us)
         if not flushed.committed_us or not self._choice.takes(flush):
             return
@@ -112,7 +112,7 @@ class Traces:
 
 @contextmanager
 def open_traces(settings: TraceSettings) -> Iterator[Traces]:
-    """Traces that are closed at the end."""
+    """Traces that are closed at the end of the context."""
     traces = Traces(settings)
     try:
         yield traces
@@ -121,7 +121,7 @@ def open_traces(settings: TraceSettings) -> Iterator[Traces]:
 
 
 class _Ids(IdGenerator):
-    """Random ones, but for a span whose ids were decided."""
+    """Random ids, except for the next span when `next` sets its trace id and span id."""
 
     def __init__(self) -> None:
         self._random = RandomIdGenerator()
@@ -145,7 +145,7 @@ def _within(flush: FlushMark) -> Context:
 
 def _address(settings: TraceSettings) -> str | None:
     if settings.endpoint is None:
-        return None  # the exporter knows the variables
+        return None  # the exporter reads the environment variables itself
     base = settings.endpoint.rstrip("/")
     return base if base.endswith(_PATH) else base + _PATH
 

@@ -150,7 +150,7 @@ def test_traces_are_sent_only_where_an_endpoint_is_named(
 
 
 def test_an_endpoint_for_traces_has_to_be_one_of_http(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="is not an address of HTTP"):
+    with pytest.raises(ConfigError, match="is not an HTTP URL"):
         load(tmp_path, MINIMAL + "traces: {endpoint: 'collector:4317'}")
     grpc = {"OTEL_EXPORTER_OTLP_ENDPOINT": ENDPOINT, "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}
     (warning,) = load(tmp_path, MINIMAL, **grpc).warnings

@@ -1,4 +1,4 @@
-"""Requests as the log and the metrics name them: an id for each, its route, and what became of it."""
+"""Gives each request an id and the name of its route, for the log, and counts answers for the metrics."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ from starlette.types import Message, Scope, Send
 
 WEBSOCKET = "websocket"
 UNKNOWN = "unknown"
-"""The route of what is served nowhere."""
+"""The route of requests that no route matches."""
 
 _ID = "request_id"
 
 
 class RequestName(NamedTuple):
-    """What a request is called in the log."""
+    """A request's id and route, for the log."""
 
     request_id: str | None
     route: str | None
 
 
 def name_of(scope: Scope) -> RequestName:
-    """The name of a request that was routed."""
+    """The id and route of a request that was routed."""
     return RequestName(request_id(scope), route_of(scope))
 
 
 def request_id(scope: Scope) -> str | None:
-    """The id of a request that `Answer` was made for."""
+    """The id that `Answer` gave to a request."""
     found: str | None = scope.get("state", {}).get(_ID)
     return found
 
 
 def route_of(scope: Scope) -> str | None:
-    """The route that a request was given to, as it was declared: of these there are few. None when there is none."""
+    """The pattern of the route that matched a request, so that there are few different ones. None without a match."""
     if scope["type"] == "websocket":
         return WEBSOCKET
     root, route = scope.get("root_path", ""), scope.get("route")
@@ -45,28 +45,28 @@ def route_of(scope: Scope) -> str | None:
 
 
 class Requests:
-    """How many requests of a process were answered. Lives in the event loop; may be read from any thread."""
+    """Counts the answered requests of a process. Use it in one event loop; `counts` may be read from any thread."""
 
     def __init__(self) -> None:
         self._counts: dict[tuple[str, str], int] = {}
 
     def expect(self, routes: Iterable[str]) -> None:
-        """Show these from the beginning, so that the first request shows as a rise."""
+        """Start these routes at 0, so that Prometheus sees the first request as an increase."""
         self._counts.update({(route, status): 0 for route in routes for status in ("2xx", "4xx", "5xx")})
 
     def note(self, route: str | None, status: int) -> None:
-        """One was answered so."""
+        """Count an answer."""
         key = (route or UNKNOWN, f"{status // 100}xx")
         self._counts[key] = self._counts.get(key, 0) + 1
 
     def counts(self) -> Mapping[tuple[str, str], int]:
-        """How many, by route and class of status, such as 2xx."""
+        """Numbers of answers by route and class of status, such as 2xx."""
         return self._counts.copy()
 
 
 class Answer:
-    """The `send` of one request. Gives the request an id, tells the client of it, and counts the answer when it
-    begins."""
+    """Wraps the ASGI `send` of one request. Gives the request an id, adds it as the header x-request-id, and counts the
+    answer when it begins."""
 
     __slots__ = ("_requests", "_scope", "_send", "status")
 

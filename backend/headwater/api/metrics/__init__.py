@@ -1,1 +1,1 @@
-"""Figures for Prometheus: they need no token, and name no host, no user and no row."""
+"""Metrics for Prometheus. They need no token, and name no host, no user and no row."""

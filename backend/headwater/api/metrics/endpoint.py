@@ -1,4 +1,4 @@
-"""What the endpoint of a process counts: streams, what went out on them, requests, refusals."""
+"""The metrics of an endpoint process: streams, the data sent over them, requests and refusals."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ ENDS = (
     TERMINATED,
     EXPIRED,
 )
-"""Why streams end. Each is there from the beginning, so that the first one shows as a rise."""
+"""The reasons why streams end. Each starts at 0, so that Prometheus sees the first one as an increase."""
 
 
 @dataclass(frozen=True, eq=False)
 class EndpointCollector(Collector):
-    """Reads what the event loop counts, from any thread."""
+    """Reads the counters of the event loop, from any thread."""
 
     open_streams: Callable[[], int]
     traffic: Traffic
@@ -42,7 +42,7 @@ class EndpointCollector(Collector):
     refusals: Refusals
 
     def describe(self) -> list[Metric]:
-        """Nothing beforehand: what there is depends on what was counted."""
+        """Return nothing: labels depend on what was counted."""
         return []
 
     def collect(self) -> Iterator[Metric]:
@@ -87,6 +87,6 @@ def _delays(delays: Delays) -> HistogramMetricFamily:
 
 
 def _codes(kind: type[ApiError]) -> set[str]:
-    """The codes of all errors that clients are told of."""
+    """The codes of this class and all its subclasses."""
     own = {kind.code} if kind is not ApiError else set()
     return own.union(*(_codes(each) for each in kind.__subclasses__()))

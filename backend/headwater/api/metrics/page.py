@@ -20,8 +20,8 @@ _Encoder = Callable[[Collector], bytes]
 
 
 class MetricsPage:
-    """An ASGI application. Collecting reads the store, so it is done in a thread; there is one, and however many ask
-    meanwhile are given what it collects."""
+    """An ASGI application that answers /metrics. Collecting reads the store, so it runs in a thread. There is only one,
+    and requests that arrive while it collects share its result."""
 
     def __init__(self, *collectors: Collector) -> None:
         self._registry = CollectorRegistry()
@@ -52,8 +52,8 @@ class MetricsPage:
 
 
 def _form(accept: str) -> tuple[_Encoder, str]:
-    """The form that a client asks for; the plain one where what it says can't be read."""
+    """The format that an Accept header asks for; the plain one when the header is malformed."""
     try:
         return choose_encoder(accept)
-    except (ValueError, TypeError):  # the second where a version is no number
+    except (ValueError, TypeError):  # TypeError when a version is not a number
         return generate_latest, CONTENT_TYPE_PLAIN_0_0_4

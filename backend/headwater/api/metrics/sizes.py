@@ -1,4 +1,4 @@
-"""How large the store is, measured now and then."""
+"""Measures the size of the store, at a limited rate."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from headwater.errors import HeadwaterError
 from headwater.storage.contract.stats import Disk
 
 SECONDS = 60.0
-"""Between two measurements at least."""
+"""The least time between two measurements."""
 
 _SHARE = 0.01
-"""Of the time that measuring takes at most: of the embedded store, it reads a part of every page."""
+"""The most of all time that measuring may take: it reads a part of every page of an embedded store."""
 
 log = logging.getLogger(__name__)
 
 
 class StoreSizes:
-    """Measures when it is asked, from a thread of its own, unless it did so a moment ago."""
+    """Keeps the last measurement, and starts a new one in a thread when that is due."""
 
     def __init__(self, measure: Callable[[], Disk], now: Callable[[], float] = time.monotonic) -> None:
         self._measure = measure
@@ -30,7 +30,7 @@ class StoreSizes:
         self._known: Disk | None = None
 
     def known(self) -> Disk | None:
-        """What was measured last; None before the first time."""
+        """The last measurement; None before the first one. Does not wait for a new one."""
         with self._lock:
             if self._now() >= self._due:
                 self._due = float("inf")

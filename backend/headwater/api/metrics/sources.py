@@ -1,4 +1,4 @@
-"""What replicators have noted of their sources in the store, what they counted, and how large the store is."""
+"""Metrics from the store: the health of each source, the totals of its replicator, and the size of the store."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, eq=False)
 class SourceCollector(Collector):
-    """Reads the store anew each time it is asked. The totals of a replicator, and the sizes, are for the process that
-    replicates, or for the endpoint beside it: several that told of the same would make sums wrong."""
+    """Reads the store each time Prometheus asks. Only one process may be given `totals` and `sizes`, the replicator or
+    the endpoint beside it: if several reported the same, sums over processes would be wrong."""
 
     reader: StoreReader
     tags: Sequence[str]
@@ -50,7 +50,7 @@ class SourceCollector(Collector):
 
 
 def noted_totals(health: Health | None) -> Totals:
-    """What a replicator of another process has counted, as it noted last; nothing before the first one."""
+    """The totals that the replicator, in another process, stored last; zeros before the first one ran."""
     return Totals() if health is None else health.totals
 
 
@@ -79,9 +79,9 @@ def source_metrics(healths: dict[str, Health]) -> Iterator[Metric]:
             if value is not None:
                 family.add_metric([tag], value)
         yield family
-    states = GaugeMetricFamily("headwater_source_state", "1 for the state that it is in", labels=["source", "state"])
+    states = GaugeMetricFamily("headwater_source_state", "1 for the current state, else 0", labels=["source", "state"])
     findings = GaugeMetricFamily(
-        "headwater_source_findings", "What is not as it should be, by code", labels=["source", "code", "fatal"]
+        "headwater_source_findings", "Findings about the source, by code", labels=["source", "code", "fatal"]
     )
     for tag, health in healths.items():
         for state in State:
@@ -102,11 +102,11 @@ _FIGURES: dict[str, tuple[str, Callable[[Health], float | None]]] = {
         lambda health: health.lag_seconds,
     ),
     "headwater_source_noted_timestamp_seconds": (
-        "When the replicator last said how it stands",
+        "When the replicator last stored its health, in seconds since 1970",
         lambda health: health.at,
     ),
     "headwater_source_errors_in_a_row": (
-        "Failed attempts since rows flowed last",
+        "Failed attempts since replication last worked",
         lambda health: float(health.cause.attempts) if health.cause else 0.0,
     ),
     "headwater_source_tables_in_resync": (
@@ -114,19 +114,19 @@ _FIGURES: dict[str, tuple[str, Callable[[Health], float | None]]] = {
         lambda health: float(len(health.compared)),
     ),
     "headwater_slot_behind_bytes": (
-        "Log that the store does not have yet",
+        "WAL of the source that is not in the store yet",
         _slot(lambda slot: slot.behind),
     ),
     "headwater_slot_held_bytes": (
-        "Log that the source keeps because of the slot",
+        "WAL that the source keeps because of the slot",
         _slot(lambda slot: slot.held),
     ),
     "headwater_slot_left_bytes": (
-        "Log that may still be written before the slot is lost; absent without a limit",
+        "WAL that may still be written before the slot is lost; absent without a limit",
         _slot(lambda slot: slot.left),
     ),
     "headwater_slot_xmin_age": (
-        "Transactions since the oldest that the slot keeps catalog rows of",
+        "Age, in transactions, of the oldest catalog rows that the slot keeps",
         _slot(lambda slot: slot.xmin_age),
     ),
 }

@@ -196,7 +196,7 @@ class Stream:
             self._deliver()
 
     def _deliver(self) -> None:
-        """The client was sent all of its checkpoint."""
+        """Record that the client was sent its whole checkpoint."""
         change, self._change = self._change, None
         if change is not None:
             self._traffic.delivered(change, self._user.user_id, self._caller.client_id)

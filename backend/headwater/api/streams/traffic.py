@@ -1,4 +1,4 @@
-"""What the streams of a process were sent, counted for operators."""
+"""Counts what the streams of a process were sent, for metrics and traces."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from headwater.storage.contract.reader import FlushMark
 from headwater.sync.interest import Change
 
 DELAYS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0)
-"""Upper bounds of what delays are counted in, in seconds; beyond the last there is one more."""
+"""Upper bounds of the histogram's buckets, in seconds. One more bucket is for longer delays."""
 
 CLIENT_GONE = "client gone"
 NOT_READING = "client not reading"
@@ -20,7 +20,7 @@ FAILED = "failed"
 
 
 class Delays:
-    """A histogram for one thread, which others may read. Many times cheaper than one with a lock."""
+    """A histogram that one thread writes and others may read. Without a lock it is many times faster."""
 
     def __init__(self) -> None:
         self.counts = [0] * (len(DELAYS) + 1)
@@ -32,17 +32,17 @@ class Delays:
 
 
 class DeviceTraces(Protocol):
-    """Follows some changes on their way to devices."""
+    """Traces some changes on their way to devices."""
 
     def choose(self, flushes: Sequence[FlushMark]) -> FlushMark | None:
-        """The flush among these whose way is traced, if there is one."""
+        """The flush among these that is traced, or None."""
 
     def delivered(self, change: Change, at: float, user_id: str, client_id: str | None) -> None:
-        """A device has got a change with a traced flush, at this time."""
+        """Record that a device was sent a traced change, at this time in seconds since 1970."""
 
 
 class Traffic:
-    """Lives in the event loop; its figures may be read from any thread."""
+    """The counters of all streams. Use it in one event loop; any thread may read the figures."""
 
     def __init__(
         self, refusals: Refusals, traces: DeviceTraces | None = None, now: Callable[[], float] = time.time
@@ -55,33 +55,33 @@ class Traffic:
         """Bytes before compression."""
         self.sent_bytes = 0
         self.delays = Delays()
-        """From the commit at the source until a device was sent a complete checkpoint with it."""
+        """The time from a commit at the source until a device was sent a complete checkpoint with it."""
         self._ended: dict[str, int] = {}
 
     def ended(self) -> Mapping[str, int]:
-        """How many streams have ended, by why."""
+        """Numbers of ended streams, by reason."""
         return self._ended.copy()
 
     def sent(self, plain: int, sent: int) -> None:
-        """So many bytes went out."""
+        """Count bytes that were sent, before and after compression."""
         self.plain_bytes += plain
         self.sent_bytes += sent
 
     def change(self, flushes: Sequence[FlushMark]) -> Change | None:
-        """The change that these flushes brought; None without any."""
+        """The change that these flushes make; None without flushes."""
         if not flushes:
             return None
         committed = min(flush.committed_at for flush in flushes)
         return Change(committed, self._now(), self._traces.choose(flushes) if self._traces is not None else None)
 
     def delivered(self, change: Change, user_id: str, client_id: str | None) -> None:
-        """A device was sent a complete checkpoint with the change. To be called once for it and the device."""
+        """Record that a device was sent a complete checkpoint with the change. Call it once for each device."""
         now = self._now()
         self.delays.note(max(0.0, now - change.committed))
         if change.traced is not None and self._traces is not None:
             self._traces.delivered(change, now, user_id, client_id)
 
     def end(self, reason: str) -> None:
-        """A stream has ended, as `Stream` says why."""
+        """Count a stream that ended. `reason` is that of `Stream`."""
         kind = NOT_READING if reason.endswith(NOT_READING) else reason.partition(":")[0]
         self._ended[kind] = self._ended.get(kind, 0) + 1

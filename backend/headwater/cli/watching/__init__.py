@@ -1,1 +1,1 @@
-"""What a process lets operators see: its log, its metrics, its traces."""
+"""Sets up the log, the metrics and the traces of a process."""

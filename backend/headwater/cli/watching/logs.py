@@ -14,7 +14,7 @@ _TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
 class TextFormatter(logging.Formatter):
-    """The words of a record, then its facts as JSON."""
+    """The message of a record, then its facts as JSON."""
 
     def __init__(self, form: str = _TEXT) -> None:
         super().__init__(form)

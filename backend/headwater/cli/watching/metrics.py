@@ -1,4 +1,4 @@
-"""The metrics page of a process: of an endpoint, of the endpoint beside a replicator, or of a replicator alone."""
+"""Serves the metrics of a process: an endpoint, an endpoint beside a replicator, or a replicator alone."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def endpoint_page(config: ServiceConfig, port: int, app: Starlette, *, unified: 
 
 @contextlib.contextmanager
 def replicator_page(config: ServiceConfig, port: int, figures: Figures) -> Iterator[None]:
-    """Answer for a replicator alone, from one thread, until the end of the context. Raises AddressInUseError."""
+    """Serve the metrics of a replicator alone, from a thread, while the context is open. Raises AddressInUseError."""
     listening = bind(config.metrics_host, port, SETTING)
     sources, sizes = _sources(config), StoreSizes(open_backend(config.storage).disk_use)
     collector: Collector = SourceCollector(sources.reader, sources.tags, lambda _: figures.totals(), sizes)

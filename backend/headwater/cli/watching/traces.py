@@ -1,4 +1,4 @@
-"""The traces of a process, if its config says that there are any."""
+"""Opens the traces of a process, if its config turns them on."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ if TYPE_CHECKING:
 
 
 def traces_of(config: ServiceConfig) -> AbstractContextManager[Traces | None]:
-    """Closed at the end of the context. Raises ModuleNotFoundError where OpenTelemetry is not installed."""
+    """The traces, closed at the end of the context; None when they are off. Raises ModuleNotFoundError when they are on
+    and OpenTelemetry is not installed."""
     if config.traces is None:
         return nullcontext()
     from headwater.telemetry.traces import open_traces

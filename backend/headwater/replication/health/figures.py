@@ -1,4 +1,4 @@
-"""What a replicator has done since its process began: totals that only grow, and each flush as it happens."""
+"""Counts what a replicator has done since its process started, and reports each flush."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from headwater.bulk.contract import BulkProgress, JobKind
 from headwater.oplog.op import OpId
 
 _BRINGS_ROWS = frozenset({JobKind.SNAPSHOT, JobKind.MERGE})
-"""Bulk work whose rows are those that come into the store. Comparisons read many more."""
+"""Bulk work that counts as replicated rows: it stores the rows that it reads. Comparisons read many more."""
 
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """`rows` are changes of rows in flushes, and rows that bulk work brought; `transactions` are the source's, `bytes`
-    those of its stream. A chunk is what was received of the stream at once, or read by one task of a snapshot."""
+    """Totals that only grow. `rows` are row changes in flushes, and rows that bulk work stored; `transactions` are
+    the source's, and `bytes` those received of its stream. A chunk is what was received of the stream at once, or what
+    one task of a snapshot read."""
 
     rows: int = 0
     transactions: int = 0
@@ -39,8 +40,8 @@ class Flushed:
 
 
 class Figures:
-    """The stream's figures are for the replicator's thread, those of bulk work for any; all may read the totals.
-    `flushed` is told of each flush that clients can see, and must be quick."""
+    """Call `received` and `stored` in the replicator's thread; the other methods in any. `flushed` is called with each
+    flush that clients can see, and must be fast."""
 
     def __init__(self, flushed: Callable[[Flushed], None] = lambda _: None) -> None:
         self.flushed = flushed
@@ -50,17 +51,17 @@ class Figures:
         self._last = BulkProgress(0, 0, 0, 0)
 
     def received(self, size: int) -> None:
-        """A part of the stream came, of so many bytes."""
+        """Count a part of the stream, of so many bytes."""
         self._chunks += 1
         self._bytes += size
 
     def stored(self, transactions: int, rows: int) -> None:
-        """A flush with so many was committed."""
+        """Count the transactions and row changes of a committed flush."""
         self._transactions += transactions
         self._rows += rows
 
     def worked(self, progress: BulkProgress) -> None:
-        """Bulk work is so far."""
+        """Count the progress of bulk work."""
         with self._lock:
             last, self._last = self._last, progress
             if progress.what not in _BRINGS_ROWS:
@@ -71,6 +72,6 @@ class Figures:
             self._bulk = Totals(rows=rows, chunks=self._bulk.chunks + max(0, progress.tasks - last.tasks))
 
     def totals(self) -> Totals:
-        """All so far."""
+        """All totals since the process started."""
         bulk = self._bulk
         return Totals(self._rows + bulk.rows, self._transactions, self._bytes, self._chunks + bulk.chunks)
