@@ -132,7 +132,7 @@ class RemoteKeys:
         except JwksError as error:
             self._fail(error)
         except Exception:
-            log.exception("a bug keeps keys from being fetched", extra=told({"address": self._address}))
+            log.exception("fetching keys failed unexpectedly", extra=told({"address": self._address}))
             self._fail(JwksError("the keys of tokens can't be fetched", self._address, SEE_LOG))
         else:
             self._take(found)
