@@ -123,7 +123,10 @@ class Connection:
         except Exception:
             log.exception("a websocket failed")
         finally:
-            await self._close()
+            try:
+                await self._close()
+            finally:
+                self.websocket.finish()
 
     def _abort(self) -> None:
         if self._task is not None:

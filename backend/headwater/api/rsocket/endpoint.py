@@ -30,4 +30,4 @@ class RSocketEndpoint:
         websocket = take_over(scope, BoundedWebSocket)
         name, facts = name_of(scope), facts_of(asked)
         connection = Connection(websocket, name, facts, self._verifier, self._streams, self._refusals)
-        self._tasks.start(connection.run()).add_done_callback(lambda _: websocket.finish())
+        self._tasks.start(connection.run())
