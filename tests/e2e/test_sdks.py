@@ -21,6 +21,7 @@ from headwater.sync import ticks
 from tests.support.fix_api import Endpoint, make_token
 from tests.support.fix_devices import Device, DeviceFactory, Sdk, Transport
 from tests.support.fix_headwater import wait_until
+from tests.support.fix_logs import facts_said
 from tests.support.memory_store import MemoryStore
 
 pytestmark = pytest.mark.e2e
@@ -34,7 +35,7 @@ streams:
 """
 SCHEMA = {"todos": {"text": "text"}}
 IDS = "SELECT id FROM todos ORDER BY id"
-CLOSED = "sync stream closed "
+CLOSED = "sync stream closed"
 
 Open = Callable[..., Device]
 
@@ -139,10 +140,10 @@ def test_a_token_that_ends_soon_is_replaced_in_time(
     device.set_token(make_token(exp=int(time.time() + ticks.WARNING + 2)))
     device.set_following_token(make_token())
     device.connect()
-    wait_until(lambda: bool(list(ends(caplog))), "another stream")
+    wait_until(lambda: bool(facts_said(caplog, CLOSED)), "another stream")
     fill(endpoint, "first", "u1", "row")
     shows(device, "row")
-    assert [end["close_reason"] for end in ends(caplog)] == ["client gone"]
+    assert [end["close_reason"] for end in facts_said(caplog, CLOSED)] == ["client gone"]
     assert device.status()["download_error"] is None
 
 
@@ -172,8 +173,8 @@ def test_a_device_that_connects_again_gets_what_is_new_and_nothing_else(
         nonlocal closed
         device.disconnect()
         closed += 1
-        wait_until(lambda: len(list(ends(caplog))) >= closed, "the end of the stream")
-        return list(ends(caplog))[closed - 1]
+        wait_until(lambda: len(facts_said(caplog, CLOSED)) >= closed, "the end of the stream")
+        return facts_said(caplog, CLOSED)[closed - 1]
 
     device.connect()
     device.wait_synced()
@@ -187,9 +188,3 @@ def test_a_device_that_connects_again_gets_what_is_new_and_nothing_else(
     device.connect()
     device.wait_status(connected=True, downloading=False)
     assert sent()["operations"] == 0
-
-
-def ends(caplog: pytest.LogCaptureFixture) -> Iterator[Mapping[str, object]]:
-    for record in caplog.records:
-        if record.getMessage().startswith(CLOSED):
-            yield json.loads(record.getMessage().removeprefix(CLOSED))
