@@ -47,8 +47,9 @@ class ErrorHandlers:
         return self._refused(request, error, UNEXPECTED_CODE, error.detail)
 
     async def on_client_gone(self, request: Request, error: Exception) -> Response:
-        """Nobody is there to be answered: the client left before its request was whole, or took too long."""
-        log.debug("the client disconnected before its request was complete", extra=told(facts_of(request)))
+        """Handle ClientDisconnect: the client left before its request was complete, or took too long, so no answer can
+        be sent."""
+        log.debug("client disconnected before its request was complete", extra=told(facts_of(request)))
         return Response(status_code=400)
 
     async def on_unexpected_error(self, request: Request, error: Exception) -> Response:
