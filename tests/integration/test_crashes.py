@@ -37,7 +37,7 @@ def deployment(deploy: Deploy, source_db: SourceDb) -> Deployment:
 
 
 def replicator(launch: Launch, deployment: Deployment, failpoint: str = "") -> Running:
-    return launch("replicate", config_of(deployment, free_port()), failpoint)
+    return launch("replicate", config_of(deployment, free_port()), failpoint=failpoint)
 
 
 def wait_visible(deployment: Deployment, ops: int, running: Running) -> None:

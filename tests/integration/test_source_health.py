@@ -279,4 +279,5 @@ def test_what_was_replicated_is_counted(deploy: Deploy, source_db: SourceDb) -> 
     assert after.chunks > before.chunks
     deployment.stop()
     deployment.start()
-    wait_until(lambda: standing(deployment).totals.rows == 0, "another replicator to count from 0")
+    # from 0, but for changes that it is sent once more, since the source knows only a while later what is stored
+    wait_until(lambda: standing(deployment).totals.rows < after.rows, "another replicator to count for itself")

@@ -42,7 +42,7 @@ class Dying:
 
     def dies_while_taking(self, transactions: list[dict[str, Any]], failpoint: str) -> None:
         """Have it die at this failpoint, with no answer given."""
-        running: Running = self.launch("api", self.config, failpoint)
+        running: Running = self.launch("api", self.config, failpoint=failpoint)
         address = f"http://127.0.0.1:{self.config['port']}"
         deadline = time.monotonic() + DEADLINE
         while not _answers(address):
