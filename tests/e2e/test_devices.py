@@ -204,6 +204,7 @@ def test_a_withdrawn_membership_removes_the_rows_it_gave(tables: SourceDb, opene
     device.wait_for(count, [{"n": 10}])
 
 
+@pytest.mark.long
 def test_three_identical_rows_are_three_on_the_device(tables: SourceDb, opened: Open) -> None:
     tables.execute("insert into copies select 'a', 'same' from generate_series(1, 3)")
     (device,) = opened("a")
@@ -272,6 +273,7 @@ def test_a_device_survives_a_restart_of_the_replicator(
     agree(device, tables, "a")
 
 
+@pytest.mark.long
 def test_a_device_that_is_ahead_of_a_store_built_again_converges(
     tables: SourceDb, deploy: Deploy, serve: Serve, device_factory: DeviceFactory
 ) -> None:

@@ -277,7 +277,3 @@ def test_what_was_replicated_is_counted(deploy: Deploy, source_db: SourceDb) -> 
     assert after.transactions - before.transactions >= 2
     assert after.bytes - before.bytes > 100
     assert after.chunks > before.chunks
-    deployment.stop()
-    deployment.start()
-    # from 0, but for changes that it is sent once more, since the source knows only a while later what is stored
-    wait_until(lambda: standing(deployment).totals.rows < after.rows, "another replicator to count for itself")

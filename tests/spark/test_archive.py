@@ -116,6 +116,7 @@ def test_a_store_that_moved_is_the_same_to_the_byte_and_goes_on(
         assert reader.create_write_checkpoint(["u/1"], {SOURCE: Lsn(999)}) == {"u/1": 3}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("back_end", [pytest.param("sqlite", marks=pytest.mark.long), "postgres"])
 def test_an_archive_of_format_1_says_in_words_why_tables_are_compared(
     engine: SparkEngine,
@@ -283,6 +284,7 @@ def test_an_import_that_fails_leaves_nothing_and_can_be_repeated(
     assert everything(new)["totals"] == everything(written.address)["totals"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("back_end", [pytest.param("sqlite", marks=pytest.mark.long), "postgres"])
 def test_a_store_takes_the_place_of_an_empty_one_only(
     engine: SparkEngine,

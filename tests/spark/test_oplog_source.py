@@ -212,6 +212,7 @@ def test_a_stream_that_was_killed_between_batches_continues_without_loss_or_repe
     assert replay(rows) == written.standing()
 
 
+@pytest.mark.long
 def test_a_stream_can_start_at_the_end_or_at_an_op(
     session: SparkSession, written: WrittenStore, tmp_path: Path
 ) -> None:
@@ -273,6 +274,7 @@ def test_a_stream_overtaken_by_compaction_says_how_to_start_again(
     assert replay(drain(other, tmp_path / "other")) == Counter(row for row in stored.standing() if row[0] == B)
 
 
+@pytest.mark.long
 def test_compaction_of_what_a_stream_has_read_does_not_stop_it(
     session: SparkSession, written: WrittenStore, tmp_path: Path
 ) -> None:
