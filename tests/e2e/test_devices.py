@@ -66,6 +66,7 @@ def tables(source_db: SourceDb) -> SourceDb:
 SDKS: tuple[Sdk, ...] = ("node", "web")
 TRANSPORTS: tuple[Transport, ...] = ("ndjson", "bson", "websocket")
 MODES: tuple[CheckpointMode, ...] = ("legacy", "requests")
+FIRST_OFTEN = [("node", "ndjson"), ("node", "websocket")]
 MODES_OFTEN = [("node", "ndjson", "legacy"), ("node", "ndjson", "requests")]
 
 
@@ -116,7 +117,7 @@ def agree(device: Device, source: SourceDb, owner: str) -> None:
 
 @pytest.mark.parametrize(
     ("sdk", "transport"),
-    [pytest.param(*way, marks=[pytest.mark.long] if way[0] == "web" else []) for way in product(SDKS, TRANSPORTS)],
+    [pytest.param(*way, marks=[] if way in FIRST_OFTEN else [pytest.mark.long]) for way in product(SDKS, TRANSPORTS)],
 )
 def test_the_first_sync_equals_sql_truth_and_every_kind_of_change_arrives(
     tables: SourceDb, opened: Open, sdk: Sdk, transport: Transport

@@ -68,7 +68,9 @@ def test_kill_in_the_middle_of_a_thousand_transactions(deployment: Deployment, l
     assert running.alive
 
 
-@pytest.mark.parametrize("point", FLUSH_POINTS)
+@pytest.mark.parametrize(
+    "point", [pytest.param(FLUSH_POINTS[0], marks=pytest.mark.long), *FLUSH_POINTS[1:]], ids=FLUSH_POINTS
+)
 def test_death_inside_a_flush(deployment: Deployment, launch: Launch, point: str) -> None:
     write(deployment.source, range(50))
     running = replicator(launch, deployment, point)

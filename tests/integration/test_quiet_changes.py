@@ -30,6 +30,7 @@ def fill(source: SourceDb, rows: int) -> None:
     )
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_touching_every_row_costs_no_op_and_emptying_the_table_two_a_bucket(deploy: Deploy, items: SourceDb) -> None:
     fill(items, ROWS)

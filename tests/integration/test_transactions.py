@@ -217,7 +217,7 @@ def sums(deployment: Deployment, bucket: str) -> tuple[int, int, int, int]:
 @pytest.mark.parametrize(
     ("kind", "rows", "width"),
     [
-        ("insert", 25_000, 3_000),
+        pytest.param("insert", 25_000, 3_000, marks=pytest.mark.long),
         pytest.param("insert", 1_000_000, 300, marks=LONG),
         pytest.param("every kind", 1_000_000, 300, marks=LONG),
         pytest.param("insert", 2_000_000, 100, marks=LONG),

@@ -30,7 +30,9 @@ streams:
 """
 
 
-@pytest.mark.parametrize("on_postgres", [False, True], ids=["embedded", "postgres"])
+@pytest.mark.parametrize(
+    "on_postgres", [False, pytest.param(True, marks=pytest.mark.long)], ids=["embedded", "postgres"]
+)
 def test_buckets_are_compacted_by_tasks_and_devices_converge(
     deploy: Callable[..., Deployment], source_db: SourceDb, spark: Spark, on_postgres: bool
 ) -> None:
