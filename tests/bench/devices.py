@@ -35,13 +35,19 @@ class Device(asyncio.Protocol):
         """When it had the last of them."""
         self.size = 0
         """Bytes of lines."""
+        self.last = b""
+        """The end of what it has heard."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # it is one
         self.transport = transport
         transport.write(self._opening)
 
     def data_received(self, data: bytes) -> None:
+        self.last = data[-300:]
         self.count(data)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.last = self.last or str(exc).encode()
 
     def count(self, lines: bytes) -> None:
         self.size += len(lines)
@@ -158,6 +164,6 @@ async def completed(devices: Sequence[Device], times: int) -> None:
     deadline = time.monotonic() + 120
     while any(device.completed < times for device in devices):
         gone = [device for device in devices if device.transport.is_closing()]
-        assert not gone, f"{len(gone)} streams ended early"
+        assert not gone, f"{len(gone)} streams ended early, the first with {gone[0].last!r}"
         assert time.monotonic() < deadline, f"{sum(device.completed < times for device in devices)} devices still wait"
         await asyncio.sleep(0.005)

@@ -29,6 +29,7 @@ DOWNLOADS = 50
 COMMITS = 5
 AHEAD = 50
 """Streams before the counted ones, since what the first of them take is there once."""
+_NOBODY = "nobody-else"
 
 MEMORY, HEARD, BACK = 20.0, 0.3, 0.75
 """Budgets of a stream: KB of memory, and milliseconds of 2,000 until the last has heard of a commit, or is back."""
@@ -141,7 +142,7 @@ class _Load:
         return devices
 
     def _device(self, user: str, known: Mapping[str, str] | None = None) -> Device:
-        """One that has known buckets, whose names are those of `USER`."""
+        """A user's device. It has these buckets already; they are named as those of `_NOBODY`."""
         buckets = [{"name": name.replace(_NOBODY, user), "after": after} for name, after in (known or {}).items()]
         request = {"raw_data": True, "include_checksum": True, "client_id": user, "buckets": buckets}
         return self.form.device(self.place.token(user), request)
@@ -168,9 +169,6 @@ class _Load:
 
     def _meter(self) -> AbstractContextManager[Usage]:
         return Meter(self.endpoint.pid).measure()
-
-
-_NOBODY = "nobody-else"
 
 
 def _allow_files(wanted: int) -> None:

@@ -118,17 +118,17 @@ def test_what_is_subscribed_to_comes_and_goes_when_its_time_is_over(
     for topic in ("a", "b", "c"):
         fill(endpoint, "chosen", topic, f"of {topic}")
     device = opened()
-    device.subscribe("chosen", {"topic": "a"}, ttl=1)
+    device.subscribe("chosen", {"topic": "a"}, ttl=0)
+    device.subscribe("chosen", {"topic": "b"}, ttl=1)
     device.connect()
-    shows(device, "of a")
-    device.subscribe("chosen", {"topic": "b"}, ttl=3600, priority=0)
-    device.subscribe("chosen", {"topic": "c"}, ttl=0)
+    shows(device, "of a", "of b")
+    device.subscribe("chosen", {"topic": "c"}, ttl=3600, priority=0)
     shows(device, "of a", "of b", "of c")
     for topic in ("a", "b", "c"):
         device.unsubscribe("chosen", {"topic": topic})
-    shows(device, "of b")
-    fill(endpoint, "chosen", "b", "later")
-    shows(device, "later", "of b")
+    shows(device, "of c")
+    fill(endpoint, "chosen", "c", "later")
+    shows(device, "later", "of c")
 
 
 @ways(("node", "ndjson"))

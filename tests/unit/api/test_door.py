@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from ipaddress import ip_network
 
 import pytest
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
 
 from headwater.api.http.limits import HttpLimits
 from tests.support.fix_api import Endpoint, make_token
@@ -177,6 +181,27 @@ def test_a_body_that_nobody_reads_does_not_hold_the_connection(hasty: Endpoint) 
         assert connection.answer().status == 200
         connection.send_until_over(b" ", pause=0.02)
         assert connection.is_ended()
+
+
+def test_a_request_that_arrived_while_the_process_was_busy_is_answered(
+    start_endpoint: Callable[..., Endpoint], memory_store: MemoryStore
+) -> None:
+    begun, sent = threading.Event(), threading.Event()
+
+    async def busy(_: Request) -> Response:
+        begun.set()
+        assert sent.wait(10)
+        time.sleep(0.5)  # noqa: ASYNC251 - the process is to be busy
+        return Response()
+
+    limits = HttpLimits(header_seconds=0.3, drain_seconds=0)
+    endpoint = start_endpoint(memory_store, extra_routes=[Route("/busy", busy)], http=limits)
+    with connected(endpoint) as late, connected(endpoint) as other:
+        other.send(GET, b"\r\n", b"GET /busy HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert begun.wait(10)
+        late.send(GET, b"\r\n")
+        sent.set()
+        assert late.answer().status == 200
 
 
 # numbers

@@ -39,6 +39,7 @@ LINGER_SECONDS = 2.0
 """How long input of a refused client is read and discarded. Closing the connection at once, with unread input, would
 reset it before the client has the answer."""
 
+_NEXT_TURN = 0.001  # seconds: a timer of the event loop's next turn, which comes after reading
 _BODY_AHEAD = 64 * 1024  # bytes that are buffered of the body of a pipelined request
 _OVERHEAD = 8  # bytes of chunk headers that are allowed for each byte of a body
 _FIELD_OVERHEAD = 4  # bytes of ": " and the line break
@@ -257,12 +258,16 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _start_clock(self, seconds: float) -> None:
         self._stop_clock()
-        self._clock = self.loop.call_later(seconds, self._time_is_over)
+        self._clock = self.loop.call_later(seconds, self._time_may_be_over)
 
     def _stop_clock(self) -> None:
         if self._clock is not None:
             self._clock.cancel()
             self._clock = None
+
+    def _time_may_be_over(self) -> None:
+        """Look again after the next reading: while this process was busy, more may have arrived."""
+        self._clock = self.loop.call_later(_NEXT_TURN, self._time_is_over)
 
     def _time_is_over(self) -> None:
         self._clock = None
