@@ -154,7 +154,7 @@ def test_one_upload_changes_nothing_for_the_next(source_db: SourceDb, uploads_of
         " perform set_config('search_path', 'nowhere', false), set_config('request.jwt.claim.sub', 'ben', false),"
         " set_config('request.jwt.claims', '{\"sub\":\"ben\"}', false), set_config('row_security', 'off', false),"
         " set_config('role', current_user::text, false),"
-        " set_config('statement_timeout', '1ms', false), set_config('TimeZone', 'Asia/Tokyo', false);"
+        " set_config('statement_timeout', '200ms', false), set_config('TimeZone', 'Asia/Tokyo', false);"
         " return new; end$$;"
         "create trigger t after insert on notes for each row when (new.n = 1) execute function spoil();"
         "alter table notes add at timestamptz"
