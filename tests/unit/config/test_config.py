@@ -157,14 +157,6 @@ def test_an_endpoint_for_traces_has_to_be_one_of_http(tmp_path: Path) -> None:
     assert "http/protobuf" in warning
 
 
-def test_keys_without_effect_are_named_with_what_holds_instead(tmp_path: Path) -> None:
-    (warning,) = load(tmp_path, MINIMAL + "migrations: {disable_auto_migration: true}").warnings
-    assert warning == (
-        "line 8, column 38: migrations.disable_auto_migration: has no effect here:"
-        " a store is upgraded when it is opened"
-    )
-
-
 @pytest.mark.parametrize(
     ("healthcheck", "answered"),
     [
