@@ -16,7 +16,8 @@ import pytest
 from headwater.api.auth import fetch
 from headwater.api.auth.addresses import AddressRules
 from headwater.api.auth.errors import JwksError
-from headwater.api.auth.fetch import LARGEST, JwksClient, KeyAddress, KeySet
+from headwater.api.auth.fetch import LARGEST, JwksClient, KeySet
+from headwater.api.auth.keys import KeyAddress
 from tests.support.fix_service import free_port
 from tests.support.jwks_server import JwksServer, certificate, jwks_server, send
 from tests.support.signers import signer

@@ -9,7 +9,7 @@ import pytest
 
 from headwater.cli.published import teardown as published
 from headwater.cli.published.teardown import SlotStaysError, teardown
-from headwater.config import ConfigSource
+from headwater.config.given import ConfigSource
 from headwater.config.load import load_config
 from headwater.storage.contract.store import LeaseHeldError
 from headwater.storage.open import open_backend

@@ -16,10 +16,11 @@ import jwt
 import pytest
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-from headwater.api.auth.addresses import CheckedNetwork
 from headwater.api.auth.keys import Key
+from headwater.api.auth.network import CheckedNetwork
 from headwater.cli.api import key_source
-from headwater.config import ConfigSource, load_config
+from headwater.config.given import ConfigSource
+from headwater.config.load import load_config
 from tests.support.fix_api import Endpoint, running
 from tests.support.jwks_server import JwksServer, certificate, jwks_server, send
 from tests.support.memory_store import MemoryStore

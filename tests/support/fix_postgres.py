@@ -31,6 +31,7 @@ FAST: Final[Mapping[str, str]] = {
     "full_page_writes": "off",
     "autovacuum": "off",
     "jit": "off",
+    "shared_buffers": "16MB",  # all of them are looked through for each database that is dropped
     "wal_writer_delay": "10ms",
     "max_replication_slots": "20",
     "max_wal_senders": "20",

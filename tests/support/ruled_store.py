@@ -6,7 +6,8 @@ import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from headwater.config import ConfigSource, load_config
+from headwater.config.given import ConfigSource
+from headwater.config.load import load_config
 from headwater.decode.catalog import TypeCatalog
 from headwater.decode.copytext import join_cells
 from headwater.decode.values import row_converter

@@ -9,7 +9,8 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ExceptionHandler
 
-from headwater.api.errors import UNEXPECTED_CODE, ApiError, UnknownRouteError, error_response
+from headwater.api.error_answers import UNEXPECTED_CODE, error_response
+from headwater.api.errors import ApiError, UnknownRouteError
 from headwater.api.refusals import Refusals, facts_of, proven
 from headwater.errors import HeadwaterError
 from headwater.sync.request import InvalidRequestError

@@ -18,7 +18,8 @@ from headwater.api.streams.plans import RequestLimits
 from headwater.api.streams.traffic import DeviceTraces
 from headwater.cli.watching.metrics import SETTING, endpoint_page
 from headwater.cli.watching.traces import traces_of
-from headwater.config import ClientAuth, ConfigError, ServiceConfig
+from headwater.config.errors import ConfigError
+from headwater.config.model import ClientAuth, ServiceConfig
 from headwater.source.head import SourceHead
 from headwater.storage.contract.versions import OwnConfig
 from headwater.storage.open import open_backend

@@ -10,7 +10,7 @@ import click
 
 from headwater.cli.existing_store import existing_store
 from headwater.compaction import LARGE_OPS, Summary, UpkeepWork, selected, shared
-from headwater.config import ServiceConfig
+from headwater.config.model import ServiceConfig
 from headwater.errors import HeadwaterError
 from headwater.oplog.op import OpId
 from headwater.storage.contract.compaction import BucketState, UpkeepStore

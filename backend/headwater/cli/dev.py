@@ -17,8 +17,8 @@ from psycopg import sql
 from headwater.api.http.server import bind
 from headwater.cli.signals import stop_on_signals
 from headwater.cli.supervise import Child, supervise
-from headwater.config import ConfigSource, load_config
-from headwater.config.origin import SYNC_B64
+from headwater.config.given import SYNC_B64, ConfigSource
+from headwater.config.load import load_config
 from headwater.dev.checkout import Checkout, find_checkout
 from headwater.dev.ready import Address, what_to_try, when_ready
 from headwater.dev.sample import fill, is_filled, row_count

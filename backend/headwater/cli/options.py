@@ -7,12 +7,16 @@ import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from headwater.cli.supervise import SUPERVISED
 from headwater.cli.watching.logs import set_up_logging
-from headwater.config import ConfigSource, ServiceConfig, load_config
+from headwater.config.given import ConfigSource
+
+if TYPE_CHECKING:
+    from headwater.config.model import ServiceConfig
 
 _log = logging.getLogger(__name__)
 
@@ -39,6 +43,8 @@ def config_options(command: Callable[..., None]) -> Callable[..., None]:
 def load(configs: ConfigSource, *, warn: bool = True) -> ServiceConfig:
     """Load the service config and set up logging accordingly. Logs its warnings, unless `warn` is False. Raises
     ConfigError."""
+    from headwater.config.load import load_config
+
     config = load_config(configs, os.environ, Path.cwd())
     set_up_logging(config.logging.level, config.logging.format)
     if warn and SUPERVISED not in os.environ:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 
-from headwater.config import ServiceConfig
+from headwater.config.model import ServiceConfig
 from headwater_rules.compiler.compile import Compiled, compile_config
 from headwater_rules.errors import RuleErrors
 

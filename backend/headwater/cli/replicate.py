@@ -15,7 +15,7 @@ from headwater.cli.own_rules import own_rules
 from headwater.cli.progress import BulkProgressDisplay
 from headwater.cli.watching.traces import traces_of
 from headwater.compaction import Upkeep
-from headwater.config import ServiceConfig
+from headwater.config.model import ServiceConfig
 from headwater.pipeline.jobs import BulkJobs
 from headwater.pipeline.spark.engine import SparkEngine
 from headwater.pipeline.spark.session import Spark

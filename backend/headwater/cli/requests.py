@@ -12,7 +12,7 @@ import orjson
 
 from headwater.cli.existing_store import existing_store
 from headwater.cli.watch_request import WaitDisplay
-from headwater.config import ServiceConfig
+from headwater.config.model import ServiceConfig
 from headwater.errors import HeadwaterError
 from headwater.oplog.lsn import format_lsn, parse_lsn
 from headwater.replication.requests import RequestKind

@@ -10,7 +10,7 @@ from headwater.cli.await_source import wait_for_source
 from headwater.cli.own_rules import own_rules
 from headwater.cli.signals import stop_on_signals
 from headwater.cli.supervise import Child, supervise
-from headwater.config import ServiceConfig
+from headwater.config.model import ServiceConfig
 
 
 def run(

@@ -11,7 +11,7 @@ import click
 from headwater.api.auth.keys import Key, StaticKeys
 from headwater.api.auth.sign import sign
 from headwater.api.auth.verify import Verifier
-from headwater.config import ClientAuth
+from headwater.config.model import ClientAuth
 from headwater.errors import HeadwaterError
 
 

@@ -9,8 +9,7 @@ from urllib.parse import SplitResult, urlsplit
 
 from headwater.api.auth.addresses import AddressRules
 from headwater.api.auth.errors import AddressRefusedError
-from headwater.api.auth.fetch import KeyAddress
-from headwater.api.auth.keys import DAY, Key, checks_signatures, parse_key
+from headwater.api.auth.keys import DAY, Key, KeyAddress, checks_signatures, parse_key
 from headwater.api.auth.material import GOOD_SECRET, InvalidKeyError, check_secret
 from headwater.config.model import ClientAuth
 from headwater.config.section import Section

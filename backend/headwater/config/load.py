@@ -9,6 +9,7 @@ from pathlib import Path
 
 from headwater.config.client_auth import read_client_auth
 from headwater.config.errors import ConfigError, ConfigIssue, shown
+from headwater.config.given import ConfigSource
 from headwater.config.http import read_http
 from headwater.config.model import (
     ApiConfig,
@@ -16,7 +17,7 @@ from headwater.config.model import (
     ServiceConfig,
     SyncConfigText,
 )
-from headwater.config.origin import ConfigSource, find_config, find_sync_base64
+from headwater.config.origin import find_config, find_sync_base64
 from headwater.config.section import Findings, Section
 from headwater.config.sources import read_sources
 from headwater.config.storage import read_storage

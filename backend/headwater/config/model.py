@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from headwater.api.auth.addresses import AddressRules
-from headwater.api.auth.fetch import KeyAddress
-from headwater.api.auth.keys import Key
+from headwater.api.auth.keys import Key, KeyAddress
 from headwater.api.http.limits import HttpLimits
 from headwater.config.errors import ConfigError, ConfigIssue
 from headwater.pipeline.settings import SparkSettings

@@ -10,20 +10,7 @@ from pathlib import Path
 
 from headwater.config.document import Item, parse_json, parse_yaml
 from headwater.config.errors import ConfigError, ConfigIssue
-
-CONFIG_B64 = ("HEADWATER_CONFIG_B64", "POWERSYNC_CONFIG_B64")
-CONFIG_PATH = ("HEADWATER_CONFIG_PATH", "POWERSYNC_CONFIG_PATH")
-SYNC_B64 = ("HEADWATER_SYNC_CONFIG_B64", "POWERSYNC_SYNC_CONFIG_B64", "POWERSYNC_SYNC_RULES_B64")
-DEFAULT_FILES = ("headwater.yaml", "powersync.yaml")
-
-
-@dataclass(frozen=True, slots=True)
-class ConfigSource:
-    """The command line's options for the config: its base64 text or its file, and the sync config's base64 text."""
-
-    base64: str | None = None
-    path: Path | None = None
-    sync_base64: str | None = None
+from headwater.config.given import CONFIG_B64, CONFIG_PATH, DEFAULT_FILES, SYNC_B64, ConfigSource
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,8 @@ from headwater.api.http.server import bind, serve_app
 from headwater.cli.api import build
 from headwater.cli.supervise import EXIT_STOP, end_with_supervisor
 from headwater.cli.watching.logs import set_up_logging
-from headwater.config import ConfigSource, load_config
+from headwater.config.given import ConfigSource
+from headwater.config.load import load_config
 from headwater.dev.checkout import find_checkout
 from headwater.dev.routes import Demo, demo_routes
 from headwater.dev.workspace import AUDIENCE

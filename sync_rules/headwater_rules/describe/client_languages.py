@@ -6,20 +6,9 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from enum import StrEnum
 
 from headwater_rules.describe.client_schema import ClientColumn, ClientSchema, ClientTable
-
-
-class Language(StrEnum):
-    """The languages of client SDKs; Python as plain data, because it has no SDK; and SQL for reading."""
-
-    TS = "ts"
-    DART = "dart"
-    KOTLIN = "kotlin"
-    SWIFT = "swift"
-    PYTHON = "python"
-    SQL = "sql"
+from headwater_rules.describe.languages import Language
 
 
 @dataclass(frozen=True, slots=True)

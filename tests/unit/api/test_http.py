@@ -10,7 +10,8 @@ import pytest
 
 from headwater.api.app import ApiSettings, create_app
 from headwater.api.auth.keys import StaticKeys, parse_key
-from headwater.api.errors import ApiError, NotAcceptableError, error_response
+from headwater.api.error_answers import error_response
+from headwater.api.errors import ApiError, NotAcceptableError
 from headwater.api.streams.negotiation import BSON, NDJSON
 from headwater.storage.contract.store import StoreUnreachableError
 from tests.support.fix_api import AUDIENCE, RULES, Endpoint, PlayedHead, jwk, make_token

@@ -10,8 +10,8 @@ import pytest
 
 from headwater.api.auth import remote
 from headwater.api.auth.errors import AddressRefusedError, AuthError, JwksError
-from headwater.api.auth.fetch import KeyAddress, KeySet, read_set
-from headwater.api.auth.keys import parse_key
+from headwater.api.auth.fetch import KeySet, read_set
+from headwater.api.auth.keys import KeyAddress, parse_key
 from headwater.api.auth.remote import KEEP_SECONDS, MOST_LOOKS, KeyRing, RemoteKeys
 from headwater.api.auth.verify import Verifier
 from tests.support.fix_api import jwk, make_token

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headwater.api.auth.errors import AuthError
-from headwater.api.auth.fetch import KeyAddress, read_set
-from headwater.api.auth.keys import StaticKeys, parse_key
+from headwater.api.auth.fetch import read_set
+from headwater.api.auth.keys import KeyAddress, StaticKeys, parse_key
 from headwater.api.auth.verify import Principal, Verifier
 from tests.support.fix_api import AUDIENCE, SECRET, jwk, make_token
 from tests.support.signers import signer

@@ -8,7 +8,7 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict
 
 from headwater.api.http.limits import HttpLimits
-from headwater.config import ConfigError
+from headwater.config.errors import ConfigError
 from headwater.storage.address import PostgresAddress, SqliteAddress
 from headwater.telemetry.trace_choice import TraceSettings
 from tests.unit.config.configs import MINIMAL, load, mistakes

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from headwater.config import ConfigError, ConfigSource, load_config
+from headwater.config.errors import ConfigError
+from headwater.config.given import ConfigSource
+from headwater.config.load import load_config
 from headwater.config.sources import with_login
 from tests.unit.config.configs import MINIMAL, SOURCE, load, mistakes
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from headwater.config import ConfigSource, load_config
+from headwater.config.given import ConfigSource
+from headwater.config.load import load_config
 from headwater.dev.checkout import find_checkout
 from headwater.dev.ready import Address, what_to_try
 from headwater.dev.workspace import AUDIENCE, WorkspaceError, open_workspace

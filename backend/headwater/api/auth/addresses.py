@@ -1,19 +1,12 @@
-"""Restricts the hosts that keys may be fetched from. A host name is resolved once, and the connection goes to an
-address that was checked, so that a name that resolves differently a moment later gets around nothing."""
+"""Restricts the addresses that keys may be fetched from."""
 
 from __future__ import annotations
 
-import asyncio
-import socket
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
 
-import httpcore
-
 from headwater.api.auth.errors import AddressRefusedError, Ipv6RefusedError
-
-SocketOption = tuple[int, int, int] | tuple[int, int, bytes | bytearray] | tuple[int, int, None, int]
 
 _UNICAST = IPv6Network("2000::/3")
 _NAT64 = IPv6Network("64:ff9b::/96")
@@ -66,39 +59,3 @@ def _is_public(address: IPv4Address | IPv6Address) -> bool:
     if isinstance(address, IPv6Address) and address not in _UNICAST:
         return address in _NAT64 or address.ipv4_mapped is not None  # the embedded IPv4 address decides
     return address.is_global and not address.is_multicast
-
-
-class CheckedNetwork(httpcore.AsyncNetworkBackend):
-    """Connects only to addresses that the rules allow."""
-
-    def __init__(self, rules: AddressRules) -> None:
-        self._rules = rules
-        self._network = httpcore.AnyIOBackend()
-
-    async def connect_tcp(
-        self,
-        host: str,
-        port: int,
-        timeout: float | None = None,  # noqa: ASYNC109 - the signature is httpcore's
-        local_address: str | None = None,
-        socket_options: Iterable[SocketOption] | None = None,
-    ) -> httpcore.AsyncNetworkStream:
-        *others, last = self._rules.allowed(host, await _resolve(host, port))
-        for address in others:
-            try:
-                return await self._network.connect_tcp(address, port, timeout, local_address, socket_options)
-            except (httpcore.ConnectError, httpcore.ConnectTimeout):
-                continue
-        return await self._network.connect_tcp(last, port, timeout, local_address, socket_options)
-
-    async def sleep(self, seconds: float) -> None:
-        await self._network.sleep(seconds)
-
-
-async def _resolve(host: str, port: int) -> list[str]:
-    """The addresses of a host, without duplicates. Raises httpcore.ConnectError."""
-    try:
-        found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError) as error:
-        raise httpcore.ConnectError("the host name can't be resolved") from error
-    return list(dict.fromkeys(str(address[0]) for *_, address in found))

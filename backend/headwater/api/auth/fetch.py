@@ -12,10 +12,11 @@ import certifi
 import httpcore
 import orjson
 
-from headwater.api.auth.addresses import AddressRules, CheckedNetwork
+from headwater.api.auth.addresses import AddressRules
 from headwater.api.auth.errors import JwksError
-from headwater.api.auth.keys import DAY, Key, checks_signatures, parse_key
+from headwater.api.auth.keys import Key, KeyAddress, checks_signatures, parse_key
 from headwater.api.auth.material import InvalidKeyError
+from headwater.api.auth.network import CheckedNetwork
 
 SECONDS = 30.0
 """Time limit of a fetch, from resolving the host name to the last byte."""
@@ -26,20 +27,6 @@ LARGEST = 1 << 20
 
 _HEADERS = [("Accept", "application/json"), ("Accept-Encoding", "identity"), ("User-Agent", "headwater")]
 SEE_LOG = "the service's log says why"
-
-
-@dataclass(frozen=True, slots=True)
-class KeyAddress:
-    """The URL of a JWKS. `audience` and `max_lifetime` apply to tokens that its keys signed; see `Key`."""
-
-    url: str
-    audience: frozenset[str] | None = None
-    max_lifetime: int = DAY
-
-    @property
-    def shown(self) -> str:
-        """The URL for messages, without its query, which may be secret."""
-        return self.url.partition("?")[0]
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,20 @@ class Key:
         return alg in self.algorithms and bool(SIGNATURES[alg].verify(message, self.material, signature))
 
 
+@dataclass(frozen=True, slots=True)
+class KeyAddress:
+    """The URL of a JWKS. `audience` and `max_lifetime` apply to tokens that its keys signed; see `Key`."""
+
+    url: str
+    audience: frozenset[str] | None = None
+    max_lifetime: int = DAY
+
+    @property
+    def shown(self) -> str:
+        """The URL for messages, without its query, which may be secret."""
+        return self.url.partition("?")[0]
+
+
 class KeySource(Protocol):
     """A place that keys come from: the config, or an address. Not thread-safe: use it in one event loop."""
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from http import HTTPStatus
 
-from headwater.api.errors import ApiError, error_response
+from headwater.api.error_answers import error_response
+from headwater.api.errors import ApiError
 
 
 def answer(error: ApiError) -> bytes:

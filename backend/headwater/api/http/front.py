@@ -10,7 +10,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from headwater.api.errors import error_response
+from headwater.api.error_answers import error_response
 from headwater.api.http.crowd import Crowd, network_of
 from headwater.api.http.errors import CrowdedAddressError
 from headwater.api.http.handover import when_over

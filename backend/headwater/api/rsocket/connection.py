@@ -13,7 +13,8 @@ import orjson
 from bson.errors import BSONError
 
 from headwater.api.auth.verify import Principal, Verifier
-from headwater.api.errors import ApiError, GoneError, told
+from headwater.api.error_answers import told
+from headwater.api.errors import ApiError, GoneError
 from headwater.api.http.requests import RequestName
 from headwater.api.http.websocket import BoundedWebSocket
 from headwater.api.refusals import Refusals

@@ -7,7 +7,7 @@ import struct
 from collections.abc import Awaitable, Callable, Iterator
 
 from headwater.api.bell import Bell
-from headwater.api.errors import told
+from headwater.api.error_answers import told
 from headwater.api.rsocket.frames import MAX_CREDIT, ErrorCode, complete, error, payload
 from headwater.api.streams.codings import Piece
 

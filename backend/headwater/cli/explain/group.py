@@ -9,7 +9,7 @@ import click
 
 from headwater.cli.arguments import json_object, subscription
 from headwater.cli.options import config_options, examples, load
-from headwater.config import ConfigSource
+from headwater.config.given import ConfigSource
 from headwater_rules.results import Subscription, SyncRequest
 
 

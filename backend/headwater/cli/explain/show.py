@@ -13,7 +13,7 @@ import orjson
 from headwater.cli.existing_store import existing_store, when
 from headwater.cli.rules.scan_progress import ScanProgress
 from headwater.cli.rules.sync_config import to_json
-from headwater.config import ServiceConfig
+from headwater.config.model import ServiceConfig
 from headwater.insight.explain_row import RowExplained, explain_row
 from headwater.insight.explain_user import UserExplained, UsersBucket, explain_user
 from headwater.insight.rows import CurrentRows

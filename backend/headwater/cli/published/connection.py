@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from headwater.config import ServiceConfig
+from headwater.config.model import ServiceConfig
 from headwater.source.connect import connect
 from headwater.source.readiness.checks import source_findings
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from headwater.config import ServiceConfig
+from headwater.config.model import ServiceConfig
 from headwater.errors import HeadwaterError
 from headwater.storage.open import open_backend
 

@@ -6,7 +6,7 @@ import time
 
 import click
 
-from headwater.config import ServiceConfig
+from headwater.config.model import ServiceConfig
 from headwater.errors import HeadwaterError
 from headwater.replication.own_slot import slot_note
 from headwater.source.connect import SourceSettings, connect

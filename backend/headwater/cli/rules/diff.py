@@ -12,7 +12,7 @@ from headwater.cli.existing_store import existing_store, served, when
 from headwater.cli.rules.scan_progress import ScanProgress
 from headwater.cli.rules.sync_config import compile_rules, read_rules, to_json
 from headwater.cli.source.schema import unsent
-from headwater.config import ServiceConfig
+from headwater.config.model import ServiceConfig
 from headwater.insight.diff import Diff, diff_with_rows
 from headwater.insight.rows import CurrentRows
 from headwater.insight.words import count, per_bucket, size

@@ -12,9 +12,8 @@ import click
 
 from headwater.cli.arguments import json_object, subscription
 from headwater.cli.options import config_options, examples, load
-from headwater.config import ConfigSource
-from headwater.config.origin import is_configured
-from headwater_rules.describe.client_languages import Language
+from headwater.config.given import ConfigSource
+from headwater_rules.describe.languages import Language
 from headwater_rules.results import Subscription, SyncRequest
 from headwater_rules.schema import SourceSchema
 
@@ -35,18 +34,19 @@ def schema_options(command: Callable[..., None]) -> Callable[..., None]:
     def wrapped(
         *args: object, configs: ConfigSource, live: bool, file_of_schema: Path | None, **options: object
     ) -> None:
-        from headwater.cli.source.schema import live_schema, stored_schema
-
         if live and file_of_schema is not None:
             raise click.UsageError("give either --schema or --schema-file")
-        schema = None
-        if live:
-            schema = live_schema(load(configs, warn=False))
-        elif file_of_schema is not None:
-            schema = stored_schema(file_of_schema)
+        schema = _schema(configs, file_of_schema) if live or file_of_schema is not None else None
         command(*args, schema=schema, **options)
 
     return wrapped
+
+
+def _schema(configs: ConfigSource, file: Path | None) -> SourceSchema:
+    """The schema in a file, or of the source."""
+    from headwater.cli.source.schema import live_schema, stored_schema
+
+    return live_schema(load(configs, warn=False)) if file is None else stored_schema(file)
 
 
 @rules.command(
@@ -143,6 +143,7 @@ def diff(configs: ConfigSource, file: Path, against: Path | None, sample: int, e
     store; those of new definitions are estimated from the rows in the store.
     """
     from headwater.cli.rules.diff import show_diff
+    from headwater.config.origin import is_configured
 
     alone = against is not None and not is_configured(configs, os.environ, Path.cwd())
     config = None if alone else load(configs, warn=False)

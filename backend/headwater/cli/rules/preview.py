@@ -11,7 +11,7 @@ import click
 from headwater.cli.existing_store import existing_store
 from headwater.cli.rules.scan_progress import ScanProgress
 from headwater.cli.rules.sync_config import compile_rules, read_rules, to_json
-from headwater.config import ServiceConfig
+from headwater.config.model import ServiceConfig
 from headwater.insight.preview import Preview, preview
 from headwater.insight.rows import CurrentRows
 from headwater.insight.words import count, size

@@ -13,7 +13,7 @@ from headwater.cli.existing_store import UnknownVersionError, existing_store, fi
 from headwater.cli.rules.sync_config import compile_rules, read_rules, to_json
 from headwater.cli.source.schema import unsent
 from headwater.cli.watch_request import WaitDisplay
-from headwater.config import ServiceConfig
+from headwater.config.model import ServiceConfig
 from headwater.errors import HeadwaterError
 from headwater.storage.backend import Store
 from headwater.storage.contract.reader import StoreReader

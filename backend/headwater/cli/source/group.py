@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from headwater.cli.options import config_options, examples, load
-from headwater.config import ConfigSource
+from headwater.config.given import ConfigSource
 
 
 @click.group()

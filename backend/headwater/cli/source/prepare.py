@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import click
 
-from headwater.config import ServiceConfig
+from headwater.config.model import ServiceConfig
 from headwater.config.sources import with_login
 from headwater.source import triggers
 from headwater.source.readiness.finding import Finding

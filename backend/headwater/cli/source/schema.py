@@ -8,8 +8,8 @@ from pathlib import Path
 import click
 
 from headwater.cli.rules.sync_config import read_text
-from headwater.config import ServiceConfig
 from headwater.config.errors import ConfigError, ConfigIssue
+from headwater.config.model import ServiceConfig
 from headwater.source.catalog.schema import read_schema
 from headwater.source.connect import SourceRefused, SourceUnreachable
 from headwater_rules.compiler.compile import compile_config

@@ -12,7 +12,7 @@ import click
 
 from headwater.api.admin.status import health_of
 from headwater.cli.own_rules import own_rules
-from headwater.config import ServiceConfig
+from headwater.config.model import ServiceConfig
 from headwater.errors import HeadwaterError
 from headwater.oplog.lsn import format_lsn
 from headwater.replication.health.model import Health

@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from headwater.cli.progress import BulkProgressDisplay
-from headwater.config import ServiceConfig
+from headwater.config.model import ServiceConfig
 from headwater.pipeline.archive import export_store, import_store
 from headwater.pipeline.archive_files import Manifest
 from headwater.pipeline.spark.engine import SparkEngine

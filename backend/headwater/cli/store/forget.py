@@ -9,7 +9,7 @@ from contextlib import closing
 import click
 
 from headwater.cli.existing_store import existing_store
-from headwater.config import ServiceConfig
+from headwater.config.model import ServiceConfig
 from headwater.insight.forget import (
     Forgetting,
     ForgetUsageError,

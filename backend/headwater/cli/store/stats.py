@@ -10,7 +10,7 @@ import click
 import orjson
 
 from headwater.cli.existing_store import existing_store, when
-from headwater.config import ServiceConfig
+from headwater.config.model import ServiceConfig
 from headwater.insight.words import count, size
 from headwater.oplog.lsn import format_lsn
 from headwater.storage.contract.stats import BucketStats, StoreStats, TableStats

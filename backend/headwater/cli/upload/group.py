@@ -7,7 +7,7 @@ import sys
 import click
 
 from headwater.cli.options import config_options, examples, load
-from headwater.config import ConfigSource
+from headwater.config.given import ConfigSource
 
 
 @click.group()

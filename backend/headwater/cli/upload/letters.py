@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 
 import click
 
-from headwater.config import ServiceConfig
+from headwater.config.model import ServiceConfig
 from headwater.source.upload.apply import Uploads
 from headwater.source.upload.errors import Refused
 from headwater.source.upload.letters import DeadLetter, DeadLetters, UnknownLetter

@@ -16,7 +16,7 @@ from headwater.api.metrics.page import PATH, MetricsPage
 from headwater.api.metrics.sizes import StoreSizes
 from headwater.api.metrics.sources import SourceCollector, noted_totals
 from headwater.api.refusals import Refusals
-from headwater.config import ServiceConfig
+from headwater.config.model import ServiceConfig
 from headwater.replication.health.figures import Figures
 from headwater.storage.open import open_backend
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
-from headwater.config import ServiceConfig
+from headwater.config.model import ServiceConfig
 
 if TYPE_CHECKING:
     from headwater.telemetry.traces import Traces
