@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import re
+import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import psutil
@@ -103,6 +104,29 @@ class Nothing:
 
     def run(self, job: None, number: int, attempt: str) -> bool:
         return True
+
+
+@pytest.mark.long
+def test_a_spark_with_nothing_to_do_ends_with_its_processes_and_starts_when_there_is_work(
+    spark: Spark, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "headwater.pipeline.spark.session")
+    engine, seconds = SparkEngine(spark), 1.0
+    monkeypatch.setattr(spark, "_settings", replace(spark._settings, idle_minutes=seconds / 60))
+    with engine.run(None, "test") as run:
+        assert run.tasks([Nothing()]) == [True]
+        jvm = psutil.Process(SparkContext._gateway.proc.pid)  # type: ignore[union-attr]  # where Spark itself keeps it
+        family = [jvm, *jvm.children(recursive=True)]
+        time.sleep(2 * seconds)  # nothing tells that nothing happens
+        assert run.tasks([Nothing()]) == [True], "it is not idle while somebody uses it"
+    wait_until(lambda: not any(each.is_running() for each in family), "the JVM and its workers to end")
+    assert "Spark had nothing to do" in caplog.text
+    caplog.clear()
+    with engine.run(None, "test") as run:
+        assert run.tasks([Nothing()]) == [True]
+        assert spark.session().range(3).count() == 3
+    assert "starting Spark" in caplog.text
+    assert "has ended" not in caplog.text, "that is said of a Spark that was killed"
 
 
 def overtaken(spark: Spark, work: Callable[[SparkRun[None]], object]) -> None:

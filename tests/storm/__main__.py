@@ -49,7 +49,7 @@ def main() -> int:
     with (folder / "errors.txt").open("ab") as errors:  # what is meant to break breaks with much noise
         os.dup2(errors.fileno(), sys.stderr.fileno())
     started, total, failed, seed = time.monotonic(), Tally(), dict[int, str](), options.seed
-    spark = Spark(SparkSettings(conf={"spark.driver.memory": "700m"}))
+    spark = Spark(SparkSettings(conf={"spark.driver.memory": "700m"}, idle_minutes=0))
     bulk = BulkJobs(SparkEngine(spark))
     while True:
         tally, error = live(folder / f"seed-{seed}", bulk, seed, varied(plan, seed, options.storage), options.rounds)

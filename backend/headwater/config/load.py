@@ -149,7 +149,12 @@ def _admin_tokens(section: Section) -> tuple[str, ...]:
 
 def _spark(root: Section, storage: StoreAddress) -> SparkSettings:
     section = root.section("spark")
-    config = SparkSettings(section.text("master") or SparkSettings().master, section.pairs("conf"))
+    defaults = SparkSettings()
+    config = SparkSettings(
+        section.text("master") or defaults.master,
+        section.pairs("conf"),
+        section.integer("idle_minutes", int(defaults.idle_minutes), 0, _LIMIT),
+    )
     section.warn_unknown()
     if not config.local and storage.one_machine:
         section.error(

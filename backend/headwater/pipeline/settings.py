@@ -8,12 +8,20 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class SparkSettings:
-    """`master` is Spark's address; `conf` are further settings of Spark, which override our defaults."""
+    """`master` is Spark's address; `conf` are further settings of Spark, which override our defaults. A Spark on this
+    machine that had nothing to do for `idle_minutes` is ended; 0 keeps it."""
 
     master: str = "local[*]"
     conf: Mapping[str, str] = field(default_factory=dict)
+    idle_minutes: float = 10
 
     @property
     def local(self) -> bool:
         """Whether tasks run on this machine."""
         return self.master.startswith("local")
+
+    @property
+    def idle_seconds(self) -> float | None:
+        """After how many idle seconds Spark is ended; None for never. Executors of a cluster are the cluster's to end,
+        by `spark.dynamicAllocation`."""
+        return self.idle_minutes * 60 if self.local and self.idle_minutes else None

@@ -68,6 +68,12 @@ def test_spark_may_run_elsewhere_when_the_store_is_in_postgres(tmp_path: Path) -
     config = load(tmp_path, f"{storage}\nspark: {{master: yarn}}")
     assert config.spark.master == "yarn"
     assert str(config.storage) == "h:5432/d, schema hw_2"
+    assert config.spark.idle_seconds is None, "what a cluster gives to whom is its own affair"
+
+
+@pytest.mark.parametrize(("minutes", "seconds"), [("", 600), ("idle_minutes: 1", 60), ("idle_minutes: 0", None)])
+def test_spark_on_this_machine_ends_when_idle(tmp_path: Path, minutes: str, seconds: float | None) -> None:
+    assert load(tmp_path, f"spark: {{{minutes}}}").spark.idle_seconds == seconds
 
 
 def test_explicit_keys_win_over_the_uri(tmp_path: Path) -> None:

@@ -80,6 +80,7 @@ def test_keys_without_effect_are_named_with_what_holds_instead(tmp_path: Path) -
         ("client_auth: {jwks: {keys: [{kty: oct, alg: HS256, k: '***'}]}}", "the secret `k` can't be read"),
         ("sync_config: {path: a}\nsync_rules: {path: b}", "is the old name of sync_config, which is also given"),
         ("spark: {master: 'spark://host:7077'}", "runs tasks on other machines, which can't reach the embedded store"),
+        ("spark: {idle_minutes: -1}", "spark.idle_minutes: "),
         ("upload: {}\nspark: {conf: {a: [1]}}", "spark.conf.a: must be text or a number, not a list"),
         (SOURCE + "type: mysql", "a source of type mysql is not supported; use postgresql"),
         (

@@ -38,8 +38,7 @@ class SparkEngine:
 
     @contextmanager
     def run(self, job: Job, what: str, stop: threading.Event | None = None) -> Iterator[SparkRun[Job]]:
-        context = self._spark.context()
-        with self._spark_errors(context, what):
+        with self._spark.used() as context, self._spark_errors(context, what):
             yield SparkRun(self._spark, context, job, what, stop or threading.Event())
 
     @contextmanager

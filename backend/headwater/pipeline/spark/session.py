@@ -62,17 +62,21 @@ _LOCAL = {
 
 
 _DEATH_SECONDS = 5.0
+_END_SECONDS = 20.0
 _START_TIMES = {True: "5 to 15 seconds, longer on a busy machine", False: "as long as the cluster needs"}
 
 
 class Spark:
-    """Starts when first used, or earlier by `warm_up`. `starting` is true meanwhile."""
+    """Starts when first used, or earlier by `warm_up`; `starting` is true meanwhile. Ends when nobody used it for as
+    long as the settings say, which gives its memory back, and starts again when it is used next."""
 
     def __init__(self, settings: SparkSettings) -> None:
         self._settings = settings
         self._lock = threading.Lock()
         self._context: SparkContext | None = None
         self._session: SparkSession | None = None
+        self._users = 0
+        self._idle: threading.Timer | None = None
         self.starting = False
 
     def warm_up(self) -> None:
@@ -83,10 +87,22 @@ class Spark:
         threading.Thread(target=self._start_quietly, name="spark", daemon=True).start()
 
     def _start_quietly(self) -> None:
-        try:
-            self.context()
-        except HeadwaterError:
+        with suppress(HeadwaterError), self.used():
             return
+
+    @contextmanager
+    def used(self) -> Iterator[SparkContext]:
+        """The context for some work, during which Spark does not count as idle. Raises what `context` raises."""
+        with self._lock:
+            self._users += 1
+            self._wait_no_longer()
+        try:
+            yield self.context()
+        finally:
+            with self._lock:
+                self._users -= 1
+                if self._users == 0 and self._context is not None:
+                    self._end_when_idle()
 
     def context(self) -> SparkContext:
         """The SparkContext; a new one if its JVM has ended. Raises SparkError, or what `java_home` raises, when Spark
@@ -126,13 +142,42 @@ class Spark:
 
     def stop(self) -> None:
         with self._lock:
-            if self._context is None:
+            self._wait_no_longer()
+            self._stop()
+
+    def _stop(self) -> None:
+        if self._context is None:
+            return
+        try:
+            (self._session or self._context).stop()
+        except (PySparkException, Py4JError, OSError) as error:
+            _log.debug("Spark was gone already: %s", type(error).__name__)
+        self._context = self._session = None
+
+    def _end_when_idle(self) -> None:
+        seconds = self._settings.idle_seconds
+        if seconds is not None:
+            self._idle = threading.Timer(seconds, self._end_if_idle)
+            self._idle.daemon = True
+            self._idle.start()
+
+    def _wait_no_longer(self) -> None:
+        if self._idle is not None:
+            self._idle.cancel()
+            self._idle = None
+
+    def _end_if_idle(self) -> None:
+        """End Spark with its JVM, whose memory only its end gives back."""
+        with self._lock:
+            if self._users or self._context is None or self._idle is not threading.current_thread():
                 return
-            try:
-                (self._session or self._context).stop()
-            except (PySparkException, Py4JError, OSError) as error:
-                _log.debug("Spark was gone already: %s", type(error).__name__)
-            self._context = self._session = None
+            self._idle = None
+            _log.info("Spark had nothing to do for %g minutes and is ended", self._settings.idle_minutes)
+            process = _jvm()
+            self._stop()
+            _forget()
+            if process is not None:
+                _end(process)
 
     def _started(self) -> SparkContext:
         """Start a context, and log how long that takes."""
@@ -197,6 +242,15 @@ def _killed() -> bool:
     with suppress(subprocess.TimeoutExpired):
         process.wait(0.5)
     return process.returncode is not None and process.returncode < 0
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Wait for a JVM whose input was closed, which tells it to end, and kill it if it does not."""
+    try:
+        process.wait(_END_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def _forget() -> None:
