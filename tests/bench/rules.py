@@ -33,6 +33,9 @@ bucket_definitions:
       - SELECT id, title FROM todos WHERE list_id = bucket.list_id AND NOT done
       - SELECT * FROM todos AS urgent WHERE list_id = bucket.list_id AND priority = 1
 """
+MANY = 200
+"""Streams that ask one table who may see what."""
+
 SHAPES = {
     "plain filter": _PLAIN, "join": _JOIN, "OR of five ways": _OR, "definition of three queries": _DEFINITION,
 }  # fmt: skip
@@ -45,15 +48,17 @@ def run(rows: int) -> None:
     written = rows / _best(lambda: [orjson.dumps(dict(zip(COLUMNS, row, strict=True))) for row in values])
     for name, shape in SHAPES.items():
         _evaluate(name, shape, values, written)
+    _evaluate(f"{MANY} lookups", _many_lookups(), values[: rows // MANY], written)
     _compile(200)
 
 
 def _evaluate(name: str, shape: str, values: list[tuple[Value, ...]], written: float) -> None:
     program = bind_table(compile_config(_config(shape)).plan, "default", "public", "todos", COLUMNS)
     assert program is not None
-    entries = sum(len(program.evaluate(row, "").puts) for row in values)
+    results = [program.evaluate(row, "") for row in values]
+    entries = sum(len(result.puts) + len(result.lookups) for result in results)
     seconds = _best(lambda: [program.evaluate(row, "id") for row in values])
-    report.line(f"{name}, {entries / len(values):.1f} puts a row", len(values) / seconds, "rows/s", "JSON", written)
+    report.line(f"{name}, {entries / len(values):.1f} entries a row", len(values) / seconds, "rows/s", "JSON", written)
 
 
 def _compile(streams: int) -> None:
@@ -63,6 +68,15 @@ def _compile(streams: int) -> None:
     text = "\n".join(["config: {edition: 3}", "streams:", *lines]) + "\n"
     parsed = _best(lambda: [sqlglot.parse_one(query, dialect="postgres") for query in queries])
     report.line("compiled", _best(lambda: compile_config(text)), "s", "its SQL parsed", parsed)
+
+
+def _many_lookups() -> str:
+    queries = [
+        f"  s{number}: {{query: SELECT * FROM t{number} WHERE list_id IN (SELECT list_id FROM todos"
+        f" WHERE owner_id = auth.user_id() AND priority > {number % 5} AND title <> 'secret {number}')}}"
+        for number in range(MANY)
+    ]
+    return "\n".join(["config: {edition: 3}", "streams:", *queries]) + "\n"
 
 
 def _config(shape: str) -> str:

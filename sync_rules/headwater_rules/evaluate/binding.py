@@ -66,13 +66,30 @@ class Layout:
 
 
 class Statement:
-    """A prepared SELECT over values of a row."""
+    """A prepared SELECT of `values` over the elements of `arrays` that pass the `filters`. In all of them `?i` is the
+    value at the i-th of `positions` in a row."""
 
-    __slots__ = ("_pick", "_sql")
+    __slots__ = ("_arrays", "_pick", "_sql", "filters", "positions", "values")
 
-    def __init__(self, sql: str, positions: Sequence[int]) -> None:
-        self._sql = sql
-        self._pick: Callable[[Row], Row] = itemgetter(*positions) if len(positions) > 1 else _few(positions)
+    def __init__(
+        self, values: Sequence[str], arrays: Sequence[str], filters: Sequence[str], positions: Sequence[int]
+    ) -> None:
+        self.values = values
+        self.filters = filters
+        self.positions = positions
+        self._arrays = bool(arrays)
+        self._sql = select_sql(values, arrays, filters)
+        self._pick = picker(positions)
+
+    @property
+    def simple(self) -> bool:
+        """Whether it either filters a row or computes values of it. What does both may compute only what passed."""
+        return not self._arrays and bool(self.values) != bool(self.filters)
+
+    @property
+    def width(self) -> int:
+        """How many values tell all about a row, if it is simple."""
+        return len(self.values) or 1
 
     def check(self) -> None:
         """Prepare without running. Raises EvaluationError."""
@@ -108,8 +125,7 @@ class Bound:
         """The statement to run for a row; None when every value is a plain column and every row passes."""
         if not (self._filters or self._arrays or self._computed):
             return None
-        sql = select_sql(self._computed[::-1], self._arrays, self._filters)
-        return Statement(sql, tuple(self._bindings))
+        return Statement(self._computed[::-1], self._arrays, self._filters, tuple(self._bindings))
 
     def _sql(self, expr: Expr) -> str:
         return renumber(expr.sql, [self._target(name) for name in expr.inputs])
@@ -122,7 +138,10 @@ class Bound:
         return f"?{self._bindings.setdefault(position, len(self._bindings) + 1)}"
 
 
-def _few(positions: Sequence[int]) -> Callable[[Row], Row]:
+def picker(positions: Sequence[int]) -> Callable[[Row], Row]:
+    """A function from a row to the tuple of its values at the positions."""
+    if len(positions) > 1:
+        return itemgetter(*positions)
     if not positions:
         return lambda _: ()
     only = positions[0]

@@ -1,13 +1,13 @@
 """Evaluates rows to bucket entries and lookup entries. The hot path of the whole service.
 
 A plan is bound to one table's columns once. Plain columns are then picked by position; only real expressions go to
-SQLite, as one prepared statement per source.
+SQLite, as one prepared statement for as many of the sources as can share one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from operator import itemgetter
 
 import orjson
@@ -15,11 +15,13 @@ import orjson
 from headwater_rules.errors import EvaluationError
 from headwater_rules.evaluate.binding import Bound, Layout, Row, Statement
 from headwater_rules.evaluate.naming import key_text
+from headwater_rules.evaluate.together import run_together
 from headwater_rules.evaluate.valuetext import as_text
 from headwater_rules.plan import LookupDefinition, Output, RowSource, Star, SyncPlan, Value
 from headwater_rules.results import LookupEntry, Put, RowResult
 
 _new = tuple.__new__
+_PLAIN: Sequence[Row] = ((),)
 
 Choice = tuple[int, ...]
 """Positions in a row; the first value that is not null is used."""
@@ -33,7 +35,7 @@ class TableProgram:
     lookups, `needs_columns` are the columns whose values are used (None: all of them).
     """
 
-    __slots__ = ("_constants", "_entries", "_lookups", "definitions", "has_lookups", "needs_columns")
+    __slots__ = ("_constants", "_entries", "_groups", "_lookups", "definitions", "has_lookups", "needs_columns")
 
     def __init__(self, plan: SyncPlan, layout: Layout) -> None:
         sources = [
@@ -50,6 +52,7 @@ class TableProgram:
         self.has_lookups = bool(lookups)
         self.needs_columns = layout.needed()
         self._constants = layout.constants()
+        self._groups = run_together(_shared([*self._entries, *self._lookups]))
 
     def evaluate(self, values: Sequence[Value], row_id: str) -> RowResult:
         """The result for one row. `values` are in the order of the bound columns; `row_id` is the row's identity. Never
@@ -58,6 +61,7 @@ class TableProgram:
         puts: list[Put] = []
         lookups: list[LookupEntry] = []
         errors: list[str] = []
+        known = [rows for group in self._groups for rows in group.rows(row)] if self._groups else ()
         written: _Writer | None = None
         data = ""
         for entry in self._entries:
@@ -72,12 +76,12 @@ class TableProgram:
                     put = (entry.definition, bucket, entry.table, entry.writer.id(row, row_id), data)
                     puts.append(_new(Put, put))  # half the time of Put(…)
                     continue
-                _computed(entry, entry.statement, row, row_id, puts)
+                _computed(entry, _matches(entry, entry.statement, row, known), row, row_id, puts)
             except EvaluationError as error:
                 errors.append(f"{entry.name}: {error}")
         for lookup in self._lookups:
             try:
-                _look_up(lookup, row, lookups)
+                _look_up(lookup, row, known, lookups)
             except EvaluationError as error:
                 errors.append(f"{lookup.name}: {error}")
         return _new(RowResult, (puts, lookups, errors))
@@ -92,28 +96,49 @@ def bind_table(plan: SyncPlan, tag: str, schema: str, table: str, columns: Seque
     return TableProgram(plan, layout)
 
 
-@dataclass(frozen=True, slots=True)
-class _Entry:
-    definition: int
+@dataclass(slots=True)
+class _Source:
+    """`place` is that of its statement among those that are run together; None when it is run alone."""
+
     name: str
+    statement: Statement | None
+    place: int | None = field(default=None, init=False)
+
+
+@dataclass(slots=True)
+class _Entry(_Source):
+    definition: int
     table: str
     bucket: Callable[[Row], str | None]
-    statement: Statement | None
     repeats: bool
     writer: _Writer
 
 
-@dataclass(frozen=True, slots=True)
-class _Lookup:
-    name: str
+@dataclass(slots=True)
+class _Lookup(_Source):
     key: Callable[[Row], str | None]
     output: Callable[[Row], str | None]
-    statement: Statement | None
 
 
-def _computed(entry: _Entry, statement: Statement, row: Row, row_id: str, puts: list[Put]) -> None:
+def _shared(sources: Sequence[_Source]) -> list[Statement]:
+    """The statements that are run together, if there are several. Gives their sources their places."""
+    sharing = [(source, source.statement) for source in sources if source.statement and source.statement.simple]
+    if len(sharing) < 2:
+        return []
+    for place, (source, _) in enumerate(sharing):
+        source.place = place
+    return [statement for _, statement in sharing]
+
+
+def _matches(source: _Source, statement: Statement, row: Row, known: Sequence[Sequence[Row] | None]) -> Sequence[Row]:
+    """What `statement.rows` gives."""
+    rows = None if source.place is None else known[source.place]
+    return statement.rows(row) if rows is None else rows
+
+
+def _computed(entry: _Entry, matches: Sequence[Row], row: Row, row_id: str, puts: list[Put]) -> None:
     buckets: set[str] = set()
-    for computed in statement.rows(row):
+    for computed in matches:
         full = row + computed
         bucket = entry.bucket(full)
         if bucket is None or bucket in buckets:
@@ -126,14 +151,16 @@ def _computed(entry: _Entry, statement: Statement, row: Row, row_id: str, puts: 
         puts.append(Put(entry.definition, bucket, entry.table, entry.writer.id(full, row_id), data))
 
 
-def _look_up(lookup: _Lookup, row: Row, entries: list[LookupEntry]) -> None:
-    matches = [row] if lookup.statement is None else [row + computed for computed in lookup.statement.rows(row)]
-    for full in matches:
+def _look_up(lookup: _Lookup, row: Row, known: Sequence[Sequence[Row] | None], entries: list[LookupEntry]) -> None:
+    matches = _PLAIN if lookup.statement is None else _matches(lookup, lookup.statement, row, known)
+    before = len(entries)
+    for computed in matches:
+        full = row + computed
         key = lookup.key(full)
         output = lookup.output(full) if key is not None else None
         if key is not None and output is not None:
             entry = LookupEntry(key, output)
-            if entry not in entries:
+            if len(matches) == 1 or entry not in entries[before:]:  # keys begin with the name of their lookup
                 entries.append(entry)
 
 
@@ -213,14 +240,14 @@ def _bind_entry(
     columns = _columns(layout, bound, source.projection)
     table = layout.table if source.output_table is None else source.output_table
     writer = writers.setdefault(tuple(columns.items()), _Writer(columns))
-    return _Entry(definition, name, table, _key(name, params), bound.statement(), bool(source.each), writer)
+    return _Entry(name, bound.statement(), definition, table, _key(name, params), bool(source.each), writer)
 
 
 def _bind_lookup(layout: Layout, lookup: LookupDefinition) -> _Lookup:
     bound = Bound(layout, lookup.table, lookup.filters, lookup.each)
     keys = tuple(bound.position(expr) for expr in lookup.keys)
     outputs = tuple(bound.position(expr) for expr in lookup.outputs)
-    return _Lookup(lookup.name, _key(lookup.name, keys), _key("", outputs), bound.statement())
+    return _Lookup(lookup.name, bound.statement(), _key(lookup.name, keys), _key("", outputs))
 
 
 def _key(name: str, positions: tuple[int, ...]) -> Callable[[Row], str | None]:
