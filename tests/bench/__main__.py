@@ -3,11 +3,29 @@
 from __future__ import annotations
 
 import argparse
+import os
 import platform
 from collections.abc import Callable
+from pathlib import Path
 
-from tests.bench import connect, decode, download, latency, live, load, reprocess, resync, rules, snapshot, storage
-from tests.bench.world import cores
+from tests.bench import (
+    connect,
+    decode,
+    download,
+    latency,
+    live,
+    load,
+    report,
+    reprocess,
+    resync,
+    rules,
+    snapshot,
+    storage,
+)
+from tests.bench.world import STORE, cores
+
+_QUICK = ("rules", "decode", "live", "latency", "download")
+_QUICK_SCALE = 0.1
 
 
 def main() -> None:
@@ -15,17 +33,29 @@ def main() -> None:
     parser.add_argument("names", nargs="*", metavar="name", help=f"which: {', '.join(_ALL)} (default: all)")
     parser.add_argument("--scale", type=float, default=1.0, help="share of the full size (default: 1.0)")
     parser.add_argument(
+        "--quick", action="store_true", help=f"{', '.join(_QUICK)} at a tenth of the size, in about two minutes"
+    )
+    parser.add_argument(
+        "--store", choices=["sqlite", "postgres"], default="sqlite", help="which store is served from (default: sqlite)"
+    )
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="also write the figures there, as tables")
+    parser.add_argument(
         "--large",
         action="store_true",
         help="resync also changes tables of 1,000,000 rows in every way, which takes an hour on two cores; load has"
         " 10,000 streams and 1,000,000 ops",
     )
     arguments = parser.parse_args()
-    print(f"headwater benchmarks on {cores()} cores, {platform.platform()}, Python {platform.python_version()}")
-    for name in arguments.names or _ALL:
+    where = f"{cores()} cores, {platform.platform()}, Python {platform.python_version()}, store {arguments.store}"
+    print(f"headwater benchmarks on {where}")
+    os.environ[STORE] = arguments.store
+    scale = arguments.scale * (_QUICK_SCALE if arguments.quick else 1)
+    for name in arguments.names or (_QUICK if arguments.quick else _ALL):
         if name not in _ALL:
             parser.error(f"no benchmark {name!r}; there are {', '.join(_ALL)}")
-        _ALL[name](arguments.scale, arguments.large)
+        _ALL[name](scale, arguments.large)
+        if arguments.markdown is not None:
+            report.write_markdown(arguments.markdown, f"Benchmarks on {where}")
 
 
 def _resync(scale: float, large: bool) -> None:

@@ -2,22 +2,48 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from pathlib import Path
+
 from tests.bench.world import Usage
+
+
+@dataclass(slots=True)
+class Table:
+    """The figures under one heading."""
+
+    heading: str
+    lines: list[str]
+
+
+_tables: list[Table] = []
 
 
 def heading(text: str) -> None:
     print(f"\n{text}", flush=True)
+    _tables.append(Table(text, []))
 
 
 def line(
     name: str, value: float, unit: str, yardstick: str = "", other: float | None = None, *more: tuple[str, float]
 ) -> None:
     """`other` is the yardstick's value in the same unit; `more` are others with theirs."""
-    text = f"  {name:<44} {_number(value):>12} {unit:<10}"
-    for known, its in [(yardstick, other), *more]:
-        if its is not None:
-            text += f" {known}: {_number(its)} {unit}, ratio {value / its if its else 0:.2f};"
-    print(text.rstrip(" ;"), flush=True)
+    beside = [
+        f"{known}: {_number(its)} {unit}, ratio {value / its if its else 0:.2f}"
+        for known, its in [(yardstick, other), *more]
+        if its is not None
+    ]
+    print(f"  {name:<44} {_number(value):>12} {unit:<10} {'; '.join(beside)}".rstrip(), flush=True)
+    if _tables:
+        _tables[-1].lines.append(f"| {name.strip()} | {_number(value)} {unit} | {'; '.join(beside)} |")
+
+
+def write_markdown(file: Path, title: str) -> None:
+    """Write all figures so far as tables."""
+    text = [f"# {title}"]
+    for table in _tables:
+        text += ["", f"## {table.heading}", "", "| | | beside |", "|---|---|---|", *table.lines]
+    file.write_text("\n".join(text) + "\n", encoding="utf-8")
 
 
 def usage(measured: Usage, millions: float) -> None:

@@ -31,7 +31,7 @@ def run(rows: int) -> None:
 
 
 def _warm(place: World, rows: int, yardstick: float) -> None:
-    """Again, with Spark warm: a lost slot makes the running replicator read everything anew."""
+    """With Spark warm: after a lost slot, the running replicator compares all rows with what it has."""
     before = place.bulk_record()
     assert place.process is not None
     with Meter(place.process.pid).measure() as usage:
@@ -43,7 +43,7 @@ def _warm(place: World, rows: int, yardstick: float) -> None:
         while (record := place.bulk_record()) == before:
             time.sleep(0.05)
     seconds = record.finished - record.started
-    report.line("Spark warm, slot to staged", rows / seconds, "rows/s", "bare COPY", yardstick)
+    report.line("Spark warm, the same rows compared anew", rows / seconds, "rows/s", "bare COPY", yardstick)
     report.usage(usage, rows / 1e6)
 
 

@@ -14,7 +14,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -25,14 +25,17 @@ import psycopg
 from headwater.embedded.postgres import EmbeddedPostgres, find_binaries
 from headwater.oplog.lsn import parse_lsn
 from headwater.source.connect import SourceSettings
-from headwater.storage.address import SqliteAddress
+from headwater.storage.address import PostgresAddress, SqliteAddress, StoreAddress
+from headwater.storage.backend import Store
 from headwater.storage.contract.parts import BulkRecord
 from headwater.storage.contract.reader import StoreReader
 from headwater.storage.contract.store import StoredTable
-from headwater.storage.sqlite import SqliteStore
+from headwater.storage.open import open_backend
 
 KEY = b"benchmark-key-of-thirty-two-bytes"
 AUDIENCE = "bench"
+STORE = "HEADWATER_BENCH_STORE"
+"""The variable that names the store that is measured: sqlite (the default), or postgres, in a database of its own."""
 
 
 @dataclass(slots=True)
@@ -108,8 +111,19 @@ class World:
     _config: dict[str, object] = field(default_factory=dict)
 
     @property
-    def address(self) -> SqliteAddress:
+    def address(self) -> StoreAddress:
+        if _in_postgres():
+            return PostgresAddress(self.postgres.dsn("store"))
         return SqliteAddress(str(self.directory / "store"))
+
+    def _storage(self) -> dict[str, object]:
+        """The store, for a service config."""
+        if _in_postgres():
+            return {"type": "postgresql", "uri": f"{self._uri()}/store", "sslmode": "disable"}
+        return {"type": "sqlite", "path": str(self.directory / "store")}
+
+    def _uri(self) -> str:
+        return f"postgresql://postgres@127.0.0.1:{self.postgres.port}"
 
     def execute(self, *statements: str) -> None:
         with psycopg.connect(self.postgres.dsn("bench"), autocommit=True) as conn:
@@ -146,7 +160,7 @@ class World:
                     }
                 ]
             },
-            "storage": {"type": "sqlite", "path": str(self.directory / "store")},
+            "storage": self._storage(),
             "port": self.port,
             "sync_config": {"path": str(sync)},
             "client_auth": {
@@ -186,7 +200,7 @@ class World:
 
     def reader(self) -> StoreReader:
         if not self._readers:
-            self._readers.append(SqliteStore.open_reader(self.directory / "store"))
+            self._readers.append(open_backend(self.address).open_reader())
         return self._readers[0]
 
     def caught_up(self, seconds: float = 600.0) -> None:
@@ -223,11 +237,8 @@ class World:
         return self.bulk_records()[-1]
 
     def bulk_records(self) -> list[BulkRecord]:
-        store = SqliteStore(self.directory / "store")
-        try:
+        with self._store() as store:
             return store.bulk_records()
-        finally:
-            store.close()
 
     @property
     def source(self) -> SourceSettings:
@@ -243,11 +254,13 @@ class World:
         return any(table.resync for table in self._tables())
 
     def _tables(self) -> list[StoredTable]:
-        store = SqliteStore(self.directory / "store")
-        try:
+        with self._store() as store:
             return store.tables("default")
-        finally:
-            store.close()
+
+    @contextmanager
+    def _store(self) -> Iterator[Store]:
+        with closing(open_backend(self.address).open_store()) as store:
+            yield store
 
     def token(self, user: str) -> str:
         now = int(time.time())
@@ -301,9 +314,14 @@ def world(**settings: str) -> Iterator[World]:
         postgres = stack.enter_context(EmbeddedPostgres(folder / "postgres", find_binaries(), {**defaults, **settings}))
         with psycopg.connect(postgres.dsn(), autocommit=True) as admin:
             admin.execute("create database bench")
+            admin.execute("create database store")
         built = World(postgres, folder)
         stack.callback(built.stop)
         yield built
+
+
+def _in_postgres() -> bool:
+    return os.environ.get(STORE) == "postgres"
 
 
 def cores() -> int:
