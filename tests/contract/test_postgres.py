@@ -255,8 +255,9 @@ def test_who_takes_over_ends_the_transaction_of_a_holder_that_froze(world: World
         second = World(world.address, store, store.acquire(SOURCE, "here:1", 30.0), table=world.table)
         second.write({"2": (A, "y")})
         assert set(assert_in_step(reader, A).rows) == {("todos", "1", "1"), ("todos", "2", "1")}
+    frozen.put_rows(gone, [CurrentRow("3", 0, "late", "", None)])  # is sent with the commit
     with pytest.raises(HeadwaterError):
-        frozen.put_rows(gone, [CurrentRow("3", 0, "late", "", None)])
+        frozen.commit(SOURCE, Progress(Lsn(1)))
 
 
 def test_who_waits_too_long_for_the_lock_is_told_that_the_store_is_busy(

@@ -120,8 +120,8 @@ class Progress:
 class Flush(Protocol):
     """One store transaction. Nothing of it is visible before `commit`, and nothing of it remains after `rollback`.
 
-    Ops are numbered in the order in which they are appended. Every method raises LeaseLostError once a newer lease
-    exists.
+    Ops are numbered in the order in which they are appended. Once a newer lease exists, LeaseLostError is raised.
+    Writes may be kept back and sent together, so errors may come with a later call, at the latest with `commit`.
     """
 
     def current(self, table: int, row_ids: Sequence[str]) -> dict[str, CurrentRow]:

@@ -12,13 +12,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Concatenate, ParamSpec, TypeVar
 
-import orjson
 import psycopg
 from psycopg import sql
 
 from headwater.failpoints import passing
-from headwater.oplog.lsn import Lsn
-from headwater.oplog.op import CLEAR_BODY, OpId, finished_op
+from headwater.oplog.op import CLEAR_BODY, finished_op
 from headwater.oplog.transform import BucketName, DraftOp
 from headwater.storage.address import PostgresAddress
 from headwater.storage.contract.parts import CurrentRow
@@ -26,16 +24,18 @@ from headwater.storage.contract.reader import Checkpoint
 from headwater.storage.contract.reason import ResyncReason
 from headwater.storage.contract.store import Lease, Progress, StoreError
 from headwater.storage.postgres import tables
+from headwater.storage.postgres.checkpoints import CHECKPOINT, as_checkpoint, note_flush
 from headwater.storage.postgres.connection import explained
 from headwater.storage.postgres.control import lease as leases
 from headwater.storage.postgres.copying import ROW_COLUMNS, columns, copy_lines, row_line
 from headwater.storage.postgres.lookups import PendingLookups
+from headwater.storage.postgres.pending import MOST_CHARACTERS, Pending
 from headwater.storage.postgres.rows import LINE_APART
 from headwater.storage.postgres.tables import rows_table, stored_id
-from headwater.storage.shared.common import KEPT_FLUSHES, NAMEABLE, BucketSum, KnownBuckets
+from headwater.storage.shared.common import BucketSum, KnownBuckets
 from headwater_rules.results import LookupEntry
 
-_FEW = 100  # rows; up to this number they are sent as parameters
+_FEW = 100  # rows or ops; up to this number they are sent as parameters, with other statements
 
 _PUT = """
 insert into {rows} (row_id, layout, line, members, subkey, long_id)
@@ -48,6 +48,8 @@ _FEW_ROWS = sql.SQL(
     "unnest(%s::text[], %s::int[], %s::text[], %s::text[], %s::text[], %s::text[])"
     " as p (row_id, layout, line, members, subkey, long_id)"
 )
+
+_FEW_OPS = "insert into ops (bucket, id, line) select * from unnest(%s::bigint[], %s::bigint[], %s::text[])"
 
 # Large lines are read separately, once it is known how many fit
 _LOAD = sql.SQL(
@@ -104,6 +106,7 @@ class PostgresFlush:
         sweep: Callable[[], None],
     ) -> None:
         self._db = connection
+        self._pending = Pending(connection)
         self.address = address
         self._lease = lease
         self._known = known
@@ -114,9 +117,11 @@ class PostgresFlush:
         self._lookups = PendingLookups(connection)
         self._sweep = sweep
         self._left_generation = False
-        connection.execute("begin")
         try:
-            leases.check(connection, lease)
+            with connection.pipeline():
+                connection.execute("begin")
+                held = leases.checking(connection, lease)
+            held()
         except BaseException:
             self.rollback()
             raise
@@ -130,7 +135,7 @@ class PostgresFlush:
     @_explaining
     def load(self, table: int, row_ids: Sequence[str], room: int) -> tuple[dict[str, CurrentRow], int]:
         keys = [stored_id(row_id)[0] for row_id in row_ids]
-        rows = self._db.execute(_LOAD.format(LINE_APART, rows_table(table)), [keys]).fetchall()
+        rows = self._pending.ask(_LOAD.format(LINE_APART, rows_table(table)), [keys])
         count = len(row_ids)
         if sum(row[6] for row in rows) > room:
             sizes = {(row[5] or row[0]): row[6] for row in rows}
@@ -150,15 +155,18 @@ class PostgresFlush:
     def copies(self, table: int, content: str) -> list[str]:
         # '#' sorts just before '$', so this range is the content's id and its numbered copies
         query = sql.SQL("select row_id from {} where row_id >= %s and row_id < %s").format(rows_table(table))
-        return [str(row[0]) for row in self._db.execute(query, [content, content + "$"])]
+        return [str(row[0]) for row in self._pending.ask(query, [content, content + "$"])]
 
     @_explaining
     def put_rows(self, table: int, rows: Sequence[CurrentRow]) -> None:
-        if len(rows) <= _FEW:
-            given = [(stored_id(row[0])[0], *row[1:], stored_id(row[0])[1]) for row in rows]
-            if given:
-                self._db.execute(self._put(table, _FEW_ROWS), columns(given, 6))
+        if not rows:
             return
+        size = sum(len(row.line) for row in rows)
+        if len(rows) <= _FEW and size <= MOST_CHARACTERS:
+            given = [(stored_id(row[0])[0], *row[1:], stored_id(row[0])[1]) for row in rows]
+            self._pending.add(self._put(table, _FEW_ROWS), columns(given, 6), size)
+            return
+        self._pending.send()
         self._db.execute(
             'create temp table if not exists put (row_id text collate "C", layout integer, line text, members text,'
             " subkey text, long_id text) on commit delete rows"
@@ -174,11 +182,13 @@ class PostgresFlush:
     def delete_rows(self, table: int, row_ids: Sequence[str]) -> None:
         if row_ids:
             query = sql.SQL("delete from {} where row_id = any(%s)").format(rows_table(table))
-            self._db.execute(query, [[stored_id(row_id)[0] for row_id in row_ids]])
+            ids = [stored_id(row_id)[0] for row_id in row_ids]
+            self._pending.add(query, [ids], sum(map(len, ids)))
 
     def table_members(self, table: int) -> Iterator[tuple[str, str, str | None]]:
         query = sql.SQL("select coalesce(long_id, row_id), members, subkey from {} where members <> ''")
         try:
+            self._pending.send()
             with self._db.cursor(name=f"members_{table:d}") as cursor:
                 cursor.itersize = 5_000
                 yield from cursor.execute(query.format(rows_table(table)))
@@ -189,7 +199,7 @@ class PostgresFlush:
     def rows_with_lines(self, table: int, lines: Sequence[str]) -> dict[str, list[str]]:
         found: dict[str, list[str]] = {line: [] for line in lines}
         query = sql.SQL("select coalesce(long_id, row_id), line from {} where line = any(%s) order by place")
-        for row_id, line in self._db.execute(query.format(rows_table(table)), [list(found)]).fetchall():
+        for row_id, line in self._pending.ask(query.format(rows_table(table)), [list(found)]):
             found[line].append(row_id)
         return found
 
@@ -214,11 +224,16 @@ class PostgresFlush:
         if retired:
             ops = [op for op in ops if op.bucket not in retired]
         first, sums = self._op(), self._sums
-        # A body is JSON, so the only characters that COPY would interpret are backslashes
-        self._insert_ops(
-            f'{bucket}\t{op_id}\t{{"op_id":"{op_id}",' + body.replace("\\", "\\\\")
-            for op_id, (bucket, _, body) in enumerate(ops, first)
-        )
+        size = sum(len(op.body) for op in ops)
+        if len(ops) <= _FEW and size <= MOST_CHARACTERS:
+            given = [(bucket, op_id, finished_op(op_id, body)) for op_id, (bucket, _, body) in enumerate(ops, first)]
+            self._pending.add(_FEW_OPS, columns(given, 3), size)
+        else:
+            # A body is JSON, so the only characters that COPY would interpret are backslashes
+            self._insert_ops(
+                f'{bucket}\t{op_id}\t{{"op_id":"{op_id}",' + body.replace("\\", "\\\\")
+                for op_id, (bucket, _, body) in enumerate(ops, first)
+            )
         for op_id, (bucket, checksum, _) in enumerate(ops, first):
             total = sums.get(bucket)
             if total is None:
@@ -235,10 +250,13 @@ class PostgresFlush:
         """Take the store's lock, under which ops are numbered, until the commit."""
         if self._next_op is not None:
             return
-        row = self._db.execute("select next_op, retired from state for update").fetchall()[0]
-        leases.check(self._db, self._lease)  # a new holder may have written while we waited
-        self._next_op = self._first_op = int(row[0])
-        self._known.check(int(row[1]))
+        with self._pending.together() as connection:
+            state = connection.execute("select next_op, retired from state for update")
+            held = leases.checking(connection, self._lease)  # a new holder may have written while we waited
+        held()
+        ((next_op, retired),) = state.fetchall()
+        self._next_op = self._first_op = int(next_op)
+        self._known.check(int(retired))
 
     def _op(self) -> int:
         assert self._next_op is not None, "the store's lock is taken before ops are numbered"
@@ -279,6 +297,7 @@ class PostgresFlush:
     @_explaining
     def truncate(self, table: int, definitions: Iterable[str]) -> int:
         self._lock()
+        self._pending.send()
         self._lookups.write()
         self._write_sums()
         cleared = self._db.execute(
@@ -294,6 +313,7 @@ class PostgresFlush:
     @_explaining
     def begin_anew(self, bucket: int, name: BucketName | None) -> None:
         self._lock()
+        self._pending.send()
         self._write_sums()
         there = self._db.execute("select 1 from buckets where id = %s", [bucket]).fetchone() is not None
         if not there and name is None:
@@ -328,15 +348,17 @@ class PostgresFlush:
             self._lock()
         if self._lookups.touched and self._next_op == self._first_op:
             self._next_op = self._first_op + 1  # a lookup alone moves the checkpoint too
-        self._write_sums()
-        with self._db.pipeline():
-            self._db.execute("update sources set lsn = greatest(lsn, %s) where tag = %s", [progress.lsn, source])
+        with self._pending.together() as connection:
+            self._write_sums()
+            connection.execute("update sources set lsn = greatest(lsn, %s) where tag = %s", [progress.lsn, source])
             if self._next_op is not None and self._next_op > self._first_op:
-                self._db.execute("update state set next_op = %s, checkpoint = %s", [self._next_op, self._next_op - 1])
-                self._note_touched(source, progress, self._next_op - 1)
-            self._db.execute("select pg_notify(%s, '')", [self.address.schema])
-            leases.extend(self._db, self._lease)  # from now, because the transaction may have taken long
-            checkpoint = read_checkpoint(self._db)
+                connection.execute("update state set next_op = %s, checkpoint = %s", [self._next_op, self._next_op - 1])
+                note_flush(connection, source, progress, self._next_op - 1, self._sums, self._lookups.touched)
+            connection.execute("select pg_notify(%s, '')", [self.address.schema])
+            extended = leases.extending(connection, self._lease)  # from now: the transaction may have taken long
+            reached = connection.execute(CHECKPOINT)
+        extended()
+        checkpoint = as_checkpoint(reached.fetchall())
         passing("flush.before_commit")
         self._db.execute("commit")
         passing("flush.after_commit")
@@ -363,36 +385,3 @@ class PostgresFlush:
             )
         for total in self._sums.values():
             total.checksum = total.count = 0
-
-    def _note_touched(self, source: str, progress: Progress, last_op: int) -> None:
-        buckets = None
-        if len(self._sums) <= NAMEABLE:
-            buckets = names_of(self._db, self._sums)
-        lookups = None
-        if len(self._lookups.touched) <= NAMEABLE:
-            lookups = orjson.dumps(sorted(self._lookups.touched)).decode()
-        self._db.execute(
-            "insert into flushes (last_op, source, lsn, committed_us, buckets, lookups)"
-            " values (%s, %s, %s, %s, %s, %s)",
-            [last_op, source, progress.lsn, progress.committed_us, buckets, lookups],
-        )
-        if last_op % 64 == 0:
-            self._db.execute(
-                "delete from flushes where last_op <= coalesce((select last_op from flushes"
-                " order by last_op desc limit 1 offset %s), 0)",
-                [KEPT_FLUSHES],
-            )
-
-
-def names_of(connection: psycopg.Connection, keys: Iterable[int]) -> str:
-    """Names of buckets as a JSON array."""
-    rows = connection.execute("select name from buckets where id = any(%s::bigint[])", [list(keys)])
-    return orjson.dumps([row[0] for row in rows]).decode()
-
-
-def read_checkpoint(connection: psycopg.Connection) -> Checkpoint:
-    """The visible checkpoint; op id 0 while there is none."""
-    rows = connection.execute(
-        "select coalesce(s.checkpoint, 0), t.tag, t.lsn from state s left join sources t on true"
-    ).fetchall()
-    return Checkpoint(OpId(rows[0][0]), {tag: Lsn(lsn) for _, tag, lsn in rows if tag is not None})

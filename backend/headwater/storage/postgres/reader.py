@@ -102,7 +102,7 @@ class PostgresReader:
                     yield _Snapshot(connection, checkpoint, own or StoredConfig(row[0], row[1]))
             finally:
                 self._local.snapshot = outer
-                connection.rollback()
+                _end(connection)
 
     def newest(self) -> Newest | None:
         rows = self._read(lambda db: db.execute(self._newest).fetchall())
@@ -150,7 +150,7 @@ class PostgresReader:
             try:
                 return read_chunk(connection, key, after, upto)
             finally:
-                connection.rollback()
+                _end(connection)
 
     def marks(self, buckets: Sequence[str]) -> dict[str, BucketMarks]:
         query = "select name, clear_op, compacted_op, last_op from buckets where id = any(%s::bigint[])"
@@ -219,3 +219,8 @@ class _Snapshot:
         for key, output in self._db.execute(query, [[key[:500] for key in found], list(found)]).fetchall():
             found[key].append(output)
         return found
+
+
+def _end(connection: psycopg.Connection) -> None:
+    """End a transaction that only read. After a rollback, psycopg would prepare all its statements anew."""
+    connection.commit()

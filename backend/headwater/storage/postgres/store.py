@@ -24,12 +24,13 @@ from headwater.storage.contract.store import Lease, SourceState, StoredTable
 from headwater.storage.contract.versions import ConfigVersion, Origin, OwnConfig, VersionState
 from headwater.storage.postgres import tables as generations
 from headwater.storage.postgres.bulk import pages, takeover
+from headwater.storage.postgres.checkpoints import read_checkpoint
 from headwater.storage.postgres.connection import Connections, connect, postgres_errors, usable
 from headwater.storage.postgres.control import lease as leases
 from headwater.storage.postgres.control import retire, write_checkpoints
 from headwater.storage.postgres.control.database import PostgresControl
 from headwater.storage.postgres.control.sweep import Sweeper
-from headwater.storage.postgres.flush import PostgresFlush, read_checkpoint
+from headwater.storage.postgres.flush import PostgresFlush
 from headwater.storage.postgres.migrate import migrate
 from headwater.storage.postgres.reader import PostgresReader
 from headwater.storage.postgres.rows import place_ranges

@@ -13,9 +13,9 @@ from headwater.storage.contract.parts import StagedPart
 from headwater.storage.contract.store import Lease, StoreError
 from headwater.storage.postgres.bulk.stage import stage_tables
 from headwater.storage.postgres.bulk.takeover import check_part, check_there, lock_state
+from headwater.storage.postgres.checkpoints import names_of
 from headwater.storage.postgres.control import lease as leases
 from headwater.storage.postgres.copying import columns
-from headwater.storage.postgres.flush import names_of
 from headwater.storage.postgres.tables import rows_table, stored_id
 from headwater.storage.shared.common import NAMEABLE
 from headwater.storage.shared.pages import Openings, openings, without

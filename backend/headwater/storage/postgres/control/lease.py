@@ -4,7 +4,7 @@ differ."""
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import psycopg
@@ -59,9 +59,21 @@ def note_session(connection: psycopg.Connection, lease: Lease) -> None:
 
 def check(connection: psycopg.Connection, lease: Lease) -> None:
     """Raise LeaseLostError when the lease is no longer ours."""
-    row = connection.execute("select epoch from leases where name = %s", [lease.name]).fetchone()
-    if row is None or row[0] != lease.epoch:
-        raise lost(lease)
+    checking(connection, lease)()
+
+
+def checking(connection: psycopg.Connection, lease: Lease) -> Callable[[], None]:
+    """Begin to check, in a pipeline. Once it was sent, the returned function does what `check` does."""
+    return _held(connection.execute("select epoch from leases where name = %s", [lease.name]), lease)
+
+
+def _held(answer: psycopg.Cursor, lease: Lease) -> Callable[[], None]:
+    def verify() -> None:
+        row = answer.fetchone()
+        if row is None or row[0] != lease.epoch:
+            raise lost(lease)
+
+    return verify
 
 
 def lost(lease: Lease) -> LeaseLostError:
@@ -70,8 +82,13 @@ def lost(lease: Lease) -> LeaseLostError:
 
 def extend(connection: psycopg.Connection, lease: Lease) -> None:
     """Check the lease and extend it from now. No other process can take it until the commit."""
-    if connection.execute(_EXTEND, [lease.ttl, lease.name, lease.epoch]).fetchone() is None:
-        raise lost(lease)
+    extending(connection, lease)()
+
+
+def extending(connection: psycopg.Connection, lease: Lease) -> Callable[[], None]:
+    """Begin to extend, in a pipeline. Once it was sent, the returned function raises LeaseLostError if the lease is no
+    longer ours."""
+    return _held(connection.execute(_EXTEND, [lease.ttl, lease.name, lease.epoch]), lease)
 
 
 @contextmanager
