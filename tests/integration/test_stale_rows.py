@@ -60,7 +60,7 @@ def with_stale_rows(deploy: Deploy, source_db: SourceDb) -> Callable[..., Deploy
         ("default", 20_000),
         *(pytest.param(identity, 20_000, marks=pytest.mark.long) for identity in ("full", "nothing")),
         *(
-            pytest.param(identity, 1_000_000, marks=[pytest.mark.long, pytest.mark.timeout(900)])
+            pytest.param(identity, 1_000_000, marks=[pytest.mark.long, pytest.mark.timeout(1800)])
             for identity in ("default", "full", "nothing")
         ),
     ],
@@ -69,10 +69,12 @@ def test_of_a_dropped_column_no_row_keeps_its_value(
     deploy: Deploy, source_db: SourceDb, identity: str, rows: int
 ) -> None:
     fill(source_db, rows, identity)
-    deployment = deploy(CONFIG).start()
+    deployment = deploy(CONFIG)
+    deployment.patience = 600
+    deployment.start()
     assert stale(deployment) == rows
     source_db.execute("alter table items drop column gone")
-    wait_until(lambda: settled(deployment), "the comparison to end", seconds=600)
+    wait_until(lambda: settled(deployment), "the comparison to end", seconds=900)
     assert stale(deployment) == 0
     assert len(deployment.rows("a")) == rows
     deployment.close()
