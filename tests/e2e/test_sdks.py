@@ -15,6 +15,7 @@ from contextlib import contextmanager
 
 import pytest
 
+from headwater.api.auth.claims import TOLERANCE
 from headwater.oplog.op import OpId
 from headwater.storage.contract.reader import Chunk
 from headwater.sync import ticks
@@ -147,9 +148,12 @@ def test_a_token_that_ends_soon_is_replaced_in_time(
     assert device.status()["download_error"] is None
 
 
-@ways()
+@ways(("node", "websocket"))
 @pytest.mark.parametrize("seconds", [-600, -5], ids=["refused", "ended"])
-def test_a_token_that_has_ended_is_replaced(endpoint: Endpoint, opened: Open, seconds: int) -> None:
+def test_a_token_that_has_ended_is_replaced_at_once(
+    endpoint: Endpoint, opened: Open, caplog: pytest.LogCaptureFixture, seconds: int
+) -> None:
+    caplog.set_level(logging.INFO, "headwater.api.streams.stream")
     fill(endpoint, "first", "u1", "row")
     now = int(time.time())
     device = opened(make_token(iat=now - 1200, exp=now + seconds))
@@ -157,6 +161,8 @@ def test_a_token_that_has_ended_is_replaced(endpoint: Endpoint, opened: Open, se
     device.connect()
     shows(device, "row")
     assert device.credentials_fetched() == 2
+    ends = [end["close_reason"] for end in facts_said(caplog, CLOSED)]
+    assert ends == (["token expired"] if seconds > -TOLERANCE else [])
 
 
 @ways(("web", "websocket"))

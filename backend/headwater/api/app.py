@@ -173,7 +173,7 @@ def create_app(
     app.state.traffic = endpoint.traffic
     app.state.requests = endpoint.requests
     app.state.begin_shutdown = endpoint.begin_shutdown
-    app.state.open_streams = lambda: endpoint.streams.admission.open_streams
+    app.state.open_streams = lambda: endpoint.streams.admission.inside
     app.state.refused = endpoint.refusals.counts
     return app
 

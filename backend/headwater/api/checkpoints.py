@@ -23,7 +23,7 @@ from starlette.responses import JSONResponse, Response
 
 from headwater.api.auth.verify import Principal, Verifier
 from headwater.api.errors import NoActiveConfigError, TooManyRequestsError
-from headwater.api.http.body import read_body
+from headwater.api.http.body import read_body, require_json
 from headwater.api.refusals import prove
 from headwater.api.shares import Shares
 from headwater.api.streams.reading import StoreThreads
@@ -34,6 +34,9 @@ from headwater.sync.request import parse_checkpoint_request, parse_client_id, wr
 
 MAX_WAITING = 200
 MAX_WAITING_OF_USER = 20
+
+MAX_BODY = 64 * 1024
+"""The most bytes of a checkpoint request, which is some 100 bytes long."""
 
 REQUESTS_KEPT = 3600.0
 """Seconds after which a number that a client chose is deleted, unless the client asks for it again."""
@@ -198,9 +201,10 @@ class WriteCheckpointRoute:
 
     async def request(self, request: Request) -> Response:
         """`POST /sync/checkpoint-request`"""
+        require_json(request)
         user = await self._admit(request)
-        asked = parse_checkpoint_request(await read_body(request))
         with self._shares.take(user.user_id):
+            asked = parse_checkpoint_request(await read_body(request, MAX_BODY))
             stored = await self._writes.request(write_key(user.user_id, asked.client_id), asked.id)
         return JSONResponse({"data": {"checkpoint_request_id": str(stored)}})
 

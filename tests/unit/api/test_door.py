@@ -14,8 +14,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from headwater.api import checkpoints
 from headwater.api.http.limits import HttpLimits
+from headwater.api.streams.admission import StreamLimits
 from tests.support.fix_api import Endpoint, make_token
+from tests.support.fix_headwater import wait_until
 from tests.support.memory import forget_peak, peak
 from tests.support.memory_store import MemoryStore
 from tests.support.raw_http import Answer, connected
@@ -102,6 +105,35 @@ def test_a_body_without_an_announced_end_is_refused_once_it_is_too_large(endpoin
     with connected(endpoint) as connection:
         connection.send(told(CHUNKED), b"100000\r\n", b" " * MEBIBYTE, b"\r\n1\r\n \r\n")
         assert connection.answer().status == 413
+
+
+@pytest.mark.parametrize("path", [b"/sync/stream", b"/sync/checkpoint-request"])
+def test_bodies_of_one_user_are_read_only_so_many_at_once(
+    memory_store: MemoryStore, start_endpoint: Callable[..., Endpoint], monkeypatch: pytest.MonkeyPatch, path: bytes
+) -> None:
+    monkeypatch.setattr(checkpoints, "MAX_WAITING_OF_USER", 2)
+    endpoint = start_endpoint(memory_store, streams=StreamLimits(10, per_user=2))
+
+    def begun(user: str) -> bytes:
+        head = f"POST %s HTTP/1.1\r\nhost: x\r\nauthorization: Token {make_token(user)}\r\ncontent-length: 20\r\n\r\n{{"
+        return head.encode() % path
+
+    with connected(endpoint) as one, connected(endpoint) as two, connected(endpoint) as other:
+        one.send(begun("u1"))
+        two.send(begun("u1"))
+        other.send(begun("u2"))
+        wait_until(lambda: _status_of(endpoint, begun("u1") + b" " * 19) == 429, "the bodies are being read")
+        one.send(b" " * 19)
+        assert one.answer().status == 400
+        other.send(b" " * 19)
+        assert other.answer().status == 400
+        wait_until(lambda: _status_of(endpoint, begun("u1") + b" " * 19) == 400, "there is room again")
+
+
+def _status_of(endpoint: Endpoint, request: bytes) -> int:
+    with connected(endpoint) as connection:
+        connection.send(request)
+        return connection.answer().status
 
 
 def test_a_trailer_is_no_header(endpoint: Endpoint) -> None:

@@ -87,9 +87,10 @@ def test_a_slash_too_many_leads_nowhere(endpoint: Endpoint) -> None:
         assert error_of(endpoint, method, path)["code"] == "PSYNC_S2002"
 
 
+@pytest.mark.parametrize("path", ["/sync/stream", "/sync/checkpoint-request"])
 @pytest.mark.parametrize("said", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x"])
-def test_a_body_that_is_no_json_is_refused(endpoint: Endpoint, said: str) -> None:
-    error = error_of(endpoint, "POST", "/sync/stream", content=b"{}", headers={"content-type": said})
+def test_a_body_that_is_no_json_is_refused(endpoint: Endpoint, path: str, said: str) -> None:
+    error = error_of(endpoint, "POST", path, content=b"{}", headers={"content-type": said})
     assert (error["status"], error["code"]) == (415, "PSYNC_S2004")
 
 

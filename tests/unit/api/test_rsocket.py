@@ -119,14 +119,6 @@ def test_whoever_has_no_good_token_is_refused_at_setup(connected: Requester, tok
     assert message.startswith(f"[{code}] ")
 
 
-def test_a_token_that_expired_ends_the_stream_normally(filled: Endpoint, connected: Requester) -> None:
-    now = int(time.time())
-    connected.set_up(make_token(iat=now - 100, exp=now - 5))
-    connected.request()
-    assert connected.receive().document == {"token_expires_in": 0}
-    assert connected.receive().completes
-
-
 @pytest.mark.parametrize("credit", [0, 1])
 def test_beyond_the_limit_of_streams_setup_is_refused(
     memory_store: MemoryStore, start_endpoint: Callable[..., Endpoint], credit: int

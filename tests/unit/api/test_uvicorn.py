@@ -38,6 +38,7 @@ HTTP = {
 }
 WEBSOCKET = {
     "connection_lost": ["exc"],
+    "handle_connect": ["event"],
     "run_asgi": [],
     "keepalive_timeout": [],
     "handle_close": ["event"],

@@ -17,7 +17,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
 from headwater.api.http.limits import HttpLimits
-from headwater.api.http.server import MAX_MESSAGE
+from headwater.api.http.websocket import MAX_FIRST_MESSAGE, MAX_MESSAGE
 from tests.support.fix_api import Endpoint
 from tests.support.memory import forget_peak, peak
 from tests.support.memory_store import MemoryStore
@@ -109,6 +109,24 @@ def test_messages_up_to_two_mebibytes_come_and_go(sockets: Endpoint) -> None:
         assert closed.value.rcvd.code == 1009
 
 
+@pytest.mark.parametrize("frames", [1, 3])
+def test_a_first_message_is_short_for_anybody_may_send_it(sockets: Endpoint, frames: int) -> None:
+    """The large one that the client sends right behind it is taken."""
+    part = bytes(MAX_FIRST_MESSAGE // frames)
+    with open_at(sockets, "/echo") as websocket:
+        websocket.send([part] * frames if frames > 1 else part)
+        websocket.send(bytes(MAX_MESSAGE))
+        assert [len(websocket.recv()) for _ in range(2)] == [len(part) * frames, MAX_MESSAGE]
+    with open_at(sockets, "/echo") as websocket:
+        for number in range(frames):
+            websocket.socket.sendall(frame(0 if number else 2, part, last=False))
+        websocket.socket.sendall(frame(0, part, last=False))
+        with pytest.raises(ConnectionClosed) as closed:
+            websocket.recv()
+        assert closed.value.rcvd is not None
+        assert closed.value.rcvd.code == 1009
+
+
 @pytest.mark.parametrize("size", [0, 1000])
 def test_a_message_of_endless_frames_is_not_kept(sockets: Endpoint, size: int) -> None:
     before = forget_peak()
@@ -176,6 +194,7 @@ def test_a_websocket_with_a_header_that_is_too_long_is_refused(
         connection.send(UPGRADE, b"x: ", b"y" * 20_000, b"\r\n\r\n")
         assert connection.answer().status == 431
         assert connection.is_ended()
+    assert sockets.refused() == {"HW_6022": 1}
     assert not any(record.exc_info for record in caplog.records)
 
 
@@ -197,6 +216,29 @@ def test_what_breaks_the_protocol_ends_the_websocket_without_a_trace(
         connection.read_to_the_end()
     assert sockets.http.get("/probes/liveness").status_code == 200
     assert [record.getMessage() for record in caplog.records if record.exc_info] == []
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right", "status"),
+    [(b"version: 13", b"version: 8", 400), (b"key: ", b"key: x", 400), (b"connection: upgrade", b"connection: x", 404)],
+)
+def test_a_handshake_that_is_wrong_is_refused_and_counted(
+    sockets: Endpoint, wrong: bytes, right: bytes, status: int
+) -> None:
+    with connected(sockets) as connection:
+        connection.send(UPGRADE.replace(wrong, right), b"\r\n")
+        assert connection.answer().status == status
+    code = "PSYNC_S2002" if status == 404 else "HW_6029"
+    assert sockets.refused() == {code: 1}
+
+
+@pytest.mark.parametrize("sent", [NO_TEXT, NO_FRAME, frame(2, bytes(MAX_FIRST_MESSAGE + 1))[:HEAD_BYTES]])
+def test_whoever_breaks_the_websocket_protocol_is_counted(sockets: Endpoint, sent: bytes) -> None:
+    with connected(sockets) as connection:
+        upgraded(connection)
+        connection.send(sent)
+        connection.read_to_the_end()
+    assert sockets.refused() == {"HW_6030": 1}
 
 
 def test_what_a_websocket_asks_for_is_not_logged(sockets: Endpoint, caplog: pytest.LogCaptureFixture) -> None:

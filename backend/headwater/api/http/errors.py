@@ -58,6 +58,20 @@ class PipelineError(ApiError):
     status = 400
 
 
+class HandshakeError(ApiError):
+    """A request for a websocket is not a valid handshake. The answer says why."""
+
+    code = "HW_6029"
+    status = 400
+
+
+class BrokenWebSocketError(ApiError):
+    """A client broke the websocket protocol, or sent a message that is too large."""
+
+    code = "HW_6030"
+    status = 400
+
+
 class UnsupportedMediaTypeError(ApiError):
     """The body has a content type that is not supported."""
 

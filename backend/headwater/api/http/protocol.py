@@ -188,7 +188,9 @@ class BoundedProtocol(HttpToolsProtocol):
         assert isinstance(protocol, BoundedWebSocket)
         self._stand_in(protocol)
         if not protocol.handshake_initiated:  # its parser refuses headers of 8 KB without an answer
-            self.transport.write(answer(self._headers_too_large()))
+            error = self._headers_too_large()
+            self._doorman.note(error, self.client[0] if self.client else None)
+            self.transport.write(answer(error))
             self.transport.close()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:

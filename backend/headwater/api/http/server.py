@@ -16,7 +16,6 @@ import uvicorn
 from starlette.applications import Starlette
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from headwater.api.http.body import MAX_BODY
 from headwater.api.http.doorman import DoorConfig, Doorman
 from headwater.api.http.limits import HttpLimits
 from headwater.api.http.protocol import BoundedProtocol
@@ -26,9 +25,6 @@ from headwater.errors import HeadwaterError
 
 GRACE_SECONDS = 5
 """How long open requests may take to end after the drain."""
-
-MAX_MESSAGE = 2 * MAX_BODY
-"""The most bytes of a websocket message, which may hold a whole request and its framing."""
 
 _OTHER_FILES = 500  # files that may be open besides connections of devices
 _FEW = 250  # connections of operators' tools
@@ -67,8 +63,6 @@ class BoundedServer(uvicorn.Server):
             loop="uvloop",
             http=BoundedProtocol,
             ws=BoundedWebSocket,
-            ws_max_size=MAX_MESSAGE,
-            ws_per_message_deflate=False,
             lifespan=lifespan,
             log_config=None,
             access_log=False,

@@ -6,8 +6,10 @@ Uvicorn itself limits the size of a message, and waits with sending while the pe
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from contextlib import suppress
+from http import HTTPStatus
 
 import uvicorn
 from uvicorn._types import ASGIReceiveEvent, ASGISendEvent
@@ -15,12 +17,26 @@ from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from uvicorn.server import ServerState
 from websockets.exceptions import InvalidState
-from websockets.frames import Frame
+from websockets.frames import DATA_OPCODES, Frame
+from websockets.http11 import Request
+from websockets.server import ServerProtocol
 
 from headwater.api.bell import Bell
-from headwater.api.errors import GoneError
+from headwater.api.errors import ApiError, GoneError
+from headwater.api.http.body import MAX_BODY
 from headwater.api.http.doorman import DoorConfig
+from headwater.api.http.errors import BrokenWebSocketError, HandshakeError
 from headwater.api.http.handover import offer
+
+MAX_FIRST_MESSAGE = 64 * 1024
+"""The most bytes of the first message, which contains the token: before it, a client may be anybody."""
+
+MAX_MESSAGE = 2 * MAX_BODY
+"""The most bytes of a later message, which may hold a whole request and its framing."""
+
+FRAME_BYTES = 64 * 1024
+"""How much of a message is handed to the transport at once. The transport keeps a copy of what the client has not read
+yet."""
 
 MOST_FRAMES = 1024
 """The most frames of one message: empty frames add nothing to its size, but take memory."""
@@ -32,6 +48,18 @@ LAST_SECONDS = 1.0
 """How long streams may take to send their end after the drain."""
 
 _TOO_BIG = 1009
+
+
+class _Conversation(ServerProtocol):
+    """Limits the first message of a client more than those that follow."""
+
+    def __init__(self) -> None:
+        super().__init__(max_size=MAX_FIRST_MESSAGE, logger=logging.getLogger("uvicorn.error"))
+
+    def recv_frame(self, frame: Frame) -> None:
+        super().recv_frame(frame)
+        if frame.fin and frame.opcode in DATA_OPCODES:
+            self.max_message_size = MAX_MESSAGE
 
 
 class _Queue:
@@ -98,6 +126,7 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
+        self.conn = _Conversation()
         self.queue = self._queue = _Queue()  # type: ignore[assignment]
         self.writable = _Gate()  # type: ignore[assignment]
         self._taken = False
@@ -137,13 +166,25 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         content = message.get("bytes")
         return message.get("text") or "" if content is None else content
 
-    async def send_message(self, content: bytes) -> None:
-        """Send a message once there is room. Raises GoneError when the connection is closed."""
+    async def send_message(self, head: bytes, body: bytes | memoryview = b"") -> None:
+        """Send a message of two parts as the client reads it; a long one goes out in several frames. Raises GoneError
+        when the connection is closed. Being cancelled within a message aborts the connection."""
+        first, rest = head + body[:FRAME_BYTES], memoryview(body)[FRAME_BYTES:]
+        await self._send_frame(self.conn.send_binary, first, last=not rest)
+        try:
+            while rest:
+                part, rest = bytes(rest[:FRAME_BYTES]), rest[FRAME_BYTES:]
+                await self._send_frame(self.conn.send_continuation, part, last=not rest)
+        except asyncio.CancelledError:
+            self.transport.abort()  # no other message can follow a part of one
+            raise
+
+    async def _send_frame(self, send: Callable[[bytes, bool], None], content: bytes, *, last: bool) -> None:
         await self.writable.wait()
-        if self.disconnected or self.close_sent:
+        if self.disconnected or self.close_sent or self.transport.is_closing():
             raise GoneError
         try:
-            self.conn.send_binary(content)
+            send(content, last)
         except InvalidState:
             raise GoneError from None
         self.transport.write(b"".join(self.conn.data_to_send()))
@@ -158,6 +199,20 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         if self.close_timer is None:
             self.transport.close()
         self._linger()
+
+    def handle_connect(self, event: Request) -> None:
+        super().handle_connect(event)
+        if self.response.status_code != HTTPStatus.SWITCHING_PROTOCOLS:
+            self._note(HandshakeError(f"a websocket handshake was answered with {self.response.status_code}"))
+
+    def handle_parser_exception(self) -> None:
+        if not self.close_sent and self.conn.close_sent is not None:
+            self._note(BrokenWebSocketError(f"a websocket was closed with code {self.conn.close_sent.code}"))
+        super().handle_parser_exception()
+
+    def _note(self, error: ApiError) -> None:
+        assert isinstance(self.config, DoorConfig)
+        self.config.doorman_at(self.server).note(error, self.client[0] if self.client else None)
 
     async def run_asgi(self) -> None:
         """Run the application. Unlike uvicorn's method, this leaves a connection open that was taken over."""

@@ -51,6 +51,9 @@ LONGEST_LIFETIME = 300.0
 MOST_STREAMS = 4
 """The most streams of one connection. Clients have one."""
 
+IDLE_SECONDS = 30.0
+"""How long a connection stays open without a stream. Clients open one for each stream."""
+
 MAX_REQUEST = 1024 * 1024
 """The most bytes of all requests of a connection whose streams have not begun, in all their fragments together."""
 
@@ -61,6 +64,7 @@ PATH = "/sync/stream"
 
 _JSON, _BSON = "application/json", "application/bson"
 _FORM = WireForm(Bson(), IDENTITY)
+_NO_DATA = memoryview(b"")
 
 log = logging.getLogger(__name__)
 
@@ -111,6 +115,8 @@ class Connection:
     _types: tuple[str, str] = (_JSON, _JSON)
     _sending: asyncio.Lock = field(default_factory=asyncio.Lock)
     _task: asyncio.Task[object] | None = None
+    _admitted: bool = False
+    _idle_since: float = 0.0
 
     async def run(self) -> None:
         """Serve until the client disconnects, breaks the protocol, or can't be sent the end of a stream."""
@@ -118,6 +124,7 @@ class Connection:
         try:
             lifetime = await self._set_up()
             if lifetime is not None:
+                self._rest()
                 await self._read(lifetime)
         except GoneError:
             pass
@@ -132,6 +139,15 @@ class Connection:
     def _abort(self) -> None:
         if self._task is not None:
             self._task.cancel()
+
+    def _rest(self) -> None:
+        """Note that no stream is open from now on."""
+        self._idle_since = asyncio.get_running_loop().time()
+
+    @property
+    def _is_unused(self) -> bool:
+        """Whether no stream has been open for IDLE_SECONDS."""
+        return not self._open and asyncio.get_running_loop().time() >= self._idle_since + IDLE_SECONDS
 
     async def _set_up(self) -> float | None:
         """Read the SETUP frame. Returns the lifetime of the silent connection in seconds; None when it was refused."""
@@ -166,18 +182,22 @@ class Connection:
         self._user = await self.verifier.authorize(token if isinstance(token, str) else None)
         self._user_agent = agent if isinstance(agent, str) else None
         self.streams.admission.check(self._user.user_id)
+        self.streams.websockets.enter(self._user.user_id)
+        self._admitted = True
 
     async def _read(self, lifetime: float) -> None:
-        while True:
+        while not self._is_unused:
             try:
-                async with asyncio.timeout(lifetime):
+                async with asyncio.timeout(lifetime if self._open else min(lifetime, IDLE_SECONDS)):
                     frame = _frame_in(await self.websocket.next_message())
                 await self._take(frame)
                 del frame  # it may be large, and the next one may be long in coming
             except TimeoutError:
-                return await self._end(ErrorCode.CONNECTION_ERROR, "nothing was heard of the client for too long")
+                if not self._is_unused:
+                    return await self._end(ErrorCode.CONNECTION_ERROR, "the client was silent for too long")
             except FrameError as failure:
                 return await self._end(ErrorCode.CONNECTION_ERROR, str(failure))
+        return await self._refuse(ErrorCode.CONNECTION_CLOSE, "the connection has no stream")
 
     async def _take(self, frame: object) -> None:
         match frame:
@@ -190,9 +210,10 @@ class Connection:
             case RequestMore(stream=number, credit=credit) if number in self._open:
                 self._open[number].sink.add_credit(credit)
             case Cancel(stream=number) if number in self._open:
-                self._open[number].sink.leave()
+                self._open[number].sink.leave(at_once=False)
                 if self._open[number].task is None:
                     del self._open[number]
+                    self._rest()
             case Setup():
                 raise FrameError("SETUP came a second time")
             case _:
@@ -251,6 +272,7 @@ class Connection:
                 await stream.sink.fail(failure)
         finally:
             self._open.pop(number, None)
+            self._rest()
 
     def _opening(self, stream: _Stream) -> Opening:
         assert self._user is not None
@@ -266,9 +288,9 @@ class Connection:
             asked = stream_request(_fields(data, _BSON), limits)
         return Opening(asked, self._user, self._user_agent, _FORM, self.request)
 
-    async def _send(self, frame: bytes) -> None:
+    async def _send(self, frame: bytes, data: memoryview = _NO_DATA) -> None:
         async with self._sending:
-            await self.websocket.send_message(frame)
+            await self.websocket.send_message(frame, data)
 
     async def _end(self, code: ErrorCode, message: str) -> None:
         """Log a breach of the protocol, and end the connection."""
@@ -289,7 +311,9 @@ class Connection:
     async def _close(self) -> None:
         tasks = [stream.task for stream in self._open.values() if stream.task is not None]
         for stream in self._open.values():
-            stream.sink.leave()
+            stream.sink.leave(at_once=True)
+        if self._admitted and self._user is not None:
+            self.streams.websockets.leave(self._user.user_id)
         if tasks:
             await asyncio.wait(tasks)
 

@@ -53,6 +53,7 @@ class ErrorCode(IntEnum):
     UNSUPPORTED_SETUP = 0x002
     REJECTED_SETUP = 0x003
     CONNECTION_ERROR = 0x101
+    CONNECTION_CLOSE = 0x102
     APPLICATION_ERROR = 0x201
     REJECTED = 0x202
 
@@ -197,9 +198,9 @@ def _credit(rest: memoryview) -> int:
     return credit
 
 
-def payload(stream: int, data: bytes) -> bytes:
-    """One payload of a stream."""
-    return _header(stream, Kind.PAYLOAD, Flag.NEXT) + data
+def payload(stream: int) -> bytes:
+    """The head of a payload of a stream, which its data follows."""
+    return _header(stream, Kind.PAYLOAD, Flag.NEXT)
 
 
 def complete(stream: int) -> bytes:

@@ -4,24 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import struct
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
+from typing import Protocol
 
+from headwater.api.auth.errors import TokenExpiredError
 from headwater.api.bell import Bell
 from headwater.api.error_answers import told
+from headwater.api.errors import GoneError
 from headwater.api.rsocket.frames import MAX_CREDIT, ErrorCode, complete, error, payload
 from headwater.api.streams.codings import Piece
 
 LAST_SECONDS = 1.0
 """How long sending the end of a stream waits for a client that does not read."""
 
-SendFrame = Callable[[bytes], Awaitable[None]]
+
+class SendFrame(Protocol):
+    """Sends a frame, whose data may be given apart. Raises GoneError when the connection is closed."""
+
+    async def __call__(self, frame: bytes, data: memoryview = ..., /) -> None: ...
 
 
 class RSocketSink:
     """Sends BSON documents, each as one payload. Sends no more of them than the client has asked for. `abort` ends the
     connection."""
 
-    __slots__ = ("_abort", "_credit", "_left", "_more", "_send", "_stream", "_then")
+    __slots__ = ("_abort", "_credit", "_left", "_more", "_send", "_sending", "_stream", "_then")
 
     def __init__(self, stream: int, credit: int, send: SendFrame, abort: Callable[[], None]) -> None:
         self._stream = stream
@@ -30,6 +37,7 @@ class RSocketSink:
         self._abort = abort
         self._more = Bell()
         self._left = False
+        self._sending = False
         self._then: Callable[[], None] | None = None
 
     def add_credit(self, credit: int) -> None:
@@ -37,10 +45,11 @@ class RSocketSink:
         self._credit = min(self._credit + credit, MAX_CREDIT)
         self._more.ring()
 
-    def leave(self) -> None:
-        """Note that the client has left the stream."""
+    def leave(self, *, at_once: bool) -> None:
+        """Note that the client has left the stream. Unless `at_once`, a payload that is being sent goes out whole, so
+        that the connection can be used on."""
         self._left = True
-        if self._then is not None:
+        if self._then is not None and (at_once or not self._sending):
             self._then()
 
     async def open(self) -> None:
@@ -49,11 +58,20 @@ class RSocketSink:
     async def send(self, piece: Piece) -> int:
         for document in documents(piece.content):
             await self._take_credit()
-            await self._send(payload(self._stream, document))
+            self._sending = True
+            await self._send(payload(self._stream), document)
+            self._sending = False
+            if self._left:
+                raise GoneError
         return len(piece)
 
     async def end(self) -> None:
         await self._send(complete(self._stream))
+
+    async def expire(self) -> None:
+        """End with an error. The stock SDKs drop what they have not handled yet when a stream completes, and so would
+        often miss the line that says that the token has expired, and connect with the same token again."""
+        await self.fail(TokenExpiredError("the token has expired", fix="fetch a new one"))
 
     async def fail(self, failure: Exception) -> None:
         last = error(self._stream, ErrorCode.APPLICATION_ERROR, message_of(failure))
@@ -81,10 +99,10 @@ def message_of(failure: Exception) -> str:
     return f"[{known.code}] {known.description}" + (f"\n  {known.details}" if known.details else "")
 
 
-def documents(content: bytes) -> Iterator[bytes]:
-    """Split joined BSON documents."""
-    start = 0
+def documents(content: bytes) -> Iterator[memoryview]:
+    """Split joined BSON documents, without a copy: many streams share the content."""
+    view, start = memoryview(content), 0
     while start < len(content):
         end = start + struct.unpack_from("<i", content, start)[0]
-        yield content[start:end]
+        yield view[start:end]
         start = end

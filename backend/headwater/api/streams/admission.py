@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from headwater.api.errors import ShuttingDownError, TooManyRequestsError
@@ -10,8 +12,9 @@ from headwater.api.shares import Shares
 
 @dataclass(frozen=True, slots=True)
 class StreamLimits:
-    """Limits per process. A device has one stream, or two for a moment when it connects again. `stalled_seconds` is how
-    long a client may read nothing while data waits for it."""
+    """Limits per process, in all and per user. Open streams, websockets, and HTTP requests for a stream that are being
+    read are each counted by themselves. A device has one stream, or two for a moment when it connects again.
+    `stalled_seconds` is how long a client may read nothing while data waits for it."""
 
     streams: int = 200
     per_user: int = 50
@@ -19,32 +22,43 @@ class StreamLimits:
 
 
 class Admission:
-    """Counts open streams. Not thread-safe: use it in one event loop."""
+    """Counts open streams, or what leads to one; `what` names it in messages. Not thread-safe: use it in one event
+    loop."""
 
-    def __init__(self, limits: StreamLimits) -> None:
+    def __init__(self, limits: StreamLimits, what: str = "open streams") -> None:
         self._limits = limits
-        self._shares = Shares("open streams", limits.per_user)
+        self._what = what
+        self._shares = Shares(what, limits.per_user)
         self._closed = False
-        self.open_streams = 0
+        self.inside = 0
 
     def close(self) -> None:
         """Refuse new streams from now on."""
         self._closed = True
 
     def check(self, user_id: str) -> None:
-        """Raise TooManyRequestsError or ShuttingDownError when the user can't open a stream now."""
+        """Raise TooManyRequestsError or ShuttingDownError when the user can't enter now."""
         if self._closed:
             raise ShuttingDownError("the service is shutting down", fix="connect again")
-        if self.open_streams >= self._limits.streams:
-            raise TooManyRequestsError(f"{self._limits.streams} streams are open already")
+        if self.inside >= self._limits.streams:
+            raise TooManyRequestsError(f"the service already has {self._limits.streams} {self._what}")
         self._shares.check(user_id)
 
     def enter(self, user_id: str) -> None:
-        """Count a stream until `leave`. Raises as `check` does."""
+        """Count one more until `leave`. Raises as `check` does."""
         self.check(user_id)
         self._shares.enter(user_id)
-        self.open_streams += 1
+        self.inside += 1
 
     def leave(self, user_id: str) -> None:
         self._shares.leave(user_id)
-        self.open_streams -= 1
+        self.inside -= 1
+
+    @contextmanager
+    def take(self, user_id: str) -> Iterator[None]:
+        """Count one more while the context is open. Raises as `check` does."""
+        self.enter(user_id)
+        try:
+            yield
+        finally:
+            self.leave(user_id)

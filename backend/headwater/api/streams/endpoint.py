@@ -40,11 +40,13 @@ class StreamEndpoint:
             stream.result()
 
     async def _opening(self, request: Request) -> Opening:
-        """Read the request. The token is verified before any of the body is read."""
+        """Read the request. The token is verified, and the user's share checked, before any of the body is read."""
         require_json(request)
         user = await self._verifier.authorize(request.headers.get("authorization"))
         prove(request, user.user_id)
-        asked = parse_stream_request(await read_body(request), self._streams.asked)
+        self._streams.admission.check(user.user_id)
+        with self._streams.requests.take(user.user_id):
+            asked = parse_stream_request(await read_body(request), self._streams.asked)
         headers = request.headers
         form = choose_form(headers.get("accept"), headers.get("accept-encoding"), raw=asked.raw_data)
         agent = headers.get("x-user-agent") or headers.get("user-agent")

@@ -64,6 +64,8 @@ class Streams:
         self._open: set[Stream] = set()
         self._revocations = revocations
         self.admission = Admission(limits)
+        self.websockets = Admission(limits, "open websockets")
+        self.requests = Admission(limits, "requests for streams in progress")
 
     def connected(self) -> list[Connected]:
         """All open streams."""
@@ -88,17 +90,16 @@ class Streams:
         which may be large."""
         user, stream = opening.user, self._stream(opening)
         del opening
-        self.admission.enter(user.user_id)
-        self._hub.join(stream)
-        self._open.add(stream)
-        try:
-            if self._revocations.of(user) is not None:  # revoked after its token was verified
-                stream.end(REVOKED)
-            await stream.run(sink)
-        finally:
-            self._open.discard(stream)
-            self._hub.leave(stream)
-            self.admission.leave(user.user_id)
+        with self.admission.take(user.user_id):
+            self._hub.join(stream)
+            self._open.add(stream)
+            try:
+                if self._revocations.of(user) is not None:  # revoked after its token was verified
+                    stream.end(REVOKED)
+                await stream.run(sink)
+            finally:
+                self._open.discard(stream)
+                self._hub.leave(stream)
 
     def _stream(self, opening: Opening) -> Stream:
         asked, user = opening.asked, opening.user

@@ -31,6 +31,9 @@ class Sink(Protocol):
     async def end(self) -> None:
         """End the stream normally; the client may connect again at once."""
 
+    async def expire(self) -> None:
+        """End the stream because its token has expired; the client needs another one."""
+
     async def fail(self, error: Exception) -> None:
         """Cut the stream off after `open`, because of an error. Waits only a moment for a client that does not read."""
 
@@ -80,6 +83,9 @@ class HttpSink:
         if last:
             await self._body.send(last)
         await self._body.end()
+
+    async def expire(self) -> None:
+        await self.end()
 
     async def fail(self, error: Exception) -> None:
         """Close the connection. The client notices that the body is incomplete."""

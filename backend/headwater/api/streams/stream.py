@@ -181,7 +181,7 @@ class Stream:
             while (pieces := await self._pieces()) is not None:
                 await (self._send(pieces, sink) if pieces else self._wake.next())
                 del pieces  # while it waits, a stream must not keep what it sent last
-            await sink.end()
+            await (sink.expire() if self._reason == EXPIRED else sink.end())
         finally:
             self._task = None
 
@@ -295,7 +295,8 @@ class Stream:
     def _cut_if_stalled(self, since: float) -> None:
         left = since + self._stalled_seconds - time.monotonic()
         if left > 0:
-            self._ticker = asyncio.get_running_loop().call_later(left, self._on_tick)
+            soon = max(0.0, min(left, self._user.expires_in()))
+            self._ticker = asyncio.get_running_loop().call_later(soon, self._on_tick)
             return
         facts = {"reason": "not reading"}
         self._traffic.refusals.note(StalledError.code, self._user.user_id, "a stream was cut off", facts)

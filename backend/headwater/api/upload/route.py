@@ -12,7 +12,7 @@ from starlette.routing import Route
 
 from headwater.api.auth.verify import Principal, Verifier
 from headwater.api.errors import ApiError
-from headwater.api.http.body import read_body
+from headwater.api.http.body import read_body, require_json
 from headwater.api.refusals import Refusals, prove
 from headwater.api.upload.limits import UploadLimits
 from headwater.api.upload.request import InvalidUploadError, parse_upload
@@ -47,6 +47,7 @@ class UploadRoute:
 
     async def answer(self, request: Request) -> Response:
         """Handle one request."""
+        require_json(request)
         user = await self._verifier.authorize(request.headers.get("authorization"))
         prove(request, user.user_id)
         with self._limits.room_for(user.user_id):

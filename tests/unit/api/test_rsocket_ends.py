@@ -1,0 +1,220 @@
+"""Streams and connections over websockets that end: with their token, without a stream, in the middle of a payload."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from base64 import b64encode
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
+
+import pytest
+from websockets.exceptions import ConnectionClosed
+
+from headwater.api.http.websocket import FRAME_BYTES
+from headwater.api.rsocket import connection, frames
+from headwater.api.streams import stream
+from headwater.api.streams.admission import StreamLimits
+from headwater.sync import ticks
+from tests.support import rsocket_client as client
+from tests.support.fix_api import Endpoint, make_token
+from tests.support.fix_headwater import wait_until
+from tests.support.memory import forget_peak, peak
+from tests.support.memory_store import MemoryStore
+from tests.support.rsocket_client import Received, Requester, requester
+
+MEBIBYTE = 1 << 20
+LARGE = 8 * MEBIBYTE
+KEEPALIVE = client.frame(0, client.KEEPALIVE, client.RESPOND, bytes(8))
+
+
+@pytest.fixture
+def connected(endpoint: Endpoint) -> Iterator[Requester]:
+    with requester(str(endpoint.http.base_url)) as found:
+        yield found
+
+
+@pytest.fixture
+def large(memory_store: MemoryStore, start_endpoint: Callable[..., Endpoint]) -> Endpoint:
+    """An endpoint with one large row."""
+    endpoint = start_endpoint(memory_store)
+    memory_store.put(endpoint.bucket("mine", "u1"), "large", json.dumps({"text": "x" * LARGE}))
+    memory_store.commit()
+    return endpoint
+
+
+def is_told_to_fetch_a_token(received: Received) -> bool:
+    return received.kind == client.ERROR and received.error[1].startswith("[PSYNC_S2103] ")
+
+
+def test_a_stream_whose_token_has_expired_says_so_as_an_error(endpoint: Endpoint, connected: Requester) -> None:
+    """After COMPLETE the stock SDK forgets payloads that it has not handled yet, and uses the same token again."""
+    now = int(time.time())
+    connected.set_up(make_token(iat=now - 100, exp=now - 5))
+    connected.request()
+    assert connected.receive().document == {"token_expires_in": 0}
+    assert is_told_to_fetch_a_token(connected.receive())
+
+
+def test_a_quiet_stream_ends_when_its_token_does(endpoint: Endpoint, connected: Requester) -> None:
+    connected.set_up(make_token(exp=time.time() + 1))
+    connected.request(credit=100)
+    *_, last = connected.documents("checkpoint_complete")
+    while "token_expires_in" not in last or last["token_expires_in"] != 0:
+        last = connected.receive().document
+    assert is_told_to_fetch_a_token(connected.receive())
+    wait_until(lambda: endpoint.open_streams() == 0, "the end of the stream")
+
+
+def test_a_stream_that_nothing_is_taken_of_ends_when_its_token_does(
+    endpoint: Endpoint, connected: Requester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ticks, "KEEPALIVE", 0.2)  # it waits for credit by the time of the first
+    monkeypatch.setattr(stream, "STUCK_SECONDS", 0.1)
+    connected.set_up(make_token(exp=time.time() + 1))
+    connected.request(credit=1)
+    assert "checkpoint" in connected.receive().document
+    assert connected.receive().kind == client.ERROR
+    wait_until(lambda: endpoint.open_streams() == 0, "the end of the stream")
+
+
+@pytest.mark.parametrize("streams", [0, 1])
+def test_a_connection_without_a_stream_is_closed_however_lively(
+    connected: Requester, monkeypatch: pytest.MonkeyPatch, streams: int
+) -> None:
+    monkeypatch.setattr(connection, "IDLE_SECONDS", 0.3)
+    connected.set_up(make_token())
+    for number in range(streams):
+        connected.request(stream=2 * number + 1)
+        connected.receive()
+        connected.cancel(2 * number + 1)
+    received = last_frame(connected)
+    assert received.error == (frames.ErrorCode.CONNECTION_CLOSE, "the connection has no stream")
+
+
+def last_frame(found: Requester) -> Received:
+    """What comes last on a connection that keepalives are sent on until it is closed."""
+    received, deadline = None, time.monotonic() + 10
+    while time.monotonic() < deadline:
+        with suppress(ConnectionClosed):
+            found.send(KEEPALIVE)
+        try:
+            received = found.receive()
+        except ConnectionClosed:
+            assert received is not None
+            return received
+    raise AssertionError("the connection is closed")
+
+
+def test_a_connection_with_a_stream_stays(connected: Requester, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "IDLE_SECONDS", 0.1)
+    connected.set_up(make_token())
+    connected.request(credit=100)
+    list(connected.documents("checkpoint_complete"))
+    until = time.monotonic() + 0.5
+    while time.monotonic() < until:
+        connected.send(KEEPALIVE)
+        assert connected.receive().kind == client.KEEPALIVE
+
+
+def test_a_user_has_only_so_many_websockets_with_streams_or_without(
+    memory_store: MemoryStore, start_endpoint: Callable[..., Endpoint]
+) -> None:
+    endpoint = start_endpoint(memory_store, streams=StreamLimits(10, per_user=2))
+    url = str(endpoint.http.base_url)
+    with ExitStack() as stack:
+        for _ in range(2):
+            first = stack.enter_context(requester(url))
+            first.set_up(make_token())
+            answers_keepalives(first)
+        with requester(url) as third:
+            third.set_up(make_token())
+            assert third.receive().error[1].startswith("[PSYNC_S2304] ")
+        with requester(url) as of_another:
+            of_another.set_up(make_token("u2"))
+            answers_keepalives(of_another)
+    wait_until(lambda: is_let_in(endpoint), "the place is free again")
+
+
+def answers_keepalives(found: Requester) -> None:
+    found.send(KEEPALIVE)
+    assert found.receive().kind == client.KEEPALIVE
+
+
+def is_let_in(endpoint: Endpoint) -> bool:
+    with requester(str(endpoint.http.base_url)) as found:
+        found.set_up(make_token())
+        found.send(KEEPALIVE)
+        return found.receive().kind == client.KEEPALIVE
+
+
+def test_a_large_payload_comes_in_short_frames(large: Endpoint) -> None:
+    with requester(str(large.http.base_url)) as found:
+        found.set_up(make_token())
+        found.request()
+        assert "checkpoint" in found.receive().document
+        parts = list(found.websocket.recv_streaming())
+        assert sum(map(len, parts)) > LARGE
+        assert max(map(len, parts)) <= FRAME_BYTES + 100
+        assert "checkpoint_complete" in found.receive().document
+
+
+def test_a_stream_that_is_cancelled_within_a_payload_leaves_the_connection_usable(large: Endpoint) -> None:
+    with requester(str(large.http.base_url)) as found:
+        found.set_up(make_token())
+        found.request()
+        found.receive()
+        parts = found.websocket.recv_streaming()
+        next(parts)
+        found.cancel()
+        for _ in parts:
+            pass
+        found.request(stream=3)
+        received = found.receive()
+        assert (received.stream, "checkpoint" in received.document) == (3, True)
+        list(found.documents("checkpoint_complete"))
+
+
+def test_slow_websockets_share_the_row_that_waits_for_them(large: Endpoint) -> None:
+    slow = 20
+    with ExitStack() as stack:
+        stack.enter_context(waiting(large))
+        before = forget_peak()
+        for _ in range(slow):
+            stack.enter_context(waiting(large))
+        assert large.http.get("/probes/liveness").status_code == 200
+        assert large.open_streams() == slow + 1
+        assert peak() - before < slow * MEBIBYTE
+
+
+UPGRADE = (
+    "GET /sync/stream HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: websocket\r\n"
+    f"sec-websocket-version: 13\r\nsec-websocket-key: {b64encode(b'k' * 16).decode()}\r\n\r\n"
+)
+
+
+def waiting(endpoint: Endpoint) -> socket.socket:
+    """A client that has read the beginning of a payload, and reads no more."""
+    connection = socket.create_connection(endpoint.address, timeout=10)
+    request = b"\0\0\0\x10" + client.with_metadata({"path": "/sync/stream"}, b"{}")
+    asked = client.frame(1, client.REQUEST_STREAM, client.METADATA, request)
+    messages = [client.setup({"token": f"Token {make_token()}"}), asked]
+    connection.sendall(UPGRADE.encode())
+    _read_until(connection, b"\r\n\r\n")
+    connection.sendall(b"".join(_masked(each) for each in messages))
+    _read_until(connection, b"xxxx")
+    return connection
+
+
+def _read_until(connection: socket.socket, mark: bytes) -> None:
+    received = b""
+    while mark not in received:
+        part = connection.recv(4096)
+        assert part, received
+        received += part
+
+
+def _masked(content: bytes) -> bytes:
+    length = bytes([0x80 | len(content)]) if len(content) < 126 else b"\xfe" + len(content).to_bytes(2, "big")
+    return b"\x82" + length + bytes(4) + content
