@@ -7,6 +7,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from headwater.config.load import load_config
 from tests.support.fix_api import Endpoint, running
 from tests.support.jwks_server import JwksServer, certificate, jwks_server, send
 from tests.support.memory_store import MemoryStore
+from tests.support.rsocket_client import requester
 from tests.support.signers import Signer, signer
 
 SECRET = "super-secret-jwt-token-with-at-least-32-characters-long"
@@ -42,10 +44,15 @@ def start(start_endpoint: Start, memory_store: MemoryStore, tmp_path: Path) -> S
 
     def start(source: str = "db.example.org", **client_auth: object) -> Endpoint:
         uri = f"postgresql://u:p@{source}/d"
-        whole = {"replication": {"connections": [{"uri": uri}]}, "client_auth": {"audience": ["app"], **client_auth}}
+        whole = {
+            "replication": {"connections": [{"uri": uri}]},
+            "client_auth": {"audience": ["app"], **client_auth},
+            "upload": {"role": "app_user", "tables": {"notes": {}}},
+        }
         (tmp_path / "headwater.json").write_text(json.dumps(whole))
-        auth = load_config(ConfigSource(path=tmp_path / "headwater.json"), {}, tmp_path).auth
-        return start_endpoint(memory_store, keys=key_source(auth), audience=auth.audience)
+        config = load_config(ConfigSource(path=tmp_path / "headwater.json"), {}, tmp_path)
+        auth = config.auth
+        return start_endpoint(memory_store, keys=key_source(auth), audience=auth.audience, upload=config.upload)
 
     return start
 
@@ -174,13 +181,27 @@ def test_an_issuer_at_an_address_that_is_refused_is_never_asked(issuer: JwksServ
 @pytest.fixture
 def supabase(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[JwksServer]:
     """The address of the project abcdefgh's keys leads here."""
-    tls, authority = certificate(tmp_path, "abcdefgh.supabase.co")
+    with issuer_at("abcdefgh.supabase.co", tmp_path, monkeypatch) as server:
+        yield server
+
+
+@pytest.fixture
+def firebase(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[JwksServer]:
+    """The address of Firebase's keys leads here."""
+    with issuer_at("www.googleapis.com", tmp_path, monkeypatch) as server:
+        yield server
+
+
+@contextmanager
+def issuer_at(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[JwksServer]:
+    """A server that this host name leads to."""
+    tls, authority = certificate(tmp_path, name)
     monkeypatch.setenv("SSL_CERT_FILE", str(authority))
     connect = CheckedNetwork.connect_tcp
     with jwks_server(tls=tls) as server:
 
         async def connect_here(network: CheckedNetwork, host: str, port: int, *more: Any, **options: Any) -> object:
-            assert (host, port) == ("abcdefgh.supabase.co", 443)
+            assert (host, port) == (name, 443)
             return await connect(network, "127.0.0.1", server.port, *more, **options)
 
         monkeypatch.setattr(CheckedNetwork, "connect_tcp", connect_here)
@@ -238,11 +259,20 @@ def of_firebase(issuer: Signer, **claims: object) -> str:
     return issuer.token("Zx8Yw7Vu6Ts5Rq4Po3Nm2Lk1", **{**shape, **claims})
 
 
-def test_tokens_of_firebase_are_accepted_for_their_project(issuer: JwksServer, start: Start) -> None:
-    endpoint = start(jwks_uri=issuer.url(), audience=["my-project"])
-    assert accepts(endpoint, of_firebase(signer()))
-    refused = ask(endpoint, of_firebase(signer(), aud="another-project")).json()["error"]
-    assert (refused["code"], refused["details"]) == ("PSYNC_S2105", "accepted: my-project")
+def test_tokens_of_firebase_are_accepted_for_their_project(firebase: JwksServer, start: Start) -> None:
+    firebase.published = [project := signer("RS256", "firebase")]
+    endpoint = start(firebase="my-project", audience=["app"])
+    assert accepts(endpoint, of_firebase(project))
+    for other in ("another-project", "app"):  # whoever makes a project of this name has Firebase sign for it
+        refused = ask(endpoint, of_firebase(project, aud=other)).json()["error"]
+        assert (refused["code"], refused["details"]) == ("PSYNC_S2105", "accepted: my-project")
+
+
+def test_a_key_in_the_config_proves_tokens(start: Start) -> None:
+    rsa = signer("RS256", "main")
+    endpoint = start(jwks={"keys": [rsa.jwk()]})
+    assert accepts(endpoint, rsa.token())
+    assert not accepts(endpoint, Signer("RS256", signer("RS256", "x").private, "main").token())
 
 
 def part(content: object) -> str:
@@ -279,5 +309,11 @@ def test_an_attack_is_refused_by_every_route(issuer: JwksServer, start: Start, a
     token, code = ATTACKS[attack]
     endpoint = start(jwks_uri=issuer.url())
     assert accepts(endpoint, signer().token())
-    for answer in (ask(endpoint, token), endpoint.post(authorization=f"Token {token}")):
-        assert (answer.status_code, answer.json()["error"]["code"]) == (401, code)
+    headers = {"authorization": f"Token {token}"}
+    for path in ("/sync/stream", "/sync/checkpoint-request", "/upload"):
+        answer = endpoint.http.post(path, json={}, headers=headers)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (401, code), path
+    assert ask(endpoint, token).json()["error"]["code"] == code
+    with requester(str(endpoint.http.base_url)) as websocket:
+        websocket.set_up(token)
+        assert websocket.receive().error[1].startswith(f"[{code}] ")

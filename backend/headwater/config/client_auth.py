@@ -17,6 +17,7 @@ from headwater.source.connect import SourceSettings
 
 SUPABASE_LIFETIME = 7 * DAY + 1200
 SUPABASE_AUDIENCE = frozenset({"authenticated"})
+FIREBASE_KEYS = "https://www.googleapis.com/service_accounts/v1/jwk/securetoken@system.gserviceaccount.com"
 
 _NO_URL = "PSYNC_S3102"
 """A value of `jwks_uri` is not a URL."""
@@ -35,9 +36,9 @@ def read_client_auth(root: Section, sources: Sequence[SourceSettings]) -> Client
     rules = _rules(section)
     supabase = section.boolean("supabase", default=False)
     keys = _keys(section) + _supabase_secret(section, supabase=supabase)
-    addresses = tuple(
-        KeyAddress(url) for url in section.texts("jwks_uri") if _is_usable(section, url, rules)
-    ) + _supabase_address(section, sources, supabase=supabase, secret=bool(keys))
+    addresses = tuple(KeyAddress(url) for url in section.texts("jwks_uri") if _is_usable(section, url, rules))
+    addresses += _supabase_address(section, sources, supabase=supabase, secret=bool(keys))
+    addresses += _firebase_address(section)
     audience = frozenset(section.texts("audience"))
     if "" in audience:
         section.error("an empty text is not an audience", "audience", fix="set it, or remove it")
@@ -167,6 +168,17 @@ def _supabase_address(
     if not secret:
         section.warn(_NO_PROJECT, "supabase")
     return ()
+
+
+def _firebase_address(section: Section) -> tuple[KeyAddress, ...]:
+    """The address of Firebase's keys, which all its projects share: the audience tells one project from the others."""
+    project = section.text("firebase")
+    if project is None:
+        return ()
+    if not project:
+        section.error("is empty", "firebase", fix="write the id of the Firebase project")
+        return ()
+    return (KeyAddress(FIREBASE_KEYS, frozenset({project})),)
 
 
 _NO_PROJECT = (

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from headwater.api.auth.keys import DAY
-from headwater.config.client_auth import SUPABASE_LIFETIME
+from headwater.config.client_auth import FIREBASE_KEYS, SUPABASE_LIFETIME
 from headwater.config.model import ServiceConfig
 from tests.unit.config.configs import load, mistakes
 
@@ -117,6 +117,17 @@ def test_a_supabase_secret_without_supabase_is_no_key(tmp_path: Path) -> None:
 
 def secret_of(size: int) -> str:
     return base64.urlsafe_b64encode(b"s" * size).decode()
+
+
+def test_the_keys_of_firebase_are_good_for_the_named_project_alone(tmp_path: Path) -> None:
+    config = auth(tmp_path, "{firebase: my-project, audience: [app], jwks_uri: 'https://a.example/jwks'}")
+    own, shared = config.auth.addresses
+    assert (own.audience, shared.audience) == (None, frozenset({"my-project"}))
+    assert shared.url == FIREBASE_KEYS
+    assert config.warnings == auth(tmp_path, "{firebase: my-project}").warnings == ()
+    assert "client_auth.firebase: is empty; write the id" in mistakes(
+        tmp_path, f"{PROJECT}client_auth: {{firebase: ''}}"
+    )
 
 
 def test_a_short_secret_is_warned_of_and_one_that_can_be_guessed_refused(tmp_path: Path) -> None:

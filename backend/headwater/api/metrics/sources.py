@@ -134,6 +134,9 @@ _FIGURES: dict[str, tuple[str, Callable[[Health], float | None]]] = {
 _TOTALS: dict[str, tuple[str, Callable[[Totals], int]]] = {
     "powersync_rows_replicated": ("Changes of rows, and rows that bulk work brought", lambda totals: totals.rows),
     "powersync_transactions_replicated": ("Transactions of the source", lambda totals: totals.transactions),
-    "powersync_data_replicated_bytes": ("Bytes that came by the stream of the source, without snapshots", lambda totals: totals.bytes),
+    "powersync_data_replicated_bytes": (
+        "Bytes of the source's stream, not of snapshots",
+        lambda totals: totals.bytes,
+    ),
     "powersync_chunks_replicated": ("Parts of the stream, and tasks of snapshots", lambda totals: totals.chunks),
 }
