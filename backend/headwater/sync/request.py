@@ -1,4 +1,4 @@
-"""The body of a stream request, from untrusted bytes to frozen data."""
+"""Parses the body of a stream request, which is untrusted."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ from headwater.storage.shared.write_key import user_in_key
 from headwater_rules.results import Subscription
 
 MAX_NESTING = 100
-"""Levels of arrays and objects in client parameters. They are rendered again for the rules, and every JSON library
-has its own limit; this one is below all of them."""
+"""The most levels of arrays and objects in client parameters. They are written as JSON again for the rules. Every JSON
+library has a limit of its own; this one is below all of them."""
 
 MAX_CLIENT_ID = 1024
-"""Bytes of a client id, which is part of what writes are counted by."""
+"""The most bytes of a client id, which stores use in keys."""
 
 MAX_METADATA, MAX_METADATA_LENGTH = 20, 300
-"""Entries of `app_metadata`, and characters of each: it is for the log only, and cut without a word."""
+"""How many entries of `app_metadata` are kept, and how many characters of each. The rest is dropped without an error,
+since only the log uses it."""
 
 _MAX_OP_ID = 2**63 - 1
 _MAX_EXACT = 2**53 - 1
@@ -33,7 +34,7 @@ JsonObject = Mapping[str, object]
 
 
 class InvalidRequestError(HeadwaterError):
-    """The request can't be understood; nothing was done."""
+    """The request is invalid. Nothing was done."""
 
     kind = Kind.REJECT
     code = "PSYNC_S2001"
@@ -41,7 +42,7 @@ class InvalidRequestError(HeadwaterError):
 
 @dataclass(frozen=True, slots=True)
 class BodyLimits:
-    """How much a body may list: subscriptions, and buckets that the device has."""
+    """How many subscriptions, and how many buckets that the device has, a body may list."""
 
     subscriptions: int = 1000
     known_buckets: int = 20_000
@@ -49,8 +50,8 @@ class BodyLimits:
 
 @dataclass(frozen=True, slots=True)
 class StreamRequest:
-    """What a client says when it opens a stream. `positions` maps bucket to the last op it has; with `raw_data`
-    rows are sent as JSON text, without it as nested objects."""
+    """What a client asks for when it opens a stream. `positions` has the last op that the client has, by bucket. With
+    `raw_data`, rows are sent as JSON text; without it, as nested objects."""
 
     positions: Mapping[str, OpId] = field(default_factory=dict)
     raw_data: bool = False
@@ -62,27 +63,30 @@ class StreamRequest:
 
 
 def parse_stream_request(body: bytes, limits: BodyLimits = BodyLimits()) -> StreamRequest:
-    """Read a request body. Raises InvalidRequestError that names the field."""
+    """Parse a request body. Raises InvalidRequestError, which names the field."""
     return stream_request(_parsed(body), limits)
 
 
 def stream_request(fields: object, limits: BodyLimits = BodyLimits()) -> StreamRequest:
-    """A request from the fields of its body. Raises InvalidRequestError that names the field."""
+    """Make a request from the fields of its body. Raises InvalidRequestError, which names the field."""
     request = _object(fields, "body")
     streams = _object(request.get("streams", {}), "streams")
+    for ignored in ("include_checksum", "binary_data"):  # checksums are always sent, and blobs always as text
+        _boolean(request.get(ignored), ignored)
+    _texts(request.get("only"), "only")
     return StreamRequest(
         positions=_positions(request.get("buckets"), limits.known_buckets),
-        raw_data=request.get("raw_data") is True,
+        raw_data=_boolean(request.get("raw_data"), "raw_data"),
         parameters=_parameters(request.get("parameters"), "parameters"),
         client_id=parse_client_id(request.get("client_id")),
         app_metadata=_metadata(request.get("app_metadata")),
-        include_defaults=_include_defaults(streams),
+        include_defaults=_boolean(streams.get("include_defaults"), "streams.include_defaults", default=True),
         subscriptions=_subscriptions(streams.get("subscriptions"), limits.subscriptions),
     )
 
 
 def parse_client_id(value: object) -> str | None:
-    """A client id as stores can keep it. Raises InvalidRequestError."""
+    """Check a client id, so that every store can keep it. Raises InvalidRequestError."""
     if value is None:
         return None
     client_id = _text(value, "client_id")
@@ -104,7 +108,7 @@ class CheckpointRequest:
 
 
 def parse_checkpoint_request(body: bytes) -> CheckpointRequest:
-    """Read the body of a checkpoint request. Raises InvalidRequestError that names the field."""
+    """Parse the body of a checkpoint request. Raises InvalidRequestError, which names the field."""
     fields = _object(_parsed(body), "body")
     client_id = parse_client_id(fields.get("client_id"))
     if client_id is None:
@@ -120,7 +124,7 @@ def _parsed(body: bytes) -> object:
 
 
 def _chosen_id(value: object) -> int:
-    """A number that JSON may have rounded is none."""
+    """Refuses numbers that a JSON parser may have rounded."""
     where = "checkpoint_request_id"
     if isinstance(value, str) and _NUMBER.fullmatch(value):
         number = int(value)
@@ -129,8 +133,11 @@ def _chosen_id(value: object) -> int:
     else:
         number = 0
     if not 1 <= number <= _MAX_OP_ID:
-        raise InvalidRequestError("not a checkpoint request's id", where, "send 1 to 2^63-1, beyond 2^53 as a string")
+        raise InvalidRequestError(f"{where} is not a valid number", where, _CHOSEN)
     return number
+
+
+_CHOSEN = "send a whole number from 1 to 2^63-1; send one beyond 2^53 as a string, since JSON numbers are rounded there"
 
 
 def write_key(user_id: str, client_id: str | None) -> str:
@@ -153,7 +160,7 @@ def _positions(value: object, most: int) -> dict[str, OpId]:
 def _op_id(value: object, where: str) -> OpId:
     text = _text(value, where)
     if not _NUMBER.fullmatch(text) or int(text) > _MAX_OP_ID:
-        raise InvalidRequestError("not an op id", where, "send a whole number from 0 to 2^63-1 as a string")
+        raise InvalidRequestError(f"{where} is not an op id", where, "send a whole number from 0 to 2^63-1 as a string")
     return OpId(int(text))
 
 
@@ -162,7 +169,7 @@ def _parameters(value: object, where: str) -> JsonObject | None:
         return None
     parameters = _object(value, where)
     if _deeper_than(parameters, MAX_NESTING):
-        raise InvalidRequestError(f"nested deeper than {MAX_NESTING} levels", where, "send a flatter object")
+        raise InvalidRequestError(f"{where} is nested deeper than {MAX_NESTING} levels", where, "send a flatter object")
     return parameters
 
 
@@ -190,11 +197,17 @@ def _metadata(value: object) -> dict[str, str]:
     return dict(islice(entries.items(), MAX_METADATA))
 
 
-def _include_defaults(streams: JsonObject) -> bool:
-    value = streams.get("include_defaults", True)
+def _boolean(value: object, where: str, *, default: bool = False) -> bool:
+    if value is None:
+        return default
     if not isinstance(value, bool):
-        raise _wrong("a boolean", "streams.include_defaults")
+        raise _wrong("a boolean", where)
     return value
+
+
+def _texts(value: object, where: str) -> None:
+    for index, item in enumerate([] if value is None else _list(value, where)):
+        _text(item, f"{where}[{index}]")
 
 
 def _subscriptions(value: object, most: int) -> tuple[Subscription, ...]:
@@ -208,7 +221,7 @@ def _subscription(value: object, where: str) -> Subscription:
     item = _object(value, where)
     for key in ("parameters", "override_priority"):
         if key not in item:
-            raise InvalidRequestError(f"{key} is missing", where, "send it, null where there is none")
+            raise InvalidRequestError(f"{key} is missing", where, "send it; it may be null")
     return Subscription(
         stream=_text(item.get("stream"), f"{where}.stream"),
         parameters=_parameters(item["parameters"], f"{where}.parameters"),

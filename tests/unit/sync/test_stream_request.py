@@ -44,9 +44,9 @@ def test_everything_may_be_left_out(body: bytes) -> None:
     assert parse_stream_request(body) == StreamRequest()
 
 
-@pytest.mark.parametrize("value", ["false", "null", "1", '"true"'])
-def test_rows_are_text_only_for_those_who_say_exactly_true(value: str) -> None:
-    assert not parse_stream_request(f'{{"raw_data":{value}}}'.encode()).raw_data
+@pytest.mark.parametrize(("value", "raw"), [("true", True), ("false", False), ("null", False)])
+def test_rows_are_text_for_those_who_say_so(value: str, raw: bool) -> None:
+    assert parse_stream_request(f'{{"raw_data":{value}}}'.encode()).raw_data is raw
 
 
 @pytest.mark.parametrize(
@@ -54,6 +54,12 @@ def test_rows_are_text_only_for_those_who_say_exactly_true(value: str) -> None:
     [
         ("", ""),
         ("{", ""),
+        ('{"raw_data":1}', "raw_data"),
+        ('{"raw_data":"true"}', "raw_data"),
+        ('{"include_checksum":[]}', "include_checksum"),
+        ('{"binary_data":"yes"}', "binary_data"),
+        ('{"only":"todos"}', "only"),
+        ('{"only":["todos",1]}', "only[1]"),
         ("[]", "body"),
         ("null", "body"),
         ('"text"', "body"),
