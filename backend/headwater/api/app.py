@@ -91,7 +91,7 @@ class Endpoint:
         self.websocket = RSocketEndpoint(self.streams, verifier, self.refusals, self._tasks)
         self._admin = settings.admin and Administration(settings.admin, reader, self.streams.connected)
         self.guarded = self._admin.guarded if self._admin else AdminRoutes((), ())
-        self.write_checkpoint = WriteCheckpointRoute(verifier, self.writes, lambda: self.hub.active)
+        self.write_checkpoint = WriteCheckpointRoute(verifier, self.writes, self.hub)
         self.uploads = () if settings.upload is None else (UploadRoute(verifier, settings.upload, self.refusals),)
 
     def health(self) -> Health:
@@ -155,6 +155,7 @@ def create_app(
         routes=[
             Route("/sync/stream", stream, methods=["POST"]),
             _only_get("/write-checkpoint2.json", endpoint.write_checkpoint.create),
+            _only_get("/write-checkpoint.json", endpoint.write_checkpoint.wait),
             Route("/sync/checkpoint-request", endpoint.write_checkpoint.request, methods=["POST"]),
             *(probe_routes(endpoint.health, lambda: True) if settings.probes else ()),
             *(upload.route for upload in endpoint.uploads),

@@ -21,11 +21,13 @@ from typing import Protocol
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from headwater.api.arrivals import Arrival
 from headwater.api.auth.verify import Principal, Verifier
 from headwater.api.errors import NoActiveConfigError, TooManyRequestsError
 from headwater.api.http.body import read_body, require_json
 from headwater.api.refusals import prove
 from headwater.api.shares import Shares
+from headwater.api.streams.hub import Hub
 from headwater.api.streams.reading import StoreThreads
 from headwater.errors import HeadwaterError, Kind
 from headwater.oplog.lsn import Lsn
@@ -183,12 +185,12 @@ def _settle(waiting: Sequence[_Waiting], outcomes: Mapping[str, int | Exception]
 
 
 class WriteCheckpointRoute:
-    """The handlers of both routes."""
+    """The handlers of the routes."""
 
-    def __init__(self, verifier: Verifier, writes: WriteCheckpoints, is_active: Callable[[], bool]) -> None:
+    def __init__(self, verifier: Verifier, writes: WriteCheckpoints, hub: Hub) -> None:
         self._verifier = verifier
         self._writes = writes
-        self._is_active = is_active
+        self._hub = hub
         self._shares = Shares("requests for write checkpoints in progress", MAX_WAITING_OF_USER)
 
     async def create(self, request: Request) -> Response:
@@ -198,6 +200,15 @@ class WriteCheckpointRoute:
         with self._shares.take(user.user_id):
             checkpoint = await self._writes.create(write_key(user.user_id, client_id))
         return JSONResponse({"data": {"write_checkpoint": str(checkpoint)}})
+
+    async def wait(self, request: Request) -> Response:
+        """`GET /write-checkpoint.json`, which only very old clients ask for: waits until all that was committed at the
+        source has been replicated."""
+        user = await self._admit(request)
+        key = write_key(user.user_id, None)
+        with self._shares.take(user.user_id), Arrival(self._hub, key) as arrival:
+            await arrival.of(await self._writes.create(key))
+        return JSONResponse({"data": {"checkpoint": str(self._hub.op_id)}})
 
     async def request(self, request: Request) -> Response:
         """`POST /sync/checkpoint-request`"""
@@ -211,6 +222,6 @@ class WriteCheckpointRoute:
     async def _admit(self, request: Request) -> Principal:
         user = await self._verifier.authorize(request.headers.get("authorization"))
         prove(request, user.user_id)
-        if not self._is_active():
+        if not self._hub.active:
             raise NoActiveConfigError
         return user

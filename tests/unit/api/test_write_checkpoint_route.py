@@ -11,6 +11,7 @@ from itertools import islice
 import httpx
 import pytest
 
+from headwater.api import arrivals
 from headwater.api.checkpoints import MAX_WAITING, MAX_WAITING_OF_USER, WriteCheckpoints
 from headwater.api.errors import NoActiveConfigError, TooManyRequestsError
 from headwater.api.streams.reading import StoreThreads
@@ -18,6 +19,7 @@ from headwater.oplog.lsn import Lsn
 from headwater.source.connect import SourceUnreachable
 from headwater.storage.shared.cache import CachedReader
 from tests.support.fix_api import Endpoint, PlayedHead, make_token, running
+from tests.support.fix_headwater import wait_until
 from tests.support.memory_store import MemoryStore
 
 
@@ -182,6 +184,45 @@ def test_a_stream_shows_the_number_once_the_source_is_past_it(endpoint: Endpoint
         assert stream.completed().write_checkpoint is None
         memory_store.commit()
         assert stream.until(lambda client: client.write_checkpoint is not None).write_checkpoint == 41
+
+
+def newest(store: MemoryStore) -> int:
+    state = store.newest()
+    assert state is not None
+    return state.checkpoint.op_id
+
+
+def wait_for_the_source(endpoint: Endpoint) -> httpx.Response:
+    return endpoint.http.get("/write-checkpoint.json", headers={"authorization": f"Token {make_token()}"})
+
+
+def test_a_very_old_client_waits_until_the_source_is_replicated(endpoint: Endpoint, memory_store: MemoryStore) -> None:
+    assert wait_for_the_source(endpoint).json() == {"data": {"checkpoint": str(newest(memory_store))}}
+    endpoint.head.lsns = {"default": Lsn(2)}
+    with ThreadPoolExecutor(1) as client:
+        waiting = client.submit(wait_for_the_source, endpoint)
+        wait_until(lambda: memory_store.write_checkpoints(1) != [], "the request waits")
+        assert not waiting.done()
+        memory_store.put(endpoint.bucket("mine", "u1"), "t1")
+        memory_store.commit()
+        assert waiting.result().json() == {"data": {"checkpoint": str(newest(memory_store))}}
+    assert endpoint.http.get("/write-checkpoint.json").status_code == 401
+
+
+def test_a_very_old_client_does_not_wait_for_ever(endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arrivals, "WAIT_SECONDS", 0.1)
+    endpoint.head.lsns = {"default": Lsn(2)}
+    late = wait_for_the_source(endpoint)
+    assert (late.status_code, late.json()["error"]["code"], late.headers["retry-after"]) == (503, "HW_6006", "5")
+
+
+def test_whoever_waits_for_the_source_is_sent_to_another_process(endpoint: Endpoint, memory_store: MemoryStore) -> None:
+    endpoint.head.lsns = {"default": Lsn(2)}
+    with ThreadPoolExecutor(1) as client:
+        waiting = client.submit(wait_for_the_source, endpoint)
+        wait_until(lambda: memory_store.write_checkpoints(0) != [], "the request waits")
+        endpoint.terminate()
+        assert waiting.result().json()["error"]["code"] == "PSYNC_S2003"
 
 
 @pytest.mark.parametrize(
