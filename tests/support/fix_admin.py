@@ -21,6 +21,7 @@ from starlette.applications import Starlette
 from headwater.api.admin.settings import AdminSettings
 from headwater.api.app import ApiSettings, create_app
 from headwater.api.auth.keys import StaticKeys, parse_key
+from headwater.api.http.limits import HttpLimits
 from headwater.api.http.server import ApiServer, bind
 from headwater.oplog.lsn import Lsn
 from headwater.source.connect import SourceSettings
@@ -76,7 +77,11 @@ class AdminEndpoint:
 
 @contextmanager
 def running_admin(
-    settings: AdminSettings, *, own_port: bool = False, audience: str = "headwater-tests"
+    settings: AdminSettings,
+    *,
+    own_port: bool = False,
+    audience: str = "headwater-tests",
+    limits: HttpLimits | None = None,
 ) -> Iterator[AdminEndpoint]:
     """The endpoint over the settings' store, in a thread. With `own_port` operators have a port of their own."""
     sockets = [bind("127.0.0.1", 0)]
@@ -87,7 +92,9 @@ def running_admin(
     with closing(open_backend(settings.storage).open_reader()) as reader:
         key = {"kty": "oct", "alg": "HS256", "k": urlsafe_b64encode(SECRET).rstrip(b"=").decode()}
         held = StaticKeys((parse_key(key),))
-        app = create_app(ApiSettings(held, frozenset({audience}), admin=settings), reader, StillHead())
+        app = create_app(
+            ApiSettings(held, frozenset({audience}), admin=settings, http=limits or HttpLimits()), reader, StillHead()
+        )
         server = ApiServer(app)
         thread = threading.Thread(target=server.run, args=(sockets,))
         thread.start()

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute, Route, WebSocketRoute
-from starlette.types import ASGIApp
+from starlette.routing import BaseRoute, Match, Route, WebSocketRoute
+from starlette.types import ASGIApp, Scope
 
 from headwater.api.admin.guard import AdminRoutes
 from headwater.api.admin.routes import Administration
@@ -151,17 +151,21 @@ def create_app(
 
     stream: ASGIApp = endpoint.stream
     websocket: ASGIApp = endpoint.websocket
+    admin_port = settings.admin.port if settings.admin else None
+    of_devices = [
+        Route("/sync/stream", stream, methods=["POST"]),
+        _only_get("/write-checkpoint2.json", endpoint.write_checkpoint.create),
+        _only_get("/write-checkpoint.json", endpoint.write_checkpoint.wait),
+        Route("/sync/checkpoint-request", endpoint.write_checkpoint.request, methods=["POST"]),
+        *(upload.route for upload in endpoint.uploads),
+    ]
     app = Starlette(
         routes=[
-            Route("/sync/stream", stream, methods=["POST"]),
-            _only_get("/write-checkpoint2.json", endpoint.write_checkpoint.create),
-            _only_get("/write-checkpoint.json", endpoint.write_checkpoint.wait),
-            Route("/sync/checkpoint-request", endpoint.write_checkpoint.request, methods=["POST"]),
+            *(_not_at(admin_port, route) for route in of_devices),
             *(probe_routes(endpoint.health, lambda: True) if settings.probes else ()),
-            *(upload.route for upload in endpoint.uploads),
             endpoint.guarded,
             *extra_routes,
-            WebSocketRoute("/{path:path}", websocket),
+            _not_at(admin_port, WebSocketRoute("/{path:path}", websocket)),
         ],
         exception_handlers=ErrorHandlers(endpoint.refusals).hooks,
         lifespan=lifespan,
@@ -170,6 +174,7 @@ def create_app(
     app.router.redirect_slashes = False  # a redirect would hide a wrong URL from the client's developer
     app.middleware_stack = Front(app.build_middleware_stack(), settings.http, endpoint.refusals, endpoint.requests)
     app.state.http_limits = settings.http
+    app.state.admin_port = admin_port
     app.state.refusals = endpoint.refusals
     app.state.traffic = endpoint.traffic
     app.state.requests = endpoint.requests
@@ -177,6 +182,18 @@ def create_app(
     app.state.open_streams = lambda: endpoint.streams.admission.inside
     app.state.refused = endpoint.refusals.counts
     return app
+
+
+def _not_at(port: int | None, route: BaseRoute) -> BaseRoute:
+    """A route of devices, which does not exist at the port of operators."""
+    matches = route.matches
+
+    def elsewhere(scope: Scope) -> tuple[Match, Scope]:
+        is_there = port is not None and (scope.get("server") or (None, None))[1] == port
+        return (Match.NONE, {}) if is_there else matches(scope)
+
+    route.matches = elsewhere  # type: ignore[method-assign]
+    return route
 
 
 def _only_get(path: str, answer: Callable[[Request], Awaitable[Response]]) -> Route:

@@ -14,21 +14,25 @@ import pytest
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import BaseRoute, Mount, Route, WebSocketRoute
+from websockets.exceptions import InvalidStatus
 
 from headwater.api.admin.guard import AdminRoutes
 from headwater.api.admin.settings import AdminSettings
 from headwater.api.app import ApiSettings, create_app
 from headwater.api.auth.keys import StaticKeys, parse_key
+from headwater.api.http.limits import HttpLimits
 from tests.support.fix_admin import NOWHERE, TOKEN, AdminEndpoint, running_admin
 from tests.support.fix_api import AUDIENCE, Endpoint, PlayedHead, jwk, make_token
 from tests.support.fix_logs import line_of
 from tests.support.memory_store import MemoryStore
+from tests.support.rsocket_client import requester
 from tests.support.ruled_configs import SERVED
 from tests.support.ruled_store import RuledStore
 
 PUBLIC = {
     "/sync/stream",
     "/sync/checkpoint-request",
+    "/write-checkpoint.json",
     "/write-checkpoint2.json",
     "/probes/startup",
     "/probes/readiness",
@@ -145,3 +149,28 @@ def test_with_a_port_of_its_own_the_public_one_has_no_admin_routes(ruled: RuledS
             assert response.status_code == 404, path
         assert admin.http.get("/api/admin/v1/status").status_code == 200
         assert admin.http.get(f"http://127.0.0.1:{admin.public_port}/probes/readiness").status_code == 200
+
+
+def test_a_port_of_operators_has_no_routes_of_devices(ruled: RuledStore) -> None:
+    ruled.serve(SERVED)
+    with running_admin(AdminSettings((TOKEN,), ruled.store.address, (NOWHERE,)), own_port=True) as admin:
+        for path in ("/sync/stream", "/sync/checkpoint-request"):
+            answers = [httpx.post(f"http://127.0.0.1:{port}{path}") for port in (admin.port, admin.public_port)]
+            assert [answer.status_code for answer in answers] == [404, 401]
+        with requester(f"http://127.0.0.1:{admin.public_port}") as found:
+            found.set_up("nonsense")
+            assert found.receive().error[1].startswith("[PSYNC_S2101] ")
+        with pytest.raises(InvalidStatus), requester(f"http://127.0.0.1:{admin.port}"):
+            pass
+
+
+def test_a_full_house_keeps_no_operator_out_of_a_port_of_their_own(ruled: RuledStore) -> None:
+    ruled.serve(SERVED)
+    settings = AdminSettings((TOKEN,), ruled.store.address, (NOWHERE,))
+    full = HttpLimits(max_connections=1, drain_seconds=0)
+    with (
+        running_admin(settings, own_port=True, limits=full) as admin,
+        socket.create_connection(("127.0.0.1", admin.public_port)),
+    ):
+        assert httpx.get(f"http://127.0.0.1:{admin.public_port}/probes/liveness").status_code == 503
+        assert admin.http.get("/api/admin/v1/status").status_code == 200

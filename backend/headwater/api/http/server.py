@@ -90,7 +90,9 @@ class ApiServer(BoundedServer):
     `app`."""
 
     def __init__(self, app: Starlette, beside: Mapping[int, ASGIApp] | None = None) -> None:
-        state, beside = app.state, beside or {}
+        state, beside = app.state, dict(beside or {})
+        if state.admin_port is not None:
+            beside[state.admin_port] = app  # its connections are counted apart, so that a full house lets operators in
         super().__init__(_ByPort(app, beside) if beside else app, state.http_limits, state.refusals, "on", beside)
         self._begin_shutdown: Callable[[], None] = app.state.begin_shutdown
 

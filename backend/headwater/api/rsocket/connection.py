@@ -155,10 +155,10 @@ class Connection:
             async with asyncio.timeout(SETUP_SECONDS):
                 frame = _frame_in(await self.websocket.next_message())
             if not isinstance(frame, Setup):
-                raise FrameError("the first frame has to be SETUP")
+                raise FrameError("the first frame must be SETUP")
             await self._admit(frame)
         except TimeoutError:
-            await self._end(ErrorCode.INVALID_SETUP, "no SETUP came")
+            await self._end(ErrorCode.INVALID_SETUP, "the client sent no SETUP frame in time")
         except FrameError as failure:
             await self._end(ErrorCode.INVALID_SETUP, str(failure))
         except UnsupportedSetupError as failure:
@@ -173,9 +173,9 @@ class Connection:
 
     async def _admit(self, setup: Setup) -> None:
         if setup.flags & (Flag.RESUME | Flag.LEASE):
-            raise UnsupportedSetupError("neither resuming nor leases are offered", fix="set up without them")
+            raise UnsupportedSetupError("resuming and leases are not supported", fix="set up without them")
         if {setup.metadata_type, setup.data_type} - {_JSON, _BSON}:
-            raise UnsupportedSetupError("only JSON and BSON are taken", fix=f"use {_JSON}")
+            raise UnsupportedSetupError("the media type is not supported", fix=f"use {_JSON}")
         self._types = setup.metadata_type, setup.data_type
         told_us = _fields(setup.metadata, setup.metadata_type)
         token, agent = told_us.get("token"), told_us.get("user_agent") or self.facts.get("user_agent")
@@ -215,15 +215,15 @@ class Connection:
                     del self._open[number]
                     self._rest()
             case Setup():
-                raise FrameError("SETUP came a second time")
+                raise FrameError("the client sent SETUP a second time")
             case _:
                 pass  # of a stream that has ended
 
     async def _begin(self, request: RequestStream) -> None:
         if request.stream == CONNECTION or request.stream in self._open:
-            raise FrameError("a stream has an id that is in use")
+            raise FrameError("the client requested a stream with an id that is in use")
         if len(self._open) >= MOST_STREAMS:
-            refused = error(request.stream, ErrorCode.REJECTED, f"{MOST_STREAMS} streams are open already")
+            refused = error(request.stream, ErrorCode.REJECTED, f"this connection already has {MOST_STREAMS} streams")
             return await self._send(refused)
         sink = RSocketSink(request.stream, request.credit, self._send, self._abort)
         stream = _Stream(sink, bytearray(request.metadata), bytearray(request.data))
@@ -238,7 +238,7 @@ class Connection:
     def _bound(self) -> None:
         """Raise FrameError when requests that have not begun are too large together."""
         if sum(len(each.metadata) + len(each.data) for each in self._open.values()) > MAX_REQUEST:
-            raise FrameError(f"requests are larger than {MAX_REQUEST} bytes")
+            raise FrameError(f"requests are larger than {MAX_REQUEST} bytes in all")
 
     def _give_up(self, stream: _Stream) -> None:
         """End the connection if the request has not arrived whole by now."""
@@ -248,7 +248,7 @@ class Connection:
     def _extend(self, number: int, fragment: Fragment) -> None:
         stream = self._open[number]
         if stream.task is not None:
-            raise FrameError("a request goes on after its end")
+            raise FrameError("the client sent a fragment after the end of its request")
         stream.metadata += fragment.metadata
         stream.data += fragment.data
         self._bound()
@@ -280,7 +280,7 @@ class Connection:
         stream.metadata.clear()
         stream.data.clear()
         if _fields(metadata, self._types[0]).get("path") != PATH:
-            raise UnknownStreamError("there is no stream at this path", fix=f"ask for {PATH}")
+            raise UnknownStreamError("there is no stream at this path", fix=f"request {PATH}")
         limits = self.streams.asked
         if self._types[1] == _JSON:
             asked = parse_stream_request(data, limits)
@@ -320,7 +320,7 @@ class Connection:
 
 def _frame_in(message: bytes | str) -> Frame:
     if isinstance(message, str):
-        raise FrameError("a text message came where frames are bytes")
+        raise FrameError("the client sent a text message, but frames are binary")
     return read_frame(message)
 
 
@@ -331,7 +331,7 @@ def _fields(content: bytes, media_type: str) -> Mapping[str, object]:
     try:
         found = orjson.loads(content) if media_type == _JSON else _decoded(content)
     except ValueError as failure:
-        raise InvalidRequestError("the metadata can't be read", "metadata", f"send it as {_JSON}") from failure
+        raise InvalidRequestError("the metadata can't be read", "metadata", f"send it as {media_type}") from failure
     if not isinstance(found, dict):
         raise InvalidRequestError("the metadata is not an object", "metadata", "send an object")
     return found

@@ -18,7 +18,7 @@ MAX_CREDIT = 0x7FFF_FFFF
 
 
 class FrameError(Exception):
-    """The bytes are not a frame, or not one that is allowed now."""
+    """The bytes are not a frame, or the frame is not allowed now."""
 
 
 class Kind(IntEnum):
@@ -130,7 +130,7 @@ def read_frame(content: bytes) -> Frame:
     try:
         return _read(content)
     except (struct.error, IndexError, UnicodeDecodeError) as error:
-        raise FrameError("a frame is cut short") from error
+        raise FrameError("a frame is too short") from error
 
 
 def _read(content: bytes) -> Frame:
@@ -158,13 +158,13 @@ def _read(content: bytes) -> Frame:
         case _ if flags & Flag.IGNORE:
             return Ignored()
         case _:
-            raise FrameError(f"frames of type {kind:#04x} are not taken")
+            raise FrameError(f"frames of type {kind:#04x} are not supported")
 
 
 def _setup(rest: memoryview, flags: int) -> Setup:
     major, _, _, lifetime = _SETUP.unpack_from(rest)
     if major != 1:
-        raise FrameError(f"version {major} of RSocket is not spoken")
+        raise FrameError(f"version {major} of RSocket is not supported")
     rest = rest[_SETUP.size :]
     if flags & Flag.RESUME:
         rest = rest[2 + struct.unpack_from(">H", rest)[0] :]
@@ -177,7 +177,7 @@ def _setup(rest: memoryview, flags: int) -> Setup:
 def _short_text(rest: memoryview) -> tuple[str, memoryview]:
     length = rest[0]
     if len(rest) <= length:
-        raise FrameError("a frame is cut short")
+        raise FrameError("a frame is too short")
     return str(rest[1 : 1 + length], "ascii", "replace"), rest[1 + length :]
 
 
@@ -187,7 +187,7 @@ def _payload(rest: memoryview, flags: int) -> tuple[bytes, bytes]:
         return b"", bytes(rest)
     length = int.from_bytes(rest[:3], "big")
     if len(rest) < 3 + length:
-        raise FrameError("a frame is cut short")
+        raise FrameError("a frame is too short")
     return bytes(rest[3 : 3 + length]), bytes(rest[3 + length :])
 
 

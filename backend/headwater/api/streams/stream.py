@@ -328,7 +328,7 @@ class Stream:
             raise asyncio.CancelledError  # the task was cancelled from outside
         if self._gone:
             return CLIENT_GONE
-        await _tell(sink, StalledError("the stream was cut off: nothing was taken of it", fix="connect again"))
+        await _tell(sink, StalledError("the stream was cut off, since the client did not read it", fix="connect again"))
         return ", ".join(filter(None, (self._reason, NOT_READING)))
 
     async def _after_failure(self, error: Exception, sink: Sink) -> str:
