@@ -13,6 +13,7 @@ import click
 from headwater.cli.arguments import claim, seconds
 from headwater.cli.explain.group import explain
 from headwater.cli.extras import missing_extra
+from headwater.cli.init.command import init
 from headwater.cli.options import config_options, examples, load
 from headwater.cli.published.group import migrate, teardown, test_connection
 from headwater.cli.rules.group import rules
@@ -67,13 +68,14 @@ def _environment(configs: ConfigSource) -> dict[str, str]:
 def cli() -> None:
     """Sync Postgres to devices that work offline.
 
-    Try it with sample data: `headwater dev`. With your own database: write headwater.yaml, then
+    Try it with sample data: `headwater dev`. With your own database: `headwater init` writes a config, then
     `headwater source prepare` and `headwater serve`.
     """
     set_up_logging()
 
 
 cli.add_command(explain)
+cli.add_command(init)
 cli.add_command(migrate)
 cli.add_command(rules)
 cli.add_command(source)

@@ -85,8 +85,22 @@ def _from_file(path: Path, environment: Mapping[str, str]) -> Found:
     except OSError as error:
         issue = ConfigIssue(f"can't be read: {error.strerror}", fix="correct the path given with --config")
         raise ConfigError(str(path), [issue]) from error
+    environment = {**_beside(path), **environment}
     root = parse_json(text, str(path)) if path.suffix == ".json" else _parsed(text, str(path), environment)
     return Found(root, str(path), path.resolve().parent)
+
+
+def _beside(path: Path) -> dict[str, str]:
+    """The variables in the file `.env` beside a config, which count where the environment has no such variable."""
+    file = path.resolve().parent / ".env"
+    if not file.is_file():
+        return {}
+    from dotenv import dotenv_values
+
+    try:
+        return {name: value for name, value in dotenv_values(file, interpolate=False).items() if value is not None}
+    except (OSError, UnicodeDecodeError):
+        return {}  # what it was to give is missed by name
 
 
 def _parsed(text: str, origin: str, environment: Mapping[str, str]) -> Item:

@@ -43,6 +43,17 @@ def with_login(settings: SourceSettings, uri: str) -> SourceSettings:
     )
 
 
+def source_of(uri: str, *, password: str = "", sslmode: str | None = None) -> SourceSettings:
+    """The source at a URI, which needs host, database and user. Raises ConfigError."""
+    findings = Findings()
+    given = {"uri": uri, "password": password, "sslmode": sslmode}
+    section = Section({key: Item(value, None) for key, value in given.items() if value}, "", None, findings)
+    settings = _source(section, 64)
+    if settings is None or findings.errors:
+        raise ConfigError("--uri", findings.errors)
+    return settings
+
+
 def _source(section: Section, batch_mb: int) -> SourceSettings | None:
     kind = section.text("type") or "postgresql"
     if kind != "postgresql":

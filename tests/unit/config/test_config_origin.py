@@ -102,3 +102,12 @@ def test_a_missing_sync_config_is_named_when_it_is_asked_for(tmp_path: Path) -> 
         load(tmp_path, "port: 1").sync_text()
     with pytest.raises(ConfigError, match=r"can't be read: No such file .*sync\.yaml"):
         load(tmp_path, MINIMAL).sync_text()
+
+
+def test_what_the_environment_lacks_comes_from_the_file_beside_the_config(tmp_path: Path) -> None:
+    file = tmp_path / "there" / "headwater.yaml"
+    file.parent.mkdir()
+    file.write_text("api: {tokens: [!env PS_A, !env PS_B]}")
+    file.with_name(".env").write_text("# ours\nPS_A='it\\'s ${x}'\nPS_B=file\n")
+    config = load_config(ConfigSource(path=file), {"PS_B": "environment"}, tmp_path)
+    assert config.api.tokens == ("it's ${x}", "environment")

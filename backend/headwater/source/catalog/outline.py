@@ -1,0 +1,50 @@
+"""The tables of a source with their keys and references, for proposing a sync config."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import psycopg
+
+from headwater.source.catalog.schema import read_schema
+from headwater.source.connect import SourceSettings, connect, connection_error
+from headwater_rules.propose.outline import OutlinedTable, Reference
+
+_KEYS = """
+select c.oid::int8, n.nspname, c.relname, coalesce((
+    select array_agg(a.attname::text order by k.place)
+    from pg_index i cross join unnest(i.indkey) with ordinality k (number, place)
+      join pg_attribute a on a.attrelid = i.indrelid and a.attnum = k.number
+    where i.indrelid = c.oid and i.indisprimary), '{}')
+from pg_class c join pg_namespace n on n.oid = c.relnamespace
+where c.relkind in ('r', 'p') and not c.relispartition
+"""
+
+_REFERENCES = """
+select k.conrelid::int8, a.attname, n.nspname, c.relname, b.attname
+from pg_constraint k
+  join pg_class c on c.oid = k.confrelid join pg_namespace n on n.oid = c.relnamespace
+  join pg_attribute a on a.attrelid = k.conrelid and a.attnum = k.conkey[1]
+  join pg_attribute b on b.attrelid = k.confrelid and b.attnum = k.confkey[1]
+where k.contype = 'f' and k.conparentid = 0 and cardinality(k.conkey) = 1
+order by k.conrelid, a.attnum
+"""
+
+
+def read_outline(settings: SourceSettings) -> tuple[OutlinedTable, ...]:
+    """All tables but partitions, in the order of their names. Raises SourceUnreachable or SourceRefused."""
+    schema = read_schema(settings)
+    references: dict[int, list[Reference]] = defaultdict(list)
+    with connect(settings) as conn:
+        try:
+            keys = {(schema, name): (oid, tuple(key)) for oid, schema, name, key in conn.execute(_KEYS.encode())}
+            for oid, column, *target in conn.execute(_REFERENCES.encode()):
+                references[oid].append(Reference(column, *target))
+        except psycopg.Error as error:
+            raise connection_error(settings, error) from error
+    found = []
+    for table in schema.tables:
+        oid, key = keys.get((table.schema, table.name), (0, None))
+        if key is not None:
+            found.append(OutlinedTable(table.schema, table.name, table.columns, key, tuple(references[oid])))
+    return tuple(found)

@@ -1,0 +1,87 @@
+"""The tables of a database as far as a proposal reads them: columns, keys, references."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from headwater_rules.propose.words import plurals, snake
+from headwater_rules.schema import SourceColumn, ValueKind
+
+_ID = ("_id", "_uuid", "_fk", "_key")
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """A column whose values are those of a column of another table. `declared`: by a foreign key, not only by name."""
+
+    column: str
+    schema: str
+    table: str
+    target: str
+    declared: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class OutlinedTable:
+    """A table. `key` is its primary key, empty without one; `references` have one column each."""
+
+    schema: str
+    name: str
+    columns: tuple[SourceColumn, ...]
+    key: tuple[str, ...] = ()
+    references: tuple[Reference, ...] = ()
+
+    @property
+    def place(self) -> tuple[str, str]:
+        return self.schema, self.name
+
+    @property
+    def shown(self) -> str:
+        """A name for comments."""
+        name = self.name if self.schema == "public" else f"{self.schema}.{self.name}"
+        return " ".join(name.split())
+
+    @property
+    def id_column(self) -> str | None:
+        """The one column that identifies a row: the primary key's, or without a key the column `id`."""
+        if self.key:
+            return self.key[0] if len(self.key) == 1 else None
+        return "id" if self.column("id") is not None else None
+
+    def column(self, name: str) -> SourceColumn | None:
+        return next((column for column in self.columns if column.name == name), None)
+
+    def reference(self, column: str) -> Reference | None:
+        """The first reference of a column."""
+        return next((each for each in self.references if each.column == column), None)
+
+
+def is_number(table: OutlinedTable, column: str) -> bool:
+    """Whether the values of a column are numbers, which a token's text is compared with as text."""
+    found = table.column(column)
+    return found is not None and found.kind in {ValueKind.INTEGER, ValueKind.REAL}
+
+
+def with_references_by_name(tables: tuple[OutlinedTable, ...]) -> tuple[OutlinedTable, ...]:
+    """The tables with references that only names tell of: `list_id` is the id of `list` or `lists`."""
+    return tuple(replace(table, references=(*table.references, *_by_name(table, tables))) for table in tables)
+
+
+def _by_name(table: OutlinedTable, tables: tuple[OutlinedTable, ...]) -> list[Reference]:
+    names = {snake(column.name) for column in table.columns}
+    found = []
+    for column in table.columns:
+        if table.reference(column.name) is not None or (column.name,) == table.key:
+            continue
+        name = snake(column.name)
+        stem = next((name.removesuffix(end) for end in _ID if name.endswith(end)), "")
+        if not stem or f"{stem}_type" in names:  # with a type beside it, it is the id of one of several tables
+            continue
+        called = plurals(stem)
+        for other in tables:
+            key = other.id_column
+            named = snake(other.name) in called and other.schema == table.schema and other.name != table.name
+            if named and key is not None and is_number(table, column.name) == is_number(other, key):
+                found.append(Reference(column.name, other.schema, other.name, key, declared=False))
+                break
+    return found

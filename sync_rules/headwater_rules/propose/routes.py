@@ -1,0 +1,186 @@
+"""How rows lead to the user who may have them.
+
+A row goes to the user it names. A row that names nobody goes where the row goes that it belongs to, and what people are
+members of goes to its members. Nothing else leads anywhere: what is left is for the developer to decide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from headwater_rules.propose.outline import OutlinedTable, Reference
+from headwater_rules.propose.people import Identities
+from headwater_rules.propose.words import MEMBERSHIPS, REACTIONS, SIDE, is_frameworks_own, last_word, singular, snake
+
+_FURTHEST = 5  # tables between a row and its user; a longer way is hardly meant
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """One way: `column` holds a user's id, or a value of `select` in the rows of `table` that lead to the user
+    by one of `routes`. `declared` is False where only names say so. `standing` are columns of `table`, each with the
+    test that a row passes while it counts."""
+
+    column: str
+    declared: bool = True
+    table: OutlinedTable | None = None
+    select: str = ""
+    routes: tuple[Route, ...] = ()
+    standing: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def length(self) -> int:
+        return 1 + max((each.length for each in self.routes), default=0)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What is known of one table: the routes by which rows go to users, those that could be added, those by way of
+    what users share by their own row, such as `users.organization_id`, and further columns that name users."""
+
+    table: OutlinedTable
+    routes: tuple[Route, ...] = ()
+    further: tuple[Route, ...] = ()
+    shared: tuple[Route, ...] = ()
+    others: tuple[str, ...] = ()
+
+
+def find_routes(tables: Sequence[OutlinedTable], identities: Identities) -> dict[tuple[str, str], Found]:
+    """What is known of each table, by schema and name."""
+    memberships = _memberships(tables, identities)
+    found: dict[tuple[str, str], Found] = {}
+    for table in tables:
+        owner = identities.owner(table)
+        own = () if owner is None else (_of_owner(table, owner),)
+        joined = memberships.get(table.place, ())
+        others = tuple(column for column in identities.columns(table) if column != owner)
+        found[table.place] = Found(table, (*own, *joined), others=others)
+    found = _spread(found)
+    shared = _spread(_of_users(found, identities))
+    return {
+        place: replace(each, further=tuple(_further(each, found)))
+        if each.routes
+        else replace(each, shared=shared[place].routes)
+        for place, each in found.items()
+    }
+
+
+def _spread(found: dict[tuple[str, str], Found]) -> dict[tuple[str, str], Found]:
+    """Tables without a route get the shortest one by way of a table that has one."""
+    for _ in range(_FURTHEST):
+        below = {place: each for place, each in found.items() if not each.routes}
+        reached = {place: way for place, each in below.items() if (way := _below(each, found)) is not None}
+        found = found | {place: replace(found[place], routes=(way,)) for place, way in reached.items()}
+    return found
+
+
+def _of_users(found: dict[tuple[str, str], Found], identities: Identities) -> dict[tuple[str, str], Found]:
+    """With routes to what the users' own rows refer to."""
+    spread = dict(found)
+    for user in found.values():
+        if not identities.is_one(user.table):
+            continue
+        for each in user.table.references:
+            there = spread.get((each.schema, each.table))
+            if there is not None and not there.routes and not is_frameworks_own(*there.table.place):
+                way = Route(each.target, each.declared, user.table, each.column, user.routes)
+                spread[there.table.place] = replace(there, routes=(way,))
+    return spread
+
+
+def _of_owner(table: OutlinedTable, column: str) -> Route:
+    reference = table.reference(column)
+    return Route(column, declared=reference.declared if reference else (column,) == table.key)
+
+
+def _below(known: Found, found: Mapping[tuple[str, str], Found]) -> Route | None:
+    """The shortest way by way of a table that has one. A column that names a user who is not the owner is none."""
+    references = [each for each in known.table.references if each.column not in known.others]
+    ways = [way for each in references if (way := _by_reference(known.table, each, found)) is not None]
+    return min(ways, key=lambda way: (way.length, not way.declared), default=None)
+
+
+def _by_reference(table: OutlinedTable, reference: Reference, found: Mapping[tuple[str, str], Found]) -> Route | None:
+    parent = found.get((reference.schema, reference.table))
+    if parent is None or parent.table.place == table.place or not parent.routes:
+        return None
+    if is_frameworks_own(*parent.table.place):
+        return None
+    direct = parent.routes[0] if len(parent.routes) == 1 else None
+    if direct is not None and direct.column == reference.target:  # what leads to the parent's id leads to ours
+        return replace(direct, column=reference.column, declared=direct.declared and reference.declared)
+    return Route(reference.column, reference.declared, parent.table, reference.target, parent.routes)
+
+
+def _further(known: Found, found: Mapping[tuple[str, str], Found]) -> list[Route]:
+    """Ways that are not taken, as a row that names its user stays with that user."""
+    ways = [_by_reference(known.table, each, found) for each in known.table.references]
+    taken = {route.column for route in known.routes} | set(known.others)
+    return [way for way in ways if way is not None and way.column not in taken and way.length <= _FURTHEST]
+
+
+def _memberships(tables: Sequence[OutlinedTable], identities: Identities) -> dict[tuple[str, str], tuple[Route, ...]]:
+    """By table, the routes by way of tables that say who takes part in its rows."""
+    known = {table.place: table for table in tables}
+    found: dict[tuple[str, str], tuple[Route, ...]] = {}
+    for table in tables:
+        reference = _membership_of(table, identities)
+        if reference is None or (joined := known.get((reference.schema, reference.table))) is None:
+            continue
+        if identities.is_one(joined):
+            continue
+        owner = identities.columns(table)[0]
+        named = _says_so(table, reference, identities)
+        if named or identities.owner(joined) is None:
+            declared = reference.declared and _of_owner(table, owner).declared
+            route = Route(
+                reference.target, declared, table, reference.column, (_of_owner(table, owner),), _standing(table)
+            )
+            found[joined.place] = (*found.get(joined.place, ()), route)
+    return found
+
+
+def _membership_of(table: OutlinedTable, identities: Identities) -> Reference | None:
+    """The reference to what the table's users take part in, if it is a table of memberships."""
+    owners = identities.columns(table)
+    if len(owners) != 1 or identities.is_one(table) or is_frameworks_own(*table.place):
+        return None
+    others = [
+        each
+        for each in table.references
+        if each.column != owners[0] and last_word(each.table) not in SIDE and each.table != table.name
+    ]
+    if len(others) != 1 or last_word(table.name) in REACTIONS or is_frameworks_own(others[0].schema, others[0].table):
+        return None
+    joins_only = len(table.columns) <= 3 or set(table.key) == {owners[0], others[0].column}
+    return others[0] if joins_only or _says_so(table, others[0], identities) else None
+
+
+def _standing(table: OutlinedTable) -> tuple[tuple[str, str], ...]:
+    """The columns by which a membership counts only for some time, and the test of each."""
+    found = []
+    for column in table.columns:
+        name = snake(column.name)
+        if name in _WHILE_TRUE and column.type == "boolean":
+            found.append((column.name, ""))
+        elif name in _ONCE_SET and column.type != "boolean":
+            found.append((column.name, " IS NOT NULL"))
+        elif name in _UNTIL_SET and column.type != "boolean":
+            found.append((column.name, " IS NULL"))
+    return tuple(found)
+
+
+_WHILE_TRUE = frozenset({"active", "is_active", "accepted", "is_accepted", "approved", "confirmed", "enabled"})
+_ONCE_SET = frozenset({"accepted_at", "confirmed_at", "approved_at", "joined_at"})
+_UNTIL_SET = frozenset({"deleted_at", "removed_at", "left_at", "revoked_at", "ended_at", "discarded_at"})
+
+
+def _says_so(table: OutlinedTable, reference: Reference, identities: Identities) -> bool:
+    """Whether the table's name says that it is one of memberships."""
+    if last_word(table.name) in MEMBERSHIPS:
+        return True
+    joined = singular(snake(reference.table).rpartition("_")[2])
+    people = singular(snake(identities.people.table.name).rpartition("_")[2]) if identities.people else "user"
+    words = [singular(word) for word in snake(table.name).split("_")]
+    return len(words) >= 2 and {joined, people} <= {*words[-2:]}

@@ -1,0 +1,188 @@
+"""`headwater init` on databases as people make them: what it writes is right, and gives nobody another's rows."""
+
+from __future__ import annotations
+
+import re
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from headwater.config.given import ConfigSource
+from headwater.config.load import load_config
+from headwater.source.catalog.outline import read_outline
+from headwater.source.catalog.schema import read_schema
+from headwater.source.connect import SourceSettings
+from headwater.source.readiness.prepare import prepare
+from headwater_rules.compiler.compile import Compiled, compile_config
+from headwater_rules.errors import Code
+from headwater_rules.propose.propose import Proposal, propose
+from tests.support.command import headwater_here
+from tests.support.fix_headwater import Deploy
+from tests.support.fix_postgres import SourceDb
+
+SCHEMAS = Path(__file__).parents[1] / "support" / "schemas"
+_UUID = "00000000-0000-4000-8000-00000000000"
+GIVEN = {
+    "pagila": {"customer", "rental", "payment"},
+    "supabase": {"profiles", "teams", "team_members", "todos", "documents", "document_versions"},
+    "rails": {"users", "sessions", "organizations", "memberships", "projects", "tasks", "comments", "likes", "order",
+              "task_labels"},
+    "keyless": {"users", "lists", "list_items", "attachments"},
+    "django": {"auth_user", "shop_profile", "shop_cart", "shop_cartitem", "shop_review"},
+}  # fmt: skip
+USERS = dict.fromkeys(GIVEN, ("1", "2")) | {"supabase": (f"{_UUID}1", f"{_UUID}2")}
+
+
+def settings(source: SourceDb) -> SourceSettings:
+    return SourceSettings("127.0.0.1", source.name, "postgres", port=source.server.port, sslmode="disable")
+
+
+def uri_of(source: SourceDb, password: str = "") -> str:
+    return f"postgresql://postgres{password}@127.0.0.1:{source.server.port}/{source.name}"
+
+
+def proposed(source: SourceDb, name: str) -> Proposal:
+    source.execute((SCHEMAS / f"{name}.sql").read_text())
+    return propose(read_outline(settings(source)))
+
+
+def checked(source: SourceDb, text: str) -> Compiled:
+    """Compiled against the database, without any comparison that can't be true, or table that is not there."""
+    compiled = compile_config(text, schema=read_schema(settings(source)), advise=True)
+    harmless = {Code.NOT_SENT, Code.BUCKET_PER_ROW}  # nothing is published yet
+    assert [each.message for each in compiled.warnings if each.code not in harmless] == []
+    return compiled
+
+
+def all_streams(text: str) -> str:
+    """The sync config with everything that it has commented out."""
+    return re.sub(r"^#(?=  )", "", text, flags=re.MULTILINE).replace("streams: {}", "streams:")
+
+
+@pytest.mark.parametrize("name", GIVEN)
+def test_rows_go_to_their_users_and_the_rest_is_left_to_the_developer(name: str, source_db: SourceDb) -> None:
+    proposal = proposed(source_db, name)
+    compiled = checked(source_db, proposal.text)
+    assert _streams(compiled) == GIVEN[name]
+    assert all(source.params for bucket in compiled.plan.buckets for source in bucket.sources), "a bucket for everybody"
+    assert _streams(checked(source_db, all_streams(proposal.text))) >= {
+        *GIVEN[name],
+        *(each.rpartition(".")[2] for each in proposal.undecided),
+    }
+    assert "password" not in str(compiled.plan)
+
+
+@pytest.mark.parametrize(
+    "name", ["supabase", *(pytest.param(name, marks=pytest.mark.long) for name in GIVEN if name != "supabase")]
+)
+def test_devices_sync_by_it_and_get_no_rows_of_others(name: str, deploy: Deploy, source_db: SourceDb) -> None:
+    text = proposed(source_db, name).text
+    prepare(settings(source_db), compile_config(text).plan.tables())
+    deployed = deploy(text).start()
+    ann, bob = (deployed.rows(user) for user in USERS[name])
+    assert {table for table, _ in (*ann, *bob)} == GIVEN[name]
+    assert not {key for key in ann if key in bob}
+    assert "of Bob" not in str(list(ann.values()))
+    assert "of Ann" not in str(list(bob.values()))
+
+
+def _streams(compiled: Compiled) -> set[str]:
+    return {stream.name for stream in compiled.plan.streams}
+
+
+def test_it_writes_files_that_work_and_says_what_is_next(source_db: SourceDb, tmp_path: Path) -> None:
+    source_db.execute((SCHEMAS / "rails.sql").read_text())
+    uri = uri_of(source_db, ":it's%20a%20secret")
+    done = headwater_here("init", "--yes", "--sdk", "ts", cwd=tmp_path, HEADWATER_SOURCE_URI=uri)
+    assert done.code == 0, done.err
+    assert "secret" not in done.out + (tmp_path / "headwater.yaml").read_text() + (tmp_path / "sync.yaml").read_text()
+    assert stat.S_IMODE((tmp_path / ".env").stat().st_mode) == 0o600
+    config = load_config(ConfigSource(), {}, tmp_path)
+    assert config.warnings == ()
+    assert config.source().password == "it's a secret"
+    assert "tasks: new Table({" in done.out
+    assert "fetchCredentials" in done.out
+    assert 'CREATE PUBLICATION "headwater" FOR TABLE' in done.out
+    assert "countries" in done.out.partition("commented out")[2]
+    for arguments in (["rules", "check", "sync.yaml", "--schema"], ["source", "prepare"], ["token", "1"]):
+        assert headwater_here(*arguments, cwd=tmp_path).code == 0
+
+
+def test_files_that_are_there_are_kept(source_db: SourceDb, tmp_path: Path) -> None:
+    source_db.execute("create table notes (id text primary key, user_id text)")
+    (tmp_path / "sync.yaml").write_text("mine")
+    arguments = ["init", "--yes", "--sdk", "none", "--uri", uri_of(source_db)]
+    refused = headwater_here(*arguments, cwd=tmp_path)
+    assert (refused.code, "sync.yaml exists already" in refused.err) == (1, True), refused.err
+    assert [each.name for each in tmp_path.iterdir()] == ["sync.yaml"]
+    assert headwater_here(*arguments, "--force", cwd=tmp_path).code == 0
+    assert "user_id = auth.user_id()" in (tmp_path / "sync.yaml").read_text()
+
+
+def test_reserved_and_strange_names_are_written_so_that_they_compile(source_db: SourceDb) -> None:
+    words = source_db.fetch("select word from pg_get_keywords() where catcode in ('R', 'T')")
+    for number, (word,) in enumerate(words):
+        source_db.execute(f'create table "{word}" (id int primary key, user_id int, "{words[number - 1][0]}" text)')
+    source_db.execute('create table "it\'s: #1 \\ ""quoted""" (id int primary key, user_id int, "a  b" text)')
+    source_db.execute('create schema "Other"; create table "Other".select (id int primary key, "userId" int)'
+                      .replace(".select", '."select"'))  # fmt: skip
+    proposal = propose(read_outline(settings(source_db)))
+    assert len(_streams(checked(source_db, proposal.text))) == len(words) + 2
+
+
+_DJANGO = """
+import django
+from django.conf import settings
+settings.configure(
+    DATABASES={{"default": {{"ENGINE": "django.db.backends.postgresql", "HOST": "127.0.0.1", "PORT": {port},
+                           "USER": "postgres", "NAME": "{name}"}}}},
+    INSTALLED_APPS=["django.contrib.auth", "django.contrib.contenttypes", "django.contrib.sessions",
+                    "django.contrib.admin"],
+    DEFAULT_AUTO_FIELD="django.db.models.BigAutoField",
+)
+django.setup()
+from django.core.management import call_command
+from django.db import connection, models
+call_command("migrate", verbosity=0)
+class Notebook(models.Model):
+    owner = models.ForeignKey("auth.User", models.CASCADE)
+    name = models.TextField()
+    shared_with = models.ManyToManyField("auth.User", related_name="+", db_table="app_notebook_members")
+    class Meta:
+        app_label = "app"
+class Page(models.Model):
+    notebook = models.ForeignKey(Notebook, models.CASCADE)
+    text = models.TextField()
+    class Meta:
+        app_label = "app"
+with connection.schema_editor() as editor:
+    editor.create_model(Notebook)
+    editor.create_model(Page)
+from django.contrib.auth.models import User
+ann, bob = User.objects.create_user("ann"), User.objects.create_user("bob")
+for user in (ann, bob):
+    book = Notebook.objects.create(owner=user, name=f"of {{user.username}}")
+    Page.objects.create(notebook=book, text=f"of {{user.username}}")
+"""
+
+
+@pytest.mark.long
+def test_the_tables_that_django_makes(deploy: Deploy, source_db: SourceDb) -> None:
+    script = _DJANGO.format(port=source_db.server.port, name=source_db.name)
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
+    proposal = propose(read_outline(settings(source_db)))
+    assert _streams(checked(source_db, proposal.text)) == {
+        "auth_user", "app_notebook", "app_notebook_members", "app_page",
+    }  # fmt: skip
+    deployed = deploy(proposal.text).start()
+    assert {table: row.get("text") for (table, _), row in deployed.rows("1").items()} == {
+        "auth_user": None, "app_notebook": None, "app_page": "of ann",
+    }  # fmt: skip
+    source_db.execute("insert into app_notebook_members (notebook_id, user_id) values (2, 1)")
+    assert sorted(str(row["text"]) for (table, _), row in deployed.rows("1").items() if table == "app_page") == [
+        "of ann", "of bob",
+    ]  # fmt: skip
+    assert all("password" not in row for row in deployed.rows("1").values())

@@ -1,0 +1,17 @@
+create table auth_user (id serial primary key, password text, last_login timestamptz, is_superuser bool, username text unique, email text);
+create table auth_group (id serial primary key, name text);
+create table auth_user_groups (id bigserial primary key, user_id int references auth_user, group_id int references auth_group);
+create table django_session (session_key text primary key, session_data text, expire_date timestamptz);
+create table django_admin_log (id serial primary key, user_id int references auth_user, object_repr text);
+create table shop_profile (id bigserial primary key, user_id int unique not null references auth_user, bio text);
+create table shop_cart (id bigserial primary key, profile_id bigint not null references shop_profile, name text);
+create table shop_cartitem (id bigserial primary key, cart_id bigint not null references shop_cart, product_id bigint, quantity int);
+create table shop_product (id bigserial primary key, name text, supplier_cost numeric);
+alter table shop_cartitem add foreign key (product_id) references shop_product;
+create table shop_review (id bigserial primary key, product_id bigint references shop_product, author_id int references auth_user, text text);
+insert into auth_user (password, username, email) values ('x', 'ann', 'ann@example.com'), ('x', 'bob', 'bob@example.com');
+insert into shop_profile (user_id, bio) values (1, 'of Ann'), (2, 'of Bob');
+insert into shop_cart (profile_id, name) values (1, 'of Ann'), (2, 'of Bob');
+insert into shop_product (name) values ('Tea');
+insert into shop_cartitem (cart_id, product_id, quantity) values (1, 1, 1), (2, 1, 2);
+insert into shop_review (product_id, author_id, text) values (1, 1, 'of Ann'), (1, 2, 'of Bob');

@@ -1,0 +1,12 @@
+create table users (id text, email text);
+create table lists (id text, "ownerId" text, name text);
+create table list_items (id text, list_id text, "createdBy" text, label text);
+create table attachments (id text, "listItemId" text, url text);
+create table settings (name text, value text);
+alter table users replica identity full; alter table lists replica identity full; alter table list_items replica identity full;
+alter table attachments replica identity full;
+insert into users values ('1', 'ann@example.com'), ('2', 'bob@example.com');
+insert into lists values ('l1', '1', 'of Ann'), ('l2', '2', 'of Bob');
+insert into list_items values ('i1', 'l1', '1', 'of Ann'), ('i2', 'l2', '2', 'of Bob');
+insert into attachments values ('a1', 'i1', 'of Ann'), ('a2', 'i2', 'of Bob');
+insert into settings values ('theme', 'dark');

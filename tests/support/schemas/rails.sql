@@ -1,0 +1,28 @@
+create table schema_migrations (version text primary key);
+create table ar_internal_metadata (key text primary key, value text);
+create table users (id bigserial primary key, email text not null, password_digest text, name text);
+create table sessions (id bigserial primary key, user_id bigint not null references users, ip_address text, token text);
+create table organizations (id bigserial primary key, name text);
+create table memberships (id bigserial primary key, user_id bigint references users, organization_id bigint references organizations,
+  role text, accepted_at timestamp);
+create table projects (id bigserial primary key, organization_id bigint not null references organizations, creator_id bigint references users, name text);
+create table tasks (id bigserial primary key, project_id bigint not null references projects, assignee_id bigint references users, title text);
+create table comments (id bigserial primary key, commentable_type text, commentable_id bigint, user_id bigint references users, body text);
+create table likes (id bigserial primary key, user_id bigint references users, task_id bigint references tasks);
+create table labels (id bigserial primary key, name text);
+create table task_labels (task_id bigint, label_id bigint, primary key (task_id, label_id));
+create table reports (id bigserial primary key, reported_user_id bigint references users, reviewer_id bigint references users, reason text);
+create table "order" (id bigserial primary key, user_id bigint, "group" text, "Total Price" numeric);
+create table countries (id bigserial primary key, name text);
+insert into users (email, password_digest, name) values ('ann@example.com', 'x', 'Ann'), ('bob@example.com', 'x', 'Bob');
+insert into organizations (name) values ('Red'), ('Blue');
+insert into memberships (user_id, organization_id, accepted_at) values (1, 1, now()), (2, 2, now()), (1, 2, null);
+insert into projects (organization_id, creator_id, name) values (1, 1, 'of Ann'), (2, 2, 'of Bob');
+insert into tasks (project_id, assignee_id, title) values (1, 2, 'of Ann'), (2, 2, 'of Bob');
+insert into comments (commentable_type, commentable_id, user_id, body) values ('Task', 1, 1, 'of Ann'), ('Task', 1, 2, 'of Bob');
+insert into likes (user_id, task_id) values (1, 2), (2, 2);
+insert into labels (name) values ('urgent'); insert into task_labels values (1, 1), (2, 1);
+insert into reports (reported_user_id, reviewer_id, reason) values (1, 2, 'spam');
+insert into "order" (user_id, "group", "Total Price") values (1, 'of Ann', 1), (2, 'of Bob', 2);
+insert into countries (name) values ('Peru');
+insert into sessions (user_id, ip_address, token) values (1, '10.0.0.1', 'x'), (2, '10.0.0.2', 'y');
