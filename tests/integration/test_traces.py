@@ -77,5 +77,5 @@ def test_without_the_packages_it_says_what_to_install(
     running = launch(name, config)
     assert running.wait() == 1
     assert "[HW_8004] traces are configured, and need OpenTelemetry" in running.output
-    assert "pip install 'headwater[otel]'" in running.output
+    assert ".whl[otel]'" in running.output
     assert "Traceback" not in running.output

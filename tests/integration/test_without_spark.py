@@ -63,4 +63,4 @@ def test_the_endpoint_serves_and_the_replicator_says_what_it_needs(
     replicator = launch("replicate", config)
     assert replicator.wait() == 1
     assert "[HW_8003] this command needs Spark" in replicator.output
-    assert "pip install 'headwater[spark]'" in replicator.output
+    assert ".whl[spark]'" in replicator.output

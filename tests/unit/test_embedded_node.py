@@ -45,7 +45,7 @@ def test_no_node_at_all_names_what_to_install(tmp_path: Path, monkeypatch: pytes
     old = _fake_program(tmp_path / "node", "v20.20.2")
     _machine_has(monkeypatch, {"node": old, "npm": old})
     monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
-    with pytest.raises(NoNode, match=r"is version 20.*pip install 'headwater\[embedded\]'"):
+    with pytest.raises(NoNode, match=r"is version 20.*\.whl\[embedded\]'"):
         find_node()
 
 

@@ -207,5 +207,5 @@ def test_a_version_that_is_not_there_is_named_beside_those_that_are(monkeypatch:
 
 
 def test_no_postgres_at_all_names_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    with _no_postgres_but(monkeypatch), pytest.raises(NoPostgres, match="install postgresql, or run pip install"):
+    with _no_postgres_but(monkeypatch), pytest.raises(NoPostgres, match="install postgresql, or in a clone"):
         find_binaries()

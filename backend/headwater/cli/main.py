@@ -11,6 +11,7 @@ from pathlib import Path
 import click
 
 from headwater.cli.arguments import claim, seconds
+from headwater.cli.doctor.command import doctor
 from headwater.cli.explain.group import explain
 from headwater.cli.extras import missing_extra
 from headwater.cli.init.command import init
@@ -74,6 +75,7 @@ def cli() -> None:
     set_up_logging()
 
 
+cli.add_command(doctor)
 cli.add_command(explain)
 cli.add_command(init)
 cli.add_command(migrate)

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from headwater.embedded.extras import how_to_add
 from headwater.errors import HeadwaterError
 
 OLDEST: Final = 17
@@ -63,7 +64,7 @@ def java_home() -> Path:
     raise NoJava(
         f"Spark needs Java {OLDEST} to {NEWEST}, and there is none here",
         ", ".join(refused),
-        f"install a Java runtime of version {OLDEST} to {NEWEST}, or run pip install 'headwater[embedded]'",
+        f"install a Java runtime of version {OLDEST} to {NEWEST}, or {how_to_add('embedded')}",
     )
 
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NoReturn
 
+from headwater.embedded.extras import how_to_add
 from headwater.errors import HeadwaterError
 
 OLDEST: Final = 24
@@ -56,7 +57,7 @@ def find_node() -> Node:
     raise NoNode(
         f"there is no Node {OLDEST} or newer with npm here",
         seen,
-        "install it, or run pip install 'headwater[embedded]'",
+        f"install it, or {how_to_add('embedded')}",
     )
 
 

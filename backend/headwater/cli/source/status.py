@@ -44,7 +44,7 @@ class _Source:
 
 
 @dataclass(frozen=True, slots=True)
-class _StoreState:
+class StoreState:
     """The state recorded in the store."""
 
     health: Health | None
@@ -58,7 +58,7 @@ class _StoreState:
 
 def show_status(config: ServiceConfig, *, as_json: bool = False) -> int:
     """Print the state. Returns the exit code: 1 when there is a problem."""
-    kept = _read(config)
+    kept = read_store(config)
     source = _ask(config, kept)
     if as_json:
         click.echo(json.dumps(_as_dict(config, source, kept), indent=2))
@@ -70,7 +70,7 @@ def show_status(config: ServiceConfig, *, as_json: bool = False) -> int:
     return 1 if source.error is not None or held_up or any(finding.fatal for finding in source.findings) else 0
 
 
-def _ask(config: ServiceConfig, kept: _StoreState | None) -> _Source:
+def _ask(config: ServiceConfig, kept: StoreState | None) -> _Source:
     settings = config.source()
     name = kept.slot if kept else slot_name(settings)
     tables: Sequence[TablePattern] | None = kept.patterns if kept else ()
@@ -86,13 +86,14 @@ def _ask(config: ServiceConfig, kept: _StoreState | None) -> _Source:
         return _Source(settings.address, error)
 
 
-def _read(config: ServiceConfig) -> _StoreState | None:
+def read_store(config: ServiceConfig) -> StoreState | None:
+    """What the store records; None when there is no store. Raises StoreError."""
     if not open_backend(config.storage).exists():
         return None
     tag = config.source().tag
     reader, store = open_backend(config.storage).open_reader(), open_backend(config.storage).open_store()
     try:
-        return _StoreState(
+        return StoreState(
             health_of(reader, tag),
             slot_of(config.source(), store),
             store.source_state(tag),
@@ -106,7 +107,7 @@ def _read(config: ServiceConfig) -> _StoreState | None:
         store.close()
 
 
-def _as_dict(config: ServiceConfig, source: _Source, kept: _StoreState | None) -> dict[str, Any]:
+def _as_dict(config: ServiceConfig, source: _Source, kept: StoreState | None) -> dict[str, Any]:
     state = kept.state if kept else None
     error = source.error
     return {
@@ -133,7 +134,7 @@ def _as_dict(config: ServiceConfig, source: _Source, kept: _StoreState | None) -
     }
 
 
-def _print(config: ServiceConfig, source: _Source, kept: _StoreState | None) -> None:
+def _print(config: ServiceConfig, source: _Source, kept: StoreState | None) -> None:
     click.echo(f"source    {source.address}: {'reachable' if source.error is None else 'does not answer'}")
     _print_replicator(kept.health if kept else None)
     if source.slot is not None:
@@ -173,7 +174,7 @@ def _print_slot(slot: SlotHealth) -> None:
     )
 
 
-def _print_store(config: ServiceConfig, kept: _StoreState | None) -> None:
+def _print_store(config: ServiceConfig, kept: StoreState | None) -> None:
     if kept is None:
         click.echo(f"store     {config.storage}: none yet")
         return

@@ -1,0 +1,91 @@
+"""Checks the service config, the sync config, and the keys of tokens."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from headwater.api.auth.errors import JwksError
+from headwater.api.auth.fetch import JwksClient
+from headwater.cli.doctor.result import Level, Result, of_error, ok
+from headwater.config.errors import ConfigError, ConfigIssue
+from headwater.config.given import ConfigSource
+from headwater.config.load import load_config
+from headwater.config.model import ClientAuth, ServiceConfig
+from headwater_rules.compiler.compile import compile_config
+from headwater_rules.errors import RuleErrors
+from headwater_rules.plan import TablePattern
+
+_SEE = "see docs/service-config.md"
+_SEE_RULES = "see `headwater rules check --schema`"
+
+
+def check_config(
+    configs: ConfigSource, environment: Mapping[str, str], directory: Path
+) -> tuple[ServiceConfig | None, list[Result]]:
+    """The service config, if it can be used."""
+    try:
+        config = load_config(configs, environment, directory)
+    except ConfigError as error:
+        return None, [
+            Result(
+                "config",
+                Level.FAIL,
+                f"{error.origin}: [{each.code}] {each.key or 'config'}: {each.what}",
+                each.fix or _SEE,
+            )
+            for each in error.issues
+        ]
+    if not config.warnings:
+        return config, [ok("config", "the service config is right")]
+    return config, [Result("config", Level.WARN, each, _SEE) for each in config.warnings]
+
+
+def _of_issue(origin: str, issue: ConfigIssue) -> Result:
+    key = f"{issue.key}: " if issue.key else ""
+    return Result("config", Level.FAIL, f"{origin}: [{issue.code}] {key}{issue.what}", issue.fix or _SEE)
+
+
+def check_rules(config: ServiceConfig) -> tuple[Sequence[TablePattern] | None, list[Result]]:
+    """The tables that the sync config names; None when there is none in a file."""
+    if config.sync_config is None:
+        return None, [ok("rules", "no sync config in a file: it is deployed by `headwater rules deploy`")]
+    where = config.sync_config.origin
+    try:
+        compiled = compile_config(config.sync_text())
+    except ConfigError as error:
+        return None, [Result("rules", Level.FAIL, str(error), "write the file, or correct sync_config.path")]
+    except RuleErrors as errors:
+        fix = f"see `headwater rules check {where}`"
+        return None, [Result("rules", Level.FAIL, f"{where}: {each.message}", fix) for each in errors.errors]
+    found = [
+        Result("rules", Level.WARN, f"{where}: [{each.code.value}] {each.message}", each.suggestion or _SEE_RULES)
+        for each in compiled.warnings
+    ]
+    return compiled.plan.tables(), found or [ok("rules", f"{where}: {len(compiled.plan.streams)} streams")]
+
+
+def check_keys(auth: ClientAuth) -> Iterator[Result]:
+    """Whether a token can be accepted at all, and whether published keys can be fetched."""
+    if not auth.keys and not auth.addresses:
+        fix = "set client_auth.jwks, client_auth.jwks_uri or client_auth.supabase"
+        yield Result("tokens", Level.FAIL, "no keys of tokens are configured: every device is refused", fix)
+        return
+    own = (*(each.audience for each in auth.keys), *(each.audience for each in auth.addresses))
+    if not auth.audience and not all(own):
+        fix = "set client_auth.audience to what your tokens have as `aud`"
+        yield Result("tokens", Level.FAIL, "no audience is configured: every token is refused", fix)
+    if auth.keys:
+        yield ok("tokens", f"{len(auth.keys)} keys in the config")
+    for address in auth.addresses:
+        try:
+            found = asyncio.run(JwksClient(address, auth.rules).fetch())
+        except JwksError as error:
+            yield of_error("tokens", JwksError(error.what, error.where, "check client_auth.jwks_uri, and the network"))
+            continue
+        if found.keys:
+            yield ok("tokens", f"{len(found.keys)} keys at {address.shown}")
+        else:
+            why = f": {'; '.join(found.ignored)}" if found.ignored else ""
+            yield Result("tokens", Level.FAIL, f"no usable key at {address.shown}{why}", "publish a public signing key")

@@ -1,0 +1,63 @@
+"""Checks the store: whether it can be reached, has a format that we know, and has room."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from headwater.cli.doctor.result import Level, Result, of_error, ok
+from headwater.cli.source.status import StoreState, read_store
+from headwater.config.model import ServiceConfig
+from headwater.errors import HeadwaterError
+from headwater.storage.address import SqliteAddress
+from headwater.storage.open import open_backend
+
+_LEAST_FREE, _LOW_FREE = 256 << 20, 4 << 30
+
+
+def check_store(config: ServiceConfig) -> tuple[StoreState | None, list[Result]]:
+    """What the store records, if there is one."""
+    found = [*_disk(config)]
+    try:
+        backend = open_backend(config.storage)
+        if not backend.exists():
+            return None, [*found, ok("store", f"{config.storage}: none yet, the first start creates it")]
+        note = backend.seal_note()
+        if note is not None:
+            fix = "use the store that it was exported to, or run `headwater store unseal`"
+            return None, [*found, Result("store", Level.FAIL, f"{config.storage} is sealed: {note}", fix)]
+        kept = read_store(config)
+    except HeadwaterError as error:
+        return None, [*found, of_error("store", error)]
+    found.append(ok("store", f"{config.storage}: can be read, in a format of this version"))
+    if kept is not None and kept.health is not None and kept.health.cause is not None:
+        cause = kept.health.cause
+        found.append(Result("replica", Level.FAIL, f"replication is held up: {cause}", "see `headwater source status`"))
+    elif kept is not None and kept.health is not None:
+        found.append(ok("replica", f"replication is {kept.health.state.value}"))
+    return kept, found
+
+
+def _disk(config: ServiceConfig) -> Iterator[Result]:
+    if not isinstance(config.storage, SqliteAddress):
+        return
+    directory = _existing(Path(config.storage.directory))
+    if not os.access(directory, os.W_OK | os.X_OK):
+        fix = "give the user that Headwater runs as the right to write there, or set storage.path"
+        yield Result("store", Level.FAIL, f"{directory} can't be written", fix)
+    free = shutil.disk_usage(directory).free
+    what = f"{free / 1e9:,.1f} GB are free on the disk of the store"
+    fix = "free space, or set storage.path to another disk: the store stops taking changes when it is full"
+    if free < _LEAST_FREE:
+        yield Result("disk", Level.FAIL, what, fix)
+    elif free < _LOW_FREE:
+        yield Result("disk", Level.WARN, what, fix)
+    else:
+        yield ok("disk", what)
+
+
+def _existing(path: Path) -> Path:
+    """The path, or the nearest directory above it that exists."""
+    return next(each for each in (path.absolute(), *path.absolute().parents) if each.exists())

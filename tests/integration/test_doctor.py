@@ -1,0 +1,123 @@
+"""`headwater doctor` names what is wrong, and what to do about it, and finds nothing wrong where all is well."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headwater.cli.doctor import store as store_checks
+from headwater.embedded.postgres import EmbeddedPostgres
+from headwater.storage.open import open_backend
+from tests.support.command import headwater_here
+from tests.support.fix_headwater import NOTES, Deploy, Deployment
+from tests.support.fix_postgres import SourceDb
+from tests.support.fix_service import Service, config_of, free_port
+
+CONFIGURED = {"api": {"http": {"max_connections": 500}}}
+
+
+@pytest.fixture
+def deployed(deploy: Deploy, source_db: SourceDb) -> Deployment:
+    source_db.execute("create table notes (id text primary key); insert into notes values ('1')")
+    return deploy(NOTES)
+
+
+def doctor(tmp_path: Path, config: dict[str, Any]) -> tuple[int, dict[str, list[dict[str, str]]]]:
+    """The exit code, and what it found by level."""
+    path = tmp_path / "headwater.json"
+    path.write_text(json.dumps({**CONFIGURED, **config}))
+    done = headwater_here("doctor", "-c", path, "--json")
+    found = json.loads(done.out)
+    assert found["ok"] == (done.code == 0)
+    assert all(each["fix"] for each in found["results"] if each["level"] != "OK"), "a finding without a remedy"
+    levels = {level: [each for each in found["results"] if each["level"] == level] for level in ("OK", "WARN", "FAIL")}
+    return done.code, levels
+
+
+def areas(found: list[dict[str, str]]) -> set[str]:
+    return {each["area"] for each in found}
+
+
+def test_where_all_is_well_nothing_fails(deployed: Deployment, tmp_path: Path) -> None:
+    deployed.start()
+    code, found = doctor(tmp_path, config_of(deployed, free_port()))
+    assert (code, found["FAIL"]) == (0, [])
+    assert areas(found["OK"]) >= {"config", "rules", "tokens", "store", "disk", "source", "clock", "spark", "ports"}
+    assert areas(found["WARN"]) == {"log"}  # the server keeps any amount of log
+
+
+def test_it_is_the_same_for_people(deployed: Deployment, tmp_path: Path) -> None:
+    path = tmp_path / "headwater.json"
+    path.write_text(json.dumps(config_of(deployed, free_port())))
+    done = headwater_here("doctor", "-c", path)
+    assert done.code == 1
+    assert 'FAIL  source   [PSYNC_S1141] publication "headwater" does not exist' in done.out
+    assert "-> run `headwater source prepare`" in done.out
+
+
+def test_a_source_that_can_not_be_replicated(
+    deployed: Deployment, postgres_with: Callable[..., EmbeddedPostgres], tmp_path: Path
+) -> None:
+    server = postgres_with(wal_level="replica", max_replication_slots="1", max_wal_senders="1",
+                           max_slot_wal_keep_size="64MB")  # fmt: skip
+    config: dict[str, Any] = config_of(deployed, free_port())
+    config["replication"]["connections"][0] |= {"port": server.port, "database": "postgres"}
+    code, found = doctor(tmp_path, config)
+    assert code == 1
+    codes = {each["what"][1:].partition("]")[0] for each in found["FAIL"]}
+    assert codes == {"HW_2013", "HW_2014", "HW_2015", "PSYNC_S1141"}
+    assert "log" in areas(found["OK"])
+
+
+def test_a_source_that_does_not_answer(deployed: Deployment, tmp_path: Path) -> None:
+    config: dict[str, Any] = config_of(deployed, free_port())
+    config["replication"]["connections"][0]["port"] = free_port()
+    code, found = doctor(tmp_path, config)
+    assert (code, areas(found["FAIL"])) == (1, {"source"})
+    assert "HW_2001" in found["FAIL"][0]["what"]
+
+
+def test_ports_that_others_have_and_ports_that_are_ours(
+    deployed: Deployment, serve: Callable[..., Service], tmp_path: Path
+) -> None:
+    deployed.start()
+    ours = serve(deployed)
+    code, found = doctor(tmp_path, config_of(deployed, ours.port))
+    assert (code, f"{ours.port}: a Headwater answers there" in str(found["OK"])) == (0, True)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        code, found = doctor(tmp_path, config_of(deployed, taken.getsockname()[1]))
+    assert (code, areas(found["FAIL"])) == (1, {"ports"})
+
+
+def test_keys_rules_and_disk(deployed: Deployment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    deployed.start()
+    wrong: dict[str, Any] = {
+        "client_auth": {"jwks_uri": f"http://127.0.0.1:{free_port()}/keys"},
+        "sync_config": {"content": NOTES.replace("FROM notes", "FROM notes WHERE own(er) = 1")},
+    }
+    monkeypatch.setattr(store_checks, "_LEAST_FREE", 1 << 60)
+    code, found = doctor(tmp_path, config_of(deployed, free_port()) | wrong)
+    assert code == 1
+    assert areas(found["FAIL"]) == {"tokens", "rules", "disk"}
+    assert "own" in str(found["FAIL"])
+    assert "no audience" in str(found["FAIL"])
+
+
+def test_a_config_that_can_not_be_used(tmp_path: Path) -> None:
+    code, found = doctor(tmp_path, {"port": "x", "storage": {"type": "mongodb"}})
+    assert (code, areas(found["FAIL"]), len(found["FAIL"])) == (1, {"config"}, 2)
+
+
+def test_a_store_that_was_moved(deployed: Deployment, tmp_path: Path) -> None:
+    deployed.start()
+    deployed.close()
+    config = config_of(deployed, free_port())
+    open_backend(deployed.address).seal("moved to the cellar")
+    code, found = doctor(tmp_path, config)
+    assert code == 1
+    assert "moved to the cellar" in str(found["FAIL"])
