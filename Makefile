@@ -2,7 +2,7 @@
 # since they often wait: WORKERS=0 runs them in one.
 .DEFAULT_GOAL := help
 unexport PYTHONDONTWRITEBYTECODE  # dozens of processes would compile the same modules again
-.PHONY: help install install-tests demo test test-all bench storm lint format reference lock clean $(addprefix all-,$(PARTS))
+.PHONY: help install install-tests demo dist test test-all bench storm lint format reference lock clean $(addprefix all-,$(PARTS))
 
 BIN := .venv/bin
 ARGS ?=
@@ -23,6 +23,9 @@ install-tests:
 
 demo: install ## the whole service with sample data and a demo app, on this machine
 	@$(BIN)/headwater dev $(ARGS)
+
+dist: install ## the wheel in dist/, tried in an empty environment outside this clone
+	@.ci/dist
 
 test: install-tests ## all tests but those that take minutes
 	$(PYTEST) -m 'not long' $(ARGS)

@@ -17,7 +17,7 @@ from headwater.api.app import ApiSettings, create_app
 from headwater.api.auth.keys import StaticKeys, parse_key
 from headwater.api.auth.verify import Verifier
 from headwater.api.http.server import ApiServer, bind
-from headwater.dev.checkout import Checkout
+from headwater.dev.demo_files import DemoFiles
 from headwater.dev.routes import Demo, demo_routes
 from headwater.source.connect import SourceSettings
 from tests.support.fix_api import PlayedHead
@@ -30,13 +30,13 @@ AUDIENCE = "tests"
 
 
 @pytest.fixture
-def checkout(tmp_path: Path) -> Checkout:
+def files(tmp_path: Path) -> DemoFiles:
     app = tmp_path / "dist"
     (app / "assets").mkdir(parents=True)
     (app / "index.html").write_text("<title>Demo</title>")
     (app / "assets" / "index-1a2b.js").write_text("export {}")
     (app / "assets" / "sqlite-1a2b.wasm").write_bytes(b"\0asm")
-    return Checkout(tmp_path / "demo.yaml", app)
+    return DemoFiles(tmp_path / "demo.yaml", app)
 
 
 @pytest.fixture
@@ -46,10 +46,10 @@ def demo(demo_db: SourceDb) -> Demo:
 
 
 @contextmanager
-def served(demo: Demo, checkout: Checkout) -> Iterator[httpx.Client]:
+def served(demo: Demo, files: DemoFiles) -> Iterator[httpx.Client]:
     """The endpoint with the demo's routes on a real port."""
     settings = ApiSettings(StaticKeys((KEY,)), frozenset({AUDIENCE}))
-    server = ApiServer(create_app(settings, MemoryStore(), PlayedHead(), demo_routes(demo, checkout)))
+    server = ApiServer(create_app(settings, MemoryStore(), PlayedHead(), demo_routes(demo, files)))
     listening = bind("127.0.0.1", 0)
     thread = threading.Thread(target=server.run, args=([listening],))
     thread.start()
@@ -63,8 +63,8 @@ def served(demo: Demo, checkout: Checkout) -> Iterator[httpx.Client]:
 
 
 @pytest.fixture
-def client(demo: Demo, checkout: Checkout) -> Iterator[httpx.Client]:
-    with served(demo, checkout) as client:
+def client(demo: Demo, files: DemoFiles) -> Iterator[httpx.Client]:
+    with served(demo, files) as client:
         yield client
 
 
@@ -121,14 +121,14 @@ def test_files_have_the_types_that_browsers_insist_on_and_only_the_page_is_asked
     }
 
 
-def test_files_outside_the_page_are_not_served(client: httpx.Client, checkout: Checkout) -> None:
-    checkout.rules.write_text("secret")
+def test_files_outside_the_page_are_not_served(client: httpx.Client, files: DemoFiles) -> None:
+    files.rules.write_text("secret")
     assert client.get("/demo/..%2fdemo.yaml").status_code == 404
     assert client.get("/demo/assets/missing.js").status_code == 404
 
 
 def test_a_page_that_is_not_built_says_what_to_run(demo: Demo, tmp_path: Path) -> None:
-    with served(demo, Checkout(tmp_path / "demo.yaml", tmp_path / "nowhere")) as client:
+    with served(demo, DemoFiles(tmp_path / "demo.yaml", tmp_path / "nowhere")) as client:
         response = client.get("/demo/")
         assert response.status_code == 503
         assert "make demo" in response.text

@@ -19,7 +19,7 @@ from headwater.cli.signals import stop_on_signals
 from headwater.cli.supervise import Child, supervise
 from headwater.config.given import SYNC_B64, ConfigSource
 from headwater.config.load import load_config
-from headwater.dev.checkout import Checkout, find_checkout
+from headwater.dev.demo_files import DemoFiles, find_demo_files
 from headwater.dev.ready import Address, what_to_try, when_ready
 from headwater.dev.sample import fill, is_filled, row_count
 from headwater.dev.upload import make_policies
@@ -36,7 +36,7 @@ _USER = "postgres"
 
 def run(host: str, port: int, rows: int, keep: Path | None) -> None:
     """Run until SIGTERM, SIGINT or SIGHUP. Port 0 chooses a free one; `keep` is a directory that is kept."""
-    checkout = find_checkout()
+    files = find_demo_files()
     stop = threading.Event()
     stop_on_signals(stop)
     signal.signal(signal.SIGHUP, lambda *_: stop.set())
@@ -49,14 +49,14 @@ def run(host: str, port: int, rows: int, keep: Path | None) -> None:
         _say(f"starting Postgres {server.binaries.major}")
         stack.enter_context(server)
         source = SourceSettings("127.0.0.1", _DATABASE, _USER, port=server.port, sslmode="disable")
-        if not _create_source(server, source, checkout, rows, lambda: not stop.is_set()):
+        if not _create_source(server, source, files, rows, lambda: not stop.is_set()):
             return
-        workspace.write_config(source, checkout.rules, address.host, address.port)
+        workspace.write_config(source, files.rules, address.host, address.port)
         config = load_config(ConfigSource(path=workspace.config), {}, workspace.root)
         prepare_uploads(config.uploads())
         reserved.close()
         dsn = f"postgresql://{_USER}@127.0.0.1:{server.port}/{_DATABASE}"
-        text = what_to_try(address, dsn, server.binaries.bin_dir, checkout, workspace.root if keep else None)
+        text = what_to_try(address, dsn, server.binaries.bin_dir, files, workspace.root if keep else None)
         _serve(workspace, address, text, stop)
         _say("ending")
 
@@ -64,7 +64,7 @@ def run(host: str, port: int, rows: int, keep: Path | None) -> None:
 def _create_source(
     server: EmbeddedPostgres,
     source: SourceSettings,
-    checkout: Checkout,
+    files: DemoFiles,
     rows: int,
     keep_running: Callable[[], bool],
 ) -> bool:
@@ -81,7 +81,7 @@ def _create_source(
         else:
             _say(f"created {row_count(conn):,} rows of sample data in {time.monotonic() - started:.1f} s")
         make_policies(conn)
-    prepare(source, compile_config(checkout.rules.read_text(encoding="utf-8")).plan.tables())
+    prepare(source, compile_config(files.rules.read_text(encoding="utf-8")).plan.tables())
     return keep_running()
 
 

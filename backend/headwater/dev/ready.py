@@ -11,7 +11,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from headwater.dev.checkout import Checkout
+from headwater.dev.demo_files import DemoFiles
 from headwater.storage.address import SqliteAddress
 from headwater.storage.open import open_backend
 
@@ -57,11 +57,11 @@ def when_ready(store: Path, address: Address, stop: threading.Event, then: Calla
             stop.wait(_PAUSE)
 
 
-def what_to_try(address: Address, dsn: str, programs: Path, checkout: Checkout, kept: Path | None) -> str:
+def what_to_try(address: Address, dsn: str, programs: Path, files: DemoFiles, kept: Path | None) -> str:
     """The text to print when ready. `programs` is the directory of Postgres' programs, `dsn` a libpq URI."""
     psql = "psql" if shutil.which("psql") else shutil.which("psql", path=str(programs))
     database = f"{psql} {shlex.quote(dsn)}" if psql else dsn
-    app = f"{address.origin}/demo/" + ("" if checkout.has_app else "   (not built yet: run `make demo`)")
+    app = f"{address.origin}/demo/" + ("" if files.has_app else "   (not built yet: run `make demo`)")
     end = "Ctrl-C ends everything" + (f"; {kept} stays." if kept else ", and leaves nothing behind.")
     return f"""
 Ready.
@@ -69,7 +69,7 @@ Ready.
   demo app        {app}
   sync endpoint   {address.origin}   (tokens: {address.origin}/demo/token?user=ID, ids: {address.origin}/demo/users)
   Postgres        {database}
-  sync rules      {checkout.rules}
+  sync rules      {files.rules}
 
 Open the demo app beside a database session, and try:
 

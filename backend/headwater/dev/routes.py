@@ -18,7 +18,7 @@ from starlette.types import Scope
 from headwater.api.auth.keys import Key
 from headwater.api.auth.sign import sign
 from headwater.api.errors import ApiError
-from headwater.dev.checkout import Checkout
+from headwater.dev.demo_files import DemoFiles
 from headwater.source.connect import SourceSettings, connect
 
 TOKEN_SECONDS = 3600
@@ -76,15 +76,15 @@ class Demo:
 class Page(StaticFiles):
     """The built demo app. Its file names contain a hash, except the page itself."""
 
-    def __init__(self, checkout: Checkout) -> None:
-        super().__init__(directory=checkout.app, html=True, check_dir=False)
-        self._checkout = checkout
+    def __init__(self, files: DemoFiles) -> None:
+        super().__init__(directory=files.app, html=True, check_dir=False)
+        self._files = files
 
     async def check_config(self) -> None:
         """Does nothing: a missing app is reported when it is requested."""
 
     async def get_response(self, path: str, scope: Scope) -> Response:
-        if not self._checkout.has_app:
+        if not self._files.has_app:
             return Response(_NOT_BUILT, 503, media_type="text/html")
         response = await super().get_response(path, scope)
         suffix = path[path.rfind(".") :]
@@ -95,14 +95,14 @@ class Page(StaticFiles):
         return response
 
 
-def demo_routes(demo: Demo, checkout: Checkout) -> list[BaseRoute]:
+def demo_routes(demo: Demo, files: DemoFiles) -> list[BaseRoute]:
     """All routes below /demo, and redirects to it."""
     return [
         Route("/", _to_page),
         Route("/demo", _to_page),
         Route("/demo/users", demo.users),
         Route("/demo/token", demo.token),
-        Mount("/demo", Page(checkout)),
+        Mount("/demo", Page(files)),
     ]
 
 

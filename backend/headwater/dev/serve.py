@@ -13,7 +13,7 @@ from headwater.cli.supervise import EXIT_STOP, end_with_supervisor
 from headwater.cli.watching.logs import set_up_logging
 from headwater.config.given import ConfigSource
 from headwater.config.load import load_config
-from headwater.dev.checkout import find_checkout
+from headwater.dev.demo_files import find_demo_files
 from headwater.dev.routes import Demo, demo_routes
 from headwater.dev.workspace import AUDIENCE
 from headwater.errors import HeadwaterError
@@ -35,7 +35,7 @@ def _serve(path: Path) -> None:
     config = load_config(ConfigSource(path=path), os.environ, Path.cwd())
     set_up_logging(config.logging.level, config.logging.format)
     demo = Demo(config.source(), config.auth.keys[0], AUDIENCE)
-    serve_app(build(config, demo_routes(demo, find_checkout())), [bind(config.host, config.port)])
+    serve_app(build(config, demo_routes(demo, find_demo_files())), [bind(config.host, config.port)])
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import pytest
 
 from headwater.config.given import ConfigSource
 from headwater.config.load import load_config
-from headwater.dev.checkout import find_checkout
+from headwater.dev.demo_files import find_demo_files
 from headwater.dev.ready import Address, what_to_try
 from headwater.dev.workspace import AUDIENCE, WorkspaceError, open_workspace
 from headwater.source.connect import SourceSettings
@@ -66,9 +66,9 @@ def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
 
 def test_the_written_config_loads_without_a_warning(tmp_path: Path) -> None:
     source = SourceSettings("127.0.0.1", "demo", "postgres", port=5433, sslmode="disable")
-    checkout = find_checkout()
+    files = find_demo_files()
     with open_workspace(tmp_path / "it's here") as workspace:
-        workspace.write_config(source, checkout.rules, "127.0.0.1", 8099)
+        workspace.write_config(source, files.rules, "127.0.0.1", 8099)
         config = load_config(ConfigSource(path=workspace.config), {}, Path("/"))
         assert workspace.config.stat().st_mode & 0o077 == 0
     assert config.warnings == ()
@@ -91,6 +91,8 @@ def test_the_written_config_loads_without_a_warning(tmp_path: Path) -> None:
     ],
 )
 def test_the_text_names_addresses_that_a_browser_here_can_open(host: str, origin: str, tmp_path: Path) -> None:
-    text = what_to_try(Address(host, 80), "postgresql://postgres@127.0.0.1:5433/demo", tmp_path, find_checkout(), None)
+    text = what_to_try(
+        Address(host, 80), "postgresql://postgres@127.0.0.1:5433/demo", tmp_path, find_demo_files(), None
+    )
     assert f"{origin}/demo/" in text
     assert "postgresql://postgres@127.0.0.1:5433/demo" in text

@@ -1,0 +1,40 @@
+"""Finds the demo's files: in the tree of a clone, or beside this module in an installed wheel."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from headwater.errors import HeadwaterError
+
+
+class NoDemoFilesError(HeadwaterError):
+    """The package was installed without the files of the demo."""
+
+    code = "HW_8002"
+
+
+@dataclass(frozen=True, slots=True)
+class DemoFiles:
+    """`rules` is the demo's sync config, `app` the built demo app, which may be missing in a clone."""
+
+    rules: Path
+    app: Path
+
+    @property
+    def has_app(self) -> bool:
+        return (self.app / "index.html").is_file()
+
+
+def find_demo_files() -> DemoFiles:
+    """The files. Raises NoDemoFilesError."""
+    here = Path(__file__).resolve().parent
+    root = here.parents[2]
+    for files in (
+        DemoFiles(root / "sync_rules" / "examples" / "demo.yaml", root / "clients" / "web" / "dist"),
+        DemoFiles(here / "demo.yaml", here / "app"),
+    ):
+        if files.rules.is_file():
+            return files
+    fix = "run headwater dev from a clone, or from a wheel that `make dist` built"
+    raise NoDemoFilesError("the demo's files are missing", str(here), fix)

@@ -1,0 +1,47 @@
+"""The wheel has what `headwater dev` shows. `make dist` tries a whole one in an empty environment."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+_FIND = """
+import sys
+sys.path[:] = [each for each in sys.path if "site-packages" not in each]
+sys.path.insert(0, sys.argv[1])
+from headwater.dev.demo_files import find_demo_files
+files = find_demo_files()
+print(files.has_app, files.rules.is_relative_to(sys.argv[1]), "streams:" in files.rules.read_text())
+"""
+
+
+def build(root: Path, out: Path) -> subprocess.CompletedProcess[str]:
+    uv = Path(sys.executable).with_name("uv")
+    options = ["--wheel", "--no-build-isolation", "--offline", "--python", sys.executable]
+    command = [str(uv), "build", *options, "--out-dir", str(out), str(root)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+
+
+def test_the_demo_is_in_the_wheel_and_found_there(tmp_path: Path) -> None:
+    built = build(ROOT, tmp_path)
+    assert built.returncode == 0, built.stderr
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as file:
+        file.extractall(tmp_path / "installed")
+    found = subprocess.run(
+        [sys.executable, "-I", "-c", _FIND, tmp_path / "installed"], capture_output=True, text=True, check=True,
+        cwd=tmp_path, timeout=60,
+    )  # fmt: skip
+    assert found.stdout.split() == ["True", "True", "True"]
+
+
+def test_without_the_app_no_wheel_is_built(tmp_path: Path) -> None:
+    for each in ("pyproject.toml", "README.md", "LICENSE", ".ci/hatch_build.py"):
+        (tmp_path / each).parent.mkdir(exist_ok=True)
+        (tmp_path / each).write_bytes((ROOT / each).read_bytes())
+    refused = build(tmp_path, tmp_path / "out")
+    assert refused.returncode != 0
+    assert "run `make dist`, which builds it first" in refused.stderr
