@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from http import HTTPStatus
@@ -116,7 +117,7 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
     """One websocket connection, upgraded from HTTP. Once taken over, it stays open after its request, until
     `finish`."""
 
-    __slots__ = ("_queue", "_taken", "_then")
+    __slots__ = ("_queue", "_taken", "_then", "sent_at")
 
     def __init__(
         self,
@@ -130,6 +131,8 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         self.queue = self._queue = _Queue()  # type: ignore[assignment]
         self.writable = _Gate()  # type: ignore[assignment]
         self._taken = False
+        self.sent_at = 0.0
+        """When a frame was last sent, by time.monotonic()."""
         self._then: tuple[Callable[[], None], ...] = ()
 
     def when_lost(self, then: Callable[[], None]) -> None:
@@ -188,6 +191,7 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         except InvalidState:
             raise GoneError from None
         self.transport.write(b"".join(self.conn.data_to_send()))
+        self.sent_at = time.monotonic()
 
     async def close(self) -> None:
         """Send a close frame."""

@@ -225,7 +225,7 @@ class Connection:
         if len(self._open) >= MOST_STREAMS:
             refused = error(request.stream, ErrorCode.REJECTED, f"this connection already has {MOST_STREAMS} streams")
             return await self._send(refused)
-        sink = RSocketSink(request.stream, request.credit, self._send, self._abort)
+        sink = RSocketSink(request.stream, request.credit, self._send, self._sent_at, self._abort)
         stream = _Stream(sink, bytearray(request.metadata), bytearray(request.data))
         self._open[request.stream] = stream
         self._bound()
@@ -291,6 +291,9 @@ class Connection:
     async def _send(self, frame: bytes, data: memoryview = _NO_DATA) -> None:
         async with self._sending:
             await self.websocket.send_message(frame, data)
+
+    def _sent_at(self) -> float:
+        return self.websocket.sent_at
 
     async def _end(self, code: ErrorCode, message: str) -> None:
         """Log a breach of the protocol, and end the connection."""

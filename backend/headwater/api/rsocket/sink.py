@@ -25,15 +25,18 @@ class SendFrame(Protocol):
 
 
 class RSocketSink:
-    """Sends BSON documents, each as one payload. Sends no more of them than the client has asked for. `abort` ends the
-    connection."""
+    """Sends BSON documents, each as one payload. Sends no more of them than the client has asked for. `sent_at` tells
+    when the connection last sent something, and `abort` ends it."""
 
-    __slots__ = ("_abort", "_credit", "_left", "_more", "_send", "_sending", "_stream", "_then")
+    __slots__ = ("_abort", "_credit", "_left", "_more", "_send", "_sending", "_sent_at", "_stream", "_then")
 
-    def __init__(self, stream: int, credit: int, send: SendFrame, abort: Callable[[], None]) -> None:
+    def __init__(
+        self, stream: int, credit: int, send: SendFrame, sent_at: Callable[[], float], abort: Callable[[], None]
+    ) -> None:
         self._stream = stream
         self._credit = credit
         self._send = send
+        self._sent_at = sent_at
         self._abort = abort
         self._more = Bell()
         self._left = False
@@ -51,6 +54,10 @@ class RSocketSink:
         self._left = True
         if self._then is not None and (at_once or not self._sending):
             self._then()
+
+    @property
+    def taken_at(self) -> float:
+        return self._sent_at() if self._sending else 0.0  # without credit, the client only answers keepalives
 
     async def open(self) -> None:
         """Do nothing: RSocket sends nothing before the first payload."""

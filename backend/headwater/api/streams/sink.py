@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from typing import Protocol
 
@@ -21,6 +22,10 @@ SLICE_BYTES = 64 * 1024
 class Sink(Protocol):
     """Sends a stream to one client. `send` returns when there is room for the next piece. All methods that send may
     raise GoneError."""
+
+    @property
+    def taken_at(self) -> float:
+        """When the client last read something of what is being sent, by time.monotonic()."""
 
     async def open(self) -> None:
         """Begin the answer. From here on, no error status can be sent."""
@@ -45,7 +50,7 @@ class HttpSink:
     """Sends a stream as the body of an HTTP answer. `open` takes the connection over from the request. `opened` is done
     when the head of the answer was sent."""
 
-    __slots__ = ("_body", "_form", "_head", "_scope", "_send", "_wrapping", "opened")
+    __slots__ = ("_body", "_form", "_head", "_scope", "_send", "_wrapping", "opened", "taken_at")
 
     _body: EndlessBody
 
@@ -55,6 +60,7 @@ class HttpSink:
         self._send = send
         self._wrapping = form.coding.open()
         self._head = self._wrapping.begin()
+        self.taken_at = 0.0
         self.opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def open(self) -> None:
@@ -76,6 +82,7 @@ class HttpSink:
         for start in range(0, len(body), SLICE_BYTES):
             head, self._head = self._head, b""
             await self._body.send(head + body[start : start + SLICE_BYTES])
+            self.taken_at = time.monotonic()
         return len(body)
 
     async def end(self) -> None:

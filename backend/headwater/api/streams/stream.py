@@ -70,6 +70,7 @@ class Stream:
         "_ops",
         "_reason",
         "_sending_since",
+        "_sink",
         "_stalled_seconds",
         "_task",
         "_threads",
@@ -100,6 +101,7 @@ class Stream:
         self._traffic = traffic
         self._stalled_seconds = stalled_seconds
         self._sending_since: float | None = None
+        self._sink: Sink | None = None
         self._wake = Bell()
         self._news: News | None = None
         self._change: Change | None = None  # what the client is being sent
@@ -148,6 +150,7 @@ class Stream:
     async def run(self, sink: Sink) -> None:
         """Serve until the end. Raises errors before the first line, when a status can still be sent."""
         started = time.monotonic()
+        self._sink = sink
         self._schedule_tick()
         try:
             if self._reason is None:
@@ -156,6 +159,7 @@ class Stream:
                 self._tell_of_left_out()
             reason = await self._until_over(sink)
         finally:
+            self._sink = None
             if self._ticker is not None:
                 self._ticker.cancel()
         self._traffic.end(reason)
@@ -293,7 +297,8 @@ class Stream:
             self._cut_if_stalled(self._sending_since)
 
     def _cut_if_stalled(self, since: float) -> None:
-        left = since + self._stalled_seconds - time.monotonic()
+        taken_at = since if self._sink is None else max(since, self._sink.taken_at)
+        left = taken_at + self._stalled_seconds - time.monotonic()
         if left > 0:
             soon = max(0.0, min(left, self._user.expires_in()))
             self._ticker = asyncio.get_running_loop().call_later(soon, self._on_tick)

@@ -1,0 +1,69 @@
+"""Clients that read slowly, but do read: they get all of a large row, however long that takes."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from base64 import b64encode
+from collections.abc import Callable
+
+import pytest
+
+from headwater.api.streams.admission import StreamLimits
+from headwater.sync import ticks
+from tests.support import rsocket_client as client
+from tests.support.fix_api import Endpoint, make_token
+from tests.support.memory_store import MemoryStore
+
+LARGE = 12 << 20
+PART, PAUSE = 128 * 1024, 0.02  # slower than STALLED for the whole row
+STALLED = 0.4
+UPGRADE = (
+    "GET /sync/stream HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: websocket\r\n"
+    f"sec-websocket-version: 13\r\nsec-websocket-key: {b64encode(b'k' * 16).decode()}\r\n\r\n"
+)
+
+
+def over_http(connection: socket.socket) -> None:
+    body = b'{"raw_data":true}'
+    head = f"POST /sync/stream HTTP/1.1\r\nhost: x\r\nauthorization: Token {make_token()}\r\n"
+    connection.sendall(head.encode() + b"content-length: %d\r\n\r\n" % len(body) + body)
+
+
+def over_a_websocket(connection: socket.socket) -> None:
+    connection.sendall(UPGRADE.encode())
+    assert b"101" in connection.recv(4096)
+    request = b"\0\0\0\x10" + client.with_metadata({"path": "/sync/stream"}, b"{}")
+    for each in (
+        client.setup({"token": f"Token {make_token()}"}),
+        client.frame(1, client.REQUEST_STREAM, client.METADATA, request),
+    ):
+        length = bytes([0x80 | len(each)]) if len(each) < 126 else b"\xfe" + len(each).to_bytes(2, "big")
+        connection.sendall(b"\x82" + length + bytes(4) + each)
+
+
+@pytest.mark.parametrize("ask", [over_http, over_a_websocket])
+def test_a_client_that_reads_slowly_gets_a_large_row(
+    memory_store: MemoryStore,
+    start_endpoint: Callable[..., Endpoint],
+    monkeypatch: pytest.MonkeyPatch,
+    ask: Callable[[socket.socket], None],
+) -> None:
+    monkeypatch.setattr(ticks, "KEEPALIVE", STALLED / 4)
+    endpoint = start_endpoint(memory_store, streams=StreamLimits(stalled_seconds=STALLED))
+    memory_store.put(endpoint.bucket("mine", "u1"), "large", json.dumps({"text": "x" * LARGE}))
+    memory_store.commit()
+    with socket.socket() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, PART)
+        connection.settimeout(10)
+        connection.connect(endpoint.address)
+        ask(connection)
+        received = b""
+        while b"checkpoint_complete" not in received[-PART:]:
+            time.sleep(PAUSE)
+            part = connection.recv(PART)
+            assert part, f"cut off after {len(received)} bytes"
+            received += part
+    assert received.count(b"x") >= LARGE
+    assert endpoint.refused().get("HW_6020", 0) == 0
