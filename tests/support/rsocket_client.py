@@ -7,7 +7,7 @@ import struct
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import bson
 from websockets.sync.client import ClientConnection, connect
@@ -57,6 +57,7 @@ class Requester:
 
     def __init__(self, websocket: ClientConnection) -> None:
         self.websocket = websocket
+        self._fragments: dict[int, bytes] = {}
 
     def send(self, content: bytes) -> None:
         self.websocket.send(content)
@@ -76,7 +77,15 @@ class Requester:
         self.send(frame(stream, CANCEL))
 
     def receive(self, seconds: float = 10.0) -> Received:
-        """The next frame. Raises TimeoutError, and ConnectionClosed at the end."""
+        """The next frame, or a payload put together from its fragments. Raises TimeoutError, and ConnectionClosed when
+        the connection has ended."""
+        while (frame := self.receive_frame(seconds)).kind == PAYLOAD and frame.flags & FOLLOWS:
+            self._fragments[frame.stream] = self._fragments.get(frame.stream, b"") + frame.body
+        before = self._fragments.pop(frame.stream, b"") if frame.kind == PAYLOAD else b""
+        return replace(frame, body=before + frame.body)
+
+    def receive_frame(self, seconds: float = 10.0) -> Received:
+        """The next frame, which may be a fragment. Raises as `receive` does."""
         content = self.websocket.recv(timeout=seconds)
         assert isinstance(content, bytes)
         stream, kind_and_flags = struct.unpack_from(">IH", content)

@@ -9,11 +9,12 @@ from base64 import b64encode
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 
+import bson
 import pytest
 from websockets.exceptions import ConnectionClosed
 
-from headwater.api.http.websocket import FRAME_BYTES
 from headwater.api.rsocket import connection, frames
+from headwater.api.rsocket.sink import FRAGMENT_BYTES
 from headwater.api.streams import stream
 from headwater.api.streams.admission import StreamLimits
 from headwater.sync import ticks
@@ -149,14 +150,21 @@ def is_let_in(endpoint: Endpoint) -> bool:
         return found.receive().kind == client.KEEPALIVE
 
 
-def test_a_large_payload_comes_in_short_frames(large: Endpoint) -> None:
+def test_a_large_payload_comes_in_fragments_that_others_frames_pass_between(large: Endpoint) -> None:
     with requester(str(large.http.base_url)) as found:
         found.set_up(make_token())
         found.request()
         assert "checkpoint" in found.receive().document
-        parts = list(found.websocket.recv_streaming())
-        assert sum(map(len, parts)) > LARGE
-        assert max(map(len, parts)) <= FRAME_BYTES + 100
+        first = found.receive_frame()
+        found.send(KEEPALIVE)
+        received = [first]
+        while received[-1].kind == client.KEEPALIVE or received[-1].flags & client.FOLLOWS:
+            received.append(found.receive_frame())
+        fragments = [each.body for each in received if each.kind == client.PAYLOAD]
+        assert max(map(len, fragments)) == FRAGMENT_BYTES
+        assert bson.decode(b"".join(fragments))["data"]["has_more"] is False
+        assert len(received) == len(fragments) + 1
+        assert received[-1].kind == client.PAYLOAD
         assert "checkpoint_complete" in found.receive().document
 
 
@@ -165,13 +173,11 @@ def test_a_stream_that_is_cancelled_within_a_payload_leaves_the_connection_usabl
         found.set_up(make_token())
         found.request()
         found.receive()
-        parts = found.websocket.recv_streaming()
-        next(parts)
+        assert found.receive_frame().flags & client.FOLLOWS
         found.cancel()
-        for _ in parts:
-            pass
         found.request(stream=3)
-        received = found.receive()
+        while (received := found.receive_frame()).stream == 1:
+            pass
         assert (received.stream, "checkpoint" in received.document) == (3, True)
         list(found.documents("checkpoint_complete"))
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from http import HTTPStatus
@@ -34,10 +33,6 @@ MAX_FIRST_MESSAGE = 64 * 1024
 
 MAX_MESSAGE = 2 * MAX_BODY
 """The most bytes of a later message, which may hold a whole request and its framing."""
-
-FRAME_BYTES = 64 * 1024
-"""How much of a message is handed to the transport at once. The transport keeps a copy of what the client has not read
-yet."""
 
 MOST_FRAMES = 1024
 """The most frames of one message: empty frames add nothing to its size, but take memory."""
@@ -117,7 +112,7 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
     """One websocket connection, upgraded from HTTP. Once taken over, it stays open after its request, until
     `finish`."""
 
-    __slots__ = ("_queue", "_taken", "_then", "sent_at")
+    __slots__ = ("_queue", "_taken", "_then")
 
     def __init__(
         self,
@@ -131,8 +126,6 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         self.queue = self._queue = _Queue()  # type: ignore[assignment]
         self.writable = _Gate()  # type: ignore[assignment]
         self._taken = False
-        self.sent_at = 0.0
-        """When a frame was last sent, by time.monotonic()."""
         self._then: tuple[Callable[[], None], ...] = ()
 
     def when_lost(self, then: Callable[[], None]) -> None:
@@ -169,29 +162,16 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         content = message.get("bytes")
         return message.get("text") or "" if content is None else content
 
-    async def send_message(self, head: bytes, body: bytes | memoryview = b"") -> None:
-        """Send a message of two parts as the client reads it; a long one goes out in several frames. Raises GoneError
-        when the connection is closed. Being cancelled within a message aborts the connection."""
-        first, rest = head + body[:FRAME_BYTES], memoryview(body)[FRAME_BYTES:]
-        await self._send_frame(self.conn.send_binary, first, last=not rest)
-        try:
-            while rest:
-                part, rest = bytes(rest[:FRAME_BYTES]), rest[FRAME_BYTES:]
-                await self._send_frame(self.conn.send_continuation, part, last=not rest)
-        except asyncio.CancelledError:
-            self.transport.abort()  # no other message can follow a part of one
-            raise
-
-    async def _send_frame(self, send: Callable[[bytes, bool], None], content: bytes, *, last: bool) -> None:
+    async def send_message(self, content: bytes) -> None:
+        """Send a message once there is room. Raises GoneError when the connection is closed."""
         await self.writable.wait()
-        if self.disconnected or self.close_sent or self.transport.is_closing():
+        if self.disconnected or self.close_sent:
             raise GoneError
         try:
-            send(content, last)
+            self.conn.send_binary(content)
         except InvalidState:
             raise GoneError from None
         self.transport.write(b"".join(self.conn.data_to_send()))
-        self.sent_at = time.monotonic()
 
     async def close(self) -> None:
         """Send a close frame."""

@@ -64,7 +64,6 @@ PATH = "/sync/stream"
 
 _JSON, _BSON = "application/json", "application/bson"
 _FORM = WireForm(Bson(), IDENTITY)
-_NO_DATA = memoryview(b"")
 
 log = logging.getLogger(__name__)
 
@@ -210,7 +209,7 @@ class Connection:
             case RequestMore(stream=number, credit=credit) if number in self._open:
                 self._open[number].sink.add_credit(credit)
             case Cancel(stream=number) if number in self._open:
-                self._open[number].sink.leave(at_once=False)
+                self._open[number].sink.leave()
                 if self._open[number].task is None:
                     del self._open[number]
                     self._rest()
@@ -225,7 +224,7 @@ class Connection:
         if len(self._open) >= MOST_STREAMS:
             refused = error(request.stream, ErrorCode.REJECTED, f"this connection already has {MOST_STREAMS} streams")
             return await self._send(refused)
-        sink = RSocketSink(request.stream, request.credit, self._send, self._sent_at, self._abort)
+        sink = RSocketSink(request.stream, request.credit, self._send, self._abort)
         stream = _Stream(sink, bytearray(request.metadata), bytearray(request.data))
         self._open[request.stream] = stream
         self._bound()
@@ -288,12 +287,9 @@ class Connection:
             asked = stream_request(_fields(data, _BSON), limits)
         return Opening(asked, self._user, self._user_agent, _FORM, self.request)
 
-    async def _send(self, frame: bytes, data: memoryview = _NO_DATA) -> None:
+    async def _send(self, frame: bytes) -> None:
         async with self._sending:
-            await self.websocket.send_message(frame, data)
-
-    def _sent_at(self) -> float:
-        return self.websocket.sent_at
+            await self.websocket.send_message(frame)
 
     async def _end(self, code: ErrorCode, message: str) -> None:
         """Log a breach of the protocol, and end the connection."""
@@ -314,7 +310,7 @@ class Connection:
     async def _close(self) -> None:
         tasks = [stream.task for stream in self._open.values() if stream.task is not None]
         for stream in self._open.values():
-            stream.sink.leave(at_once=True)
+            stream.sink.leave()
         if self._admitted and self._user is not None:
             self.streams.websockets.leave(self._user.user_id)
         if tasks:

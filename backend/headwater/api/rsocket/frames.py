@@ -198,9 +198,9 @@ def _credit(rest: memoryview) -> int:
     return credit
 
 
-def payload(stream: int) -> bytes:
-    """The head of a payload of a stream, which its data follows."""
-    return _header(stream, Kind.PAYLOAD, Flag.NEXT)
+def payload(stream: int, data: bytes | memoryview, *, follows: bool) -> bytes:
+    """One payload of a stream, or a fragment of one. With `follows`, more fragments come after it."""
+    return _header(stream, Kind.PAYLOAD, Flag.NEXT | (Flag.FOLLOWS if follows else 0)) + data
 
 
 def complete(stream: int) -> bytes:

@@ -4,60 +4,52 @@ from __future__ import annotations
 
 import asyncio
 import struct
-from collections.abc import Callable, Iterator
-from typing import Protocol
+import time
+from collections.abc import Awaitable, Callable, Iterator
 
 from headwater.api.auth.errors import TokenExpiredError
 from headwater.api.bell import Bell
 from headwater.api.error_answers import told
 from headwater.api.errors import GoneError
+from headwater.api.errors import told
 from headwater.api.rsocket.frames import MAX_CREDIT, ErrorCode, complete, error, payload
 from headwater.api.streams.codings import Piece
 
 LAST_SECONDS = 1.0
 """How long sending the end of a stream waits for a client that does not read."""
 
+FRAGMENT_BYTES = 64 * 1024
+"""The most bytes of a payload in one frame. The transport keeps a copy of what the client has not read yet."""
 
-class SendFrame(Protocol):
-    """Sends a frame, whose data may be given apart. Raises GoneError when the connection is closed."""
-
-    async def __call__(self, frame: bytes, data: memoryview = ..., /) -> None: ...
+SendFrame = Callable[[bytes], Awaitable[None]]
 
 
 class RSocketSink:
-    """Sends BSON documents, each as one payload. Sends no more of them than the client has asked for. `sent_at` tells
-    when the connection last sent something, and `abort` ends it."""
+    """Sends BSON documents, each as one payload. Sends no more of them than the client has asked for. `abort` ends the
+    connection."""
 
-    __slots__ = ("_abort", "_credit", "_left", "_more", "_send", "_sending", "_sent_at", "_stream", "_then")
+    __slots__ = ("_abort", "_credit", "_left", "_more", "_send", "_stream", "_then", "taken_at")
 
-    def __init__(
-        self, stream: int, credit: int, send: SendFrame, sent_at: Callable[[], float], abort: Callable[[], None]
-    ) -> None:
+    def __init__(self, stream: int, credit: int, send: SendFrame, abort: Callable[[], None]) -> None:
         self._stream = stream
         self._credit = credit
         self._send = send
-        self._sent_at = sent_at
         self._abort = abort
         self._more = Bell()
         self._left = False
-        self._sending = False
         self._then: Callable[[], None] | None = None
+        self.taken_at = 0.0
 
     def add_credit(self, credit: int) -> None:
         """Allow so many more payloads."""
         self._credit = min(self._credit + credit, MAX_CREDIT)
         self._more.ring()
 
-    def leave(self, *, at_once: bool) -> None:
-        """Note that the client has left the stream. Unless `at_once`, a payload that is being sent goes out whole, so
-        that the connection can be used on."""
+    def leave(self) -> None:
+        """Note that the client has left the stream."""
         self._left = True
-        if self._then is not None and (at_once or not self._sending):
+        if self._then is not None:
             self._then()
-
-    @property
-    def taken_at(self) -> float:
-        return self._sent_at() if self._sending else 0.0  # without credit, the client only answers keepalives
 
     async def open(self) -> None:
         """Do nothing: RSocket sends nothing before the first payload."""
@@ -65,11 +57,10 @@ class RSocketSink:
     async def send(self, piece: Piece) -> int:
         for document in documents(piece.content):
             await self._take_credit()
-            self._sending = True
-            await self._send(payload(self._stream), document)
-            self._sending = False
-            if self._left:
-                raise GoneError
+            for start in range(0, len(document), FRAGMENT_BYTES):
+                end = start + FRAGMENT_BYTES
+                await self._send(payload(self._stream, document[start:end], follows=end < len(document)))
+                self.taken_at = time.monotonic()
         return len(piece)
 
     async def end(self) -> None:
