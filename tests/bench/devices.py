@@ -87,7 +87,8 @@ class WebsocketDevice(Device):
         for opcode, content in self._messages():
             if opcode == _BINARY:
                 self.count(content)
-                self._pay()
+                if not int.from_bytes(content[4:6], "big") & rsocket.FOLLOWS:  # fragments make one payload
+                    self._pay()
             elif opcode == _PING:
                 self._send(_PONG, content)
 
