@@ -146,6 +146,13 @@ def test_without_a_valid_token_nothing_is_read(uploads: Uploads, header: str | N
     assert fingerprint(uploads) == [(0, 0)]
 
 
+def test_a_body_that_says_it_is_no_json_is_refused(uploads: Uploads) -> None:
+    headers = {"authorization": f"Token {uploads.token('ann')}", "content-type": "text/plain"}
+    response = uploads.endpoint.http.post("/upload", content=json.dumps(crud(GOOD)), headers=headers)
+    assert (response.status_code, response.json()["error"]["code"]) == (415, "PSYNC_S2004")
+    assert fingerprint(uploads) == [(0, 0)]
+
+
 def test_one_upload_changes_nothing_for_the_next(source_db: SourceDb, uploads_of: Callable[..., Uploads]) -> None:
     """A trigger that changes the session must not reach the uploads that follow on the same connection."""
     source_db.execute(NOTES)
