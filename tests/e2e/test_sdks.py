@@ -46,6 +46,7 @@ def ways(*often: tuple[Sdk, Transport]) -> pytest.MarkDecorator:
     every: list[tuple[Sdk, Transport]] = [
         ("node", "ndjson"), ("node", "bson"), ("node", "websocket"),
         ("web", "ndjson"), ("web", "bson"), ("web", "websocket"),
+        ("python", "ndjson"), ("python", "bson"),
     ]  # fmt: skip
     return pytest.mark.parametrize(
         ("sdk", "transport"),
@@ -97,7 +98,7 @@ def held_back(store: MemoryStore, held: str) -> Iterator[None]:
         released.set()
 
 
-@ways(("node", "ndjson"), ("node", "websocket"))
+@ways(("node", "ndjson"), ("node", "websocket"), ("python", "ndjson"))
 def test_rows_of_a_higher_priority_show_while_others_are_on_their_way(endpoint: Endpoint, opened: Open) -> None:
     endpoint.store.chunk_ops = 1
     fill(endpoint, "first", "u1", "first")
@@ -111,7 +112,7 @@ def test_rows_of_a_higher_priority_show_while_others_are_on_their_way(endpoint: 
     shows(device, "first", "last 1", "last 2")
 
 
-@ways(("node", "websocket"))
+@ways(("node", "websocket"), ("python", "ndjson"))
 def test_what_is_subscribed_to_comes_and_goes_when_its_time_is_over(
     endpoint: Endpoint, opened: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -132,7 +133,7 @@ def test_what_is_subscribed_to_comes_and_goes_when_its_time_is_over(
     shows(device, "later", "of c")
 
 
-@ways(("node", "ndjson"))
+@ways(("node", "ndjson"), ("python", "ndjson"))
 def test_a_token_that_ends_soon_is_replaced_in_time(
     endpoint: Endpoint, opened: Open, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -148,7 +149,7 @@ def test_a_token_that_ends_soon_is_replaced_in_time(
     assert device.status()["download_error"] is None
 
 
-@ways(("node", "websocket"))
+@ways(("node", "websocket"), ("python", "ndjson"))
 @pytest.mark.parametrize("seconds", [-600, -5], ids=["refused", "ended"])
 def test_a_token_that_has_ended_is_replaced_at_once(
     endpoint: Endpoint, opened: Open, caplog: pytest.LogCaptureFixture, seconds: int
@@ -165,7 +166,7 @@ def test_a_token_that_has_ended_is_replaced_at_once(
     assert ends == (["token expired"] if seconds > -TOLERANCE else [])
 
 
-@ways(("web", "websocket"))
+@ways(("web", "websocket"), ("python", "bson"))
 def test_a_device_that_connects_again_gets_what_is_new_and_nothing_else(
     endpoint: Endpoint, opened: Open, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -1,4 +1,5 @@
-"""Devices: the stock Node SDK in a process of its own, one per database file; or the stock web SDK in a browser.
+"""Devices: the stock Node SDK in a process of its own, one per database file; the Python client in one; or the stock
+web SDK in a browser.
 
     def test_a_row_reaches_the_device(device_factory):
         device = device_factory(endpoint, token, {"todos": {"title": "text"}})
@@ -14,6 +15,7 @@ from __future__ import annotations
 import difflib
 import json
 import os
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -22,7 +24,7 @@ from typing import Final, Literal
 import pytest
 
 from tests.support.chromium import find_chromium
-from tests.support.node_process import Json, NodeProcess
+from tests.support.node_process import Json, LineProcess, NodeProcess
 from tests.support.web_page import built_page
 
 Row = dict[str, Json]
@@ -30,6 +32,7 @@ Schema = Mapping[str, Mapping[str, str]]
 """Table to column to `text`, `integer` or `real`; every table also has the column `id`."""
 
 DEADLINE: Final = 30.0
+_PYTHON_DEVICE: Final = Path(__file__).parents[1] / "e2e" / "python" / "device.py"
 _OPEN_SECONDS: Final = 60.0
 _SLACK: Final = 10.0
 """How much longer than the device we wait for its answer, in seconds: so that a time-out tells what it saw."""
@@ -52,7 +55,7 @@ class NotSeen(AssertionError):
 class Device:
     """One device. Made by the fixture `device_factory`, which also ends it."""
 
-    def __init__(self, process: NodeProcess, path: Path) -> None:
+    def __init__(self, process: LineProcess, path: Path) -> None:
         self.process = process
         self.path = path
 
@@ -170,7 +173,7 @@ CheckpointMode = Literal["legacy", "requests"]
 
 Transport = Literal["ndjson", "bson", "websocket"]
 
-Sdk = Literal["node", "web"]
+Sdk = Literal["node", "python", "web"]
 
 
 class DeviceFactory:
@@ -208,12 +211,11 @@ class DeviceFactory:
         """
         self._opened += 1
         path = self._folder / f"{name or f'device-{self._opened}'}.db"
-        script = "device.mjs" if sdk == "node" else "web_device.mjs"
-        process = self._stack.enter_context(NodeProcess(script, path.with_suffix(".log")))
+        process = self._stack.enter_context(_start(sdk, path.with_suffix(".log")))
         process.call(
             "open",
             deadline=_OPEN_SECONDS,
-            **({"path": str(path)} if sdk == "node" else _in_browser(path)),
+            **(_in_browser(path) if sdk == "web" else {"path": str(path)}),
             endpoint=endpoint.rstrip("/"),
             token=token,
             schema={table: dict(columns) for table, columns in schema.items()},
@@ -227,6 +229,16 @@ class DeviceFactory:
             upload_throttle_ms=10,
         )
         return Device(process, path)
+
+
+def _start(sdk: Sdk, log: Path) -> LineProcess:
+    match sdk:
+        case "node":
+            return NodeProcess("device.mjs", log)
+        case "web":
+            return NodeProcess("web_device.mjs", log)
+        case "python":
+            return LineProcess([sys.executable, _PYTHON_DEVICE], "device.py", log)
 
 
 def _in_browser(path: Path) -> dict[str, Json]:

@@ -1,4 +1,4 @@
-"""Runs the scripts of `tests/e2e/node`: installs their packages once, and drives one over its pipes."""
+"""Runs the scripts of `tests/e2e/node`: installs their packages once, and drives a program over its pipes."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import os
 import queue
 import subprocess
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, Self
 
@@ -54,14 +55,13 @@ def _packages() -> None:
     npm_ci(FOLDER)
 
 
-class NodeProcess:
-    """One running script that speaks the lines of `tests/e2e/node/lines.mjs`; a context manager that ends it.
+class LineProcess:
+    """One running program that speaks the lines of `tests/e2e/node/lines.mjs`; a context manager that ends it.
 
-    `log` is the file that gets what the script writes to stderr.
+    `log` is the file that gets what the program, called `script`, writes to stderr.
     """
 
-    def __init__(self, script: str, log: Path) -> None:
-        _packages()
+    def __init__(self, command: Sequence[str | Path], script: str, log: Path) -> None:
         self._script = script
         self._log = log
         self._last_id = 0
@@ -69,7 +69,7 @@ class NodeProcess:
         environment = {name: value for name, value in os.environ.items() if name.lower() not in _PROXIES}
         with log.open("ab") as errors:
             self._process = subprocess.Popen(
-                [find_node().node, "--no-warnings", FOLDER / script],
+                command,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
@@ -151,3 +151,11 @@ class NodeProcess:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
+
+
+class NodeProcess(LineProcess):
+    """One running script of `tests/e2e/node`."""
+
+    def __init__(self, script: str, log: Path) -> None:
+        _packages()
+        super().__init__([find_node().node, "--no-warnings", FOLDER / script], script, log)

@@ -10,8 +10,6 @@ from collections.abc import Awaitable, Callable, Iterator
 from headwater.api.auth.errors import TokenExpiredError
 from headwater.api.bell import Bell
 from headwater.api.error_answers import told
-from headwater.api.errors import GoneError
-from headwater.api.errors import told
 from headwater.api.rsocket.frames import MAX_CREDIT, ErrorCode, complete, error, payload
 from headwater.api.streams.codings import Piece
 

@@ -1,0 +1,115 @@
+"""What an app has to say to sync: how to get a token, and how to upload."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+import httpx
+
+from headwater_client.database.crud import as_json
+from headwater_client.errors import ConnectError, Refused, TokenRefused, Unreachable
+from headwater_client.sync.options import AppCalls
+from headwater_client.transport import Credentials
+
+if TYPE_CHECKING:
+    from headwater_client.database.database import Database
+
+_AT_ONCE: Final = 100
+"""Local transactions in one request."""
+
+_SECONDS: Final = 60.0
+
+
+class Connector(Protocol):
+    """The app's side. Both methods may be coroutines; plain ones run in a thread of their own."""
+
+    def fetch_credentials(self) -> Credentials | Awaitable[Credentials]:
+        """The endpoint, and a token that is valid now. Called again when a token ends or is refused."""
+
+    def upload_data(self, database: Database) -> object:
+        """Upload the first transaction of the queue, and complete it. After an error it is called again."""
+
+
+class UploadConnector:
+    """Syncs with Headwater and uploads to its `POST /upload`, for apps without a backend of their own.
+
+    `token` is called for each new token; it may also be a token itself. `refused` is called with the reason for each
+    local transaction that the server put aside, since it can never be applied.
+    """
+
+    def __init__(
+        self, endpoint: str, token: str | Callable[[], str], refused: Callable[[str], None] | None = None
+    ) -> None:
+        self._endpoint, self._token, self._refused = endpoint.rstrip("/"), token, refused
+        self._credentials: Credentials | None = None
+
+    def fetch_credentials(self) -> Credentials:
+        token = self._token if isinstance(self._token, str) else self._token()
+        self._credentials = Credentials(self._endpoint, token)
+        return self._credentials
+
+    def upload_data(self, database: Database) -> None:
+        transactions = list(islice(database.crud_transactions(), _AT_ONCE))
+        if not transactions:
+            return
+        credentials = self._credentials or self.fetch_credentials()
+        body = {
+            "client_id": database.client_id,
+            "transactions": [{"crud": [as_json(entry) for entry in each.crud]} for each in transactions],
+        }
+        answer = self._post(credentials, body)
+        transactions[-1].complete()
+        for each in answer.get("transactions", ()):
+            if self._refused is not None and "error" in each:
+                self._refused(str(each["error"].get("description")))
+
+    def _post(self, credentials: Credentials, body: object) -> dict[str, Any]:
+        url = f"{self._endpoint}/upload"
+        headers = {"authorization": f"Token {credentials.token}"}
+        try:
+            response = httpx.post(url, json=body, headers=headers, timeout=_SECONDS)
+        except httpx.HTTPError as error:
+            raise Unreachable(f"{url}: {error or type(error).__name__}") from error
+        if response.status_code == 401:
+            self._credentials = None
+            raise TokenRefused("/upload", response.status_code, response.text)
+        if response.status_code != 200:
+            raise Refused("/upload", response.status_code, response.text)
+        found: dict[str, Any] = response.json()
+        return found
+
+
+class DownloadConnector(UploadConnector):
+    """Syncs and uploads nothing. Local writes wait in the queue, and hold back what is downloaded."""
+
+    def upload_data(self, database: Database) -> None:
+        raise ConnectError("this device only downloads: its local writes wait for a connector that uploads")
+
+
+def app_calls(connector: Connector, database: Database, app_loop: asyncio.AbstractEventLoop | None) -> AppCalls:
+    """The connector's methods as coroutines for the sync thread: those of the app run in its own loop if it has one."""
+
+    async def fetch() -> Credentials:
+        found = await _call(connector.fetch_credentials, app_loop)
+        if not isinstance(found, Credentials):
+            raise ConnectError(f"fetch_credentials gave {type(found).__name__}, not Credentials")
+        return found
+
+    async def upload() -> None:
+        await _call(lambda: connector.upload_data(database), app_loop, method=connector.upload_data)
+
+    return AppCalls(fetch, upload)
+
+
+async def _call(
+    work: Callable[[], Any], app_loop: asyncio.AbstractEventLoop | None, method: Callable[..., Any] | None = None
+) -> Any:
+    if not inspect.iscoroutinefunction(method or work):
+        return await asyncio.to_thread(work)
+    if app_loop is None:
+        return await work()
+    return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work(), app_loop))

@@ -1,0 +1,293 @@
+"""`Database`: a SQLite file that an app reads and writes as it likes, and that syncs."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sqlite3
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import sqlite_utils
+
+from headwater_client.database.connector import Connector, app_calls
+from headwater_client.database.crud import CrudBatch, CrudTransaction
+from headwater_client.database.streams import DEFAULT_TTL, Subscription
+from headwater_client.database.table import SyncedTable, frame
+from headwater_client.database.watch import Row, Watch, rows
+from headwater_client.errors import ConnectError, NotSynced
+from headwater_client.schema.sql import MARK
+from headwater_client.schema.tables import Schema
+from headwater_client.storage import app_tables, layout, streams, uploads
+from headwater_client.storage import store as files
+from headwater_client.storage.connection import Committed, open_connection
+from headwater_client.storage.store import Store
+from headwater_client.storage.streams import StreamKey
+from headwater_client.sync.engine import Engine
+from headwater_client.sync.options import ConnectOptions
+from headwater_client.sync.status import StatusBoard, SyncStatus
+from headwater_client.version import VERSION
+
+if TYPE_CHECKING:
+    import pandas
+
+_READ_CACHE_KIB = 4 * 1024
+
+
+class Database(sqlite_utils.Database):
+    """A device: the file at `path` with the tables of `schema`, and a connection to a server when there is one.
+
+    It has all that sqlite-utils' `Database` has; `db["todos"]` is a table to read and write. It may be used from any
+    thread: each has a connection of its own, and a write waits for that of another. Without a schema, the tables are
+    those that the file has. With `key` the file is encrypted, which needs SQLCipher.
+
+    Raises `SchemaError`, `FileError`, `MissingExtra`.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        schema: Schema | Mapping[str, Any] | None = None,
+        *,
+        key: str | None = None,
+        user_agent: str | None = None,
+    ) -> None:
+        self.path = Path(path)
+        self._key = key
+        self._user_agent = user_agent or f"headwater-client-python/{VERSION}"
+        self._schema = schema if isinstance(schema, Schema) or schema is None else Schema.of(schema)
+        self._committed = Committed()
+        self._threads = threading.local()
+        self._connections: list[sqlite3.Connection] = []
+        self._lock = threading.RLock()
+        self._engine: Engine | None = None
+        self._held: dict[StreamKey, int] = {}
+        layout.prepare(self.conn)
+        if self._schema is not None:
+            app_tables.replace_schema(self.conn, self._schema)
+        self._views = {
+            name
+            for (name,) in self.conn.execute(
+                "SELECT name FROM sqlite_master WHERE type = 'view' AND sql GLOB ?", (f"*{MARK}",)
+            ).fetchall()
+        }
+        super().__init__(self.conn, execute_plugins=False)
+        self.client_id = layout.client_id(self.conn)
+        self._board = StatusBoard(
+            SyncStatus(synced=tuple(files.synced(self.conn)), streams=tuple(streams.stored(self.conn)))
+        )
+        self._committed.listen(self._wrote)
+
+    @property
+    def conn(self) -> sqlite3.Connection:
+        """This thread's connection."""
+        connection: sqlite3.Connection | None = getattr(self._threads, "connection", None)
+        if connection is None:
+            if self._committed.closed:
+                raise ConnectError(f"{self.path} is closed")
+            connection = open_connection(self.path, key=self._key, committed=self._committed, cache_kib=_READ_CACHE_KIB)
+            self._threads.connection = connection
+            with self._lock:
+                self._connections.append(connection)
+        return connection
+
+    @conn.setter
+    def conn(self, connection: sqlite3.Connection) -> None:
+        self._threads.connection = connection
+
+    def __getitem__(self, table_name: str) -> Any:
+        return SyncedTable(self, table_name) if table_name in self._views else super().__getitem__(table_name)
+
+    def table(self, table_name: str, **kwargs: Any) -> Any:
+        return SyncedTable(self, table_name) if table_name in self._views else super().table(table_name, **kwargs)
+
+    @contextlib.contextmanager
+    def atomic(self) -> Iterator[sqlite_utils.Database]:
+        """A transaction: written whole or not at all, and uploaded as one. Within another it is a part of that."""
+        connection = self.conn
+        if connection.in_transaction:
+            with super().atomic():
+                yield self
+            return
+        connection.execute("BEGIN IMMEDIATE")  # a reader that turns writer half-way may find that it is too late
+        try:
+            yield self
+            connection.execute("COMMIT")
+        except BaseException:
+            self.rollback()
+            raise
+
+    transaction = atomic
+
+    def rows(self, sql: str, args: Sequence[Any] = ()) -> list[Row]:
+        """The rows of a query, each by its columns' names."""
+        return rows(self.conn, sql, args)
+
+    def to_df(self, sql: str, args: Sequence[Any] = ()) -> pandas.DataFrame:
+        """The rows of a query as a pandas frame. Raises `MissingExtra` without pandas."""
+        return frame(self.rows(sql, args))
+
+    def watch(self, sql: str, args: Sequence[Any] = (), *, throttle: float = 0.03) -> Iterator[list[Row]]:
+        """The result of a query now, then each that differs from the one before, until the database is closed."""
+        return self._watch(sql, args, throttle).results()
+
+    def watch_async(self, sql: str, args: Sequence[Any] = (), *, throttle: float = 0.03) -> AsyncIterator[list[Row]]:
+        """As `watch`, for `async for`."""
+        return self._watch(sql, args, throttle).results_async()
+
+    def _watch(self, sql: str, args: Sequence[Any], throttle: float) -> Watch:
+        return Watch(lambda: self.conn, self._committed, sql, args, throttle)
+
+    # The connection
+
+    def connect(self, connector: Connector, options: ConnectOptions | None = None) -> None:
+        """Sync until `disconnect`, in the background; what comes of it is in `status`. Raises `ConnectError`."""
+        self._connect(connector, options or ConnectOptions(), None)
+
+    async def connect_async(self, connector: Connector, options: ConnectOptions | None = None) -> None:
+        """As `connect`; coroutines of the connector run in this loop."""
+        loop = asyncio.get_running_loop()
+        await asyncio.to_thread(self._connect, connector, options or ConnectOptions(), loop)
+
+    def _connect(
+        self, connector: Connector, options: ConnectOptions, app_loop: asyncio.AbstractEventLoop | None
+    ) -> None:
+        with self._lock:
+            self.disconnect()
+            self._board.update(connecting=True, download_error=None, upload_error=None)
+            self._engine = Engine(
+                self._open_store, app_calls(connector, self, app_loop), options, self._board,
+                held=lambda: set(self._held), shown=lambda _: self._committed.notify(), user_agent=self._user_agent,
+            )  # fmt: skip
+            self._engine.start()
+
+    def _open_store(self) -> Store:
+        return Store(open_connection(self.path, key=self._key), {} if self._schema is None else self._schema.raw)
+
+    def disconnect(self) -> None:
+        """Stop syncing. The data stays, and local writes wait for the next connection."""
+        with self._lock:
+            engine, self._engine = self._engine, None
+        if engine is not None:
+            engine.stop()
+
+    async def disconnect_async(self) -> None:
+        """As `disconnect`, for asyncio."""
+        await asyncio.to_thread(self.disconnect)
+
+    def disconnect_and_clear(self, *, clear_local: bool = True) -> None:
+        """Stop syncing, and remove all rows and local writes; without `clear_local` local-only tables keep theirs."""
+        self.disconnect()
+        files.clear(self.conn, {} if self._schema is None else self._schema.raw, local=clear_local)
+        self._board.update(synced=(), streams=tuple(streams.stored(self.conn)), download_error=None, upload_error=None)
+
+    def close(self) -> None:
+        """Stop syncing and close the file. Who watches a query gets its end."""
+        self.disconnect()
+        self._committed.close()
+        with self._lock:
+            for connection in self._connections:
+                connection.close()
+            self._connections.clear()
+
+    def __enter__(self) -> Database:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def status(self) -> SyncStatus:
+        """How the connection is, and what has synced."""
+        return self._board.status
+
+    def on_status(self, listener: Callable[[SyncStatus], None]) -> Callable[[], None]:
+        """Call `listener` with each new status, in the thread that has it; the answer ends that."""
+        return self._board.listen(listener)
+
+    def wait_for_status(self, condition: Callable[[SyncStatus], bool], timeout: float | None = None) -> None:
+        """Wait until the status is so. Raises `NotSynced` after `timeout` seconds."""
+        if not self._board.wait(condition, timeout):
+            status = self.status
+            raise NotSynced(
+                f"not within {timeout} s; the last error was: {status.download_error or status.upload_error}"
+            )
+
+    def wait_for_first_sync(self, timeout: float | None = None, *, priority: int | None = None) -> None:
+        """Wait until a whole checkpoint shows, or all up to a priority. Raises `NotSynced` after `timeout` seconds."""
+        self.wait_for_status(
+            lambda status: status.has_synced if priority is None else status.has_synced_priority(priority), timeout
+        )
+
+    async def wait_for_first_sync_async(self, timeout: float | None = None, *, priority: int | None = None) -> None:
+        """As `wait_for_first_sync`, for asyncio."""
+        await asyncio.to_thread(self.wait_for_first_sync, timeout, priority=priority)
+
+    # The upload queue
+
+    def get_next_crud_transaction(self) -> CrudTransaction | None:
+        """The first local transaction that waits for upload."""
+        return next(self.crud_transactions(), None)
+
+    def crud_transactions(self) -> Iterator[CrudTransaction]:
+        """The local transactions that wait. Completing one completes all before it."""
+        after = 0
+        while entries := uploads.next_transaction(self.conn, after):
+            after = entries[-1].op_id
+            yield CrudTransaction(entries, self._complete)
+
+    def get_crud_batch(self, limit: int = 100) -> CrudBatch | None:
+        """The first writes that wait, which may end in the middle of a transaction."""
+        entries = uploads.next_batch(self.conn, limit)
+        return CrudBatch(entries, self._complete) if entries else None
+
+    @property
+    def uploads_waiting(self) -> int:
+        """How many local writes wait for upload."""
+        return uploads.waiting(self.conn)
+
+    def confirmed(self) -> bool:
+        """Whether every local write was uploaded and has come back from the server."""
+        return uploads.confirmed(self.conn)
+
+    def _complete(self, last: int, write_checkpoint: str | None) -> None:
+        uploads.complete(self.conn, last, write_checkpoint)
+
+    # Streams
+
+    def subscribe(
+        self, stream: str, params: Mapping[str, Any] | None = None, *, priority: int | None = None,
+        ttl: float = DEFAULT_TTL,
+    ) -> Subscription:  # fmt: skip
+        """Ask for a stream. Its rows stay until `ttl` seconds after it was given up, also over restarts."""
+        key = StreamKey.of(stream, params)
+        streams.subscribe(self.conn, key, priority, int(ttl), time.time())
+        with self._lock:
+            self._held[key] = self._held.get(key, 0) + 1
+        self._streams_changed()
+        return Subscription(key, self._give_up)
+
+    def _give_up(self, subscription: Subscription) -> None:
+        with self._lock:
+            left = self._held.get(subscription.key, 0) - 1
+            if left > 0:
+                self._held[subscription.key] = left
+            else:
+                self._held.pop(subscription.key, None)
+                streams.keep_alive(self.conn, [subscription.key], time.time())
+
+    def _streams_changed(self) -> None:
+        engine = self._engine
+        if engine is not None:
+            engine.streams_changed()
+
+    def _wrote(self) -> None:
+        engine = self._engine
+        if engine is not None:
+            engine.wrote()

@@ -1,0 +1,73 @@
+"""Results of a query, again and again as they change."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from typing import Any, Final
+
+from headwater_client.storage.connection import Committed
+
+Row = dict[str, Any]
+
+_POLL: Final = 0.25
+"""Seconds between looks at what other processes wrote."""
+
+
+class Watch:
+    """The results of one query. It looks again after each commit of this process, and now and then at what others did.
+
+    Commits within `throttle` seconds are looked at together.
+    """
+
+    def __init__(
+        self, connect: Callable[[], sqlite3.Connection], committed: Committed, sql: str, args: Sequence[Any],
+        throttle: float,
+    ) -> None:  # fmt: skip
+        self._connect, self._committed, self._sql, self._args = connect, committed, sql, args
+        self._throttle = throttle
+        self._seen = -1
+        self._version = -1
+        self._last: list[Row] | None = None
+
+    def results(self) -> Iterator[list[Row]]:
+        """The result now, then each that differs from the one before, until the database is closed."""
+        while not self._committed.closed:
+            found = self.next(_POLL)
+            if found is not None:
+                yield found
+
+    async def results_async(self) -> AsyncIterator[list[Row]]:
+        """As `results`, for asyncio."""
+        while not self._committed.closed:
+            found = await asyncio.to_thread(self.next, _POLL)
+            if found is not None:
+                yield found
+
+    def next(self, timeout: float) -> list[Row] | None:
+        """Wait for a commit, at most `timeout` seconds; the result, if it differs from the last."""
+        count = self._committed.wait(self._seen, timeout)
+        if self._committed.closed:
+            return None
+        if self._throttle and self._last is not None and count != self._seen:
+            time.sleep(self._throttle)
+            count = self._committed.count
+        connection = self._connect()
+        (version,) = connection.execute("PRAGMA data_version").fetchone()
+        if count == self._seen and version == self._version:
+            return None
+        self._seen, self._version = count, version
+        found = rows(connection, self._sql, self._args)
+        if found == self._last:
+            return None
+        self._last = found
+        return found
+
+
+def rows(connection: sqlite3.Connection, sql: str, args: Sequence[Any]) -> list[Row]:
+    """The rows of a query, each by its columns' names."""
+    cursor = connection.execute(sql, args)
+    names = [column[0] for column in cursor.description or ()]
+    return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]

@@ -1,0 +1,99 @@
+"""What can go wrong on a device. Every error has a stable `code`, and its text says what to do."""
+
+from __future__ import annotations
+
+
+class ClientError(Exception):
+    """Base of all errors of this package."""
+
+    code = "HWC_ERROR"
+
+    def __str__(self) -> str:
+        return f"[{self.code}] {super().__str__()}"
+
+
+class SchemaError(ClientError):
+    """A schema contradicts itself, or names something that SQLite cannot hold."""
+
+    code = "HWC_SCHEMA"
+
+
+class FileError(ClientError):
+    """A file is not a device's database, is of another version, or cannot be opened."""
+
+    code = "HWC_FILE"
+
+
+class ConnectError(ClientError):
+    """`connect` was called with what cannot work, or twice."""
+
+    code = "HWC_CONNECT"
+
+
+class Unreachable(ClientError):
+    """The server could not be reached, or the connection broke. It is tried again."""
+
+    code = "HWC_UNREACHABLE"
+
+
+class Refused(ClientError):
+    """The server answered with an error. It is tried again."""
+
+    code = "HWC_REFUSED"
+
+    def __init__(self, path: str, status: int, text: str) -> None:
+        super().__init__(path, status, text)
+        self.path, self.status, self.text = path, status, text
+
+    def __str__(self) -> str:
+        return f"[{self.code}] {self.path} answered {self.status}: {self.text[:500]}"
+
+
+class TokenRefused(Refused):
+    """The server takes the token no more. A new one is asked for."""
+
+    code = "HWC_TOKEN_REFUSED"
+
+
+class ProtocolError(ClientError):
+    """The server sent something that is not of the protocol. The stream is closed and opened again."""
+
+    code = "HWC_PROTOCOL"
+
+
+class ChecksumMismatch(ClientError):
+    """Buckets do not add up to what the server says. They were removed, and are downloaded anew."""
+
+    code = "HWC_CHECKSUM"
+
+    def __init__(self, buckets: tuple[str, ...]) -> None:
+        super().__init__(buckets)
+        self.buckets = buckets
+
+    def __str__(self) -> str:
+        return f"[{self.code}] checksums differ, downloading these buckets anew: {', '.join(self.buckets)}"
+
+
+class UploadStuck(ClientError):
+    """`upload_data` returned without completing the transaction at the head of the queue. It is tried again."""
+
+    code = "HWC_UPLOAD_STUCK"
+
+
+class MissingExtra(ClientError):
+    """A package that this needs is not installed."""
+
+    code = "HWC_MISSING_EXTRA"
+
+    def __init__(self, what: str, extra: str) -> None:
+        super().__init__(what, extra)
+        self.what, self.extra = what, extra
+
+    def __str__(self) -> str:
+        return f"[{self.code}] {self.what} needs one more package: pip install 'headwater-client[{self.extra}]'"
+
+
+class NotSynced(ClientError):
+    """What was waited for did not come in time."""
+
+    code = "HWC_NOT_SYNCED"

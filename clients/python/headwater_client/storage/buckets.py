@@ -1,0 +1,193 @@
+"""Stores the operations of buckets, and knows up to where each bucket is there and what it adds up to."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Final
+
+from headwater_client.protocol.lines import BucketSum, Data, Op
+from headwater_client.protocol.request import Position
+from headwater_client.protocol.session import op_number
+
+_MASK: Final = 2**32 - 1
+_AT_ONCE: Final = 100
+_INSERT: Final = "INSERT INTO ps_oplog(bucket, op_id, key, row_type, row_id, data, hash) VALUES (?, ?, ?, ?, ?, ?, ?)"
+_INSERT_MANY: Final = _INSERT + ", (?, ?, ?, ?, ?, ?, ?)" * (_AT_ONCE - 1)
+
+
+@dataclass(frozen=True)
+class StoredBucket:
+    """A bucket on the device. Sums are of 32 bits: `added` of what is gone, `ops` of what is there."""
+
+    name: str
+    last_op: int
+    added: int
+    ops: int
+    count_at_last: int
+    count_since_last: int
+
+    @property
+    def checksum(self) -> int:
+        return (self.added + self.ops) & _MASK
+
+
+@dataclass
+class _Bucket:
+    """A bucket that is being written to."""
+
+    id: int
+    last_op: int
+    added: int
+    ops: int
+    received: int = 0
+    cleared: bool = False
+    present: dict[str, Op] = field(default_factory=dict)
+    gone: dict[str, Op] = field(default_factory=dict)
+
+    def take(self, op: Op) -> bool:
+        """Fold one operation in; whether it empties the bucket. One that is there already is passed over."""
+        number = op_number(op.op_id)
+        if number <= self.last_op:
+            return False
+        self.last_op = number
+        self.received += 1
+        if op.op == "CLEAR":
+            self.present.clear()
+            self.gone.clear()
+            self.added, self.ops = op.checksum, 0
+            return True
+        if op.op == "MOVE":
+            self.added += op.checksum
+            return False
+        key = _key(op)
+        before = self.present.pop(key, None)
+        if before is not None:
+            self.ops -= before.checksum
+            self.added += before.checksum
+        if op.op == "PUT":
+            self.present[key] = op
+            self.ops += op.checksum
+        else:
+            self.added += op.checksum
+        self.gone[key] = op
+        return False
+
+
+def save(connection: sqlite3.Connection, chunks: Iterable[Data]) -> None:
+    """Store operations; to be called within a transaction. Raises `ProtocolError` for one without a number."""
+    for chunk in chunks:
+        _save(connection, chunk)
+
+
+def _save(connection: sqlite3.Connection, chunk: Data) -> None:
+    bucket = _open(connection, chunk.bucket)
+    for op in chunk.data:
+        if bucket.take(op):
+            _clear(connection, bucket.id)
+            bucket.cleared = True
+    _drop_replaced(connection, bucket)
+    _insert(connection, bucket)
+    connection.execute(
+        "UPDATE ps_buckets SET last_op = ?, add_checksum = ?, op_checksum = ?,"
+        " count_since_last = count_since_last + ?, last_applied_op = iif(?, 0, last_applied_op) WHERE id = ?",
+        (
+            bucket.last_op, bucket.added & _MASK, bucket.ops & _MASK, bucket.received, bucket.cleared, bucket.id,
+        ),
+    )  # fmt: skip
+
+
+def _insert(connection: sqlite3.Connection, bucket: _Bucket) -> None:
+    rows = [
+        (bucket.id, int(op.op_id), key, op.object_type, op.object_id, op.data, op.checksum & _MASK)
+        for key, op in bucket.present.items()
+    ]
+    # One statement for many rows, since the driver lets go of the interpreter for each statement, and would have to
+    # wait for it as often while another thread is busy
+    whole = len(rows) - len(rows) % _AT_ONCE
+    for start in range(0, whole, _AT_ONCE):
+        connection.execute(_INSERT_MANY, list(chain.from_iterable(rows[start : start + _AT_ONCE])))
+    connection.executemany(_INSERT, rows[whole:])
+
+
+def _open(connection: sqlite3.Connection, name: str) -> _Bucket:
+    connection.execute("INSERT INTO ps_buckets(name) VALUES (?) ON CONFLICT(name) DO NOTHING", (name,))
+    row = connection.execute(
+        "SELECT id, last_op, add_checksum, op_checksum FROM ps_buckets WHERE name = ?", (name,)
+    ).fetchone()
+    return _Bucket(*row)
+
+
+def _drop_replaced(connection: sqlite3.Connection, bucket: _Bucket) -> None:
+    """Remove the rows that newer operations replace or remove."""
+    removed = [(op.object_type, op.object_id) for op in bucket.gone.values() if op.op == "REMOVE"]
+    if removed:
+        connection.executemany("INSERT OR IGNORE INTO ps_updated_rows(row_type, row_id) VALUES (?, ?)", removed)
+    if not bucket.gone or bucket.cleared:
+        return
+    replaced = connection.execute(
+        "DELETE FROM ps_oplog WHERE bucket = ? AND key IN (SELECT value FROM json_each(?)) RETURNING hash",
+        (bucket.id, json.dumps(list(bucket.gone))),
+    )
+    moved = sum(value for (value,) in replaced.fetchall())
+    bucket.ops -= moved
+    bucket.added += moved
+
+
+def _clear(connection: sqlite3.Connection, bucket: int) -> None:
+    connection.execute(
+        "INSERT OR IGNORE INTO ps_updated_rows(row_type, row_id) SELECT row_type, row_id FROM ps_oplog"
+        " WHERE bucket = ? AND row_type IS NOT NULL AND row_id IS NOT NULL",
+        (bucket,),
+    )
+    connection.execute("DELETE FROM ps_oplog WHERE bucket = ?", (bucket,))
+
+
+def drop(connection: sqlite3.Connection, names: Iterable[str]) -> None:
+    """Remove buckets; their rows go with the next checkpoint. To be called within a transaction."""
+    for name in names:
+        row = connection.execute("SELECT id FROM ps_buckets WHERE name = ?", (name,)).fetchone()
+        if row is not None:
+            _clear(connection, row[0])
+            connection.execute("DELETE FROM ps_buckets WHERE id = ?", row)
+
+
+def begin(connection: sqlite3.Connection, wanted: Mapping[str, BucketSum], removed: Iterable[str] | None) -> None:
+    """Drop what a checkpoint no more has: `removed`, or with None every bucket that it does not name."""
+    if removed is None:
+        removed = [each.name for each in stored(connection) if each.name not in wanted]
+    drop(connection, removed)
+    # A server that compacted a bucket has fewer operations than were counted here: progress begins anew
+    for each in stored(connection):
+        if each.name in wanted and wanted[each.name].count < each.count_at_last + each.count_since_last:
+            connection.execute(
+                "UPDATE ps_buckets SET count_at_last = 0, count_since_last = 0 WHERE name = ?", (each.name,)
+            )
+
+
+def stored(connection: sqlite3.Connection) -> list[StoredBucket]:
+    """The buckets of the file."""
+    rows = connection.execute(
+        "SELECT name, last_op, add_checksum, op_checksum, count_at_last, count_since_last FROM ps_buckets ORDER BY name"
+    )
+    return [StoredBucket(*row) for row in rows.fetchall()]
+
+
+def positions(connection: sqlite3.Connection) -> list[Position]:
+    """Up to where each bucket is there."""
+    return [Position(each.name, each.last_op) for each in stored(connection)]
+
+
+def mismatched(connection: sqlite3.Connection, wanted: Mapping[str, BucketSum]) -> tuple[str, ...]:
+    """The buckets that do not add up to what they should."""
+    present = {each.name: each.checksum for each in stored(connection)}
+    return tuple(name for name, each in wanted.items() if present.get(name, 0) != each.checksum & _MASK)
+
+
+def _key(op: Op) -> str:
+    if op.object_type is None or op.object_id is None:
+        return ""
+    return f"{op.object_type}/{op.object_id}/{'null' if op.subkey is None else op.subkey}"

@@ -1,0 +1,182 @@
+"""Connections to a device's file, which tell transactions apart and say when one was committed."""
+
+from __future__ import annotations
+
+import secrets
+import sqlite3
+import threading
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from headwater_client.errors import FileError, MissingExtra
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    Parameters = Sequence[Any] | Mapping[str, Any]
+
+OLDEST_SQLITE: Final = (3, 38, 0)
+BUSY_SECONDS: Final = 120.0
+"""How long a write waits for another: the first sync of a large file is applied in one transaction."""
+
+_CACHE_KIB: Final = 32 * 1024
+
+
+class Committed:
+    """Counts the commits of one process to one file, and wakes who waits for the next."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._count = 0
+        self._closed = False
+        self._listeners: list[Callable[[], None]] = []
+
+    @property
+    def count(self) -> int:
+        return self._count
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    def listen(self, listener: Callable[[], None]) -> None:
+        """Call `listener` after each commit, in the thread that made it."""
+        self._listeners.append(listener)
+
+    def notify(self) -> None:
+        with self._changed:
+            self._count += 1
+            self._changed.notify_all()
+        for listener in list(self._listeners):
+            listener()
+
+    def wait(self, seen: int, timeout: float) -> int:
+        """Wait until there were more commits than `seen`, at most `timeout` seconds; how many there were."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._count != seen or self._closed, timeout)
+            return self._count
+
+    def close(self) -> None:
+        """Wake everybody for good."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+
+class _Tracking:
+    """What a connection knows of its own transactions. Mixed into the connection class of the driver."""
+
+    in_transaction: bool
+    total_changes: int
+    committed: Committed | None = None
+    _token = 0
+    _changes = 0
+
+    def before(self) -> None:
+        """A statement that begins outside a transaction begins one."""
+        if not self.in_transaction:
+            self._token = secrets.randbits(62)
+
+    def after(self) -> None:
+        """Where no transaction is left open, what was written is committed."""
+        if self.committed is not None and not self.in_transaction and self.total_changes != self._changes:
+            self._changes = self.total_changes
+            self.committed.notify()
+
+    def transaction_token(self) -> int:
+        """The mark of the current transaction."""
+        return self._token
+
+
+def _tracked(driver: ModuleType) -> type[sqlite3.Connection]:
+    """A connection class of this driver that keeps track of its transactions."""
+
+    class TrackedCursor(driver.Cursor):  # type: ignore[misc, name-defined]
+        def _run(self, method: Callable[..., Any], *arguments: Any) -> Any:
+            connection = self.connection
+            connection.before()
+            try:
+                return method(*arguments)
+            finally:
+                connection.after()
+
+        def execute(self, sql: str, parameters: Parameters = ()) -> Any:
+            return self._run(super().execute, sql, parameters)
+
+        def executemany(self, sql: str, parameters: Iterable[Parameters]) -> Any:
+            return self._run(super().executemany, sql, parameters)
+
+        def executescript(self, script: str) -> Any:
+            return self._run(super().executescript, script)
+
+    class TrackedConnection(_Tracking, driver.Connection):  # type: ignore[misc, name-defined]
+        def cursor(self, factory: Any = TrackedCursor) -> Any:
+            return super().cursor(factory)
+
+        def execute(self, sql: str, parameters: Parameters = ()) -> Any:
+            return self.cursor().execute(sql, parameters)
+
+        def executemany(self, sql: str, parameters: Iterable[Parameters]) -> Any:
+            return self.cursor().executemany(sql, parameters)
+
+        def executescript(self, script: str) -> Any:
+            return self.cursor().executescript(script)
+
+        def commit(self) -> None:
+            super().commit()
+            self.after()
+
+        def __exit__(self, *error: Any) -> Any:
+            try:
+                return super().__exit__(*error)
+            finally:
+                self.after()
+
+    return cast("type[sqlite3.Connection]", TrackedConnection)
+
+
+_PLAIN: Final = _tracked(sqlite3)
+
+
+def open_connection(
+    path: Path, *, key: str | None = None, committed: Committed | None = None, cache_kib: int = _CACHE_KIB
+) -> sqlite3.Connection:
+    """A connection to `path`, to be used by one thread at a time; `committed` is told of its commits.
+
+    With `key` the file is encrypted by SQLCipher. Raises `FileError`, `MissingExtra`.
+    """
+    driver, factory = (sqlite3, _PLAIN) if key is None else _encrypted()
+    if driver.sqlite_version_info < OLDEST_SQLITE:
+        needed = ".".join(map(str, OLDEST_SQLITE))
+        raise FileError(f"this Python has SQLite {driver.sqlite_version}; a device needs {needed} or newer")
+    try:
+        connection: sqlite3.Connection = driver.connect(
+            str(path), timeout=BUSY_SECONDS, isolation_level="IMMEDIATE", check_same_thread=False, factory=factory
+        )
+        if key is not None:
+            connection.execute(f"PRAGMA key = {_literal(key)}")
+        connection.execute("PRAGMA journal_mode = wal").fetchall()
+    except driver.Error as error:
+        raise FileError(f"{path} cannot be opened as a SQLite file: {error}") from error
+    connection.execute("PRAGMA synchronous = normal")
+    connection.execute(f"PRAGMA cache_size = -{cache_kib}")
+    connection.execute("PRAGMA temp_store = file")
+    connection.execute("PRAGMA recursive_triggers = on")
+    tracked = cast("_Tracking", connection)
+    connection.create_function("headwater_tx", 0, tracked.transaction_token)
+    tracked.committed = committed
+    return connection
+
+
+def _encrypted() -> tuple[ModuleType, type[sqlite3.Connection]]:
+    try:
+        from sqlcipher3 import dbapi2  # type: ignore[import-untyped,unused-ignore]
+    except ImportError:
+        raise MissingExtra("an encrypted file", "sqlcipher") from None
+    return dbapi2, _tracked(dbapi2)
+
+
+def _literal(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"

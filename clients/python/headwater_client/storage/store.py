@@ -1,0 +1,115 @@
+"""A device's file as the sync loop uses it: each call is one transaction."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from headwater_client.protocol.lines import Data
+from headwater_client.protocol.request import Position, StreamRequest
+from headwater_client.protocol.session import Begin, Finish, Outcome, Target
+from headwater_client.schema.tables import RawTable
+from headwater_client.storage import app_tables, apply, buckets, layout, streams
+from headwater_client.storage.transaction import writing
+
+_MICRO = 1_000_000
+
+
+@dataclass(frozen=True)
+class BucketProgress:
+    """How far the download of a bucket is: `at_last` operations shown, `since_last` come since, `target` in all."""
+
+    priority: int
+    at_last: int
+    since_last: int
+    target: int
+
+
+@dataclass(frozen=True)
+class Synced:
+    """When a priority was last complete, in seconds since 1970; None in place of a priority is all of them."""
+
+    priority: int | None
+    last_synced_at: float
+
+
+class Store:
+    """One writer of one file. `raw` are the tables that the app keeps itself."""
+
+    def __init__(self, connection: sqlite3.Connection, raw: Mapping[str, RawTable]) -> None:
+        apply.prepare(connection)
+        self.connection = connection
+        self._raw = raw
+
+    def client_id(self) -> str:
+        return layout.client_id(self.connection)
+
+    def positions(self) -> list[Position]:
+        return buckets.positions(self.connection)
+
+    def begin(self, what: Begin, *, include_defaults: bool) -> None:
+        """Take up a new checkpoint."""
+        with writing(self.connection):
+            buckets.begin(self.connection, what.target.buckets, what.removed)
+            if what.streams is not None:
+                streams.note_streams(self.connection, what.streams, include_defaults)
+
+    def save(self, chunks: Sequence[Data]) -> None:
+        """Store operations, all or none."""
+        with writing(self.connection):
+            buckets.save(self.connection, chunks)
+
+    def finish(self, what: Finish, now: float) -> apply.Applied:
+        """Show a checkpoint, if its checksums are right and no local write hides it. `now` in seconds since 1970."""
+        moment = int(now * _MICRO)
+        with writing(self.connection):
+            applied = apply.apply(self.connection, what.target, what.priority, self._raw, moment)
+            if applied.outcome is Outcome.APPLIED and what.priority is None:
+                streams.note_synced(self.connection, moment)
+        return applied
+
+    def requested_streams(self, held: Collection[streams.StreamKey], now: float) -> list[StreamRequest]:
+        """What to ask the server for, without what has expired."""
+        streams.keep_alive(self.connection, held, now)
+        streams.drop_expired(self.connection, held, now)
+        return streams.requested(self.connection)
+
+    def progress(self, target: Target) -> dict[str, BucketProgress]:
+        """How far the download of each bucket is."""
+        stored = {each.name: each for each in buckets.stored(self.connection)}
+        progress = {}
+        for name, wanted in target.buckets.items():
+            each = stored.get(name)
+            at_last, since_last = (0, 0) if each is None else (each.count_at_last, each.count_since_last)
+            progress[name] = BucketProgress(wanted.priority, at_last, since_last, wanted.count)
+        return progress
+
+
+def synced(connection: sqlite3.Connection) -> list[Synced]:
+    """When which priority was last complete."""
+    rows = connection.execute("SELECT priority, last_synced_at FROM ps_sync_state ORDER BY priority")
+    return [
+        Synced(None if priority == layout.FULL_SYNC else priority, moment / _MICRO)
+        for priority, moment in rows.fetchall()
+    ]
+
+
+def clear(connection: sqlite3.Connection, raw: Mapping[str, RawTable], *, local: bool) -> None:
+    """Remove synced rows, the upload queue and what is known of the server; with `local` local-only rows too.
+
+    Subscriptions stay, since the app asks for them, and so does the client id.
+    """
+    with writing(connection):
+        for table in ("ps_oplog", "ps_buckets", "ps_updated_rows", "ps_untyped", "ps_crud", "ps_sync_state"):
+            connection.execute(f"DELETE FROM {table}")
+        connection.execute("DELETE FROM ps_kv WHERE key NOT IN ('client_id', 'powersync_js_migrated_subkeys')")
+        connection.execute("UPDATE ps_stream_subscriptions SET active = 0, is_default = 0, last_synced_at = NULL")
+        connection.execute("DELETE FROM ps_stream_subscriptions WHERE ttl IS NULL")
+        for target in app_tables.synced_tables(connection).values():
+            connection.execute(f'DELETE FROM "{target}"')
+        for target in app_tables.local_tables(connection) if local else ():
+            connection.execute(f'DELETE FROM "{target}"')
+        for each in raw.values():
+            if each.clear is not None:
+                connection.execute(each.clear)

@@ -1,0 +1,1 @@
+"""Keeps a device in sync: one thread that downloads, uploads, and tries again."""

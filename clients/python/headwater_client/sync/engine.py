@@ -1,0 +1,150 @@
+"""The thread that keeps one device in sync, until it is told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable, Collection
+
+from headwater_client.errors import ClientError
+from headwater_client.storage import streams
+from headwater_client.storage.store import Store
+from headwater_client.storage.streams import StreamKey
+from headwater_client.sync.backoff import Backoff
+from headwater_client.sync.download import Download, Event
+from headwater_client.sync.options import AppCalls, ConnectOptions, Tokens
+from headwater_client.sync.status import StatusBoard
+from headwater_client.sync.upload import Upload
+from headwater_client.transport import Transport
+
+_log = logging.getLogger("headwater_client")
+
+_EXPECTED = (ClientError,)
+_SOON = 0.05
+"""Seconds before a stream is opened again that was left on purpose."""
+
+
+class Engine:
+    """Syncs in a thread of its own, which opens its own connection by `open_store`."""
+
+    def __init__(
+        self,
+        open_store: Callable[[], Store],
+        app: AppCalls,
+        options: ConnectOptions,
+        board: StatusBoard,
+        *,
+        held: Callable[[], Collection[StreamKey]],
+        shown: Callable[[frozenset[str]], None],
+        user_agent: str,
+    ) -> None:
+        self._open_store, self._app, self._options, self._board = open_store, app, options, board
+        self._held, self._shown, self._user_agent = held, shown, user_agent
+        self._thread = threading.Thread(target=self._run, name="headwater-client", daemon=True)
+        self._ready = threading.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stopping: asyncio.Event | None = None
+        self._download: Download | None = None
+        self._upload: Upload | None = None
+        self._hurry: asyncio.Event | None = None
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop | None:
+        """The loop that the thread runs."""
+        return self._loop
+
+    def start(self) -> None:
+        self._thread.start()
+        self._ready.wait()
+
+    def stop(self) -> None:
+        """End the thread, and wait until it has ended; what is being written is written first."""
+        if self._stopping is not None:
+            self._call(self._stopping.set)
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def wrote(self) -> None:
+        """The app has written: look at the upload queue."""
+        if self._upload is not None:
+            self._call(self._upload.want)
+
+    def streams_changed(self) -> None:
+        """The app has subscribed to something, or given it up."""
+        if self._download is not None:
+            self._call(self._streams_changed)
+
+    def _streams_changed(self) -> None:
+        if self._download is not None:
+            self._download.tell(Event.STREAMS)
+        if self._hurry is not None:
+            self._hurry.set()
+
+    def _call(self, work: Callable[[], object]) -> None:
+        try:
+            if self._loop is not None:
+                self._loop.call_soon_threadsafe(work)
+        except RuntimeError:  # the loop has ended meanwhile
+            pass
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._main())
+        finally:
+            self._board.update(connected=False, connecting=False, uploading=False, buckets=None)
+            self._ready.set()
+
+    async def _main(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._stopping, self._hurry = asyncio.Event(), asyncio.Event()
+        store = self._open_store()
+        try:
+            async with Transport(self._user_agent, bson=self._options.bson) as transport:
+                await self._work(store, transport, self._stopping)
+        finally:
+            store.connection.close()
+
+    async def _work(self, store: Store, transport: Transport, stopping: asyncio.Event) -> None:
+        tokens = Tokens(self._app.fetch_credentials)
+        upload = self._upload = Upload(
+            store, transport, tokens, self._app, self._options, self._board,
+            confirmed=lambda: download.tell(Event.UPLOADED),
+        )  # fmt: skip
+        download = self._download = Download(
+            store, transport, tokens, self._options, self._board,
+            held=self._held, shown=self._shown, lively=upload.want,
+        )  # fmt: skip
+        tasks = [asyncio.ensure_future(upload.run()), asyncio.ensure_future(self._keep_connected(download))]
+        self._ready.set()
+        await stopping.wait()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._board.update(streams=tuple(streams.stored(store.connection)))
+
+    async def _keep_connected(self, download: Download) -> None:
+        backoff = Backoff(self._options.retry_delay)
+        while True:
+            at_once = False
+            self._board.update(connecting=not self._board.status.connected)
+            try:
+                at_once = await download.once()
+            except Exception as error:  # noqa: BLE001 - whatever it was, a device goes on trying, and says so
+                _log.warning("sync failed, trying again: %s", error, exc_info=not isinstance(error, _EXPECTED))
+                self._board.update(download_error=error)
+            if download.spoken:
+                backoff.succeeded()
+            if at_once:
+                await asyncio.sleep(_SOON)
+                continue
+            self._board.update(connected=False, connecting=False)
+            await self._pause(backoff.next())
+
+    async def _pause(self, seconds: float) -> None:
+        assert self._hurry is not None
+        self._hurry.clear()
+        try:
+            await asyncio.wait_for(self._hurry.wait(), seconds)
+        except asyncio.TimeoutError:
+            pass

@@ -1,0 +1,56 @@
+"""How a device connects, and what it calls of the app's."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from headwater_client.transport import Credentials
+
+CheckpointMode = Literal["legacy", "requests"]
+"""Who numbers write checkpoints: every server does (`legacy`), newer ones also take numbers of the device."""
+
+
+@dataclass(frozen=True)
+class ConnectOptions:
+    """`parameters` are for the sync config, `app_metadata` for the server's log; times are in seconds.
+
+    `retry_delay` is the first wait after a failure, which doubles up to a minute. `bson` asks for BSON lines.
+    """
+
+    parameters: Mapping[str, object] = field(default_factory=dict)
+    app_metadata: Mapping[str, str] = field(default_factory=dict)
+    include_defaults: bool = True
+    retry_delay: float = 1.0
+    upload_throttle: float = 0.1
+    checkpoint_mode: CheckpointMode = "legacy"
+    bson: bool = False
+
+
+@dataclass(frozen=True)
+class AppCalls:
+    """The app's side, as coroutines that run in the sync thread's loop."""
+
+    fetch_credentials: Callable[[], Awaitable[Credentials]]
+    upload: Callable[[], Awaitable[None]]
+
+
+class Tokens:
+    """The newest credentials, fetched when there are none."""
+
+    def __init__(self, fetch: Callable[[], Awaitable[Credentials]]) -> None:
+        self._fetch = fetch
+        self._known: Credentials | None = None
+        self._lock = asyncio.Lock()
+
+    async def get(self) -> Credentials:
+        async with self._lock:
+            if self._known is None:
+                self._known = await self._fetch()
+            return self._known
+
+    def invalidate(self) -> None:
+        """Fetch new ones the next time."""
+        self._known = None

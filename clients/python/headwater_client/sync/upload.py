@@ -1,0 +1,105 @@
+"""Has the app upload its queue, then finds out which write checkpoint will contain that."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from headwater_client.errors import TokenRefused, UploadStuck
+from headwater_client.storage import uploads
+from headwater_client.storage.store import Store
+from headwater_client.sync.backoff import Backoff
+from headwater_client.sync.options import AppCalls, ConnectOptions, Tokens
+from headwater_client.sync.status import StatusBoard
+from headwater_client.transport import Transport
+
+_log = logging.getLogger("headwater_client")
+
+
+class Upload:
+    """The upload side of a device. `confirmed` is called when the queue is empty and its write checkpoint known."""
+
+    def __init__(
+        self,
+        store: Store,
+        transport: Transport,
+        tokens: Tokens,
+        app: AppCalls,
+        options: ConnectOptions,
+        board: StatusBoard,
+        confirmed: Callable[[], None],
+    ) -> None:
+        self._store, self._transport, self._tokens, self._app = store, transport, tokens, app
+        self._options, self._board, self._confirmed = options, board, confirmed
+        self._wanted = asyncio.Event()
+
+    def want(self) -> None:
+        """Look at the queue, soon."""
+        self._wanted.set()
+
+    async def run(self) -> None:
+        """Upload whenever that is wanted, until cancelled."""
+        backoff = Backoff(self._options.retry_delay)
+        while True:
+            await self._wanted.wait()
+            self._wanted.clear()
+            try:
+                if await self._drain():
+                    self._confirmed()
+                    self._board.update(upload_error=None)
+                backoff.succeeded()
+            except Exception as error:  # noqa: BLE001 - the app's own code may raise anything, and is tried again
+                _log.warning("upload failed, trying again: %s", error)
+                if isinstance(error, TokenRefused):
+                    self._tokens.invalidate()
+                self._board.update(upload_error=error, uploading=False)
+                await self._wait(backoff.next())
+                self._wanted.set()
+            finally:
+                self._board.update(uploading=False)
+            await asyncio.sleep(self._options.upload_throttle)
+
+    async def _wait(self, seconds: float) -> None:
+        """Wait so long, or until there is something new."""
+        try:
+            await asyncio.wait_for(self._wanted.wait(), seconds)
+        except asyncio.TimeoutError:
+            pass
+
+    async def _drain(self) -> bool:
+        """Upload all that waits; whether there was anything to do."""
+        connection = self._store.connection
+        worked = False
+        while True:
+            worked = await self._empty_queue() or worked
+            sequence = uploads.unconfirmed_sequence(connection)
+            if sequence is None:
+                if uploads.first_waiting(connection) is None:
+                    return worked
+                continue
+            worked = True
+            number = await self._write_checkpoint()
+            if uploads.set_target(connection, number, sequence):
+                return True
+
+    async def _empty_queue(self) -> bool:
+        connection = self._store.connection
+        last: int | None = None
+        while (first := uploads.first_waiting(connection)) is not None:
+            if first == last:
+                raise UploadStuck(
+                    f"upload_data left the write {first} at the head of the queue: call complete() on what it uploaded"
+                )
+            self._board.update(uploading=True)
+            last = first
+            await self._app.upload()
+        return last is not None
+
+    async def _write_checkpoint(self) -> int:
+        credentials = await self._tokens.get()
+        client_id = self._store.client_id()
+        if self._options.checkpoint_mode == "legacy":
+            return await self._transport.write_checkpoint(credentials, client_id)
+        number = uploads.next_request(self._store.connection)
+        return await self._transport.request_checkpoint(credentials, client_id, number)
