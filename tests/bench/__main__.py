@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tests.bench import (
+    client,
     connect,
     decode,
     download,
@@ -77,6 +78,7 @@ _ALL: dict[str, Callable[[float, bool], None]] = {
     "decode": lambda scale, _: decode.run(int(200_000 * scale)),
     "live": lambda scale, _: live.run(int(2_000 * scale)),
     "latency": lambda scale, _: latency.run(max(100, int(500 * scale))),
+    "client": lambda scale, _: client.run(int(1_000_000 * scale)),
     "download": lambda scale, _: download.run(int(500_000 * scale)),
     "load": _load,
     "connect": lambda scale, _: connect.run(max(10, int(10_000 * scale))),

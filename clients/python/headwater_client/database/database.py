@@ -67,20 +67,30 @@ class Database(sqlite_utils.Database):
         self._engine: Engine | None = None
         self._held: dict[StreamKey, int] = {}
         layout.prepare(self.conn)
-        if self._schema is not None:
-            app_tables.replace_schema(self.conn, self._schema)
-        self._views = {
-            name
-            for (name,) in self.conn.execute(
-                "SELECT name FROM sqlite_master WHERE type = 'view' AND sql GLOB ?", (f"*{MARK}",)
-            ).fetchall()
-        }
+        self._views: set[str] = set()
+        self._take_schema()
         super().__init__(self.conn, execute_plugins=False)
         self.client_id = layout.client_id(self.conn)
         self._board = StatusBoard(
             SyncStatus(synced=tuple(files.synced(self.conn)), streams=tuple(streams.stored(self.conn)))
         )
         self._committed.listen(self._wrote)
+
+    def update_schema(self, schema: Schema | Mapping[str, Any]) -> None:
+        """Make the file fit another schema, keeping the rows. Raw tables count from the next `connect` on."""
+        self._schema = schema if isinstance(schema, Schema) else Schema.of(schema)
+        self._take_schema()
+
+    def _take_schema(self) -> None:
+        if self._schema is not None:
+            app_tables.replace_schema(self.conn, self._schema)
+        found = self.conn.execute("SELECT name FROM sqlite_master WHERE type = 'view' AND sql GLOB ?", (f"*{MARK}",))
+        self._views = {name for (name,) in found.fetchall()}
+
+    @property
+    def synced_names(self) -> list[str]:
+        """What the app calls the tables that its schema made, or that the file had."""
+        return sorted(self._views)
 
     @property
     def conn(self) -> sqlite3.Connection:

@@ -11,7 +11,7 @@ from typing import Final
 from headwater_client.protocol.lines import BucketSum
 from headwater_client.protocol.session import Outcome, Target
 from headwater_client.schema.tables import RawTable
-from headwater_client.storage import buckets, uploads
+from headwater_client.storage import buckets, bulk, uploads
 from headwater_client.storage.app_tables import synced_tables
 from headwater_client.storage.layout import FULL_SYNC
 from headwater_client.storage.raw_tables import RawWriter
@@ -84,6 +84,7 @@ def apply(
         uploads.note_seen(connection, target.write_checkpoint)
     if priority != 0 and not uploads.confirmed(connection):
         return Applied(Outcome.BLOCKED)
+    bulk.settle(connection)
     tables = _write(connection, involved, raw, full=priority is None)
     if priority is None:
         _finish(connection, target)

@@ -12,6 +12,7 @@ from typing import Final
 from headwater_client.protocol.lines import BucketSum, Data, Op
 from headwater_client.protocol.request import Position
 from headwater_client.protocol.session import op_number
+from headwater_client.storage import bulk
 
 _MASK: Final = 2**32 - 1
 _AT_ONCE: Final = 100
@@ -43,6 +44,7 @@ class _Bucket:
     last_op: int
     added: int
     ops: int
+    fresh: bool = False
     received: int = 0
     cleared: bool = False
     present: dict[str, Op] = field(default_factory=dict)
@@ -87,9 +89,12 @@ def _save(connection: sqlite3.Connection, chunk: Data) -> None:
     bucket = _open(connection, chunk.bucket)
     for op in chunk.data:
         if bucket.take(op):
-            _clear(connection, bucket.id)
             bucket.cleared = True
-    _drop_replaced(connection, bucket)
+    if bucket.cleared and not bucket.fresh:
+        _clear(connection, bucket.id)
+    _mark_removed(connection, bucket)
+    if not bucket.fresh and not bucket.cleared:
+        _drop_replaced(connection, bucket)
     _insert(connection, bucket)
     connection.execute(
         "UPDATE ps_buckets SET last_op = ?, add_checksum = ?, op_checksum = ?,"
@@ -116,17 +121,22 @@ def _insert(connection: sqlite3.Connection, bucket: _Bucket) -> None:
 def _open(connection: sqlite3.Connection, name: str) -> _Bucket:
     connection.execute("INSERT INTO ps_buckets(name) VALUES (?) ON CONFLICT(name) DO NOTHING", (name,))
     row = connection.execute(
-        "SELECT id, last_op, add_checksum, op_checksum FROM ps_buckets WHERE name = ?", (name,)
+        "SELECT id, last_op, add_checksum, op_checksum, last_op = 0 FROM ps_buckets WHERE name = ?", (name,)
     ).fetchone()
     return _Bucket(*row)
 
 
+def _mark_removed(connection: sqlite3.Connection, bucket: _Bucket) -> None:
+    """The next checkpoint is to look at rows that were removed. Before the first nothing shows that could go."""
+    removed = [(op.object_type, op.object_id) for op in bucket.gone.values() if op.op == "REMOVE"]
+    if removed and connection.execute("SELECT 1 FROM ps_sync_state LIMIT 1").fetchone() is not None:
+        connection.executemany("INSERT OR IGNORE INTO ps_updated_rows(row_type, row_id) VALUES (?, ?)", removed)
+
+
 def _drop_replaced(connection: sqlite3.Connection, bucket: _Bucket) -> None:
     """Remove the rows that newer operations replace or remove."""
-    removed = [(op.object_type, op.object_id) for op in bucket.gone.values() if op.op == "REMOVE"]
-    if removed:
-        connection.executemany("INSERT OR IGNORE INTO ps_updated_rows(row_type, row_id) VALUES (?, ?)", removed)
-    if not bucket.gone or bucket.cleared:
+    if bulk.active(connection):
+        bulk.note_removed(connection, bucket.id, (key for key, op in bucket.gone.items() if op.op == "REMOVE"))
         return
     replaced = connection.execute(
         "DELETE FROM ps_oplog WHERE bucket = ? AND key IN (SELECT value FROM json_each(?)) RETURNING hash",

@@ -7,6 +7,7 @@ import uuid
 from typing import Final
 
 from headwater_client.errors import FileError
+from headwater_client.storage import bulk
 from headwater_client.storage.transaction import writing
 
 VERSION: Final = 14
@@ -44,13 +45,11 @@ CREATE TABLE IF NOT EXISTS ps_oplog(
   key TEXT,
   data TEXT,
   hash INTEGER NOT NULL) STRICT;
-CREATE INDEX IF NOT EXISTS ps_oplog_row ON ps_oplog (row_type, row_id);
-CREATE INDEX IF NOT EXISTS ps_oplog_opid ON ps_oplog (bucket, op_id);
-CREATE INDEX IF NOT EXISTS ps_oplog_key ON ps_oplog (bucket, key);
 CREATE TABLE IF NOT EXISTS ps_updated_rows(
   row_type TEXT,
   row_id TEXT,
   PRIMARY KEY(row_type, row_id)) STRICT, WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS headwater_removed(bucket INTEGER NOT NULL, key TEXT NOT NULL, upto INTEGER NOT NULL);
 CREATE TABLE IF NOT EXISTS ps_untyped(type TEXT NOT NULL, id TEXT NOT NULL, data TEXT, PRIMARY KEY (type, id));
 CREATE TABLE IF NOT EXISTS ps_crud(id INTEGER PRIMARY KEY AUTOINCREMENT, data TEXT, tx_id INTEGER);
 CREATE TABLE IF NOT EXISTS ps_tx(id INTEGER PRIMARY KEY NOT NULL, current_tx INTEGER, next_tx INTEGER);
@@ -103,6 +102,8 @@ def prepare(connection: sqlite3.Connection) -> None:
                 raise FileError(f"the file has layout {version}, this package knows {VERSION} only: use a new file")
         for statement in _statements(_TABLES + _QUEUE):
             connection.execute(statement)
+        for index in bulk.INDEXES.values() if found is None else ():
+            connection.execute(index)
         connection.execute("INSERT OR IGNORE INTO ps_migration(id, down_migrations) VALUES (?, NULL)", (VERSION,))
         connection.execute("INSERT OR IGNORE INTO ps_kv(key, value) VALUES ('client_id', ?)", (str(uuid.uuid4()),))
         # What the stock JS SDK notes of files whose row keys need no rewriting

@@ -10,7 +10,7 @@ from headwater_client.protocol.lines import Data
 from headwater_client.protocol.request import Position, StreamRequest
 from headwater_client.protocol.session import Begin, Finish, Outcome, Target
 from headwater_client.schema.tables import RawTable
-from headwater_client.storage import app_tables, apply, buckets, layout, streams
+from headwater_client.storage import app_tables, apply, buckets, bulk, layout, streams
 from headwater_client.storage.transaction import writing
 
 _MICRO = 1_000_000
@@ -39,6 +39,7 @@ class Store:
 
     def __init__(self, connection: sqlite3.Connection, raw: Mapping[str, RawTable]) -> None:
         apply.prepare(connection)
+        bulk.prepare(connection)
         self.connection = connection
         self._raw = raw
 
@@ -54,6 +55,7 @@ class Store:
             buckets.begin(self.connection, what.target.buckets, what.removed)
             if what.streams is not None:
                 streams.note_streams(self.connection, what.streams, include_defaults)
+            bulk.begin_if_large(self.connection, self._incoming(what.target))
 
     def save(self, chunks: Sequence[Data]) -> None:
         """Store operations, all or none."""
@@ -67,7 +69,12 @@ class Store:
             applied = apply.apply(self.connection, what.target, what.priority, self._raw, moment)
             if applied.outcome is Outcome.APPLIED and what.priority is None:
                 streams.note_synced(self.connection, moment)
+            elif applied.outcome is Outcome.APPLIED:
+                bulk.begin_if_large(self.connection, self._incoming(what.target))
         return applied
+
+    def _incoming(self, target: Target) -> int:
+        return sum(max(0, each.target - each.at_last - each.since_last) for each in self.progress(target).values())
 
     def requested_streams(self, held: Collection[streams.StreamKey], now: float) -> list[StreamRequest]:
         """What to ask the server for, without what has expired."""
@@ -101,7 +108,15 @@ def clear(connection: sqlite3.Connection, raw: Mapping[str, RawTable], *, local:
     Subscriptions stay, since the app asks for them, and so does the client id.
     """
     with writing(connection):
-        for table in ("ps_oplog", "ps_buckets", "ps_updated_rows", "ps_untyped", "ps_crud", "ps_sync_state"):
+        for table in (
+            "ps_oplog",
+            "ps_buckets",
+            "ps_updated_rows",
+            "ps_untyped",
+            "ps_crud",
+            "ps_sync_state",
+            "headwater_removed",
+        ):
             connection.execute(f"DELETE FROM {table}")
         connection.execute("DELETE FROM ps_kv WHERE key NOT IN ('client_id', 'powersync_js_migrated_subkeys')")
         connection.execute("UPDATE ps_stream_subscriptions SET active = 0, is_default = 0, last_synced_at = NULL")

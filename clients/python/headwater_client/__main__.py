@@ -1,0 +1,7 @@
+"""`python -m headwater_client` is the command `headwater-client`."""
+
+from __future__ import annotations
+
+from headwater_client.cli.main import main
+
+main()

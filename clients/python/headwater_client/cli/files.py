@@ -1,0 +1,76 @@
+"""What the command reads: schemas, tokens, device files."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import click
+
+from headwater_client.database.database import Database
+from headwater_client.errors import ClientError, FileError
+from headwater_client.schema.tables import ColumnType, Schema
+from headwater_client.storage.layout import is_device_file
+
+_TYPES: dict[str, ColumnType] = {"integer": "integer", "true": "integer", "false": "integer", "real": "real"}
+
+
+class Failed(click.ClickException):
+    """An error that the user is told in one line."""
+
+    @classmethod
+    def of(cls, error: ClientError) -> Failed:
+        return cls(str(error))
+
+
+def read_schema(path: Path) -> Schema:
+    """The tables of a JSON file, `{"todos": {"title": "text"}}`."""
+    try:
+        tables: Any = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise Failed(f"{path} cannot be read: {error}") from error
+    if not isinstance(tables, dict) or not all(isinstance(each, dict) for each in tables.values()):
+        raise Failed(f'{path} has to map tables to columns: {{"todos": {{"title": "text"}}}}')
+    try:
+        return Schema.of(tables)
+    except ClientError as error:
+        raise Failed.of(error) from error
+
+
+def open_existing(path: Path, key: str | None) -> Database:
+    """The device of a file that is there. Raises `Failed`."""
+    if not path.exists():
+        raise Failed(f"{path} is not there: headwater-client sync makes it")
+    try:
+        if key is None:
+            _check(path)
+        return Database(path, key=key)
+    except ClientError as error:
+        raise Failed.of(error) from error
+
+
+def _check(path: Path) -> None:
+    """Look at the file without changing it. Raises `FileError`."""
+    try:
+        with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as connection:
+            if is_device_file(connection):
+                return
+    except sqlite3.Error as error:
+        raise FileError(f"{path} cannot be opened as a SQLite file: {error}") from error
+    raise FileError(f"{path} is not the file of a device")
+
+
+def found_schema(connection: sqlite3.Connection) -> Schema:
+    """The tables and columns that the downloaded rows have, for who knows none."""
+    columns: dict[str, dict[str, ColumnType]] = {}
+    rows = connection.execute(
+        "SELECT DISTINCT op.row_type, field.key, field.type FROM ps_oplog AS op, json_each(op.data) AS field"
+        " WHERE op.row_type IS NOT NULL AND field.key != 'id' AND field.type != 'null' ORDER BY 1, 2, 3"
+    )
+    for table, column, kind in rows.fetchall():
+        known, this = columns.setdefault(table, {}), _TYPES.get(kind, "text")
+        known[column] = this if known.get(column, this) == this else "text"
+    return Schema.of(columns)

@@ -1,0 +1,110 @@
+"""The command `headwater-client` on a real endpoint: a file is synced, asked, watched and checked."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.support.fix_api import Endpoint, make_token
+from tests.support.memory_store import MemoryStore
+
+pytestmark = pytest.mark.e2e
+
+RULES = """
+config: {edition: 3}
+streams:
+  mine: {auto_subscribe: true, query: SELECT * FROM todos WHERE owner = auth.user_id()}
+  chosen: {query: SELECT * FROM topics WHERE topic = subscription.parameter('topic')}
+"""
+
+
+@pytest.fixture
+def endpoint(start_endpoint: Callable[..., Endpoint], memory_store: MemoryStore) -> Endpoint:
+    memory_store.replace_config(RULES)
+    endpoint = start_endpoint(memory_store)
+    for number in range(3):
+        row = {"title": f"todo {number}", "n": number, "share": number / 2}
+        memory_store.put(endpoint.bucket("mine", "u1"), str(number), json.dumps(row))
+    memory_store.put(endpoint.bucket("chosen", "birds"), "bird", json.dumps({"title": "wren"}))
+    memory_store.commit()
+    return endpoint
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "device.db"
+
+
+def command(*words: object, fails: bool = False) -> str:
+    """What it prints. A failure is told in one line."""
+    done = subprocess.run(
+        [sys.executable, "-m", "headwater_client", *map(str, words)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode != 0) == fails, done.stderr
+    assert "Traceback" not in done.stderr
+    return done.stderr if fails else done.stdout
+
+
+def sync(endpoint: Endpoint, file: Path, *words: object) -> None:
+    command(
+        "sync", file, "--endpoint", endpoint.http.base_url, "--token", make_token(), "--once", "--timeout", 30, *words
+    )
+
+
+def test_a_file_that_was_synced_without_a_schema_has_tables_of_what_came(endpoint: Endpoint, file: Path) -> None:
+    sync(endpoint, file)
+    rows = command(
+        "query", file, "select id, title, n, share from todos where n > ? order by id", 0, "--format", "json"
+    )
+    assert [json.loads(line) for line in rows.splitlines()] == [
+        {"id": "1", "title": "todo 1", "n": 1, "share": 0.5},
+        {"id": "2", "title": "todo 2", "n": 2, "share": 1.0},
+    ]
+    assert command("query", file, "select title from todos", "--format", "csv").split("\n")[0].strip() == "title"
+    status = json.loads(command("status", file, "--json"))
+    assert (status["tables"], status["uploads_waiting"], status["operations"]) == ({"todos": 3}, 0, 3)
+    assert "todo 2" in command("watch", file, "select * from todos order by id", "--count", 1)
+    assert "wrong" not in command("diagnose", file)
+
+
+def test_a_schema_parameters_and_streams_are_taken(endpoint: Endpoint, file: Path, tmp_path: Path) -> None:
+    schema = tmp_path / "schema.json"
+    schema.write_text(json.dumps({"todos": {"title": "text"}}))
+    sync(endpoint, file, "--schema", schema, "-s", 'chosen={"topic": "birds"}', "-p", "a=1")
+    assert command("query", file, "select title from todos where id = 'bird'", "--format", "json").strip() == (
+        '{"title": "wren"}'
+    )
+
+
+def test_damage_to_a_file_is_found(endpoint: Endpoint, file: Path) -> None:
+    sync(endpoint, file)
+    with sqlite3.connect(file) as connection:
+        connection.execute("delete from ps_data__todos where id = '1'")
+        connection.execute("update ps_oplog set hash = hash + 1 where row_id = '2'")
+    connection.close()
+    found = subprocess.run(
+        [sys.executable, "-m", "headwater_client", "diagnose", file], capture_output=True, text=True, check=False
+    )
+    assert found.returncode == 1
+    assert "table todos: 1 rows differ" in found.stdout
+    assert "checksums: wrong in" in found.stdout
+
+
+def test_what_cannot_be_done_is_said_in_a_line(endpoint: Endpoint, file: Path, tmp_path: Path) -> None:
+    assert "is not there" in command("status", file, fails=True)
+    other = tmp_path / "other.db"
+    sqlite3.connect(other).close()
+    assert "not the file of a device" in command("query", other, "select 1", fails=True)
+    address = ["--endpoint", endpoint.http.base_url, "--once", "--timeout", 2]
+    assert "answered 401" in command("sync", file, *address, "--token", "nonsense", fails=True)
+    assert "no such table" in command("query", file, "select * from nowhere", fails=True)
