@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import httpx
 import psycopg
@@ -10,6 +11,8 @@ import pytest
 
 from tests.support.dev_run import Run, running
 from tests.support.fix_browser import Browser
+from tests.support.fix_headwater import wait_until
+from tests.support.terminal import Terminal
 
 ADDRESS = r"http://127\.0\.0\.1:\d+/demo/"
 LEFT = "[data-testid=panel-left]"
@@ -117,3 +120,45 @@ def test_a_list_is_on_the_other_device_for_as_long_as_it_is_shared(page: Browser
     page.click(part(LEFT, "share"))
     page.wait_gone(part(RIGHT, "list"), "Surprise party")
     page.wait_gone(part(RIGHT, "todo-title"), "Order the cake")
+
+
+@pytest.fixture
+def terminal(demo: Run, tmp_path: Path) -> Iterator[Terminal]:
+    """The to-do app of the terminal, as the person on the left."""
+    with Terminal(demo.wait_for(ADDRESS), tmp_path / "terminal.db") as terminal:
+        yield terminal
+
+
+def test_the_terminal_and_the_page_edit_one_list(page: Browser, terminal: Terminal) -> None:
+    """What is written offline arrives later, and a conflict ends everywhere as the docs say."""
+    for title in ("Ticked offline, deleted on the page", "Deleted offline, ticked on the page"):
+        add_todo(page, LEFT, title)
+        page.wait_for(part(RIGHT, "todo-title"), title)
+    database = terminal.database
+    wait_until(lambda: terminal.shows("Deleted offline, ticked on the page"), "the page's to-dos in the terminal")
+    terminal.chooses("Deleted offline, ticked on the page")
+    terminal.adds("Written in the terminal")
+    page.wait_for(part(RIGHT, "todo-title"), "Written in the terminal")
+
+    terminal.presses("ctrl+o")
+    wait_until(lambda: not database.status.connected, "the terminal offline")
+    terminal.chooses("Written in the terminal")
+    terminal.adds("Written offline in the terminal")
+    database["todos"].update(terminal.id_of("Ticked offline, deleted on the page"), {"done": 1})
+    database["todos"].delete(terminal.id_of("Deleted offline, ticked on the page"))
+    page.click(part(LEFT, "todo", " [aria-label='Delete Ticked offline, deleted on the page']"))
+    ticked = ":has([aria-label='Delete Deleted offline, ticked on the page']) [data-testid=todo-done]"
+    page.click(part(RIGHT, "todo", ticked))
+    for panel in (LEFT, RIGHT):
+        page.wait_gone(part(panel, "todo-title"), "Ticked offline, deleted on the page")
+        wait_synced(page, panel)
+    terminal.presses("ctrl+o")
+
+    for panel in (LEFT, RIGHT):
+        page.wait_for(part(panel, "todo-title"), "Written offline in the terminal")
+        page.wait_gone(part(panel, "todo-title"), "Deleted offline, ticked on the page")
+    wait_until(database.confirmed, "everything sent")
+    expected = sorted(page.texts(part(LEFT, "todo-title")))
+    wait_until(lambda: terminal.titles_beside("Written in the terminal") == expected, "the same to-dos in the terminal")
+    assert sorted(page.texts(part(RIGHT, "todo-title"))) == expected
+    assert len(terminal.refused) == 1, "the tick of a row that was gone is put aside"

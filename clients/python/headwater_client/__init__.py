@@ -7,6 +7,8 @@ db["todos"].insert({"title": "milk", "done": 0})
 
 from __future__ import annotations
 
+from headwater_client.attachments.queue import AttachmentQueue, RemoteStorage
+from headwater_client.attachments.table import ATTACHMENTS, Attachment
 from headwater_client.database.connector import Connector, DownloadConnector, UploadConnector
 from headwater_client.database.crud import CrudBatch, CrudTransaction
 from headwater_client.database.database import Database
@@ -20,6 +22,9 @@ from headwater_client.transport import Credentials
 from headwater_client.version import VERSION
 
 __all__ = [
+    "ATTACHMENTS",
+    "Attachment",
+    "AttachmentQueue",
     "ClientError",
     "ConnectOptions",
     "Connector",
@@ -31,6 +36,7 @@ __all__ = [
     "DownloadConnector",
     "Progress",
     "RawTable",
+    "RemoteStorage",
     "Schema",
     "Statement",
     "Subscription",

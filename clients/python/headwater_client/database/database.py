@@ -143,13 +143,14 @@ class Database(sqlite_utils.Database):
 
     def watch(self, sql: str, args: Sequence[Any] = (), *, throttle: float = 0.03) -> Iterator[list[Row]]:
         """The result of a query now, then each that differs from the one before, until the database is closed."""
-        return self._watch(sql, args, throttle).results()
+        return self.watching(sql, args, throttle=throttle).results()
 
     def watch_async(self, sql: str, args: Sequence[Any] = (), *, throttle: float = 0.03) -> AsyncIterator[list[Row]]:
         """As `watch`, for `async for`."""
-        return self._watch(sql, args, throttle).results_async()
+        return self.watching(sql, args, throttle=throttle).results_async()
 
-    def _watch(self, sql: str, args: Sequence[Any], throttle: float) -> Watch:
+    def watching(self, sql: str, args: Sequence[Any] = (), *, throttle: float = 0.03) -> Watch:
+        """What `watch` iterates over, for who waits in their own way."""
         return Watch(lambda: self.conn, self._committed, sql, args, throttle)
 
     # The connection
@@ -217,7 +218,7 @@ class Database(sqlite_utils.Database):
         """How the connection is, and what has synced."""
         return self._board.status
 
-    def on_status(self, listener: Callable[[SyncStatus], None]) -> Callable[[], None]:
+    def on_status(self, listener: Callable[[SyncStatus], object]) -> Callable[[], None]:
         """Call `listener` with each new status, in the thread that has it; the answer ends that."""
         return self._board.listen(listener)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -63,13 +64,23 @@ class SyncStatus:
         return Progress(min(total, sum(each.since_last for each in buckets)), total)
 
 
+_log = logging.getLogger("headwater_client")
+
+
+def _tell(listener: Callable[[SyncStatus], object], status: SyncStatus) -> None:
+    try:
+        listener(status)
+    except Exception:  # noqa: BLE001 - an app that cannot show a status is no reason to stop syncing
+        _log.exception("a status listener failed")
+
+
 class StatusBoard:
     """The newest status, and who wants to know of the next. May be used from any thread."""
 
     def __init__(self, status: SyncStatus) -> None:
         self._status = status
         self._changed = threading.Condition()
-        self._listeners: list[Callable[[SyncStatus], None]] = []
+        self._listeners: list[Callable[[SyncStatus], object]] = []
 
     @property
     def status(self) -> SyncStatus:
@@ -85,9 +96,9 @@ class StatusBoard:
             self._changed.notify_all()
             listeners = list(self._listeners)
         for listener in listeners:
-            listener(status)
+            _tell(listener, status)
 
-    def listen(self, listener: Callable[[SyncStatus], None]) -> Callable[[], None]:
+    def listen(self, listener: Callable[[SyncStatus], object]) -> Callable[[], None]:
         """Call `listener` with each new status, in the thread that has it; the answer ends that."""
         with self._changed:
             self._listeners.append(listener)

@@ -1,0 +1,230 @@
+"""Keeps the files that rows name: downloads what is missing, uploads what is new, and removes what no row names."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final, Protocol
+
+from headwater_client.attachments.folder import Folder
+from headwater_client.attachments.table import Attachment, State
+from headwater_client.database.database import Database
+
+_log = logging.getLogger("headwater_client")
+
+_RETRY: Final = 5.0
+"""Seconds until failed work is tried again."""
+
+_LOOK: Final = 0.25
+"""Seconds within which `stop` is noticed."""
+
+_KEPT: Final = 100
+"""So many files are kept that no row names any more, in case one is named again."""
+
+
+class RemoteStorage(Protocol):
+    """Where files are kept for all devices, such as a bucket of S3. Each method raises where it fails."""
+
+    def upload(self, attachment: Attachment, content: bytes) -> None:
+        """Store a file. The same may come again."""
+
+    def download(self, attachment: Attachment) -> bytes:
+        """The content of a file."""
+
+    def delete(self, attachment: Attachment) -> None:
+        """Remove a file, which may be gone already."""
+
+
+@dataclass(frozen=True)
+class Named:
+    """A file that a row names."""
+
+    id: str
+    filename: str
+    media_type: str | None = None
+    meta_data: str | None = None
+
+
+class AttachmentQueue:
+    """Works in a thread of its own between `start` and `stop`.
+
+    `named` is a query for the files that rows name, with the columns `id` and `filename` and perhaps `media_type` and
+    `meta_data`. The schema has `attachments` in it. `give_up` decides after an error whether the work is dropped.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        remote: RemoteStorage,
+        folder: str | Path,
+        named: str,
+        *,
+        table: str = "attachments",
+        retry_delay: float = _RETRY,
+        kept: int = _KEPT,
+        give_up: Callable[[Attachment, Exception], bool] = lambda _, __: False,
+    ) -> None:
+        self._database, self._remote, self._named = database, remote, named
+        self._folder = Folder(Path(folder))
+        self._table, self._retry_delay, self._kept, self._give_up = table, retry_delay, kept, give_up
+        self._wake = threading.Event()
+        self._stopping = threading.Event()
+        self._threads: list[threading.Thread] = []
+
+    def start(self) -> None:
+        """Begin to follow the rows."""
+        self._folder.remove_drafts()
+        self._stopping.clear()
+        self._threads = [
+            threading.Thread(target=work, name="headwater-attachments", daemon=True)
+            for work in (self._follow, self._work)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> None:
+        """End, after the file that is on its way."""
+        self._stopping.set()
+        self._wake.set()
+        for thread in self._threads:
+            thread.join()
+
+    def save(
+        self,
+        content: bytes,
+        *,
+        filename: str | None = None,
+        media_type: str | None = None,
+        meta_data: str | None = None,
+        then: Callable[[Attachment], object] = lambda _: None,
+    ) -> Attachment:
+        """Keep a new file, and queue it for upload. `then` writes the row that names it, in the same transaction."""
+        row_id = str(uuid.uuid4())
+        name = filename or row_id
+        self._folder.write(name, content)
+        attachment = Attachment(
+            row_id, name, State.QUEUED_UPLOAD, name, len(content), media_type, meta_data, timestamp=time.time()
+        )
+        with self._database.atomic():
+            self._put(attachment)
+            then(attachment)
+        self._wake.set()
+        return attachment
+
+    def delete(self, attachment_id: str, then: Callable[[Attachment], object] = lambda _: None) -> None:
+        """Remove a file, here and remotely. `then` writes to the row that named it, in the same transaction."""
+        with self._database.atomic():
+            attachment = replace(self.get(attachment_id), state=State.QUEUED_DELETE)
+            self._put(attachment)
+            then(attachment)
+        self._wake.set()
+
+    def get(self, attachment_id: str) -> Attachment:
+        """What is known of a file. Raises sqlite-utils' `NotFoundError`."""
+        return Attachment.of_row(self._database[self._table].get(attachment_id))
+
+    def all(self) -> list[Attachment]:
+        """Every file that is known."""
+        return [Attachment.of_row(row) for row in self._database[self._table].rows_where(order_by="timestamp, id")]
+
+    def path(self, attachment: Attachment) -> Path | None:
+        """Where the file is, or None while it is not here."""
+        if attachment.local_path is None or not self._folder.exists(attachment.local_path):
+            return None
+        return self._folder.path(attachment.local_path)
+
+    def _follow(self) -> None:
+        """Take up each change of what the rows name."""
+        watch = self._database.watching(self._named)
+        while not self._stopping.is_set():
+            rows = watch.next(_LOOK)
+            if rows is not None:
+                self._take({row["id"]: Named(**row) for row in rows if row["id"] is not None})
+                self._wake.set()
+
+    def _take(self, named: dict[str, Named]) -> None:
+        with self._database.atomic():
+            known = {each.id: each for each in self.all()}
+            for each in named.values():
+                self._take_named(each, known.get(each.id))
+            for attachment in known.values():
+                # One that waits for upload may be named by a row that is not written yet
+                if attachment.id not in named and attachment.state in {State.SYNCED, State.QUEUED_DOWNLOAD}:
+                    self._put(replace(attachment, state=State.ARCHIVED, timestamp=time.time()))
+
+    def _take_named(self, named: Named, known: Attachment | None) -> None:
+        if known is None:
+            self._put(
+                Attachment(
+                    named.id, named.filename, State.QUEUED_DOWNLOAD, None, None, named.media_type, named.meta_data,
+                    timestamp=time.time(),
+                )
+            )  # fmt: skip
+        elif known.state is State.ARCHIVED:
+            state = State.SYNCED if self.path(known) is not None else State.QUEUED_DOWNLOAD
+            self._put(replace(known, state=state))
+        elif known.state is State.SYNCED and self.path(known) is None:
+            self._put(replace(known, state=State.QUEUED_DOWNLOAD, local_path=None))
+
+    def _work(self) -> None:
+        while not self._stopping.is_set():
+            self._wake.clear()
+            failed = [each for each in self.all() if not self._stopping.is_set() and not self._do(each)]
+            self._drop(each for each in self.all() if each.state is State.ARCHIVED)
+            self._wake.wait(self._retry_delay if failed else None)
+
+    def _do(self, attachment: Attachment) -> bool:
+        """Do what is to be done about a file; whether that went well."""
+        try:
+            match attachment.state:
+                case State.QUEUED_UPLOAD:
+                    self._upload(attachment)
+                case State.QUEUED_DOWNLOAD:
+                    self._download(attachment)
+                case State.QUEUED_DELETE:
+                    self._remote.delete(attachment)
+                    self._forget(attachment)
+                case State.SYNCED | State.ARCHIVED:
+                    pass
+        except Exception as error:  # noqa: BLE001 - a storage of the app's may raise anything, and is tried again
+            _log.warning("attachment %s: %s", attachment.id, error)
+            if self._give_up(attachment, error):
+                self._put(replace(attachment, state=State.ARCHIVED))
+                return True
+            return False
+        return True
+
+    def _upload(self, attachment: Attachment) -> None:
+        assert attachment.local_path is not None
+        self._remote.upload(attachment, self._folder.read(attachment.local_path))
+        self._done(attachment)
+
+    def _download(self, attachment: Attachment) -> None:
+        content = self._remote.download(attachment)
+        self._folder.write(attachment.filename, content)
+        self._done(replace(attachment, local_path=attachment.filename, size=len(content)))
+
+    def _done(self, attachment: Attachment) -> None:
+        """Note it, unless the app has asked for something else meanwhile."""
+        with self._database.atomic():
+            found = list(self._database[self._table].rows_where("id = ?", [attachment.id]))
+            if found and Attachment.of_row(found[0]).state is attachment.state:
+                self._put(replace(attachment, state=State.SYNCED, has_synced=True, timestamp=time.time()))
+
+    def _drop(self, archived: Iterable[Attachment]) -> None:
+        """Remove the oldest files that no row names."""
+        for attachment in sorted(archived, key=lambda each: each.timestamp, reverse=True)[self._kept :]:
+            self._forget(attachment)
+
+    def _forget(self, attachment: Attachment) -> None:
+        self._database[self._table].delete_where("id = ?", [attachment.id])
+        if attachment.local_path is not None:
+            self._folder.remove(attachment.local_path)
+
+    def _put(self, attachment: Attachment) -> None:
+        self._database[self._table].upsert(attachment.as_row())

@@ -1,0 +1,75 @@
+"""The examples of the Python client do what they say."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from headwater.source.upload.prepare import prepare_uploads
+from headwater.source.upload.settings import TableRule, UploadSettings
+from headwater_client import Database
+from tests.support.fix_headwater import Deploy
+from tests.support.fix_postgres import SourceDb
+from tests.support.fix_service import Service, free_port
+
+pytestmark = pytest.mark.e2e
+
+EXAMPLES = Path(__file__).parents[2] / "clients" / "python" / "examples"
+RULES = """
+config: {edition: 3}
+streams:
+  mine: {auto_subscribe: true, query: SELECT id FROM readings WHERE sensor = auth.user_id()}
+"""
+READINGS = """
+create table readings (id text primary key, sensor text, value float8, taken_at timestamptz);
+alter table readings enable row level security;
+create policy own on readings using (true) with check (true);
+"""
+
+
+def test_a_sensor_sends_in_the_end_what_it_measured_offline(
+    source_db: SourceDb, upload_role: str, deploy: Deploy, serve: Callable[..., Service], tmp_path: Path
+) -> None:
+    source_db.execute(READINGS)
+    deployment = deploy(RULES).start()
+    prepare_uploads(UploadSettings(deployment.settings, upload_role, {"readings": TableRule("public", "readings")}))
+    service = serve(deployment, upload={"role": upload_role, "tables": {"readings": {}}})
+
+    def run(endpoint: str, wait: float) -> str:
+        command: list[str | Path] = [
+            sys.executable,
+            EXAMPLES / "sensor.py",
+            "--endpoint",
+            endpoint,
+            "--token",
+            service.token("kitchen"),
+        ]
+        command += ["--file", tmp_path / "sensor.db", "--count", "3", "--every", "0", "--wait", str(wait)]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+        return str(done.stdout)
+
+    assert run(f"http://127.0.0.1:{free_port()}", 0) == "3 readings wait for the network\n"
+    assert run(service.endpoint, 30) == "0 readings wait for the network\n"
+    assert source_db.fetch("select count(*), count(distinct id), min(sensor) from readings") == [(6, 6, "kitchen")]
+
+
+def test_the_notebook_runs_from_top_to_end(tmp_path: Path) -> None:
+    file = tmp_path / "device.db"
+    with Database(file, {"todos": {"list_id": "text", "title": "text", "done": "integer"}}) as database:
+        database["todos"].insert_all([{"list_id": "inbox", "title": str(number), "done": 0} for number in range(3)])
+    cells = json.loads((EXAMPLES / "notebook.ipynb").read_text())["cells"]
+    code = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
+    shown = "\nprint(len(todos), per_list.to_dict('records'))\n"
+    environment = {**os.environ, "DEVICE_FILE": str(file)}
+    done = subprocess.run(
+        [sys.executable, "-c", code + shown], env=environment, capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout == "3 [{'list_id': 'inbox', 'todos': 3, 'done': 0}]\n"
+    with Database(file) as database:
+        assert database["todos"].count == 4

@@ -1,0 +1,149 @@
+"""Files that rows name come and go with them, offline too, and over crashes of the storage."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from headwater_client import ATTACHMENTS, Attachment, AttachmentQueue, Database
+from headwater_client.attachments.table import State
+from tests.support.fix_headwater import wait_until
+
+SCHEMA = {"users": {"photo_id": "text"}, "attachments": ATTACHMENTS}
+NAMED = "select photo_id as id, photo_id || '.jpg' as filename from users where photo_id is not null"
+
+
+class PlayedStorage:
+    """A storage in memory, which can be away."""
+
+    def __init__(self) -> None:
+        self.files: dict[str, bytes] = {}
+        self.away = False
+        self.asked = threading.Event()
+
+    def upload(self, attachment: Attachment, content: bytes) -> None:
+        self._ask()
+        self.files[attachment.filename] = content
+
+    def download(self, attachment: Attachment) -> bytes:
+        self._ask()
+        return self.files[attachment.filename]
+
+    def delete(self, attachment: Attachment) -> None:
+        self._ask()
+        self.files.pop(attachment.filename, None)
+
+    def _ask(self) -> None:
+        self.asked.set()
+        if self.away:
+            raise OSError("no network")
+
+
+@pytest.fixture
+def storage() -> PlayedStorage:
+    return PlayedStorage()
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Iterator[Database]:
+    with Database(tmp_path / "device.db", SCHEMA) as database:
+        yield database
+
+
+@pytest.fixture
+def started(tmp_path: Path, database: Database, storage: PlayedStorage) -> Iterator[Callable[..., AttachmentQueue]]:
+    queues: list[AttachmentQueue] = []
+
+    def start(**options: object) -> AttachmentQueue:
+        queue = AttachmentQueue(database, storage, tmp_path / "files", NAMED, retry_delay=0.02, **options)  # type: ignore[arg-type]
+        queue.start()
+        queues.append(queue)
+        return queue
+
+    yield start
+    for queue in queues:
+        queue.stop()
+
+
+def states(queue: AttachmentQueue) -> dict[str, State]:
+    return {each.filename: each.state for each in queue.all()}
+
+
+def test_a_file_that_a_row_names_is_downloaded(
+    database: Database, storage: PlayedStorage, started: Callable[..., AttachmentQueue]
+) -> None:
+    storage.files["1.jpg"] = b"a photo"
+    storage.away = True
+    queue = started()
+    database["users"].insert({"id": "ann", "photo_id": "1"})
+    wait_until(storage.asked.is_set, "the storage asked")
+    assert states(queue) == {"1.jpg": State.QUEUED_DOWNLOAD}
+    storage.away = False
+    wait_until(lambda: states(queue) == {"1.jpg": State.SYNCED}, "the file")
+    path = queue.path(queue.get("1"))
+    assert path is not None
+    assert path.read_bytes() == b"a photo"
+
+
+def test_a_new_file_is_uploaded_once_the_storage_is_there(
+    database: Database, storage: PlayedStorage, started: Callable[..., AttachmentQueue]
+) -> None:
+    storage.away = True
+    queue = started()
+    saved = queue.save(
+        b"new", media_type="image/jpeg", then=lambda file: database["users"].insert({"id": "ben", "photo_id": file.id})
+    )
+    wait_until(storage.asked.is_set, "the storage asked")
+    assert storage.files == {}
+    assert database["users"].get("ben")["photo_id"] == saved.id
+    storage.away = False
+    wait_until(lambda: states(queue) == {saved.filename: State.SYNCED}, "the upload")
+    assert storage.files == {saved.filename: b"new"}
+
+
+def test_a_file_that_no_row_names_any_more_goes_when_there_are_too_many(
+    database: Database, storage: PlayedStorage, started: Callable[..., AttachmentQueue], tmp_path: Path
+) -> None:
+    storage.files = {"1.jpg": b"1", "2.jpg": b"2"}
+    queue = started(kept=1)
+    for number in ("1", "2"):
+        database["users"].insert({"id": number, "photo_id": number})
+    wait_until(lambda: set(states(queue).values()) == {State.SYNCED}, "both files")
+    database["users"].delete("1")
+    wait_until(lambda: states(queue)["1.jpg"] is State.ARCHIVED, "the first given up")
+    database["users"].delete("2")
+    wait_until(lambda: states(queue) == {"2.jpg": State.ARCHIVED}, "the older one gone")
+    assert [file.name for file in (tmp_path / "files").iterdir()] == ["2.jpg"]
+    database["users"].insert({"id": "3", "photo_id": "2"})
+    wait_until(lambda: states(queue) == {"2.jpg": State.SYNCED}, "the kept file is named again")
+
+
+def test_a_deleted_file_goes_everywhere(
+    database: Database, storage: PlayedStorage, started: Callable[..., AttachmentQueue], tmp_path: Path
+) -> None:
+    queue = started()
+    saved = queue.save(b"x", then=lambda file: database["users"].insert({"id": "1", "photo_id": file.id}))
+    wait_until(lambda: states(queue) == {saved.filename: State.SYNCED}, "the upload")
+    queue.delete(saved.id, then=lambda _: database["users"].update("1", {"photo_id": None}))
+    wait_until(lambda: not queue.all(), "the deletion")
+    assert storage.files == {}
+    assert list((tmp_path / "files").iterdir()) == []
+
+
+def test_a_name_that_leads_out_of_the_folder_is_never_written(
+    database: Database, storage: PlayedStorage, started: Callable[..., AttachmentQueue], tmp_path: Path
+) -> None:
+    storage.files["../../evil.jpg"] = b"x"
+    given_up = threading.Event()
+
+    def give_up(_: Attachment, __: Exception) -> bool:
+        given_up.set()
+        return True
+
+    started(give_up=give_up)
+    database["users"].insert({"id": "1", "photo_id": "../../evil"})
+    wait_until(given_up.is_set, "the refusal")
+    assert not list(tmp_path.parent.glob("evil*"))

@@ -1,0 +1,143 @@
+"""Tables of the app's own, subscriptions, schema changes under a sync, and when an apply may show."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from headwater_client.errors import SchemaError
+from headwater_client.protocol.lines import BucketSum, Checkpoint, CheckpointComplete, Data, Op, StreamInfo
+from headwater_client.protocol.session import Begin, Finish, Outcome, Save, Session
+from headwater_client.schema.tables import RawTable, Schema, Statement
+from headwater_client.storage import layout, streams
+from headwater_client.storage.app_tables import replace_schema
+from headwater_client.storage.connection import open_connection
+from headwater_client.storage.store import Store
+from headwater_client.storage.streams import StreamKey
+from headwater_client.sync.backoff import Backoff
+from headwater_client.sync.status import SyncStatus
+
+Sync = Callable[..., Outcome | None]
+Row = tuple[str, str, dict[str, object] | None]
+
+
+@pytest.fixture
+def connection(tmp_path: Path) -> Iterator[sqlite3.Connection]:
+    connection = open_connection(tmp_path / "device.db")
+    layout.prepare(connection)
+    yield connection
+    connection.close()
+
+
+def sync(store: Store, *rows: Row, start: int = 0, names: tuple[StreamInfo, ...] = ()) -> Outcome | None:
+    """A checkpoint with these rows of one bucket, each (type, id, data or None for a removal), after `start` others."""
+    ops = [
+        Op(
+            str(number), "REMOVE" if data is None else "PUT", zlib.crc32(str(number).encode()), kind, row_id, "s",
+            None if data is None else json.dumps(data),
+        )
+        for number, (kind, row_id, data) in enumerate(rows, 1)
+    ]  # fmt: skip
+    total = sum(op.checksum for op in ops) % 2**32
+    session, outcome = Session(), None
+    lines = [
+        Checkpoint(str(len(ops)), (BucketSum("b", total, len(ops)),), None, names), Data("b", ops[start:]),
+        CheckpointComplete(),
+    ]  # fmt: skip
+    for line in lines:
+        for instruction in session.receive(line):
+            match instruction:
+                case Begin():
+                    store.begin(instruction, include_defaults=True)
+                case Save():
+                    store.save([instruction.data])
+                case Finish():
+                    outcome = store.finish(instruction, 5.0).outcome
+                case _:
+                    pass
+    return outcome
+
+
+def test_rows_go_into_tables_of_the_app(connection: sqlite3.Connection) -> None:
+    connection.execute("CREATE TABLE kept(id TEXT PRIMARY KEY, title TEXT NOT NULL, tags TEXT)")
+    connection.execute("CREATE TABLE mine(key TEXT PRIMARY KEY, n INTEGER, rest TEXT)")
+    put = Statement("INSERT OR REPLACE INTO mine(key, n, rest) VALUES (?, ?, ?)", ["Id", {"Column": "n"}, "Rest"])
+    delete = Statement("DELETE FROM mine WHERE key = ?", ["Id"])
+    store = Store(connection, {"todos": RawTable(table_name="kept"), "other": RawTable(put, delete)})
+    first: list[Row] = [("todos", "1", {"title": "a", "tags": ["x"]}), ("other", "2", {"id": "2", "n": 5, "m": 6})]
+    assert sync(store, *first) is Outcome.APPLIED
+    assert connection.execute("SELECT * FROM kept").fetchall() == [("1", "a", '["x"]')]
+    assert connection.execute("SELECT * FROM mine").fetchall() == [("2", 5, '{"m": 6}')]
+    later: list[Row] = [("todos", "1", {"title": "b"}), ("other", "2", None), ("todos", "3", {"title": "c"})]
+    assert sync(store, *first, *later, start=2) is Outcome.APPLIED
+    assert connection.execute("SELECT id, title FROM kept ORDER BY id").fetchall() == [("1", "b"), ("3", "c")]
+    assert connection.execute("SELECT * FROM mine").fetchall() == []
+
+
+def test_a_table_of_the_app_that_is_not_there_is_named(connection: sqlite3.Connection) -> None:
+    with pytest.raises(SchemaError, match="raw table todos"):
+        sync(Store(connection, {"todos": RawTable()}), ("todos", "1", {}))
+    assert not connection.in_transaction
+
+
+def test_rows_without_a_table_wait_for_one(connection: sqlite3.Connection) -> None:
+    store = Store(connection, {})
+    sync(store, ("todos", "1", {"title": "a"}), ("todos", "2", {"title": "b"}))
+    replace_schema(connection, Schema.of({"todos": {"title": "text"}}))
+    assert connection.execute("SELECT id, title FROM todos ORDER BY id").fetchall() == [("1", "a"), ("2", "b")]
+    assert connection.execute("SELECT count(*) FROM ps_untyped").fetchone() == (0,)
+
+
+def test_a_priority_override_and_a_ttl_are_kept_over_a_restart(connection: sqlite3.Connection) -> None:
+    store, key = Store(connection, {}), StreamKey.of("lists", {"b": 1, "a": "é"})
+    streams.subscribe(connection, key, 2, ttl=10, now=100.0)
+    (asked,) = store.requested_streams([], now=105.0)
+    assert (asked.stream, asked.parameters, asked.priority) == ("lists", {"a": "é", "b": 1}, 2)
+    assert store.requested_streams([key], now=200.0) == [asked], "what is held does not expire"
+    assert store.requested_streams([], now=209.0) == [asked]
+    assert store.requested_streams([], now=211.0) == []
+
+
+def test_streams_of_everybody_are_known_and_not_asked_for(connection: sqlite3.Connection) -> None:
+    store = Store(connection, {})
+    streams.subscribe(connection, StreamKey.of("chosen", None), None, ttl=10, now=0.0)
+    sync(store, names=(StreamInfo("mine", True), StreamInfo("chosen", False)))
+    told = {each.key.name: (each.active, each.is_default, each.last_synced_at) for each in streams.stored(connection)}
+    assert told == {"chosen": (True, False, 5.0), "mine": (True, True, 5.0)}
+    assert [each.stream for each in store.requested_streams([], now=1.0)] == ["chosen"]
+    sync(store)
+    assert {each.key.name: each.active for each in streams.stored(connection)} == {"chosen": False}
+
+
+def test_a_download_is_told_in_operations(connection: sqlite3.Connection) -> None:
+    store = Store(connection, {})
+    session = Session()
+    op = Op("1", "PUT", 7, "todos", "1", "s", "{}")
+    for line in (Checkpoint("3", (BucketSum("b", 7, 3, 1), BucketSum("c", 0, 4, 3))), Data("b", [op])):
+        for instruction in session.receive(line):
+            match instruction:
+                case Begin():
+                    store.begin(instruction, include_defaults=True)
+                case Save():
+                    store.save([instruction.data])
+                case _:
+                    pass
+    assert session.target is not None
+    status = SyncStatus(buckets=store.progress(session.target))
+    whole, first = status.progress(), status.progress(priority=1)
+    assert whole is not None
+    assert first is not None
+    assert ((whole.downloaded, whole.total), (first.downloaded, first.total)) == ((1, 7), (1, 3))
+
+
+def test_waits_double_up_to_a_limit_and_begin_anew_after_a_success() -> None:
+    backoff = Backoff(1.0, longest=10.0)
+    waits = [backoff.next() for _ in range(6)]
+    assert all(base * 0.9 <= wait <= base * 1.1 for wait, base in zip(waits, [1, 2, 4, 8, 10, 10], strict=True))
+    backoff.succeeded()
+    assert backoff.next() <= 1.1
