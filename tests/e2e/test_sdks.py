@@ -195,3 +195,19 @@ def test_a_device_that_connects_again_gets_what_is_new_and_nothing_else(
     device.connect()
     device.wait_status(connected=True, downloading=False)
     assert sent()["operations"] == 0
+
+
+def test_a_file_goes_from_the_node_sdk_to_python_and_back(endpoint: Endpoint, device_factory: DeviceFactory) -> None:
+    shown: list[str] = []
+    sdks: tuple[Sdk, ...] = ("node", "python", "node")
+    for number, sdk in enumerate(sdks):
+        device = device_factory(str(endpoint.http.base_url), make_token(), SCHEMA, sdk=sdk, name="shared")
+        device.execute("INSERT INTO todos (id, text) VALUES (?, 'waits')", f"written {number}")
+        device.execute("DELETE FROM todos WHERE id = ?", f"written {number}")
+        shown.append(f"row {number}")
+        fill(endpoint, "first", "u1", shown[-1])
+        assert device.query("SELECT count(*) AS waiting FROM ps_crud") == [{"waiting": 2 * number + 2}]
+        device.connect()
+        rows = "SELECT row_id AS id FROM ps_oplog ORDER BY row_id"  # local writes hold back what shows
+        device.wait_for(rows, [{"id": each} for each in shown])
+        device.close()

@@ -33,6 +33,10 @@ Schema = Mapping[str, Mapping[str, str]]
 
 DEADLINE: Final = 30.0
 _PYTHON_DEVICE: Final = Path(__file__).parents[1] / "e2e" / "python" / "device.py"
+# A device has no pandas unless the app wants it, and what is installed is loaded
+_WITHOUT_PANDAS: Final = (
+    "import runpy, sys; sys.modules['pandas'] = None; runpy.run_path(sys.argv[1], run_name='__main__')"
+)
 _OPEN_SECONDS: Final = 60.0
 _SLACK: Final = 10.0
 """How much longer than the device we wait for its answer, in seconds: so that a time-out tells what it saw."""
@@ -238,7 +242,7 @@ def _start(sdk: Sdk, log: Path) -> LineProcess:
         case "web":
             return NodeProcess("web_device.mjs", log)
         case "python":
-            return LineProcess([sys.executable, _PYTHON_DEVICE], "device.py", log)
+            return LineProcess([sys.executable, "-c", _WITHOUT_PANDAS, _PYTHON_DEVICE], "device.py", log)
 
 
 def _in_browser(path: Path) -> dict[str, Json]:

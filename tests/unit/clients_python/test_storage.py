@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from headwater_client.errors import SchemaError
-from headwater_client.protocol.lines import BucketSum, Checkpoint, CheckpointComplete, Data, Op, StreamInfo
+from headwater_client.protocol.lines import BucketSum, Checkpoint, CheckpointComplete, Data, Line, Op, StreamInfo
 from headwater_client.protocol.session import Begin, Finish, Outcome, Save, Session
 from headwater_client.schema.tables import RawTable, Schema, Statement
 from headwater_client.storage import layout, streams
@@ -45,7 +45,7 @@ def sync(store: Store, *rows: Row, start: int = 0, names: tuple[StreamInfo, ...]
     ]  # fmt: skip
     total = sum(op.checksum for op in ops) % 2**32
     session, outcome = Session(), None
-    lines = [
+    lines: list[Line] = [
         Checkpoint(str(len(ops)), (BucketSum("b", total, len(ops)),), None, names), Data("b", ops[start:]),
         CheckpointComplete(),
     ]  # fmt: skip

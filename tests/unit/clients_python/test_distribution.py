@@ -1,0 +1,73 @@
+"""What is shipped: a wheel with every module, whose names, versions and documents agree."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+from typing import Any
+
+from click.testing import CliRunner
+
+from headwater_client import __version__, errors
+from headwater_client.cli.main import main
+
+ROOT = Path(__file__).parents[3]
+CLIENT = ROOT / "clients" / "python"
+PROJECT: dict[str, Any] = tomllib.loads((CLIENT / "pyproject.toml").read_text())["project"]
+MANUAL = (ROOT / "docs" / "python-client.md").read_text()
+
+
+def test_the_wheel_has_every_module_and_its_types(tmp_path: Path) -> None:
+    subprocess.run(
+        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", tmp_path],
+        cwd=CLIENT,
+        check=True,
+        capture_output=True,
+    )
+    (wheel,) = tmp_path.glob("*.whl")
+    held = set(zipfile.ZipFile(wheel).namelist())
+    modules = {str(file.relative_to(CLIENT)) for file in (CLIENT / "headwater_client").rglob("*.py")}
+    assert modules | {"headwater_client/py.typed"} <= held
+    assert {name.split("/")[0] for name in held} == {"headwater_client", f"headwater_client-{__version__}.dist-info"}
+
+
+def test_the_versions_agree() -> None:
+    newest = re.search(r"^## (?:Unreleased \()?([^\s)]+)", (CLIENT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert newest is not None
+    assert {newest[1], PROJECT["version"]} == {__version__}
+
+
+def test_what_is_imported_is_depended_on() -> None:
+    names = {"sqlite_utils": "sqlite-utils", "sqlcipher3": "sqlcipher3", "bson": "pymongo"}
+    listed = [
+        *PROJECT["dependencies"],
+        *(each for extra in PROJECT["optional-dependencies"].values() for each in extra),
+    ]
+    depended = {re.split(r"[^A-Za-z0-9-]", each)[0] for each in listed}
+    imported: set[str] = set()
+    for file in (CLIENT / "headwater_client").rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            match node:
+                case ast.Import():
+                    imported |= {alias.name.split(".")[0] for alias in node.names}
+                case ast.ImportFrom():
+                    imported.add((node.module or "").split(".")[0])
+                case _:
+                    pass
+    foreign = imported - set(sys.stdlib_module_names) - {"headwater_client"}
+    assert {names.get(each, each) for each in foreign} <= depended
+
+
+def test_the_manual_names_every_error_and_command() -> None:
+    kinds = [each for each in vars(errors).values() if isinstance(each, type) and issubclass(each, errors.ClientError)]
+    codes = {each.code for each in kinds} - {errors.ClientError.code}
+    assert codes == set(re.findall(r"`(HWC_\w+)`", MANUAL))
+    commands = set(main.commands)
+    assert commands == set(re.findall(r"^\| `headwater-client (\w+)", MANUAL, re.MULTILINE))
+    for command in commands:
+        assert CliRunner().invoke(main, [command, "--help"]).exit_code == 0
