@@ -67,7 +67,7 @@ def _is_near(uri: str) -> bool:
     try:
         return ip_address(host).is_loopback
     except ValueError:
-        return "." not in host
+        return "." not in host or host.endswith((".internal", ".local", ".localhost"))
 
 
 def _proposed(tables: Sequence[OutlinedTable], source: SourceSettings, users: str | None) -> Proposal:

@@ -1,0 +1,245 @@
+"""What docker/ has would work: the image's Dockerfile, the compose files, the manifests. No engine runs here, so their
+form is held against their specifications, and what they run and mount against the code."""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import click
+import kubernetes_validate
+import pytest
+from compose_spec import PyCompose
+from ruamel.yaml import YAML
+
+from headwater.cli.main import cli
+from headwater.config.given import ConfigSource
+from headwater.config.load import load_config
+from headwater.config.model import ServiceConfig
+from headwater_rules.compiler.compile import compile_config
+
+ROOT = Path(__file__).parents[2]
+DOCKER = ROOT / "docker"
+DOCKERFILE = (DOCKER / "Dockerfile").read_text()
+COMPOSE = sorted(path.name for path in DOCKER.glob("compose*.yaml"))
+KUBERNETES = DOCKER / "kubernetes"
+WRITTEN = {"./your-postgres/headwater.yaml", "./your-postgres/sync.yaml"}  # by `headwater init`
+
+
+def read(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = YAML(typ="safe").load(DOCKER / name)
+    return found
+
+
+def variables(path: Path) -> dict[str, str]:
+    """What a file of variables has."""
+    return dict(line.split("=", 1) for line in path.read_text().splitlines() if line and not line.startswith("#"))
+
+
+def ours(name: str) -> list[tuple[str, dict[str, Any]]]:
+    """The services of a compose file that run our image as it is."""
+    services = read(name)["services"].items()
+    return [(each, service) for each, service in services if service["image"] == "headwater"]
+
+
+def parsed(arguments: list[str]) -> click.Command:
+    """The command that arguments call, all of which it takes. Raises UsageError."""
+    command: click.Command = cli
+    context: click.Context | None = None
+    while isinstance(command, click.Group):
+        context = click.Context(command, parent=context)
+        name, found, arguments = command.resolve_command(context, list(arguments))
+        assert found is not None, name
+        command = found
+    command.make_context("headwater", list(arguments), parent=context)
+    return command
+
+
+def checked_config(path: Path, environment: Mapping[str, str], directory: Path) -> ServiceConfig:
+    """A service config that nothing is wrong with, and whose sync config nothing is wrong with."""
+    config = load_config(ConfigSource(path=path), environment, directory)
+    assert config.warnings == ()
+    assert config.storage.one_machine is ("single" in str(path))
+    compiled = compile_config(config.sync_text())
+    assert compiled.warnings == ()
+    return config
+
+
+# the image
+
+
+def test_the_dockerfile_is_without_findings() -> None:
+    hadolint = Path(sys.executable).with_name("hadolint")
+    found = subprocess.run([hadolint, DOCKER / "Dockerfile"], capture_output=True, text=True, check=False, timeout=60)
+    assert (found.returncode, found.stdout) == (0, "")
+
+
+def test_what_the_image_copies_is_there_and_sent_to_the_builder() -> None:
+    rules = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if line and not line.startswith("#")]
+    copied = [
+        each for line in re.findall(r"^COPY (?!--from)(.*) \S+$", DOCKERFILE, re.MULTILINE) for each in line.split()
+    ]
+    assert len(copied) > 8
+    for each in copied:
+        assert (ROOT / each).exists(), each
+        sent = False
+        for rule in rules:
+            pattern = rule.removeprefix("!")
+            if fnmatch.fnmatch(each, pattern) or each.startswith(f"{pattern}/"):
+                sent = rule.startswith("!")
+        assert sent, each
+
+
+def test_every_stage_ends_as_a_user_without_rights() -> None:
+    stages = re.split(r"^FROM ", DOCKERFILE, flags=re.MULTILINE)
+    for name in ("base", "service"):
+        (stage,) = (each for each in stages if re.match(rf"\S+ AS {name}\n", each))
+        assert re.findall(r"^USER (.*)$", stage, re.MULTILINE)[-1] == "10001:10001"
+
+
+@pytest.mark.parametrize(("status", "code"), [(200, 0), (400, 1)])
+def test_the_health_check_asks_the_service(status: int, code: int) -> None:
+    class Answer(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(status if self.path == "/probes/liveness" else 500)
+            self.end_headers()
+
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the library's name
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Answer) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}/probes/liveness"
+        assert healthy(url) == code
+        server.shutdown()
+    assert healthy(url) == 1
+
+
+def healthy(url: str) -> int:
+    command = [sys.executable, "-I", str(DOCKER / "healthy.py")]
+    return subprocess.run(command, env={"HEADWATER_HEALTH_URL": url}, stderr=subprocess.DEVNULL, check=False).returncode
+
+
+# compose
+
+
+def compose_errors(text: str) -> str:
+    """What is wrong with a compose file by its specification."""
+    resolved = json.dumps(YAML(typ="safe").load(text))  # the library resolves no merge within a merge
+    resolved = resolved.replace(":host-gateway", ":127.0.0.1")  # and knows no name for the engine's own address
+    try:
+        PyCompose.from_json(resolved).validate()
+    except (ValueError, TypeError) as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("name", COMPOSE)
+def test_a_compose_file_is_one(name: str) -> None:
+    text = (DOCKER / name).read_text()
+    assert compose_errors(text) == ""
+    assert compose_errors(text.replace("    command:", "    comand:", 1)) != ""
+    wanted = read(name)
+    named = {each for service in wanted["services"].values() for each in service.get("depends_on", ())}
+    assert named <= wanted["services"].keys()
+    mounts = [each.split(":") for service in wanted["services"].values() for each in service.get("volumes", ())]
+    folders = {source for source, *_ in mounts if source.startswith(".")} - WRITTEN
+    assert [each for each in folders if not (DOCKER / each).exists()] == []
+    assert {source for source, *_ in mounts if not source.startswith(".")} == wanted["volumes"].keys()
+
+
+@pytest.mark.parametrize("name", COMPOSE)
+def test_every_variable_of_a_compose_file_is_in_the_example(name: str) -> None:
+    named = set(re.findall(r"\$\{(\w+)", (DOCKER / name).read_text()))
+    assert named <= variables(DOCKER / "env.example").keys()
+
+
+@pytest.mark.parametrize(
+    ("name", "service"), [pytest.param(name, each, id=f"{name}-{each}") for name in COMPOSE for each, _ in ours(name)]
+)
+def test_what_a_service_of_ours_runs_is_a_command_of_ours_with_a_config_it_takes(name: str, service: str) -> None:
+    wanted = dict(ours(name))[service]
+    assert (wanted["read_only"], wanted["cap_drop"]) == (True, ["ALL"])
+    if "entrypoint" in wanted:
+        assert wanted["entrypoint"][:2] == ["tini", "--"]
+        return
+    parsed(wanted["command"])
+    mounts = dict(reversed(each.split(":")[:2]) for each in wanted["volumes"])
+    source = mounts["/etc/headwater/headwater.yaml"]
+    if source in WRITTEN:
+        return
+    environment = wanted["environment"] | variables(DOCKER / "env.example")
+    config = checked_config(DOCKER / source, {name: environment[name] for name in wanted["environment"]}, DOCKER)
+    assert mounts["/etc/headwater/sync.yaml"] == source.replace("headwater.yaml", "sync.yaml")
+    assert config.source().host in read(name)["services"]
+    for published in wanted.get("ports", ()):
+        assert published.rpartition(":")[2] == str(config.port)
+    health = wanted["environment"].get("HEADWATER_HEALTH_URL", "")
+    assert health in {"", f"http://127.0.0.1:{config.prometheus_port}/metrics"}
+
+
+def test_spark_is_where_the_image_has_it() -> None:
+    python = re.findall(r"^ARG PYTHON=(.*)$", DOCKERFILE, re.MULTILINE)[0]
+    home = re.findall(r"SPARK_HOME=(\S+)", DOCKERFILE)[0].replace("${PYTHON}", python)
+    services = read("compose.scaled.yaml")["services"]
+    assert services["spark-worker"]["deploy"]["replicas"] == 2
+    for each in ("spark-master", "spark-worker"):
+        assert services[each]["entrypoint"][2] == f"{home}/bin/spark-class"
+    master = services["spark-master"]["command"]
+    config = checked_config(DOCKER / "scaled/headwater.yaml", variables(DOCKER / "env.example"), DOCKER)
+    address = f"spark://{master[master.index('--host') + 1]}:{master[master.index('--port') + 1]}"
+    assert services["spark-worker"]["command"][-1] == config.spark.master == address
+
+
+def test_prometheus_asks_where_metrics_are_answered() -> None:
+    (job,) = read("prometheus/prometheus.yaml")["scrape_configs"]
+    (found,) = job["dns_sd_configs"]
+    config = load_config(ConfigSource(path=DOCKER / "scaled/headwater.yaml"), variables(DOCKER / "env.example"), DOCKER)
+    assert (found["port"], config.metrics_host) == (config.prometheus_port, "0.0.0.0")
+    running = {
+        name for name, service in ours("compose.scaled.yaml") if service.get("command") in (["replicate"], ["api"])
+    }
+    assert set(found["names"]) == running == {"replicator", "standby", "endpoint-1", "endpoint-2"}
+
+
+# Kubernetes
+
+
+def manifests() -> Iterator[dict[str, Any]]:
+    for name in read("kubernetes/kustomization.yaml")["resources"]:
+        yield from YAML(typ="safe").load_all(KUBERNETES / name)
+
+
+def test_manifests_are_as_kubernetes_wants_them() -> None:
+    for manifest in manifests():
+        kubernetes_validate.validate(manifest, "1.33", strict=True)
+
+
+def test_pods_run_commands_of_ours_with_a_config_that_they_take() -> None:
+    generated = read("kubernetes/kustomization.yaml")
+    assert generated["configMapGenerator"] == [{"name": "headwater", "files": ["headwater.yaml", "sync.yaml"]}]
+    assert generated["secretGenerator"] == [{"name": "headwater", "envs": ["secrets.env"]}]
+    config = checked_config(KUBERNETES / "headwater.yaml", variables(KUBERNETES / "secrets.env.example"), KUBERNETES)
+    deployments = [each for each in manifests() if each["kind"] == "Deployment"]
+    commands = set()
+    for each in deployments:
+        pod = each["spec"]["template"]["spec"]
+        (container,) = pod["containers"]
+        commands.add(parsed(container["args"]).name)
+        ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+        assert ports.items() <= {"http": config.port, "metrics": config.prometheus_port}.items()
+        for kind in ("startupProbe", "livenessProbe"):
+            asked = container[kind]["httpGet"]
+            assert asked["port"] in ports
+            assert asked["path"] == "/metrics" or asked["path"].startswith("/probes/")
+        assert container["securityContext"]["readOnlyRootFilesystem"] is True
+        assert pod["securityContext"]["runAsUser"] == 10001
+    assert commands == {"api", "replicate"}
