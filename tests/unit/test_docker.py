@@ -146,7 +146,7 @@ def compose_errors(text: str) -> str:
 def test_a_compose_file_is_one(name: str) -> None:
     text = (DOCKER / name).read_text()
     assert compose_errors(text) == ""
-    assert compose_errors(text.replace("    command:", "    comand:", 1)) != ""
+    assert compose_errors(text.replace("    command:", "    commands:", 1)) != ""
     wanted = read(name)
     named = {each for service in wanted["services"].values() for each in service.get("depends_on", ())}
     assert named <= wanted["services"].keys()
