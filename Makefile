@@ -35,10 +35,10 @@ test-all: install-tests ## all tests in every way, in parts; one of them: make t
 
 # Parts to run one by one. What is marked long is in `long`, and on Spark in `spark`.
 all-quick:
-	$(PYTEST) -m 'not long' $(ARGS)
+	HEADWATER_TEST_EXAMPLES=all $(PYTEST) -m 'not long' $(ARGS)
 
 all-long:  # some write many GB, which are not to lie in memory
-	PYTEST_DEBUG_TEMPROOT=$${TMPDIR:-/tmp} $(PYTEST) -m long $(ARGS)
+	HEADWATER_TEST_EXAMPLES=all PYTEST_DEBUG_TEMPROOT=$${TMPDIR:-/tmp} $(PYTEST) -m long $(ARGS)
 
 all-spark:
 	HEADWATER_TEST_BULK=spark $(PYTEST) --numprocesses 3 tests/integration tests/e2e $(ARGS)

@@ -9,6 +9,8 @@ from pathlib import Path
 import psutil
 from hypothesis import HealthCheck, settings
 
+from tests.support.examples import examples
+
 # Dozens of short-lived JVMs spend most of their time on optimising code that is hardly run
 os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 
@@ -26,7 +28,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # How fast examples come says something of the machine and what else it does, nothing of the code
-settings.register_profile("headwater", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "headwater", max_examples=examples(100), deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("headwater")
 
 pytest_plugins = [f"tests.support.{file.stem}" for file in sorted(Path(__file__).parent.glob("support/fix_*.py"))]

@@ -18,6 +18,7 @@ from headwater.storage.contract.store import LeaseHeldError, LeaseLostError, Pro
 from headwater.storage.open import open_backend
 from headwater_rules.results import LookupEntry
 from tests.contract.world import SOURCE, A, B, World, assert_in_step, lookups, named, put, totals
+from tests.support.examples import examples
 from tests.support.fix_headwater import read_bucket as read
 from tests.support.model_device import ModelBucket, contents, parse_ops
 
@@ -256,7 +257,7 @@ _STEP = st.one_of(
 )
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(20), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(first=st.dictionaries(_ROWS, _TARGET.filter(bool), max_size=8), steps=st.lists(_STEP, max_size=8))
 def test_every_device_converges_from_every_position(
     open_world: Callable[[], World],

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from headwater.compaction.work import UpkeepStoppedError
 from headwater.storage.address import StoreAddress
 from tests.contract.compaction.world import LAVISH, A, B, World
+from tests.support.examples import examples
 from tests.support.model_device import ModelBucket
 
 _ROWS = st.sampled_from([str(n) for n in range(10)])
@@ -20,7 +21,7 @@ _STEP = st.one_of(
 )
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(15), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(first=st.dictionaries(_ROWS, _TARGET.filter(bool), max_size=8), steps=st.lists(_STEP, max_size=12))
 def test_every_device_converges_whenever_compaction_ran(
     new_address: Callable[[], StoreAddress],

@@ -20,6 +20,7 @@ from headwater.storage.shared.cache import CachedReader
 from headwater.sync.formats import Ndjson
 from headwater.sync.interest import Interests, News, anything
 from headwater_rules.results import LookupReader, Resolution, ResolvedBucket, SyncRequest
+from tests.support.examples import examples
 from tests.support.memory_store import MemoryStore
 from tests.support.model_client import ModelClient
 
@@ -108,7 +109,7 @@ steps = st.one_of(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.lists(steps, max_size=40))
 def test_no_order_of_writes_wake_ups_and_turns_loses_a_change(script: list[tuple[object, ...]]) -> None:
     world = World()

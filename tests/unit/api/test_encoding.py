@@ -19,6 +19,7 @@ from headwater.api.streams.negotiation import choose_coding
 from headwater.oplog.op import OpId
 from headwater.storage.contract.reader import Chunk
 from headwater.sync.formats import Ndjson
+from tests.support.examples import examples
 
 Decoder = Callable[[bytes], bytes]
 
@@ -86,7 +87,7 @@ texts = st.builds(
 
 
 @by_name
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(texts=st.lists(texts, max_size=8))
 def test_a_stream_decodes_to_what_was_sent_each_piece_as_it_arrives(coding: Coding, texts: list[bytes]) -> None:
     decode, wrapping = decoder(coding), coding.open()

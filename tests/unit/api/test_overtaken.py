@@ -21,6 +21,7 @@ from headwater.sync.formats import Ndjson
 from headwater.sync.interest import News
 from headwater.sync.session import Download, Session, View
 from headwater_rules.results import LookupReader, Resolution, ResolvedBucket, SyncRequest
+from tests.support.examples import examples
 from tests.support.memory_store import MemoryStore
 from tests.support.model_client import ModelClient
 
@@ -95,7 +96,7 @@ def _one_chunk_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("_one_chunk_at_a_time")
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.lists(_STEPS, max_size=40))
 def test_a_client_only_ever_shows_states_of_the_store_and_ends_with_the_newest(
     script: list[tuple[object, ...]],

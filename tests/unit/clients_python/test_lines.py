@@ -29,6 +29,7 @@ from headwater_client.protocol.session import Begin, Close, Closing, Finish, Ren
 from headwater_client.storage import layout
 from headwater_client.storage.connection import open_connection
 from headwater_client.storage.store import Store
+from tests.support.examples import examples
 
 # The worked example of the protocol's description
 EXAMPLE: list[dict[str, object]] = [
@@ -191,7 +192,7 @@ def hear(store: Store, body: bytes, kind: str) -> None:
 def test_no_lines_however_odd_do_more_than_end_the_stream(store: Store) -> None:
     """Whatever they are, the error is one that a device knows, and the file is whole."""
 
-    @settings(max_examples=50)
+    @settings(max_examples=examples(50))
     @given(st.lists(FOREIGN, max_size=6))
     def check(lines: list[object]) -> None:
         body = b"".join(json.dumps(line).encode() + b"\n" for line in lines)
@@ -209,7 +210,7 @@ def test_no_lines_however_odd_do_more_than_end_the_stream(store: Store) -> None:
 def test_no_bytes_however_random_do_more_than_end_the_stream(store: Store, kind: str) -> None:
     body = JSON_BODY if kind == NDJSON else bson_body()
 
-    @settings(max_examples=50)
+    @settings(max_examples=examples(50))
     @given(st.binary(max_size=50), st.integers(0, len(body)), st.integers(0, 3))
     def check(noise: bytes, at: int, lost: int) -> None:
         try:

@@ -11,6 +11,7 @@ from headwater_rules.compiler.compile import compile_config
 from headwater_rules.evaluate.rows import bind_table
 from headwater_rules.plan import Value
 from headwater_rules.results import RowResult
+from tests.support.examples import examples
 
 COLUMNS = ("id", "owner", "team", "tags", "level")
 
@@ -68,7 +69,7 @@ def reason(error: str) -> str:
     return error.partition(": ")[2]
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(st.lists(_QUERIES, min_size=1, max_size=8), _ROWS)
 def test_what_is_evaluated_together_is_what_each_gives_by_itself(queries: list[str], row: tuple[Value, ...]) -> None:
     together = evaluated(queries, row)

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headwater_rules.plan import Value
+from tests.support.examples import examples
 from tests.unit.rules.rules_store import RuleStore, bound, plan_of, truthy
 
 
@@ -88,7 +89,7 @@ rows_of_m = st.lists(st.fixed_dictionaries({"k": keys, "u": keys, "f": values}),
 rows_of_n = st.lists(st.fixed_dictionaries({"x": keys, "u": keys}), max_size=3)
 
 
-@settings(deadline=None, max_examples=400)
+@settings(deadline=None, max_examples=examples(400))
 @given(
     conditions(), rows_of_t, rows_of_m, rows_of_n, users, st.sampled_from([None, "a", "b"]), st.lists(users, max_size=3)
 )
@@ -136,7 +137,7 @@ anything = st.one_of(
 )
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(300))
 @given(anything, anything, anything)
 def test_the_path_past_sqlite_gives_what_sqlite_gives(id_: Value, key: Value, other: Value) -> None:
     columns, row = ["id", "k", "other"], (id_, key, other)

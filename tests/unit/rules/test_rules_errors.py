@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from headwater_rules.compiler.compile import compile_config
 from headwater_rules.errors import Code, RuleError, RuleErrors
+from tests.support.examples import examples
 from tests.unit.rules.rules_store import errors_of
 
 START = "config: {edition: 3}\nstreams:\n  s: "
@@ -321,7 +322,7 @@ pieces = st.sampled_from(
 )
 
 
-@settings(deadline=None, max_examples=400)
+@settings(deadline=None, max_examples=examples(400))
 @given(st.lists(pieces, max_size=14), st.booleans())
 def test_nonsense_is_refused_with_a_place_and_never_by_a_crash(words: list[str], complete: bool) -> None:
     query = ("SELECT t.id FROM t WHERE " if complete else "") + " ".join(words)
@@ -331,7 +332,7 @@ def test_nonsense_is_refused_with_a_place_and_never_by_a_crash(words: list[str],
     assert all(error.render() for error in errors)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=examples(200))
 @given(st.text(st.sampled_from("config: {edition3}\nstreams-[]|>\"'&*!%#,?\t é\x00"), max_size=60))
 def test_any_text_is_a_config_or_an_error(text: str) -> None:
     with pytest.raises(RuleErrors):

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from headwater_rules.compiler.expressions.functions import KNOWN
 from headwater_rules.plan import Value
+from tests.support.examples import examples
 from tests.unit.rules.rules_values import LARGEST, SMALLEST, failure_of, refusal_of, same, value_of
 
 UUID = "6ecd8c99-4036-403d-bf84-cf8400f67836"
@@ -280,7 +281,7 @@ units = st.text(st.sampled_from("aé\uffff"), max_size=6)
 places = st.integers(-9, 9)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(300))
 @given(units, places, places)
 def test_substring_follows_sqlite_where_units_are_characters(text: str, start: int, count: int) -> None:
     plain = apsw.Connection(":memory:").execute("SELECT substr(?1, ?2), substr(?1, ?2, ?3)", (text, start, count))

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headwater_rules.plan import Value
+from tests.support.examples import examples
 from tests.unit.rules.rules_values import evaluate, failure_of, same, value_of
 
 
@@ -146,7 +147,7 @@ def test_what_is_no_geometry_fails_for_its_row(geometry: Value) -> None:
         assert failure_of(f"{function}(a)", geometry) == "not a geometry in WKB or EWKB of a known type"
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(300))
 @given(st.binary(max_size=60), st.sampled_from([POLYGON, wkb(7, several(POINT, LINE)), b"\x01\x07\0\0\0"]))
 def test_any_bytes_are_a_geometry_or_an_error(noise: bytes, start: bytes) -> None:
     for value in (noise, start[: len(noise)] + noise, start + noise):

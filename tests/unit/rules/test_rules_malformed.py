@@ -14,6 +14,7 @@ from headwater_rules.errors import Code, EvaluationError, RuleError, RuleErrors
 from headwater_rules.evaluate.engine import engine
 from headwater_rules.evaluate.rows import bind_table
 from headwater_rules.testing import RulesTest
+from tests.support.examples import examples
 from tests.unit.rules.mutations import mutants
 from tests.unit.rules.rules_store import plan_of
 
@@ -57,7 +58,7 @@ def test_a_broken_config_is_refused_where_it_is_broken(path: Path) -> None:
     assert refused == EACH
 
 
-@settings(max_examples=80)
+@settings(max_examples=examples(80))
 @given(st.sampled_from(EXAMPLES), st.randoms())
 def test_a_config_broken_at_random_is_a_plan_or_errors_with_places(path: Path, chance: random.Random) -> None:
     for mutant in mutants(path.read_text(), 1, chance.randrange(2**32)):

@@ -12,6 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from headwater_rules.plan import Value
+from tests.support.examples import examples
 from tests.unit.rules.rules_values import INFINITY, LARGEST, SMALLEST, same, values_of
 
 _NUMBER = re.compile(r"[ \t\n\r\f\v]*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)", re.ASCII)
@@ -255,7 +256,7 @@ def assert_agrees(models: list[Model], a: Value, b: Value, c: Value) -> None:
         assert same(value, expected), f"{model.sql}: {value!r}, not {expected!r}"
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(300))
 @example("9" * 20, 1, None)
 @example("\U0001f600", "\uffff", 0.0)
 @given(values, values, values)
@@ -270,7 +271,7 @@ nested = st.recursive(
 )
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=examples(200))
 @given(nested, values, values, values)
 def test_nested_expressions_agree_with_the_model(model: Model, a: Value, b: Value, c: Value) -> None:
     assert_agrees([model], a, b, c)

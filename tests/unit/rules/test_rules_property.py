@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from headwater_rules.errors import Code, RuleErrors
 from headwater_rules.plan import Value
 from headwater_rules.testing import RulesTest
+from tests.support.examples import examples
 from tests.unit.rules.rules_store import truthy
 
 TABLES = ("t", "m", "n")
@@ -265,7 +266,7 @@ def check(query: Query, steps: list[Change], asked: list[Request]) -> None:
     assert rules.world.errors == []
 
 
-@settings(max_examples=70)
+@settings(max_examples=examples(70))
 @given(several, filled, st.lists(changes, min_size=6, max_size=12), st.lists(requests, min_size=3, max_size=3))
 def test_a_device_holds_what_the_query_gives_after_every_change(
     several: list[Query], first: list[Change], steps: list[Change], asked: list[Request]

@@ -26,6 +26,7 @@ from headwater_rules.versions import (
     tables_of,
     without,
 )
+from tests.support.examples import examples
 from tests.unit.rules.rules_store import bound
 
 
@@ -89,7 +90,7 @@ def equivalent(access: str) -> tuple[str, ...]:
 
 
 @given(streams=configs, data=st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_what_does_not_touch_rows_leaves_every_bucket_as_it_is(streams: list[Written], data: st.DataObject) -> None:
     edited = [
         replace(
@@ -113,7 +114,7 @@ def test_what_does_not_touch_rows_leaves_every_bucket_as_it_is(streams: list[Wri
 
 
 @given(first=configs, second=configs)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_one_name_in_two_versions_means_the_same_rows(first: list[Written], second: list[Written]) -> None:
     old, new = plan(*first), plan(*second)
     common = sides(old).keys() & sides(new).keys()

@@ -13,6 +13,7 @@ from headwater.oplog.op import OpId
 from headwater.storage.contract.reader import Chunk, StoreReader
 from headwater.storage.contract.store import StoreBusyError
 from headwater.storage.shared.cache import ENTRY_BYTES, CachedReader, Written
+from tests.support.examples import examples
 from tests.support.memory_store import MemoryStore
 
 ROOM = 1 << 20
@@ -302,7 +303,7 @@ steps = st.one_of(
 )
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(st.lists(steps, max_size=60), st.sampled_from([0, 1500, ROOM]))
 def test_an_answer_from_memory_is_always_what_the_store_would_say(
     script: list[tuple[object, ...]], capacity: int

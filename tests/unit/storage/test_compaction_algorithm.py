@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from headwater.oplog.op import CLEAR_BODY, content_digest, finished_op, put_body, remove_body
 from headwater.storage.shared import compaction
 from headwater.storage.shared.compaction import Cut, Sealer, Survey, Thrift
+from tests.support.examples import examples
 from tests.support.model_device import ModelBucket, parse_ops
 
 NO_LIMIT = Thrift(spare=0, budget=1 << 40, price=1e9, least=1)
@@ -92,7 +93,7 @@ def assert_every_device_ends_as(whole: list[bytes], compacted: list[bytes]) -> N
         assert state(device(had, gets)) == expected, position
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(steps=_STEPS, sizes=st.lists(st.integers(1, 7), max_size=12))
 def test_a_device_at_any_position_ends_with_the_rows_and_sum_of_the_whole_history(
     steps: list[tuple[str, str, int]], sizes: list[int]
@@ -103,7 +104,7 @@ def test_a_device_at_any_position_ends_with_the_rows_and_sum_of_the_whole_histor
     assert_every_device_ends_as(whole, compact(runs, clears=False))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(steps=_STEPS, more=_STEPS, sizes=st.lists(st.integers(1, 7), max_size=12))
 def test_compacted_history_can_grow_and_be_compacted_again(
     steps: list[tuple[str, str, int]], more: list[tuple[str, str, int]], sizes: list[int]
@@ -118,7 +119,7 @@ def test_compacted_history_can_grow_and_be_compacted_again(
     assert compact(runs_of(twice, sizes)) == twice
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(steps=_STEPS, sizes=st.lists(st.integers(1, 7), max_size=12))
 def test_rows_put_again_let_go_of_what_they_stood_behind(steps: list[tuple[str, str, int]], sizes: list[int]) -> None:
     whole = history_of(steps)
@@ -133,7 +134,7 @@ def test_rows_put_again_let_go_of_what_they_stood_behind(steps: list[tuple[str, 
     assert len(short) == history.ops - cut.gain
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(steps=_STEPS, sizes=st.lists(st.integers(1, 7), max_size=12), partitions=st.integers(2, 4))
 def test_rows_looked_at_in_parts_are_found_to_be_the_same(
     steps: list[tuple[str, str, int]], sizes: list[int], partitions: int

@@ -15,6 +15,7 @@ from headwater.sync.formats import Ndjson
 from headwater.sync.lines import Line
 from headwater.sync.session import INTERRUPTIBLE_AFTER, Download, Session, View
 from headwater_rules.results import Resolution, ResolvedBucket, StreamStatus
+from tests.support.examples import examples
 from tests.support.memory_store import MemoryStore
 from tests.support.model_client import ModelClient
 
@@ -341,7 +342,7 @@ class Conversation:
         self.look()
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.lists(steps, max_size=40))
 def test_a_client_always_converges_to_the_rows_of_its_buckets(script: list[tuple[object, ...]]) -> None:
     conversation = Conversation()
