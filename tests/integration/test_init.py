@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 import stat
 import subprocess
@@ -109,6 +110,24 @@ def test_it_writes_files_that_work_and_says_what_is_next(source_db: SourceDb, tm
     assert "countries" in done.out.partition("commented out")[2]
     for arguments in (["rules", "check", "sync.yaml", "--schema"], ["source", "prepare"], ["token", "1"]):
         assert headwater_here(*arguments, cwd=tmp_path).code == 0
+
+
+def test_it_asks_what_it_was_not_told(source_db: SourceDb, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source_db.execute((SCHEMAS / "pagila.sql").read_text())
+    uri = uri_of(source_db, ":secret")
+    monkeypatch.setattr("sys.stdin", io.StringIO("staff\nn\n"))
+    refused = headwater_here("init", "--sdk", "none", "--uri", uri, cwd=tmp_path)
+    assert (refused.code, list(tmp_path.iterdir())) == (130, [])
+    monkeypatch.setattr("sys.stdin", io.StringIO("staff\n\n"))
+    done = headwater_here("init", "--sdk", "none", "--uri", uri, cwd=tmp_path)
+    assert done.code == 0, done.err
+    assert "users in public.customer" in done.out
+    text = (tmp_path / "sync.yaml").read_text()
+    assert _streams(compile_config(text)) == {"staff", "rental", "payment"}
+    untold = headwater_here("init", cwd=tmp_path)
+    assert (untold.code, "--uri" in untold.err) == (2, True)
+    unknown = headwater_here("init", "--yes", "--force", "--uri", uri, "--users", "nobody", cwd=tmp_path)
+    assert (unknown.code, "HW_8601" in unknown.err) == (1, True)
 
 
 def test_files_that_are_there_are_kept(source_db: SourceDb, tmp_path: Path) -> None:

@@ -103,7 +103,7 @@ class _Writer:
             text += f" Without {', '.join(secret)}; new columns have to be added here."
         for way in found.further:
             (condition,) = self._conditions.any_of(found.table, [way])
-            short = len(condition) <= _WIDTH
+            short = len(condition) <= 3 * _WIDTH
             text += (
                 f" To give them to more people: OR {condition}." if short else f" By {way.column} more could get them."
             )

@@ -124,8 +124,9 @@ def _memberships(tables: Sequence[OutlinedTable], identities: Identities) -> dic
     """By table, the routes by way of tables that say who takes part in its rows."""
     known = {table.place: table for table in tables}
     found: dict[tuple[str, str], tuple[Route, ...]] = {}
+    named_by_others = {(each.schema, each.table) for table in tables for each in table.references}
     for table in tables:
-        reference = _membership_of(table, identities)
+        reference = _membership_of(table, identities, joins_only=table.place not in named_by_others)
         if reference is None or (joined := known.get((reference.schema, reference.table))) is None:
             continue
         if identities.is_one(joined):
@@ -141,8 +142,9 @@ def _memberships(tables: Sequence[OutlinedTable], identities: Identities) -> dic
     return found
 
 
-def _membership_of(table: OutlinedTable, identities: Identities) -> Reference | None:
-    """The reference to what the table's users take part in, if it is a table of memberships."""
+def _membership_of(table: OutlinedTable, identities: Identities, *, joins_only: bool) -> Reference | None:
+    """The reference to what the table's users take part in, if it is a table of memberships: by its name, or where it
+    may be one that `joins_only`, by having nothing else."""
     owners = identities.columns(table)
     if len(owners) != 1 or identities.is_one(table) or is_frameworks_own(*table.place):
         return None
@@ -153,8 +155,9 @@ def _membership_of(table: OutlinedTable, identities: Identities) -> Reference | 
     ]
     if len(others) != 1 or last_word(table.name) in REACTIONS or is_frameworks_own(others[0].schema, others[0].table):
         return None
-    joins_only = len(table.columns) <= 3 or set(table.key) == {owners[0], others[0].column}
-    return others[0] if joins_only or _says_so(table, others[0], identities) else None
+    alone = len(table.columns) <= 3 or set(table.key) == {owners[0], others[0].column}
+    joins = joins_only and alone and identities.owner(table) is not None
+    return others[0] if joins or _says_so(table, others[0], identities) else None
 
 
 def _standing(table: OutlinedTable) -> tuple[tuple[str, str], ...]:

@@ -69,6 +69,8 @@ def _port(host: str, port: int, setting: str) -> Result:
 def _is_ours(host: str, port: int) -> bool:
     """Whether probes or metrics of a Headwater are answered there."""
     probe = _get(host, port, "/probes/startup")
+    if not probe:
+        return False
     try:
         return {*json.loads(probe)} >= _PROBE
     except (ValueError, TypeError):

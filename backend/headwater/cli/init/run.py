@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from ipaddress import ip_address
 from pathlib import Path
@@ -31,8 +32,8 @@ def run(
 ) -> None:
     """Write the three files into `directory` and print what comes next. Without `ask`, a URI is needed."""
     if uri is None:
-        if not ask:
-            raise click.UsageError("--yes needs --uri, or HEADWATER_SOURCE_URI")
+        if not ask or not sys.stdin.isatty():
+            raise click.UsageError("give the database as --uri or HEADWATER_SOURCE_URI")
         uri = click.prompt("Database to sync, as postgresql://user:password@host:5432/database", type=str)
     source = _source(uri, ask=ask)
     tables = read_outline(source)

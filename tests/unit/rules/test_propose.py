@@ -1,0 +1,150 @@
+"""What is proposed for tables: whose rows they are, what is left open, and that it is always a sync config."""
+
+from __future__ import annotations
+
+import re
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from ruamel.yaml import YAML
+
+from headwater_rules.compiler.compile import compile_config
+from headwater_rules.errors import Severity
+from headwater_rules.plan import SyncPlan
+from headwater_rules.propose.outline import OutlinedTable, Reference
+from headwater_rules.propose.propose import propose
+from headwater_rules.schema import SourceSchema, SourceTable, column_of
+
+
+def table(name: str, /, **columns: str) -> OutlinedTable:
+    """A table with the key `id`; `bigint -> users.id` is a column with a foreign key."""
+    schema, _, own = name.rpartition(".")
+    found, references = [], []
+    for column, text in ({"id": "bigint"} | columns).items():
+        kind, _, target = (part.strip() for part in text.partition("->"))
+        found.append(column_of(column, kind))
+        if target:
+            *place, to = target.split(".")
+            references.append(Reference(column, place[0] if len(place) > 1 else "public", place[-1], to))
+    return OutlinedTable(schema or "public", own, tuple(found), ("id",), tuple(references))
+
+
+USERS = table("users", email="text")
+
+
+def streams(*tables: OutlinedTable) -> dict[str, str]:
+    """The conditions of what is proposed, by stream."""
+    text = propose(tables).text
+    compile_config(text)
+    read = YAML(typ="safe").load(text)["streams"]
+    return {name: " ".join(stream["query"].partition(" WHERE ")[2].split()) for name, stream in read.items()}
+
+
+ME = "CAST(user_id AS TEXT) = auth.user_id()"
+
+
+def test_a_row_that_names_its_user_goes_to_nobody_else() -> None:
+    found = streams(
+        USERS,
+        table("lists", owner_id="bigint -> users.id"),
+        table("notes", user_id="bigint -> users.id", list_id="bigint -> lists.id"),
+    )
+    assert found["notes"] == ME
+    assert found["lists"] == "CAST(owner_id AS TEXT) = auth.user_id()"
+
+
+def test_who_is_named_for_another_reason_gets_nothing() -> None:
+    found = streams(USERS, table("reports", reported_user_id="bigint -> users.id", approved_by_id="bigint -> users.id"))
+    assert found == {"users": "CAST(id AS TEXT) = auth.user_id()"}
+
+
+def test_members_get_what_they_are_members_of_while_they_are() -> None:
+    found = streams(
+        USERS,
+        table("teams", name="text"),
+        table("team_members", team_id="bigint -> teams.id", user_id="bigint -> users.id", active="boolean",
+              left_at="timestamptz", role="text"),
+        table("files", team_id="bigint -> teams.id"),
+    )  # fmt: skip
+    mine = f"(SELECT team_id FROM team_members WHERE {ME} AND active AND left_at IS NULL)"
+    assert (found["teams"], found["files"]) == (f"id IN {mine}", f"team_id IN {mine}")
+    assert found["team_members"] == ME
+
+
+def test_what_people_like_or_buy_is_not_theirs() -> None:
+    found = streams(
+        USERS,
+        table("posts", title="text"),
+        table("likes", post_id="bigint -> posts.id", user_id="bigint -> users.id"),
+        table("orders", post_id="bigint -> posts.id", user_id="bigint -> users.id", price="numeric", at="date"),
+    )
+    assert found.keys() == {"users", "likes", "orders"}
+
+
+def test_a_user_is_who_the_identity_provider_says() -> None:
+    users = table("users", email="text", firebase_uid="text")
+    found = streams(users, table("notes", user_id="bigint -> users.id"))
+    assert found["users"] == "firebase_uid = auth.user_id()"
+    assert found["notes"] == "user_id IN (SELECT id FROM users WHERE firebase_uid = auth.user_id())"
+
+
+def test_an_id_of_one_of_several_tables_leads_nowhere() -> None:
+    lists = table("lists", owner_id="bigint -> users.id")
+    assert "remarks" not in streams(USERS, lists, table("remarks", list_id="bigint", list_type="text"))
+    assert streams(USERS, lists, table("remarks", list_id="bigint"))["remarks"].startswith("list_id IN (SELECT id")
+
+
+def test_tables_of_one_name_in_two_schemas_are_two_on_a_device() -> None:
+    found = streams(USERS, table("notes", user_id="bigint"), table("old.notes", user_id="bigint -> public.users.id"))
+    assert found.keys() == {"users", "notes", "old_notes"}
+
+
+def test_secrets_stay_and_so_do_tables_of_frameworks() -> None:
+    proposal = propose([
+        table("users", email="text", encrypted_password="text", api_key="text"),
+        table("django_admin_log", user_id="bigint -> users.id"),
+    ])  # fmt: skip
+    query = next(line for line in proposal.text.splitlines() if "query" in line)
+    assert not re.search("password|api_key|\\*", query)
+    assert proposal.left_out == ("public.django_admin_log",)
+
+
+_NAMES = ("users", "lists", "Todo", "list_members", "order", "odd name", "likes", "profiles", "user_teams", "teams")
+_COLUMNS = ("user_id", "ownerId", "list_id", "team_id", "author_id", "profile_id", "email", "active", "select", 'a"b')
+
+
+@st.composite
+def outlines(draw: st.DrawFn) -> list[OutlinedTable]:
+    names = draw(st.lists(st.sampled_from(_NAMES), min_size=1, max_size=6, unique=True))
+    found = []
+    for name in names:
+        columns = draw(st.lists(st.sampled_from(_COLUMNS), max_size=4, unique=True))
+        kind = draw(st.sampled_from(["bigint", "uuid", "text"]))
+        references = [
+            Reference(column, "public", target, "id")
+            for column in columns
+            if (target := draw(st.sampled_from([*names, ""]))) and target != name
+        ]
+        found.append(
+            OutlinedTable(
+                "public", name, tuple(column_of(each, kind) for each in ("id", *columns)),
+                draw(st.sampled_from([(), ("id",), ("id", *columns[:1])])), tuple(references),
+            )
+        )  # fmt: skip
+    return found
+
+
+def _for_everybody(plan: SyncPlan) -> list[str]:
+    return [bucket.name for bucket in plan.buckets if any(not source.params for source in bucket.sources)]
+
+
+@settings(max_examples=40, deadline=None)
+@given(outlines())
+def test_whatever_the_tables_it_compiles_and_nothing_goes_to_everybody(tables: list[OutlinedTable]) -> None:
+    proposal = propose(tables)
+    schema = SourceSchema(tuple(SourceTable("default", each.schema, each.name, each.columns) for each in tables))
+    compiled = compile_config(proposal.text, schema=schema)
+    assert _for_everybody(compiled.plan) == []
+    assert [each for each in compiled.warnings if each.severity is Severity.FATAL] == []
+    every = re.sub(r"^#(?=  )", "", proposal.text, flags=re.MULTILINE).replace("streams: {}", "streams:")
+    assert len(compile_config(every).plan.streams) == len(tables)
