@@ -26,7 +26,9 @@ def loaded_by(*arguments: str) -> set[str]:
     return set(ended.stderr.split())
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["rules", "--help"], ["serve", "--help"]])
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["rules", "--help"], ["serve", "--help"], ["init", "--help"], ["doctor", "--help"]]
+)
 def test_help_needs_neither_database_nor_language(arguments: list[str]) -> None:
     dear = {"sqlglot", "psycopg", "starlette", "cryptography", "ruamel.yaml", "httpcore", "pyspark", "rich"}
     assert loaded_by(*arguments) & dear == set()
