@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import sqlite3
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner, Result
 
+from headwater_client.cli.main import main
 from tests.support.fix_api import Endpoint, make_token
 from tests.support.memory_store import MemoryStore
 
@@ -41,18 +41,12 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / "device.db"
 
 
-def command(*words: object, fails: bool = False) -> str:
-    """What it prints. A failure is told in one line."""
-    done = subprocess.run(
-        [sys.executable, "-m", "headwater_client", *map(str, words)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert (done.returncode != 0) == fails, done.stderr
-    assert "Traceback" not in done.stderr
-    return done.stderr if fails else done.stdout
+def command(*words: object, exit_code: int = 0) -> Result:
+    """What came of it. A failure is told, not thrown."""
+    done = CliRunner().invoke(main, list(map(str, words)))
+    assert done.exit_code == exit_code, done.output
+    assert done.exception is None or isinstance(done.exception, SystemExit)
+    return done
 
 
 def sync(endpoint: Endpoint, file: Path, *words: object) -> None:
@@ -66,22 +60,22 @@ def test_a_file_that_was_synced_without_a_schema_has_tables_of_what_came(endpoin
     rows = command(
         "query", file, "select id, title, n, share from todos where n > ? order by id", 0, "--format", "json"
     )
-    assert [json.loads(line) for line in rows.splitlines()] == [
+    assert [json.loads(line) for line in rows.stdout.splitlines()] == [
         {"id": "1", "title": "todo 1", "n": 1, "share": 0.5},
         {"id": "2", "title": "todo 2", "n": 2, "share": 1.0},
     ]
-    assert command("query", file, "select title from todos", "--format", "csv").split("\n")[0].strip() == "title"
-    status = json.loads(command("status", file, "--json"))
+    assert command("query", file, "select title from todos", "--format", "csv").stdout.split("\n")[0].strip() == "title"
+    status = json.loads(command("status", file, "--json").stdout)
     assert (status["tables"], status["uploads_waiting"], status["operations"]) == ({"todos": 3}, 0, 3)
-    assert "todo 2" in command("watch", file, "select * from todos order by id", "--count", 1)
-    assert "wrong" not in command("diagnose", file)
+    assert "todo 2" in command("watch", file, "select * from todos order by id", "--count", 1).stdout
+    assert "wrong" not in command("diagnose", file).stdout
 
 
 def test_a_schema_parameters_and_streams_are_taken(endpoint: Endpoint, file: Path, tmp_path: Path) -> None:
     schema = tmp_path / "schema.json"
     schema.write_text(json.dumps({"todos": {"title": "text"}}))
     sync(endpoint, file, "--schema", schema, "-s", 'chosen={"topic": "birds"}', "-p", "a=1")
-    assert command("query", file, "select title from todos where id = 'bird'", "--format", "json").strip() == (
+    assert command("query", file, "select title from todos where id = 'bird'", "--format", "json").stdout.strip() == (
         '{"title": "wren"}'
     )
 
@@ -92,19 +86,16 @@ def test_damage_to_a_file_is_found(endpoint: Endpoint, file: Path) -> None:
         connection.execute("delete from ps_data__todos where id = '1'")
         connection.execute("update ps_oplog set hash = hash + 1 where row_id = '2'")
     connection.close()
-    found = subprocess.run(
-        [sys.executable, "-m", "headwater_client", "diagnose", file], capture_output=True, text=True, check=False
-    )
-    assert found.returncode == 1
+    found = command("diagnose", file, exit_code=1)
     assert "table todos: 1 rows differ" in found.stdout
     assert "checksums: wrong in" in found.stdout
 
 
 def test_what_cannot_be_done_is_said_in_a_line(endpoint: Endpoint, file: Path, tmp_path: Path) -> None:
-    assert "is not there" in command("status", file, fails=True)
+    assert "is not there" in command("status", file, exit_code=1).stderr
     other = tmp_path / "other.db"
     sqlite3.connect(other).close()
-    assert "not the file of a device" in command("query", other, "select 1", fails=True)
+    assert "not the file of a device" in command("query", other, "select 1", exit_code=1).stderr
     address = ["--endpoint", endpoint.http.base_url, "--once", "--timeout", 2]
-    assert "answered 401" in command("sync", file, *address, "--token", "nonsense", fails=True)
-    assert "no such table" in command("query", file, "select * from nowhere", fails=True)
+    assert "answered 401" in command("sync", file, *address, "--token", "nonsense", exit_code=1).stderr
+    assert "no such table" in command("query", file, "select * from nowhere", exit_code=1).stderr

@@ -45,7 +45,7 @@ def test_kills_of_device_and_server_lose_and_double_nothing(
     source_db: SourceDb, deploy: Deploy, serve: Callable[..., Service], device_factory: DeviceFactory, kills: int
 ) -> None:
     source_db.execute("create table notes (id text primary key, owner text, body text, n int)")
-    source_db.execute("insert into notes select i::text, 'a', repeat('x', 200), i from generate_series(1, 30000) i")
+    source_db.execute("insert into notes select i::text, 'a', repeat('x', 200), i from generate_series(1, 25000) i")
     service = serve(deploy(RULES).start())
     chance = random.Random(kills)
     for number in range(kills):
@@ -55,7 +55,7 @@ def test_kills_of_device_and_server_lose_and_double_nothing(
         device.execute("INSERT INTO notes (id, owner, n) VALUES (?, 'a', 1)", f"local {number}")
         device.connect()
         operations = "SELECT count(*) > ? AS more FROM ps_oplog"
-        device.wait_for(operations, [{"more": 1}], chance.randrange(0, 25_000))
+        device.wait_for(operations, [{"more": 1}], chance.randrange(0, 20_000))
         device.kill()
         os.kill(service.pid, signal.SIGKILL)
         service.stop()

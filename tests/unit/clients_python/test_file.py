@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator
@@ -11,8 +12,9 @@ from typing import Any
 import pytest
 from sqlite_utils.db import NotFoundError
 
-from headwater_client import CrudEntry, Database, Schema, Table, TrackPrevious
+from headwater_client import Credentials, CrudEntry, Database, Schema, Table, TrackPrevious
 from headwater_client.errors import FileError, SchemaError
+from tests.support.fix_headwater import wait_until
 
 TODOS = {
     "todos": Table({"title": "text", "done": "integer", "share": "real"}, indexes={"by_title": ["title", "-done"]})
@@ -284,3 +286,60 @@ def test_everything_goes_when_the_file_is_cleared_but_who_it_is(opened: Open) ->
     assert database.client_id == known
     database["todos"].insert({"id": "2"})
     assert [entry.op_id for entry in entries(database)] == [2], "numbers of writes are never used twice"
+
+
+def test_an_app_may_sign_out_within_an_upload(opened: Open) -> None:
+    """Its connector is called by the thread that signing out ends."""
+    database, done = opened(), threading.Event()
+
+    class Connector:
+        def fetch_credentials(self) -> Credentials:
+            return Credentials("http://127.0.0.1:1", "token")
+
+        def upload_data(self, database: Database) -> None:
+            database.disconnect_and_clear()
+            done.set()
+
+    database["todos"].insert({"id": "1"})
+    database.connect(Connector())
+    database.execute("update todos set done = 1")
+    assert done.wait(10)
+    assert database.uploads_waiting == 0
+
+
+def test_threads_that_end_leave_no_connection_behind(opened: Open) -> None:
+    database = opened()
+    for _ in range(5):
+        thread = threading.Thread(target=lambda: database["todos"].insert({"title": "x"}))
+        thread.start()
+        thread.join()
+    gc.collect()
+    assert database["todos"].count == 5
+    assert len(database._connections) == 1
+
+
+def test_who_watches_gets_the_end_when_the_file_is_closed(opened: Open) -> None:
+    database, results = opened(), []
+    first = threading.Event()
+
+    def follow() -> None:
+        for rows in database.watch("select count(*) as n from todos"):
+            results.append(rows[0]["n"])
+            first.set()
+
+    thread = threading.Thread(target=follow)
+    thread.start()
+    assert first.wait(10)
+    database["todos"].insert({"id": "1"})
+    wait_until(lambda: results == [0, 1], "the second result")
+    database.close()
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+def test_a_watch_sees_what_another_process_writes(opened: Open) -> None:
+    mine, other = opened(), opened()
+    results = mine.watch("select id from todos")
+    assert next(results) == []
+    other["todos"].insert({"id": "1"})
+    assert next(results) == [{"id": "1"}]

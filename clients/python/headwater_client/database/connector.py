@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable
+import threading
+from collections.abc import Awaitable, Callable, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import httpx
 
-from headwater_client.database.crud import as_json
+from headwater_client.database.crud import CrudTransaction, as_json
 from headwater_client.errors import ConnectError, Refused, TokenRefused, Unreachable
 from headwater_client.sync.options import AppCalls
 from headwater_client.transport import Credentials
@@ -21,7 +22,10 @@ if TYPE_CHECKING:
 _AT_ONCE: Final = 100
 """Local transactions in one request."""
 
+_TOO_LARGE: Final = 413
 _SECONDS: Final = 60.0
+
+_thread: Final = threading.local()
 
 
 class Connector(Protocol):
@@ -56,16 +60,24 @@ class UploadConnector:
         transactions = list(islice(database.crud_transactions(), _AT_ONCE))
         if not transactions:
             return
-        credentials = self._credentials or self.fetch_credentials()
-        body = {
-            "client_id": database.client_id,
-            "transactions": [{"crud": [as_json(entry) for entry in each.crud]} for each in transactions],
-        }
-        answer = self._post(credentials, body)
-        transactions[-1].complete()
+        sent, answer = self._send(database.client_id, transactions)
+        sent[-1].complete()
         for each in answer.get("transactions", ()):
             if self._refused is not None and "error" in each:
                 self._refused(str(each["error"].get("description")))
+
+    def _send(
+        self, client_id: str, transactions: Sequence[CrudTransaction]
+    ) -> tuple[Sequence[CrudTransaction], dict[str, Any]]:
+        """Send as many as the server takes at once; which these were, and what it says."""
+        credentials = self._credentials or self.fetch_credentials()
+        crud = [{"crud": [as_json(entry) for entry in each.crud]} for each in transactions]
+        try:
+            return transactions, self._post(credentials, {"client_id": client_id, "transactions": crud})
+        except Refused as error:
+            if error.status != _TOO_LARGE or len(transactions) == 1:
+                raise
+            return self._send(client_id, transactions[: len(transactions) // 2])
 
     def _post(self, credentials: Credentials, body: object) -> dict[str, Any]:
         url = f"{self._endpoint}/upload"
@@ -105,11 +117,24 @@ def app_calls(connector: Connector, database: Database, app_loop: asyncio.Abstra
     return AppCalls(fetch, upload)
 
 
+def within_app_call() -> bool:
+    """Whether this thread runs a connector's method for the sync thread."""
+    return getattr(_thread, "within", False)
+
+
+def _marked(work: Callable[[], Any]) -> Any:
+    _thread.within = True
+    try:
+        return work()
+    finally:
+        _thread.within = False
+
+
 async def _call(
     work: Callable[[], Any], app_loop: asyncio.AbstractEventLoop | None, method: Callable[..., Any] | None = None
 ) -> Any:
     if not inspect.iscoroutinefunction(method or work):
-        return await asyncio.to_thread(work)
+        return await asyncio.to_thread(_marked, work)
     if app_loop is None:
         return await work()
     return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work(), app_loop))

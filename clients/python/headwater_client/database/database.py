@@ -7,6 +7,7 @@ import contextlib
 import sqlite3
 import threading
 import time
+import weakref
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import sqlite_utils
 
-from headwater_client.database.connector import Connector, app_calls
+from headwater_client.database.connector import Connector, app_calls, within_app_call
 from headwater_client.database.crud import CrudBatch, CrudTransaction
 from headwater_client.database.streams import DEFAULT_TTL, Subscription
 from headwater_client.database.table import SyncedTable, frame
@@ -24,7 +25,7 @@ from headwater_client.schema.sql import MARK
 from headwater_client.schema.tables import Schema
 from headwater_client.storage import app_tables, layout, streams, uploads
 from headwater_client.storage import store as files
-from headwater_client.storage.connection import Committed, open_connection
+from headwater_client.storage.connection import Committed, Held, open_connection
 from headwater_client.storage.store import Store
 from headwater_client.storage.streams import StreamKey
 from headwater_client.sync.engine import Engine
@@ -62,7 +63,8 @@ class Database(sqlite_utils.Database):
         self._schema = schema if isinstance(schema, Schema) or schema is None else Schema.of(schema)
         self._committed = Committed()
         self._threads = threading.local()
-        self._connections: list[sqlite3.Connection] = []
+        self._connections: weakref.WeakSet[Held] = weakref.WeakSet()
+        self._connections_lock = threading.Lock()
         self._lock = threading.RLock()
         self._engine: Engine | None = None
         self._held: dict[StreamKey, int] = {}
@@ -95,19 +97,19 @@ class Database(sqlite_utils.Database):
     @property
     def conn(self) -> sqlite3.Connection:
         """This thread's connection."""
-        connection: sqlite3.Connection | None = getattr(self._threads, "connection", None)
-        if connection is None:
-            if self._committed.closed:
+        held: Held | None = getattr(self._threads, "held", None)
+        if held is None:
+            if self._committed.is_closed():
                 raise ConnectError(f"{self.path} is closed")
             connection = open_connection(self.path, key=self._key, committed=self._committed, cache_kib=_READ_CACHE_KIB)
-            self._threads.connection = connection
-            with self._lock:
-                self._connections.append(connection)
-        return connection
+            held = self._threads.held = Held(connection)
+            with self._connections_lock:
+                self._connections.add(held)
+        return held.connection
 
     @conn.setter
     def conn(self, connection: sqlite3.Connection) -> None:
-        self._threads.connection = connection
+        """sqlite-utils sets the connection that it was given, which is this thread's already."""
 
     def __getitem__(self, table_name: str) -> Any:
         return SyncedTable(self, table_name) if table_name in self._views else super().__getitem__(table_name)
@@ -184,7 +186,7 @@ class Database(sqlite_utils.Database):
         with self._lock:
             engine, self._engine = self._engine, None
         if engine is not None:
-            engine.stop()
+            engine.stop(wait=not within_app_call())  # who is called by the sync thread would wait for itself
 
     async def disconnect_async(self) -> None:
         """As `disconnect`, for asyncio."""
@@ -200,10 +202,9 @@ class Database(sqlite_utils.Database):
         """Stop syncing and close the file. Who watches a query gets its end."""
         self.disconnect()
         self._committed.close()
-        with self._lock:
-            for connection in self._connections:
-                connection.close()
-            self._connections.clear()
+        with self._connections_lock:
+            for held in list(self._connections):
+                held.connection.close()
 
     def __enter__(self) -> Database:
         return self

@@ -29,19 +29,19 @@ class Watch:
         self._connect, self._committed, self._sql, self._args = connect, committed, sql, args
         self._throttle = throttle
         self._seen = -1
-        self._version = -1
+        self._versions: dict[int, int] = {}
         self._last: list[Row] | None = None
 
     def results(self) -> Iterator[list[Row]]:
         """The result now, then each that differs from the one before, until the database is closed."""
-        while not self._committed.closed:
+        while not self._committed.is_closed():
             found = self.next(_POLL)
             if found is not None:
                 yield found
 
     async def results_async(self) -> AsyncIterator[list[Row]]:
         """As `results`, for asyncio."""
-        while not self._committed.closed:
+        while not self._committed.is_closed():
             found = await asyncio.to_thread(self.next, _POLL)
             if found is not None:
                 yield found
@@ -49,16 +49,24 @@ class Watch:
     def next(self, timeout: float) -> list[Row] | None:
         """Wait for a commit, at most `timeout` seconds; the result, if it differs from the last."""
         count = self._committed.wait(self._seen, timeout)
-        if self._committed.closed:
+        if self._committed.is_closed():
             return None
         if self._throttle and self._last is not None and count != self._seen:
             time.sleep(self._throttle)
             count = self._committed.count
+        try:
+            return self._look(count)
+        except sqlite3.ProgrammingError:
+            if not self._committed.is_closed():  # else meanwhile
+                raise
+            return None
+
+    def _look(self, count: int) -> list[Row] | None:
         connection = self._connect()
         (version,) = connection.execute("PRAGMA data_version").fetchone()
-        if count == self._seen and version == self._version:
+        if count == self._seen and version == self._versions.get(id(connection)):
             return None
-        self._seen, self._version = count, version
+        self._seen, self._versions[id(connection)] = count, version
         found = rows(connection, self._sql, self._args)
         if found == self._last:
             return None

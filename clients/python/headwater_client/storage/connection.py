@@ -21,7 +21,20 @@ OLDEST_SQLITE: Final = (3, 38, 0)
 BUSY_SECONDS: Final = 120.0
 """How long a write waits for another: the first sync of a large file is applied in one transaction."""
 
+_JOURNAL_BYTES: Final = 64 << 20
+"""What stays of the journal of a large download."""
+
 _CACHE_KIB: Final = 32 * 1024
+
+
+class Held:
+    """A connection that is closed when nobody holds it any more, as at the end of its thread."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self.connection = connection
+
+    def __del__(self) -> None:
+        self.connection.close()
 
 
 class Committed:
@@ -37,8 +50,7 @@ class Committed:
     def count(self) -> int:
         return self._count
 
-    @property
-    def closed(self) -> bool:
+    def is_closed(self) -> bool:
         return self._closed
 
     def listen(self, listener: Callable[[], None]) -> None:
@@ -163,6 +175,7 @@ def open_connection(
     connection.execute("PRAGMA synchronous = normal")
     connection.execute(f"PRAGMA cache_size = -{cache_kib}")
     connection.execute("PRAGMA temp_store = file")
+    connection.execute(f"PRAGMA journal_size_limit = {_JOURNAL_BYTES}").fetchall()
     connection.execute("PRAGMA recursive_triggers = on")
     tracked = cast("_Tracking", connection)
     connection.create_function("headwater_tx", 0, tracked.transaction_token)

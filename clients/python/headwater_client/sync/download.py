@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Coroutine
 from enum import Enum
-from typing import Final
+from typing import Any, Final
 
 from headwater_client.errors import ChecksumMismatch, TokenRefused
 from headwater_client.protocol.lines import Data
@@ -32,7 +33,13 @@ from headwater_client.sync.status import StatusBoard
 from headwater_client.transport import Stream, Transport
 
 _BATCH_OPS: Final = 10_000
+_BATCH_LINES: Final = 16
+"""Of rows of a megabyte, a few lines are a batch."""
+
 _BATCH_SECONDS: Final = 0.5
+
+
+_log = logging.getLogger("headwater_client")
 
 
 class Event(Enum):
@@ -182,7 +189,8 @@ class Download:
             self._batch_since = time.monotonic()
         self._batch.append(data)
         self._batch_ops += len(data.data)
-        if self._batch_ops >= _BATCH_OPS or time.monotonic() - self._batch_since > _BATCH_SECONDS:
+        full = self._batch_ops >= _BATCH_OPS or len(self._batch) >= _BATCH_LINES
+        if full or time.monotonic() - self._batch_since > _BATCH_SECONDS:
             self._save()
             self._report()
 
@@ -220,10 +228,15 @@ class Download:
     def _other_streams(self) -> bool:
         return self._store.requested_streams(self._held(), time.time()) != self._requested
 
-    def _start(self, work: object) -> None:
-        task = asyncio.ensure_future(work)  # type: ignore[call-overload]
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.warning("beside the stream, trying again: %s", error)
 
     async def _renew(self) -> None:
         await self._tokens.get()

@@ -58,11 +58,11 @@ class Engine:
         self._thread.start()
         self._ready.wait()
 
-    def stop(self) -> None:
+    def stop(self, *, wait: bool = True) -> None:
         """End the thread, and wait until it has ended; what is being written is written first."""
         if self._stopping is not None:
             self._call(self._stopping.set)
-        if threading.current_thread() is not self._thread:
+        if wait and threading.current_thread() is not self._thread:
             self._thread.join()
 
     def wrote(self) -> None:
@@ -91,6 +91,9 @@ class Engine:
     def _run(self) -> None:
         try:
             asyncio.run(self._main())
+        except Exception as error:  # noqa: BLE001 - as with a full disk: the app finds it in the status
+            _log.exception("the sync thread ended")
+            self._board.update(download_error=error)
         finally:
             self._board.update(connected=False, connecting=False, uploading=False, buckets=None)
             self._ready.set()
