@@ -43,8 +43,7 @@ def main() -> None:
     parser.add_argument(
         "--large",
         action="store_true",
-        help="resync also changes tables of 1,000,000 rows in every way, which takes an hour on two cores; load has"
-        " 10,000 streams and 1,000,000 ops",
+        help="resync also changes a table of 1,000,000 rows in every way; load has 10,000 streams and 1,000,000 ops",
     )
     arguments = parser.parse_args()
     where = f"{cores()} cores, {platform.platform()}, Python {platform.python_version()}, store {arguments.store}"

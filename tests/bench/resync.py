@@ -85,10 +85,11 @@ def to_device(sizes: Sequence[int]) -> None:
         for size in sizes
         if found[how] or size <= max(SIZES)  # the wait for a look is nothing beside what a large table takes
     }
-    beside = {size: [f"beside_{size}_{number}" for number in range(TABLES_AT_ONCE)] for size in sizes}
+    some = [size for size in sizes if size <= max(SIZES)]  # of large ones, each takes its own time
+    beside = {size: [f"beside_{size}_{number}" for number in range(TABLES_AT_ONCE)] for size in some}
     with world() as place:
         tables = [(table, size) for (size, _), table in alone.items()]
-        tables += [(table, size) for size, some in beside.items() for table in some]
+        tables += [(table, size) for size, names in beside.items() for table in names]
         for table, size in tables:
             place.execute(
                 f"create table {table} (id bigint primary key, title text)",
@@ -108,8 +109,8 @@ def to_device(sizes: Sequence[int]) -> None:
             if found[how]:
                 install(place.source)
             took |= _each_kind(place, stream, longest, table, size, how)
-        for size, some in beside.items():
-            _at_once(place, stream, longest, some, size, took)
+        for size, names in beside.items():
+            _at_once(place, stream, longest, names, size, took)
         stream.close()
 
 
