@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class Language(StrEnum):
-    """The languages of client SDKs; Python as plain data, because it has no SDK; and SQL for reading."""
+    """The languages of client SDKs, Python as plain data for `headwater-client`, and SQL for reading."""
 
     TS = "ts"
     DART = "dart"

@@ -25,7 +25,7 @@ _TITLES = {
     Language.DART: "Dart: Flutter",
     Language.KOTLIN: "Kotlin",
     Language.SWIFT: "Swift",
-    Language.PYTHON: "Python: the tables as data",
+    Language.PYTHON: "Python",
     Language.SQL: "SQL, for reading",
 }
 _ENDPOINT = "http://localhost:8080"
