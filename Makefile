@@ -67,15 +67,17 @@ format: install ## put the style right where that can be done by itself
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-lock: install ## requirements.lock anew from pyproject.toml (make lock ARGS=--upgrade for newer versions)
+lock: install ## the requirements.lock of service and Python client anew, each from its pyproject.toml (make lock ARGS=--upgrade for newer versions)
 	$(BIN)/uv pip compile pyproject.toml --extra spark --extra otel --extra embedded --group dev --universal --python-version 3.11 \
 		--generate-hashes --no-emit-index-url --no-annotate --no-header --quiet $(ARGS) --output-file requirements.lock
+	$(BIN)/uv pip compile clients/python/pyproject.toml --all-extras --universal --python-version 3.10 \
+		--generate-hashes --no-emit-index-url --no-annotate --no-header --quiet $(ARGS) --output-file clients/python/requirements.lock
 
 reference: install ## what of the docs is made from the code
 	$(BIN)/python -m docs.generate.errors
 	$(BIN)/python -m docs.generate.rooms
 
 clean: ## remove everything that the other targets made
-	rm -rf .venv dist clients/web/dist clients/web/node_modules tests/e2e/*/node_modules tests/e2e/web/dist tests/postgres/node_modules \
+	rm -rf .venv dist clients/python/dist clients/web/dist clients/web/node_modules tests/e2e/*/node_modules tests/e2e/web/dist tests/postgres/node_modules \
 		.mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .headwater
 	find backend sync_rules clients tests -name __pycache__ -prune -exec rm -rf {} +

@@ -1,4 +1,6 @@
-"""Devices with the connector that the docs show: what they write is in the source, and refusals hold up nothing."""
+"""Devices with the connector that the docs show, or that of the Python client: what they write is in the source, and
+refusals hold up nothing.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ import pytest
 
 from headwater.source.upload.prepare import prepare_uploads
 from headwater.source.upload.settings import TableRule, UploadSettings
-from tests.support.fix_devices import Device, DeviceFactory
+from tests.support.fix_devices import Device, DeviceFactory, Sdk
 from tests.support.fix_headwater import Deploy
 from tests.support.fix_postgres import SourceDb
 from tests.support.fix_service import Service
@@ -30,6 +32,12 @@ SHOWN = "SELECT id, title, n FROM notes ORDER BY id"
 Open = Callable[..., Device]
 
 
+@pytest.fixture(params=["node", pytest.param("python", marks=pytest.mark.long)])
+def sdk(request: pytest.FixtureRequest) -> Sdk:
+    chosen: Sdk = request.param
+    return chosen
+
+
 @pytest.fixture
 def opened(
     source_db: SourceDb,
@@ -38,6 +46,7 @@ def opened(
     serve: Callable[..., Service],
     device_factory: DeviceFactory,
     tmp_path: Path,
+    sdk: Sdk,
 ) -> Open:
     """`opened("ann", name="phone")`: a connected device, with the docs' connector."""
     source_db.execute(NOTES)
@@ -49,7 +58,7 @@ def opened(
     connector.write_text(code, encoding="utf-8")
 
     def start(user: str, name: str | None = None) -> Device:
-        device = device_factory(service.endpoint, service.token(user), SCHEMA, name=name, connector=connector)
+        device = device_factory(service.endpoint, service.token(user), SCHEMA, name=name, connector=connector, sdk=sdk)
         device.connect()
         device.wait_synced()
         return device

@@ -208,10 +208,10 @@ class DeviceFactory:
 
         The same `name` opens the same database file again, once the first is closed. `params` are the connection
         parameters. Local transactions are posted to `upload_url` as `{"batch": [{"op", "type", "id", "data"}]}`
-        with the token as bearer, unless the class `Connector` of the module `connector` uploads in its own way. By
-        `transport`, lines come as the SDK asks for them, as BSON because it takes nothing else, or by websocket.
-        `retry_delay` in seconds is what the SDK waits after a failure. A web device is one page in a Chromium of its
-        own, and its database is gone with it.
+        with the token as bearer, unless the class `Connector` of the module `connector` uploads in its own way; in
+        Python that is its `UploadConnector`. By `transport`, lines come as the SDK asks for them, as BSON because it
+        takes nothing else, or by websocket. `retry_delay` in seconds is what the SDK waits after a failure. A web
+        device is one page in a Chromium of its own, and its database is gone with it.
         """
         self._opened += 1
         path = self._folder / f"{name or f'device-{self._opened}'}.db"

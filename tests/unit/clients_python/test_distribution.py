@@ -63,6 +63,19 @@ def test_what_is_imported_is_depended_on() -> None:
     assert {names.get(each, each) for each in foreign} <= depended
 
 
+def test_every_dependency_is_locked_with_a_hash() -> None:
+    lock = (CLIENT / "requirements.lock").read_text()
+    listed = [
+        *PROJECT["dependencies"],
+        *(each for extra in PROJECT["optional-dependencies"].values() for each in extra),
+    ]
+    names = [re.split(r"[^A-Za-z0-9-]", each)[0] for each in listed]
+    assert [name for name in names if not re.search(rf"^{name}==", lock, re.MULTILINE)] == [], "run make lock"
+    packages = re.findall(r"^[a-z0-9].*?(?=^[a-z0-9]|\Z)", lock, re.MULTILINE | re.DOTALL)
+    assert [package.split()[0] for package in packages if "--hash=sha256:" not in package] == []
+    assert "://" not in lock
+
+
 def test_the_manual_names_every_error_and_command() -> None:
     kinds = [each for each in vars(errors).values() if isinstance(each, type) and issubclass(each, errors.ClientError)]
     codes = {each.code for each in kinds} - {errors.ClientError.code}

@@ -190,7 +190,25 @@ def test_a_table_of_many_columns_works_as_one_of_few(opened: Open) -> None:
 
 
 @pytest.mark.parametrize(
-    "value", ["", "é\n'\"\\", "{}", "[1,2]", "null", "\U0001f600", 0, -1, 2**63 - 1, 1.5, 1e300, None]
+    "value",
+    [
+        "",
+        "é\n'\"\\",
+        "{}",
+        "[1,2]",
+        "null",
+        "\U0001f600",
+        0,
+        -1,
+        2**63 - 1,
+        1.5,
+        1e300,
+        0.1 + 0.2,
+        1 / 3,
+        5e-324,
+        -1e-7,
+        None,
+    ],
 )
 def test_a_value_that_is_written_is_read_back_and_uploaded_as_it_was(opened: Open, value: object) -> None:
     column = {str: "title", int: "done", float: "share"}.get(type(value), "title")

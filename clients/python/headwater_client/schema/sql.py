@@ -19,6 +19,9 @@ _PART = 60
 _NOWHERE = """'$."."'"""
 """The path of a column that no table has."""
 
+_GREATEST = "1.7976931348623157e308"
+"""What is more is an infinity."""
+
 _CHECK_ID = (
     "SELECT CASE WHEN NEW.id IS NULL THEN RAISE(FAIL, 'id is required') "
     "WHEN typeof(NEW.id) != 'text' THEN RAISE(FAIL, 'id should be text') END;"
@@ -75,7 +78,7 @@ def create_triggers(name: str, table: Table) -> list[str]:
 
 
 def _on_insert(name: str, table: Table) -> str:
-    row = _row("NEW", table.columns)
+    row = _row("NEW", table, table.columns)
     steps = [] if table.local_only else [_CHECK_ID]
     if not table.insert_only:
         steps.append(f"INSERT INTO {_quoted(data_table(name, table))} SELECT NEW.id, {row};")
@@ -88,7 +91,7 @@ def _on_insert(name: str, table: Table) -> str:
 
 
 def _on_update(name: str, table: Table) -> str:
-    row = _row("NEW", table.columns)
+    row = _row("NEW", table, table.columns)
     target = _quoted(data_table(name, table))
     steps = [_CHECK_SAME_ID, f"UPDATE {target} SET data = {row} WHERE id = NEW.id;"]
     if not table.local_only:
@@ -121,14 +124,14 @@ def _deletion(name: str, table: Table, metadata: str) -> list[str]:
     steps = [f"DELETE FROM {_quoted(data_table(name, table))} WHERE id = OLD.id;"]
     if not table.local_only:
         previous = table.previous
-        old = "NULL" if previous is None else _row("OLD", _tracked(table, previous))
+        old = "NULL" if previous is None else _row("OLD", table, _tracked(table, previous))
         steps.append(_queue(name, "DELETE", "OLD", old=old, metadata=metadata))
     return steps
 
 
 def _old_values(table: Table, previous: TrackPrevious) -> str:
     columns = _tracked(table, previous)
-    row = _row("OLD", columns)
+    row = _row("OLD", table, columns)
     if previous.only_when_changed:
         return f"json({_without(row, ((_same(each), each) for each in columns))})"
     return row
@@ -162,20 +165,26 @@ def _trigger(
     )
 
 
-def _row(of: str, columns: Iterable[str]) -> str:
+def _row(of: str, table: Table, columns: Iterable[str]) -> str:
     """The JSON object of these columns of NEW or OLD."""
-    pairs = [(f"'{column}'", _plain(of, column)) for column in columns]
-    paths = [(f"""'$."{column}"'""", _plain(of, column)) for column in columns]
+    pairs = [(f"'{column}'", _plain(of, table, column)) for column in columns]
+    paths = [(f"""'$."{column}"'""", _plain(of, table, column)) for column in columns]
     text = f"json_object({', '.join(chain.from_iterable(pairs[:_PART]))})"
     for start in range(_PART, len(paths), _PART):
         text = f"json_set({text}, {', '.join(chain.from_iterable(paths[start : start + _PART]))})"
     return text
 
 
-def _plain(of: str, column: str) -> str:
+def _plain(of: str, table: Table, column: str) -> str:
     # A value that a JSON function made would go in as JSON, not as the text it is: joined with '' it is a plain text
     each = f"{of}.{_quoted(column)}"
-    return f"CASE typeof({each}) WHEN 'text' THEN {each} || '' ELSE {each} END"
+    # SQLite before 3.43 writes 15 digits of a number into JSON, but 17 may tell it from its neighbours
+    exact = (
+        f" WHEN 'real' THEN CASE WHEN CAST(format('%!.15g', {each}) AS REAL) = {each} OR abs({each}) > {_GREATEST}"
+        f" THEN {each} ELSE json(format('%!.17g', {each})) END"
+    )
+    numbers = exact if table.columns.get(column) == "real" else ""
+    return f"CASE typeof({each}) WHEN 'text' THEN {each} || ''{numbers} ELSE {each} END"
 
 
 def _without(row: str, left_out: Iterable[tuple[str, str]]) -> str:

@@ -14,6 +14,7 @@ from headwater_client.storage import app_tables, apply, buckets, bulk, layout, s
 from headwater_client.storage.transaction import writing
 
 _MICRO = 1_000_000
+_JOURNAL_PAGES = 16_000
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,8 @@ class Store:
     def __init__(self, connection: sqlite3.Connection, raw: Mapping[str, RawTable]) -> None:
         apply.prepare(connection)
         bulk.prepare(connection)
+        # A download commits some megabytes at a time: its journal need not be worked off after each
+        connection.execute(f"PRAGMA wal_autocheckpoint = {_JOURNAL_PAGES}").fetchall()
         self.connection = connection
         self._raw = raw
 
