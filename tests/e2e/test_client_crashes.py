@@ -40,7 +40,8 @@ def count_of(source: SourceDb) -> list[dict[str, int]]:
     return [{"n": int(str(rows)), "total": int(str(total))}]
 
 
-@pytest.mark.parametrize("kills", [2, pytest.param(25, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("kills", [2, 25])
 def test_kills_of_device_and_server_lose_and_double_nothing(
     source_db: SourceDb, deploy: Deploy, serve: Callable[..., Service], device_factory: DeviceFactory, kills: int
 ) -> None:

@@ -33,6 +33,7 @@ create policy own on readings using (true) with check (true);
 """
 
 
+@pytest.mark.long
 def test_a_sensor_sends_in_the_end_what_it_measured_offline(
     source_db: SourceDb, upload_role: str, deploy: Deploy, serve: Callable[..., Service], tmp_path: Path
 ) -> None:

@@ -129,6 +129,7 @@ def terminal(demo: Run, tmp_path: Path) -> Iterator[Terminal]:
         yield terminal
 
 
+@pytest.mark.long
 def test_the_terminal_and_the_page_edit_one_list(page: Browser, terminal: Terminal) -> None:
     """What is written offline arrives later, and a conflict ends everywhere as the docs say."""
     for title in ("Ticked offline, deleted on the page", "Deleted offline, ticked on the page"):

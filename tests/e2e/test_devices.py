@@ -68,7 +68,7 @@ TRANSPORTS: tuple[Transport, ...] = ("ndjson", "bson", "websocket")
 MODES: tuple[CheckpointMode, ...] = ("legacy", "requests")
 WAYS = [way for way in product(SDKS, TRANSPORTS) if way != ("python", "websocket")]  # it has no such transport
 FIRST_OFTEN = [("node", "ndjson"), ("node", "websocket"), ("python", "ndjson")]
-MODES_OFTEN = [("node", "ndjson", "legacy"), ("node", "ndjson", "requests"), ("python", "ndjson", "legacy")]
+MODES_OFTEN = [("node", "ndjson", "requests"), ("python", "ndjson", "legacy")]
 
 
 @pytest.fixture(params=["node", pytest.param("python", marks=pytest.mark.long)])

@@ -188,6 +188,7 @@ def test_a_redeploy_downloads_nothing_that_the_device_has(connected: Connected) 
     assert connected.costs(HEAD + edited, reconnects=True) == 0, "only the request side"
 
 
+@pytest.mark.long
 @pytest.mark.timeout(400)
 def test_an_added_stream_brings_its_own_rows_and_no_other(connected: Connected) -> None:
     connected.write()

@@ -253,7 +253,8 @@ def test_an_archive_that_is_not_whole_is_refused_before_anything_is_written(
     take_in(engine, whole, new)
 
 
-@pytest.mark.parametrize("back_end", [pytest.param("sqlite", marks=pytest.mark.long), "postgres"])
+@pytest.mark.long
+@pytest.mark.parametrize("back_end", ["sqlite", "postgres"])
 def test_an_import_that_fails_leaves_nothing_and_can_be_repeated(
     engine: SparkEngine,
     written: WrittenStore,

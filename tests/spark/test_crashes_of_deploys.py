@@ -43,7 +43,9 @@ def wait_served(deployment: Deployment) -> None:
     wait_until(served, "the version to be served")
 
 
-@pytest.mark.parametrize("change", ["update notes set title = 'new' where id = 'n1'", "truncate notes"])
+@pytest.mark.parametrize(
+    "change", ["update notes set title = 'new' where id = 'n1'", pytest.param("truncate notes", marks=pytest.mark.long)]
+)
 def test_a_row_side_wanted_again_after_a_long_time_has_what_was_written_meanwhile(
     deploy: Deploy, notes: SourceDb, change: str
 ) -> None:

@@ -170,6 +170,7 @@ def test_a_dataframe_stays_as_it_was_when_it_was_made(session: SparkSession, wri
     assert replay(rows.collect()) == Counter([(A, "1", "x")])
 
 
+@pytest.mark.long
 def test_a_large_range_is_read_by_several_tasks(session: SparkSession, written: WrittenStore) -> None:
     written.publish({str(i): (A if i % 2 else B, "x") for i in range(60_000)})
     rows = read(session, written)
