@@ -55,8 +55,7 @@ def run(rows: int) -> None:
 def _evaluate(name: str, shape: str, values: list[tuple[Value, ...]], written: float) -> None:
     program = bind_table(compile_config(_config(shape)).plan, "default", "public", "todos", COLUMNS)
     assert program is not None
-    results = [program.evaluate(row, "") for row in values]
-    entries = sum(len(result.puts) + len(result.lookups) for result in results)
+    entries = sum(len(result.puts) + len(result.lookups) for result in (program.evaluate(row, "") for row in values))
     seconds = _best(lambda: [program.evaluate(row, "id") for row in values])
     report.line(f"{name}, {entries / len(values):.1f} entries a row", len(values) / seconds, "rows/s", "JSON", written)
 
