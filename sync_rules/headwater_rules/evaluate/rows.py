@@ -23,6 +23,9 @@ from headwater_rules.results import LookupEntry, Put, RowResult
 _new = tuple.__new__
 _PLAIN: Sequence[Row] = ((),)
 
+_FEWEST = 4
+"""Statements that are worth running as one: fewer are quicker one by one."""
+
 Choice = tuple[int, ...]
 """Positions in a row; the first value that is not null is used."""
 
@@ -123,7 +126,7 @@ class _Lookup(_Source):
 def _shared(sources: Sequence[_Source]) -> list[Statement]:
     """The statements that are run together, if there are several. Gives their sources their places."""
     sharing = [(source, source.statement) for source in sources if source.statement and source.statement.simple]
-    if len(sharing) < 2:
+    if len(sharing) < _FEWEST:
         return []
     for place, (source, _) in enumerate(sharing):
         source.place = place
