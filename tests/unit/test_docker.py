@@ -243,3 +243,19 @@ def test_pods_run_commands_of_ours_with_a_config_that_they_take() -> None:
         assert container["securityContext"]["readOnlyRootFilesystem"] is True
         assert pod["securityContext"]["runAsUser"] == 10001
     assert commands == {"api", "replicate"}
+
+
+def test_a_database_is_healthy_once_it_can_be_reached() -> None:
+    """While its image makes it, the server answers on its socket only."""
+    checks = [
+        service["healthcheck"]["test"]
+        for name in COMPOSE
+        for service in read(name)["services"].values()
+        if "pg_isready" in str(service.get("healthcheck"))
+    ]
+    assert len(checks) >= 3
+    assert all("--host" in check for check in checks)
+
+
+def test_compose_files_share_no_volume() -> None:
+    assert len({read(name)["name"] for name in COMPOSE}) == len(COMPOSE)

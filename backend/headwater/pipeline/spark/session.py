@@ -193,8 +193,8 @@ class Spark:
 
     def _start(self) -> SparkContext:
         os.environ["PYSPARK_PYTHON"] = sys.executable  # executors on this machine run the same interpreter
-        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-        if self._settings.local:
+        if self._settings.local:  # elsewhere, executors have to reach the driver
+            os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
             os.environ["JAVA_HOME"] = str(java_home())
         log4j = resources.files(__package__).joinpath("log4j2.properties")
         quiet = {"spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile=file:{log4j}"}
