@@ -272,6 +272,27 @@ def test_who_waits_too_long_for_the_lock_is_told_that_the_store_is_busy(
             hurried.write({"2": (A, "y")})
 
 
+def test_however_often_the_store_was_busy_it_is_written_when_it_is_not(
+    world: World, admin: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What failed in a pipeline leaves nothing behind on its connection, which is used again."""
+    world.bootstrap({"1": (A, "x")})
+    monkeypatch.setitem(_settings(), "lock_timeout", "50ms")
+    with closing(open_backend(world.address).open_store()) as store:
+        hurried = World(world.address, store, world.lease, table=world.table)
+        with admin.transaction():
+            admin.execute("select 1 from state for update")
+            for _ in range(8):
+                flush = store.begin(world.lease)
+                flush.put_rows(world.table, [CurrentRow("2", 0, "2\ty", "", None)])
+                with pytest.raises(StoreBusyError):
+                    flush.truncate(world.table, [])
+                flush.rollback()
+        hurried.write({"2": (A, "y")})
+    with closing(open_backend(world.address).open_reader()) as reader:
+        assert set(assert_in_step(reader, A).rows) == {("todos", "1", "1"), ("todos", "2", "1")}
+
+
 def test_a_holder_that_lost_the_lease_while_it_waited_for_the_lock_writes_nothing(
     world: World, admin: psycopg.Connection
 ) -> None:

@@ -11,6 +11,12 @@ from headwater_rules.evaluate.engine import engine, renumber, select_sql
 _MOST_COLUMNS = 500
 """Of a statement. SQLite allows 2,000."""
 
+_MOST_CHARACTERS = 12_000
+"""Of a statement. One of more than 16 KiB would be prepared anew for each row."""
+
+_EACH = 24
+"""Characters around a column, with numbers that grow."""
+
 _PASSED: Sequence[Row] = ((),)
 _LEFT_OUT: Sequence[Row] = ()
 
@@ -18,12 +24,13 @@ _LEFT_OUT: Sequence[Row] = ()
 def run_together(statements: Sequence[Statement]) -> list[Group]:
     """Groups of the statements, all of which must be `simple`, in their order."""
     groups: list[list[Statement]] = []
-    columns = _MOST_COLUMNS
+    columns = characters = 0
     for statement in statements:
-        columns += statement.width
-        if columns > _MOST_COLUMNS:
+        size = sum(map(len, statement.values or statement.filters)) + _EACH * statement.width
+        columns, characters = columns + statement.width, characters + size
+        if not groups or columns > _MOST_COLUMNS or characters > _MOST_CHARACTERS:
             groups.append([])
-            columns = statement.width
+            columns, characters = statement.width, size
         groups[-1].append(statement)
     return [Group(group) for group in groups]
 

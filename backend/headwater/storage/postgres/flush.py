@@ -368,11 +368,17 @@ class PostgresFlush:
         return checkpoint
 
     def rollback(self) -> None:
-        if not self._db.closed and self._db.info.transaction_status != psycopg.pq.TransactionStatus.IDLE:
-            try:
+        if self._db.closed or self._db.info.transaction_status == psycopg.pq.TransactionStatus.IDLE:
+            return
+        try:
+            if self._db.info.transaction_status == psycopg.pq.TransactionStatus.INTRANS:
                 self._db.execute("rollback")
-            except psycopg.Error:
-                self._db.close()  # the server rolls back
+            else:
+                # Of a pipeline that failed, psycopg takes statements for prepared which never reached the server. It
+                # forgets them here
+                self._db.rollback()
+        except psycopg.Error:
+            self._db.close()  # the server rolls back
 
     def _write_sums(self) -> None:
         rows = [(key, s.checksum & 0xFFFFFFFF, s.count, s.last_op) for key, s in self._sums.items() if s.count]
