@@ -182,6 +182,20 @@ def test_a_stream_that_is_cancelled_within_a_payload_leaves_the_connection_usabl
         list(found.documents("checkpoint_complete"))
 
 
+def test_requests_that_are_cancelled_before_they_came_whole_take_no_memory(endpoint: Endpoint) -> None:
+    unfinished = b"\0\0\0\x01" + b" " * (MEBIBYTE - 1000)
+    rounds = 80
+    with requester(str(endpoint.http.base_url)) as found:
+        found.set_up(make_token())
+        answers_keepalives(found)
+        before = forget_peak()
+        for number in range(1, 2 * rounds, 2):
+            found.send(client.frame(number, client.REQUEST_STREAM, client.FOLLOWS, unfinished))
+            found.cancel(number)
+        answers_keepalives(found)
+        assert peak() - before < rounds / 2 * MEBIBYTE
+
+
 def test_slow_websockets_share_the_row_that_waits_for_them(large: Endpoint) -> None:
     slow = 20
     with ExitStack() as stack:

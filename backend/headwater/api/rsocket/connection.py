@@ -96,6 +96,19 @@ class _Stream:
     metadata: bytearray
     data: bytearray
     task: asyncio.Task[None] | None = None
+    deadline: asyncio.TimerHandle | None = None  # for the rest of the request
+
+    def stop_waiting(self) -> None:
+        """Wait no longer for the rest of the request."""
+        if self.deadline is not None:
+            self.deadline.cancel()
+            self.deadline = None
+
+    def drop_request(self) -> None:
+        """Free what has arrived of the request, and wait for no more."""
+        self.stop_waiting()
+        self.metadata.clear()
+        self.data.clear()
 
 
 @dataclass(slots=True)
@@ -209,14 +222,19 @@ class Connection:
             case RequestMore(stream=number, credit=credit) if number in self._open:
                 self._open[number].sink.add_credit(credit)
             case Cancel(stream=number) if number in self._open:
-                self._open[number].sink.leave()
-                if self._open[number].task is None:
-                    del self._open[number]
-                    self._rest()
+                self._cancel(number)
             case Setup():
                 raise FrameError("the client sent SETUP a second time")
             case _:
                 pass  # of a stream that has ended
+
+    def _cancel(self, number: int) -> None:
+        stream = self._open[number]
+        stream.sink.leave()
+        if stream.task is None:
+            stream.drop_request()
+            del self._open[number]
+            self._rest()
 
     async def _begin(self, request: RequestStream) -> None:
         if request.stream == CONNECTION or request.stream in self._open:
@@ -229,7 +247,7 @@ class Connection:
         self._open[request.stream] = stream
         self._bound()
         if request.follows:
-            asyncio.get_running_loop().call_later(REQUEST_SECONDS, self._give_up, stream)
+            stream.deadline = asyncio.get_running_loop().call_later(REQUEST_SECONDS, self._abort)
         else:
             self._start(request.stream, stream)
         return None
@@ -238,11 +256,6 @@ class Connection:
         """Raise FrameError when requests that have not begun are too large together."""
         if sum(len(each.metadata) + len(each.data) for each in self._open.values()) > MAX_REQUEST:
             raise FrameError(f"requests are larger than {MAX_REQUEST} bytes in all")
-
-    def _give_up(self, stream: _Stream) -> None:
-        """End the connection if the request has not arrived whole by now."""
-        if stream.task is None and stream in self._open.values():
-            self._abort()
 
     def _extend(self, number: int, fragment: Fragment) -> None:
         stream = self._open[number]
@@ -255,6 +268,7 @@ class Connection:
             self._start(number, stream)
 
     def _start(self, number: int, stream: _Stream) -> None:
+        stream.stop_waiting()
         stream.task = asyncio.create_task(self._serve(number, stream))
 
     async def _serve(self, number: int, stream: _Stream) -> None:
@@ -276,8 +290,7 @@ class Connection:
     def _opening(self, stream: _Stream) -> Opening:
         assert self._user is not None
         metadata, data = bytes(stream.metadata), bytes(stream.data)
-        stream.metadata.clear()
-        stream.data.clear()
+        stream.drop_request()
         if _fields(metadata, self._types[0]).get("path") != PATH:
             raise UnknownStreamError("there is no stream at this path", fix=f"request {PATH}")
         limits = self.streams.asked
@@ -311,6 +324,8 @@ class Connection:
         tasks = [stream.task for stream in self._open.values() if stream.task is not None]
         for stream in self._open.values():
             stream.sink.leave()
+            if stream.task is None:
+                stream.drop_request()
         if self._admitted and self._user is not None:
             self.streams.websockets.leave(self._user.user_id)
         if tasks:
