@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Sequence
 from contextlib import suppress
 from functools import partial
 
+from headwater.api.auth.errors import TokenExpiredError
 from headwater.api.auth.verify import Principal
 from headwater.api.bell import Bell
 from headwater.api.errors import GoneError, NoActiveConfigError
@@ -40,6 +41,7 @@ OTHER_STREAMS = "other streams fit into the limits"
 """Why a stream ends when limits now leave out other subscriptions than its device was told."""
 
 EXPIRED = "token expired"
+AGAIN = "connect again"
 
 log = logging.getLogger(__name__)
 
@@ -333,7 +335,10 @@ class Stream:
             raise asyncio.CancelledError  # the task was cancelled from outside
         if self._gone:
             return CLIENT_GONE
-        await _tell(sink, StalledError("the stream was cut off, since the client did not read it", fix="connect again"))
+        if self._reason == EXPIRED:  # `sink.expire` may wait for the client without limit
+            await _tell(sink, TokenExpiredError("the token has expired", fix="fetch a new one"))
+        else:
+            await _tell(sink, StalledError("the stream was cut off, since the client did not read it", fix=AGAIN))
         return ", ".join(filter(None, (self._reason, NOT_READING)))
 
     async def _after_failure(self, error: Exception, sink: Sink) -> str:
