@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import json
 import socket
+import threading
 import time
 from base64 import b64encode
 from collections.abc import Callable
 
 import pytest
 
+from headwater.api.streams import stream
 from headwater.api.streams.admission import StreamLimits
+from headwater.oplog.op import OpId
+from headwater.storage.contract.reader import Chunk
 from headwater.sync import ticks
 from tests.support import rsocket_client as client
-from tests.support.fix_api import Endpoint, make_token
+from tests.support.fix_api import RULES, Endpoint, make_token
+from tests.support.fix_headwater import wait_until
 from tests.support.memory_store import MemoryStore
 
-LARGE = 12 << 20
+MEBIBYTE = 1 << 20
+LARGE = 12 * MEBIBYTE
 PART, PAUSE = 128 * 1024, 0.02  # slower than STALLED for the whole row
-STALLED = 0.4
+STALLED = 1.0
 UPGRADE = (
     "GET /sync/stream HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: websocket\r\n"
     f"sec-websocket-version: 13\r\nsec-websocket-key: {b64encode(b'k' * 16).decode()}\r\n\r\n"
@@ -67,3 +73,50 @@ def test_a_client_that_reads_slowly_gets_a_large_row(
             received += part
     assert received.count(b"x") >= LARGE
     assert endpoint.refused().get("HW_6020", 0) == 0
+
+
+class _SlowStore(MemoryStore):
+    """Gives the second chunk of a bucket once `go` is set."""
+
+    def __init__(self, slow: str) -> None:
+        super().__init__(chunk_ops=1)
+        self.slow, self.go, self.asked = slow, threading.Event(), threading.Event()
+
+    def chunk(self, bucket: str, after: OpId, upto: OpId) -> Chunk:
+        if self.slow in bucket and after:
+            self.asked.set()
+            assert self.go.wait(10)
+        return super().chunk(bucket, after, upto)
+
+
+@pytest.mark.parametrize(
+    ("lives", "stalled", "code"), [(600.0, STALLED, "HW_6020"), (2.0, 60.0, "PSYNC_S2103")], ids=["stalls", "expires"]
+)
+def test_a_client_that_stops_reading_what_the_store_was_slow_to_give_is_cut_off(
+    start_endpoint: Callable[..., Endpoint], monkeypatch: pytest.MonkeyPatch, lives: float, stalled: float, code: str
+) -> None:
+    monkeypatch.setattr(ticks, "KEEPALIVE", 1.0)
+    monkeypatch.setattr(ticks, "JITTER", 0.0)
+    monkeypatch.setattr(stream, "STUCK_SECONDS", 0.1)
+    store = _SlowStore("u1")
+    store.replace_config(RULES)
+    store.commit()
+    endpoint = start_endpoint(store, streams=StreamLimits(stalled_seconds=stalled))
+    for row in range(2):
+        store.put(endpoint.bucket("mine", "u1"), str(row), json.dumps({"text": "x" * MEBIBYTE}))
+    store.commit()
+    url = str(endpoint.http.base_url)
+    with client.requester(url) as slow, client.requester(url) as other:
+        slow.set_up(make_token(exp=time.time() + lives))
+        slow.request(credit=2)
+        assert "checkpoint" in slow.receive().document
+        assert "data" in slow.receive().document
+        assert store.asked.wait(10)
+        other.set_up(make_token("u2"))
+        other.request()
+        list(other.documents("token_expires_in"))  # by then, it was time for one for the slow client, too
+        store.go.set()
+        received = slow.receive()
+        assert received.kind == client.ERROR
+        assert received.error[1].startswith(f"[{code}] ")
+    wait_until(lambda: endpoint.open_streams() == 0, "the end of the streams")

@@ -297,13 +297,19 @@ class Stream:
             self.end(EXPIRED)
         elif self._sending_since is not None:
             self._cut_if_stalled(self._sending_since)
+        else:
+            self._look_again(self._stalled_seconds)  # what is being read now may be sent before the tick is
+
+    def _look_again(self, seconds: float) -> None:
+        """Have the next tick so many seconds from now, or when the token expires."""
+        soon = max(0.0, min(seconds, self._user.expires_in()))
+        self._ticker = asyncio.get_running_loop().call_later(soon, self._on_tick)
 
     def _cut_if_stalled(self, since: float) -> None:
         taken_at = since if self._sink is None else max(since, self._sink.taken_at)
         left = taken_at + self._stalled_seconds - time.monotonic()
         if left > 0:
-            soon = max(0.0, min(left, self._user.expires_in()))
-            self._ticker = asyncio.get_running_loop().call_later(soon, self._on_tick)
+            self._look_again(left)
             return
         facts = {"reason": "not reading"}
         self._traffic.refusals.note(StalledError.code, self._user.user_id, "a stream was cut off", facts)
