@@ -105,7 +105,9 @@ class Requester:
 
 
 @contextmanager
-def requester(base_url: str, path: str = "/sync/stream") -> Iterator[Requester]:
-    """A connection that is not set up yet. `base_url` is that of HTTP."""
-    with connect(base_url.replace("http", "ws", 1).rstrip("/") + path, max_size=None, compression=None) as websocket:
+def requester(base_url: str, path: str = "/sync/stream", held: int = 16) -> Iterator[Requester]:
+    """A connection that is not set up yet. `base_url` is that of HTTP. `held` is how many unread frames it holds before
+    it stops reading from the socket, and so answering pings."""
+    url = base_url.replace("http", "ws", 1).rstrip("/") + path
+    with connect(url, max_size=None, compression=None, max_queue=held) as websocket:
         yield Requester(websocket)

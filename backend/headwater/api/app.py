@@ -174,6 +174,7 @@ def create_app(
     app.router.redirect_slashes = False  # a redirect would hide a wrong URL from the client's developer
     app.middleware_stack = Front(app.build_middleware_stack(), settings.http, endpoint.refusals, endpoint.requests)
     app.state.http_limits = settings.http
+    app.state.stalled_seconds = settings.streams.stalled_seconds
     app.state.admin_port = admin_port
     app.state.refusals = endpoint.refusals
     app.state.traffic = endpoint.traffic

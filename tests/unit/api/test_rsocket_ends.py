@@ -208,6 +208,13 @@ def test_slow_websockets_share_the_row_that_waits_for_them(large: Endpoint) -> N
         assert peak() - before < slow * MEBIBYTE
 
 
+def test_what_a_client_sends_is_read_while_it_reads_no_answer_to_its_keepalives(large: Endpoint) -> None:
+    with waiting(large) as connection:
+        assert large.open_streams() == 1
+        connection.sendall(_masked(KEEPALIVE) * 20 + _masked(client.frame(1, client.CANCEL)))
+        wait_until(lambda: large.open_streams() == 0, "the end of the cancelled stream", seconds=10)
+
+
 UPGRADE = (
     "GET /sync/stream HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: websocket\r\n"
     f"sec-websocket-version: 13\r\nsec-websocket-key: {b64encode(b'k' * 16).decode()}\r\n\r\n"

@@ -25,6 +25,8 @@ MEBIBYTE = 1 << 20
 LARGE = 12 * MEBIBYTE
 PART, PAUSE = 128 * 1024, 0.02  # slower than STALLED for the whole row
 STALLED = 1.0
+PONG = 0.3
+KEEPALIVE = client.frame(0, client.KEEPALIVE, client.RESPOND, bytes(8))
 UPGRADE = (
     "GET /sync/stream HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: websocket\r\n"
     f"sec-websocket-version: 13\r\nsec-websocket-key: {b64encode(b'k' * 16).decode()}\r\n\r\n"
@@ -73,6 +75,39 @@ def test_a_client_that_reads_slowly_gets_a_large_row(
             received += part
     assert received.count(b"x") >= LARGE
     assert endpoint.refused().get("HW_6020", 0) == 0
+
+
+def test_a_websocket_that_reads_slowly_is_not_closed_for_its_late_pong(
+    memory_store: MemoryStore, start_endpoint: Callable[..., Endpoint]
+) -> None:
+    endpoint = start_endpoint(memory_store)
+    endpoint.server.config.ws_ping_interval = 0.1
+    endpoint.server.config.ws_ping_timeout = PONG
+    memory_store.put(endpoint.bucket("mine", "u1"), "large", json.dumps({"text": "x" * LARGE}))
+    memory_store.commit()
+    with client.requester(str(endpoint.http.base_url), held=1) as found:
+        found.set_up(make_token())
+        found.request(credit=1000)
+        assert "checkpoint" in found.receive().document
+        length = frames = 0
+        while length < LARGE:
+            frames += 1
+            if frames % 4 == 0:
+                time.sleep(PAUSE)
+                found.send(KEEPALIVE)
+            received = found.receive_frame()
+            length += len(received.body) if received.kind == client.PAYLOAD else 0
+        found.websocket.socket.close()  # in order, it would first read what is left
+
+
+def test_a_websocket_whose_peer_is_silent_is_closed(endpoint: Endpoint) -> None:
+    endpoint.server.config.ws_ping_interval = 0.1
+    endpoint.server.config.ws_ping_timeout = 0.1
+    with socket.create_connection(endpoint.address, timeout=10) as connection:
+        over_a_websocket(connection)
+        while connection.recv(PART):
+            pass
+    wait_until(lambda: endpoint.open_streams() == 0, "the end of the stream")
 
 
 class _SlowStore(MemoryStore):

@@ -38,6 +38,8 @@ HTTP = {
 }
 WEBSOCKET = {
     "connection_lost": ["exc"],
+    "data_received": ["data"],
+    "resume_writing": [],
     "handle_connect": ["event"],
     "run_asgi": [],
     "keepalive_timeout": [],
@@ -164,6 +166,9 @@ def test_what_we_read_of_a_websocket_is_there() -> None:
         "disconnected",
         "close_sent",
         "close_timer",
+        "ping_timeout",
+        "ping_sent_at",
+        "pong_timer",
         "send_500_response",
     ):
         assert hasattr(websocket, name), name

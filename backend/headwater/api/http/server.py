@@ -23,6 +23,9 @@ from headwater.api.http.websocket import BoundedWebSocket
 from headwater.api.refusals import Refusals
 from headwater.errors import HeadwaterError
 
+PING_SECONDS = 60.0
+"""How long the peer of a websocket may send nothing, and take nothing that waits for it, after a ping."""
+
 GRACE_SECONDS = 5
 """How long open requests may take to end after the drain."""
 
@@ -69,6 +72,7 @@ class BoundedServer(uvicorn.Server):
             server_header=False,
             proxy_headers=bool(limits.trusted_proxies),
             forwarded_allow_ips=[str(network) for network in limits.trusted_proxies],
+            ws_ping_timeout=PING_SECONDS,
             timeout_keep_alive=limits.keep_alive_seconds,
             timeout_graceful_shutdown=math.ceil(limits.drain_seconds) + GRACE_SECONDS,
         )
@@ -94,6 +98,7 @@ class ApiServer(BoundedServer):
         if state.admin_port is not None:
             beside[state.admin_port] = app  # its connections are counted apart, so that a full house lets operators in
         super().__init__(_ByPort(app, beside) if beside else app, state.http_limits, state.refusals, "on", beside)
+        self.config.ws_ping_timeout = max(PING_SECONDS, state.stalled_seconds)
         self._begin_shutdown: Callable[[], None] = app.state.begin_shutdown
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:

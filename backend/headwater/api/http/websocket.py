@@ -112,7 +112,7 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
     """One websocket connection, upgraded from HTTP. Once taken over, it stays open after its request, until
     `finish`."""
 
-    __slots__ = ("_queue", "_taken", "_then")
+    __slots__ = ("_alive_at", "_queue", "_taken", "_then")
 
     def __init__(
         self,
@@ -125,6 +125,7 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         self.conn = _Conversation()
         self.queue = self._queue = _Queue()  # type: ignore[assignment]
         self.writable = _Gate()  # type: ignore[assignment]
+        self._alive_at = 0.0  # when the peer last sent anything or took what waited, by the loop's time
         self._taken = False
         self._then: tuple[Callable[[], None], ...] = ()
 
@@ -161,6 +162,11 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
             raise GoneError
         content = message.get("bytes")
         return message.get("text") or "" if content is None else content
+
+    @property
+    def has_room(self) -> bool:
+        """Whether `send_message` sends at once."""
+        return self.writable.is_set()
 
     async def send_message(self, content: bytes) -> None:
         """Send a message once there is room. Raises GoneError when the connection is closed."""
@@ -211,7 +217,22 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
             self.send_500_response()  # does nothing if it was answered
             self.finish()
 
+    def data_received(self, data: bytes) -> None:
+        self._alive_at = self.loop.time()
+        super().data_received(data)
+
+    def resume_writing(self) -> None:
+        self._alive_at = self.loop.time()
+        super().resume_writing()
+
     def keepalive_timeout(self) -> None:
+        """Close the connection, unless its peer is alive: on a slow line, the ping waits behind what was sent before,
+        and a peer that reads slowly answers late."""
+        assert self.ping_timeout is not None
+        left = max(self.ping_sent_at, self._alive_at) + self.ping_timeout - self.loop.time()
+        if left > 0:
+            self.pong_timer = self.loop.call_later(left, self.keepalive_timeout)
+            return
         super().keepalive_timeout()
         self._linger()
 

@@ -126,6 +126,7 @@ class Connection:
     _user_agent: str | None = None
     _types: tuple[str, str] = (_JSON, _JSON)
     _sending: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _answering: asyncio.Task[None] | None = None
     _task: asyncio.Task[object] | None = None
     _admitted: bool = False
     _idle_since: float = 0.0
@@ -214,7 +215,7 @@ class Connection:
     async def _take(self, frame: object) -> None:
         match frame:
             case Keepalive(answer_wanted=True, data=data):
-                await self._send(keepalive(data))
+                await self._answer(keepalive(data))
             case RequestStream():
                 await self._begin(frame)
             case Fragment(stream=number) if number in self._open:
@@ -235,6 +236,18 @@ class Connection:
             stream.drop_request()
             del self._open[number]
             self._rest()
+
+    async def _answer(self, answer: bytes) -> None:
+        """Send the answer to a keepalive. While the client reads nothing, one answer waits by itself, and later ones
+        are dropped: what the client sends has to be read on, or its pongs and cancels would wait, too."""
+        if not self._sending.locked() and self.websocket.has_room:
+            await self._send(answer)
+        elif self._answering is None or self._answering.done():
+            self._answering = asyncio.create_task(self._answer_later(answer))
+
+    async def _answer_later(self, answer: bytes) -> None:
+        with suppress(GoneError):
+            await self._send(answer)
 
     async def _begin(self, request: RequestStream) -> None:
         if request.stream == CONNECTION or request.stream in self._open:
@@ -322,6 +335,9 @@ class Connection:
 
     async def _close(self) -> None:
         tasks = [stream.task for stream in self._open.values() if stream.task is not None]
+        if self._answering is not None:
+            self._answering.cancel()
+            tasks.append(self._answering)
         for stream in self._open.values():
             stream.sink.leave()
             if stream.task is None:
