@@ -8,6 +8,7 @@ from headwater_rules.propose.words import plurals, snake
 from headwater_rules.schema import SourceColumn, ValueKind
 
 _ID = ("_id", "_uuid", "_fk", "_key")
+_TELLS = ("_type", "_kind", "_class")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,20 +63,33 @@ def is_number(table: OutlinedTable, column: str) -> bool:
     return found is not None and found.kind in {ValueKind.INTEGER, ValueKind.REAL}
 
 
+def is_one_of_several(table: OutlinedTable, column: str) -> bool:
+    """Whether a column without a foreign key is the id of one of several tables: with a type, kind or class beside it,
+    as `owner_id` with `owner_type`."""
+    if (reference := table.reference(column)) is not None and reference.declared:
+        return False
+    names = {snake(each.name) for each in table.columns}
+    name = snake(column)
+    return any(f"{stem}{end}" in names for stem in (name, _stem(name)) if stem for end in _TELLS)
+
+
+def _stem(name: str) -> str:
+    """What is before the ending that tells of an id; empty without one."""
+    return next((name.removesuffix(end) for end in _ID if name.endswith(end)), "")
+
+
 def with_references_by_name(tables: tuple[OutlinedTable, ...]) -> tuple[OutlinedTable, ...]:
     """The tables with references that only names tell of: `list_id` is the id of `list` or `lists`."""
     return tuple(replace(table, references=(*table.references, *_by_name(table, tables))) for table in tables)
 
 
 def _by_name(table: OutlinedTable, tables: tuple[OutlinedTable, ...]) -> list[Reference]:
-    names = {snake(column.name) for column in table.columns}
     found = []
     for column in table.columns:
         if table.reference(column.name) is not None or (column.name,) == table.key:
             continue
-        name = snake(column.name)
-        stem = next((name.removesuffix(end) for end in _ID if name.endswith(end)), "")
-        if not stem or f"{stem}_type" in names:  # with a type beside it, it is the id of one of several tables
+        stem = _stem(snake(column.name))
+        if not stem or is_one_of_several(table, column.name):
             continue
         called = plurals(stem)
         for other in tables:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from headwater_rules.propose.outline import OutlinedTable, Reference, is_number
+from headwater_rules.propose.outline import OutlinedTable, Reference, is_number, is_one_of_several
 from headwater_rules.propose.words import OWNERS, PEOPLE, SUBJECTS, is_secret, plurals, singular, snake
 
 _SUPABASE = ("auth", "users")
@@ -86,7 +86,14 @@ class Identities:
     def owner(self, table: OutlinedTable) -> str | None:
         """The column of the user whose row it is, if one is called so."""
         first = next(iter(self.columns(table)), None)
-        return first if first is not None and (self.is_one(table) or self._rank(first) < len(self._owners())) else None
+        return first if first is not None and (self.is_one(table) or self._named(first)) else None
+
+    def owners_of_several_kinds(self, table: OutlinedTable) -> list[str]:
+        """The columns that are called like an owner and may name something else than a user."""
+        return [c.name for c in table.columns if self._named(c.name) and is_one_of_several(table, c.name)]
+
+    def _named(self, column: str) -> bool:
+        return self._rank(column) < len(self._owners())
 
     def _owners(self) -> list[str]:
         own = [] if self.people is None else [singular(snake(self.people.table.name))]
@@ -99,7 +106,7 @@ class Identities:
 
     def _called(self, table: OutlinedTable, column: str) -> bool:
         """Whether a column without a reference is called like an owner, and can hold the id."""
-        if table.reference(column) is not None or self._rank(column) == len(self._owners()):
+        if table.reference(column) is not None or not self._named(column) or is_one_of_several(table, column):
             return False
         name, called = snake(column), _without_id(column)
         if name == called and name not in {"uid", "owner", "created_by", "uploaded_by", "posted_by"}:

@@ -136,7 +136,7 @@ class _Writer:
             + ("." if following else ", and `streams:` instead of `streams: {}`.")
         )
         for each in tables:
-            notes = []
+            notes = list(each.notes)
             if each.others:
                 notes.append(f"users in {', '.join(' '.join(name.split()) for name in each.others)}")
             if not each.table.key:

@@ -37,13 +37,15 @@ class Route:
 @dataclass(frozen=True, slots=True)
 class Found:
     """What is known of one table: the routes by which rows go to users, those that could be added, those by way of
-    what users share by their own row, such as `users.organization_id`, and further columns that name users."""
+    what users share by their own row, such as `users.organization_id`, and further columns that name users. `notes`
+    say why a table that could have routes has none."""
 
     table: OutlinedTable
     routes: tuple[Route, ...] = ()
     further: tuple[Route, ...] = ()
     shared: tuple[Route, ...] = ()
     others: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 def find_routes(tables: Sequence[OutlinedTable], identities: Identities) -> dict[tuple[str, str], Found]:
@@ -55,7 +57,10 @@ def find_routes(tables: Sequence[OutlinedTable], identities: Identities) -> dict
         own = () if owner is None else (_of_owner(table, owner),)
         joined = memberships.get(table.place, ())
         others = tuple(column for column in identities.columns(table) if column != owner)
-        found[table.place] = Found(table, (*own, *joined), others=others)
+        if notes := _notes(table, identities):
+            found[table.place] = Found(table, further=(*own, *joined), others=others, notes=notes)
+        else:
+            found[table.place] = Found(table, (*own, *joined), others=others)
     found = _spread(found)
     shared = _spread(_of_users(found, identities))
     return {
@@ -66,10 +71,16 @@ def find_routes(tables: Sequence[OutlinedTable], identities: Identities) -> dict
     }
 
 
+def _notes(table: OutlinedTable, identities: Identities) -> tuple[str, ...]:
+    """Why the rows of a table go to nobody, whatever seems to lead to a user."""
+    several = [] if identities.owner(table) is not None else identities.owners_of_several_kinds(table)
+    return tuple(f"{' '.join(each.split())} may name others than users, as a type stands beside it" for each in several)
+
+
 def _spread(found: dict[tuple[str, str], Found]) -> dict[tuple[str, str], Found]:
     """Tables without a route get the shortest one by way of a table that has one."""
     for _ in range(_FURTHEST):
-        below = {place: each for place, each in found.items() if not each.routes}
+        below = {place: each for place, each in found.items() if not each.routes and not each.notes}
         reached = {place: way for place, each in below.items() if (way := _below(each, found)) is not None}
         found = found | {place: replace(found[place], routes=(way,)) for place, way in reached.items()}
     return found
@@ -83,7 +94,8 @@ def _of_users(found: dict[tuple[str, str], Found], identities: Identities) -> di
             continue
         for each in user.table.references:
             there = spread.get((each.schema, each.table))
-            if there is not None and not there.routes and not is_frameworks_own(*there.table.place):
+            open_ = there is not None and not there.routes and not there.notes
+            if there is not None and open_ and not is_frameworks_own(*there.table.place):
                 way = Route(each.target, each.declared, user.table, each.column, user.routes)
                 spread[there.table.place] = replace(there, routes=(way,))
     return spread

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ruamel.yaml import YAML
@@ -94,6 +95,16 @@ def test_an_id_of_one_of_several_tables_leads_nowhere() -> None:
     assert streams(USERS, lists, table("remarks", list_id="bigint"))["remarks"].startswith("list_id IN (SELECT id")
 
 
+@pytest.mark.parametrize("beside", ["owner_type", "ownerKind", "owner_class"])
+def test_an_owner_that_may_be_something_else_than_a_user_gets_nothing(beside: str) -> None:
+    files = table("files", owner_id="bigint", list_id="bigint -> lists.id", **{beside: "text"})
+    lists = table("lists", user_id="bigint -> users.id")
+    assert "files" in streams(USERS, lists, table("files", owner_id="bigint"))
+    text = propose([USERS, lists, files]).text
+    assert "files" not in streams(USERS, lists, files)
+    assert "# files: owner_id may name others than users" in text
+
+
 def test_tables_of_one_name_in_two_schemas_are_two_on_a_device() -> None:
     found = streams(USERS, table("notes", user_id="bigint"), table("old.notes", user_id="bigint -> public.users.id"))
     assert found.keys() == {"users", "notes", "old_notes"}
@@ -110,7 +121,8 @@ def test_secrets_stay_and_so_do_tables_of_frameworks() -> None:
 
 
 _NAMES = ("users", "lists", "Todo", "list_members", "order", "odd name", "likes", "profiles", "user_teams", "teams")
-_COLUMNS = ("user_id", "ownerId", "list_id", "team_id", "author_id", "profile_id", "email", "active", "select", 'a"b')
+_COLUMNS = ("user_id", "ownerId", "list_id", "team_id", "author_id", "profile_id", "email", "active", "select", 'a"b',
+            "owner_type", "user_kind", "list_type")  # fmt: skip
 
 
 @st.composite
