@@ -29,7 +29,7 @@ _UUID = "00000000-0000-4000-8000-00000000000"
 GIVEN = {
     "pagila": {"customer", "rental", "payment"},
     "supabase": {"profiles", "teams", "team_members", "todos", "documents", "document_versions"},
-    "rails": {"users", "sessions", "organizations", "memberships", "projects", "tasks", "comments", "likes", "order",
+    "rails": {"users", "sessions", "memberships", "projects", "tasks", "comments", "likes", "order",
               "task_labels"},
     "keyless": {"users", "lists", "list_items", "attachments"},
     "django": {"auth_user", "shop_profile", "shop_cart", "shop_cartitem", "shop_review"},

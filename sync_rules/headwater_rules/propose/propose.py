@@ -107,6 +107,7 @@ class _Writer:
             text += (
                 f" To give them to more people: OR {condition}." if short else f" By {way.column} more could get them."
             )
+            text += f" But {way.doubt}." if way.doubt else ""
         if found.others:
             names = ", ".join(" ".join(each.split()) for each in found.others)
             text += f" Users in {names} get nothing by it."
@@ -136,17 +137,17 @@ class _Writer:
             + ("." if following else ", and `streams:` instead of `streams: {}`.")
         )
         for each in tables:
-            notes = list(each.notes)
+            notes = [*each.notes, *(way.doubt for way in each.further if way.doubt)]
             if each.others:
                 notes.append(f"users in {', '.join(' '.join(name.split()) for name in each.others)}")
             if not each.table.key:
                 notes.append("no primary key")
-            shared = self._conditions.any_of(each.table, each.shared)
-            if shared:
+            if each.shared:
                 notes = [*notes, "as it stands here, for users whose own row leads to it"]
+            conditions = self._conditions.any_of(each.table, (*each.further, *each.shared))
             if notes:
                 yield from _comment(f"{each.table.shown}: {'; '.join(notes)}")
-            yield from (f"#{line}" for line in self._stream(each.table, shared))
+            yield from (f"#{line}" for line in self._stream(each.table, conditions))
         yield ""
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from headwater_rules.propose.outline import OutlinedTable, Reference
 from headwater_rules.propose.people import Identities
+from headwater_rules.propose.standing import doubts, standing
 from headwater_rules.propose.words import MEMBERSHIPS, REACTIONS, SIDE, is_frameworks_own, last_word, singular, snake
 
 _FURTHEST = 5  # tables between a row and its user; a longer way is hardly meant
@@ -20,7 +21,7 @@ _FURTHEST = 5  # tables between a row and its user; a longer way is hardly meant
 class Route:
     """One way: `column` holds a user's id, or a value of `select` in the rows of `table` that lead to the user
     by one of `routes`. `declared` is False where only names say so. `standing` are columns of `table`, each with the
-    test that a row passes while it counts."""
+    test that a row passes while it counts. With a `doubt`, the developer decides whether it is taken."""
 
     column: str
     declared: bool = True
@@ -28,6 +29,7 @@ class Route:
     select: str = ""
     routes: tuple[Route, ...] = ()
     standing: tuple[tuple[str, str], ...] = ()
+    doubt: str = ""
 
     @property
     def length(self) -> int:
@@ -47,6 +49,11 @@ class Found:
     others: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
+    @property
+    def is_open(self) -> bool:
+        """Whether nothing is known of it, not even what could lead to a user."""
+        return not (self.routes or self.further or self.notes)
+
 
 def find_routes(tables: Sequence[OutlinedTable], identities: Identities) -> dict[tuple[str, str], Found]:
     """What is known of each table, by schema and name."""
@@ -55,16 +62,18 @@ def find_routes(tables: Sequence[OutlinedTable], identities: Identities) -> dict
     for table in tables:
         owner = identities.owner(table)
         own = () if owner is None else (_of_owner(table, owner),)
-        joined = memberships.get(table.place, ())
+        members = memberships.get(table.place, ())
+        joined = tuple(route for route in members if not route.doubt)
+        doubtful = tuple(route for route in members if route.doubt)
         others = tuple(column for column in identities.columns(table) if column != owner)
         if notes := _notes(table, identities):
-            found[table.place] = Found(table, further=(*own, *joined), others=others, notes=notes)
+            found[table.place] = Found(table, further=(*own, *members), others=others, notes=notes)
         else:
-            found[table.place] = Found(table, (*own, *joined), others=others)
+            found[table.place] = Found(table, (*own, *joined), doubtful, others=others)
     found = _spread(found)
     shared = _spread(_of_users(found, identities))
     return {
-        place: replace(each, further=tuple(_further(each, found)))
+        place: replace(each, further=(*each.further, *_further(each, found)))
         if each.routes
         else replace(each, shared=shared[place].routes)
         for place, each in found.items()
@@ -80,7 +89,7 @@ def _notes(table: OutlinedTable, identities: Identities) -> tuple[str, ...]:
 def _spread(found: dict[tuple[str, str], Found]) -> dict[tuple[str, str], Found]:
     """Tables without a route get the shortest one by way of a table that has one."""
     for _ in range(_FURTHEST):
-        below = {place: each for place, each in found.items() if not each.routes and not each.notes}
+        below = {place: each for place, each in found.items() if each.is_open}
         reached = {place: way for place, each in below.items() if (way := _below(each, found)) is not None}
         found = found | {place: replace(found[place], routes=(way,)) for place, way in reached.items()}
     return found
@@ -94,8 +103,7 @@ def _of_users(found: dict[tuple[str, str], Found], identities: Identities) -> di
             continue
         for each in user.table.references:
             there = spread.get((each.schema, each.table))
-            open_ = there is not None and not there.routes and not there.notes
-            if there is not None and open_ and not is_frameworks_own(*there.table.place):
+            if there is not None and there.is_open and not is_frameworks_own(*there.table.place):
                 way = Route(each.target, each.declared, user.table, each.column, user.routes)
                 spread[there.table.place] = replace(there, routes=(way,))
     return spread
@@ -148,10 +156,17 @@ def _memberships(tables: Sequence[OutlinedTable], identities: Identities) -> dic
         if named or identities.owner(joined) is None:
             declared = reference.declared and _of_owner(table, owner).declared
             route = Route(
-                reference.target, declared, table, reference.column, (_of_owner(table, owner),), _standing(table)
-            )
+                reference.target, declared, table, reference.column, (_of_owner(table, owner),), standing(table),
+                _doubt(table),
+            )  # fmt: skip
             found[joined.place] = (*found.get(joined.place, ()), route)
     return found
+
+
+def _doubt(table: OutlinedTable) -> str:
+    """Why a table of memberships may name users who are no members; empty when nothing speaks for it."""
+    columns = [" ".join(each.split()) for each in doubts(table)]
+    return f"write which {', '.join(columns)} of {table.shown} a member has" if columns else ""
 
 
 def _membership_of(table: OutlinedTable, identities: Identities, *, joins_only: bool) -> Reference | None:
@@ -170,25 +185,6 @@ def _membership_of(table: OutlinedTable, identities: Identities, *, joins_only: 
     alone = len(table.columns) <= 3 or set(table.key) == {owners[0], others[0].column}
     joins = joins_only and alone and identities.owner(table) is not None
     return others[0] if joins or _says_so(table, others[0], identities) else None
-
-
-def _standing(table: OutlinedTable) -> tuple[tuple[str, str], ...]:
-    """The columns by which a membership counts only for some time, and the test of each."""
-    found = []
-    for column in table.columns:
-        name = snake(column.name)
-        if name in _WHILE_TRUE and column.type == "boolean":
-            found.append((column.name, ""))
-        elif name in _ONCE_SET and column.type != "boolean":
-            found.append((column.name, " IS NOT NULL"))
-        elif name in _UNTIL_SET and column.type != "boolean":
-            found.append((column.name, " IS NULL"))
-    return tuple(found)
-
-
-_WHILE_TRUE = frozenset({"active", "is_active", "accepted", "is_accepted", "approved", "confirmed", "enabled"})
-_ONCE_SET = frozenset({"accepted_at", "confirmed_at", "approved_at", "joined_at"})
-_UNTIL_SET = frozenset({"deleted_at", "removed_at", "left_at", "revoked_at", "ended_at", "discarded_at"})
 
 
 def _says_so(table: OutlinedTable, reference: Reference, identities: Identities) -> bool:

@@ -85,7 +85,7 @@ class Conditions:
         alternatives = " OR ".join(inner)
         if route.standing:
             alternatives = f"({alternatives})" if len(inner) > 1 else alternatives
-        parts = [alternatives, *(f"{identifier(column)}{test}" for column, test in route.standing)]
+        parts = [alternatives, *(test.format(identifier(column)) for column, test in route.standing)]
         rows = f"SELECT {identifier(route.select)} FROM {table_name(route.table)} WHERE {' AND '.join(parts)}"
         return f"{identifier(route.column)} IN ({rows})"
 

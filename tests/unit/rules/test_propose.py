@@ -41,6 +41,11 @@ def streams(*tables: OutlinedTable) -> dict[str, str]:
     return {name: " ".join(stream["query"].partition(" WHERE ")[2].split()) for name, stream in read.items()}
 
 
+def uncommented(text: str) -> str:
+    """A proposal with everything that it has commented out."""
+    return re.sub(r"^#(?=  )", "", text, flags=re.MULTILINE).replace("streams: {}", "streams:")
+
+
 ME = "CAST(user_id AS TEXT) = auth.user_id()"
 
 
@@ -64,12 +69,34 @@ def test_members_get_what_they_are_members_of_while_they_are() -> None:
         USERS,
         table("teams", name="text"),
         table("team_members", team_id="bigint -> teams.id", user_id="bigint -> users.id", active="boolean",
-              left_at="timestamptz", role="text"),
+              is_banned="boolean", left_at="timestamptz", suspended_at="timestamptz"),
         table("files", team_id="bigint -> teams.id"),
     )  # fmt: skip
-    mine = f"(SELECT team_id FROM team_members WHERE {ME} AND active AND left_at IS NULL)"
+    mine = f"(SELECT team_id FROM team_members WHERE {ME} AND active AND NOT is_banned AND left_at IS NULL"
+    mine += " AND suspended_at IS NULL)"
     assert (found["teams"], found["files"]) == (f"id IN {mine}", f"team_id IN {mine}")
     assert found["team_members"] == ME
+
+
+@pytest.mark.parametrize(
+    ("column", "kind"),
+    [("status", "text"), ("inviteState", "invite_state"), ("role", "integer"), ("expires_at", "date"),
+     ("deleted", "timestamptz"), ("active", "smallint"), ("left_at", "boolean")],
+)  # fmt: skip
+def test_members_get_nothing_where_only_the_developer_knows_who_is_one(column: str, kind: str) -> None:
+    tables = [
+        USERS,
+        table("teams", name="text"),
+        table("team_members", team_id="bigint -> teams.id", user_id="bigint -> users.id", **{column: kind}),
+        table("files", team_id="bigint -> teams.id"),
+    ]
+    assert streams(*tables).keys() == {"users", "team_members"}
+    text = propose(tables).text
+    assert f"# teams: write which {column} of team_members a member has" in text
+    decided = YAML(typ="safe").load(uncommented(text))["streams"]
+    assert f"WHERE id IN (SELECT team_id FROM team_members WHERE {ME}" in " ".join(decided["teams"]["query"].split())
+    tables[1] = table("teams", owner_id="bigint -> users.id")
+    assert streams(*tables)["teams"] == "CAST(owner_id AS TEXT) = auth.user_id()"
 
 
 def test_what_people_like_or_buy_is_not_theirs() -> None:
@@ -158,5 +185,4 @@ def test_whatever_the_tables_it_compiles_and_nothing_goes_to_everybody(tables: l
     compiled = compile_config(proposal.text, schema=schema)
     assert _for_everybody(compiled.plan) == []
     assert [each for each in compiled.warnings if each.severity is Severity.FATAL] == []
-    every = re.sub(r"^#(?=  )", "", proposal.text, flags=re.MULTILINE).replace("streams: {}", "streams:")
-    assert len(compile_config(every).plan.streams) == len(tables)
+    assert len(compile_config(uncommented(proposal.text)).plan.streams) == len(tables)
