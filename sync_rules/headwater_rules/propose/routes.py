@@ -12,7 +12,15 @@ from dataclasses import dataclass, replace
 from headwater_rules.propose.outline import OutlinedTable, Reference
 from headwater_rules.propose.people import Identities
 from headwater_rules.propose.standing import doubts, standing
-from headwater_rules.propose.words import MEMBERSHIPS, REACTIONS, SIDE, is_frameworks_own, last_word, singular, snake
+from headwater_rules.propose.words import (
+    MEMBERSHIPS,
+    NO_MEMBERS,
+    REACTIONS,
+    SIDE,
+    is_frameworks_own,
+    last_word,
+    words_of,
+)
 
 _FURTHEST = 5  # tables between a row and its user; a longer way is hardly meant
 
@@ -157,16 +165,18 @@ def _memberships(tables: Sequence[OutlinedTable], identities: Identities) -> dic
             declared = reference.declared and _of_owner(table, owner).declared
             route = Route(
                 reference.target, declared, table, reference.column, (_of_owner(table, owner),), standing(table),
-                _doubt(table),
+                _doubt(table, named=named),
             )  # fmt: skip
             found[joined.place] = (*found.get(joined.place, ()), route)
     return found
 
 
-def _doubt(table: OutlinedTable) -> str:
+def _doubt(table: OutlinedTable, *, named: bool) -> str:
     """Why a table of memberships may name users who are no members; empty when nothing speaks for it."""
     columns = [" ".join(each.split()) for each in doubts(table)]
-    return f"write which {', '.join(columns)} of {table.shown} a member has" if columns else ""
+    unsaid = "" if named else f"decide whether {table.shown} is a table of members: its name does not say so"
+    unknown = f"write which {', '.join(columns)} of {table.shown} a member has" if columns else ""
+    return "; ".join(each for each in (unsaid, unknown) if each)
 
 
 def _membership_of(table: OutlinedTable, identities: Identities, *, joins_only: bool) -> Reference | None:
@@ -174,6 +184,8 @@ def _membership_of(table: OutlinedTable, identities: Identities, *, joins_only: 
     may be one that `joins_only`, by having nothing else."""
     owners = identities.columns(table)
     if len(owners) != 1 or identities.is_one(table) or is_frameworks_own(*table.place):
+        return None
+    if not NO_MEMBERS.isdisjoint(words_of(table.name)):
         return None
     others = [
         each
@@ -191,7 +203,7 @@ def _says_so(table: OutlinedTable, reference: Reference, identities: Identities)
     """Whether the table's name says that it is one of memberships."""
     if last_word(table.name) in MEMBERSHIPS:
         return True
-    joined = singular(snake(reference.table).rpartition("_")[2])
-    people = singular(snake(identities.people.table.name).rpartition("_")[2]) if identities.people else "user"
-    words = [singular(word) for word in snake(table.name).split("_")]
+    joined = last_word(reference.table)
+    people = last_word(identities.people.table.name) if identities.people else "user"
+    words = words_of(table.name)
     return len(words) >= 2 and {joined, people} <= {*words[-2:]}

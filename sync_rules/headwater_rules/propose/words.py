@@ -41,6 +41,15 @@ REACTIONS: Final = frozenset({
 })  # fmt: skip
 """The last word of a table whose rows join a user with something and give no right to it."""
 
+NO_MEMBERS: Final = frozenset({
+    "ban", "banned", "block", "blocked", "blacklist", "blocklist", "denylist", "former", "ex", "past", "previous",
+    "old", "removed", "removal", "deleted", "pending", "rejected", "rejection", "declined", "denied", "revoked",
+    "expired", "suspended", "suspension", "cancelled", "canceled", "inactive", "archive", "archived", "waitlist",
+    "waitlisted", "waiting", "application", "applicant", "candidate", "exclusion", "excluded", "kick", "kicked", "left",
+    "history", "log",
+})  # fmt: skip
+"""Words by which a table lists those who are no members, or no longer."""
+
 SIDE: Final = frozenset({"role", "permission", "status", "state", "type", "kind", "level", "plan"})
 """Tables that a membership refers to beside what it is a membership of."""
 
@@ -94,6 +103,11 @@ def plurals(stem: str) -> frozenset[str]:
 def last_word(name: str) -> str:
     """The last word of a name, in the singular."""
     return singular(snake(name).rpartition("_")[2])
+
+
+def words_of(name: str) -> list[str]:
+    """The words of a name, in the singular."""
+    return [singular(word) for word in snake(name).split("_")]
 
 
 def is_secret(column: str) -> bool:

@@ -99,6 +99,29 @@ def test_members_get_nothing_where_only_the_developer_knows_who_is_one(column: s
     assert streams(*tables)["teams"] == "CAST(owner_id AS TEXT) = auth.user_id()"
 
 
+@pytest.mark.parametrize(
+    "name", ["team_bans", "former_team_members", "teamMembersHistory", "team_blocked_users", "team_member_logs",
+             "pending_memberships", "TeamApplications", "team_waitlist_members"],
+)  # fmt: skip
+def test_a_table_of_those_who_are_no_members_gives_nothing(name: str) -> None:
+    bans = table(name, team_id="bigint -> teams.id", user_id="bigint -> users.id")
+    tables = [USERS, table("teams", name="text"), bans]
+    assert "teams" not in streams(*tables)
+    assert name not in uncommented(propose(tables).text).partition("  teams:")[2]
+
+
+def test_what_joins_users_with_something_without_saying_so_is_left_open() -> None:
+    tables = [
+        USERS,
+        table("clubs", name="text"),
+        table("club_links", club_id="bigint -> clubs.id", user_id="bigint -> users.id"),
+    ]
+    assert "clubs" not in streams(*tables)
+    text = propose(tables).text
+    assert "# clubs: decide whether club_links is a table of members: its name does not say so" in text
+    assert "#      WHERE id IN (SELECT club_id FROM club_links" in text
+
+
 def test_what_people_like_or_buy_is_not_theirs() -> None:
     found = streams(
         USERS,
