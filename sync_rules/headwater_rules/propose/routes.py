@@ -18,6 +18,7 @@ from headwater_rules.propose.words import (
     REACTIONS,
     SIDE,
     is_frameworks_own,
+    is_secret,
     last_word,
     words_of,
 )
@@ -91,6 +92,8 @@ def find_routes(tables: Sequence[OutlinedTable], identities: Identities) -> dict
 def _notes(table: OutlinedTable, identities: Identities) -> tuple[str, ...]:
     """Why the rows of a table go to nobody, whatever seems to lead to a user."""
     several = [] if identities.owner(table) is not None else identities.owners_of_several_kinds(table)
+    if (key := table.id_column) is not None and is_secret(key):
+        return (f"its key {' '.join(key.split())} looks secret, and devices would get it as id",)
     return tuple(f"{' '.join(each.split())} may name others than users, as a type stands beside it" for each in several)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -153,6 +154,13 @@ def test_an_owner_that_may_be_something_else_than_a_user_gets_nothing(beside: st
     text = propose([USERS, lists, files]).text
     assert "files" not in streams(USERS, lists, files)
     assert "# files: owner_id may name others than users" in text
+
+
+def test_a_table_whose_key_looks_secret_is_left_open() -> None:
+    sessions = replace(table("sessions", token="text", user_id="bigint -> users.id"), key=("token",))
+    sessions = replace(sessions, columns=sessions.columns[1:])
+    assert "sessions" not in streams(USERS, sessions)
+    assert "# sessions: its key token looks secret" in propose([USERS, sessions]).text
 
 
 def test_tables_of_one_name_in_two_schemas_are_two_on_a_device() -> None:
