@@ -13,13 +13,15 @@ _TELLS = ("_type", "_kind", "_class")
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """A column whose values are those of a column of another table. `declared`: by a foreign key, not only by name."""
+    """A column whose values are those of a column of another table. `declared`: by a foreign key, not only by name.
+    `owning`: never null, and a row is deleted with the row that it refers to."""
 
     column: str
     schema: str
     table: str
     target: str
     declared: bool = True
+    owning: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -84,7 +84,7 @@ def find_routes(tables: Sequence[OutlinedTable], identities: Identities) -> dict
     return {
         place: replace(each, further=(*each.further, *_further(each, found)))
         if each.routes
-        else replace(each, shared=shared[place].routes)
+        else _with_shared(each, shared[place])
         for place, each in found.items()
     }
 
@@ -97,13 +97,26 @@ def _notes(table: OutlinedTable, identities: Identities) -> tuple[str, ...]:
     return tuple(f"{' '.join(each.split())} may name others than users, as a type stands beside it" for each in several)
 
 
+def _with_shared(known: Found, shared: Found) -> Found:
+    if known.further or known.notes:
+        return known
+    return replace(known, shared=shared.routes or shared.further, notes=shared.notes)
+
+
 def _spread(found: dict[tuple[str, str], Found]) -> dict[tuple[str, str], Found]:
     """Tables without a route get the shortest one by way of a table that has one."""
     for _ in range(_FURTHEST):
         below = {place: each for place, each in found.items() if each.is_open}
-        reached = {place: way for place, each in below.items() if (way := _below(each, found)) is not None}
-        found = found | {place: replace(found[place], routes=(way,)) for place, way in reached.items()}
+        reached = {place: ways for place, each in below.items() if (ways := _below(each, found))}
+        found = found | {place: _reached(found[place], ways) for place, ways in reached.items()}
     return found
+
+
+def _reached(known: Found, ways: Sequence[Route]) -> Found:
+    if len(ways) == 1:
+        return replace(known, routes=tuple(ways))
+    columns = ", ".join(" ".join(way.column.split()) for way in ways)
+    return replace(known, further=tuple(ways), notes=(f"it may belong to what {columns} name: keep what is meant",))
 
 
 def _of_users(found: dict[tuple[str, str], Found], identities: Identities) -> dict[tuple[str, str], Found]:
@@ -125,11 +138,18 @@ def _of_owner(table: OutlinedTable, column: str) -> Route:
     return Route(column, declared=reference.declared if reference else (column,) == table.key)
 
 
-def _below(known: Found, found: Mapping[tuple[str, str], Found]) -> Route | None:
-    """The shortest way by way of a table that has one. A column that names a user who is not the owner is none."""
-    references = [each for each in known.table.references if each.column not in known.others]
-    ways = [way for each in references if (way := _by_reference(known.table, each, found)) is not None]
-    return min(ways, key=lambda way: (way.length, not way.declared), default=None)
+def _below(known: Found, found: Mapping[tuple[str, str], Found]) -> list[Route]:
+    """The shortest way by way of a table that has one; several if nothing says which of them is meant. A column that
+    names a user who is not the owner is none."""
+    ways: dict[Route, Reference] = {}
+    for each in known.table.references:
+        way = None if each.column in known.others else _by_reference(known.table, each, found)
+        if way is not None:
+            ways.setdefault(way, each)
+    least = min(((way.length, not way.declared) for way in ways), default=None)
+    shortest = [way for way in ways if (way.length, not way.declared) == least]
+    owning = [way for way in shortest if ways[way].owning]
+    return owning if len(owning) == 1 else shortest
 
 
 def _by_reference(table: OutlinedTable, reference: Reference, found: Mapping[tuple[str, str], Found]) -> Route | None:

@@ -163,6 +163,18 @@ def test_a_table_whose_key_looks_secret_is_left_open() -> None:
     assert "# sessions: its key token looks secret" in propose([USERS, sessions]).text
 
 
+@pytest.mark.parametrize("columns", [("list_id", "folder_id"), ("folder_id", "list_id")])
+def test_what_may_belong_to_two_tables_is_left_open_unless_it_is_deleted_with_one(columns: tuple[str, ...]) -> None:
+    parents = [table(name, user_id="bigint -> users.id") for name in ("lists", "folders")]
+    item = table("items", **{each: f"bigint -> {each.removesuffix('_id')}s.id" for each in columns})
+    assert "items" not in streams(USERS, *parents, item)
+    text = propose([USERS, *parents, item]).text
+    assert f"# items: it may belong to what {', '.join(columns)} name: keep what is meant" in text
+    assert all(f"{each} IN (SELECT id" in text for each in columns)
+    owned = replace(item, references=tuple(replace(r, owning=r.column == "folder_id") for r in item.references))
+    assert streams(USERS, *parents, owned)["items"].startswith("folder_id IN (SELECT id FROM folders")
+
+
 def test_tables_of_one_name_in_two_schemas_are_two_on_a_device() -> None:
     found = streams(USERS, table("notes", user_id="bigint"), table("old.notes", user_id="bigint -> public.users.id"))
     assert found.keys() == {"users", "notes", "old_notes"}

@@ -21,7 +21,8 @@ where c.relkind in ('r', 'p') and not c.relispartition
 """
 
 _REFERENCES = """
-select k.conrelid::int8, a.attname, n.nspname, c.relname, b.attname
+select k.conrelid::int8, a.attname, n.nspname, c.relname, b.attname,
+  k.confdeltype = 'c' and a.attnotnull
 from pg_constraint k
   join pg_class c on c.oid = k.confrelid join pg_namespace n on n.oid = c.relnamespace
   join pg_attribute a on a.attrelid = k.conrelid and a.attnum = k.conkey[1]
@@ -38,8 +39,8 @@ def read_outline(settings: SourceSettings) -> tuple[OutlinedTable, ...]:
     with connect(settings) as conn:
         try:
             keys = {(schema, name): (oid, tuple(key)) for oid, schema, name, key in conn.execute(_KEYS.encode())}
-            for oid, column, *target in conn.execute(_REFERENCES.encode()):
-                references[oid].append(Reference(column, *target))
+            for oid, column, schema_name, name, target, owning in conn.execute(_REFERENCES.encode()):
+                references[oid].append(Reference(column, schema_name, name, target, owning=owning))
         except psycopg.Error as error:
             raise connection_error(settings, error) from error
     found = []
