@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from headwater_rules.propose.words import plurals, snake
@@ -82,10 +83,16 @@ def _stem(name: str) -> str:
 
 def with_references_by_name(tables: tuple[OutlinedTable, ...]) -> tuple[OutlinedTable, ...]:
     """The tables with references that only names tell of: `list_id` is the id of `list` or `lists`."""
-    return tuple(replace(table, references=(*table.references, *_by_name(table, tables))) for table in tables)
+    called: dict[tuple[str, str], list[tuple[int, OutlinedTable]]] = {}
+    for number, table in enumerate(tables):
+        called.setdefault((table.schema, snake(table.name)), []).append((number, table))
+    return tuple(replace(table, references=(*table.references, *_by_name(table, called))) for table in tables)
 
 
-def _by_name(table: OutlinedTable, tables: tuple[OutlinedTable, ...]) -> list[Reference]:
+def _by_name(
+    table: OutlinedTable, called: Mapping[tuple[str, str], Sequence[tuple[int, OutlinedTable]]]
+) -> list[Reference]:
+    """`called` are the tables with their places in the list, by schema and name."""
     found = []
     for column in table.columns:
         if table.reference(column.name) is not None or (column.name,) == table.key:
@@ -93,11 +100,10 @@ def _by_name(table: OutlinedTable, tables: tuple[OutlinedTable, ...]) -> list[Re
         stem = _stem(snake(column.name))
         if not stem or is_one_of_several(table, column.name):
             continue
-        called = plurals(stem)
-        for other in tables:
+        named = [each for name in plurals(stem) for each in called.get((table.schema, name), ())]
+        for _, other in sorted(named, key=lambda each: each[0]):
             key = other.id_column
-            named = snake(other.name) in called and other.schema == table.schema and other.name != table.name
-            if named and key is not None and is_number(table, column.name) == is_number(other, key):
+            if other.name != table.name and key is not None and is_number(table, column.name) == is_number(other, key):
                 found.append(Reference(column.name, other.schema, other.name, key, declared=False))
                 break
     return found

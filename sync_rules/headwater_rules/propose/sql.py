@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from itertools import chain, count
 from typing import Final
 
 from headwater_rules.propose.outline import OutlinedTable, is_number
@@ -49,8 +50,9 @@ def device_names(tables: Sequence[OutlinedTable]) -> dict[tuple[str, str], str]:
     taken: set[str] = set()
     for table in sorted(tables, key=lambda each: (each.schema != "public", each.place)):
         own = _REFUSED.sub("_", table.name)
-        candidates = (own, f"{table.schema}_{own}", *(f"{table.schema}_{own}_{n}" for n in range(2, len(tables) + 2)))
-        name = next(_REFUSED.sub("_", each) for each in candidates if _REFUSED.sub("_", each).lower() not in taken)
+        longer = _REFUSED.sub("_", f"{table.schema}_{own}")
+        candidates = chain((own, longer), (f"{longer}_{number}" for number in count(2)))
+        name = next(each for each in candidates if each.lower() not in taken)
         taken.add(name.lower())
         names[table.place] = name
     return names
