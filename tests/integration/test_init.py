@@ -124,7 +124,7 @@ def test_it_asks_what_it_was_not_told(source_db: SourceDb, tmp_path: Path, monke
     assert "users in public.customer" in done.out
     text = (tmp_path / "sync.yaml").read_text()
     assert _streams(compile_config(text)) == {"staff", "rental", "payment"}
-    untold = headwater_here("init", cwd=tmp_path)
+    untold = headwater_here("init", "--force", cwd=tmp_path)
     assert (untold.code, "--uri" in untold.err) == (2, True)
     unknown = headwater_here("init", "--yes", "--force", "--uri", uri, "--users", "nobody", cwd=tmp_path)
     assert (unknown.code, "HW_8601" in unknown.err) == (1, True)
@@ -139,6 +139,29 @@ def test_files_that_are_there_are_kept(source_db: SourceDb, tmp_path: Path) -> N
     assert [each.name for each in tmp_path.iterdir()] == ["sync.yaml"]
     assert headwater_here(*arguments, "--force", cwd=tmp_path).code == 0
     assert "user_id = auth.user_id()" in (tmp_path / "sync.yaml").read_text()
+
+
+def test_secrets_that_are_there_are_kept(source_db: SourceDb, tmp_path: Path) -> None:
+    source_db.execute("create table notes (id text primary key, user_id text)")
+    secrets = tmp_path / ".env"
+    secrets.write_text("STRIPE_KEY='of the app'\nexport PS_JWT_SECRET=mine-since-years")
+    secrets.chmod(0o644)
+    arguments = ["init", "--yes", "--sdk", "none", "--uri", uri_of(source_db, ":new")]
+    for more in ([], ["--force"]):
+        done = headwater_here(*arguments, *more, cwd=tmp_path)
+        assert done.code == 0, done.err
+        assert "keeps its" in done.out
+    assert secrets.read_text().startswith("STRIPE_KEY='of the app'\nexport PS_JWT_SECRET=mine-since-years\nPS_SOURCE")
+    assert len(re.findall("^PS_ADMIN_TOKEN=", secrets.read_text(), re.MULTILINE)) == 1
+    assert secrets.read_text().count("PS_JWT_SECRET") == 1
+    assert stat.S_IMODE(secrets.stat().st_mode) == 0o600
+    assert {each.name for each in tmp_path.iterdir()} == {".env", "headwater.yaml", "sync.yaml"}
+
+
+def test_files_that_are_there_are_told_before_any_question(tmp_path: Path) -> None:
+    (tmp_path / "headwater.yaml").write_text("mine")
+    refused = headwater_here("init", cwd=tmp_path)
+    assert (refused.code, "headwater.yaml exists already" in refused.err) == (1, True), refused.err
 
 
 def test_reserved_and_strange_names_are_written_so_that_they_compile(source_db: SourceDb) -> None:

@@ -26,7 +26,7 @@ from headwater_rules.describe.languages import Language
 @click.option("-d", "--directory", type=click.Path(path_type=Path, file_okay=False), default=Path(),
               show_default="here", help="Where to write the files.")  # fmt: skip
 @click.option("-y", "--yes", is_flag=True, help="Ask nothing.")
-@click.option("--force", is_flag=True, help="Overwrite files that are there.")
+@click.option("--force", is_flag=True, help="Overwrite headwater.yaml and sync.yaml; .env is only added to.")
 def init(
     uri: str | None, users: str | None, languages: tuple[str, ...], directory: Path, yes: bool, force: bool
 ) -> None:

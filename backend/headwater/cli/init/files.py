@@ -3,56 +3,74 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import secrets
+import tempfile
 from collections.abc import Mapping
+from io import StringIO
 from pathlib import Path
+
+from dotenv import dotenv_values
 
 from headwater.config.errors import ConfigError, ConfigIssue
 from headwater.source.connect import SourceSettings
 
 CONFIG, RULES, SECRETS = "headwater.yaml", "sync.yaml", ".env"
+_ABOVE_SECRETS = "# Secrets, which headwater.yaml reads by !env. Keep this file out of version control.\n"
 _SUPABASE = re.compile(r"db\.[a-z0-9]+\.supabase\.co")
 _PLAIN = re.compile(r"[A-Za-z_][\w.-]*")
 _YAML_WORDS = {"true", "false", "yes", "no", "on", "off", "null", "y", "n"}
 
 
-def write_files(directory: Path, source: SourceSettings, rules: str, *, force: bool) -> None:
-    """Write the service config, the sync config and the secrets. Raises ConfigError when one of them is there already,
-    unless `force`, and when they can't be written."""
-    texts = {CONFIG: config_text(source), RULES: rules, SECRETS: secrets_text(source)}
-    there = [name for name in texts if (directory / name).exists()]
+def check_absent(directory: Path, *, force: bool) -> None:
+    """Raises ConfigError when a config is there already, unless `force`. A `.env` may be: it is only added to."""
+    there = [name for name in (CONFIG, RULES) if (directory / name).exists()]
     if there and not force:
         issue = ConfigIssue(f"{', '.join(there)} exists already", fix="pass --force to overwrite, or --directory")
         raise ConfigError(str(directory.resolve()), [issue])
+
+
+def write_files(directory: Path, source: SourceSettings, rules: str, *, force: bool) -> tuple[str, ...]:
+    """Write the service config, the sync config and the secrets. Returns the names of secrets that were there already,
+    and keep their values. Raises ConfigError as `check_absent` does, and when the files can't be written."""
+    check_absent(directory, force=force)
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        _write(directory, texts)
+        kept = _add_secrets((directory / SECRETS).resolve(), secrets_of(source))
+        for name, text in ((CONFIG, config_text(source)), (RULES, rules)):
+            (directory / name).write_text(text, encoding="utf-8")
     except OSError as error:
         issue = ConfigIssue(f"the files can't be written: {error.strerror}", fix="check the directory's rights")
         raise ConfigError(str(directory.resolve()), [issue]) from error
+    return kept
 
 
-def _write(directory: Path, texts: Mapping[str, str]) -> None:
-    for name, text in texts.items():
-        path = directory / name
-        if name == SECRETS:
-            path.unlink(missing_ok=True)  # an old one may be open to all
-        mode = 0o600 if name == SECRETS else 0o666
-        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "w", encoding="utf-8") as file:
+def _add_secrets(path: Path, wanted: Mapping[str, str]) -> tuple[str, ...]:
+    """Add the names that the file lacks. It is replaced in one step, and then only its owner may read it."""
+    before = path.read_text(encoding="utf-8") if path.exists() else _ABOVE_SECRETS
+    known = dotenv_values(stream=StringIO(before), interpolate=False)
+    kept = tuple(name for name in wanted if known.get(name) is not None)
+    lines = [f"{name}={value}\n" for name, value in wanted.items() if name not in kept]
+    text = before + ("\n" if before and not before.endswith("\n") else "") + "".join(lines)
+    number, temporary = tempfile.mkstemp(prefix=f"{SECRETS}.", dir=path.parent)  # for its owner only
+    try:
+        with open(number, "w", encoding="utf-8") as file:
             file.write(text)
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+    return kept
 
 
-def secrets_text(source: SourceSettings) -> str:
-    """The text of .env: the password, and new secrets for tokens of devices and of operators."""
-    lines = ["# Secrets, which headwater.yaml reads by !env. Keep this file out of version control."]
+def secrets_of(source: SourceSettings) -> dict[str, str]:
+    """What .env has: the password, and new secrets for tokens of devices and of operators."""
+    found = {}
     if source.password:
-        lines.append(f"PS_SOURCE_PASSWORD={_quoted(source.password)}")
+        found["PS_SOURCE_PASSWORD"] = _quoted(source.password)
     if not _SUPABASE.fullmatch(source.host):
-        lines.append(f"PS_JWT_SECRET={secrets.token_urlsafe(32)}")
-    lines.append(f"PS_ADMIN_TOKEN={secrets.token_urlsafe(32)}")
-    return "\n".join(lines) + "\n"
+        found["PS_JWT_SECRET"] = secrets.token_urlsafe(32)
+    return found | {"PS_ADMIN_TOKEN": secrets.token_urlsafe(32)}
 
 
 def config_text(source: SourceSettings) -> str:

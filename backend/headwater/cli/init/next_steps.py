@@ -13,7 +13,6 @@ from headwater.errors import HeadwaterError
 from headwater.source.catalog.schema import read_schema
 from headwater.source.connect import SourceSettings
 from headwater.source.readiness.prepare import missing_sql, sql_block
-from headwater_rules.compiler.compile import compile_config
 from headwater_rules.describe.client_languages import schema_code
 from headwater_rules.describe.client_schema import client_schema
 from headwater_rules.describe.languages import Language
@@ -32,10 +31,10 @@ _ENDPOINT = "http://localhost:8080"
 
 
 def print_next_steps(
-    directory: Path, source: SourceSettings, proposal: Proposal, languages: Sequence[Language]
+    directory: Path, source: SourceSettings, proposal: Proposal, plan: SyncPlan, languages: Sequence[Language]
 ) -> None:
-    """Print all of it. The files are written already, so that what the source lacks is no error here."""
-    plan = compile_config(proposal.text).plan
+    """Print all of it. The files are written already, so that what the source lacks is no error here. `plan` is the
+    compiled proposal."""
     _print_snippets(plan, source, languages)
     click.echo(f"Wrote {CONFIG}, {RULES} and {SECRETS} in {directory.resolve()}.")
     click.echo(f"  {len(proposal.given)} tables are given to their users: {_names(proposal.given)}")

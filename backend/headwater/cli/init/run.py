@@ -10,12 +10,13 @@ from urllib.parse import parse_qs, urlsplit
 
 import click
 
-from headwater.cli.init.files import write_files
+from headwater.cli.init.files import SECRETS, check_absent, write_files
 from headwater.cli.init.next_steps import print_next_steps
 from headwater.config.sources import source_of
 from headwater.errors import HeadwaterError
 from headwater.source.catalog.outline import read_outline
 from headwater.source.connect import SourceSettings
+from headwater_rules.compiler.compile import compile_config
 from headwater_rules.describe.languages import Language
 from headwater_rules.propose.outline import OutlinedTable
 from headwater_rules.propose.propose import Proposal, propose
@@ -31,6 +32,7 @@ def run(
     uri: str | None, directory: Path, *, users: str | None, languages: Sequence[Language], ask: bool, force: bool
 ) -> None:
     """Write the three files into `directory` and print what comes next. Without `ask`, a URI is needed."""
+    check_absent(directory, force=force)
     if uri is None:
         if not ask or not sys.stdin.isatty():
             raise click.UsageError("give the database as --uri or HEADWATER_SOURCE_URI")
@@ -43,8 +45,11 @@ def run(
         proposal = _proposed(tables, source, named)
     if ask and not click.confirm(f"Write headwater.yaml, sync.yaml and .env to {directory.resolve()}?", default=True):
         raise click.Abort
-    write_files(directory, source, proposal.text, force=force)
-    print_next_steps(directory, source, proposal, languages)
+    plan = compile_config(proposal.text).plan
+    kept = write_files(directory, source, proposal.text, force=force)
+    print_next_steps(directory, source, proposal, plan, languages)
+    if kept:
+        click.echo(f"\n{SECRETS} was there and keeps its {', '.join(kept)}.")
 
 
 def _source(uri: str, *, ask: bool) -> SourceSettings:
