@@ -164,6 +164,13 @@ def test_files_that_are_there_are_told_before_any_question(tmp_path: Path) -> No
     assert (refused.code, "headwater.yaml exists already" in refused.err) == (1, True), refused.err
 
 
+@pytest.mark.parametrize("uri", ["postgresql://u:p[x@host/db", "postgresql://u:p\u2100x@host/db", "u:p[x@host/db"])
+def test_an_address_that_can_not_be_read_is_not_repeated(uri: str, tmp_path: Path) -> None:
+    refused = headwater_here("init", "--yes", "--uri", uri, cwd=tmp_path)
+    assert (refused.code, "--uri" in refused.err, "Traceback" in refused.err) == (1, True, False), refused.err
+    assert "x@host" not in refused.out + refused.err
+
+
 def test_reserved_and_strange_names_are_written_so_that_they_compile(source_db: SourceDb) -> None:
     words = source_db.fetch("select word from pg_get_keywords() where catcode in ('R', 'T')")
     for number, (word,) in enumerate(words):

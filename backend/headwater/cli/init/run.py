@@ -53,7 +53,8 @@ def run(
 
 
 def _source(uri: str, *, ask: bool) -> SourceSettings:
-    sslmode = parse_qs(urlsplit(uri).query).get("sslmode", [""])[-1] if "://" in uri else ""
+    source_of(uri, sslmode="disable")  # an error of its own for what urlsplit refuses with the password in its message
+    sslmode = parse_qs(urlsplit(uri).query).get("sslmode", [""])[-1]
     if sslmode in {"", "prefer", "allow"}:  # which promise nothing
         sslmode = "disable" if _is_near(uri) else "verify-full"
     source = source_of(uri, sslmode=sslmode)
