@@ -14,7 +14,7 @@ from headwater_client.errors import SchemaError
 from headwater_client.protocol.lines import BucketSum, Checkpoint, CheckpointComplete, Data, Line, Op, StreamInfo
 from headwater_client.protocol.session import Begin, Finish, Outcome, Save, Session
 from headwater_client.schema.tables import RawTable, Schema, Statement
-from headwater_client.storage import layout, streams
+from headwater_client.storage import bulk, layout, streams
 from headwater_client.storage.app_tables import replace_schema
 from headwater_client.storage.connection import open_connection
 from headwater_client.storage.store import Store
@@ -44,11 +44,13 @@ def sync(store: Store, *rows: Row, start: int = 0, names: tuple[StreamInfo, ...]
         for number, (kind, row_id, data) in enumerate(rows, 1)
     ]  # fmt: skip
     total = sum(op.checksum for op in ops) % 2**32
+    checkpoint = Checkpoint(str(len(ops)), (BucketSum("b", total, len(ops)),), None, names)
+    return play(store, checkpoint, Data("b", ops[start:]), CheckpointComplete())
+
+
+def play(store: Store, *lines: Line) -> Outcome | None:
+    """What came of these lines of a stream."""
     session, outcome = Session(), None
-    lines: list[Line] = [
-        Checkpoint(str(len(ops)), (BucketSum("b", total, len(ops)),), None, names), Data("b", ops[start:]),
-        CheckpointComplete(),
-    ]  # fmt: skip
     for line in lines:
         for instruction in session.receive(line):
             match instruction:
@@ -133,6 +135,24 @@ def test_a_download_is_told_in_operations(connection: sqlite3.Connection) -> Non
     assert whole is not None
     assert first is not None
     assert ((whole.downloaded, whole.total), (first.downloaded, first.total)) == ((1, 7), (1, 3))
+
+
+def test_a_row_that_comes_again_is_kept_whatever_went_meanwhile(
+    connection: sqlite3.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bulk, "_LARGE", 0)
+    monkeypatch.setattr(bulk, "_MANY_TIMES", 0)
+    replace_schema(connection, Schema.of({"todos": {"title": "text"}}))
+    checkpoint = Checkpoint("7", (BucketSum("a", 1 + 5 + 7, 3), BucketSum("b", 6, 1)))
+    others = [Op(str(number), "PUT", number, "todos", str(number), "s", "{}") for number in (2, 3, 4)]
+    outcome = play(
+        Store(connection, {}), checkpoint,
+        Data("a", [Op("1", "PUT", 1, "todos", "k", "s", '{"title": "old"}')]), Data("b", others),
+        Data("a", [Op("5", "REMOVE", 5, "todos", "k", "s")]), Data("b", [Op("6", "CLEAR", 6)]),
+        Data("a", [Op("7", "PUT", 7, "todos", "k", "s", '{"title": "new"}')]), CheckpointComplete(),
+    )  # fmt: skip
+    assert outcome is Outcome.APPLIED
+    assert connection.execute("SELECT id, title FROM todos").fetchall() == [("k", "new")]
 
 
 def test_waits_double_up_to_a_limit_and_begin_anew_after_a_success() -> None:

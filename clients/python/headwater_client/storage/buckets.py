@@ -136,7 +136,8 @@ def _mark_removed(connection: sqlite3.Connection, bucket: _Bucket) -> None:
 def _drop_replaced(connection: sqlite3.Connection, bucket: _Bucket) -> None:
     """Remove the rows that newer operations replace or remove."""
     if bulk.active(connection):
-        bulk.note_removed(connection, bucket.id, (key for key, op in bucket.gone.items() if op.op == "REMOVE"))
+        removed = ((key, int(op.op_id)) for key, op in bucket.gone.items() if op.op == "REMOVE")
+        bulk.note_removed(connection, bucket.id, removed)
         return
     replaced = connection.execute(
         "DELETE FROM ps_oplog WHERE bucket = ? AND key IN (SELECT value FROM json_each(?)) RETURNING hash",
@@ -154,6 +155,7 @@ def _clear(connection: sqlite3.Connection, bucket: int) -> None:
         (bucket,),
     )
     connection.execute("DELETE FROM ps_oplog WHERE bucket = ?", (bucket,))
+    connection.execute("DELETE FROM headwater_removed WHERE bucket = ?", (bucket,))
 
 
 def drop(connection: sqlite3.Connection, names: Iterable[str]) -> None:

@@ -30,7 +30,7 @@ SELECT op.rowid FROM (
 _REMOVED: Final = """
 INSERT OR IGNORE INTO temp.headwater_doomed
 SELECT op.rowid FROM headwater_removed AS removed
-JOIN ps_oplog AS op ON op.bucket = removed.bucket AND op.key = removed.key AND op.rowid <= removed.upto
+JOIN ps_oplog AS op ON op.bucket = removed.bucket AND op.key = removed.key AND op.op_id < removed.upto
 """
 
 
@@ -56,11 +56,11 @@ def begin_if_large(connection: sqlite3.Connection, incoming: int) -> None:
         connection.execute(f"DROP INDEX {name}")
 
 
-def note_removed(connection: sqlite3.Connection, bucket: int, keys: Iterable[str]) -> None:
-    """Rows with these keys that are there by now are no more."""
+def note_removed(connection: sqlite3.Connection, bucket: int, removed: Iterable[tuple[str, int]]) -> None:
+    """Rows with these keys that come before the operation of that number are no more."""
     connection.executemany(
-        "INSERT INTO headwater_removed(bucket, key, upto) SELECT ?, ?, coalesce(max(rowid), 0) FROM ps_oplog",
-        [(bucket, key) for key in keys],
+        "INSERT INTO headwater_removed(bucket, key, upto) VALUES (?, ?, ?)",
+        [(bucket, key, number) for key, number in removed],
     )
 
 
