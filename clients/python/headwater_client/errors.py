@@ -80,6 +80,12 @@ class UploadStuck(ClientError):
     code = "HWC_UPLOAD_STUCK"
 
 
+class Retired(ClientError):
+    """Sync was ended before this could be written. It comes again with the next connection."""
+
+    code = "HWC_RETIRED"
+
+
 class MissingExtra(ClientError):
     """A package that this needs is not installed."""
 

@@ -67,6 +67,7 @@ class Database(sqlite_utils.Database):
         self._connections_lock = threading.Lock()
         self._lock = threading.RLock()
         self._engine: Engine | None = None
+        self._leaving: list[Engine] = []
         self._held: dict[StreamKey, int] = {}
         layout.prepare(self.conn)
         self._views: set[str] = set()
@@ -169,24 +170,38 @@ class Database(sqlite_utils.Database):
     def _connect(
         self, connector: Connector, options: ConnectOptions, app_loop: asyncio.AbstractEventLoop | None
     ) -> None:
-        with self._lock:
+        engine = Engine(
+            self._open_store, app_calls(connector, self, app_loop), options, self._board,
+            held=lambda: set(self._held), shown=lambda _: self._committed.notify(), user_agent=self._user_agent,
+        )  # fmt: skip
+        while True:  # until no other thread connects in between
             self.disconnect()
-            self._board.update(connecting=True, download_error=None, upload_error=None)
-            self._engine = Engine(
-                self._open_store, app_calls(connector, self, app_loop), options, self._board,
-                held=lambda: set(self._held), shown=lambda _: self._committed.notify(), user_agent=self._user_agent,
-            )  # fmt: skip
-            self._engine.start()
+            self._board.update(
+                connecting=True, download_error=None, upload_error=None, synced=tuple(files.synced(self.conn))
+            )
+            with self._lock:
+                if self._engine is None:
+                    self._engine = engine
+                    engine.start()
+                    return
 
-    def _open_store(self) -> Store:
-        return Store(open_connection(self.path, key=self._key), {} if self._schema is None else self._schema.raw)
+    def _open_store(self, retired: threading.Event) -> Store:
+        connection = open_connection(self.path, key=self._key)
+        return Store(connection, {} if self._schema is None else self._schema.raw, retired)
 
     def disconnect(self) -> None:
         """Stop syncing. The data stays, and local writes wait for the next connection."""
         with self._lock:
-            engine, self._engine = self._engine, None
-        if engine is not None:
-            engine.stop(wait=not within_app_call())  # who is called by the sync thread would wait for itself
+            if self._engine is not None:
+                self._leaving.append(self._engine)
+                self._engine = None
+            leaving = list(self._leaving)
+        # Outside the lock, which the app may want while it uploads. Who is called by the sync thread would wait for
+        # itself: then the thread ends by itself, and whoever disconnects or connects next waits for it
+        for engine in leaving:
+            engine.stop(wait=not within_app_call())
+        with self._lock:
+            self._leaving = [engine for engine in self._leaving if not engine.ended()]
 
     async def disconnect_async(self) -> None:
         """As `disconnect`, for asyncio."""

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Collection, Mapping, Sequence
+import threading
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
+from headwater_client.errors import Retired
 from headwater_client.protocol.lines import Data
 from headwater_client.protocol.request import Position, StreamRequest
 from headwater_client.protocol.session import Begin, Finish, Outcome, Target
@@ -36,15 +39,29 @@ class Synced:
 
 
 class Store:
-    """One writer of one file. `raw` are the tables that the app keeps itself."""
+    """One writer of one file. `raw` are the tables that the app keeps itself.
 
-    def __init__(self, connection: sqlite3.Connection, raw: Mapping[str, RawTable]) -> None:
+    Once `retired` is set it stores nothing any more: `begin`, `save` and `finish` raise `Retired`.
+    """
+
+    def __init__(
+        self, connection: sqlite3.Connection, raw: Mapping[str, RawTable], retired: threading.Event | None = None
+    ) -> None:
         apply.prepare(connection)
         bulk.prepare(connection)
         # A download commits some megabytes at a time: its journal need not be worked off after each
         connection.execute(f"PRAGMA wal_autocheckpoint = {_JOURNAL_PAGES}").fetchall()
         self.connection = connection
+        self.retired = retired or threading.Event()
         self._raw = raw
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        with writing(self.connection):
+            # Asked within the transaction: while it waited for its turn the file may have been cleared
+            if self.retired.is_set():
+                raise Retired("sync was ended; this is downloaded again after the next connect")
+            yield
 
     def client_id(self) -> str:
         return layout.client_id(self.connection)
@@ -54,7 +71,7 @@ class Store:
 
     def begin(self, what: Begin, *, include_defaults: bool) -> None:
         """Take up a new checkpoint."""
-        with writing(self.connection):
+        with self._writing():
             buckets.begin(self.connection, what.target.buckets, what.removed)
             if what.streams is not None:
                 streams.note_streams(self.connection, what.streams, include_defaults)
@@ -62,13 +79,13 @@ class Store:
 
     def save(self, chunks: Sequence[Data]) -> None:
         """Store operations, all or none."""
-        with writing(self.connection):
+        with self._writing():
             buckets.save(self.connection, chunks)
 
     def finish(self, what: Finish, now: float) -> apply.Applied:
         """Show a checkpoint, if its checksums are right and no local write hides it. `now` in seconds since 1970."""
         moment = int(now * _MICRO)
-        with writing(self.connection):
+        with self._writing():
             applied = apply.apply(self.connection, what.target, what.priority, self._raw, moment)
             if applied.outcome is Outcome.APPLIED and what.priority is None:
                 streams.note_synced(self.connection, moment)

@@ -82,9 +82,9 @@ def unconfirmed_sequence(connection: sqlite3.Connection) -> int | None:
 
 
 def set_target(connection: sqlite3.Connection, write_checkpoint: int, sequence: int) -> bool:
-    """Wait for this write checkpoint, unless there were writes since `sequence` was read, which it lacks."""
+    """Wait for this write checkpoint, unless there were writes since `sequence` was read, or the file was cleared."""
     with writing(connection):
-        if first_waiting(connection) is not None or _sequence(connection) != sequence:
+        if unconfirmed_sequence(connection) != sequence:
             return False
         _put(connection, TARGET, write_checkpoint)
         return True

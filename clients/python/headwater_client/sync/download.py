@@ -103,7 +103,8 @@ class Download:
         finally:
             for task in self._tasks:
                 task.cancel()
-            self._save()
+            if not self._store.retired.is_set():
+                self._save()
             self._board.update(buckets=None)
 
     def _request(self) -> SyncRequest:

@@ -7,7 +7,7 @@ import logging
 import threading
 from collections.abc import Callable, Collection
 
-from headwater_client.errors import ClientError
+from headwater_client.errors import ClientError, Retired
 from headwater_client.storage import streams
 from headwater_client.storage.store import Store
 from headwater_client.storage.streams import StreamKey
@@ -26,11 +26,11 @@ _SOON = 0.05
 
 
 class Engine:
-    """Syncs in a thread of its own, which opens its own connection by `open_store`."""
+    """Syncs in a thread of its own, which opens its own connection by `open_store`; its event ends all writing."""
 
     def __init__(
         self,
-        open_store: Callable[[], Store],
+        open_store: Callable[[threading.Event], Store],
         app: AppCalls,
         options: ConnectOptions,
         board: StatusBoard,
@@ -42,7 +42,7 @@ class Engine:
         self._open_store, self._app, self._options, self._board = open_store, app, options, board
         self._held, self._shown, self._user_agent = held, shown, user_agent
         self._thread = threading.Thread(target=self._run, name="headwater-client", daemon=True)
-        self._ready = threading.Event()
+        self._ready, self._retired = threading.Event(), threading.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopping: asyncio.Event | None = None
         self._download: Download | None = None
@@ -59,11 +59,16 @@ class Engine:
         self._ready.wait()
 
     def stop(self, *, wait: bool = True) -> None:
-        """End the thread, and wait until it has ended; what is being written is written first."""
+        """End the thread, and wait until it has ended. From now on it begins no write of downloaded rows."""
+        self._retired.set()
         if self._stopping is not None:
             self._call(self._stopping.set)
         if wait and threading.current_thread() is not self._thread:
             self._thread.join()
+
+    def ended(self) -> bool:
+        """Whether the thread has ended."""
+        return not self._thread.is_alive()
 
     def wrote(self) -> None:
         """The app has written: look at the upload queue."""
@@ -101,7 +106,7 @@ class Engine:
     async def _main(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._stopping, self._hurry = asyncio.Event(), asyncio.Event()
-        store = self._open_store()
+        store = self._open_store(self._retired)
         try:
             async with Transport(self._user_agent, bson=self._options.bson) as transport:
                 await self._work(store, transport, self._stopping)
@@ -133,6 +138,8 @@ class Engine:
             self._board.update(connecting=not self._board.status.connected)
             try:
                 at_once = await download.once()
+            except Retired:
+                return
             except Exception as error:  # noqa: BLE001 - whatever it was, a device goes on trying, and says so
                 _log.warning("sync failed, trying again: %s", error, exc_info=not isinstance(error, _EXPECTED))
                 self._board.update(download_error=error)

@@ -1,0 +1,74 @@
+"""A server of a few lines for one device: it sends the same lines on each stream, and holds the stream open."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+Line = dict[str, object]
+
+
+class LittleServer:
+    """`numbered` answers a checkpoint request by number; `streams` counts the streams that were opened."""
+
+    def __init__(self, lines: list[Line], numbered: Callable[[int], int] = lambda number: number) -> None:
+        self.lines, self.numbered, self.streams = lines, numbered, 0
+        self.refused: set[str] = set()
+        self.ended = threading.Event()
+        self.endpoint = ""
+
+    def line_up(self, handler: BaseHTTPRequestHandler) -> None:
+        self.streams += 1
+        handler.send_response(200)
+        handler.send_header("content-type", "application/x-ndjson")
+        handler.end_headers()
+        handler.wfile.write(b"".join(json.dumps(line).encode() + b"\n" for line in self.lines))
+        self.ended.wait(60)
+
+    def answer(self, handler: BaseHTTPRequestHandler, body: Line) -> None:
+        text = json.dumps({"data": body}).encode()
+        handler.send_response(200)
+        handler.send_header("content-length", str(len(text)))
+        handler.end_headers()
+        handler.wfile.write(text)
+
+
+@contextmanager
+def serving(server: LittleServer) -> Iterator[LittleServer]:
+    """The server on a port of its own, until the block ends."""
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            server.answer(self, {"write_checkpoint": "1"})
+
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+            self.close_connection = True
+            if self.headers["authorization"].removeprefix("Token ") in server.refused:
+                self.send_error(401)
+            elif self.path == "/sync/stream":
+                server.line_up(self)
+            else:
+                number = server.numbered(int(body["checkpoint_request_id"]))
+                server.answer(self, {"checkpoint_request_id": str(number)})
+
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - its name there
+            pass
+
+    http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    http.daemon_threads = True
+    server.endpoint = f"http://127.0.0.1:{http.server_port}"
+    thread = threading.Thread(target=http.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield server
+    finally:
+        server.ended.set()
+        http.shutdown()
+        http.server_close()
+        thread.join()
