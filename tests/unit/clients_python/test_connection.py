@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from headwater_client import Credentials, Database, Schema
+from headwater_client import ConnectOptions, Credentials, Database, Schema
 from headwater_client.errors import Retired
 from headwater_client.protocol.lines import Data, Op
-from headwater_client.storage import layout
+from headwater_client.storage import layout, uploads
 from headwater_client.storage.connection import open_connection
 from headwater_client.storage.store import Store
 from tests.support.fix_headwater import wait_until
@@ -91,6 +91,51 @@ def test_a_connect_waits_for_the_thread_that_was_told_to_end(server: LittleServe
     database.connect(App(server.endpoint, lambda _: next_began.set()))
     assert next_began.wait(20)
     assert overlapped == [False]
+
+
+def upload_all(database: Database) -> None:
+    for each in database.crud_transactions():
+        each.complete()
+
+
+def target(database: Database) -> int:
+    (row,) = database.rows("SELECT value FROM ps_kv WHERE key = ?", [layout.TARGET])
+    return int(row["value"])
+
+
+def test_a_number_that_the_server_has_long_passed_is_no_target(server: LittleServer, database: Database) -> None:
+    asked: list[int] = []
+    uploaded = threading.Event()
+
+    def numbered(number: int) -> int:
+        asked.append(number)
+        if len(asked) == 1:
+            uploaded.wait(20)  # what opens the stream asks, too, and is slower than the upload
+        return max(7, *asked)
+
+    server.numbered = numbered
+    database.connect(App(server.endpoint, upload_all), ConnectOptions(checkpoint_mode="requests"))
+    wait_until(lambda: bool(asked), "the stream's request")
+    database["todos"].insert({"id": "mine"})
+    wait_until(lambda: target(database) < layout.NO_TARGET, "a target")
+    assert target(database) == 8
+    uploaded.set()
+    database.disconnect_and_clear()
+    asked.clear()
+    database["todos"].insert({"id": "mine"})
+    database.connect(App(server.endpoint, upload_all), ConnectOptions(checkpoint_mode="requests"))
+    wait_until(lambda: target(database) < layout.NO_TARGET, "a target")
+    assert asked == [8, 9]
+
+
+def test_a_target_that_comes_after_a_clear_is_not_kept(database: Database) -> None:
+    database["todos"].insert({"id": "mine"})
+    upload_all(database)
+    sequence = uploads.unconfirmed_sequence(database.conn)
+    assert sequence is not None
+    database.disconnect_and_clear()
+    assert not uploads.set_target(database.conn, 5, sequence)
+    assert database.confirmed()
 
 
 def test_a_store_that_is_retired_takes_nothing(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from headwater_client.protocol.lines import Data
 from headwater_client.protocol.request import Position, StreamRequest
 from headwater_client.protocol.session import Begin, Finish, Outcome, Target
 from headwater_client.schema.tables import RawTable
-from headwater_client.storage import app_tables, apply, buckets, bulk, layout, streams
+from headwater_client.storage import app_tables, apply, buckets, bulk, layout, streams, uploads
 from headwater_client.storage.transaction import writing
 
 _MICRO = 1_000_000
@@ -125,7 +125,7 @@ def synced(connection: sqlite3.Connection) -> list[Synced]:
 def clear(connection: sqlite3.Connection, raw: Mapping[str, RawTable], *, local: bool) -> None:
     """Remove synced rows, the upload queue and what is known of the server; with `local` local-only rows too.
 
-    Subscriptions stay, since the app asks for them, and so does the client id.
+    Subscriptions stay, since the app asks for them, and so do the client id and the number of its newest request.
     """
     with writing(connection):
         for table in (
@@ -138,7 +138,9 @@ def clear(connection: sqlite3.Connection, raw: Mapping[str, RawTable], *, local:
             "headwater_removed",
         ):
             connection.execute(f"DELETE FROM {table}")
-        connection.execute("DELETE FROM ps_kv WHERE key NOT IN ('client_id', 'powersync_js_migrated_subkeys')")
+        connection.execute(
+            "DELETE FROM ps_kv WHERE key NOT IN ('client_id', 'powersync_js_migrated_subkeys', ?)", (uploads.REQUEST,)
+        )
         connection.execute("UPDATE ps_stream_subscriptions SET active = 0, is_default = 0, last_synced_at = NULL")
         connection.execute("DELETE FROM ps_stream_subscriptions WHERE ttl IS NULL")
         for target in app_tables.synced_tables(connection).values():

@@ -6,12 +6,15 @@ import json
 import sqlite3
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 from headwater_client.storage.layout import APPLIED, NO_TARGET, SEEN, TARGET
 from headwater_client.storage.transaction import writing
 
 OpKind = Literal["PUT", "PATCH", "DELETE"]
+
+REQUEST: Final = "current_checkpoint_request_id"
+"""The newest checkpoint that was asked for by number. The server keeps it by client id, so it outlives a clear."""
 
 
 @dataclass(frozen=True)
@@ -118,21 +121,21 @@ def next_request(connection: sqlite3.Connection) -> int:
     """A number for the next checkpoint that this device asks for."""
     with writing(connection):
         number = current_request(connection) + 1
-        _put(connection, "current_checkpoint_request_id", number)
+        _put(connection, REQUEST, number)
         return number
 
 
 def current_request(connection: sqlite3.Connection) -> int:
     """The newest checkpoint that this device has asked for, or waits for; at least 1 is what a server takes."""
     target = _get(connection, TARGET) or 0
-    return max(_get(connection, "current_checkpoint_request_id") or 0, 0 if target == NO_TARGET else target)
+    return max(_get(connection, REQUEST) or 0, 0 if target == NO_TARGET else target)
 
 
 def seed_request(connection: sqlite3.Connection, number: int) -> None:
     """The server knows of checkpoint requests up to this number."""
     with writing(connection):
         if number > current_request(connection):
-            _put(connection, "current_checkpoint_request_id", number)
+            _put(connection, REQUEST, number)
 
 
 def _sequence(connection: sqlite3.Connection) -> int:

@@ -101,5 +101,10 @@ class Upload:
         client_id = self._store.client_id()
         if self._options.checkpoint_mode == "legacy":
             return await self._transport.write_checkpoint(credentials, client_id)
-        number = uploads.next_request(self._store.connection)
-        return await self._transport.request_checkpoint(credentials, client_id, number)
+        while True:
+            number = uploads.next_request(self._store.connection)
+            known = await self._transport.request_checkpoint(credentials, client_id, number)
+            if known <= number:
+                return number
+            # The server knows a later request, as of a file that was restored. It may stand before these writes
+            uploads.seed_request(self._store.connection, known)
