@@ -94,6 +94,26 @@ def test_ports_that_others_have_and_ports_that_are_ours(
     assert (code, areas(found["FAIL"])) == (1, {"ports"})
 
 
+def test_a_sync_config_that_is_not_deployed_yet(deployed: Deployment, source_db: SourceDb, tmp_path: Path) -> None:
+    deployed.start()
+    source_db.execute("create unlogged table lists (id text primary key)")
+    new = (
+        NOTES
+        + """
+  lists:
+    auto_subscribe: true
+    query: SELECT * FROM lists
+  owned:
+    auto_subscribe: true
+    query: SELECT id, owner FROM notes
+"""
+    )
+    _, found = doctor(tmp_path, config_of(deployed, free_port()) | {"sync_config": {"content": new}})
+    told = [(each["area"], each["what"]) for each in (*found["WARN"], *found["FAIL"])]
+    assert any(area == "rules" and "owner" in what for area, what in told)
+    assert any(area == "source" and "lists" in what for area, what in told)
+
+
 def test_keys_rules_and_disk(deployed: Deployment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     deployed.start()
     wrong: dict[str, Any] = {

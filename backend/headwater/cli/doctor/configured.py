@@ -13,9 +13,12 @@ from headwater.config.errors import ConfigError, ConfigIssue
 from headwater.config.given import ConfigSource
 from headwater.config.load import load_config
 from headwater.config.model import ClientAuth, ServiceConfig
+from headwater.errors import HeadwaterError
+from headwater.source.catalog.schema import read_schema
 from headwater_rules.compiler.compile import compile_config
 from headwater_rules.errors import RuleErrors
 from headwater_rules.plan import TablePattern
+from headwater_rules.schema import SourceSchema
 
 _SEE = "see docs/service-config.md"
 _SEE_RULES = "see `headwater rules check --schema`"
@@ -53,7 +56,7 @@ def check_rules(config: ServiceConfig) -> tuple[Sequence[TablePattern] | None, l
         return None, [ok("rules", "no sync config in a file: it is deployed by `headwater rules deploy`")]
     where = config.sync_config.origin
     try:
-        compiled = compile_config(config.sync_text())
+        compiled = compile_config(config.sync_text(), schema=_schema(config))
     except ConfigError as error:
         return None, [Result("rules", Level.FAIL, str(error), "write the file, or correct sync_config.path")]
     except RuleErrors as errors:
@@ -64,6 +67,14 @@ def check_rules(config: ServiceConfig) -> tuple[Sequence[TablePattern] | None, l
         for each in compiled.warnings
     ]
     return compiled.plan.tables(), found or [ok("rules", f"{where}: {len(compiled.plan.streams)} streams")]
+
+
+def _schema(config: ServiceConfig) -> SourceSchema | None:
+    """The source's tables, by which a misspelt column is found; None if it does not answer, which its check tells."""
+    try:
+        return read_schema(config.source())
+    except (ConfigError, HeadwaterError):
+        return None
 
 
 def check_keys(auth: ClientAuth) -> Iterator[Result]:

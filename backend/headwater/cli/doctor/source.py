@@ -33,10 +33,12 @@ def check_source(
     except ConfigError as error:
         yield Result("source", Level.FAIL, "no source is configured", error.issues[0].fix)
         return
+    kept_tables = kept.patterns if kept else ()
     try:
         with connect(settings, application_name="headwater doctor") as conn, source_errors(settings):
             yield from _of_connection(conn, settings)
-            served = (kept.patterns if kept else ()) or tables
+            named = tuple(dict.fromkeys((*kept_tables, *(tables or ()))))
+            served = named if named or tables is not None else None
             findings = [
                 *source_findings(conn, settings, served),
                 *slot_findings(conn, name := kept.slot if kept else slot_name(settings), slot_health(conn, name)),
