@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import json
+import math
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator
@@ -13,6 +15,7 @@ import pytest
 from sqlite_utils.db import NotFoundError
 
 from headwater_client import Credentials, CrudEntry, Database, Schema, Table, TrackPrevious
+from headwater_client.database.crud import as_json
 from headwater_client.errors import FileError, SchemaError
 from tests.support.fix_headwater import wait_until
 
@@ -217,6 +220,17 @@ def test_a_value_that_is_written_is_read_back_and_uploaded_as_it_was(opened: Ope
     assert database["todos"].get("1")[column] == value
     (entry,) = entries(database)
     assert entry.data == ({} if value is None else {column: value})
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan")])
+def test_a_number_that_json_lacks_is_uploaded_as_null(opened: Open, value: float) -> None:
+    database = opened({"todos": Table({"share": "real"}, track_previous=True)})
+    database["todos"].insert({"id": "1", "share": value})
+    database["todos"].update("1", {"share": 0.5})
+    told = json.loads(json.dumps([as_json(entry) for entry in entries(database)], allow_nan=False))
+    assert [(each["data"], each.get("old")) for each in told] == [
+        ({} if math.isnan(value) else {"share": None}, None), ({"share": 0.5}, {"share": None}),
+    ]  # fmt: skip
 
 
 def test_an_index_on_a_column_is_used(opened: Open) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from headwater_client.storage.uploads import CrudEntry
@@ -31,9 +32,20 @@ class CrudTransaction(CrudBatch):
 
 
 def as_json(entry: CrudEntry) -> dict[str, object]:
-    """An entry as the stock SDKs send it, and as Headwater's `POST /upload` takes it."""
+    """An entry as the stock SDKs send it, and as Headwater's `POST /upload` takes it.
+
+    JSON has no infinite numbers: they become null, as JavaScript writes them.
+    """
     fields: dict[str, object] = {
         "op_id": entry.op_id, "op": entry.op, "type": entry.table, "id": entry.id, "tx_id": entry.transaction_id,
-        "data": entry.data, "old": entry.previous, "metadata": entry.metadata,
+        "data": _finite(entry.data), "old": _finite(entry.previous), "metadata": entry.metadata,
     }  # fmt: skip
     return {name: value for name, value in fields.items() if value is not None}
+
+
+def _finite(values: Mapping[str, object] | None) -> dict[str, object] | None:
+    if values is None:
+        return None
+    return {
+        name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in values.items()
+    }

@@ -178,10 +178,12 @@ def _row(of: str, table: Table, columns: Iterable[str]) -> str:
 def _plain(of: str, table: Table, column: str) -> str:
     # A value that a JSON function made would go in as JSON, not as the text it is: joined with '' it is a plain text
     each = f"{of}.{_quoted(column)}"
-    # SQLite before 3.43 writes 15 digits of a number into JSON, but 17 may tell it from its neighbours
+    # SQLite before 3.43 writes 15 digits of a number into JSON, but 17 may tell it from its neighbours, and before 3.42
+    # it cannot read the infinities that it writes
     exact = (
-        f" WHEN 'real' THEN CASE WHEN CAST(format('%!.15g', {each}) AS REAL) = {each} OR abs({each}) > {_GREATEST}"
-        f" THEN {each} ELSE json(format('%!.17g', {each})) END"
+        f" WHEN 'real' THEN CASE WHEN abs({each}) > {_GREATEST} THEN json(iif({each} > 0, '9e999', '-9e999'))"
+        f" WHEN CAST(format('%!.15g', {each}) AS REAL) = {each} THEN {each}"
+        f" ELSE json(format('%!.17g', {each})) END"
     )
     numbers = exact if table.columns.get(column) == "real" else ""
     return f"CASE typeof({each}) WHEN 'text' THEN {each} || ''{numbers} ELSE {each} END"
