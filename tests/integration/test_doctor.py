@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import socket
+import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -131,6 +133,16 @@ def test_keys_rules_and_disk(deployed: Deployment, tmp_path: Path, monkeypatch: 
 def test_a_config_that_can_not_be_used(tmp_path: Path) -> None:
     code, found = doctor(tmp_path, {"port": "x", "storage": {"type": "mongodb"}})
     assert (code, areas(found["FAIL"]), len(found["FAIL"])) == (1, {"config"}, 2)
+
+
+def test_a_store_of_an_older_version_is_not_upgraded(deployed: Deployment, tmp_path: Path) -> None:
+    deployed.start()
+    deployed.close()
+    with closing(sqlite3.connect(deployed.directory / "store.db", isolation_level=None)) as store:
+        store.execute("update meta set value = '3' where key = 'format'")
+        _, found = doctor(tmp_path, config_of(deployed, free_port()))
+        assert "format 3, the next start upgrades it" in str(found["WARN"])
+        assert store.execute("select value from meta where key = 'format'").fetchall() == [("3",)]
 
 
 def test_a_store_that_was_moved(deployed: Deployment, tmp_path: Path) -> None:

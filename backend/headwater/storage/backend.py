@@ -50,6 +50,10 @@ class Backend(Protocol):
     def exists(self) -> bool:
         """Whether a store exists there. Raises StoreError when that can't be determined."""
 
+    def older_format(self) -> int | None:
+        """The format of an existing store that `open_store` would upgrade; None if it has this version's. Raises
+        StoreError for one that only newer versions know."""
+
     def open_store(self) -> Store:
         """The writing side. Creates the store if it does not exist, and upgrades an older format."""
 

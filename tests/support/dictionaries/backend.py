@@ -27,6 +27,9 @@ class DictBackend(Archive, History):
     def exists(self) -> bool:
         return self.address.name in STORES
 
+    def older_format(self) -> int | None:
+        return None
+
     def open_store(self) -> DictStore:
         return DictStore(self.address.known, self.made)
 

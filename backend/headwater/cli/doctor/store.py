@@ -24,6 +24,10 @@ def check_store(config: ServiceConfig) -> tuple[StoreState | None, list[Result]]
         backend = open_backend(config.storage)
         if not backend.exists():
             return None, [*found, ok("store", f"{config.storage}: none yet, the first start creates it")]
+        if (older := backend.older_format()) is not None:
+            fix = "start this version when no older one has to use the store any more"
+            what = f"{config.storage}: format {older}, the next start upgrades it"
+            return None, [*found, Result("store", Level.WARN, what, fix)]
         note = backend.seal_note()
         if note is not None:
             fix = "use the store that it was exported to, or run `headwater store unseal`"

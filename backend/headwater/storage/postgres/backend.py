@@ -48,6 +48,9 @@ class PostgresBackend:
     def exists(self) -> bool:
         return stats.exists(self.address)
 
+    def older_format(self) -> int | None:
+        return stats.older_format(self.address)
+
     def open_store(self) -> PostgresStore:
         return PostgresStore(self.address)
 

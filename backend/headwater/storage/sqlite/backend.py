@@ -50,6 +50,9 @@ class SqliteBackend:
     def exists(self) -> bool:
         return stats.exists(self.address)
 
+    def older_format(self) -> int | None:
+        return stats.older_format(self.address)
+
     def open_store(self) -> SqliteStore:
         return SqliteStore(self._directory)
 

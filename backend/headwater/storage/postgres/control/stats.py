@@ -12,6 +12,7 @@ import zstandard
 from headwater.storage.address import PostgresAddress
 from headwater.storage.contract.stats import DefinitionStats
 from headwater.storage.postgres.connection import connect, postgres_errors
+from headwater.storage.postgres.format import FORMAT, found_format
 
 _FETCH = 5_000
 _HEADER = 18  # maximum length in bytes of the zstd frame header, which holds the content's size
@@ -43,6 +44,13 @@ def exists(address: PostgresAddress) -> bool:
     with contextlib.closing(connect(address, "stats")) as connection, postgres_errors(address):
         row = connection.execute("select to_regclass(quote_ident(current_schema()) || '.meta') is not null").fetchone()
         return row is not None and bool(row[0])
+
+
+def older_format(address: PostgresAddress) -> int | None:
+    """See `Backend.older_format`."""
+    with contextlib.closing(connect(address, "stats")) as connection, postgres_errors(address):
+        found = found_format(connection, address)
+        return None if found == FORMAT else found
 
 
 def definition_stats(address: PostgresAddress) -> list[DefinitionStats]:

@@ -12,6 +12,7 @@ from headwater.storage.address import SqliteAddress
 from headwater.storage.contract.stats import DefinitionStats
 from headwater.storage.shared.values import as_int
 from headwater.storage.sqlite.connection import open_reader, sqlite_errors
+from headwater.storage.sqlite.format import FORMAT, found_format
 
 # A new device starts at the last CLEAR; a segment that contains it counts as a whole. Ops of segments that are not
 # sealed have no ids yet, so the length of the id field is added.
@@ -39,6 +40,14 @@ group by b.definition order by b.definition
 def exists(address: SqliteAddress) -> bool:
     """See `Backend.exists`."""
     return (Path(address.directory) / "store.db").is_file()
+
+
+def older_format(address: SqliteAddress) -> int | None:
+    """See `Backend.older_format`."""
+    path = Path(address.directory) / "store.db"
+    with contextlib.closing(open_reader(path)) as connection, sqlite_errors(path):
+        found = found_format(connection, path)
+        return None if found == FORMAT else found
 
 
 def definition_stats(address: SqliteAddress) -> list[DefinitionStats]:
