@@ -91,6 +91,9 @@ def test_ports_that_others_have_and_ports_that_are_ours(
     ours = serve(deployed)
     code, found = doctor(tmp_path, config_of(deployed, ours.port))
     assert (code, f"{ours.port}: a Headwater answers there" in str(found["OK"])) == (0, True)
+    deployed.close()
+    code, found = doctor(tmp_path, config_of(deployed, ours.port))
+    assert (code, f"{ours.port}: a Headwater already answers there" in str(found["WARN"])) == (0, True)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         code, found = doctor(tmp_path, config_of(deployed, taken.getsockname()[1]))
     assert (code, areas(found["FAIL"])) == (1, {"ports"})

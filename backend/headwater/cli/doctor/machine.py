@@ -19,6 +19,7 @@ from headwater.pipeline.settings import SparkSettings
 
 _ANSWER_SECONDS = 3.0
 _PROBE = {"ready", "started", "touched_at"}
+_CODES = ("PSYNC_", "HW_")
 _OTHER_FILES = 256
 
 
@@ -46,22 +47,26 @@ def _spark_master(address: str) -> Result:
     return ok("spark", f"the Spark master at {address} answers")
 
 
-def check_ports(config: ServiceConfig) -> Iterator[Result]:
-    """Whether each port is free, or a Headwater answers there."""
-    yield _port(config.host, config.port, "port")
+def check_ports(config: ServiceConfig, *, running: bool) -> Iterator[Result]:
+    """Whether each port is free, or a Headwater answers there: this one, if its store has a replicator that is
+    `running`."""
+    yield _port(config.host, config.port, "port", running=running)
     if config.api.admin_port is not None:
-        yield _port(config.api.admin_host or config.host, config.api.admin_port, "api.admin_port")
+        yield _port(config.api.admin_host or config.host, config.api.admin_port, "api.admin_port", running=running)
     if config.prometheus_port is not None:
-        yield _port(config.metrics_host, config.prometheus_port, "telemetry.prometheus_port")
+        yield _port(config.metrics_host, config.prometheus_port, "telemetry.prometheus_port", running=running)
 
 
-def _port(host: str, port: int, setting: str) -> Result:
+def _port(host: str, port: int, setting: str, *, running: bool) -> Result:
     try:
         bind(host, port, setting).close()
     except AddressInUseError as error:
         here = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - compared, not listened on
         if _is_ours(here, port):
-            return ok("ports", f"{port}: a Headwater answers there")
+            if running:
+                return ok("ports", f"{port}: a Headwater answers there")
+            fix = f"stop it if it serves something else, or set another {setting}"
+            return Result("ports", Level.WARN, f"{port}: a Headwater already answers there", fix)
         return of_error("ports", error)
     return ok("ports", f"{port} is free")
 
@@ -72,8 +77,11 @@ def _is_ours(host: str, port: int) -> bool:
     if not probe:
         return False
     try:
-        return {*json.loads(probe)} >= _PROBE
-    except (ValueError, TypeError):
+        answer = json.loads(probe)
+        if {*answer} >= _PROBE:
+            return True
+        return str(answer["error"]["code"]).startswith(_CODES)  # where no probes are served
+    except (ValueError, TypeError, KeyError):
         return b"\nheadwater_" in _get(host, port, "/metrics")
 
 

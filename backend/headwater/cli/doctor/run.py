@@ -18,6 +18,7 @@ from headwater.cli.doctor.store import check_store
 from headwater.config.given import ConfigSource
 from headwater.config.model import ServiceConfig
 from headwater.pipeline.settings import SparkSettings
+from headwater.replication.health.model import State
 
 
 def run(configs: ConfigSource, *, as_json: bool = False) -> int:
@@ -52,7 +53,8 @@ def _of_service(config: ServiceConfig) -> Iterator[Result]:
     yield from found
     yield from check_source(config, kept, tables)
     yield from check_spark(config.spark)
-    yield from check_ports(config)
+    health = kept.health if kept is not None else None
+    yield from check_ports(config, running=health is not None and health.state is not State.STOPPED)
     yield from check_files(config)
 
 
