@@ -14,6 +14,7 @@ from headwater_client.protocol.lines import Data, Op
 from headwater_client.storage import layout, uploads
 from headwater_client.storage.connection import open_connection
 from headwater_client.storage.store import Store
+from headwater_client.sync.status import SyncStatus
 from tests.support.fix_headwater import wait_until
 from tests.unit.clients_python.little_server import Line, LittleServer, serving
 
@@ -91,6 +92,50 @@ def test_a_connect_waits_for_the_thread_that_was_told_to_end(server: LittleServe
     database.connect(App(server.endpoint, lambda _: next_began.set()))
     assert next_began.wait(20)
     assert overlapped == [False]
+
+
+def test_a_coroutine_may_disconnect_the_thread_that_runs_it(server: LittleServer, database: Database) -> None:
+    class Leaving(App):
+        async def upload_data(self, database: Database) -> None:  # type: ignore[override]
+            await database.disconnect_async()
+
+    database["todos"].insert({"id": "mine"})
+    database.connect(Leaving(server.endpoint))
+    wait_until(lambda: not syncing(), "the end of the sync thread")
+
+
+def test_an_upload_may_subscribe_while_somebody_connects(server: LittleServer, database: Database) -> None:
+    uploading = threading.Event()
+
+    def subscribe_often(each: Database) -> None:
+        uploading.set()
+        for _ in range(200):
+            each.subscribe("one").unsubscribe()
+
+    database["todos"].insert({"id": "mine"})
+    database.connect(App(server.endpoint, subscribe_often))
+    assert uploading.wait(20)
+    again = threading.Thread(target=database.connect, args=(App(server.endpoint),), daemon=True)
+    again.start()
+    again.join(20)
+    assert not again.is_alive()
+
+
+def test_who_hears_of_a_failed_start_may_use_the_database(tmp_path: Path) -> None:
+    database = Database(tmp_path / "device.db", {"todos": {"title": "text"}}, user_agent="no header: \u2603")
+    heard = threading.Event()
+
+    def hear(status: SyncStatus) -> None:
+        if status.download_error is not None:
+            database.subscribe("one").unsubscribe()
+            heard.set()
+
+    database.on_status(hear)
+    connecting = threading.Thread(target=database.connect, args=(App("http://127.0.0.1"),), daemon=True)
+    connecting.start()
+    assert heard.wait(20)
+    connecting.join(20)
+    database.close()
 
 
 def upload_all(database: Database) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import threading
 from collections.abc import Awaitable, Callable, Sequence
+from contextvars import ContextVar
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -25,7 +25,7 @@ _AT_ONCE: Final = 100
 _TOO_LARGE: Final = 413
 _SECONDS: Final = 60.0
 
-_thread: Final = threading.local()
+_within: Final = ContextVar("headwater_within_app_call", default=False)
 
 
 class Connector(Protocol):
@@ -118,23 +118,19 @@ def app_calls(connector: Connector, database: Database, app_loop: asyncio.Abstra
 
 
 def within_app_call() -> bool:
-    """Whether this thread runs a connector's method for the sync thread."""
-    return getattr(_thread, "within", False)
-
-
-def _marked(work: Callable[[], Any]) -> Any:
-    _thread.within = True
-    try:
-        return work()
-    finally:
-        _thread.within = False
+    """Whether a connector's method runs for the sync thread, also where it went on to another thread or loop."""
+    return _within.get()
 
 
 async def _call(
     work: Callable[[], Any], app_loop: asyncio.AbstractEventLoop | None, method: Callable[..., Any] | None = None
 ) -> Any:
-    if not inspect.iscoroutinefunction(method or work):
-        return await asyncio.to_thread(_marked, work)
-    if app_loop is None:
-        return await work()
-    return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work(), app_loop))
+    mark = _within.set(True)
+    try:
+        if not inspect.iscoroutinefunction(method or work):
+            return await asyncio.to_thread(work)
+        if app_loop is None:
+            return await work()
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work(), app_loop))
+    finally:
+        _within.reset(mark)

@@ -205,7 +205,10 @@ class Database(sqlite_utils.Database):
 
     async def disconnect_async(self) -> None:
         """As `disconnect`, for asyncio."""
-        await asyncio.to_thread(self.disconnect)
+        if within_app_call():
+            self.disconnect()  # waits for nobody
+        else:
+            await asyncio.to_thread(self.disconnect)
 
     def disconnect_and_clear(self, *, clear_local: bool = True) -> None:
         """Stop syncing, and remove all rows and local writes; without `clear_local` local-only tables keep theirs."""

@@ -97,11 +97,12 @@ class Engine:
         try:
             asyncio.run(self._main())
         except Exception as error:  # noqa: BLE001 - as with a full disk: the app finds it in the status
+            self._ready.set()  # before the app hears of it, since who connects holds a lock until then
             _log.exception("the sync thread ended")
             self._board.update(download_error=error)
         finally:
-            self._board.update(connected=False, connecting=False, uploading=False, buckets=None)
             self._ready.set()
+            self._board.update(connected=False, connecting=False, uploading=False, buckets=None)
 
     async def _main(self) -> None:
         self._loop = asyncio.get_running_loop()
