@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ from headwater_client.protocol.lines import Data, Op
 from headwater_client.storage import layout, uploads
 from headwater_client.storage.connection import open_connection
 from headwater_client.storage.store import Store
+from headwater_client.sync.options import Tokens
 from headwater_client.sync.status import SyncStatus
 from tests.support.fix_headwater import wait_until
 from tests.unit.clients_python.little_server import Line, LittleServer, serving
@@ -138,6 +140,34 @@ def test_who_hears_of_a_failed_start_may_use_the_database(tmp_path: Path) -> Non
     database.close()
 
 
+def test_the_app_is_asked_once_for_a_token_whoever_waits_and_whoever_leaves() -> None:
+    async def ask() -> None:
+        asked, answer = 0, asyncio.Event()
+
+        async def fetch() -> Credentials:
+            nonlocal asked
+            asked += 1
+            await answer.wait()
+            return Credentials("http://server", str(asked))
+
+        tokens = Tokens(fetch)
+        leaving = asyncio.ensure_future(tokens.get())
+        await asyncio.sleep(0)
+        leaving.cancel()
+        await asyncio.wait([leaving])
+        staying = [asyncio.ensure_future(tokens.get()) for _ in range(2)]
+        await asyncio.sleep(0)
+        answer.set()
+        first, same = await asyncio.gather(*staying)
+        assert first == same == await tokens.get() == Credentials("http://server", "1")
+        tokens.invalidate(first)
+        second = await tokens.get()
+        tokens.invalidate(first)
+        assert await tokens.get() == second == Credentials("http://server", "2")
+
+    asyncio.run(ask())
+
+
 def upload_all(database: Database) -> None:
     for each in database.crud_transactions():
         each.complete()
@@ -181,6 +211,20 @@ def test_a_target_that_comes_after_a_clear_is_not_kept(database: Database) -> No
     database.disconnect_and_clear()
     assert not uploads.set_target(database.conn, 5, sequence)
     assert database.confirmed()
+
+
+def test_a_write_between_two_looks_at_the_queue_is_not_taken_for_uploaded(tmp_path: Path, database: Database) -> None:
+    database["todos"].insert({"id": "first"})
+    upload_all(database)
+    looking = open_connection(tmp_path / "device.db")
+
+    def write_in_between(statement: str) -> None:
+        if "sqlite_sequence" in statement:
+            database["todos"].upsert({"id": "second"})
+
+    looking.set_trace_callback(write_in_between)
+    assert uploads.unconfirmed_sequence(looking) is None
+    looking.close()
 
 
 def test_a_store_that_is_retired_takes_nothing(tmp_path: Path) -> None:

@@ -79,9 +79,13 @@ def complete(connection: sqlite3.Connection, last: int, write_checkpoint: str | 
 
 def unconfirmed_sequence(connection: sqlite3.Connection) -> int | None:
     """Where uploaded writes have no write checkpoint yet, the number of the newest write ever; else None."""
-    if _get(connection, TARGET) != NO_TARGET or first_waiting(connection) is not None:
-        return None
-    return _sequence(connection)
+    # One statement, since the app writes in between two
+    row = connection.execute(
+        "SELECT coalesce((SELECT seq FROM sqlite_sequence WHERE name = 'ps_crud'), 0) FROM ps_kv"
+        " WHERE key = ? AND CAST(value AS INTEGER) = ? AND NOT EXISTS (SELECT 1 FROM ps_crud)",
+        (TARGET, NO_TARGET),
+    ).fetchone()
+    return None if row is None else int(row[0])
 
 
 def set_target(connection: sqlite3.Connection, write_checkpoint: int, sequence: int) -> bool:
@@ -136,11 +140,6 @@ def seed_request(connection: sqlite3.Connection, number: int) -> None:
     with writing(connection):
         if number > current_request(connection):
             _put(connection, REQUEST, number)
-
-
-def _sequence(connection: sqlite3.Connection) -> int:
-    row = connection.execute("SELECT seq FROM sqlite_sequence WHERE name = 'ps_crud'").fetchone()
-    return 0 if row is None else int(row[0])
 
 
 def _get(connection: sqlite3.Connection, key: str) -> int | None:

@@ -30,7 +30,7 @@ from headwater_client.storage.store import Store
 from headwater_client.storage.streams import StreamKey
 from headwater_client.sync.options import ConnectOptions, Tokens
 from headwater_client.sync.status import StatusBoard
-from headwater_client.transport import Stream, Transport
+from headwater_client.transport import Credentials, Stream, Transport
 
 _BATCH_OPS: Final = 10_000
 _BATCH_LINES: Final = 16
@@ -74,6 +74,7 @@ class Download:
         self._batch_ops = 0
         self._batch_since = 0.0
         self._spoken = False
+        self._used: Credentials | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
@@ -88,7 +89,7 @@ class Download:
     async def once(self) -> bool:
         """Follow one stream to its end; whether the next is to be opened at once."""
         self._spoken = False
-        credentials = await self._tokens.get()
+        credentials = self._used = await self._tokens.get()
         request = self._request()
         self._events, self._session = asyncio.Queue(), Session()
         try:
@@ -98,7 +99,7 @@ class Download:
                 self._board.update(connected=True, connecting=False)
                 return await self._follow(stream)
         except TokenRefused:
-            self._tokens.invalidate()
+            self._tokens.invalidate(credentials)
             raise
         finally:
             for task in self._tasks:
@@ -175,7 +176,7 @@ class Download:
             case Finish():
                 return self._finish(instruction)
             case RenewToken():
-                self._tokens.invalidate()
+                self._tokens.invalidate(self._used)
                 if not instruction.expired:
                     self._start(self._renew())
             case Tick():

@@ -43,14 +43,29 @@ class Tokens:
     def __init__(self, fetch: Callable[[], Awaitable[Credentials]]) -> None:
         self._fetch = fetch
         self._known: Credentials | None = None
-        self._lock = asyncio.Lock()
+        self._fetching: asyncio.Task[Credentials] | None = None
 
     async def get(self) -> Credentials:
-        async with self._lock:
-            if self._known is None:
-                self._known = await self._fetch()
-            return self._known
+        """All who wait share one call of the app, which goes on if one of them is cancelled."""
+        if self._known is None:
+            if self._fetching is None:
+                self._fetching = asyncio.ensure_future(self._fetch_once())
+            return await asyncio.shield(self._fetching)
+        return self._known
 
-    def invalidate(self) -> None:
-        """Fetch new ones the next time."""
-        self._known = None
+    async def _fetch_once(self) -> Credentials:
+        try:
+            self._known = await self._fetch()
+            return self._known
+        finally:
+            self._fetching = None
+
+    @property
+    def known(self) -> Credentials | None:
+        """The newest, if they are still good."""
+        return self._known
+
+    def invalidate(self, refused: Credentials | None) -> None:
+        """Fetch new ones the next time, unless there are others than the refused ones already."""
+        if self._known == refused:
+            self._known = None

@@ -12,7 +12,7 @@ from headwater_client.storage.store import Store
 from headwater_client.sync.backoff import Backoff
 from headwater_client.sync.options import AppCalls, ConnectOptions, Tokens
 from headwater_client.sync.status import StatusBoard
-from headwater_client.transport import Transport
+from headwater_client.transport import Credentials, Transport
 
 _log = logging.getLogger("headwater_client")
 
@@ -33,6 +33,7 @@ class Upload:
         self._store, self._transport, self._tokens, self._app = store, transport, tokens, app
         self._options, self._board, self._confirmed = options, board, confirmed
         self._wanted = asyncio.Event()
+        self._used: Credentials | None = None
 
     def want(self) -> None:
         """Look at the queue, soon."""
@@ -44,6 +45,7 @@ class Upload:
         while True:
             await self._wanted.wait()
             self._wanted.clear()
+            self._used = self._tokens.known
             try:
                 if await self._drain():
                     self._confirmed()
@@ -52,7 +54,7 @@ class Upload:
             except Exception as error:  # noqa: BLE001 - the app's own code may raise anything, and is tried again
                 _log.warning("upload failed, trying again: %s", error)
                 if isinstance(error, TokenRefused):
-                    self._tokens.invalidate()
+                    self._tokens.invalidate(self._used)
                 self._board.update(upload_error=error, uploading=False)
                 await self._wait(backoff.next())
                 self._wanted.set()
@@ -97,7 +99,7 @@ class Upload:
         return last is not None
 
     async def _write_checkpoint(self) -> int:
-        credentials = await self._tokens.get()
+        credentials = self._used = await self._tokens.get()
         client_id = self._store.client_id()
         if self._options.checkpoint_mode == "legacy":
             return await self._transport.write_checkpoint(credentials, client_id)
