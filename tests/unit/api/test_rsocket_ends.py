@@ -155,17 +155,19 @@ def test_a_large_payload_comes_in_fragments_that_others_frames_pass_between(larg
         found.set_up(make_token())
         found.request()
         assert "checkpoint" in found.receive().document
-        first = found.receive_frame()
-        found.send(KEEPALIVE)
-        received = [first]
+        received = [found.receive_frame()]
         while received[-1].kind == client.KEEPALIVE or received[-1].flags & client.FOLLOWS:
+            if received[-1].kind == client.PAYLOAD and len(received) < 16:
+                found.send(KEEPALIVE)  # some: what was sent ahead already can't be overtaken
             received.append(found.receive_frame())
         fragments = [each.body for each in received if each.kind == client.PAYLOAD]
         assert max(map(len, fragments)) == FRAGMENT_BYTES
         assert bson.decode(b"".join(fragments))["data"]["has_more"] is False
-        assert len(received) == len(fragments) + 1
+        assert len(received) > len(fragments)
         assert received[-1].kind == client.PAYLOAD
-        assert "checkpoint_complete" in found.receive().document
+        while (last := found.receive_frame()).kind == client.KEEPALIVE:
+            pass
+        assert "checkpoint_complete" in last.document
 
 
 def test_a_stream_that_is_cancelled_within_a_payload_leaves_the_connection_usable(large: Endpoint) -> None:

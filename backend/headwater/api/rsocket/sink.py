@@ -59,6 +59,8 @@ class RSocketSink:
                 end = start + FRAGMENT_BYTES
                 await self._send(payload(self._stream, document[start:end], follows=end < len(document)))
                 self.taken_at = time.monotonic()
+                if end < len(document):
+                    await asyncio.sleep(0)  # while there is room, nobody else would have a turn
         return len(piece)
 
     async def end(self) -> None:
