@@ -2,7 +2,7 @@
 # since they often wait: WORKERS=0 runs them in one.
 .DEFAULT_GOAL := help
 unexport PYTHONDONTWRITEBYTECODE  # dozens of processes would compile the same modules again
-.PHONY: help install install-tests demo dist test test-all bench storm lint format reference lock clean $(addprefix all-,$(PARTS))
+.PHONY: help install install-tests demo dist test test-all bench storm scaled lint format reference pictures docs lock first-hour clean $(addprefix all-,$(PARTS))
 
 BIN := .venv/bin
 ARGS ?=
@@ -56,6 +56,9 @@ bench: install-tests ## speed, CPU and memory, beside yardsticks of this machine
 storm: install-tests ## random changes and kills for an hour; ARGS='--minutes 5 --seed 7'
 	$(BIN)/python -m tests.storm $(ARGS)
 
+scaled: install-tests ## all parts apart as processes, killed under load for ten minutes; ARGS='--minutes 5'
+	$(BIN)/python -m tests.scaled $(ARGS)
+
 lint: install ## style, spelling, types and the import contract
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -67,15 +70,26 @@ format: install ## put the style right where that can be done by itself
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-lock: install ## the requirements.lock of service and Python client anew, each from its pyproject.toml (make lock ARGS=--upgrade for newer versions)
+docs: install ## the docs as a site in dist/docs, with llms.txt
+	@.ci/docs
+
+lock: install ## the requirements.lock of service, Python client and docs anew (make lock ARGS=--upgrade for newer versions)
 	$(BIN)/uv pip compile pyproject.toml --extra spark --extra otel --extra embedded --group dev --universal --python-version 3.11 \
 		--generate-hashes --no-emit-index-url --no-annotate --no-header --quiet $(ARGS) --output-file requirements.lock
 	$(BIN)/uv pip compile clients/python/pyproject.toml --all-extras --universal --python-version 3.10 \
 		--generate-hashes --no-emit-index-url --no-annotate --no-header --quiet $(ARGS) --output-file clients/python/requirements.lock
+	$(BIN)/uv pip compile --group docs --universal --python-version 3.11 \
+		--generate-hashes --no-emit-index-url --no-annotate --no-header --quiet $(ARGS) --output-file docs/site/requirements.lock
 
 reference: install ## what of the docs is made from the code
 	$(BIN)/python -m docs.generate.errors
 	$(BIN)/python -m docs.generate.rooms
+
+first-hour: install ## docs/first-hour.md anew: clone, wheel and compose steps in empty homes; 10 to 30 minutes, and the network
+	@$(BIN)/python -m docs.generate.first_hour
+
+pictures: install-tests ## the pictures of the demo app in docs/pictures
+	$(BIN)/python -m docs.generate.pictures
 
 clean: ## remove everything that the other targets made
 	rm -rf .venv dist clients/python/dist clients/web/dist clients/web/node_modules tests/e2e/*/node_modules tests/e2e/web/dist tests/postgres/node_modules \

@@ -9,10 +9,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tests.bench import (
+    churn,
     client,
     connect,
+    curves,
     decode,
     download,
+    fleet,
     latency,
     live,
     load,
@@ -21,6 +24,7 @@ from tests.bench import (
     resync,
     rules,
     snapshot,
+    start,
     storage,
 )
 from tests.bench.world import STORE, cores
@@ -43,7 +47,8 @@ def main() -> None:
     parser.add_argument(
         "--large",
         action="store_true",
-        help="resync also changes a table of 1,000,000 rows in every way; load has 10,000 streams and 1,000,000 ops",
+        help="resync also changes a table of 1,000,000 rows in every way; load has 10,000 streams and 1,000,000 ops;"
+        " curves go to 3,000,000 rows",
     )
     arguments = parser.parse_args()
     where = f"{cores()} cores, {platform.platform()}, Python {platform.python_version()}, store {arguments.store}"
@@ -69,7 +74,13 @@ def _load(scale: float, large: bool) -> None:
     load.run(max(10, int(streams * scale)), int(ops * scale))
 
 
+def _curves(scale: float, large: bool) -> None:
+    sizes = [10_000, 100_000, 1_000_000] + ([3_000_000] if large else [])
+    curves.run([int(rows * scale) for rows in sizes])
+
+
 _ALL: dict[str, Callable[[float, bool], None]] = {
+    "start": lambda scale, _: start.run(int(13_000 * scale)),
     "snapshot": lambda scale, _: snapshot.run(int(1_000_000 * scale)),
     "reprocess": lambda scale, _: reprocess.run(int(1_000_000 * scale)),
     "resync": _resync,
@@ -78,10 +89,13 @@ _ALL: dict[str, Callable[[float, bool], None]] = {
     "live": lambda scale, _: live.run(int(2_000 * scale)),
     "latency": lambda scale, _: latency.run(max(100, int(500 * scale))),
     "client": lambda scale, _: client.run(int(1_000_000 * scale)),
+    "fleet": lambda scale, _: fleet.run(int(2_000 * scale)),
     "download": lambda scale, _: download.run(int(500_000 * scale)),
     "load": _load,
     "connect": lambda scale, _: connect.run(max(10, int(10_000 * scale))),
     "storage": lambda scale, _: storage.run(int(500_000 * scale)),
+    "churn": lambda scale, _: churn.run(int(100_000 * scale)),
+    "curves": _curves,
 }
 
 

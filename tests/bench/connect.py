@@ -44,7 +44,7 @@ class _Arrival:
 
 
 def run(most: int) -> None:
-    counts = [count for count in (1, 1_000, 10_000) if count < most] + [most]
+    counts = [count for count in (1, 100, 1_000, 10_000) if count < most] + [most]
     limits = {"max_buckets_per_connection": most + TIMES, "max_parameter_query_results": most + TIMES}
     with world(fsync="off") as place:
         place.execute(

@@ -31,3 +31,22 @@ def insert(rows: int, first: int = 0, owners: int = OWNERS) -> str:
         f"{owners}, 'title ' || md5(i::text) || ' with some more words', i % 2 = 0, i"
         f" from generate_series({first}, {first + rows - 1}) i"
     )
+
+
+def small_tables(count: int, rows: int) -> list[str]:
+    """SQL that makes tables of so many rows each, and publishes them."""
+    made = [
+        statement
+        for number in range(count)
+        for statement in (
+            f"create table t{number} (id bigint primary key, title text)",
+            f"insert into t{number} select i, md5(i::text) from generate_series(1, {rows}) i",
+        )
+    ]
+    return [*made, "create publication headwater for all tables"]
+
+
+def small_streams(count: int) -> str:
+    """A sync config that gives everybody all of `small_tables`."""
+    queries = "".join(f"      - SELECT id::text AS id, title FROM t{number}\n" for number in range(count))
+    return f"config: {{edition: 3}}\nstreams:\n  all:\n    auto_subscribe: true\n    queries:\n{queries}"

@@ -12,7 +12,7 @@ import resource
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import psutil
 import psycopg
@@ -30,6 +30,9 @@ COMMITS = 5
 AHEAD = 50
 """Streams before the counted ones, since what the first of them take is there once."""
 _NOBODY = "nobody-else"
+
+FEW = 200
+"""Streams that hear of commits before the others connect."""
 
 MEMORY, HEARD, BACK = 20.0, 0.3, 0.75
 """Budgets of a stream: KB of memory, and milliseconds of 2,000 until the last has heard of a commit, or is back."""
@@ -75,14 +78,18 @@ class _Load:
     place: World
     endpoint: Endpoint
     form: Form
+    tokens: dict[str, str] = field(default_factory=dict)
 
     async def measure(self, streams: int, ops: int) -> list[Figure]:
         users = [f"idle{number}" for number in range(streams)]
         ahead = await self._idle([f"ahead{number}" for number in range(AHEAD)])
         before = self._memory()
-        devices = await self._idle(users)
+        devices = await self._idle(users[:FEW])
+        of_few = await self._commits(devices) if streams > FEW else []
+        devices += await self._idle(users[FEW:])
         await asyncio.sleep(1)
         figures = [Figure("memory of an idle stream", (self._memory() - before) / streams / 1000, "KB", MEMORY)]
+        figures += of_few
         figures += await self._commits(devices)
         figures += await self._storm(users, [*ahead, *devices])
         return figures + await self._downloads(ops)
@@ -91,16 +98,23 @@ class _Load:
         """One row for everybody, a few times."""
         first, last = [], []
         with psycopg.connect(self.place.postgres.dsn("bench"), autocommit=True) as conn, self._meter() as usage:
-            for number in range(COMMITS):
+            for _ in range(COMMITS):
+                for device in devices:
+                    device.completed = 0
                 await asyncio.to_thread(conn.execute, "insert into notices (text) values ('a word to all')")
                 committed = time.perf_counter()
-                await completed(devices, number + 2)
+                await completed(devices, 1)
                 first.append(min(device.at for device in devices) - committed)
                 last.append(max(device.at for device in devices) - committed)
         cpu = usage.cpu / COMMITS / len(devices)
         return [
-            Figure("commit to the first device", report.percentile(first, 0.5) * 1000, "ms"),
-            Figure("commit to the last", report.percentile(last, 0.5) * 1000, "ms", HEARD * len(devices)),
+            Figure(f"commit to the first of {len(devices):,}", report.percentile(first, 0.5) * 1000, "ms"),
+            Figure(
+                f"commit to the last of {len(devices):,}",
+                report.percentile(last, 0.5) * 1000,
+                "ms",
+                HEARD * len(devices),
+            ),
             Figure("  CPU a device", cpu * 1e6, "us"),
         ]
 
@@ -117,6 +131,7 @@ class _Load:
         assert sum(device.size for device in back) < 2000 * len(back), "nothing is sent again"
         for device in back:
             device.transport.abort()
+        await self._until_alone()  # or downloads would be measured beside so many ends
         arrivals = [device.at - started for device in back]
         return [
             Figure("reconnect, the middle one", report.percentile(arrivals, 0.5) * 1000, "ms"),
@@ -145,7 +160,13 @@ class _Load:
         """A user's device. It has these buckets already; they are named as those of `_NOBODY`."""
         buckets = [{"name": name.replace(_NOBODY, user), "after": after} for name, after in (known or {}).items()]
         request = {"raw_data": True, "include_checksum": True, "client_id": user, "buckets": buckets}
-        return self.form.device(self.place.token(user), request)
+        return self.form.device(self._token(user), request)
+
+    def _token(self, user: str) -> str:
+        """A device that comes back has the token that it had."""
+        if user not in self.tokens:
+            self.tokens[user] = self.place.token(user)
+        return self.tokens[user]
 
     def _known(self) -> dict[str, str]:
         """The buckets of a user who has everything, and up to which op."""
@@ -159,7 +180,7 @@ class _Load:
     async def _until_alone(self) -> None:
         deadline = time.monotonic() + 60
         process = psutil.Process(self.endpoint.pid)
-        while len(process.net_connections("tcp")) > 1:
+        while sum(each.laddr.port == self.endpoint.port for each in process.net_connections("tcp")) > 1:  # it listens
             assert time.monotonic() < deadline, "the endpoint lets connections go that are closed"
             await asyncio.sleep(0.1)
 

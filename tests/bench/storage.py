@@ -54,11 +54,11 @@ def _bench(name: str, address: StoreAddress, ops: int) -> None:
         report.line("flushes of 10,000 rows", ops / usage.seconds, "ops/s")
         report.usage(usage, ops / 1e6)
         raw = sum(len(_line(number, 0)) for number in range(0, rows, 100)) * 100 / rows
-        report.line("bytes on disk a live row, with its history", _size(address) / rows, "B", "row as text", raw)
+        report.line("bytes on disk a live row, with its history", size_of(address) / rows, "B", "row as text", raw)
         _read("hot history", address, ops)
         _compact(address, ops)
         _read("compacted history", address, rows)
-        report.line("bytes on disk a live row, compacted", _size(address) / rows, "B", "row as text", raw)
+        report.line("bytes on disk a live row, compacted", size_of(address) / rows, "B", "row as text", raw)
     finally:
         store.close()
 
@@ -131,7 +131,9 @@ def _compact(address: StoreAddress, ops: int) -> None:
         upkeep.close()
 
 
-def _size(address: StoreAddress) -> int:
+def size_of(address: StoreAddress, *, pack: bool = True) -> int:
+    """The bytes that a store takes on disk; embedded, without the room that is free in it, and in Postgres with `pack`,
+    which keeps others from the tables meanwhile."""
     match address:
         case SqliteAddress(directory):
             db = apsw.Connection(str(Path(directory) / "store.db"))
@@ -144,7 +146,8 @@ def _size(address: StoreAddress) -> int:
         case PostgresAddress(conninfo, schema):
             with psycopg.connect(conninfo, autocommit=True) as conn:
                 conn.execute(f"set search_path to {schema}".encode())
-                conn.execute("vacuum full")
+                if pack:
+                    conn.execute("vacuum full")
                 sql = (
                     "select coalesce(sum(pg_total_relation_size(c.oid)), 0)::bigint from pg_class c"
                     " join pg_namespace n on n.oid = c.relnamespace where n.nspname = %s and c.relkind = 'r'"

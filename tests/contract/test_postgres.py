@@ -25,6 +25,7 @@ from headwater.oplog.lsn import Lsn
 from headwater.storage.address import PostgresAddress
 from headwater.storage.contract.parts import CurrentRow
 from headwater.storage.contract.store import (
+    LeaseHeldError,
     LeaseLostError,
     PartLostError,
     Progress,
@@ -95,6 +96,31 @@ def test_two_stores_in_one_database_do_not_meet(world: World, new_postgres_addre
         assert reader.newest() is None
         second.bootstrap({"2": (A, "other")})
         assert contents([assert_in_step(reader, A)]) == {("todos", "2"): {"text": "other"}}
+
+
+def test_a_holder_that_lost_its_session_and_does_not_renew_is_replaced_before_its_lease_expires(
+    world: World, admin: psycopg.Connection
+) -> None:
+    """As when its process was killed on another machine, where nobody here can see it."""
+
+    def left(seconds: int) -> None:
+        admin.execute("update leases set expires_at = clock_timestamp() + make_interval(secs => %s)", [seconds])
+
+    world.bootstrap({"1": (A, "x")})
+    world.write({"1": (A, "y")})
+    with closing(open_backend(world.address).open_store()) as other:
+        left(15)
+        with pytest.raises(LeaseHeldError):  # it may be slow, but it is there
+            other.acquire(SOURCE, "there:1", 30.0)
+        ((ended,),) = admin.execute(
+            "select pg_terminate_backend(split_part(flushing, ' ', 1)::int, 20000) from leases"
+        ).fetchall()
+        assert ended
+        left(25)
+        with pytest.raises(LeaseHeldError):  # it renews its lease, so it only has to connect again
+            other.acquire(SOURCE, "there:1", 30.0)
+        left(15)
+        assert other.acquire(SOURCE, "there:1", 30.0).epoch == 2
 
 
 def test_processes_that_start_at_once_make_one_store(address: PostgresAddress) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import select
 import time
 from collections.abc import Callable
+from unittest.mock import patch
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -16,6 +17,7 @@ from headwater.oplog.transform import RowKeys, row_ops
 from headwater.storage.contract.reader import StoreReader
 from headwater.storage.contract.store import LeaseHeldError, LeaseLostError, Progress
 from headwater.storage.open import open_backend
+from headwater.storage.shared import runs
 from headwater_rules.results import LookupEntry
 from tests.contract.world import SOURCE, A, B, World, assert_in_step, lookups, named, put, totals
 from tests.support.examples import examples
@@ -258,13 +260,24 @@ _STEP = st.one_of(
 
 
 @settings(max_examples=examples(20), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(first=st.dictionaries(_ROWS, _TARGET.filter(bool), max_size=8), steps=st.lists(_STEP, max_size=8))
+@given(
+    first=st.dictionaries(_ROWS, _TARGET.filter(bool), max_size=8),
+    steps=st.lists(_STEP, max_size=8),
+    least_run=st.sampled_from([1, 2, runs.RUN_OPS]),
+)
 def test_every_device_converges_from_every_position(
     open_world: Callable[[], World],
     first: dict[str, tuple[str, str]],
     steps: list[dict[str, tuple[str, str] | None] | str],
+    least_run: int,
 ) -> None:
-    world = open_world()
+    with patch.object(runs, "RUN_OPS", least_run):
+        _live(open_world(), first, steps)
+
+
+def _live(
+    world: World, first: dict[str, tuple[str, str]], steps: list[dict[str, tuple[str, str] | None] | str]
+) -> None:
     reader = open_backend(world.address).open_reader()
     truth = dict(first)
     world.bootstrap(truth, parts=2)

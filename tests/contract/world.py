@@ -81,17 +81,24 @@ class World:
         """One flush: rows put into a bucket with a text, or deleted."""
         flush = self.store.begin(self.lease)
         current = flush.current(self.table, list(changes))
-        for row_id, target in changes.items():
+        gathered: list[DraftOp] = []
+        names: dict[int, BucketName] = {}
+        for number, (row_id, target) in enumerate(changes.items()):
             before = current.get(row_id)
             previous = decode_members(before.members, row_id) if before is not None else []
             puts = [] if target is None else [put(*target[:1], row_id, target[1])]
             ops, members = row_ops(previous, puts, RowKeys(self.table, row_id, self.salt))
-            flush.append(ops, {bucket_key(p.bucket): named(p.bucket) for p in puts})
+            gathered += ops
+            names |= {bucket_key(p.bucket): named(p.bucket) for p in puts}
+            if number % 3 == 0:  # so that a flush has appends of one row and of several
+                flush.append(gathered, names)
+                gathered = []
             if target is None:
                 flush.delete_rows(self.table, [row_id])
             else:
                 line = f"{row_id}\t{target[1]}"
                 flush.put_rows(self.table, [CurrentRow(row_id, 0, line, encode_members(members, row_id), None)])
+        flush.append(gathered, names)
         self.lsn = lsn or self.lsn + 10
         return flush.commit(self.source, Progress(Lsn(self.lsn), 5))
 

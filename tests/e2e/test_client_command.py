@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import signal
 import sqlite3
+import subprocess
+import sys
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -12,6 +16,7 @@ from click.testing import CliRunner, Result
 
 from headwater_client.cli.main import main
 from tests.support.fix_api import Endpoint, make_token
+from tests.support.fix_headwater import wait_until
 from tests.support.memory_store import MemoryStore
 
 pytestmark = pytest.mark.e2e
@@ -99,3 +104,24 @@ def test_what_cannot_be_done_is_said_in_a_line(endpoint: Endpoint, file: Path, t
     address = ["--endpoint", endpoint.http.base_url, "--once", "--timeout", 2]
     assert "answered 401" in command("sync", file, *address, "--token", "nonsense", exit_code=1).stderr
     assert "no such table" in command("query", file, "select * from nowhere", exit_code=1).stderr
+
+
+@pytest.mark.long
+def test_ctrl_c_ends_a_query_that_would_not(endpoint: Endpoint, file: Path) -> None:
+    sync(endpoint, file)
+    endless = "with recursive t(n) as (select 1 union all select n + 1 from t) select count(*) from t"
+    words = [sys.executable, "-m", "headwater_client", "query", str(file), endless]
+    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as process:
+        wait_until(lambda: is_locked(file), "the query")
+        process.send_signal(signal.SIGINT)
+        _, told = process.communicate(timeout=60)
+    assert (process.returncode, "interrupted" in told) == (1, True), told
+
+
+def is_locked(file: Path) -> bool:
+    with closing(sqlite3.connect(file, timeout=0, isolation_level=None)) as connection:
+        try:
+            connection.execute("begin immediate")
+        except sqlite3.OperationalError:
+            return True
+        return False

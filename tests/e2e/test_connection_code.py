@@ -1,4 +1,4 @@
-"""What `headwater init` prints for an app in Python is code with which a device syncs and uploads."""
+"""What `headwater init` prints for an app is code with which a device syncs and uploads."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from headwater.cli.init.next_steps import connection_code
+from headwater.embedded.node import find_node
 from headwater.source.catalog.outline import read_outline
 from headwater.source.catalog.schema import read_schema
 from headwater_rules.compiler.compile import compile_config
@@ -21,6 +23,7 @@ from headwater_rules.propose.propose import propose
 from tests.support.fix_headwater import Deploy
 from tests.support.fix_postgres import SourceDb
 from tests.support.fix_service import Service
+from tests.support.node_process import FOLDER, npm_ci
 
 PYTHON = """
 import json, time
@@ -34,26 +37,97 @@ database.close()
 """
 
 
-@pytest.mark.long
-@pytest.mark.e2e
-def test_an_app_connects_by_it(
-    deploy: Deploy, source_db: SourceDb, serve: Callable[..., Service], tmp_path: Path
-) -> None:
+STUBS = """
+export const sent: unknown[] = [];
+async function fetchTokenFromYourBackend(): Promise<string> { return TOKEN; }
+async function sendToYourBackend(crud: { opData?: unknown }[]) { sent.push(...crud.map((each) => each.opData)); }
+"""
+APP = """
+import { db, sent } from './connect';
+await db.waitForFirstSync(AbortSignal.timeout(60_000));
+const rows = await db.getAll('select text from notes');
+await db.execute("update notes set text = 'changed'");
+while (!sent.length) await new Promise((resolve) => setTimeout(resolve, 20));
+console.log(JSON.stringify({ rows, sent }));
+await db.close();
+"""
+MODULE = '{"type": "module"}'
+IN_NODE = "{ dbFilename: 'app.db', implementation: { type: 'node:sqlite' } }"
+OPTIONS = {
+    "target": "ES2022", "lib": ["ES2023", "DOM"], "module": "ESNext", "moduleResolution": "Bundler", "strict": True,
+    "skipLibCheck": True, "noEmit": True, "types": [],
+}  # fmt: skip
+WEB = Path(__file__).parents[2] / "clients" / "web"
+
+
+@dataclass(frozen=True, slots=True)
+class App:
+    """Where devices connect to, and what `headwater init` would print for it."""
+
+    service: Service
+    schema: str
+    connect: str
+
+
+@pytest.fixture
+def printed(deploy: Deploy, source_db: SourceDb, serve: Callable[..., Service]) -> Callable[[Language], App]:
     source_db.execute("create table notes (id text primary key, user_id text, text text)")
     source_db.execute("insert into notes values ('1', 'ann', 'mine'), ('2', 'bob', 'his')")
     deployed = deploy("config: {edition: 3}\nstreams: {}")
     deployed.yaml = propose(read_outline(deployed.settings)).text
     service = serve(deployed.start())
-    schema = schema_code(
-        client_schema(compile_config(deployed.yaml).plan, read_schema(deployed.settings)), Language.PYTHON
-    )
-    connect = connection_code(Language.PYTHON).replace("http://localhost:8080", service.endpoint)
-    token = json.dumps(service.token("ann"))
-    stubs = f"sent = []\ndef fetch_token_from_your_backend(): return {token}\n"
-    stubs += "def send_to_your_backend(crud): sent.extend(each.data for each in crud)\n"
-    text = schema + stubs + connect + PYTHON
-    command = [sys.executable, "app.py"]
-    (tmp_path / "app.py").write_text(text)
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stderr
+
+    def code(language: Language) -> App:
+        tables = client_schema(compile_config(deployed.yaml).plan, read_schema(deployed.settings))
+        connect = connection_code(language).replace("http://localhost:8080", service.endpoint)
+        return App(service, schema_code(tables, language), connect)
+
+    return code
+
+
+def synced(command: list[str], folder: Path) -> None:
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
     assert json.loads(done.stdout) == {"rows": [{"text": "mine"}], "sent": [{"text": "changed"}]}
+
+
+@pytest.mark.long
+@pytest.mark.e2e
+def test_an_app_in_python_connects_by_it(printed: Callable[[Language], App], tmp_path: Path) -> None:
+    app = printed(Language.PYTHON)
+    stubs = f"sent = []\ndef fetch_token_from_your_backend(): return {json.dumps(app.service.token('ann'))}\n"
+    stubs += "def send_to_your_backend(crud): sent.extend(each.data for each in crud)\n"
+    (tmp_path / "app.py").write_text(app.schema + stubs + app.connect + PYTHON)
+    synced([sys.executable, "app.py"], tmp_path)
+
+
+@pytest.mark.long
+@pytest.mark.e2e
+def test_an_app_in_typescript_has_the_right_types_and_connects_by_it(
+    printed: Callable[[Language], App], tmp_path: Path
+) -> None:
+    npm_ci(FOLDER)
+    npm_ci(WEB)
+    app = printed(Language.TS)
+    assert f"// Node: database: {IN_NODE}" in app.connect
+    stubs = STUBS.replace("TOKEN", json.dumps(app.service.token("ann")))
+    node = str(find_node().node)
+    for package, packages in (("web", WEB), ("node", FOLDER)):
+        folder = tmp_path / package
+        folder.mkdir()
+        (folder / "node_modules").symlink_to(packages / "node_modules")
+        connect = app.connect
+        if package == "node":
+            connect = connect.replace("@powersync/web", "@powersync/node")
+            connect = connect.replace("database: { dbFilename: 'app.db' }", f"database: {IN_NODE}")
+        files = {"AppSchema.ts": app.schema, "connect.ts": stubs + connect, "app.ts": APP, "package.json": MODULE}
+        for name, text in files.items():
+            (folder / name).write_text(text)
+        (folder / "tsconfig.json").write_text(json.dumps({"compilerOptions": OPTIONS, "include": ["*.ts"]}))
+        types = [node, str(WEB / "node_modules" / "typescript" / "bin" / "tsc"), "--project", str(folder)]
+        done = subprocess.run(types, capture_output=True, text=True, timeout=120, check=False)
+        assert done.returncode == 0, done.stdout
+    for name, other in (("connect.ts", "./AppSchema"), ("app.ts", "./connect")):  # Node wants the ending
+        path = tmp_path / "node" / name
+        path.write_text(path.read_text().replace(f"'{other}'", f"'{other}.ts'"))
+    synced([node, "app.ts"], tmp_path / "node")

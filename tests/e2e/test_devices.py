@@ -66,7 +66,7 @@ def tables(source_db: SourceDb) -> SourceDb:
 SDKS: tuple[Sdk, ...] = ("node", "web", "python")
 TRANSPORTS: tuple[Transport, ...] = ("ndjson", "bson", "websocket")
 MODES: tuple[CheckpointMode, ...] = ("legacy", "requests")
-WAYS = [way for way in product(SDKS, TRANSPORTS) if way != ("python", "websocket")]  # it has no such transport
+WAYS = list(product(SDKS, TRANSPORTS))
 FIRST_OFTEN = [("node", "ndjson"), ("node", "websocket"), ("python", "ndjson")]
 MODES_OFTEN = [("node", "ndjson", "requests"), ("python", "ndjson", "legacy")]
 

@@ -46,7 +46,7 @@ def ways(*often: tuple[Sdk, Transport]) -> pytest.MarkDecorator:
     every: list[tuple[Sdk, Transport]] = [
         ("node", "ndjson"), ("node", "bson"), ("node", "websocket"),
         ("web", "ndjson"), ("web", "bson"), ("web", "websocket"),
-        ("python", "ndjson"), ("python", "bson"),
+        ("python", "ndjson"), ("python", "bson"), ("python", "websocket"),
     ]  # fmt: skip
     return pytest.mark.parametrize(
         ("sdk", "transport"),
@@ -149,7 +149,7 @@ def test_a_token_that_ends_soon_is_replaced_in_time(
     assert device.status()["download_error"] is None
 
 
-@ways(("node", "websocket"), ("python", "ndjson"))
+@ways(("node", "websocket"), ("python", "websocket"))
 @pytest.mark.parametrize("seconds", [-600, -5], ids=["refused", "ended"])
 def test_a_token_that_has_ended_is_replaced_at_once(
     endpoint: Endpoint, opened: Open, caplog: pytest.LogCaptureFixture, seconds: int

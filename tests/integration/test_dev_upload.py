@@ -177,3 +177,48 @@ def test_shared_twice_the_second_time_is_refused_as_being_there_already(world: W
 )
 def test_values_that_the_tables_do_not_take_are_refused_for_good(world: World, values: dict[str, object]) -> None:
     world.refused(world.ada, put("todos", None, **{"list_id": world.adas, **values}))
+
+
+def title_of(world: World, todo: str) -> str:
+    return str(world.db.fetch("select title from todos where id = %s", todo)[0][0])
+
+
+def test_of_two_titles_the_first_stands_and_the_other_is_kept_for_a_person_to_decide(world: World) -> None:
+    todo = world.todo_of(world.common)
+    old = title_of(world, todo)
+    world.send(world.ada, patch("todos", todo, {"title": old}, title="Hers"))
+    refused = world.refused(world.ben, patch("todos", todo, {"title": old}, title="His"))
+    assert (refused["sqlstate"], title_of(world, todo)) == ("HW409", "Hers")
+    # he has seen hers by now
+    world.send(world.ben, patch("todos", todo, {"title": "Hers"}, title="His"))
+    assert title_of(world, todo) == "His"
+
+
+def test_ticks_the_same_title_twice_and_devices_that_tell_no_title_are_no_conflict(world: World) -> None:
+    todo = world.todo_of(world.common)
+    old = title_of(world, todo)
+    world.send(world.ada, patch("todos", todo, {"title": old}, title="New"))
+    world.send(world.ben, patch("todos", todo, {}, done=True), patch("todos", todo, {"title": old}, title="New"))
+    world.send(world.ben, patch("todos", todo, title="Last"))
+    assert title_of(world, todo) == "Last"
+
+
+def test_each_statement_that_writes_is_kept_with_who_sent_it(world: World) -> None:
+    todo = world.todo_of(world.common)
+    world.send(world.ben, patch("todos", todo, done=True))
+    world.db.execute("update todos set notes = 'x' where list_id = %s", world.common)
+    kept = world.db.fetch("select by, relation, rows, ids, sql from demo.writes order by number")
+    (by, relation, rows, ids, sql), by_hand = kept
+    assert (by, relation, rows, ids) == (world.ben, "todos", 1, [todo])
+    assert sql.startswith('update "public"."todos" as t set "done" = ')
+    assert by_hand[0] is None
+    assert (by_hand[2], len(by_hand[3])) == (20, 20)
+    assert by_hand[4] == "update todos set notes = 'x' where list_id = $1"
+
+
+def test_the_oldest_statements_are_forgotten(world: World) -> None:
+    todo = world.todo_of(world.common)
+    world.db.execute(
+        "do $$ begin for n in 1..1000 loop update todos set notes = n::text where id = '" + todo + "'; end loop; end $$"
+    )
+    assert world.db.fetch("select count(*), max(number) from demo.writes") == [(500, 1000)]

@@ -5,14 +5,20 @@ from __future__ import annotations
 import json
 import socket
 import sqlite3
+import time
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from headwater.cli.doctor import source as source_checks
 from headwater.cli.doctor import store as store_checks
+from headwater.cli.doctor.result import Level, Result
+from headwater.config.given import ConfigSource
+from headwater.config.load import load_config
 from headwater.embedded.postgres import EmbeddedPostgres
 from headwater.storage.open import open_backend
 from tests.support.command import headwater_here
@@ -156,3 +162,38 @@ def test_a_store_that_was_moved(deployed: Deployment, tmp_path: Path) -> None:
     code, found = doctor(tmp_path, config)
     assert code == 1
     assert "moved to the cellar" in str(found["FAIL"])
+
+
+@pytest.mark.parametrize(("off", "level"), [(90.0, "FAIL"), (-90.0, "FAIL"), (10.0, "WARN"), (0.0, "OK")])
+def test_clocks_that_differ(
+    off: float, level: str, source_db: SourceDb, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(source_checks, "time", SimpleNamespace(time=lambda: time.time() + off))
+    (clock,) = [each for each in found_at(source_db, tmp_path) if each.area == "clock"]
+    assert clock.level.value == level
+    assert level == "OK" or "set their clocks by NTP" in clock.fix
+
+
+def test_a_log_that_grows_for_ever_or_goes_too_soon(
+    postgres_with: Callable[..., EmbeddedPostgres], source_db: SourceDb, tmp_path: Path
+) -> None:
+    (unlimited,) = [each for each in found_at(source_db, tmp_path) if each.area == "log"]
+    assert unlimited.level is Level.WARN
+    assert "SET max_slot_wal_keep_size = '50GB'" in unlimited.fix
+    source_db.needs(18, "idle_replication_slot_timeout")
+    server = postgres_with(idle_replication_slot_timeout="60", max_slot_wal_keep_size="64MB")
+    hasty = SourceDb(server, "postgres")
+    try:
+        kept, dropped = [each for each in found_at(hasty, tmp_path) if each.area == "log"]
+    finally:
+        hasty.connection.close()
+    assert (kept.level, dropped.level) == (Level.OK, Level.WARN)
+    assert "ALTER SYSTEM SET idle_replication_slot_timeout = 0" in dropped.fix
+
+
+def found_at(source: SourceDb, tmp_path: Path) -> list[Result]:
+    """What the checks of a source find, of which no sync config is deployed."""
+    uri = f"postgresql://postgres@127.0.0.1:{source.server.port}/{source.name}"
+    text = f"replication: {{connections: [{{uri: '{uri}', sslmode: disable}}]}}\n"
+    (tmp_path / "headwater.yaml").write_text(text)
+    return list(source_checks.check_source(load_config(ConfigSource(), {}, tmp_path), None, None))

@@ -5,8 +5,6 @@ from __future__ import annotations
 import io
 import re
 import stat
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -21,20 +19,10 @@ from headwater_rules.compiler.compile import Compiled, compile_config
 from headwater_rules.errors import Code
 from headwater_rules.propose.propose import Proposal, propose
 from tests.support.command import headwater_here
+from tests.support.django_tables import make_django_tables
+from tests.support.example_schemas import GIVEN, USERS, make_example
 from tests.support.fix_headwater import Deploy
 from tests.support.fix_postgres import SourceDb
-
-SCHEMAS = Path(__file__).parents[1] / "support" / "schemas"
-_UUID = "00000000-0000-4000-8000-00000000000"
-GIVEN = {
-    "pagila": {"customer", "rental", "payment"},
-    "supabase": {"profiles", "teams", "team_members", "todos", "documents", "document_versions"},
-    "rails": {"users", "sessions", "memberships", "projects", "tasks", "comments", "likes", "order",
-              "task_labels"},
-    "keyless": {"users", "lists", "list_items", "attachments"},
-    "django": {"auth_user", "shop_profile", "shop_cart", "shop_cartitem", "shop_review"},
-}  # fmt: skip
-USERS = dict.fromkeys(GIVEN, ("1", "2")) | {"supabase": (f"{_UUID}1", f"{_UUID}2")}
 
 
 def settings(source: SourceDb) -> SourceSettings:
@@ -46,7 +34,7 @@ def uri_of(source: SourceDb, password: str = "") -> str:
 
 
 def proposed(source: SourceDb, name: str) -> Proposal:
-    source.execute((SCHEMAS / f"{name}.sql").read_text())
+    make_example(source, name)
     return propose(read_outline(settings(source)))
 
 
@@ -76,9 +64,8 @@ def test_rows_go_to_their_users_and_the_rest_is_left_to_the_developer(name: str,
     assert "password" not in str(compiled.plan)
 
 
-@pytest.mark.parametrize(
-    "name", ["supabase", *(pytest.param(name, marks=pytest.mark.long) for name in GIVEN if name != "supabase")]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("name", GIVEN)
 def test_devices_sync_by_it_and_get_no_rows_of_others(name: str, deploy: Deploy, source_db: SourceDb) -> None:
     text = proposed(source_db, name).text
     prepare(settings(source_db), compile_config(text).plan.tables())
@@ -95,7 +82,7 @@ def _streams(compiled: Compiled) -> set[str]:
 
 
 def test_it_writes_files_that_work_and_says_what_is_next(source_db: SourceDb, tmp_path: Path) -> None:
-    source_db.execute((SCHEMAS / "rails.sql").read_text())
+    make_example(source_db, "rails")
     uri = uri_of(source_db, ":it's%20a%20secret")
     done = headwater_here("init", "--yes", "--sdk", "ts", cwd=tmp_path, HEADWATER_SOURCE_URI=uri)
     assert done.code == 0, done.err
@@ -112,8 +99,27 @@ def test_it_writes_files_that_work_and_says_what_is_next(source_db: SourceDb, tm
         assert headwater_here(*arguments, cwd=tmp_path).code == 0
 
 
+def test_more_buckets_than_a_device_may_have_are_told(source_db: SourceDb, tmp_path: Path) -> None:
+    source_db.execute(
+        "create table users (id bigint primary key, email text);"
+        "create table tasks (id bigint primary key, user_id bigint references users);"
+        "create table comments (id bigint, task_id bigint references tasks, at date, primary key (id, at))"
+        " partition by range (at);"
+        "create table comments_1 partition of comments for values from ('2026-01-01') to ('2027-01-01');"
+        "insert into users values (1, 'ann'), (2, 'bob');"
+        "insert into tasks select n, 1 + n % 2 from generate_series(1, 3000) n;"
+        "insert into comments select n, n, '2026-05-01' from generate_series(1, 500) n; analyze"
+    )
+    rows = {table.name: table.rows for table in read_outline(settings(source_db))}
+    assert rows == {"users": 2, "tasks": 3000, "comments": 500}
+    done = headwater_here("init", "--yes", "--sdk", "none", "--uri", uri_of(source_db), cwd=tmp_path)
+    assert done.code == 0, done.err
+    assert "CAUTION: the stream comments has a bucket for each row of tasks, which has about 3,000, 1,500" in done.out
+    assert "CAUTION: a bucket for each row of tasks" in (tmp_path / "sync.yaml").read_text()
+
+
 def test_it_asks_what_it_was_not_told(source_db: SourceDb, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source_db.execute((SCHEMAS / "pagila.sql").read_text())
+    make_example(source_db, "pagila")
     uri = uri_of(source_db, ":secret")
     monkeypatch.setattr("sys.stdin", io.StringIO("staff\nn\n"))
     refused = headwater_here("init", "--sdk", "none", "--uri", uri, cwd=tmp_path)
@@ -182,46 +188,9 @@ def test_reserved_and_strange_names_are_written_so_that_they_compile(source_db: 
     assert len(_streams(checked(source_db, proposal.text))) == len(words) + 2
 
 
-_DJANGO = """
-import django
-from django.conf import settings
-settings.configure(
-    DATABASES={{"default": {{"ENGINE": "django.db.backends.postgresql", "HOST": "127.0.0.1", "PORT": {port},
-                           "USER": "postgres", "NAME": "{name}"}}}},
-    INSTALLED_APPS=["django.contrib.auth", "django.contrib.contenttypes", "django.contrib.sessions",
-                    "django.contrib.admin"],
-    DEFAULT_AUTO_FIELD="django.db.models.BigAutoField",
-)
-django.setup()
-from django.core.management import call_command
-from django.db import connection, models
-call_command("migrate", verbosity=0)
-class Notebook(models.Model):
-    owner = models.ForeignKey("auth.User", models.CASCADE)
-    name = models.TextField()
-    shared_with = models.ManyToManyField("auth.User", related_name="+", db_table="app_notebook_members")
-    class Meta:
-        app_label = "app"
-class Page(models.Model):
-    notebook = models.ForeignKey(Notebook, models.CASCADE)
-    text = models.TextField()
-    class Meta:
-        app_label = "app"
-with connection.schema_editor() as editor:
-    editor.create_model(Notebook)
-    editor.create_model(Page)
-from django.contrib.auth.models import User
-ann, bob = User.objects.create_user("ann"), User.objects.create_user("bob")
-for user in (ann, bob):
-    book = Notebook.objects.create(owner=user, name=f"of {{user.username}}")
-    Page.objects.create(notebook=book, text=f"of {{user.username}}")
-"""
-
-
 @pytest.mark.long
 def test_the_tables_that_django_makes(deploy: Deploy, source_db: SourceDb) -> None:
-    script = _DJANGO.format(port=source_db.server.port, name=source_db.name)
-    subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
+    make_django_tables(source_db)
     proposal = propose(read_outline(settings(source_db)))
     assert _streams(checked(source_db, proposal.text)) == {
         "auth_user", "app_notebook", "app_notebook_members", "app_page",

@@ -50,7 +50,8 @@ def grown(deployment: Deployment, sql: str, seconds: float = 120) -> int:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("rows", [130, pytest.param(200, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("rows", [130, 200])
 def test_a_transaction_of_up_to_a_gigabyte_passes_a_process_of_600_megabytes(
     deploy: Deploy, source_db: SourceDb, launch: Launch, rows: int
 ) -> None:

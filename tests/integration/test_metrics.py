@@ -97,7 +97,7 @@ def test_an_endpoint_beside_a_replicator_tells_of_both(deployment: Deployment, l
 
 def test_an_endpoint_alone_leaves_a_replicators_figures_to_it(deployment: Deployment, launch: Launch) -> None:
     page, port = Page(), free_port()
-    running = launch("api", {**page.config(deployment, port), "api": {"http": {"max_connections": 2}}})
+    running = launch("api", {**page.config(deployment, port), "api": {"workers": 1, "http": {"max_connections": 2}}})
     wait_until(page.there, "the endpoint")
     assert not page.of.keys() & {*REPLICATED, *SIZES}
     assert page.of.keys() >= {*COUNTED, "powersync_concurrent_connections", "powersync_replication_lag_seconds"}

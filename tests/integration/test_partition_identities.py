@@ -108,6 +108,7 @@ def test_a_new_partition_of_a_table_with_another_identity_than_the_others(deploy
     assert deployment.problems() == []
 
 
+@pytest.mark.long
 def test_partitions_with_nothing_in_common_are_told_of_and_compared(deploy: Deploy, source_db: SourceDb) -> None:
     prepare(source_db, MIXED)
     (finding,) = table_findings(source_db.connection, published_tables(source_db.connection, ["headwater"]))

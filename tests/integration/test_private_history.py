@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from headwater.oplog.lsn import ZERO
+from headwater.oplog.op import OpId
 from headwater.replication.stream.flush import FLUSH_CHANGES
 from headwater.source.rows.fetch import Names, RowFetcher
 from headwater.source.stream import Received, ReplicationStream
+from headwater.storage.open import open_backend
 from tests.support.changed_source import Device, published_rows, settled
 from tests.support.fix_headwater import HASTY, TRIGGERED, Deploy, Deployment, wait_until
-from tests.support.store_file import store_file
 
 if TYPE_CHECKING:
     from tests.support.fix_postgres import SourceDb
@@ -90,8 +91,9 @@ def held_back() -> Iterator[None]:
 
 def given(deployment: Deployment) -> str:
     """Every op that any device could have been given."""
-    with store_file(deployment.directory) as db:
-        return "\n".join(str(line) for (line,) in db.execute("select line from ops"))
+    backend = open_backend(deployment.address)
+    batches = backend.read_history(OpId(0), backend.history_limits().checkpoint)
+    return "\n".join(op.line for batch in batches for op in batch)
 
 
 def hold_to_the_truth(deployment: Deployment, source: SourceDb, device: Device) -> None:

@@ -233,6 +233,7 @@ def test_what_is_not_published_is_told_and_comes_when_it_is_published_again(
     assert deployment.problems() == []
 
 
+@pytest.mark.long
 def test_what_is_not_published_comes_late(deploy: Deploy, source_db: SourceDb) -> None:
     prepare(source_db)
     source_db.execute(BOTH + " with (publish = 'insert')")

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from headwater.embedded.postgres import EmbeddedPostgres, StopMode
@@ -89,6 +90,7 @@ def status_of(folder: Path, config: dict[str, object]) -> dict[str, Any]:
     return told
 
 
+@pytest.mark.long
 def test_command_endpoint_and_metrics_tell_the_same(
     deploy: Deploy, source_db: SourceDb, launch: Launch, tmp_path: Path
 ) -> None:

@@ -27,3 +27,9 @@ def test_two_services_with_secrets_and_large_rows(storm: Storm) -> None:
     plan = Plan(transactions=20, changes=2, heavy=2, services=2, storage="postgres")
     tally = storm(3, plan, rounds=1)
     assert tally.transactions > 40
+
+
+@pytest.mark.long
+def test_fifty_devices_of_the_python_client_follow(storm: Storm) -> None:
+    tally = storm(5, Plan(transactions=40, changes=2, devices=50), rounds=2)
+    assert tally.rounds == 2

@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import psycopg
@@ -14,9 +15,10 @@ import pytest
 from headwater.embedded.postgres import EmbeddedPostgres
 from headwater.oplog.op import OpId
 from headwater.pipeline.jobs import BulkJobs
+from headwater.replication.health.figures import Figures, Flushed
 from headwater.storage.address import SqliteAddress
 from headwater.storage.open import open_backend
-from tests.support.fix_headwater import Deploy, Deployment, wait_until
+from tests.support.fix_headwater import HASTY, Deploy, Deployment, wait_until
 from tests.support.memory import forget_peak, peak
 from tests.support.model_device import parse_ops
 from tests.support.row_truth import device_rows, truth
@@ -48,6 +50,25 @@ def writers(source_db: SourceDb) -> Iterator[Writers]:
     """More sessions, whose transactions last until they commit."""
     with ExitStack() as stack:
         yield lambda: stack.enter_context(psycopg.connect(source_db.dsn))
+
+
+def test_what_several_writers_commit_is_stored_together(deploy: Deploy, source_db: SourceDb) -> None:
+    create(source_db)
+    deployment = deploy(CONFIG).start()
+    deployment.stop()
+    source_db.execute("insert into notes values ('a', 'x', 0)")
+    source_db.execute("insert into notes values ('b', 'x', 0)")
+    flushes: list[Flushed] = []
+    deployment.figures = Figures(flushes.append)
+    deployment.pace = replace(HASTY, gather=2.0)
+    deployment.start()
+    wait_until(lambda: bool(flushes), "what was committed meanwhile")
+    for number in range(5):
+        source_db.execute(f"insert into notes values ('c{number}', 'x', 0)")
+        source_db.execute("select pg_sleep(0.05)")  # a writer's own time, enough for a flush
+    wait_until(lambda: sum(flush.transactions for flush in flushes) >= 7, "the five")
+    assert len(flushes) == 2
+    assert {f"c{number}" for number in range(5)} <= {row for _, row in deployment.rows("ann")}
 
 
 @pytest.mark.parametrize("identity", ["default", "full"])

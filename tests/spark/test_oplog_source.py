@@ -227,6 +227,7 @@ def test_a_stream_can_start_at_the_end_or_at_an_op(
     assert [row["id"] for row in drain(stream(session, written), tmp_path / "latest")] == ["12"]
 
 
+@pytest.mark.long
 def test_a_snapshot_and_the_stream_from_there_give_the_truth(
     session: SparkSession, stored: WrittenStore, tmp_path: Path
 ) -> None:
@@ -255,6 +256,7 @@ def test_a_stream_from_the_beginning_of_compacted_history_reaches_the_truth(
     assert replay(rows) == stored.standing()
 
 
+@pytest.mark.long
 @ONE_STORE_OFTEN
 def test_a_stream_overtaken_by_compaction_says_how_to_start_again(
     session: SparkSession, stored: WrittenStore, tmp_path: Path

@@ -41,9 +41,12 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=ROUGH.kills, help="in a round")
     parser.add_argument("--apart", type=float, default=ROUGH.apart, help="share of starts as a process of its own")
     parser.add_argument("--storage", choices=["sqlite", "postgres"], default="", help="(default: each life draws)")
+    parser.add_argument("--devices", type=int, default=0, help="of the Python client, of each service (default: 0)")
     parser.add_argument("--folder", type=Path, help="for logs and stores (default: a temporary one)")
     options = parser.parse_args()
-    plan = Plan(options.writers, options.transactions, options.changes, options.kills, options.apart)
+    plan = Plan(
+        options.writers, options.transactions, options.changes, options.kills, options.apart, devices=options.devices
+    )
     folder = options.folder or Path(tempfile.mkdtemp(prefix="storm-"))
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "errors.txt").open("ab") as errors:  # what is meant to break breaks with much noise

@@ -83,6 +83,7 @@ class Life:
 
     def close(self) -> None:
         for side in self._sides:
+            side.close()
             self.tally.done += side.done
         self.tally.kills += self._kills.done
         self._log_file.close()

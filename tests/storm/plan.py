@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 class Plan:
     """Of each round and each of the services: how many writers and transactions each, changes of tables, kills, and
     transactions with large rows. `apart` is the share of starts as a process of its own, `many` how many rows the
-    table with many rows has, and `storage` is sqlite or postgres."""
+    table with many rows has, `storage` is sqlite or postgres, and
+    `devices` is how many of the Python client follow each service, in a process of their own."""
 
     writers: int = 2
     transactions: int = 60
@@ -21,6 +22,7 @@ class Plan:
     many: int = 0
     services: int = 1
     storage: str = "sqlite"
+    devices: int = 0
 
 
 ROUGH = Plan(writers=3, transactions=80, changes=3, kills=2, apart=0.25)
@@ -32,7 +34,7 @@ def varied(plan: Plan, seed: int, storage: str = "") -> Plan:
     drawn = chance.choice(["sqlite", "postgres"])
     return replace(
         plan,
-        heavy=chance.choice([0, 30]),
+        heavy=chance.choice([0, 30]) if plan.devices == 0 else 0,  # each would have 90 MB of them
         many=chance.choice([0, 20_000]),
         services=chance.choice([1, 1, 2]),
         storage=storage or drawn,

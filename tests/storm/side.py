@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import random
+import time
+from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+
+import psutil
 
 from tests.storm.changes import Changes
 from tests.storm.ledger import Ledger, differences
@@ -13,11 +17,14 @@ from tests.storm.tables import KINDS, LEDGER, USERS, shown_to
 from tests.storm.watcher import Device, Watcher
 from tests.storm.world import World
 from tests.storm.writers import Log, Writer
+from tests.support.fix_service import token_for
+from tests.support.many_devices import ManyDevices, digest
 from tests.support.store_checker import problems
 
 PACE = 0.015
 _HEAVY_PACE = 0.2  # some 20 changes of large rows a second
 _WRITER_SECONDS = 180.0
+_DEVICES_SECONDS = 300.0
 
 
 class StormFailed(AssertionError):
@@ -36,11 +43,23 @@ class Side:
         self.done = self._changes.done
         self.ledger = Ledger("")
         self.writers: list[Writer] = []
+        self._own = ExitStack()
+        self._many: ManyDevices | None = None
+
+    def close(self) -> None:
+        """End what follows the service."""
+        self._own.close()
 
     def begin(self) -> None:
         """Lay the tables out and read them for the first time."""
         self.world.lay_out(many=self._plan.many, heavy=self._plan.heavy > 0)
         self.world.start()
+        if self._plan.devices:
+            tokens = [token_for(USERS[number % len(USERS)], 24 * 3600) for number in range(self._plan.devices)]
+            endpoint = self._own.enter_context(self.world.endpoint())
+            self._many = self._own.enter_context(ManyDevices(self.world.folder / "devices", endpoint, tokens))
+            self._many.open()
+            self._many.connect()
         self._device = Device(self.world.deployment.reader)
         self._base, self._versions = self.world.truth()
 
@@ -112,8 +131,29 @@ class Side:
                 wanted = shown_to(user, self._base, self._base)
                 seen = {row: count for row, count in shown[user].items() if row[0] in KINDS}
                 self._fail_on(differences(wanted, seen), f"{what} of {user} does not show what the source has")
+        if self._many is not None:
+            self._agree_all(self._many)
         self._fail_on(problems(self.world.deployment.address), "the store contradicts itself")
         self.world.source.execute(f"delete from {LEDGER}")
+
+    def _agree_all(self, devices: ManyDevices) -> None:
+        """Wait until each of the many devices shows what the source has."""
+        wanted = [shown_to(user, self._base, self._base) for user in USERS]
+        short = [digest(each.elements()) for each in wanted]
+        users = [number % len(USERS) for number in range(self._plan.devices)]
+        deadline = time.monotonic() + _DEVICES_SECONDS
+        while (found := devices.digests(KINDS)) != [short[user] for user in users] and time.monotonic() < deadline:
+            time.sleep(0.2)
+        for number, user in enumerate(users):
+            if found[number] != short[user]:
+                seen = Counter(devices.rows(number, KINDS))
+                self._fail_on(differences(wanted[user], seen), f"device {number} does not show what the source has")
+        process = psutil.Process(devices.pid)
+        taken = process.cpu_times()
+        self._log(
+            f"{len(users)} devices agree: {process.memory_info().rss / 1e6:.0f} MB,"
+            f" {taken.user + taken.system:.1f} s of CPU so far"
+        )
 
     def _fail_on(self, found: list[str], what: str) -> None:
         if found:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -156,6 +158,20 @@ class World:
         if self.server.pid is not None:
             self.reconnect()
             self.source.drop()
+
+    @contextmanager
+    def endpoint(self) -> Iterator[str]:
+        """Where devices connect to, for as long as the block lasts."""
+        port = free_port()
+        path, log = self.folder / "endpoint.json", self.folder / "endpoint.log"
+        path.write_text(json.dumps({**self._config(), "port": port}), encoding="utf-8")
+        with log.open("wb") as out:
+            process = subprocess.Popen(command("api", "--config", path), stdout=out, stderr=out, env=environment())
+        try:
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            process.terminate()
+            process.wait(60)
 
     # the source
 

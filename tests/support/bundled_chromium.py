@@ -24,7 +24,7 @@ _UNPACKED: Final = FOLDER / "node_modules" / ".unpacked"
 # It sees the pages of the tests only, and its sandbox asks for rights that a plain user may lack.
 _START: Final = """\
 #!/bin/sh
-export LD_LIBRARY_PATH={home}/lib FONTCONFIG_FILE={home}/fonts.conf
+export LD_LIBRARY_PATH={home}/lib FONTCONFIG_FILE=${{FONTCONFIG_FILE:-{home}/fonts.conf}}
 exec {home}/chromium --no-sandbox --headless "$@"
 """
 _FONTS: Final = """\

@@ -8,7 +8,7 @@ from typing import Final
 
 ALL: Final = os.environ.get("HEADWATER_TEST_EXAMPLES") == "all"
 
-_PART, _FEWEST = 0.3, 10
+_PART, _FEWEST = 0.2, 10
 
 
 def examples(number: int) -> int:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -18,6 +20,16 @@ _SLACK: Final = 10.0
 
 class NotShown(AssertionError):
     """The page did not come to show what the test waited for; a screenshot is beside the test's files."""
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """The place of an element, in pixels of the window."""
+
+    left: float
+    right: float
+    top: float
+    bottom: float
 
 
 class Browser:
@@ -60,6 +72,16 @@ class Browser:
         """The attribute `name` of the fitting elements, in the page's order."""
         return _strings(self._call("attributes", DEADLINE, selector=selector, name=name))
 
+    def boxes(self, selector: str) -> list[Box]:
+        """Where the fitting elements are now, in the page's order."""
+        answer = self._call("boxes", DEADLINE, selector=selector)
+        assert isinstance(answer, list)
+        return [_box(each) for each in answer]
+
+    def findings(self) -> list[str]:
+        """What axe-core has against the page: lines of impact, rule and element."""
+        return _strings(self._call("accessibility", DEADLINE))
+
     def wait_for(self, selector: str, text: str | None = None, deadline: float = DEADLINE) -> None:
         """Wait until an element fits, and shows exactly `text` if one is given. Raises `NotShown`."""
         self._wait(selector, text, False, deadline)
@@ -96,19 +118,31 @@ class Browser:
         return self._process.call(command, deadline=deadline + _SLACK, timeout_ms=milliseconds, **arguments)
 
 
-@pytest.fixture
-def browser(tmp_path: Path) -> Iterator[Browser]:
-    """A page in a Chromium with a profile of its own, ended with the test."""
+@contextmanager
+def open_browser(folder: Path) -> Iterator[Browser]:
+    """A page in a Chromium whose profile and log are in `folder`; it ends with the block."""
     executable = find_chromium()
-    with NodeProcess("browser.mjs", tmp_path / "browser.log") as process:
+    with NodeProcess("browser.mjs", folder / "browser.log") as process:
         process.call(
             "launch",
             deadline=60.0,
             executable=executable,
             sandbox=os.geteuid() != 0,
-            profile=str(tmp_path / "profile"),
+            profile=str(folder / "profile"),
         )
-        yield Browser(process, tmp_path)
+        yield Browser(process, folder)
+
+
+@pytest.fixture
+def browser(tmp_path: Path) -> Iterator[Browser]:
+    """A page in a Chromium with a profile of its own, ended with the test."""
+    with open_browser(tmp_path) as browser:
+        yield browser
+
+
+def _box(value: Json) -> Box:
+    assert isinstance(value, dict)
+    return Box(**{side: float(str(value[side])) for side in ("left", "right", "top", "bottom")})
 
 
 def _strings(value: Json) -> list[str]:

@@ -108,6 +108,7 @@ def config_of(deployment: Deployment, port: int) -> dict[str, object]:
         "storage": {"type": "sqlite", "path": str(deployment.directory)},
         "sync_config": {"content": deployment.yaml},
         "port": port,
+        "api": {"workers": 1},
         "client_auth": {
             "audience": [AUDIENCE],
             "jwks": {"keys": [{"kty": "oct", "alg": "HS256", "k": base64.urlsafe_b64encode(KEY).decode()}]},

@@ -63,6 +63,9 @@ class LocalRun(Generic[Job]):
         self._stop = stop
         self._seconds = seconds
 
+    def elsewhere(self) -> int:
+        return 0
+
     def tasks(self, tasks: Sequence[Task[Job, Result]]) -> list[Result]:
         results = [self._run(number, task) for number, task in enumerate(tasks)]
         self._stop.wait(self._seconds)

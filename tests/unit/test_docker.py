@@ -67,6 +67,7 @@ def checked_config(path: Path, environment: Mapping[str, str], directory: Path) 
     """A service config that nothing is wrong with, and whose sync config nothing is wrong with."""
     config = load_config(ConfigSource(path=path), environment, directory)
     assert config.warnings == ()
+    assert config.api.workers, "a container is not as many cores as its machine"
     assert config.storage.one_machine is ("single" in str(path))
     compiled = compile_config(config.sync_text())
     assert compiled.warnings == ()

@@ -31,9 +31,9 @@ from headwater.api.streams.admission import StreamLimits
 from headwater.api.streams.endpoint import StreamEndpoint
 from headwater.api.streams.hub import Hub
 from headwater.api.streams.plans import Plans, RequestLimits
-from headwater.api.streams.reading import StoreThreads
 from headwater.api.streams.revoking import TOKENS_KEPT, of_tokens
 from headwater.api.streams.service import Streams
+from headwater.api.streams.threads import StoreThreads
 from headwater.api.streams.traffic import DeviceTraces, Traffic
 from headwater.api.tasks import Tasks
 from headwater.api.upload.route import UploadRoute

@@ -28,7 +28,7 @@ from headwater.api.http.body import read_body, require_json
 from headwater.api.refusals import prove
 from headwater.api.shares import Shares
 from headwater.api.streams.hub import Hub
-from headwater.api.streams.reading import StoreThreads
+from headwater.api.streams.threads import StoreThreads
 from headwater.errors import HeadwaterError, Kind
 from headwater.oplog.lsn import Lsn
 from headwater.storage.contract.reader import StoreReader

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import gc
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
 
 from starlette.applications import Starlette
 from starlette.routing import BaseRoute
@@ -12,15 +17,18 @@ from headwater.api.app import ApiSettings, create_app
 from headwater.api.auth.fetch import JwksClient
 from headwater.api.auth.keys import KeySource
 from headwater.api.auth.remote import KeyRing, RemoteKeys
-from headwater.api.http.server import bind, serve_app
+from headwater.api.http.server import Shared, bind, serve_app
 from headwater.api.streams.admission import StreamLimits
 from headwater.api.streams.plans import RequestLimits
 from headwater.api.streams.traffic import DeviceTraces
-from headwater.cli.watching.metrics import SETTING, endpoint_page
+from headwater.cli.supervise import beats, supervise
+from headwater.cli.watching.metrics import SETTING, endpoint_page, told_by
 from headwater.cli.watching.traces import traces_of
+from headwater.cli.workers import Worker, endpoint_children, this_worker, worker_count
 from headwater.config.errors import ConfigError
 from headwater.config.model import ClientAuth, ServiceConfig
 from headwater.source.head import SourceHead
+from headwater.source.upload.settings import UploadSettings
 from headwater.storage.contract.versions import OwnConfig
 from headwater.storage.open import open_backend
 from headwater.sync.request import BodyLimits
@@ -30,28 +38,44 @@ from headwater_rules.versions import sides
 
 
 def build(
-    config: ServiceConfig, extra_routes: Sequence[BaseRoute] = (), traces: DeviceTraces | None = None
+    config: ServiceConfig, extra_routes: Sequence[BaseRoute] = (), traces: DeviceTraces | None = None, workers: int = 1
 ) -> Starlette:
-    """The endpoint for the config's store and source."""
+    """The endpoint for the config's store and source, or one of several that are its `workers`."""
     settings = ApiSettings(
         keys=key_source(config.auth),
         audience=config.auth.audience,
         streams=StreamLimits(
             config.api.max_concurrent_connections, config.api.max_streams_per_user, config.api.stalled_stream_seconds
         ),
-        max_data_fetch_concurrency=config.api.max_data_fetch_concurrency,
+        max_data_fetch_concurrency=_fetches(config, workers),
         requests=RequestLimits(config.api.max_buckets_per_connection, config.api.max_parameter_query_results),
         body=BodyLimits(config.api.max_subscriptions_per_connection, config.api.max_known_buckets_per_connection),
         chunk_cache_bytes=config.api.chunk_cache_mb * 1024 * 1024,
         keep_requests=config.api.checkpoint_request_retention_minutes * 60.0,
         admin=_admin(config),
         probes=config.probes,
-        upload=config.upload,
+        upload=upload_share(config.upload, workers),
         http=config.api.http,
         traces=traces,
     )
     reader = open_backend(config.storage).open_reader(_own(config))
     return create_app(settings, reader, SourceHead([config.source()]), extra_routes)
+
+
+def _fetches(config: ServiceConfig, workers: int) -> int:
+    """How many threads of a worker read downloads. The setting is for all workers together."""
+    given = config.api.max_data_fetch_concurrency
+    if given is None and config.storage.one_machine:
+        return 3  # there is little to wait for, and more threads would wait for each other: most of the work is Python
+    return math.ceil((given or 10) / workers)
+
+
+def upload_share(settings: UploadSettings | None, workers: int) -> UploadSettings | None:
+    """The share of a worker in what the source takes of uploads."""
+    if settings is None:
+        return None
+    connections, per_user = (math.ceil(each / workers) for each in (settings.max_connections, settings.max_per_user))
+    return replace(settings, max_connections=connections, max_per_user=per_user)
 
 
 def key_source(auth: ClientAuth) -> KeySource:
@@ -81,20 +105,35 @@ def _own(config: ServiceConfig) -> OwnConfig | None:
         return None
 
 
-def run(config: ServiceConfig, *, unified: bool = False) -> None:
-    """Serve until SIGTERM or SIGINT. With `unified`, the metrics are those of the replicator beside it, too."""
+def run(config: ServiceConfig, arguments: Sequence[str], environment: Mapping[str, str], *, unified: bool) -> None:
+    """Serve until SIGTERM or SIGINT, in this process or in several children, to which `arguments` and `environment`
+    pass the config. With `unified`, the metrics are those of the replicator beside it, too."""
+    worker = this_worker()
+    if worker is None and worker_count(config) > 1:
+        command = [sys.executable, "-m", "headwater", "api", *(["--unified"] if unified else []), *arguments]
+        with endpoint_children(config, command, environment) as children:
+            supervise(children)
+        return
     with traces_of(config) as traces:
-        _serve(config, build(config, traces=traces), unified=unified)
+        _serve(config, build(config, traces=traces, workers=worker.of if worker else 1), worker, unified=unified)
 
 
-def _serve(config: ServiceConfig, app: Starlette, *, unified: bool) -> None:
-    sockets = [bind(config.host, config.port)]
+def _serve(config: ServiceConfig, app: Starlette, worker: Worker | None, *, unified: bool) -> None:
+    gc.collect()
+    gc.freeze()  # what the program itself consists of is there for good
+    gc.set_threshold(2_000, 10, 50)  # streams are freed without it; it only looks at each of thousands in vain
+    shared = Shared.LISTENING if worker else Shared.NO
+    ports = worker.ports if worker else (config.port, config.api.admin_port, config.prometheus_port)
+    sockets = [bind(config.host, ports[0] or 0, shared=shared, backlog=config.api.http.max_connections)]
     if config.api.admin_port is not None:
-        sockets.append(bind(config.api.admin_host or config.host, config.api.admin_port, "api.admin_port"))
+        host = config.api.admin_host or config.host
+        sockets.append(bind(host, ports[1] or 0, "api.admin_port", shared=shared))
     beside = {}
-    if config.prometheus_port is not None:
-        listening = bind(config.metrics_host, config.prometheus_port, SETTING)
-        sockets.append(listening)
-        port = listening.getsockname()[1]
-        beside[port] = endpoint_page(config, port, app, unified=unified)
-    serve_app(app, sockets, beside)
+    with ExitStack() as stack:
+        if config.prometheus_port is not None:
+            listening = bind(config.metrics_host, ports[2] or 0, SETTING, shared=shared)
+            sockets.append(listening)
+            port = listening.getsockname()[1]
+            told = stack.enter_context(told_by(worker, app)) if worker else None
+            beside[port] = endpoint_page(config, port, app, told, unified=unified)
+        serve_app(app, sockets, beside, beats())

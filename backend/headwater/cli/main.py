@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import threading
 import traceback
@@ -54,14 +55,15 @@ _take_slot = click.option(
 _unified = click.option("--unified", is_flag=True, hidden=True)  # as `serve` starts its two processes
 
 
-def _arguments(configs: ConfigSource) -> list[str]:
-    """Arguments that give a child process the same config; `_environment` gives the rest."""
-    return [] if configs.path is None else ["--config", str(configs.path)]
+def _for_children(configs: ConfigSource) -> tuple[list[str], dict[str, str]]:
+    """Arguments and environment that give child processes the same config."""
+    from headwater.config.origin import for_children
 
-
-def _environment(configs: ConfigSource) -> dict[str, str]:
     pairs = ((CONFIG_B64[0], configs.base64), (SYNC_B64[0], configs.sync_base64))
-    return {name: text for name, text in pairs if text is not None}
+    environment = {name: text for name, text in pairs if text is not None}
+    read = for_children(configs, os.environ, Path.cwd())
+    arguments = [] if configs.path is None or read else ["--config", str(configs.path)]
+    return arguments, {**environment, **read}
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -102,17 +104,15 @@ def serve(configs: ConfigSource, source_timeout: float, take_slot: bool) -> None
 
     command.run(
         load(configs),
-        _arguments(configs),
-        _environment(configs),
+        *_for_children(configs),
         source_timeout=source_timeout,
         take_slot=take_slot,
     )
 
 
 @cli.command(epilog=examples("headwater start -r unified -c powersync.yaml"))
-@click.option(
-    "-r", "--runner-type", default="unified", type=click.Choice(["unified", "api", "sync"]), show_default=True
-)
+@click.option("-r", "--runner-type", envvar="PS_RUNNER_TYPE", default="unified", show_default=True, show_envvar=True,
+              type=click.Choice(["unified", "api", "sync"]))  # fmt: skip
 @config_options
 @_source_timeout
 def start(runner_type: str, configs: ConfigSource, source_timeout: float) -> None:
@@ -121,8 +121,7 @@ def start(runner_type: str, configs: ConfigSource, source_timeout: float) -> Non
 
     command.run(
         load(configs),
-        _arguments(configs),
-        _environment(configs),
+        *_for_children(configs),
         source_timeout=source_timeout,
         replicator=runner_type != "api",
         api=runner_type != "sync",
@@ -156,7 +155,7 @@ def api(configs: ConfigSource, unified: bool) -> None:
     from headwater.cli import api as command
 
     end_with_supervisor()
-    command.run(config, unified=unified)
+    command.run(config, *_for_children(configs), unified=unified)
 
 
 @cli.command(epilog=examples("headwater audit", "headwater audit todos --json", "headwater audit --repair"))

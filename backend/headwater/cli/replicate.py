@@ -61,7 +61,9 @@ def run(
 def _replicate(
     config: ServiceConfig, yaml: str | None, figures: Figures, stop: threading.Event, *, take_slot: bool
 ) -> None:
-    store = open_backend(config.storage).open_store()
+    backend = open_backend(config.storage)
+    backend.raise_if_published(config.source().publications)
+    store = backend.open_store()
     name_process(stream=slot_of(config.source(), store))
     spark = Spark(config.spark)
     engine = SparkEngine(spark)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 
 from headwater.cli.await_source import wait_for_source
 from headwater.cli.own_rules import own_rules
 from headwater.cli.signals import stop_on_signals
 from headwater.cli.supervise import Child, supervise
+from headwater.cli.workers import endpoint_children
 from headwater.config.model import ServiceConfig
 
 
@@ -39,6 +41,8 @@ def run(
         # Restarted while the source is down, it must not end the endpoint, so it waits without limit
         command = [*headwater, "replicate", "--source-timeout", "0", *unified, *arguments]
         children.append(Child("replicator", command, environment, at_first=["--take-slot"] if take_slot else []))
-    if api:
-        children.append(Child("endpoint", [*headwater, "api", *unified, *arguments], environment))
-    supervise(children, stop)
+    with ExitStack() as stack:
+        if api:
+            command = [*headwater, "api", *unified, *arguments]
+            children += stack.enter_context(endpoint_children(config, command, environment))
+        supervise(children, stop)

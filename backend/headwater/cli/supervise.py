@@ -9,8 +9,9 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import FrameType
 
 from headwater.cli.signals import stop_on_signals
 from headwater.errors import HeadwaterError
@@ -21,8 +22,13 @@ _FIRST_DELAY, _LONGEST_DELAY = 0.5, 30.0
 _STEADY_SECONDS = 60.0  # a child that ran this long begins with the shortest delay again
 _GRACE_SECONDS = 30.0
 _LEFT_BEHIND_SECONDS = 5.0  # time for processes that a dead child started to end by themselves
+_SILENT_SECONDS = 30.0  # a watched child that does not beat for so long hangs
+_LONGEST_STEP = 1.0  # of counted silence: when we did not run ourselves, children are not to blame
 SUPERVISED = "HEADWATER_SUPERVISED"
 """Set in the environment of a child, whose supervisor has already printed the config's warnings."""
+
+BEATS = "HEADWATER_BEATS"
+"""Set in the environment of a watched child: the file descriptor of the pipe for its beats."""
 
 EXIT_STOP = 1
 """Exit code of a process that needs a person to act. It has printed why, and is not restarted."""
@@ -37,6 +43,31 @@ class ChildStoppedError(HeadwaterError):
     code = "HW_7002"
 
 
+class _Pulse:
+    """A pipe on which a child beats. `theirs` is its end of it."""
+
+    def __init__(self) -> None:
+        self._ours, self.theirs = os.pipe()
+        os.set_blocking(self._ours, False)
+        os.set_blocking(self.theirs, False)
+        self._begun = False
+        self._silent = 0.0
+        self._asked = time.monotonic()
+
+    def silent(self) -> float:
+        """Seconds since the child beat; 0 until it has begun to. Ask often."""
+        now = time.monotonic()
+        step, self._asked = min(now - self._asked, _LONGEST_STEP), now
+        self._silent += step
+        with contextlib.suppress(BlockingIOError):
+            if os.read(self._ours, 4096):
+                self._begun, self._silent = True, 0.0
+        return self._silent if self._begun else 0.0
+
+    def close(self) -> None:
+        os.close(self._ours)
+
+
 @dataclass
 class Child:
     """A child process: its name, its command line, and when to start or restart it.
@@ -49,18 +80,30 @@ class Child:
     command: Sequence[str]
     environment: Mapping[str, str] = field(default_factory=dict, repr=False)
     at_first: Sequence[str] = ()
+    watched: bool = False
     process: subprocess.Popen[bytes] | None = None
     started: float = 0.0
     due: float = 0.0
     delay: float = _FIRST_DELAY
+    _pulse: _Pulse | None = None
 
     def start(self) -> None:
-        self.process = subprocess.Popen(
-            [*self.command, *self.at_first],
-            env={**os.environ, **self.environment, SUPERVISED: "1"},
-            stdin=subprocess.PIPE,  # closes when we end, even if killed: see end_with_supervisor
-            start_new_session=True,  # we pass the terminal's Ctrl-C on ourselves
-        )
+        environment = {**os.environ, **self.environment, SUPERVISED: "1"}
+        pulse = _Pulse() if self.watched else None
+        if pulse is not None:
+            environment[BEATS] = str(pulse.theirs)
+        try:
+            self.process = subprocess.Popen(
+                [*self.command, *self.at_first],
+                env=environment,
+                stdin=subprocess.PIPE,  # closes when we end, even if killed: see end_with_supervisor
+                start_new_session=True,  # we pass the terminal's Ctrl-C on ourselves
+                pass_fds=[] if pulse is None else [pulse.theirs],
+            )
+        finally:
+            if pulse is not None:
+                os.close(pulse.theirs)
+        self._pulse = pulse
         self.started, self.at_first = time.monotonic(), ()
 
     def check(self) -> None:
@@ -72,6 +115,9 @@ class Child:
             return
         code = self.process.poll()
         if code is None:
+            if self._pulse is not None and self._pulse.silent() > _SILENT_SECONDS:
+                _log.warning("the %s hangs: it is killed", self.name)
+                self.process.kill()
             return
         self._end_group()
         self._forget()
@@ -112,13 +158,16 @@ class Child:
     def _forget(self) -> None:
         if self.process is not None and self.process.stdin is not None:
             self.process.stdin.close()
-        self.process = None
+        if self._pulse is not None:
+            self._pulse.close()
+        self.process = self._pulse = None
 
 
 def supervise(children: Sequence[Child], stop: threading.Event | None = None) -> None:
     """Run the children until SIGTERM or SIGINT, or until one must not be restarted (ChildStoppedError).
 
-    If the caller passes `stop`, it is responsible for setting it, and signals are not handled here.
+    A second signal tells the children to end at once. If the caller passes `stop`, it is responsible for setting it at
+    the first. Call it in the main thread, which alone may handle signals.
     """
     if stop is None:
         stop = threading.Event()
@@ -129,11 +178,39 @@ def supervise(children: Sequence[Child], stop: threading.Event | None = None) ->
                 child.check()
             stop.wait(0.1)
     finally:
+        _end_at_once_when_told_again(children)
         for child in children:
             child.end()
         deadline = time.monotonic() + _GRACE_SECONDS
         for child in children:
             child.wait(deadline)
+
+
+def _end_at_once_when_told_again(children: Sequence[Child]) -> None:
+    """Pass a second SIGTERM or SIGINT on as another SIGTERM, at which an endpoint does not wait for its streams."""
+
+    def on_signal(_: int, __: FrameType | None) -> None:
+        for child in children:
+            child.end()
+
+    signal.signal(signal.SIGTERM, on_signal)
+    signal.signal(signal.SIGINT, on_signal)
+
+
+def beats() -> Callable[[], None]:
+    """In a watched child: what tells the supervisor that it does not hang, to be called every few seconds. Does nothing
+    in other processes. Call this once."""
+    told = os.environ.pop(BEATS, None)
+    if told is None:
+        return lambda: None
+    pipe = int(told)
+    os.set_inheritable(pipe, False)
+
+    def beat() -> None:
+        with contextlib.suppress(OSError):  # full, or the supervisor has ended
+            os.write(pipe, b".")
+
+    return beat
 
 
 def end_with_supervisor() -> None:

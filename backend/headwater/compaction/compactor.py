@@ -29,6 +29,7 @@ _KEYS_IN_MEMORY = 2_000_000
 _PURGED_AT_ONCE = 2_000
 _AGAIN_OPS, _AGAIN_BYTES = 500, 1 << 20
 _SEGMENTS_AT_ONCE = 4
+_OPS_BETWEEN_RESTS = 1_000
 _LARGE_BYTES = 1 << 18  # compressed
 
 _P = ParamSpec("_P")
@@ -49,7 +50,7 @@ class Compacted:
 
 class Compactor:
     """To be used with the upkeep lease. `pause` is called after every transaction with the seconds that it took, `rest`
-    before every piece that is read: they wait, so that others can work, and may raise to end the work."""
+    after so many ops that were read: they wait, so that others can work, and may raise to end the work."""
 
     def __init__(
         self, store: UpkeepStore, lease: Lease, pause: Callable[[float], None], rest: Callable[[], None]
@@ -59,6 +60,7 @@ class Compactor:
         self._pause = pause
         self._rest = rest
         self._renewed = time.monotonic()
+        self._read_ops = 0  # since the last rest
 
     def compact(self, bucket: BucketState, upto: OpId, thrift: Thrift) -> Compacted:
         """Shorten what the bucket holds up to the op `upto`. Raises HistoryChangedError when something else replaced
@@ -82,7 +84,7 @@ class Compactor:
         return Compacted(before, history.ops, live)
 
     def seal(self, bucket: BucketState, upto: OpId) -> None:
-        """Turn the hot tail up to `upto` into segments, without reading what is before it."""
+        """Turn what is not sealed up to `upto` into large segments, without reading what is before it."""
         pieces = self._store.pieces(bucket.key, upto)
         done = [number for number, piece in enumerate(pieces) if piece.sealed and _large(piece)]
         tail = pieces[done[-1] + 1 :] if done else pieces
@@ -96,7 +98,10 @@ class Compactor:
     def _read(self, bucket: BucketState, piece: Piece) -> bytes:
         if time.monotonic() - self._renewed > self._lease.ttl / 3:
             self._timed(self._store.renew, self._lease)
-        self._rest()
+        self._read_ops += piece.size
+        if self._read_ops >= _OPS_BETWEEN_RESTS:
+            self._read_ops = 0
+            self._rest()
         return self._store.read(bucket.key, piece)
 
     def _timed(self, step: Callable[_P, _R], *args: _P.args, **kwargs: _P.kwargs) -> _R:

@@ -21,7 +21,7 @@ from headwater.storage.shared.compaction import Thrift
 LEASE_SECONDS = 30.0
 
 _LEAST_GROWN = 64  # ops; below, a bucket is not worth a transaction
-_LEAST_HOT = 5_000
+_LEAST_UNSEALED = 5_000
 
 _log = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ class Need(Enum):
 
 
 def need(bucket: BucketState, store: UpkeepStore, upto: OpId, thrift: Thrift) -> Need:
-    """What a bucket needs. Cheap: it reads totals, and for some buckets the size of their hot tail."""
+    """What a bucket needs. Cheap: it reads totals, and for some buckets how much of them is not sealed."""
     grown = bucket.count - bucket.compacted_count
     if grown < 0:  # cleared since
         grown = bucket.count
@@ -49,7 +49,7 @@ def need(bucket: BucketState, store: UpkeepStore, upto: OpId, thrift: Thrift) ->
         return Need.COMPACT
     if bucket.compacted_op < bucket.clear_op <= upto and store.has_remains(bucket.key):
         return Need.COMPACT
-    if grown >= _LEAST_HOT and store.hot_ops(bucket.key, upto, _LEAST_HOT) >= _LEAST_HOT:
+    if grown >= _LEAST_UNSEALED and store.unsealed_ops(bucket.key, upto, _LEAST_UNSEALED) >= _LEAST_UNSEALED:
         return Need.SEAL
     return Need.NOTHING
 

@@ -42,7 +42,8 @@ def read_client_auth(root: Section, sources: Sequence[SourceSettings]) -> Client
     audience = frozenset(section.texts("audience"))
     if "" in audience:
         section.error("an empty text is not an audience", "audience", fix="set it, or remove it")
-    if not root.findings.errors:
+    wrong = ("client_auth", "replication") if supabase else ("client_auth",)  # its keys are named by the source
+    if not any(each.key.startswith(wrong) for each in root.findings.errors):
         _warn_if_all_are_refused(root, section, [*keys, *addresses], audience)
     section.warn_unknown()
     return ClientAuth(keys, audience, addresses, rules)

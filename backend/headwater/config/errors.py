@@ -45,6 +45,19 @@ class ConfigIssue:
         return f"{place}[{self.code}] {key}{self.what}{remedy}"
 
 
+@dataclass(frozen=True, slots=True)
+class ConfigWarning:
+    """Something in the service config that its author should know: key, place, and what holds instead."""
+
+    what: str
+    key: str
+    mark: Mark | None = None
+
+    def __str__(self) -> str:
+        place = f"{self.mark}: " if self.mark else ""
+        return f"{place}{self.key}: {self.what}"
+
+
 class ConfigError(HeadwaterError):
     """A service config that can't be used, with all its errors. `origin` is the file, or another name for where it came
     from."""

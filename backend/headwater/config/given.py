@@ -6,6 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 CONFIG_B64 = ("HEADWATER_CONFIG_B64", "POWERSYNC_CONFIG_B64")
+CONFIG_OF = "HEADWATER_CONFIG_OF"
+"""Set by Headwater for its child processes: the file that the text in the first of CONFIG_B64 was read from."""
+
 CONFIG_PATH = ("HEADWATER_CONFIG_PATH", "POWERSYNC_CONFIG_PATH")
 SYNC_B64 = ("HEADWATER_SYNC_CONFIG_B64", "POWERSYNC_SYNC_CONFIG_B64", "POWERSYNC_SYNC_RULES_B64")
 DEFAULT_FILES = ("headwater.yaml", "powersync.yaml")

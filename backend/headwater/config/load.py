@@ -17,7 +17,7 @@ from headwater.config.model import (
     ServiceConfig,
     SyncConfigText,
 )
-from headwater.config.origin import find_config, find_sync_base64
+from headwater.config.origin import Found, find_config, find_sync_base64
 from headwater.config.section import Findings, Section
 from headwater.config.sources import read_sources
 from headwater.config.storage import read_storage
@@ -31,17 +31,26 @@ _LEVELS = {
     "warn": "WARNING", "warning": "WARNING", "error": "ERROR",
 }  # fmt: skip
 _LIMIT = 2**31 - 1
+_MOST_WORKERS = 256
 
 
 def load_config(source: ConfigSource, environment: Mapping[str, str], directory: Path) -> ServiceConfig:
     """Read the service config. `directory` is the working directory. Raises ConfigError with every error."""
     found = find_config(source, environment, directory)
+    config, findings = read_config(found, find_sync_base64(source, environment), environment)
+    if findings.errors:
+        raise ConfigError(found.origin, sorted(findings.errors, key=_position))
+    return config
+
+
+def read_config(found: Found, sync_text: str | None, environment: Mapping[str, str]) -> tuple[ServiceConfig, Findings]:
+    """The config of a tree, with all that is wrong with it: what has errors has its default. `sync_text` is the sync
+    config if it was given by itself. Raises ConfigError when the tree is no mapping."""
     if not isinstance(found.root.value, dict):
         issue = ConfigIssue(f"must be a mapping, not {found.root.kind}", mark=found.root.mark)
         raise ConfigError(found.origin, [issue])
     findings = Findings()
     root = Section(found.root.value, "", found.root.mark, findings)
-    sync_text = find_sync_base64(source, environment)
     sources = read_sources(root.section("replication"))
     storage = read_storage(root.section("storage"), found.directory)
     port = root.integer("port", 8080, 0, 65535)
@@ -63,9 +72,7 @@ def load_config(source: ConfigSource, environment: Mapping[str, str], directory:
     )
     _warn_unsupported(root)
     root.warn_unknown()
-    if findings.errors:
-        raise ConfigError(found.origin, sorted(findings.errors, key=_position))
-    return replace(config, warnings=tuple(findings.warnings))
+    return replace(config, warnings=tuple(map(str, findings.warnings))), findings
 
 
 def _position(issue: ConfigIssue) -> tuple[int, int]:
@@ -94,10 +101,9 @@ def _api(section: Section, port: int) -> ApiConfig:
     buckets = limits.integer("max_buckets_per_connection", defaults.max_buckets_per_connection, 1, _LIMIT)
     config = ApiConfig(
         tokens=_admin_tokens(section),
+        workers=_given(section, "workers", _MOST_WORKERS),
         max_concurrent_connections=streams,
-        max_data_fetch_concurrency=limits.integer(
-            "max_data_fetch_concurrency", defaults.max_data_fetch_concurrency, 1, 1000
-        ),
+        max_data_fetch_concurrency=_given(limits, "max_data_fetch_concurrency", 1000),
         max_buckets_per_connection=buckets,
         max_parameter_query_results=limits.integer(
             "max_parameter_query_results", defaults.max_parameter_query_results, 1, _LIMIT
@@ -129,6 +135,11 @@ def _api(section: Section, port: int) -> ApiConfig:
     limits.warn_unknown()
     section.warn_unknown()
     return config
+
+
+def _given(section: Section, key: str, most: int) -> int | None:
+    """A number from 1 on, None if it is not given."""
+    return section.integer(key, 1, 1, most) if key in section else None
 
 
 _SET_IT = "set it, or remove it"

@@ -42,6 +42,13 @@ class SyncConfigText:
         """A name for messages."""
         return str(self.path) if self.path is not None else "the sync config in the service config"
 
+    @property
+    def checked_by(self) -> str:
+        """How to see all that is wrong with it, as a remedy."""
+        if self.path is None:
+            return "save it as a file, and see `headwater rules check FILE`"
+        return f"see `headwater rules check {self.path}`"
+
     def read(self) -> str:
         """The YAML text. Raises ConfigError when the file cannot be read."""
         if self.path is None:
@@ -60,11 +67,13 @@ class SyncConfigText:
 class ApiConfig:
     """Limits of the endpoint, the admin tokens, and the address of the admin API if it is not that of the endpoint.
     `chunk_cache_mb` is the size of the chunk cache of each process, in MiB. A stream from which its device reads
-    nothing for `stalled_stream_seconds` is cut off."""
+    nothing for `stalled_stream_seconds` is cut off. None of `workers` and of
+    `max_data_fetch_concurrency` stands for what suits the machine and the store."""
 
     tokens: tuple[str, ...] = field(default=(), repr=False)
+    workers: int | None = None
     max_concurrent_connections: int = 200
-    max_data_fetch_concurrency: int = 10
+    max_data_fetch_concurrency: int | None = None
     max_buckets_per_connection: int = MOST_BUCKETS
     max_parameter_query_results: int = MOST_RESULTS
     max_subscriptions_per_connection: int = 1000

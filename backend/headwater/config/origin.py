@@ -10,7 +10,9 @@ from pathlib import Path
 
 from headwater.config.document import Item, parse_json, parse_yaml
 from headwater.config.errors import ConfigError, ConfigIssue
-from headwater.config.given import CONFIG_B64, CONFIG_PATH, DEFAULT_FILES, SYNC_B64, ConfigSource
+from headwater.config.given import CONFIG_B64, CONFIG_OF, CONFIG_PATH, DEFAULT_FILES, SYNC_B64, ConfigSource
+
+_LONGEST_VARIABLE = 100_000  # in bytes; Linux allows 128 KiB
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,22 +28,41 @@ def find_config(source: ConfigSource, environment: Mapping[str, str], directory:
     """The service config. `directory` is the working directory. Raises ConfigError."""
     if source.base64 is not None:
         return _decoded(source.base64, "--config-base64", environment, directory)
-    if source.path is not None:
-        return _from_file(directory / source.path, environment)
-    for name in CONFIG_B64:
+    if source.path is None and environment.get(CONFIG_OF) and environment.get(CONFIG_B64[0]):
+        file = Path(environment[CONFIG_OF])
+        return _of_file(file, decode_base64(environment[CONFIG_B64[0]], CONFIG_B64[0]), environment)
+    for name in CONFIG_B64 if source.path is None else ():
         if environment.get(name):
             return _decoded(environment[name], name, environment, directory)
-    for name in CONFIG_PATH:
-        if environment.get(name):
-            return _from_file(directory / environment[name], environment)
-    for name in DEFAULT_FILES:
-        if (directory / name).is_file():
-            return _from_file(directory / name, environment)
+    found = _file(source, environment, directory)
+    if found is not None:
+        return _from_file(found, environment)
     issue = ConfigIssue(
         f"there is no service config: no --config, no {CONFIG_PATH[0]}, and no {DEFAULT_FILES[0]} here",
         fix="pass --config FILE, or try `headwater dev`, which needs none",
     )
     raise ConfigError(str(directory), [issue])
+
+
+def for_children(source: ConfigSource, environment: Mapping[str, str], directory: Path) -> dict[str, str]:
+    """Variables that give child processes the text that the config's file has now, so that one that is started again
+    later has the config of the others. Empty if the config is in no file, or too large for a variable."""
+    if source.base64 is not None or (source.path is None and any(environment.get(name) for name in CONFIG_B64)):
+        return {}
+    file = _file(source, environment, directory)
+    try:
+        text = b"" if file is None else base64.b64encode(file.read_bytes())
+    except OSError:
+        return {}
+    if not 0 < len(text) <= _LONGEST_VARIABLE:
+        return {}
+    return {CONFIG_B64[0]: text.decode(), CONFIG_OF: str(file)}
+
+
+def _file(source: ConfigSource, environment: Mapping[str, str], directory: Path) -> Path | None:
+    given = [source.path, *(environment.get(name) for name in CONFIG_PATH)]
+    chosen = [directory / each for each in given if each]
+    return next(iter([*chosen, *(directory / name for name in DEFAULT_FILES if (directory / name).is_file())]), None)
 
 
 def is_configured(source: ConfigSource, environment: Mapping[str, str], directory: Path) -> bool:
@@ -85,6 +106,10 @@ def _from_file(path: Path, environment: Mapping[str, str]) -> Found:
     except OSError as error:
         issue = ConfigIssue(f"can't be read: {error.strerror}", fix="correct the path given with --config")
         raise ConfigError(str(path), [issue]) from error
+    return _of_file(path, text, environment)
+
+
+def _of_file(path: Path, text: str, environment: Mapping[str, str]) -> Found:
     environment = {**_beside(path), **environment}
     root = parse_json(text, str(path)) if path.suffix == ".json" else _parsed(text, str(path), environment)
     return Found(root, str(path), path.resolve().parent)

@@ -7,12 +7,13 @@ from dataclasses import dataclass, field
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from headwater.config.section import Section
+from headwater.source.pooler import known_pooler
 
 NO_HOSTNAME, NO_DATABASE, NO_USERNAME = "PSYNC_S1106", "PSYNC_S1105", "PSYNC_S1107"
 """A setting of the database's address or login is missing or is a URI."""
 
 _LOWEST_PORT, _HIGHEST_PORT = 1024, 65535
-_SSL_MODES = ("verify-full", "verify-ca", "disable")
+_SSL_MODES = ("verify-full", "verify-ca", "require", "disable")
 _AUTHORITY_END = re.compile(r"[/?#]")
 _ESCAPE = "write @ in the password as %40, / as %2F, : as %3A, ? as %3F, # as %23, or set it apart, as password"
 
@@ -60,14 +61,17 @@ def read_server(section: Section) -> Server:
             section.error(f"neither {key} nor uri gives it", key, fix=f"add {key}", code=code)
         elif "://" in value:
             section.error("is a URI", key, fix="write it as uri", code=code)
+    port = section.integer("port", address.port or 5432, _LOWEST_PORT, _HIGHEST_PORT, code="PSYNC_S1110")
+    if (pooler := known_pooler(host, port, user)) is not None:
+        what = f"is {pooler.name}, which passes on neither replication nor settings of a session"
+        section.error(what, "hostname" if "hostname" in section else "uri", fix=f"use {pooler.direct}")
     sslmode = section.choice("sslmode", "verify-full", _SSL_MODES)
     cacert = section.text("cacert")
-    if sslmode == "verify-ca" and not cacert:
-        section.error("verify-ca requires it", "cacert", fix="add the PEM text, or use verify-full", code="PSYNC_S1104")
+    _warn_unverified(section, sslmode, cacert)
     _refuse_unsupported(section)
     return Server(
         host=host,
-        port=section.integer("port", address.port or 5432, _LOWEST_PORT, _HIGHEST_PORT, code="PSYNC_S1110"),
+        port=port,
         database=database,
         user=user,
         password=section.text("password") or address.password,
@@ -109,6 +113,21 @@ def read_uri(section: Section) -> UriParts:
         unquote(parts.password or ""),
         timeout,
     )
+
+
+def _warn_unverified(section: Section, sslmode: str, cacert: str | None) -> None:
+    if cacert:
+        return
+    if sslmode == "require":
+        section.warn(
+            "require encrypts, but anybody who gets between can answer as the database: use verify-full, with cacert "
+            "if the authority is the hosting company's own",
+            "sslmode",
+        )
+    elif sslmode == "verify-ca":
+        section.warn(
+            "verify-ca without cacert is content with any host that has a certificate: use verify-full", "sslmode"
+        )
 
 
 def _connect_timeout(section: Section, address: UriParts) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 from headwater.config.document import Item
-from headwater.config.errors import ConfigIssue, Mark, shown
+from headwater.config.errors import ConfigIssue, ConfigWarning, Mark, shown
 
 
 @dataclass(slots=True)
@@ -15,7 +15,7 @@ class Findings:
     """Errors and warnings found so far."""
 
     errors: list[ConfigIssue] = field(default_factory=list)
-    warnings: list[str] = field(default_factory=list)
+    warnings: list[ConfigWarning] = field(default_factory=list)
 
 
 class Section:
@@ -47,8 +47,7 @@ class Section:
         """Add a warning at `key`, or at the section itself."""
         item = self._values.get(key)
         mark = item.mark if item is not None else None if key else self.mark
-        place = f"{mark}: " if mark is not None else ""
-        self.findings.warnings.append(f"{place}{self.at(key) if key else self.path}: {what}")
+        self.findings.warnings.append(ConfigWarning(what, self.at(key) if key else self.path, mark))
 
     def text(self, key: str) -> str | None:
         match self._value(key):

@@ -43,10 +43,10 @@ def with_login(settings: SourceSettings, uri: str) -> SourceSettings:
     )
 
 
-def source_of(uri: str, *, password: str = "", sslmode: str | None = None) -> SourceSettings:
-    """The source at a URI, which needs host, database and user. Raises ConfigError."""
+def source_of(uri: str, *, password: str = "", sslmode: str | None = None, cacert: str | None = None) -> SourceSettings:
+    """The source at a URI, which needs host, database and user. `cacert` is PEM text. Raises ConfigError."""
     findings = Findings()
-    given = {"uri": uri, "password": password, "sslmode": sslmode}
+    given = {"uri": uri, "password": password, "sslmode": sslmode, "cacert": cacert}
     section = Section({key: Item(value, None) for key, value in given.items() if value}, "", None, findings)
     settings = _source(section, 64)
     if settings is None or findings.errors:

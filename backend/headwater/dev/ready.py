@@ -11,6 +11,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
+from headwater.api.http.server import reachable_host
 from headwater.dev.demo_files import DemoFiles
 from headwater.storage.address import SqliteAddress
 from headwater.storage.open import open_backend
@@ -27,19 +28,15 @@ class Address:
     port: int
 
     @property
-    def reachable_host(self) -> str:
-        """A host name that a browser on this machine can use."""
-        return {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(self.host, self.host)  # noqa: S104
-
-    @property
     def origin(self) -> str:
-        host = self.reachable_host
+        host = reachable_host(self.host)
         return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
 
     def answers(self) -> bool:
         """Whether the demo's page, or its placeholder, is served."""
         try:
-            with closing(http.client.HTTPConnection(self.reachable_host, self.port, _ANSWER_SECONDS)) as connection:
+            host = reachable_host(self.host)
+            with closing(http.client.HTTPConnection(host, self.port, _ANSWER_SECONDS)) as connection:
                 connection.request("GET", "/demo/")
                 connection.getresponse().read()
         except (OSError, http.client.HTTPException):

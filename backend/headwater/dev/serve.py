@@ -3,20 +3,32 @@
 from __future__ import annotations
 
 import os
+from contextlib import closing
 from pathlib import Path
 
 import click
 
+from headwater.api.admin.explain import ExplainDesk
+from headwater.api.admin.settings import AdminSettings
+from headwater.api.auth.keys import StaticKeys
+from headwater.api.auth.verify import Verifier
 from headwater.api.http.server import bind, serve_app
 from headwater.cli.api import build
 from headwater.cli.supervise import EXIT_STOP, end_with_supervisor
 from headwater.cli.watching.logs import set_up_logging
 from headwater.config.given import ConfigSource
 from headwater.config.load import load_config
-from headwater.dev.demo_files import find_demo_files
+from headwater.config.model import ServiceConfig
+from headwater.dev.backstage import Backstage
+from headwater.dev.demo_files import DemoFiles, find_demo_files
 from headwater.dev.routes import Demo, demo_routes
+from headwater.dev.rule_lines import RuleText
+from headwater.dev.trace import Tracer
 from headwater.dev.workspace import AUDIENCE
 from headwater.errors import HeadwaterError
+from headwater.insight.served import Limits
+from headwater.storage.contract.reader import StoreReader
+from headwater.storage.open import open_backend
 
 
 @click.command()
@@ -34,8 +46,23 @@ def main(config: Path) -> None:
 def _serve(path: Path) -> None:
     config = load_config(ConfigSource(path=path), os.environ, Path.cwd())
     set_up_logging(config.logging.level, config.logging.format)
+    files = find_demo_files()
     demo = Demo(config.source(), config.auth.keys[0], AUDIENCE)
-    serve_app(build(config, demo_routes(demo, find_demo_files())), [bind(config.host, config.port)])
+    with closing(open_backend(config.storage).open_reader()) as reader:
+        routes = [*_backstage(config, reader, files).routes(), *demo_routes(demo, files)]
+        serve_app(build(config, routes), [bind(config.host, config.port)])
+
+
+def _backstage(config: ServiceConfig, reader: StoreReader, files: DemoFiles) -> Backstage:
+    limits = Limits(config.api.max_buckets_per_connection, config.api.max_parameter_query_results)
+    return Backstage(
+        Verifier(StaticKeys(config.auth.keys), frozenset({AUDIENCE})),
+        Tracer(reader, config.storage, config.source(), limits),
+        ExplainDesk(AdminSettings((), config.storage, config.sources), reader),
+        RuleText(files.rules.read_text(encoding="utf-8")),
+        files.rules.name,
+        config.source(),
+    )
 
 
 if __name__ == "__main__":

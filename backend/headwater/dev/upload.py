@@ -8,7 +8,7 @@ from typing import Final
 
 import psycopg
 
-from headwater.source.upload.settings import Operation, TableRule
+from headwater.source.upload.settings import Conflict, Operation, TableRule
 
 ROLE: Final = "headwater_demo"
 
@@ -19,25 +19,33 @@ TABLES: Final[Mapping[str, TableRule]] = {
     # who shares a list is added and removed, not changed
     "list_members": TableRule("public", "list_members", frozenset({"list_id", "user_id", "role"}), _SHARING),
     "todos": TableRule(
-        "public", "todos", frozenset({"list_id", "title", "notes", "done", "created_at", "completed_at"})
+        "public",
+        "todos",
+        frozenset({"list_id", "title", "notes", "done", "created_at", "completed_at"}),
+        conflict=Conflict.FUNCTION,
+        function=("demo", "keep_titles"),
     ),
 }
 
 
 def upload_section() -> dict[str, object]:
     """The same as the service config has it."""
-    tables = {
-        name: {
-            "columns": sorted(rule.columns or ()),
-            "operations": [each.value for each in Operation if each in rule.operations],
-        }
-        for name, rule in TABLES.items()
+    return {"role": ROLE, "tables": {name: _section(rule) for name, rule in TABLES.items()}}
+
+
+def _section(rule: TableRule) -> dict[str, object]:
+    section: dict[str, object] = {
+        "columns": sorted(rule.columns or ()),
+        "operations": [each.value for each in Operation if each in rule.operations],
     }
-    return {"role": ROLE, "tables": tables}
+    if rule.function is not None:
+        section["conflict"] = {"function": ".".join(rule.function)}
+    return section
 
 
 def make_policies(conn: psycopg.Connection) -> None:
-    """Make the role and the policies, or have them as they should be."""
+    """Make the role, the policies, and the record of what wrote lately, or have them as they should be."""
     with conn.transaction():
         conn.execute("set local client_min_messages = warning")  # what was not there to be dropped is no news
-        conn.execute(resources.files(__package__).joinpath("upload.sql").read_bytes())
+        for name in ("upload.sql", "writes.sql"):
+            conn.execute(resources.files(__package__).joinpath(name).read_bytes())

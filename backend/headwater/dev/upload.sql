@@ -25,6 +25,22 @@ create or replace function demo.may_use(list uuid) returns boolean language sql 
   as $$ select demo.owner_of(list) = demo.me()
     or exists (select from list_members where list_id = list and user_id = demo.me()) $$;
 
+-- The conflict policy of to-dos. A title that somebody else has changed since the device read it is not overwritten; of
+-- ticks and everything else, the last write wins. A device that sends no previous title has the last word, too.
+create or replace function demo.keep_titles(tab text, op text, id text, data jsonb, old jsonb) returns jsonb
+  language plpgsql as $$
+declare
+  title_now text;
+begin
+  if op = 'PATCH' and data ? 'title' and old ? 'title' then
+    select title into title_now from public.todos where todos.id::text = keep_titles.id for update;
+    if found and title_now <> old ->> 'title' and title_now <> data ->> 'title' then
+      raise exception 'the title was changed since this device read it' using errcode = 'HW409';
+    end if;
+  end if;
+  return data;
+end $$;
+
 alter table lists enable row level security;
 
 alter table list_members enable row level security;

@@ -1,6 +1,6 @@
 """Ops: the entries of a bucket's history, and the JSON text in which a device receives them.
 
-An op's id is not part of its body, because bulk work renders bodies before the store numbers them. A finished op is
+An op's id is not part of its body, because bodies are rendered before the store numbers them. A finished op is
 `{"op_id":"<id>",` followed by its body.
 """
 

@@ -47,6 +47,9 @@ class Run(Protocol[JobT_co]):
     def parallelism(self) -> int:
         """How many tasks run at a time."""
 
+    def elsewhere(self) -> int:
+        """How many tasks of the job have finished on other machines. 0 if all run on this one."""
+
     def tasks(self, tasks: Sequence[Task[JobT_co, Result]]) -> list[Result]:
         """Run tasks, and repeat those with an error that may pass. Returns the results in the order of the tasks."""
 

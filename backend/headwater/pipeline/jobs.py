@@ -61,7 +61,9 @@ class BulkJobs:
         with self._engine.run(job, JobKind.SNAPSHOT) as run:
             parts = partitions(job.tables, run.parallelism)
             tasks = _number_copies(run, job, parts)
-            with ProgressReporter(JobKind.SNAPSHOT, job.directory, expected_rows(job.tables), len(tasks), progress):
+            with ProgressReporter(
+                JobKind.SNAPSHOT, job.directory, expected_rows(job.tables), len(tasks), progress, run.elsewhere
+            ):
                 staged = run.tasks(tasks)
             return BulkOutcome(tuple(staged), run.application, len(tasks))
 
@@ -70,7 +72,7 @@ class BulkJobs:
         expected = sum(table.rows for table in job.tables)
         with (
             self._engine.run(job, JobKind.REPROCESS, stop) as run,
-            ProgressReporter(JobKind.REPROCESS, job.directory, expected, len(tasks), progress),
+            ProgressReporter(JobKind.REPROCESS, job.directory, expected, len(tasks), progress, run.elsewhere),
         ):
             staged = run.tasks(tasks)
             return BulkOutcome(tuple(staged), run.application, len(tasks))
@@ -78,7 +80,7 @@ class BulkJobs:
     def rekey(self, job: RekeyJob, progress: Report, stop: Stop = None) -> BulkOutcome:
         with (
             self._engine.run(job, JobKind.REKEY, stop) as run,
-            ProgressReporter(JobKind.REKEY, job.directory, job.rows, len(job.ranges), progress),
+            ProgressReporter(JobKind.REKEY, job.directory, job.rows, len(job.ranges), progress, run.elsewhere),
         ):
             counts: list[Counter[str]] = []
             if needs_counts(job):
@@ -99,7 +101,7 @@ class BulkJobs:
             # The source has about as many rows as the store, whose count is better than the planner's estimate
             pairs = zip(job.tables, snapshot_tables, strict=True)
             expected = sum(table.rows + (table.rows or expected_rows([read])) for table, read in pairs)
-            with ProgressReporter(JobKind.COMPARISON, job.directory, expected, tasks, progress):
+            with ProgressReporter(JobKind.COMPARISON, job.directory, expected, tasks, progress, run.elsewhere):
                 return find_differences(run, job, parts, found)
 
     def recount(
@@ -112,7 +114,7 @@ class BulkJobs:
             parts = partitions([SnapshotTable(table.stored.id, table.published) for table in tables], run.parallelism)
             tasks = [RecountTask(SourceRows(stored[part.table.table_id], part)) for part in parts]
             expected = sum(table.rows for table in tables)
-            with ProgressReporter(JobKind.RECOUNT, compared.directory, expected, len(tasks), progress):
+            with ProgressReporter(JobKind.RECOUNT, compared.directory, expected, len(tasks), progress, run.elsewhere):
                 counted = run.tasks(tasks)
         copies: dict[tuple[int, str], Difference] = {}
         for task, own in zip(tasks, counted, strict=True):
@@ -125,7 +127,7 @@ class BulkJobs:
     def verify(self, job: VerifyJob, progress: Report, stop: Stop = None) -> VerifyOutcome:
         with (
             self._engine.run(job, JobKind.VERIFICATION, stop) as run,
-            ProgressReporter(JobKind.VERIFICATION, job.directory, 0, 0, progress),
+            ProgressReporter(JobKind.VERIFICATION, job.directory, 0, 0, progress, run.elsewhere),
         ):
             return verify_store(run, job)
 
@@ -136,7 +138,7 @@ class BulkJobs:
         tasks = [BucketRowsTask(table, *places, keys) for table in job.tables for places in table.ranges]
         with (
             self._engine.run(job, JobKind.SEARCH, stop) as run,
-            ProgressReporter(JobKind.REBUILD, job.directory, 0, len(tasks), progress),
+            ProgressReporter(JobKind.REBUILD, job.directory, 0, len(tasks), progress, run.elsewhere),
         ):
             found: dict[int, list[str]] = {table.id: [] for table in job.tables}
             for task, rows in zip(tasks, run.tasks(tasks), strict=True):

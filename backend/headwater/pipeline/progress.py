@@ -1,4 +1,5 @@
-"""Progress of a job's tasks: each writes a small file beside its part, and the driver sums them up."""
+"""Progress of a job's tasks: each writes a small file beside its part, and the driver sums them up. Of tasks on other
+machines the driver knows only which have finished, as the engine tells it."""
 
 from __future__ import annotations
 
@@ -14,12 +15,14 @@ _SECONDS = 0.25
 
 
 class TaskProgress:
-    """Counts the rows done by one attempt of a task."""
+    """Counts the rows done by one attempt of a task. Writes nothing where the driver's directory is not: on another
+    machine, whose files nobody would read or remove."""
 
     def __init__(self, directory: str, number: int, attempt: str) -> None:
         self._path = Path(directory) / f"progress-{number:05d}-{attempt}"
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = os.open(self._path, os.O_CREAT | os.O_WRONLY, 0o600)
+        self._file: int | None = None
+        with suppress(FileNotFoundError):
+            self._file = os.open(self._path, os.O_CREAT | os.O_WRONLY, 0o600)
         self._rows = 0
 
     def __enter__(self) -> TaskProgress:
@@ -27,33 +30,48 @@ class TaskProgress:
 
     def add(self, rows: int) -> None:
         self._rows += rows
-        os.pwrite(self._file, self._rows.to_bytes(8, "big"), 0)
+        if self._file is not None:
+            os.pwrite(self._file, self._rows.to_bytes(8, "big"), 0)
 
     def __exit__(self, failed: type[BaseException] | None, *_: object) -> None:
+        if self._file is None:
+            return
         os.close(self._file)
-        if failed is None:
-            self._path.with_name(f"{self._path.name}-done").touch()
-        else:
+        if failed is not None:
             self._path.unlink(missing_ok=True)
+            return
+        with suppress(FileNotFoundError):  # the job was given up
+            self._path.with_name(f"{self._path.name}-done").touch()
 
 
 class ProgressReporter:
-    """A context manager that calls `progress` every quarter of a second, from a thread. `what` is the job's kind."""
+    """A context manager that calls `progress` every quarter of a second, from a thread. `what` is the job's kind;
+    `elsewhere` tells how many tasks have finished on other machines, 0 if none run there."""
 
     def __init__(
-        self, what: str, directory: str, expected: int, tasks: int, progress: Callable[[BulkProgress], None]
+        self,
+        what: str,
+        directory: str,
+        expected: int,
+        tasks: int,
+        progress: Callable[[BulkProgress], None],
+        elsewhere: Callable[[], int] = lambda: 0,
     ) -> None:
         self._what = what
         self._directory = Path(directory)
         self._expected = expected
         self._tasks = tasks
         self._progress = progress
+        self._elsewhere = elsewhere
+        self._before = 0
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="progress", daemon=True)
 
     def __enter__(self) -> None:
+        self._directory.mkdir(parents=True, exist_ok=True)
         for old in self._directory.glob("progress-*"):
             old.unlink(missing_ok=True)
+        self._before = self._elsewhere()
         self._progress(BulkProgress(0, self._expected, 0, self._tasks, self._what))
         self._thread.start()
 
@@ -75,4 +93,7 @@ class ProgressReporter:
                 continue
             with suppress(OSError):
                 rows += int.from_bytes(path.read_bytes(), "big")
-        self._progress(BulkProgress(rows, self._expected, len(finished), self._tasks, self._what, over))
+        done = max(len(finished), min(self._elsewhere() - self._before, self._tasks))
+        if done > len(finished) and self._tasks:
+            rows = max(rows, self._expected * done // self._tasks)
+        self._progress(BulkProgress(rows, self._expected, done, self._tasks, self._what, over))

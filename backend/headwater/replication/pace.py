@@ -1,4 +1,4 @@
-"""How often a replicator polls what it is not notified of."""
+"""How often a replicator stores what arrives, and polls what it is not notified of."""
 
 from __future__ import annotations
 
@@ -18,6 +18,10 @@ class Pace:
 
     rest: float = 0.2
     """Between two looks at least. Everybody who can log in to the source can write any number of hints."""
+
+    gather: float = 0.004
+    """From a flush of several transactions to the next. Their writers go on at once, and one flush for what they all
+    commit meanwhile leaves them more of the machine than one for each."""
 
     health: float = 10.0
     """Between health checks of the source."""

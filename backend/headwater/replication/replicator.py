@@ -265,7 +265,8 @@ class Replicator:
                 self.following()
                 tables = Reconciler(for_jobs, schema, work)
                 try:
-                    _pump(stream, StreamIntake(applier, recovery.careful_until), applier, tables, unseen, work, stop)
+                    intake = StreamIntake(applier, recovery.careful_until)
+                    _pump(stream, intake, applier, tables, unseen, work, stop, self.pace.gather)
                 finally:
                     applier.abandon()
 
@@ -278,8 +279,10 @@ def _pump(
     unseen: UnseenAudit,
     work: JobScheduler,
     stop: threading.Event,
+    gather: float,
 ) -> None:
-    """Move batches from the stream to the store, and positions back; between flushes, do bulk work."""
+    """Move batches from the stream to the store, and positions back; between flushes, do bulk work. `gather` is how
+    long to let transactions come together when several came together before, in seconds."""
     idle = True
     while not stop.is_set():
         received = stream.receive(work.patience if idle else 0.0, more_expected=applier.in_transaction)
@@ -291,6 +294,8 @@ def _pump(
             tables.step()
             unseen.step()
             work.step()
+        if idle and applier.settled and applier.crowded:
+            stop.wait(gather)
     stream.report(applier.position, force=True)
 
 

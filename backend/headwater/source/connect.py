@@ -1,7 +1,7 @@
 """Connections to a source: their settings, and the errors that a failed connection means.
 
 Snapshot and stream get the same text for a value only if both sessions format alike. So each connection has the pinned
-settings of `headwater.decode.settings` from its start-up packet on. Poolers in transaction mode do not pass them on.
+settings of `headwater.decode.settings` from its start-up packet on. Poolers do not pass them on, and are refused.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from psycopg.rows import TupleRow
 
 from headwater.decode.settings import settings_options, statements_for
 from headwater.errors import HeadwaterError, Kind
-from headwater.tls import pem_file, system_authorities
+from headwater.source.pooler import known_pooler
+from headwater.tls import pem_file, root_certificates, why_untrusted
 
 Waited = TypeVar("Waited")
 
@@ -93,7 +94,7 @@ def conninfo(settings: SourceSettings, *, replication: bool = False, application
         "application_name": application_name,
         "client_encoding": "UTF8",
         # A commit must not wait for a synchronous standby, which may be Headwater itself
-        "options": f"{settings_options()} -c synchronous_commit=local",
+        "options": f"{settings_options()} -c synchronous_commit={_COMMIT}",
         "keepalives_idle": 40,
         "keepalives_interval": 10,
         "keepalives_count": 3,
@@ -105,6 +106,9 @@ def conninfo(settings: SourceSettings, *, replication: bool = False, application
     if replication:
         options["replication"] = "database"
     return make_conninfo("", **options)
+
+
+_COMMIT = "local"  # nobody's default, so it also tells whether settings arrive
 
 
 class _Connection(psycopg.Connection[TupleRow]):
@@ -131,9 +135,16 @@ def connect(
     except psycopg.Error as error:
         raise connection_error(settings, error) from error
     conn.patience = None if patient else settings.silence_seconds
-    conn.prepare_threshold = None  # catalog queries are few, and a pooler would lose the prepared ones
-    for statement in statements_for(conn.info.server_version):
-        conn.execute(statement)
+    conn.prepare_threshold = None  # catalog queries are few
+    try:
+        with source_errors(settings):
+            for statement in statements_for(conn.info.server_version):
+                conn.execute(statement)
+            if conn.execute("select current_setting('synchronous_commit')").fetchone() != (_COMMIT,):
+                raise pooler_error(settings)
+    except BaseException:
+        conn.close()
+        raise
     return conn
 
 
@@ -179,6 +190,13 @@ def connection_error(settings: SourceSettings, error: Exception) -> HeadwaterErr
     # While connecting, libpq gives no SQLSTATE, so the (untranslated) message decides
     text = " ".join(str(error).split()).removeprefix("connection failed: ")
     state = getattr(error, "sqlstate", None)
+    if isinstance(error, psycopg.DataError):  # its message quotes the value
+        what = f"the source database answers with an error: {state}"
+        return SourceUnreachable(what, settings.address, "see the source's log")
+    if re.search("unsupported startup parameter", text):
+        return pooler_error(settings)
+    if re.search("certificate verify failed", text):
+        return _untrusted(settings)
     for pattern, what, fix in _REFUSALS:
         if re.search(pattern, text):
             remedy = fix.format(user=settings.user, database=settings.database)
@@ -196,6 +214,31 @@ def connection_error(settings: SourceSettings, error: Exception) -> HeadwaterErr
         settings.address,
         "check that Postgres runs there, and hostname, port and firewall in replication.connections",
     )
+
+
+def pooler_error(settings: SourceSettings) -> SourceRefused:
+    """A connection pooler answers in place of Postgres."""
+    known = known_pooler(settings.host, settings.port, settings.user)
+    return SourceRefused(
+        f"{known.name if known else 'a connection pooler'} answers, which passes on neither replication nor settings",
+        settings.address,
+        f"connect to Postgres itself: {known.direct if known else 'its own host and port, not those of the pooler'}",
+    )
+
+
+def _untrusted(settings: SourceSettings) -> SourceRefused:
+    why = why_untrusted(settings.host, settings.port, settings.cacert)
+    fix = "renew the certificate of the server, or set this machine's clock" if _OUTDATED.search(why) else _AUTHORITY
+    reason = f": {why}" if why else ""
+    what = f"the source database shows a certificate that is not trusted here{reason}"
+    return SourceRefused(what, settings.address, fix)
+
+
+_OUTDATED = re.compile("expired|not yet valid")
+_AUTHORITY = (
+    "put the certificate of the authority into cacert in replication.connections (`headwater init`: end the URI in"
+    " ?sslrootcert=FILE); hosting companies publish it, see docs/service-config.md"
+)
 
 
 @contextmanager
@@ -229,19 +272,14 @@ _REFUSALS = (
         "set sslmode: disable in replication.connections, or ssl = on at the server",
     ),
     (
-        "certificate verify failed",
-        "shows a certificate that is not trusted here",
-        "put the issuing authority's certificate into cacert in replication.connections",
+        "could not read root certificate file",
+        "can't be verified: cacert is no certificate",
+        "put the text of the PEM file into cacert in replication.connections, with its BEGIN and END lines",
     ),
     (
         "does not match host name",
         "shows a certificate for another host name",
         "use the certificate's host name, or sslmode: verify-ca with cacert",
-    ),
-    (
-        "unsupported startup parameter",
-        "is behind a connection pooler that does not pass session settings on",
-        "connect to Postgres directly, not through the pooler",
     ),
     (
         "unrecognized configuration parameter",
@@ -320,7 +358,7 @@ def _certificates(settings: SourceSettings) -> dict[str, str]:
     if settings.sslmode == "disable":
         return {}
     files = {
-        "sslrootcert": pem_file(settings.cacert) if settings.cacert else system_authorities(),
+        "sslrootcert": root_certificates(settings.sslmode, settings.cacert),
         "sslcert": settings.client_certificate and pem_file(settings.client_certificate),
         "sslkey": settings.client_private_key and pem_file(settings.client_private_key),
     }

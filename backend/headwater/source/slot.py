@@ -16,7 +16,7 @@ from psycopg import pq
 
 from headwater.errors import HeadwaterError, Kind
 from headwater.oplog.lsn import Lsn, parse_lsn
-from headwater.source.connect import SourceSettings, connection_error, conninfo
+from headwater.source.connect import SourceSettings, connection_error, conninfo, pooler_error
 
 
 class SlotError(HeadwaterError):
@@ -283,6 +283,8 @@ def _creation_error(result: pq.abc.PGresult, name: str, settings: SourceSettings
             return SlotError("the role may not replicate", where, f"run ALTER ROLE {settings.user} REPLICATION")
         case "55000":
             return SlotError("wal_level is not logical", where, "set wal_level = logical and restart Postgres")
+        case "42601":  # a syntax error: the session is an ordinary one, as the pooler of Supabase gives
+            return pooler_error(settings)
         case "42710":
             return SlotExistsError(f'the slot "{name}" exists already', where, "another headwater may be using it")
         case _:

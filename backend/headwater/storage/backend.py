@@ -50,6 +50,9 @@ class Backend(Protocol):
     def exists(self) -> bool:
         """Whether a store exists there. Raises StoreError when that can't be determined."""
 
+    def raise_if_published(self, publications: Sequence[str]) -> None:
+        """Raise StorePublishedError when one of the publications, in the store's database, has tables of the store."""
+
     def older_format(self) -> int | None:
         """The format of an existing store that `open_store` would upgrade; None if it has this version's. Raises
         StoreError for one that only newer versions know."""

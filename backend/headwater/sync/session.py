@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
+from typing import NamedTuple
 
 from headwater.oplog.op import OpId
 from headwater.storage.contract.reader import BucketTotal, Chunk
@@ -39,6 +40,22 @@ class Download:
     bucket: str
     after: OpId
     upto: OpId
+
+
+Reasons = tuple[Mapping[str, int], ...]
+"""Why a client has a bucket; see `ResolvedBucket`."""
+
+
+class Step(NamedTuple):
+    """A checkpoint in which one bucket changed, for a client who has everything else. Clients who take equal steps, and
+    have the bucket for the same reasons, are sent the same lines."""
+
+    bucket: str
+    after: OpId
+    upto: OpId
+    checksum: int
+    ops: int
+    priority: int
 
 
 @dataclass(slots=True)
@@ -111,6 +128,28 @@ class Session:
         pending = [name for name in self._owed() if name in self._buckets]
         self._owe(dict.fromkeys([*updated, *pending]), view.op_id)
         return lines.checkpoint_diff(view.op_id, write, map(self._entry, updated), removed)
+
+    def step(self, bucket: str, view: View) -> Step | None:
+        """What `advance` would begin with this view, if it is a step of this bucket; None if it is anything else."""
+        if self._owes or self._write is not None or view.totals[bucket] == self._totals[bucket]:
+            return None
+        total, priority = view.totals[bucket], self._buckets[bucket].priority
+        return Step(bucket, self._positions[bucket], view.op_id, total.checksum, total.count, priority)
+
+    def repeat(self, step: Step, total: BucketTotal, position: OpId) -> None:
+        """Take a step whose lines were built for another client, in place of `advance` and all that follows. `position`
+        is that client's in the bucket, afterwards."""
+        self._totals[step.bucket] = total
+        self._positions[step.bucket] = position
+        self._op_id = step.upto
+
+    def reasons(self, bucket: str) -> Reasons:
+        """Why the client has a bucket."""
+        return self._buckets[bucket].reasons
+
+    def position(self, bucket: str) -> OpId:
+        """Up to which op the client has a bucket."""
+        return self._positions[bucket]
 
     def next(self) -> Download | Line | None:
         """What to do next for the current checkpoint, or None when the client has all of it."""

@@ -18,7 +18,7 @@ from headwater_client.schema.tables import RawTable, Schema, Statement, Table, T
 from headwater_client.storage.uploads import CrudEntry
 from headwater_client.sync.options import ConnectOptions
 from headwater_client.sync.status import Progress, SyncStatus
-from headwater_client.transport import Credentials
+from headwater_client.transport.endpoint import Credentials
 from headwater_client.version import VERSION
 
 __all__ = [

@@ -30,6 +30,12 @@ class ConnectError(ClientError):
     code = "HWC_CONNECT"
 
 
+class SyncedElsewhere(ClientError):
+    """Another process, or another `Database` of this one, syncs the file. This one waits until that ends."""
+
+    code = "HWC_SYNCED_ELSEWHERE"
+
+
 class Unreachable(ClientError):
     """The server could not be reached, or the connection broke. It is tried again."""
 
@@ -37,16 +43,17 @@ class Unreachable(ClientError):
 
 
 class Refused(ClientError):
-    """The server answered with an error. It is tried again."""
+    """The server answered with an error. It is tried again. `status` is that of HTTP, None over a websocket."""
 
     code = "HWC_REFUSED"
 
-    def __init__(self, path: str, status: int, text: str) -> None:
+    def __init__(self, path: str, status: int | None, text: str) -> None:
         super().__init__(path, status, text)
         self.path, self.status, self.text = path, status, text
 
     def __str__(self) -> str:
-        return f"[{self.code}] {self.path} answered {self.status}: {self.text[:500]}"
+        answered = "ended with an error" if self.status is None else f"answered {self.status}"
+        return f"[{self.code}] {self.path} {answered}: {self.text[:500]}"
 
 
 class TokenRefused(Refused):

@@ -2,10 +2,11 @@
 
 import { PowerSyncDatabase, WASQLiteVFS, type CommonPowerSyncDatabase, type SyncStatus } from '@powersync/web';
 import { schema, type Todo } from './schema';
-import { connectorFor, type User } from './server';
+import { connectorFor, type Refusal, type User } from './server';
 
 const RETRY_DELAY_MS = 1000;
 const SHOWN_TODOS = 200;
+const SHOWN_NOTES = 300;
 
 /** A list, and who sees it besides its owner. */
 export interface SharedList {
@@ -15,13 +16,59 @@ export interface SharedList {
   guests: string[];
 }
 
+/** A local write that the server does not have yet. */
+export interface WaitingWrite {
+  id: string;
+  op: 'PUT' | 'PATCH' | 'DELETE';
+  table: string;
+  row: string;
+  data: Record<string, unknown>;
+}
+
+export interface Bucket {
+  name: string;
+  rows: number;
+}
+
+/** Everything that is shown of a device, as it was at one moment. */
+export interface View {
+  lists: SharedList[];
+  /** Those of the chosen list, open ones first, at most `SHOWN_TODOS` of `total`. */
+  todos: Todo[];
+  total: number;
+  waiting: WaitingWrite[];
+  buckets: Bucket[];
+  /** The tables contain every op of the buckets up to this one. */
+  applied: number;
+}
+
+const LISTS = `select id, name, owner_id,
+    (select json_group_array(distinct user_id) from list_members
+     where list_id = lists.id and user_id <> lists.owner_id) as guests
+  from lists order by name, id`;
+const TODOS = `select id, list_id, title, substr(notes, 1, ${SHOWN_NOTES}) as notes, done, created_at, completed_at,
+    count(*) over () as total
+  from todos where list_id = ? order by coalesce(done, 0), created_at desc, id limit ${SHOWN_TODOS}`;
+const WAITING = `select id, data ->> 'op' as op, data ->> 'type' as "table", data ->> 'id' as "row",
+    coalesce(data ->> 'data', '{}') as data
+  from ps_crud order by id`;
+const BUCKETS = `select name, last_applied_op, (select count(*) from ps_oplog where bucket = ps_buckets.id) as rows
+  from ps_buckets order by name`;
+const TABLES = ['lists', 'todos', 'list_members', 'ps_crud', 'ps_buckets', 'ps_oplog'];
+
+type BucketRow = Bucket & { last_applied_op: number };
+
 export class Device {
   private readonly db: CommonPowerSyncDatabase;
   private readonly connector;
+  private chosen: string | undefined;
+  private show: (view: View) => void = () => {};
+  private reading = false;
+  private stale = false;
 
   constructor(
     readonly user: User,
-    onRefused: (reason: string) => void
+    onRefused: (refusal: Refusal) => void
   ) {
     this.db = new PowerSyncDatabase({
       schema,
@@ -49,28 +96,68 @@ export class Device {
     this.db.registerListener({ statusChanged: show });
   }
 
-  onWaitingWrites(show: (count: number) => void): void {
-    this.watch<{ waiting: number }>('select count(*) as waiting from ps_crud', [], (rows) =>
-      show(rows[0]?.waiting ?? 0)
+  /** Show the device now and after each change. All of it is read together, so that no part is ahead of another. */
+  onChange(show: (view: View) => void): void {
+    this.show = show;
+    this.db.onChangeWithCallback(
+      { onChange: () => this.refresh() },
+      { tables: TABLES, throttleMs: 1 }
     );
+    void this.refresh();
   }
 
-  // One query for both tables, so that a list never shows without its guests.
-  onLists(show: (lists: SharedList[]) => void): void {
-    const sql = `select id, name, owner_id,
-                   (select json_group_array(distinct user_id) from list_members
-                    where list_id = lists.id and user_id <> lists.owner_id) as guests
-                 from lists order by name, id`;
-    this.watch<Omit<SharedList, 'guests'> & { guests: string }>(sql, [], (rows) =>
-      show(rows.map((row) => ({ ...row, guests: JSON.parse(row.guests) as string[] })))
-    );
+  /** Show the to-dos of another list. */
+  choose(listId: string | undefined): void {
+    this.chosen = listId;
+    void this.refresh();
   }
 
-  /** The to-dos of a list, open ones first; at most `SHOWN_TODOS`. Call the result to stop. */
-  onTodos(listId: string, show: (todos: Todo[], total: number) => void): () => void {
-    const sql = `select *, count(*) over () as total from todos where list_id = ?
-                 order by coalesce(done, 0), created_at desc, id limit ${SHOWN_TODOS}`;
-    return this.watch<Todo & { total: number }>(sql, [listId], (rows) => show(rows, rows[0]?.total ?? 0));
+  private async refresh(): Promise<void> {
+    this.stale = true;
+    if (this.reading) return;
+    this.reading = true;
+    try {
+      while (this.stale) {
+        this.stale = false;
+        this.show(await this.read());
+      }
+    } catch (error) {
+      console.error(error);
+    } finally {
+      this.reading = false;
+    }
+  }
+
+  private read(): Promise<View> {
+    return this.db.readTransaction(async (tx) => {
+      const lists = await tx.getAll<Omit<SharedList, 'guests'> & { guests: string }>(LISTS);
+      const todos = await tx.getAll<Todo & { total: number }>(TODOS, [this.chosen ?? '']);
+      const waiting = await tx.getAll<Omit<WaitingWrite, 'data'> & { data: string }>(WAITING);
+      const buckets = await tx.getAll<BucketRow>(BUCKETS);
+      return {
+        lists: lists.map((list) => ({ ...list, guests: JSON.parse(list.guests) as string[] })),
+        todos,
+        total: todos[0]?.total ?? 0,
+        waiting: waiting.map((write) => ({ ...write, data: JSON.parse(write.data) as Record<string, unknown> })),
+        buckets,
+        applied: Math.min(...buckets.map(({ last_applied_op }) => last_applied_op))
+      };
+    });
+  }
+
+  /** Follow the title of one to-do; undefined when it is gone. Call the result to stop. */
+  onTitle(todoId: string, show: (title: string | undefined) => void): () => void {
+    const stop = new AbortController();
+    this.db.watchWithCallback(
+      'select title from todos where id = ?',
+      [todoId],
+      {
+        onResult: (result) => show((result.array as { title: string }[])[0]?.title),
+        onError: (error) => console.error(error)
+      },
+      { signal: stop.signal }
+    );
+    return () => stop.abort();
   }
 
   async addList(name: string): Promise<string> {
@@ -92,6 +179,10 @@ export class Device {
     return id;
   }
 
+  async renameList(listId: string, name: string): Promise<void> {
+    await this.db.execute('update lists set name = ? where id = ?', [name, listId]);
+  }
+
   async addTodo(listId: string, title: string): Promise<void> {
     await this.db.execute('insert into todos (id, list_id, title, done, created_at) values (?, ?, ?, 0, ?)', [
       crypto.randomUUID(),
@@ -99,6 +190,10 @@ export class Device {
       title,
       now()
     ]);
+  }
+
+  async setTitle(todoId: string, title: string): Promise<void> {
+    await this.db.execute('update todos set title = ? where id = ?', [title, todoId]);
   }
 
   async setDone(todoId: string, done: boolean): Promise<void> {
@@ -124,17 +219,6 @@ export class Device {
 
   async unshare(listId: string, user: User): Promise<void> {
     await this.db.execute('delete from list_members where list_id = ? and user_id = ?', [listId, user.id]);
-  }
-
-  private watch<Row>(sql: string, args: string[], show: (rows: Row[]) => void): () => void {
-    const stop = new AbortController();
-    this.db.watchWithCallback(
-      sql,
-      args,
-      { onResult: (result) => show(result.array as Row[]), onError: (error) => console.error(error) },
-      { signal: stop.signal }
-    );
-    return () => stop.abort();
   }
 }
 

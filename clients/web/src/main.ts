@@ -1,15 +1,22 @@
 import './style.css';
+import './backstage/style.css';
+import { Backstage } from './backstage/backstage';
 import { h } from './dom';
 import { Panel } from './panel';
+import { ConflictPlay } from './play';
 import { fetchUsers } from './server';
 
 const panels = document.querySelector<HTMLElement>('#panels')!;
 
 try {
   const users = await fetchUsers();
-  const [left, right] = users;
-  if (!left || !right) throw new Error('the demo needs two users');
-  panels.append(new Panel('left', left, right, users).element, new Panel('right', right, left, users).element);
+  const [ada, ben] = users;
+  if (!ada || !ben) throw new Error('the demo needs two users');
+  const play = new ConflictPlay(() => ({ left, right }));
+  const backstage = new Backstage({ left: ada, right: ben }, users, play.element);
+  const left: Panel = new Panel('left', ada, ben, users, backstage);
+  const right: Panel = new Panel('right', ben, ada, users, backstage);
+  panels.append(left.element, right.element, backstage.element);
 } catch (error) {
   const reason = error instanceof Error ? error.message : String(error);
   panels.append(

@@ -1,33 +1,47 @@
 // The view of one device: who it belongs to, how its sync is, its lists, and the to-dos of the chosen list.
 
 import type { SyncStatus } from '@powersync/web';
-import { Device, type SharedList } from './device';
+import { Device, type SharedList, type View } from './device';
 import { h, Rows, type RowView } from './dom';
+import { Editable } from './editable';
+import { Refusals } from './refusals';
 import type { Todo } from './schema';
 import type { User } from './server';
 import { StatusLine } from './status';
+import { Todos } from './todos';
+
+export type Side = 'left' | 'right';
+
+/** Who wants to know what happens on a device. */
+export interface Listener {
+  /** The screen shows a state of the device. */
+  onView(side: Side, view: View): void;
+  /** The person asks why a row is there. */
+  onAsk(todo: Todo): void;
+}
 
 export class Panel {
   readonly element: HTMLElement;
+  readonly device: Device;
 
-  private readonly device: Device;
   private readonly names: Map<string, string>;
   private readonly status = new StatusLine();
-  private lists: SharedList[] = [];
+  private readonly refusals: Refusals;
+  private readonly todos: Todos;
+  private view: View | undefined;
   private chosen: string | undefined;
   private justAdded: string | undefined;
-  private stopTodos = (): void => {};
+  private scrolledTo: string | undefined;
+  private onceDrawn: (() => void)[] = [];
 
   private readonly offline: HTMLButtonElement;
   private readonly listRows: Rows<SharedList>;
-  private readonly todoRows: Rows<Todo>;
   private readonly listButtons = h('div', { class: 'lists', role: 'group', 'aria-label': 'Lists' });
-  private readonly todoItems = h('ul', { class: 'todos', 'data-testid': 'todos' });
-  private readonly listName = h('h3', { 'data-testid': 'list-name' });
+  private readonly listName = new Editable('Name of the list', 'list-name', 80, (name) => void this.rename(name));
   private readonly listMembers = h('span', { class: 'members', 'data-testid': 'members' });
   private readonly shareButton = h('button', { type: 'button', class: 'quiet', 'data-testid': 'share' });
   private readonly newTodo = h('input', {
-    placeholder: 'What needs doing?',
+    placeholder: 'New to-do',
     'aria-label': 'New to-do',
     'data-testid': 'new-todo',
     maxlength: '200'
@@ -38,19 +52,20 @@ export class Panel {
     'data-testid': 'new-list',
     maxlength: '80'
   });
-  private readonly more = h('p', { class: 'note' });
   private readonly list = h('div', { class: 'list', hidden: true });
   private readonly empty = h('p', { class: 'note', 'data-testid': 'empty' }, 'Waiting for the first sync.');
-  private readonly refused = h('p', { class: 'failure', role: 'alert', 'data-testid': 'refused', hidden: true });
 
   constructor(
-    side: 'left' | 'right',
+    private readonly side: Side,
     user: User,
     private readonly other: User,
-    users: User[]
+    users: User[],
+    private readonly listener: Listener
   ) {
     this.names = new Map(users.map(({ id, name }) => [id, name]));
-    this.device = new Device(user, (reason) => this.showRefused(reason));
+    this.device = new Device(user, (refusal) => this.refusals.add(refusal));
+    this.refusals = new Refusals(this.device);
+    this.todos = new Todos(this.device, () => this.newTodo.focus(), (todo) => listener.onAsk(todo));
     this.offline = h(
       'button',
       {
@@ -59,61 +74,49 @@ export class Panel {
         'aria-checked': 'false',
         class: 'switch',
         'data-testid': 'offline',
-        onclick: () => this.switchOffline()
+        onclick: () => this.setOffline(!this.isOffline())
       },
       'Offline'
     );
     this.listRows = new Rows(this.listButtons, (list) => this.listView(list));
-    this.todoRows = new Rows(this.todoItems, (todo) => this.todoView(todo));
     this.shareButton.addEventListener('click', () => void this.switchSharing());
-    this.element = this.build(side, user);
+    this.element = this.build(user);
     this.follow();
   }
 
-  private build(side: string, user: User): HTMLElement {
+  private build(user: User): HTMLElement {
     const submit = (work: () => Promise<void>) => (event: Event) => {
       event.preventDefault();
       void work();
     };
     this.list.append(
-      h('div', { class: 'list-head' }, this.listName, this.listMembers, this.shareButton),
+      h('div', { class: 'list-head' }, h('h3', {}, this.listName.element), this.listMembers, this.shareButton),
       h(
         'form',
         { class: 'add', onsubmit: submit(() => this.addTodo()) },
         this.newTodo,
         h('button', { type: 'submit', class: 'primary', 'data-testid': 'add-todo' }, 'Add')
       ),
-      this.todoItems,
-      this.more
+      this.todos.element
     );
     return h(
       'section',
       {
-        class: `panel ${side}`,
+        class: `panel device ${this.side}`,
         'aria-label': `Device of ${user.name}`,
-        'data-testid': `panel-${side}`,
+        'data-testid': `panel-${this.side}`,
         'data-user': user.id
       },
       h(
         'header',
         {},
         h('span', { class: 'avatar', 'aria-hidden': 'true' }, user.name.slice(0, 1)),
-        h('div', { class: 'who' }, h('h2', {}, user.name), this.status.element),
-        h(
-          'button',
-          {
-            type: 'button',
-            class: 'quiet',
-            'data-testid': 'reset',
-            title: 'Forget the data on this device and sync it again',
-            onclick: () => void this.reset()
-          },
-          'Reset'
-        ),
-        this.offline
+        h('h2', {}, user.name),
+        this.offline,
+        this.status.element,
+        this.status.progress
       ),
-      this.status.progress,
-      this.refused,
+      this.refusals.element,
       h(
         'div',
         { class: 'list-bar' },
@@ -126,16 +129,30 @@ export class Panel {
         )
       ),
       this.empty,
-      this.list
+      this.list,
+      h(
+        'button',
+        {
+          type: 'button',
+          class: 'quiet reset',
+          'data-testid': 'reset',
+          title: 'Forget the data on this device and sync it again',
+          onclick: () => void this.reset()
+        },
+        'Reset this device'
+      )
     );
   }
 
   private follow(): void {
     this.device.onStatus((status) => this.showStatus(status));
-    this.device.onWaitingWrites((count) => this.status.showWaiting(count));
-    this.device.onLists((lists) => {
-      this.lists = lists;
-      this.showLists();
+    this.device.onChange((view) => {
+      this.view = view;
+      this.status.showWaiting(view.waiting.length);
+      this.showLists(view.lists);
+      this.todos.show(view);
+      this.listener.onView(this.side, view);
+      for (const resolve of this.onceDrawn.splice(0)) resolve();
     });
     void this.device.goOnline();
   }
@@ -145,12 +162,11 @@ export class Panel {
     if (status.hasSynced) this.empty.textContent = 'No lists yet. Add one above.';
   }
 
-  private isOffline(): boolean {
+  isOffline(): boolean {
     return this.offline.getAttribute('aria-checked') === 'true';
   }
 
-  private switchOffline(): void {
-    const offline = !this.isOffline();
+  setOffline(offline: boolean): void {
     this.offline.setAttribute('aria-checked', String(offline));
     this.status.showOffline(offline);
     void (offline ? this.device.goOffline() : this.device.goOnline());
@@ -158,16 +174,15 @@ export class Panel {
 
   private async reset(): Promise<void> {
     await this.device.reset();
-    this.refused.hidden = true;
+    this.refusals.clear();
     if (!this.isOffline()) await this.device.goOnline();
   }
 
-  private showRefused(reason: string): void {
-    this.refused.textContent = `The server refused a change: ${reason}`;
-    this.refused.hidden = false;
-  }
-
   // Lists
+
+  private get current(): SharedList | undefined {
+    return this.view?.lists.find(({ id }) => id === this.chosen);
+  }
 
   private isShared(list: SharedList): boolean {
     return list.owner_id !== this.device.user.id || list.guests.length > 0;
@@ -179,14 +194,14 @@ export class Panel {
     return people.includes(this.device.user.id) && people.includes(this.other.id);
   }
 
-  private showLists(): void {
-    const isThere = this.lists.some(({ id }) => id === this.chosen);
-    if (!isThere) {
-      if (this.chosen !== undefined && this.chosen === this.justAdded) return;
-      this.choose((this.lists.find((list) => this.isCommon(list)) ?? this.lists[0])?.id);
-    }
-    this.listRows.show(this.lists);
+  private showLists(lists: SharedList[]): void {
+    const isThere = lists.some(({ id }) => id === this.chosen);
+    // A list that was added a moment ago is chosen before it is read.
+    if (!isThere && (this.chosen === undefined || this.chosen !== this.justAdded))
+      this.choose((lists.find((list) => this.isCommon(list)) ?? lists[0])?.id);
+    this.listRows.show(lists);
     this.showChosen();
+    this.scrollToChosen();
     if (isThere && this.chosen === this.justAdded) {
       this.justAdded = undefined;
       this.newTodo.focus();
@@ -194,25 +209,28 @@ export class Panel {
   }
 
   private choose(listId: string | undefined): void {
+    if (this.chosen === listId) return;
     this.chosen = listId;
-    this.stopTodos();
-    this.todoRows.show([]);
-    if (listId === undefined) return;
-    this.stopTodos = this.device.onTodos(listId, (todos, total) => {
-      this.todoRows.show(todos);
-      this.more.hidden = total > 0 && total === todos.length;
-      this.more.textContent = total === 0 ? 'Nothing to do.' : `and ${total - todos.length} more`;
-    });
+    this.device.choose(listId);
+  }
+
+  /** On a phone the lists are a strip that is wider than the screen. */
+  private scrollToChosen(): void {
+    const pressed = this.listButtons.querySelector<HTMLElement>('[aria-pressed=true]');
+    if (!pressed || pressed.dataset['id'] === this.scrolledTo) return;
+    this.scrolledTo = pressed.dataset['id'];
+    const beside = (this.listButtons.clientWidth - pressed.clientWidth) / 2;
+    this.listButtons.scrollLeft = pressed.offsetLeft - this.listButtons.offsetLeft - beside;
   }
 
   private showChosen(): void {
-    const list = this.lists.find(({ id }) => id === this.chosen);
+    const list = this.current;
     this.list.hidden = list === undefined;
     this.empty.hidden = list !== undefined;
     if (list === undefined) return;
     const owned = list.owner_id === this.device.user.id;
     const guests = list.guests.map((userId) => this.nameOf(userId)).join(', ');
-    this.listName.textContent = list.name;
+    this.listName.show(list.name);
     this.listMembers.textContent = !owned
       ? `${this.nameOf(list.owner_id)}'s list, shared with ${guests || 'you'}`
       : guests
@@ -234,10 +252,7 @@ export class Panel {
       class: 'list-button',
       'data-testid': 'list',
       'data-id': list.id,
-      onclick: () => {
-        this.choose(list.id);
-        this.showLists();
-      }
+      onclick: () => this.choose(list.id)
     });
     return {
       element,
@@ -257,51 +272,16 @@ export class Panel {
     this.newList.value = '';
     this.justAdded = await this.device.addList(name);
     this.choose(this.justAdded);
-    this.showLists();
+  }
+
+  private async rename(name: string): Promise<void> {
+    if (this.chosen !== undefined) await this.device.renameList(this.chosen, name);
   }
 
   private async switchSharing(): Promise<void> {
-    const list = this.lists.find(({ id }) => id === this.chosen);
+    const list = this.current;
     if (list === undefined) return;
     await (this.isCommon(list) ? this.device.unshare(list.id, this.other) : this.device.share(list.id, this.other));
-  }
-
-  // To-dos
-
-  private todoView(todo: Todo): RowView<Todo> {
-    const box = h('input', {
-      type: 'checkbox',
-      'data-testid': 'todo-done',
-      onchange: () => void this.device.setDone(todo.id, box.checked)
-    });
-    const title = h('span', { class: 'title', 'data-testid': 'todo-title' });
-    const notes = h('span', { class: 'notes' });
-    const remove = h(
-      'button',
-      {
-        type: 'button',
-        class: 'quiet delete',
-        'data-testid': 'todo-delete',
-        onclick: () => void this.deleteTodo(todo.id)
-      },
-      '×'
-    );
-    const element = h(
-      'li',
-      { 'data-testid': 'todo', 'data-id': todo.id },
-      h('label', {}, box, h('span', { class: 'text' }, title, notes)),
-      remove
-    );
-    return {
-      element,
-      update: (now) => {
-        box.checked = now.done === 1;
-        element.dataset['done'] = String(box.checked);
-        title.textContent = now.title;
-        notes.textContent = now.notes ?? '';
-        remove.setAttribute('aria-label', `Delete ${now.title ?? 'this to-do'}`);
-      }
-    };
   }
 
   private async addTodo(): Promise<void> {
@@ -311,8 +291,14 @@ export class Panel {
     await this.device.addTodo(this.chosen, title);
   }
 
-  private async deleteTodo(todoId: string): Promise<void> {
-    this.newTodo.focus();
-    await this.device.deleteTodo(todoId);
+  /** Returns when the server has everything that was written here. */
+  async sent(): Promise<void> {
+    while (this.view === undefined || this.view.waiting.length > 0)
+      await new Promise<void>((resolve) => this.onceDrawn.push(resolve));
+  }
+
+  /** The to-dos that are on the screen. */
+  get shown(): Todo[] {
+    return this.view?.todos ?? [];
   }
 }

@@ -16,7 +16,8 @@ const todos = new Table(
     created_at: column.text,
     completed_at: column.text
   },
-  { indexes: { by_list: ['list_id'] } }
+  // The title that a change of it began from goes along, so that the server sees whether somebody else was faster.
+  { indexes: { by_list: ['list_id'] }, trackPrevious: { columns: ['title'], onlyWhenChanged: true } }
 );
 
 const list_members = new Table(

@@ -1,6 +1,6 @@
 // What the demo asks of the server that serves it. All addresses are relative to the page.
 
-import type { CommonPowerSyncDatabase, CrudTransaction, PowerSyncBackendConnector } from '@powersync/web';
+import type { CommonPowerSyncDatabase, CrudEntry, CrudTransaction, PowerSyncBackendConnector } from '@powersync/web';
 
 export interface User {
   id: string;
@@ -12,11 +12,24 @@ interface Credentials {
   endpoint: string;
 }
 
+/** What the server put aside: the writes of one local transaction, and why. */
+export interface Refusal {
+  code: string;
+  sqlstate: string | null;
+  reason: string;
+  letter: number | null;
+  writes: CrudEntry[];
+}
+
 /** Local transactions that are sent at once, when the device was offline for a while. */
 const BATCH = 100;
 
-async function getJson<T>(address: string): Promise<T> {
-  const response = await fetch(address, { cache: 'no-store' });
+/** How long a token is used for questions; it is valid for an hour. */
+const TOKEN_MS = 30 * 60_000;
+
+async function getJson<T>(address: string, token?: string): Promise<T> {
+  const headers: HeadersInit = token === undefined ? {} : { authorization: `Bearer ${token}` };
+  const response = await fetch(address, { cache: 'no-store', headers });
   if (!response.ok) throw new Error(`${address} answered ${response.status}`);
   return (await response.json()) as T;
 }
@@ -26,12 +39,34 @@ export const fetchUsers = (): Promise<User[]> => getJson('users');
 const fetchToken = (user: User): Promise<Credentials> =>
   getJson(`token?user=${encodeURIComponent(user.id)}`);
 
-interface Answer {
-  transactions: { outcome: 'applied' | 'already_applied' | 'parked'; error?: { description: string } }[];
+const tokens = new Map<string, { token: Promise<Credentials>; at: number }>();
+
+/** Asks the server as `user`, with a token that several questions share. */
+export async function ask<T>(user: User, path: string, parameters: Record<string, string> = {}): Promise<T> {
+  let known = tokens.get(user.id);
+  if (!known || Date.now() - known.at > TOKEN_MS) {
+    known = { token: fetchToken(user), at: Date.now() };
+    known.token.catch(() => tokens.delete(user.id));
+    tokens.set(user.id, known);
+  }
+  const query = new URLSearchParams(parameters).toString();
+  return getJson<T>(query ? `${path}?${query}` : path, (await known.token).token);
 }
 
-/** Send transactions in their order. What the server refuses for good it puts aside; the reasons are returned. */
-async function upload(client_id: string, transactions: CrudTransaction[], { token, endpoint }: Credentials): Promise<string[]> {
+interface Answer {
+  transactions: {
+    outcome: 'applied' | 'already_applied' | 'parked';
+    dead_letter?: number;
+    error?: { code: string; sqlstate?: string | null; description: string };
+  }[];
+}
+
+/** Send transactions in their order. What the server refuses for good it puts aside; that is returned. */
+async function upload(
+  client_id: string,
+  transactions: CrudTransaction[],
+  { token, endpoint }: Credentials
+): Promise<Refusal[]> {
   const response = await fetch(`${endpoint}/upload`, {
     method: 'POST',
     headers: { 'content-type': 'application/json', authorization: `Bearer ${token}` },
@@ -39,7 +74,19 @@ async function upload(client_id: string, transactions: CrudTransaction[], { toke
   });
   if (!response.ok) throw new Error(reasonIn(await response.text()) || `status ${response.status}`);
   const answer = (await response.json()) as Answer;
-  return answer.transactions.flatMap(({ error }) => (error ? [error.description] : []));
+  return answer.transactions.flatMap(({ error, dead_letter }, index) =>
+    error
+      ? [
+          {
+            code: error.code,
+            sqlstate: error.sqlstate ?? null,
+            reason: error.description,
+            letter: dead_letter ?? null,
+            writes: transactions[index]?.crud ?? []
+          }
+        ]
+      : []
+  );
 }
 
 /** The description in the service's error body, or the body as it is. */
@@ -53,7 +100,7 @@ function reasonIn(body: string): string {
 }
 
 /** Signs in as `user`, and sends the local writes of a database to the server, in the order in which they were made. */
-export function connectorFor(user: User, onRefused: (reason: string) => void): PowerSyncBackendConnector {
+export function connectorFor(user: User, onRefused: (refusal: Refusal) => void): PowerSyncBackendConnector {
   return {
     fetchCredentials: () => fetchToken(user),
 

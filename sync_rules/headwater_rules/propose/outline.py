@@ -27,13 +27,15 @@ class Reference:
 
 @dataclass(frozen=True, slots=True)
 class OutlinedTable:
-    """A table. `key` is its primary key, empty without one; `references` have one column each."""
+    """A table. `key` is its primary key, empty without one; `references` have one column each. `rows` is about how many
+    it has, None if that is not known."""
 
     schema: str
     name: str
     columns: tuple[SourceColumn, ...]
     key: tuple[str, ...] = ()
     references: tuple[Reference, ...] = ()
+    rows: int | None = None
 
     @property
     def place(self) -> tuple[str, str]:

@@ -8,6 +8,7 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from headwater_rules.propose.crowds import Crowd, crowds
 from headwater_rules.propose.outline import OutlinedTable, with_references_by_name
 from headwater_rules.propose.people import Identities, People, find_people
 from headwater_rules.propose.routes import Found, Route, find_routes
@@ -22,13 +23,15 @@ _ONE_LINE = re.compile(r"[\w .,()*=]*")  # what a query may contain to stand bes
 @dataclass(frozen=True, slots=True)
 class Proposal:
     """A sync config as text, and what it is made of: the table of the users as `schema.name` (None: not found), the
-    tables that have a stream, and those whose streams are commented out because nothing leads from them to a user."""
+    tables that have a stream, and those whose streams are commented out because nothing leads from them to a user.
+    `crowded` are streams with more buckets than a device may have."""
 
     text: str
     people: str | None
     given: tuple[str, ...]
     undecided: tuple[str, ...]
     left_out: tuple[str, ...]
+    crowded: tuple[Crowd, ...] = ()
 
 
 def propose(tables: Sequence[OutlinedTable], people: str | None = None) -> Proposal:
@@ -53,6 +56,7 @@ def propose(tables: Sequence[OutlinedTable], people: str | None = None) -> Propo
         tuple(".".join(each.table.place) for each in given),
         tuple(".".join(each.table.place) for each in undecided),
         tuple(".".join(each.place) for each in left_out),
+        tuple(crowd for each in given for crowd in crowds(each.table, each.routes, found_people)),
     )
 
 
@@ -111,6 +115,8 @@ class _Writer:
         if found.others:
             names = ", ".join(" ".join(each.split()) for each in found.others)
             text += f" Users in {names} get nothing by it."
+        for crowd in crowds(found.table, found.routes, self._people):
+            text += f" CAUTION: {crowd}: {crowd.fix}."
         if not found.table.key:
             text += " No primary key: Postgres refuses updates and deletes of published rows without one."
         return text

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from headwater.storage.address import StoreAddress
+from headwater.storage.shared import runs
 from tests.contract.compaction.world import World
 
 
@@ -15,3 +16,9 @@ def world(new_address: Callable[[], StoreAddress]) -> Iterator[World]:
     made = World(new_address())
     yield made
     made.close()
+
+
+@pytest.fixture(params=["runs", "lines"])
+def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether flushes write their ops as runs, or one by one."""
+    monkeypatch.setattr(runs, "RUN_OPS", 1 if request.param == "runs" else 1 << 30)

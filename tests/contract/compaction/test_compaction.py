@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from headwater.compaction.work import UpkeepWork
 from headwater.oplog.op import OpId, bucket_key
 from headwater.storage.shared.compaction import Thrift
@@ -52,6 +54,7 @@ def test_a_device_in_the_middle_of_a_segment_gets_the_rest_of_it(world: World) -
     world.assert_whole(*devices)
 
 
+@pytest.mark.usefixtures("form")
 def test_one_row_behind_many_dead_ops_ends_as_two(world: World) -> None:
     world.hand.publish({"lives": (A, "x")})
     for n in range(0, 2_000, 500):
@@ -87,6 +90,7 @@ def test_a_checkpoint_that_compaction_went_past_is_overtaken(world: World) -> No
     assert not world.reader.chunk(B, OpId(0), early).overtaken
 
 
+@pytest.mark.usefixtures("form")
 def test_what_a_truncate_left_behind_goes(world: World) -> None:
     world.hand.publish({str(n): (A, "x") for n in range(3_000)})
     world.hand.write({str(n): (A, "y") for n in range(5_000, 7_100)})

@@ -48,7 +48,8 @@ def test_in_the_background_a_row_is_put_again_once_though_the_bucket_stays_busy(
     world.assert_whole({})
 
 
-def test_a_hot_tail_is_sealed_without_a_look_at_the_rest(world: World) -> None:
+@pytest.mark.usefixtures("form")
+def test_what_is_not_sealed_is_sealed_without_a_look_at_the_rest(world: World) -> None:
     world.hand.publish({str(n): (A, "x") for n in range(1_500)})
     world.compact()
     sealed = world.upkeep.pieces(bucket_key(A), world.upkeep.checkpoint())
@@ -56,9 +57,10 @@ def test_a_hot_tail_is_sealed_without_a_look_at_the_rest(world: World) -> None:
         world.hand.write({str(n + i): (A, "x") for i in range(400)})
     world.hand.write({"5000": (A, "y"), "0": (A, "y")})
     read: list[int] = []
+    assert world.upkeep.unsealed_ops(bucket_key(A), world.upkeep.checkpoint(), 5_000) == 1_202
     with UpkeepWork(_Watched(world.upkeep, read), "here:1", lambda _: False) as work:
         work.seal(world.state(A), world.upkeep.checkpoint())
-    assert world.upkeep.hot_ops(bucket_key(A), world.upkeep.checkpoint(), 10) == 0
+    assert world.upkeep.unsealed_ops(bucket_key(A), world.upkeep.checkpoint(), 10) == 0
     assert sealed[0].blob not in read
     assert kinds(world.ops(A)).count("MOVE") == 1, "the row whose other op is in the sealed part has both"
     world.assert_whole({})
@@ -95,7 +97,7 @@ def test_a_bucket_is_taken_up_when_it_has_grown_by_a_fifth(bucket: BucketState, 
         def has_remains(self, key: int) -> bool:
             return bucket.clear_op == 80
 
-        def hot_ops(self, key: int, upto: OpId, limit: int) -> int:
+        def unsealed_ops(self, key: int, upto: OpId, limit: int) -> int:
             return limit
 
     assert need(bucket, cast("UpkeepStore", Store()), OpId(100), Thrift()) is expected

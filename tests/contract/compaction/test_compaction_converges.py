@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from unittest.mock import patch
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from headwater.compaction.work import UpkeepStoppedError
 from headwater.storage.address import StoreAddress
+from headwater.storage.shared import runs
 from tests.contract.compaction.world import LAVISH, A, B, World
 from tests.support.examples import examples
 from tests.support.model_device import ModelBucket
@@ -22,15 +24,21 @@ _STEP = st.one_of(
 
 
 @settings(max_examples=examples(15), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(first=st.dictionaries(_ROWS, _TARGET.filter(bool), max_size=8), steps=st.lists(_STEP, max_size=12))
+@given(
+    first=st.dictionaries(_ROWS, _TARGET.filter(bool), max_size=8),
+    steps=st.lists(_STEP, max_size=12),
+    least_run=st.sampled_from([1, 2, runs.RUN_OPS]),
+)
 def test_every_device_converges_whenever_compaction_ran(
     new_address: Callable[[], StoreAddress],
     first: dict[str, tuple[str, str]],
     steps: list[dict[str, tuple[str, str] | None] | str],
+    least_run: int,
 ) -> None:
     world = World(new_address())
     try:
-        _live(world, first, steps)
+        with patch.object(runs, "RUN_OPS", least_run):
+            _live(world, first, steps)
     finally:
         world.close()
 

@@ -1,8 +1,11 @@
 // One headless Chromium with one page, driven over its pipes (see lines.mjs).
 // What the page logs as an error goes to stderr.
 
+import { createRequire } from 'node:module';
 import { launch, tellOf } from './chromium.mjs';
 import { serve } from './lines.mjs';
+
+const AXE = createRequire(import.meta.url).resolve('axe-core/axe.min.js');
 
 let browser;
 let page;
@@ -38,6 +41,20 @@ serve(
     texts: ({ selector }) => textOf(selector),
     attributes: ({ selector, name }) =>
       page.$$eval(selector, (elements, name) => elements.map((element) => element.getAttribute(name)), name),
+    // Left, right, top and bottom of the fitting elements, in pixels of the window.
+    boxes: ({ selector }) =>
+      page.$$eval(selector, (elements) =>
+        elements.map((element) => {
+          const { left, right, top, bottom } = element.getBoundingClientRect();
+          return { left, right, top, bottom };
+        })
+      ),
+    // What axe-core has against the page: a line for each finding, with its impact, its rule and an element.
+    accessibility: async () => {
+      if (!(await page.evaluate(() => 'axe' in window))) await page.addScriptTag({ path: AXE });
+      const found = await page.evaluate(() => window.axe.run(document, { resultTypes: ['violations'] }));
+      return found.violations.flatMap(({ impact, id, nodes }) => nodes.map(({ html }) => `${impact} ${id}: ${html}`));
+    },
     focused: () => page.evaluate(() => document.activeElement?.getAttribute('data-testid') ?? null),
 
     // Waits until some element that fits `selector` shows exactly `text`; without a text, until there is one;

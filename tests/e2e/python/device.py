@@ -77,6 +77,7 @@ class Device:
                 retry_delay=options["retry_delay_ms"] / 1000,
                 upload_throttle=options["upload_throttle_ms"] / 1000,
                 checkpoint_mode=options["checkpoint_mode"],
+                transport="websocket" if options["transport"] == "websocket" else "http",
                 bson=options["transport"] == "bson",
             ),
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from contextlib import nullcontext
 
 from headwater.storage.backend import Backend
@@ -26,6 +27,9 @@ class DictBackend(Archive, History):
 
     def exists(self) -> bool:
         return self.address.name in STORES
+
+    def raise_if_published(self, publications: Sequence[str]) -> None:
+        """Never."""
 
     def older_format(self) -> int | None:
         return None

@@ -45,7 +45,7 @@ class DictUpkeep:
         held = sorted(self._kept.state.buckets.items())
         return [_told(key, bucket) for key, bucket in held if bucket.last_op > changed_after]
 
-    def hot_ops(self, bucket: int, upto: OpId, limit: int) -> int:
+    def unsealed_ops(self, bucket: int, upto: OpId, limit: int) -> int:
         held = self._kept.state.buckets.get(bucket)
         return 0 if held is None else min(limit, len(list(held.hot_between(0, upto))))
 

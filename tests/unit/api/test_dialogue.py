@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headwater.api.streams.codings import IDENTITY
-from headwater.api.streams.dialogue import Batch, ConfigReplacedError, Dialogue
-from headwater.api.streams.encoding import WireForm
+from headwater.api.streams.dialogue import ConfigReplacedError, Dialogue
+from headwater.api.streams.encoding import Batch, WireForm
 from headwater.api.streams.left_out import LeftOutMemory
 from headwater.api.streams.reading import open_reading
 from headwater.oplog.lsn import Lsn
@@ -28,11 +28,14 @@ from tests.support.model_client import ModelClient
 class Memberships:
     """Gives the buckets that stand under the lookup key `member`."""
 
+    def __init__(self, reason: int = 0) -> None:
+        self._reasons = ({"sub": reason},)
+
     def resolve(
         self, config: StoredConfig, request: SyncRequest, read: LookupReader, left_out: frozenset[str]
     ) -> Resolution:
         names = read(["member"]).get("member", ())
-        return Resolution(tuple(ResolvedBucket(name, 0, 3, ()) for name in names), (), frozenset({"member"}))
+        return Resolution(tuple(ResolvedBucket(name, 0, 3, self._reasons) for name in names), (), frozenset({"member"}))
 
 
 class World:
@@ -54,7 +57,9 @@ class World:
         self.interests: Interests[str] = Interests()
         self.news: News | None = None
         with open_reading(self.reader) as reading:
-            self._take(self.dialogue.open(reading))
+            self._take(batch := self.dialogue.open(reading))
+            if not batch.done:
+                self._take(self.dialogue.more(reading))
 
     def write(self, bucket: str, row: str, value: int | None) -> None:
         if value is None:
@@ -162,3 +167,36 @@ def test_a_turn_under_another_config_is_refused() -> None:
     world.store.replace_config("streams: {}")
     with open_reading(world.reader) as reading, pytest.raises(ConfigReplacedError):
         world.dialogue.turn(reading, anything(OpId(0)))
+
+
+def test_streams_that_share_a_turn_share_lines_only_where_they_would_be_told_the_same() -> None:
+    store = MemoryStore()
+    store.put("a", "1")
+    store.set_lookup("member", ["a"])
+    store.commit()
+    reader, form = CachedReader(store, 1 << 20), WireForm(Ndjson(raw=True), IDENTITY)
+
+    def connected(reason: int = 0) -> tuple[Dialogue, ModelClient]:
+        dialogue = Dialogue({}, SyncRequest({}), "u", Memberships(reason), LeftOutMemory(), form)
+        client = ModelClient()
+        client.connect()
+        with open_reading(reader) as reading:
+            receive(client, dialogue.open(reading))
+            receive(client, dialogue.more(reading))
+        return dialogue, client
+
+    def receive(client: ModelClient, batch: Batch) -> Batch:
+        client.receive(b"".join(piece.content for piece in batch.pieces))
+        return batch
+
+    batches: list[Batch] = []
+    first, second, other, late = connected(), connected(), connected(reason=7), connected()
+    for row, concerned in (("2", [first, second]), ("3", [first, second, other, late])):
+        store.put("a", row)
+        news = News(store.commit().op_id, frozenset({"a"}))
+        with open_reading(reader) as reading:
+            batches = [receive(client, dialogue.turn(reading, news)) for dialogue, client in concerned]
+        assert batches[0] is batches[1]
+    assert all(client.rows == store.rows(["a"]) for _, client in (first, second, other, late))
+    assert b'"subscriptions":[{"sub":7}]' in batches[2].pieces[0].content
+    assert [batch.ops for batch in batches] == [1, 1, 2, 2]

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from headwater.api.streams import dialogue as dialogues
 from headwater.api.streams.codings import IDENTITY
-from headwater.api.streams.dialogue import Batch, Dialogue
-from headwater.api.streams.encoding import WireForm
+from headwater.api.streams.dialogue import Dialogue
+from headwater.api.streams.encoding import Batch, WireForm
 from headwater.api.streams.left_out import LeftOutMemory
 from headwater.api.streams.reading import open_reading
 from headwater.oplog.op import OpId

@@ -109,6 +109,11 @@ def test_what_we_read_and_set_of_a_connection_is_there() -> None:
         assert hasattr(protocol.flow, name), name
 
 
+def test_a_connection_is_made_of_what_we_make_it_of() -> None:
+    made = set(re.findall(r"self\.(\w+) = ", inspect.getsource(HttpToolsProtocol.connection_made)))
+    assert made == {"transport", "flow", "server", "client", "scheme"}
+
+
 async def _goes_on(_: object, __: object, send: Callable[[dict[str, object]], Awaitable[None]]) -> None:
     await send({"type": "http.response.start", "status": 200, "headers": []})
 

@@ -14,7 +14,7 @@ import pytest
 from headwater.api import arrivals
 from headwater.api.checkpoints import MAX_WAITING, MAX_WAITING_OF_USER, WriteCheckpoints
 from headwater.api.errors import NoActiveConfigError, TooManyRequestsError
-from headwater.api.streams.reading import StoreThreads
+from headwater.api.streams.threads import StoreThreads
 from headwater.oplog.lsn import Lsn
 from headwater.source.connect import SourceUnreachable
 from headwater.storage.shared.cache import CachedReader

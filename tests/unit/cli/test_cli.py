@@ -145,5 +145,9 @@ def test_logs_can_be_json(tmp_path: Path) -> None:
     assert any("prot: unknown key, ignored; did you mean port?" in entry["message"] for entry in entries)
 
 
+def test_the_environment_of_a_compose_file_says_what_is_started() -> None:
+    assert "PS_RUNNER_TYPE" in error_of(headwater_here("start", PS_RUNNER_TYPE="everything"))
+
+
 def test_a_wrong_option_is_refused() -> None:
     assert "No such option" in error_of(headwater_here("serve", "--confg", "x"))

@@ -20,7 +20,9 @@ import sys
 from headwater.cli import supervise
 
 folder = sys.argv[1]
-children = [supervise.Child(name, [sys.executable, "-c", code, folder]) for name, code in zip("ab", sys.argv[2:])]
+supervise._SILENT_SECONDS = 1.0
+commands = [[sys.executable, "-c", code, folder] for code in sys.argv[2:]]
+children = [supervise.Child(name, command, watched=True) for name, command in zip("ab", commands)]
 try:
     supervise.supervise(children)
 except supervise.ChildStoppedError as error:
@@ -66,6 +68,11 @@ class Run:
         """Process ids of each start of a child."""
         return [int(path.name.split("-")[1]) for path in self._folder.glob(f"{name}-*")]
 
+    def said(self) -> str:
+        """What it has written, once it has ended."""
+        assert self.process.stderr is not None
+        return self.process.stderr.read()
+
     def end(self, number: int) -> int:
         self.process.send_signal(number)
         return self.process.wait(DEADLINE)
@@ -95,11 +102,35 @@ def test_a_signal_ends_all_children_and_then_the_supervisor(run: Callable[..., R
     assert not any(alive(pid) for pid in service.started("a") + service.started("b"))
 
 
+def test_a_second_signal_is_passed_on(run: Callable[..., Run]) -> None:
+    waits = "import signal, time; told = []; signal.signal(signal.SIGTERM, lambda *_: told.append(1)); " + NOTED
+    waits += "[time.sleep(0.01) for _ in iter(lambda: len(told), 1)]; "
+    waits += "pathlib.Path(sys.argv[1], f'told-{os.getpid()}').touch(); "
+    waits += "[time.sleep(0.01) for _ in iter(lambda: len(told), 2)]"
+    service = run(waits)
+    until(lambda: bool(service.started("a")), "the start")
+    service.process.send_signal(signal.SIGTERM)
+    until(lambda: bool(service.started("told")), "the first signal to arrive")
+    assert service.end(signal.SIGINT) == 0
+    assert "is killed" not in service.said()
+
+
 def test_a_crashed_child_is_started_again_and_the_other_stays(run: Callable[..., Run]) -> None:
     service = run(STAYS, STAYS)
     until(lambda: bool(service.started("a") and service.started("b")), "both to start")
     os.kill(service.started("a")[0], signal.SIGKILL)
     until(lambda: len(service.started("a")) == 2, "the second start")
+    assert len(service.started("b")) == 1
+
+
+def test_a_child_that_hangs_is_replaced(run: Callable[..., Run]) -> None:
+    beats = "from headwater.cli import supervise; import time; beat = supervise.beats(); beat(); " + NOTED
+    service = run(beats + "[(beat(), time.sleep(0.05)) for _ in iter(int, 1)]", STAYS)  # the other never began
+    until(lambda: bool(service.started("a") and service.started("b")), "both to start")
+    hung = service.started("a")[0]
+    os.kill(hung, signal.SIGSTOP)
+    until(lambda: len(service.started("a")) == 2, "another one")
+    assert not alive(hung)
     assert len(service.started("b")) == 1
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
 
 from headwater_client import ConnectOptions, Credentials, Database, Schema
-from headwater_client.errors import Retired
+from headwater_client.errors import Retired, SyncedElsewhere
 from headwater_client.protocol.lines import Data, Op
 from headwater_client.storage import layout, uploads
 from headwater_client.storage.connection import open_connection
@@ -236,3 +237,50 @@ def test_a_store_that_is_retired_takes_nothing(tmp_path: Path) -> None:
         store.save([Data("b", [Op("1", "PUT", 1, "todos", "1", "s", "{}")])])
     assert store.positions() == []
     connection.close()
+
+
+def test_a_token_that_is_refused_beside_the_stream_is_replaced_and_the_stream_goes_on(database: Database) -> None:
+    class Refusing(LittleServer):
+        def line_up(self, handler: BaseHTTPRequestHandler) -> None:
+            self.refused.add("1")
+            super().line_up(handler)
+
+    class Renewing(App):
+        fetched = 0
+
+        def fetch_credentials(self) -> Credentials:
+            self.fetched += 1
+            return Credentials(self.endpoint, str(self.fetched))
+
+    asked: list[int] = []
+
+    def numbered(number: int) -> int:
+        asked.append(number)
+        return number
+
+    alive: Line = {"token_expires_in": 3600}  # a device asks again when it hears of the server
+    with serving(Refusing([*BEGUN, alive], numbered)) as server:
+        connector = Renewing(server.endpoint)
+        database.connect(connector, ConnectOptions(checkpoint_mode="requests"))
+        wait_until(lambda: len(asked) == 2, "the second request")
+        assert (connector.fetched, server.streams) == (2, 1)
+        assert database.status.connected
+        database.disconnect()
+
+
+def test_of_two_that_sync_one_file_the_second_waits_for_the_first(
+    server: LittleServer, database: Database, tmp_path: Path
+) -> None:
+    database.connect(App(server.endpoint))
+    wait_until(lambda: server.streams == 1, "the first stream")
+    with Database(tmp_path / "device.db") as second:
+        second.connect(App(server.endpoint))
+        second.wait_for_status(lambda status: isinstance(status.download_error, SyncedElsewhere), 20)
+        second["todos"].insert({"id": "of the second"})
+        assert (server.streams, database["todos"].count) == (1, 1)
+        database.disconnect()
+        second.wait_for_status(lambda status: status.connected, 20)
+        assert (server.streams, second.status.download_error) == (2, None)
+        database.connect(App(server.endpoint))
+        database.wait_for_status(lambda status: isinstance(status.download_error, SyncedElsewhere), 20)
+        database.disconnect()  # who waits can leave

@@ -63,6 +63,12 @@ def test_what_is_imported_is_depended_on() -> None:
     assert {names.get(each, each) for each in foreign} <= depended
 
 
+def test_no_statement_has_numbered_marks() -> None:
+    """From Python 3.14 on, they take no sequence of values."""
+    sources = [file.read_text() for file in (CLIENT / "headwater_client").rglob("*.py")]
+    assert [mark for source in sources for mark in re.findall(r"[ (=]\?[0-9]", source)] == []
+
+
 def test_every_dependency_is_locked_with_a_hash() -> None:
     lock = (CLIENT / "requirements.lock").read_text()
     listed = [

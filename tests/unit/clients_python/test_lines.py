@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import bson
@@ -30,6 +31,7 @@ from headwater_client.storage import layout
 from headwater_client.storage.connection import open_connection
 from headwater_client.storage.store import Store
 from tests.support.examples import examples
+from tests.unit.clients_python.hearing import hear_line
 
 # The worked example of the protocol's description
 EXAMPLE: list[dict[str, object]] = [
@@ -168,25 +170,17 @@ FOREIGN = st.one_of(
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
+def store(tmp_path: Path) -> Iterator[Store]:
     connection = open_connection(tmp_path / "device.db")
     layout.prepare(connection)
-    return Store(connection, {})
+    yield Store(connection, {})
+    connection.close()
 
 
 def hear(store: Store, body: bytes, kind: str) -> None:
     session, framing = Session(), framing_of(kind)
     for line in framing.feed(body):
-        for instruction in session.receive(line):
-            match instruction:
-                case Begin():
-                    store.begin(instruction, include_defaults=True)
-                case Save():
-                    store.save([instruction.data])
-                case Finish():
-                    store.finish(instruction, 0.0)
-                case _:
-                    pass
+        hear_line(session, store, line)
 
 
 def test_no_lines_however_odd_do_more_than_end_the_stream(store: Store) -> None:

@@ -12,12 +12,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from headwater_client.protocol.lines import parse_line
-from headwater_client.protocol.session import Begin, Finish, Outcome, Save, Session
+from headwater_client.protocol.session import Outcome, Session
 from headwater_client.schema.tables import Schema
 from headwater_client.storage import bulk, layout, uploads
 from headwater_client.storage.app_tables import replace_schema
 from headwater_client.storage.connection import open_connection
 from headwater_client.storage.store import Store
+from tests.unit.clients_python.hearing import hear_line
 from tests.unit.clients_python.played_server import PRIORITIES, ModelDevice, PlayedServer
 
 BUCKETS = st.sampled_from(sorted(PRIORITIES))
@@ -156,18 +157,7 @@ class DeviceMachine(RuleBasedStateMachine):
         assert self.session is not None
         parsed = parse_line(json.dumps(line).encode())
         assert parsed is not None
-        outcome = None
-        for instruction in self.session.receive(parsed):
-            match instruction:
-                case Begin():
-                    self.store.begin(instruction, include_defaults=True)
-                case Save():
-                    self.store.save([instruction.data])
-                case Finish():
-                    outcome = self.store.finish(instruction, 1.0).outcome
-                case _:
-                    pass
-        return outcome
+        return hear_line(self.session, self.store, parsed, 1.0)
 
     @rule()
     def cut(self) -> None:
@@ -245,7 +235,7 @@ class DeviceMachine(RuleBasedStateMachine):
 
 
 @pytest.mark.parametrize("large", [20_000, 2], ids=["small downloads", "large downloads"])
-@pytest.mark.parametrize("examples", [20, pytest.param(1000, marks=pytest.mark.long)])
+@pytest.mark.parametrize("examples", [20, pytest.param(1000, marks=[pytest.mark.long, pytest.mark.timeout(1800)])])
 def test_a_device_shows_what_a_plain_model_of_it_shows(
     examples: int, large: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from headwater_client.errors import SchemaError
 from headwater_client.protocol.lines import BucketSum, Checkpoint, CheckpointComplete, Data, Line, Op, StreamInfo
-from headwater_client.protocol.session import Begin, Finish, Outcome, Save, Session
+from headwater_client.protocol.session import Outcome, Session
 from headwater_client.schema.tables import RawTable, Schema, Statement
 from headwater_client.storage import bulk, layout, streams
 from headwater_client.storage.app_tables import replace_schema
@@ -21,6 +21,7 @@ from headwater_client.storage.store import Store
 from headwater_client.storage.streams import StreamKey
 from headwater_client.sync.backoff import Backoff
 from headwater_client.sync.status import SyncStatus
+from tests.unit.clients_python.hearing import hear_line
 
 Sync = Callable[..., Outcome | None]
 Row = tuple[str, str, dict[str, object] | None]
@@ -52,16 +53,7 @@ def play(store: Store, *lines: Line) -> Outcome | None:
     """What came of these lines of a stream."""
     session, outcome = Session(), None
     for line in lines:
-        for instruction in session.receive(line):
-            match instruction:
-                case Begin():
-                    store.begin(instruction, include_defaults=True)
-                case Save():
-                    store.save([instruction.data])
-                case Finish():
-                    outcome = store.finish(instruction, 5.0).outcome
-                case _:
-                    pass
+        outcome = hear_line(session, store, line, 5.0) or outcome
     return outcome
 
 
@@ -121,14 +113,7 @@ def test_a_download_is_told_in_operations(connection: sqlite3.Connection) -> Non
     session = Session()
     op = Op("1", "PUT", 7, "todos", "1", "s", "{}")
     for line in (Checkpoint("3", (BucketSum("b", 7, 3, 1), BucketSum("c", 0, 4, 3))), Data("b", [op])):
-        for instruction in session.receive(line):
-            match instruction:
-                case Begin():
-                    store.begin(instruction, include_defaults=True)
-                case Save():
-                    store.save([instruction.data])
-                case _:
-                    pass
+        hear_line(session, store, line)
     assert session.target is not None
     status = SyncStatus(buckets=store.progress(session.target))
     whole, first = status.progress(), status.progress(priority=1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,30 @@ def test_a_store_can_be_a_schema_in_postgres(tmp_path: Path) -> None:
     assert config.storage.pem == (("sslrootcert", "CA"),)
     assert "p@ss" not in repr(config)
     assert not any("storage" in warning for warning in config.warnings)
+
+
+@pytest.mark.parametrize(
+    ("keys", "warnings"),
+    [
+        (
+            "sslmode: require",
+            ["storage.sslmode: require encrypts, but anybody who gets between can"],
+        ),
+        ("sslmode: require, cacert: PEM", []),
+        (
+            "sslmode: verify-ca",
+            ["storage.sslmode: verify-ca without cacert is content with any host"],
+        ),
+        ("sslmode: verify-ca, cacert: PEM", []),
+        ("sslmode: verify-full", []),
+        ("port: 5432", []),
+        ("sslmode: disable", []),
+    ],
+)
+def test_encryption_that_asks_nobody_for_a_name_is_warned_of(tmp_path: Path, keys: str, warnings: list[str]) -> None:
+    storage = f"storage:\n  {{{keys}, type: postgresql, uri: 'postgresql://u:p@h/d'}}"
+    found = load(tmp_path, re.sub("storage: .*", storage, MINIMAL)).warnings
+    assert all(expected in message for message, expected in zip(found, warnings, strict=True)), found
 
 
 def test_spark_may_run_elsewhere_when_the_store_is_in_postgres(tmp_path: Path) -> None:

@@ -93,8 +93,11 @@ def test_keys_without_effect_are_named_with_what_holds_instead(tmp_path: Path) -
         (SOURCE + "uri: 'postgresql://u@h'", "[PSYNC_S1105] replication.connections[0].database: neither database"),
         (SOURCE + "{database: d, username: u}", "[PSYNC_S1106] replication.connections[0].hostname"),
         (SOURCE + "{database: d, hostname: h}", "[PSYNC_S1107] replication.connections[0].username"),
-        (SOURCE + "{sslmode: verify-ca}", "[PSYNC_S1104] replication.connections[0].cacert: verify-ca requires it"),
-        (SOURCE + "{sslmode: verify}", "must be one of verify-full, verify-ca, disable; did you mean verify-ca?"),
+        (
+            SOURCE + "{sslmode: verify}",
+            "must be one of verify-full, verify-ca, require, disable; did you mean verify-ca?",
+        ),
+        (SOURCE + "{sslmode: prefer}", "must be one of verify-full, verify-ca, require, disable"),
         (SOURCE + "{heartbeat_interval_seconds: 2}", "must be a number from 5 to 60"),
         ("replication: {batch_mb: 1}", "replication.batch_mb: must be a number from 4 to 4096"),
         (SOURCE + "{reject_ip_ranges: [local]}", "reject_ip_ranges: is not supported by this version"),

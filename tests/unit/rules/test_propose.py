@@ -229,3 +229,24 @@ def test_whatever_the_tables_it_compiles_and_nothing_goes_to_everybody(tables: l
     assert _for_everybody(compiled.plan) == []
     assert [each for each in compiled.warnings if each.severity is Severity.FATAL] == []
     assert len(compile_config(uncommented(proposal.text)).plan.streams) == len(tables)
+
+
+def test_a_bucket_for_each_of_thousands_of_rows_is_warned_of() -> None:
+    users = replace(USERS, rows=20)
+    projects = table("projects", owner_id="bigint -> users.id")
+    tasks = table("tasks", project_id="bigint -> projects.id")
+    comments = table("comments", task_id="bigint -> tasks.id")
+
+    def crowded(users: OutlinedTable, of_projects: int, of_tasks: int | None) -> list[tuple[str, str, int | None]]:
+        proposal = propose((users, replace(projects, rows=of_projects), replace(tasks, rows=of_tasks), comments))
+        compile_config(proposal.text)
+        told = re.sub(r"\n +# ", " ", proposal.text)
+        assert all(f"CAUTION: {each}: {each.fix}." in told for each in proposal.crowded)
+        assert ("CAUTION" in told) == bool(proposal.crowded)
+        return [(each.table.name, each.parents.name, each.each) for each in proposal.crowded]
+
+    assert crowded(users, 60, 48_000) == [("comments", "tasks", 2400)]
+    assert crowded(users, 2_000, 48_000) == [("tasks", "projects", 100), ("comments", "tasks", 2400)]
+    assert crowded(replace(USERS, rows=None), 60, 1_000) == [("comments", "tasks", None)]
+    assert crowded(replace(users, rows=10_000), 2_000, 48_000) == [], "few for each user"
+    assert crowded(users, 60, 999) == crowded(users, 60, None) == []

@@ -35,6 +35,11 @@ class Principal:
         return self.expires_at - time.time()
 
 
+def is_over(user: Principal, now: float) -> bool:
+    """Whether the user's token has expired, with TOLERANCE."""
+    return user.expires_at <= now - TOLERANCE
+
+
 def principal_of(claims: Mapping[str, object], audience: frozenset[str], max_lifetime: int, now: float) -> Principal:
     """Check the claims and return their user. `max_lifetime` and `now` are in seconds. Raises AuthError or a subclass,
     with the reason."""

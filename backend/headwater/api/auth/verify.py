@@ -15,6 +15,7 @@ from headwater.api.auth.errors import AuthError, TokenMissingError
 from headwater.api.auth.hints import signed_otherwise
 from headwater.api.auth.keys import Key, KeySource, candidates
 from headwater.api.auth.material import HMAC, SIGNATURES
+from headwater.api.auth.remembered import RememberedTokens
 from headwater.api.auth.revocations import Revocations
 
 __all__ = ["Principal", "Verifier"]
@@ -40,11 +41,13 @@ class _Token:
 @dataclass(frozen=True, slots=True)
 class Verifier:
     """Verifies tokens with the keys, the accepted audience and the revocations. With an empty audience, only tokens of
-    keys with an audience of their own are accepted. Verified tokens are not cached: verifying one again is cheap."""
+    keys with an audience of their own are accepted. Verified tokens are remembered while their key is trusted;
+    revocations are checked at every use."""
 
     keys: KeySource
     audience: frozenset[str]
     revocations: Revocations = field(default_factory=Revocations)
+    remembered: RememberedTokens = field(default_factory=RememberedTokens)
 
     async def authorize(self, header: str | None) -> Principal:
         """Verify the token in an Authorization header. Raises AuthError or a subclass, with the reason."""
@@ -59,6 +62,13 @@ class Verifier:
     async def verify(self, token: str) -> Principal:
         """Verify a token and return its user. Waits for a fetch of keys only when no known key signed it. Raises
         AuthError or a subclass."""
+        user = self.remembered.user_of(token, self.keys.known(), time.time())
+        if user is None:
+            user = await self._verified(token)
+        self.revocations.check(user)
+        return user
+
+    async def _verified(self, token: str) -> Principal:
         read = _read(token)
         key = _signer(read, self.keys.known())
         # a fetch can't bring a shared secret: those are never published
@@ -68,7 +78,7 @@ class Verifier:
             raise _unknown(read, self.keys.known())
         audience = self.audience if key.audience is None else key.audience
         user = principal_of(_claims(read), audience, key.max_lifetime, time.time())
-        self.revocations.check(user)
+        self.remembered.keep(token, key, user)
         return user
 
 

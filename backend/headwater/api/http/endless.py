@@ -41,9 +41,18 @@ class EndlessBody(asyncio.Protocol):
         else:
             self._then += (then,)
 
+    @property
+    def has_room(self) -> bool:
+        """Whether `write` may be called now."""
+        return not (self._full or self._lost or self._transport.is_closing())
+
+    def write(self, content: bytes) -> None:
+        """Send at least one byte at once."""
+        self._transport.write(_chunk(content))
+
     async def send(self, content: bytes) -> None:
         """Send at least one byte, once there is room. Raises GoneError when the client has disconnected."""
-        await self._write(b"%x\r\n%b\r\n" % (len(content), content))
+        await self._write(_chunk(content))
 
     async def end(self) -> None:
         """End the body normally, and close the connection. Raises as `send` does."""
@@ -91,3 +100,7 @@ class EndlessBody(asyncio.Protocol):
 
     def shutdown(self) -> None:
         """Do nothing: streams are ended by the application."""
+
+
+def _chunk(content: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(content), content)

@@ -12,6 +12,7 @@ from functools import partial
 
 import uvicorn
 from uvicorn._types import ASGI3Application
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
@@ -82,7 +83,12 @@ class BoundedProtocol(HttpToolsProtocol):
     # the connection
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
-        super().connection_made(transport)
+        # Not uvicorn's own method: it makes two Python sockets for each connection, only to learn its addresses
+        self.connections.add(self)
+        self.transport = transport
+        self.flow = FlowControl(transport)
+        self.server, self.client = _address(transport, "sockname"), _address(transport, "peername")
+        self.scheme = "http"
         host = self.client[0] if self.client else ""
         self._doorman = self._doors.doorman_at(self.server)
         place = self._doorman.enter(host)
@@ -288,3 +294,9 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._state is not _Reading.BODY:
             return False
         return self._body >= LEAST_RATE * (self.loop.time() - self._body_began)
+
+
+def _address(transport: asyncio.Transport, end: str) -> tuple[str, int] | None:
+    """The address of one end of a TCP connection, `sockname` or `peername`; None on a Unix socket."""
+    known = transport.get_extra_info(end)
+    return (str(known[0]), int(known[1])) if isinstance(known, tuple) else None

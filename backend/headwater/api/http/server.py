@@ -9,6 +9,7 @@ import resource
 import socket
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
+from enum import Enum, auto
 from types import FrameType
 from typing import Literal
 
@@ -29,6 +30,7 @@ PING_SECONDS = 60.0
 GRACE_SECONDS = 5
 """How long open requests may take to end after the drain."""
 
+_BACKLOG = 2048
 _OTHER_FILES = 500  # files that may be open besides connections of devices
 _FEW = 250  # connections of operators' tools
 _NO_NEWS = (
@@ -73,6 +75,7 @@ class BoundedServer(uvicorn.Server):
             proxy_headers=bool(limits.trusted_proxies),
             forwarded_allow_ips=[str(network) for network in limits.trusted_proxies],
             ws_ping_timeout=PING_SECONDS,
+            backlog=limits.max_connections,
             timeout_keep_alive=limits.keep_alive_seconds,
             timeout_graceful_shutdown=math.ceil(limits.drain_seconds) + GRACE_SECONDS,
         )
@@ -91,15 +94,24 @@ class BoundedServer(uvicorn.Server):
 class ApiServer(BoundedServer):
     """Tells the application of its end. Uvicorn itself only waits for open requests, and a stream never ends by itself;
     the application's own shutdown hook comes after that wait. `beside` are answered at their ports, all else by
-    `app`."""
+    `app`. The event loop calls `beat` every second."""
 
-    def __init__(self, app: Starlette, beside: Mapping[int, ASGIApp] | None = None) -> None:
+    def __init__(
+        self, app: Starlette, beside: Mapping[int, ASGIApp] | None = None, beat: Callable[[], None] = lambda: None
+    ) -> None:
         state, beside = app.state, dict(beside or {})
         if state.admin_port is not None:
             beside[state.admin_port] = app  # its connections are counted apart, so that a full house lets operators in
         super().__init__(_ByPort(app, beside) if beside else app, state.http_limits, state.refusals, "on", beside)
         self.config.ws_ping_timeout = max(PING_SECONDS, state.stalled_seconds)
         self._begin_shutdown: Callable[[], None] = app.state.begin_shutdown
+        self._beat = beat
+
+    async def on_tick(self, counter: int) -> bool:
+        """Called by uvicorn ten times a second."""
+        if counter % 10 == 0:
+            self._beat()
+        return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Accept no more connections, then end open requests, streams spread over `drain_seconds`."""
@@ -125,22 +137,62 @@ class _ByPort:
         await self._beside.get(port, self._app)(scope, receive, send)
 
 
-def bind(host: str, port: int, setting: str = "port") -> socket.socket:
-    """A listening socket; port 0 takes a free one. Raises AddressInUseError, which names the setting."""
+class Shared(Enum):
+    """Whether processes share a port: not at all; each listening for its part of the connections; or only kept for
+    those who do."""
+
+    NO = auto()
+    LISTENING = auto()
+    KEPT = auto()
+
+
+def bind(
+    host: str, port: int, setting: str = "port", *, shared: Shared = Shared.NO, backlog: int = _BACKLOG
+) -> socket.socket:
+    """A listening socket, unless it is KEPT; port 0 takes a free one. `backlog` is how many connections may wait to be
+    accepted; the machine's net.core.somaxconn may allow fewer. Raises AddressInUseError, which names the setting."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        return socket.create_server((host, port), family=family, backlog=2048)
+        if shared is Shared.KEPT:
+            return _kept(family, host, port)
+        return socket.create_server((host, port), family=family, backlog=backlog, reuse_port=shared is Shared.LISTENING)
     except OSError as error:
         raise AddressInUseError(
             f"can't listen on port {port}: {error.strerror}", f"{host}:{port}", f"set another `{setting}`"
         ) from error
 
 
-def serve_app(app: Starlette, sockets: list[socket.socket], beside: Mapping[int, ASGIApp] | None = None) -> None:
-    """Serve until SIGTERM or SIGINT; blocks. `beside` are applications for some of the ports."""
+def reachable_host(host: str) -> str:
+    """The host by which this machine reaches what listens on `host`, which may mean all addresses."""
+    return {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(host, host)  # noqa: S104 - compared only
+
+
+def _kept(family: socket.AddressFamily, host: str, port: int) -> socket.socket:
+    kept = socket.socket(family)
+    try:
+        kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        if family == socket.AF_INET6:
+            kept.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)  # as create_server does
+        kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # for connections that ended a moment ago
+        kept.bind((host, port))
+        kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)  # or another service could listen here
+    except BaseException:
+        kept.close()
+        raise
+    return kept
+
+
+def serve_app(
+    app: Starlette,
+    sockets: list[socket.socket],
+    beside: Mapping[int, ASGIApp] | None = None,
+    beat: Callable[[], None] = lambda: None,
+) -> None:
+    """Serve until SIGTERM or SIGINT; blocks. `beside` are applications for some of the ports. The event loop calls
+    `beat` every second, which shows that it does not hang."""
     limits: HttpLimits = app.state.http_limits
     _allow_files(limits.max_connections + _OTHER_FILES)
-    ApiServer(app, beside).run(sockets)
+    ApiServer(app, beside, beat).run(sockets)
 
 
 def _allow_files(wanted: int) -> None:

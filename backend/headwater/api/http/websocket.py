@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from http import HTTPStatus
 
@@ -171,10 +171,15 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
     async def send_message(self, content: bytes) -> None:
         """Send a message once there is room. Raises GoneError when the connection is closed."""
         await self.writable.wait()
+        self.write_messages([content])
+
+    def write_messages(self, messages: Iterable[bytes]) -> None:
+        """Send messages at once. Raises GoneError when the connection is closed."""
         if self.disconnected or self.close_sent:
             raise GoneError
         try:
-            self.conn.send_binary(content)
+            for each in messages:
+                self.conn.send_binary(each)
         except InvalidState:
             raise GoneError from None
         self.transport.write(b"".join(self.conn.data_to_send()))

@@ -21,13 +21,15 @@ _Encoder = Callable[[Collector], bytes]
 
 class MetricsPage:
     """An ASGI application that answers /metrics. Collecting reads the store, so it runs in a thread. There is only one,
-    and requests that arrive while it collects share its result."""
+    and requests that arrive while it collects share its result. With `process`, it has this process's CPU time and
+    memory, too."""
 
-    def __init__(self, *collectors: Collector) -> None:
+    def __init__(self, *collectors: Collector, process: bool = True) -> None:
         self._registry = CollectorRegistry()
         for each in collectors:
             self._registry.register(each)
-        ProcessCollector(registry=self._registry)
+        if process:
+            ProcessCollector(registry=self._registry)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="headwater-metrics")
         self._collecting: dict[str, asyncio.Future[bytes]] = {}
 

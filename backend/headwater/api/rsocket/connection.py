@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -255,7 +255,7 @@ class Connection:
         if len(self._open) >= MOST_STREAMS:
             refused = error(request.stream, ErrorCode.REJECTED, f"this connection already has {MOST_STREAMS} streams")
             return await self._send(refused)
-        sink = RSocketSink(request.stream, request.credit, self._send, self._abort)
+        sink = RSocketSink(request.stream, request.credit, self._send, self._offer, self._abort)
         stream = _Stream(sink, bytearray(request.metadata), bytearray(request.data))
         self._open[request.stream] = stream
         self._bound()
@@ -316,6 +316,16 @@ class Connection:
     async def _send(self, frame: bytes) -> None:
         async with self._sending:
             await self.websocket.send_message(frame)
+
+    def _offer(self, frames: Iterable[bytes]) -> bool:
+        """Send frames now, if nothing else waits to be sent. Returns whether they were."""
+        if self._sending.locked() or not self.websocket.has_room:
+            return False
+        try:
+            self.websocket.write_messages(frames)
+        except GoneError:
+            return False  # the stream finds that out by itself
+        return True
 
     async def _end(self, code: ErrorCode, message: str) -> None:
         """Log a breach of the protocol, and end the connection."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import struct
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 
 from headwater.api.auth.errors import TokenExpiredError
 from headwater.api.bell import Bell
@@ -20,18 +20,22 @@ FRAGMENT_BYTES = 64 * 1024
 """The most bytes of a payload in one frame. The transport keeps a copy of what the client has not read yet."""
 
 SendFrame = Callable[[bytes], Awaitable[None]]
+OfferFrames = Callable[[Iterable[bytes]], bool]
 
 
 class RSocketSink:
-    """Sends BSON documents, each as one payload. Sends no more of them than the client has asked for. `abort` ends the
-    connection."""
+    """Sends BSON documents, each as one payload. Sends no more of them than the client has asked for. `offer` sends
+    frames at once, or returns False; `abort` ends the connection."""
 
-    __slots__ = ("_abort", "_credit", "_left", "_more", "_send", "_stream", "_then", "taken_at")
+    __slots__ = ("_abort", "_credit", "_left", "_more", "_offer", "_send", "_stream", "_then", "taken_at")
 
-    def __init__(self, stream: int, credit: int, send: SendFrame, abort: Callable[[], None]) -> None:
+    def __init__(
+        self, stream: int, credit: int, send: SendFrame, offer: OfferFrames, abort: Callable[[], None]
+    ) -> None:
         self._stream = stream
         self._credit = credit
         self._send = send
+        self._offer = offer
         self._abort = abort
         self._more = Bell()
         self._left = False
@@ -61,6 +65,17 @@ class RSocketSink:
                 self.taken_at = time.monotonic()
                 if end < len(document):
                     await asyncio.sleep(0)  # while there is room, nobody else would have a turn
+        return len(piece)
+
+    def offer(self, piece: Piece) -> int | None:
+        if len(piece) > FRAGMENT_BYTES:
+            return None
+        frames = [payload(self._stream, each, follows=False) for each in documents(piece.content)]
+        if len(frames) > self._credit or not self._offer(frames):
+            return None
+        if self._credit < MAX_CREDIT:
+            self._credit -= len(frames)
+        self.taken_at = time.monotonic()
         return len(piece)
 
     async def end(self) -> None:

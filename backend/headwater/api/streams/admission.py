@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 from headwater.api.errors import ShuttingDownError, TooManyRequestsError
@@ -21,14 +19,12 @@ class StreamLimits:
     stalled_seconds: float = 60.0
 
 
-class Admission:
-    """Counts open streams, or what leads to one; `what` names it in messages. Not thread-safe: use it in one event
-    loop."""
+class Admission(Shares):
+    """Counts open streams, or what leads to one, in all and per user."""
 
     def __init__(self, limits: StreamLimits, what: str = "open streams") -> None:
-        self._limits = limits
-        self._what = what
-        self._shares = Shares(what, limits.per_user)
+        super().__init__(what, limits.per_user)
+        self._streams = limits.streams
         self._closed = False
         self.inside = 0
 
@@ -40,25 +36,15 @@ class Admission:
         """Raise TooManyRequestsError or ShuttingDownError when the user can't enter now."""
         if self._closed:
             raise ShuttingDownError("the service is shutting down", fix="connect again")
-        if self.inside >= self._limits.streams:
-            raise TooManyRequestsError(f"the service already has {self._limits.streams} {self._what}")
-        self._shares.check(user_id)
+        if self.inside >= self._streams:
+            raise TooManyRequestsError(f"the service already has {self._streams} {self._what}")
+        super().check(user_id)
 
     def enter(self, user_id: str) -> None:
         """Count one more until `leave`. Raises as `check` does."""
-        self.check(user_id)
-        self._shares.enter(user_id)
+        super().enter(user_id)
         self.inside += 1
 
     def leave(self, user_id: str) -> None:
-        self._shares.leave(user_id)
+        super().leave(user_id)
         self.inside -= 1
-
-    @contextmanager
-    def take(self, user_id: str) -> Iterator[None]:
-        """Count one more while the context is open. Raises as `check` does."""
-        self.enter(user_id)
-        try:
-            yield
-        finally:
-            self.leave(user_id)

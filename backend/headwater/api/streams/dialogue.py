@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
-from headwater.api.streams.codings import Piece
-from headwater.api.streams.encoding import Pieces, WireForm
+from headwater.api.streams.encoding import Batch, Pieces, WireForm
 from headwater.api.streams.left_out import LeftOutMemory
-from headwater.api.streams.reading import Reading
+from headwater.api.streams.reading import Alike, Reading
 from headwater.errors import HeadwaterError, Kind
 from headwater.oplog.op import OpId
 from headwater.storage.contract.reader import StoredConfig, WriteCheckpoint
@@ -46,16 +44,6 @@ class Resolver(Protocol):
     def resolve(
         self, config: StoredConfig, request: SyncRequest, read: LookupReader, left_out: frozenset[str]
     ) -> Resolution: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """Encoded lines for the client. With `done`, they complete the checkpoint, and there is nothing to send until the
-    next one."""
-
-    pieces: Sequence[Piece] = ()
-    ops: int = 0
-    done: bool = True
 
 
 class Dialogue:
@@ -108,7 +96,7 @@ class Dialogue:
         return self._session.overtaken
 
     def open(self, reading: Reading) -> Batch:
-        """The first checkpoint, and the first batch of its data."""
+        """The first checkpoint. Its data comes with `more`, unless there is none: then this completes it."""
         self.config_id = reading.config.id
         resolution = self._resolve(reading, self._memory.of(self.write_key, reading.config.id))
         self._remember(reading, resolution)
@@ -117,7 +105,8 @@ class Dialogue:
         write = reading.write_checkpoint(self.write_key)
         visible = write is not None and reached(write, reading.checkpoint.lsns)
         self.awaited = None if visible else write
-        return self._advance(reading, resolution, self.interest.buckets, write.id if write and visible else None)
+        line = self._advance(reading, resolution, self.interest.buckets, write.id if write and visible else None)
+        return self._fill(line, reading, history=False)
 
     def turn(self, reading: Reading, news: News) -> Batch:
         """The next checkpoint, as a diff, and the first batch of its data. Raises ConfigReplacedError, or
@@ -134,11 +123,30 @@ class Dialogue:
             self.interest = _interest(resolution)
         names = self.interest.buckets
         stale = names if news.buckets is None else (names & news.buckets) | (names - before)
-        return self._advance(reading, resolution, stale, news.write_checkpoint)
+        if resolution is None and news.write_checkpoint is None and len(stale) == 1:
+            return self._step(reading, next(iter(stale)))
+        return self._fill(self._advance(reading, resolution, stale, news.write_checkpoint), reading)
 
     def more(self, reading: Reading) -> Batch:
         """The next batch of the checkpoint's data."""
         return self._fill(None, reading)
+
+    def _step(self, reading: Reading, bucket: str) -> Batch:
+        """A turn in which at most one bucket changed. Many streams have that in common, down to the bytes."""
+        total = reading.totals([bucket])
+        view = View(reading.checkpoint.op_id, None, total, None)
+        if (step := self._session.step(bucket, view)) is None:
+            return self._fill(self._advance(reading, None, frozenset([bucket]), None), reading)
+        reasons, key = self._session.reasons(bucket), (self._form, step)
+        alike = reading.alike.get(key)
+        if alike is not None and alike.reasons == reasons:
+            self._session.repeat(step, total[bucket], alike.position)
+            self.op_id = step.upto
+            return alike.batch
+        batch = self._fill(self._advance(reading, None, frozenset([bucket]), None), reading)
+        if batch.done:
+            reading.alike[key] = Alike(reasons, self._session.position(bucket), batch)
+        return batch
 
     def _beyond(self, reading: Reading, upto: OpId) -> News:
         """What changed after `upto`, up to the snapshot that is read: a checkpoint line promises all changes up to its
@@ -151,11 +159,10 @@ class Dialogue:
 
     def _advance(
         self, reading: Reading, resolution: Resolution | None, stale: frozenset[str], write_checkpoint: int | None
-    ) -> Batch:
+    ) -> Line | None:
         """Move the session to the checkpoint of the reading. `stale` are the buckets whose totals may have changed."""
         self.op_id = reading.checkpoint.op_id
-        line = self._session.advance(View(self.op_id, resolution, reading.totals(list(stale)), write_checkpoint))
-        return self._fill(line, reading)
+        return self._session.advance(View(self.op_id, resolution, reading.totals(list(stale)), write_checkpoint))
 
     def _resolve(self, reading: Reading, left_out: frozenset[str]) -> Resolution:
         return self._resolver.resolve(reading.config, self._request, reading.lookups, left_out)
@@ -163,7 +170,8 @@ class Dialogue:
     def _remember(self, reading: Reading, resolution: Resolution) -> None:
         self._memory.put(self.write_key, reading.config.id, _keys(resolution.left_out))
 
-    def _fill(self, line: Line | None, reading: Reading) -> Batch:
+    def _fill(self, line: Line | None, reading: Reading, *, history: bool = True) -> Batch:
+        """A batch that begins with this line. Without `history`, it ends before the first bucket that has news."""
         pieces, ops = Pieces(self._form.coding), 0
         if line is not None:
             pieces.add(self._form.format.line(line))
@@ -176,6 +184,8 @@ class Dialogue:
             if not isinstance(step, Download):
                 pieces.add(self._form.format.line(step))
                 continue
+            if not history and not reading.has_nothing(step, self._upcoming):
+                break
             written = reading.written(self._form, step, self._upcoming)
             self._session.receive(step, written.chunk)
             ops += written.chunk.size

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 from headwater.api.streams.codings import IDENTITY, Coding, Piece
@@ -23,6 +24,13 @@ class WireForm:
 
     format: Format
     coding: Coding
+    _hash: int = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_hash", hash((self.format, self.coding)))
+
+    def __hash__(self) -> int:
+        return self._hash  # it is part of keys that are looked up for every stream and change
 
     def write(self, bucket: str, after: OpId, chunk: Chunk) -> Piece | bytes:
         line = self.format.data(bucket, after, chunk)
@@ -31,6 +39,16 @@ class WireForm:
     def piece(self, line: Line) -> Piece:
         """Encode one line by itself."""
         return encode(self.coding, self.format.line(line))
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Encoded lines for the client. With `done`, they complete the checkpoint, and there is nothing to send until the
+    next one."""
+
+    pieces: Sequence[Piece] = ()
+    ops: int = 0
+    done: bool = True
 
 
 class Pieces:

@@ -30,14 +30,12 @@ class StreamEndpoint:
         opening = await self._opening(Request(scope, receive))
         sink = HttpSink(opening.form, scope, send)
         stream = self._tasks.start(self._streams.serve(opening, sink))
-        stream.add_done_callback(lambda _: sink.close())
+        stream.add_done_callback(sink.over)
         try:
-            await asyncio.wait((stream, sink.opened), return_when=asyncio.FIRST_COMPLETED)
+            await sink.opened
         except asyncio.CancelledError:
             stream.cancel()
             raise
-        if not sink.opened.done():
-            stream.result()
 
     async def _opening(self, request: Request) -> Opening:
         """Read the request. The token is verified, and the user's share checked, before any of the body is read."""

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from headwater.api.streams.reading import StoreThreads
+from headwater.api.streams.threads import StoreThreads
 from headwater.api.streams.traffic import Traffic
 from headwater.errors import HeadwaterError
 from headwater.oplog.op import OpId

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import lru_cache
 
 from headwater.api.errors import NotAcceptableError
 from headwater.api.streams.codings import GZIP, IDENTITY, ZSTD, Coding
@@ -17,6 +18,7 @@ _ANY = ("application/*", "*/*")
 _IDENTITY_WEIGHT = 1e-9  # of identity when the header does not name it: acceptable, but after all that it names
 
 
+@lru_cache(maxsize=64)
 def choose_form(accept: str | None, accept_encoding: str | None, *, raw: bool) -> WireForm:
     """Choose format and coding for a client with these headers. `raw` says how NDJSON writes rows. Raises
     NotAcceptableError."""

@@ -14,10 +14,10 @@ from headwater.api.streams.dialogue import Dialogue, Resolver
 from headwater.api.streams.encoding import WireForm
 from headwater.api.streams.hub import Hub
 from headwater.api.streams.left_out import LeftOutMemory
-from headwater.api.streams.reading import StoreThreads
 from headwater.api.streams.revoking import REVOKED, TERMINATED, terminates
 from headwater.api.streams.sink import Sink
 from headwater.api.streams.stream import Stream
+from headwater.api.streams.threads import StoreThreads
 from headwater.api.streams.traffic import Traffic
 from headwater.storage.contract.revocations import Revocation
 from headwater.sync.request import BodyLimits, StreamRequest, write_key

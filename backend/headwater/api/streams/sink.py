@@ -33,6 +33,9 @@ class Sink(Protocol):
     async def send(self, piece: Piece) -> int:
         """Send a piece. Returns the number of bytes sent."""
 
+    def offer(self, piece: Piece) -> int | None:
+        """Send a small piece now, if there is room for it. Returns the number of bytes sent, None when nothing was."""
+
     async def end(self) -> None:
         """End the stream normally; the client may connect again at once."""
 
@@ -48,9 +51,9 @@ class Sink(Protocol):
 
 class HttpSink:
     """Sends a stream as the body of an HTTP answer. `open` takes the connection over from the request. `opened` is done
-    when the head of the answer was sent."""
+    when the head of the answer was sent, or when the stream ended before that, with its error."""
 
-    __slots__ = ("_body", "_form", "_head", "_scope", "_send", "_wrapping", "opened", "taken_at")
+    __slots__ = ("_body", "_form", "_head", "_scope", "_send", "_taken", "_wrapping", "opened", "taken_at")
 
     _body: EndlessBody
 
@@ -60,6 +63,7 @@ class HttpSink:
         self._send = send
         self._wrapping = form.coding.open()
         self._head = self._wrapping.begin()
+        self._taken = False
         self.taken_at = 0.0
         self.opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -74,8 +78,10 @@ class HttpSink:
             headers.append((b"content-encoding", self._form.coding.name.encode()))
         await self._send({"type": "http.response.start", "status": 200, "headers": headers})
         self._body = take_over(self._scope, EndlessBody)
+        self._taken = True
         del self._send, self._scope
-        self.opened.set_result(None)
+        if not self.opened.done():  # cancelled with its request
+            self.opened.set_result(None)
 
     async def send(self, piece: Piece) -> int:
         body = self._wrapping.wrap(piece)
@@ -83,6 +89,15 @@ class HttpSink:
             head, self._head = self._head, b""
             await self._body.send(head + body[start : start + SLICE_BYTES])
             self.taken_at = time.monotonic()
+        return len(body)
+
+    def offer(self, piece: Piece) -> int | None:
+        if len(piece) > SLICE_BYTES or not self._body.has_room:
+            return None
+        body = self._wrapping.wrap(piece)
+        head, self._head = self._head, b""
+        self._body.write(head + body)
+        self.taken_at = time.monotonic()
         return len(body)
 
     async def end(self) -> None:
@@ -103,5 +118,18 @@ class HttpSink:
 
     def close(self) -> None:
         """Close the connection, whatever was sent."""
-        if self.opened.done():
+        if self._taken:
             self._body.close()
+
+    def over(self, stream: asyncio.Task[None]) -> None:
+        """The stream's task has ended: close the connection, or tell the request why nothing was sent."""
+        self.close()
+        if self.opened.done():
+            return
+        error = asyncio.CancelledError() if stream.cancelled() else stream.exception()
+        if error is None:
+            self.opened.set_result(None)
+        elif isinstance(error, asyncio.CancelledError):
+            self.opened.cancel()
+        else:
+            self.opened.set_exception(error)

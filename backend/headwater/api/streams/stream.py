@@ -8,50 +8,32 @@ too late for a status; or at once, when the client disconnects.
 from __future__ import annotations
 
 import asyncio
-import logging
 import random
 import time
 from collections.abc import Awaitable, Sequence
-from contextlib import suppress
 from functools import partial
 
 from headwater.api.auth.errors import TokenExpiredError
 from headwater.api.auth.verify import Principal
 from headwater.api.bell import Bell
-from headwater.api.errors import GoneError, NoActiveConfigError
+from headwater.api.errors import GoneError
 from headwater.api.streams.codings import Piece
 from headwater.api.streams.connected import Caller, Connected
-from headwater.api.streams.dialogue import Batch, ConfigReplacedError, Dialogue, LimitCrossedError
-from headwater.api.streams.encoding import WireForm
-from headwater.api.streams.hub import REPLACED, Hub
-from headwater.api.streams.reading import StoreThreads
+from headwater.api.streams.dialogue import Dialogue
+from headwater.api.streams.encoding import Batch, WireForm
+from headwater.api.streams.ends import AGAIN, EXPIRED, OVER, Named, StalledError, tell
+from headwater.api.streams.hub import Hub
 from headwater.api.streams.sink import Sink
-from headwater.api.streams.traffic import CLIENT_GONE, FAILED, NOT_READING, Traffic
-from headwater.errors import HeadwaterError, Kind
+from headwater.api.streams.threads import Failure, StoreThreads
+from headwater.api.streams.traffic import CLIENT_GONE, NOT_READING, Traffic
+from headwater.errors import HeadwaterError
 from headwater.sync import lines
 from headwater.sync.interest import Change, News
 from headwater.sync.ticks import next_tick
-from headwater.telemetry.log_facts import told
 from headwater_rules.evaluate.limits import LIMIT_CODE
 
 STUCK_SECONDS = 2.0
 """How long an ending stream waits for a client that does not read."""
-
-OTHER_STREAMS = "other streams fit into the limits"
-"""Why a stream ends when limits now leave out other subscriptions than its device was told."""
-
-EXPIRED = "token expired"
-AGAIN = "connect again"
-
-log = logging.getLogger(__name__)
-
-
-class StalledError(HeadwaterError):
-    """A device read nothing of its stream for a while. The stream is cut off to free its memory; the device connects
-    again and continues where it was."""
-
-    kind = Kind.RETRY
-    code = "HW_6020"
 
 
 class Stream:
@@ -64,6 +46,7 @@ class Stream:
         "_cut_off",
         "_dialogue",
         "_done",
+        "_error",
         "_first",
         "_form",
         "_gone",
@@ -71,6 +54,7 @@ class Stream:
         "_news",
         "_ops",
         "_reason",
+        "_resting",
         "_sending_since",
         "_sink",
         "_stalled_seconds",
@@ -79,8 +63,10 @@ class Stream:
         "_tick_due",
         "_ticker",
         "_traffic",
+        "_turning",
         "_user",
         "_wake",
+        "_watched",
     )
 
     def __init__(
@@ -109,6 +95,10 @@ class Stream:
         self._change: Change | None = None  # what the client is being sent
         self._first: Batch | None = None
         self._done = True
+        self._resting = False  # whether the task waits for something to do
+        self._turning = False  # whether the next lines are read meanwhile
+        self._error: Exception | None = None  # of that reading
+        self._watched = dialogue.interest
         self._reason: str | None = None
         self._tick_due = False
         self._ticker: asyncio.TimerHandle | None = None
@@ -137,7 +127,10 @@ class Stream:
 
     def tell(self, news: News) -> None:
         self._news = news if self._news is None else self._news.also(news)
-        self._wake.ring()
+        if self._resting:
+            self._turn_ahead()
+        else:
+            self._wake.ring()
 
     def end(self, reason: str) -> None:
         """End normally, at the next line boundary."""
@@ -156,7 +149,7 @@ class Stream:
         self._schedule_tick()
         try:
             if self._reason is None:
-                self._first = await self._threads.reading(self._dialogue.open)
+                self._first = await self._threads.opening(self._dialogue.open)
                 self._follow()
                 self._tell_of_left_out()
             reason = await self._until_over(sink)
@@ -165,7 +158,7 @@ class Stream:
             if self._ticker is not None:
                 self._ticker.cancel()
         self._traffic.end(reason)
-        self._log(reason, time.monotonic() - started)
+        Named(self._user, self._caller).closed(reason, time.monotonic() - started, self._ops, self._bytes)
 
     async def _until_over(self, sink: Sink) -> str:
         """Send lines until the stream ends. Returns the reason for the end."""
@@ -176,7 +169,8 @@ class Stream:
         except asyncio.CancelledError:
             return await self._after_cut(sink)
         except Exception as error:  # noqa: BLE001 - it is logged, and the device is told
-            return await self._after_failure(error, sink)
+            await tell(sink, error)
+            return Named(self._user, self._caller).failed(error)
         return self._reason or "ended"
 
     async def _send_all(self, sink: Sink) -> None:
@@ -185,11 +179,13 @@ class Stream:
             await sink.open()
             sink.when_gone(self._leave)
             while (pieces := await self._pieces()) is not None:
+                self._resting = not pieces
                 await (self._send(pieces, sink) if pieces else self._wake.next())
+                self._resting = False
                 del pieces  # while it waits, a stream must not keep what it sent last
             await (sink.expire() if self._reason == EXPIRED else sink.end())
         finally:
-            self._task = None
+            self._task, self._resting = None, False
 
     async def _send(self, pieces: Sequence[Piece], sink: Sink) -> None:
         for piece in pieces:
@@ -212,6 +208,9 @@ class Stream:
         while not self._tick_due:
             if self._reason is not None:
                 return None
+            if self._error is not None:
+                error, self._error = self._error, None  # which keeps this stream alive
+                raise error
             if self._idle:
                 return ()
             batch = await self._next()
@@ -228,7 +227,7 @@ class Stream:
 
     @property
     def _idle(self) -> bool:
-        return self._first is None and self._done and self._news is None
+        return self._turning or (self._first is None and self._done and self._news is None)
 
     async def _next(self) -> Batch:
         if self._first is not None:
@@ -244,23 +243,80 @@ class Stream:
         return Batch()
 
     async def _turn(self, news: News) -> Batch:
-        before = self._dialogue.interest
         job = partial(self._dialogue.turn, news=news)
-        batch = await self._unless_over(
-            self._threads.shared(job) if self._done else self._threads.reading(job),
-        )
-        if self._dialogue.interest != before:
-            self._hub.watch(self, self._dialogue.interest, self._dialogue.op_id)
+        batch = await self._unless_over(self._threads.shared(job) if self._done else self._threads.reading(job))
+        self._watch()
         return batch
+
+    def _watch(self) -> None:
+        if self._dialogue.interest != self._watched:
+            self._watched = self._dialogue.interest
+            self._hub.watch(self, self._watched, self._dialogue.op_id)
 
     async def _unless_over(self, reading: Awaitable[Batch]) -> Batch:
         try:
             return await reading
-        except (ConfigReplacedError, NoActiveConfigError):
-            self.end(REPLACED)
-        except LimitCrossedError:
-            self.end(OTHER_STREAMS)
+        except HeadwaterError as error:
+            if type(error) not in OVER:
+                raise
+            self.end(OVER[type(error)])
         return Batch()
+
+    # while its task rests
+
+    def _turn_ahead(self) -> None:
+        """Have the next lines read without waking the task: most of what a small change costs would be that."""
+        if self._turning or (news := self._take_news()) is None:
+            return
+        self._turning, self._change = True, news.change
+        self._threads.soon(partial(self._dialogue.turn, news=news), self._turned)
+
+    def _turned(self, batch: Batch | Failure) -> None:
+        """Send what was read, or leave it to the task when it is much, or has to wait."""
+        if self._task is not None and not isinstance(batch, Failure):
+            self._watch()  # while this turn lasts: what the hub tells at once comes after these lines
+        self._turning = False
+        if self._task is None:
+            return  # the stream has ended meanwhile
+        if isinstance(batch, Failure):
+            self._fail(batch.error)
+        elif self._resting and self._reason is None and self._offer(batch):
+            if self._news is not None:
+                self._turn_ahead()
+        else:
+            self._first = batch
+            self._waken()
+
+    def _waken(self) -> None:
+        """Wake the task, which takes turns itself from now on: lines that are left to it are not overtaken."""
+        self._resting = False
+        self._wake.ring()
+
+    def _offer(self, batch: Batch) -> bool:
+        """Send a complete checkpoint, if that takes no time. Returns whether it was sent."""
+        if not batch.done or len(batch.pieces) > 1:
+            return False
+        for piece in batch.pieces:
+            sent = self._sink.offer(piece) if self._sink is not None else None
+            if sent is None:
+                return False
+            self._count(batch, piece, sent)
+            self._deliver()
+        self._change = None  # without pieces, it was none for this client
+        return True
+
+    def _count(self, batch: Batch, piece: Piece, sent: int) -> None:
+        self._ops += batch.ops
+        self._bytes += sent
+        self._traffic.operations += batch.ops
+        self._traffic.sent(piece.length, sent)
+
+    def _fail(self, error: Exception) -> None:
+        if type(error) in OVER:
+            self.end(OVER[type(error)])
+        else:
+            self._error = error
+            self._waken()
 
     def _take_news(self) -> News | None:
         """The news since the last view. None when that view was newer than the hub's news."""
@@ -270,7 +326,8 @@ class Stream:
         return news
 
     def _follow(self) -> None:
-        self._hub.watch(self, self._dialogue.interest, self._dialogue.op_id)
+        self._watched = self._dialogue.interest
+        self._hub.watch(self, self._watched, self._dialogue.op_id)
         if self._dialogue.awaited is not None:
             self._hub.expect(self._dialogue.awaited)
 
@@ -342,36 +399,7 @@ class Stream:
         if self._gone:
             return CLIENT_GONE
         if self._reason == EXPIRED:  # `sink.expire` may wait for the client without limit
-            await _tell(sink, TokenExpiredError("the token has expired", fix="fetch a new one"))
+            await tell(sink, TokenExpiredError("the token has expired", fix="fetch a new one"))
         else:
-            await _tell(sink, StalledError("the stream was cut off, since the client did not read it", fix=AGAIN))
+            await tell(sink, StalledError("the stream was cut off, since the client did not read it", fix=AGAIN))
         return ", ".join(filter(None, (self._reason, NOT_READING)))
-
-    async def _after_failure(self, error: Exception, sink: Sink) -> str:
-        await _tell(sink, error)
-        if isinstance(error, HeadwaterError):
-            log.error("a stream was cut off: %s", error, extra=told(self._names()))
-            return f"{FAILED}: {error.code}"
-        log.error("a stream was cut off", extra=told(self._names()), exc_info=error)
-        return FAILED
-
-    def _log(self, reason: str, seconds: float) -> None:
-        facts = {
-            **self._names(),
-            "user_agent": self._caller.user_agent,
-            "app_metadata": self._caller.app_metadata or None,
-            "close_reason": reason,
-            "duration_ms": round(seconds * 1000),
-            "operations": self._ops,
-            "bytes": self._bytes,
-        }
-        log.info("sync stream closed", extra=told(facts))
-
-    def _names(self) -> dict[str, object]:
-        caller = self._caller
-        return {**caller.request._asdict(), "user_id": self._user.user_id, "client_id": caller.client_id}
-
-
-async def _tell(sink: Sink, error: Exception) -> None:
-    with suppress(GoneError):
-        await sink.fail(error)

@@ -9,7 +9,7 @@ from pathlib import Path
 from headwater.api.auth.errors import JwksError
 from headwater.api.auth.fetch import JwksClient
 from headwater.cli.doctor.result import Level, Result, of_error, ok
-from headwater.config.errors import ConfigError, ConfigIssue
+from headwater.config.errors import ConfigError
 from headwater.config.given import ConfigSource
 from headwater.config.load import load_config
 from headwater.config.model import ClientAuth, ServiceConfig
@@ -45,11 +45,6 @@ def check_config(
     return config, [Result("config", Level.WARN, each, _SEE) for each in config.warnings]
 
 
-def _of_issue(origin: str, issue: ConfigIssue) -> Result:
-    key = f"{issue.key}: " if issue.key else ""
-    return Result("config", Level.FAIL, f"{origin}: [{issue.code}] {key}{issue.what}", issue.fix or _SEE)
-
-
 def check_rules(config: ServiceConfig) -> tuple[Sequence[TablePattern] | None, list[Result]]:
     """The tables that the sync config names; None when there is none in a file."""
     if config.sync_config is None:
@@ -60,7 +55,7 @@ def check_rules(config: ServiceConfig) -> tuple[Sequence[TablePattern] | None, l
     except ConfigError as error:
         return None, [Result("rules", Level.FAIL, str(error), "write the file, or correct sync_config.path")]
     except RuleErrors as errors:
-        fix = f"see `headwater rules check {where}`"
+        fix = config.sync_config.checked_by
         return None, [Result("rules", Level.FAIL, f"{where}: {each.message}", fix) for each in errors.errors]
     found = [
         Result("rules", Level.WARN, f"{where}: [{each.code.value}] {each.message}", each.suggestion or _SEE_RULES)

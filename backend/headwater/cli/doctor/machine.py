@@ -10,7 +10,7 @@ import socket
 from collections.abc import Iterator
 from contextlib import closing
 
-from headwater.api.http.server import AddressInUseError, bind
+from headwater.api.http.server import AddressInUseError, bind, reachable_host
 from headwater.cli.doctor.result import Level, Result, of_error, ok
 from headwater.config.model import ServiceConfig
 from headwater.embedded.extras import how_to_add
@@ -61,8 +61,7 @@ def _port(host: str, port: int, setting: str, *, running: bool) -> Result:
     try:
         bind(host, port, setting).close()
     except AddressInUseError as error:
-        here = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - compared, not listened on
-        if _is_ours(here, port):
+        if _is_ours(reachable_host(host), port):
             if running:
                 return ok("ports", f"{port}: a Headwater answers there")
             fix = f"stop it if it serves something else, or set another {setting}"

@@ -58,7 +58,8 @@ def _of_connection(conn: psycopg.Connection, settings: SourceSettings) -> Iterat
     ).fetchall()
     after = time.time()
     took = after - before
-    yield ok("source", f"{settings.address}: Postgres {version}, {took * 1000:.1f} ms away")
+    kept_from_others = "encrypted" if conn.pgconn.ssl_in_use else "not encrypted"
+    yield ok("source", f"{settings.address}: Postgres {version}, {took * 1000:.1f} ms away, {kept_from_others}")
     off = max(0.0, abs(at - (before + after) / 2) - took / 2)
     fix = "have this machine and the database's set their clocks by NTP"
     what = f"the clocks of this machine and the database differ by {off:.1f} s"

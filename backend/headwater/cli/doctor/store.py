@@ -32,6 +32,7 @@ def check_store(config: ServiceConfig) -> tuple[StoreState | None, list[Result]]
         if note is not None:
             fix = "use the store that it was exported to, or run `headwater store unseal`"
             return None, [*found, Result("store", Level.FAIL, f"{config.storage} is sealed: {note}", fix)]
+        backend.raise_if_published(config.source().publications)
         kept = read_store(config)
     except HeadwaterError as error:
         return None, [*found, of_error("store", error)]

@@ -6,12 +6,14 @@ import json
 import re
 import secrets
 import tempfile
+import textwrap
 from collections.abc import Mapping
 from io import StringIO
 from pathlib import Path
 
 from dotenv import dotenv_values
 
+from headwater.cli.init.dotenv_line import dotenv_line
 from headwater.config.errors import ConfigError, ConfigIssue
 from headwater.source.connect import SourceSettings
 
@@ -50,7 +52,7 @@ def _add_secrets(path: Path, wanted: Mapping[str, str]) -> tuple[str, ...]:
     before = path.read_text(encoding="utf-8") if path.exists() else _ABOVE_SECRETS
     known = dotenv_values(stream=StringIO(before), interpolate=False)
     kept = tuple(name for name in wanted if known.get(name) is not None)
-    lines = [f"{name}={value}\n" for name, value in wanted.items() if name not in kept]
+    lines = [dotenv_line(name, value) for name, value in wanted.items() if name not in kept]
     text = before + ("\n" if before and not before.endswith("\n") else "") + "".join(lines)
     number, temporary = tempfile.mkstemp(prefix=f"{SECRETS}.", dir=path.parent)  # for its owner only
     try:
@@ -67,7 +69,7 @@ def secrets_of(source: SourceSettings) -> dict[str, str]:
     """What .env has: the password, and new secrets for tokens of devices and of operators."""
     found = {}
     if source.password:
-        found["PS_SOURCE_PASSWORD"] = _quoted(source.password)
+        found["PS_SOURCE_PASSWORD"] = source.password
     if not _SUPABASE.fullmatch(source.host):
         found["PS_JWT_SECRET"] = secrets.token_urlsafe(32)
     return found | {"PS_ADMIN_TOKEN": secrets.token_urlsafe(32)}
@@ -85,7 +87,7 @@ replication:
       port: {source.port}
       database: {_scalar(source.database)}
       username: {_scalar(source.user)}{password}
-      sslmode: {source.sslmode}
+      sslmode: {source.sslmode}{_cacert(source)}
 
 storage:
   type: sqlite              # a directory on this machine; postgresql for several processes or machines
@@ -103,6 +105,12 @@ api:
 """
 
 
+def _cacert(source: SourceSettings) -> str:
+    if not source.cacert:
+        return ""
+    return "\n      cacert: |\n" + textwrap.indent(source.cacert.strip(), " " * 8)
+
+
 def _client_auth(source: SourceSettings) -> str:
     if _SUPABASE.fullmatch(source.host):
         return (
@@ -114,11 +122,6 @@ def _client_auth(source: SourceSettings) -> str:
     keys:
       - {{kty: oct, alg: HS256, kid: main, k: !env PS_JWT_SECRET}}
 """
-
-
-def _quoted(text: str) -> str:
-    """A value as the readers of .env files have it."""
-    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
 def _scalar(text: str) -> str:

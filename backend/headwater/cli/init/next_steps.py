@@ -40,6 +40,8 @@ def print_next_steps(
     click.echo(f"  {len(proposal.given)} tables are given to their users: {_names(proposal.given)}")
     if proposal.undecided:
         click.echo(f"  {len(proposal.undecided)} are commented out, for you to decide: {_names(proposal.undecided)}")
+    for crowd in proposal.crowded:
+        click.echo(f"  CAUTION: the stream {crowd.table.shown} has {crowd}.\n    -> {crowd.fix}")
     if not proposal.given:
         click.echo(f"  Nothing leads to a user. Write a stream in {RULES}, then go on.")
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from ipaddress import ip_address
@@ -10,8 +11,11 @@ from urllib.parse import parse_qs, urlsplit
 
 import click
 
-from headwater.cli.init.files import SECRETS, check_absent, write_files
+from headwater.cli.init.files import CONFIG, SECRETS, check_absent, write_files
 from headwater.cli.init.next_steps import print_next_steps
+from headwater.config.errors import ConfigError, ConfigIssue
+from headwater.config.given import ConfigSource
+from headwater.config.review import review_config
 from headwater.config.sources import source_of
 from headwater.errors import HeadwaterError
 from headwater.source.catalog.outline import read_outline
@@ -48,21 +52,41 @@ def run(
     plan = compile_config(proposal.text).plan
     kept = write_files(directory, source, proposal.text, force=force)
     print_next_steps(directory, source, proposal, plan, languages)
+    for warning in review_config(ConfigSource(path=directory / CONFIG), os.environ, directory).warnings:
+        click.echo(f"\nCAUTION: {warning}")
     if kept:
         click.echo(f"\n{SECRETS} was there and keeps its {', '.join(kept)}.")
 
 
 def _source(uri: str, *, ask: bool) -> SourceSettings:
     source_of(uri, sslmode="disable")  # an error of its own for what urlsplit refuses with the password in its message
-    sslmode = parse_qs(urlsplit(uri).query).get("sslmode", [""])[-1]
+    query = parse_qs(urlsplit(uri).query)
+    cacert = _authority(query.get("sslrootcert", [""])[-1])
+    sslmode = query.get("sslmode", [""])[-1]
     if sslmode in {"", "prefer", "allow"}:  # which promise nothing
-        sslmode = "disable" if _is_near(uri) else "verify-full"
-    source = source_of(uri, sslmode=sslmode)
+        sslmode = "disable" if _is_near(uri) and not cacert else "verify-full"
+    source = source_of(uri, sslmode=sslmode, cacert=cacert)
     if source.password or not ask:
         return source
     password = click.prompt(f"Password of {source.user}, empty for none", default="", hide_input=True,
                             show_default=False)  # fmt: skip
-    return source_of(uri, password=password, sslmode=sslmode)
+    return source_of(uri, password=password, sslmode=sslmode, cacert=cacert)
+
+
+def _authority(file: str) -> str | None:
+    """The certificate in a file that the URI names, or for `system` none: that is what verifying begins with."""
+    if file in {"", "system"}:
+        return None
+    try:
+        return Path(file).expanduser().read_text(encoding="ascii")
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not PEM text"
+        issue = ConfigIssue(f"{file} can't be read: {why}", "sslrootcert", fix="name the file with the PEM text")
+        raise ConfigError("--uri", [issue]) from error
+
+
+_THIS_MACHINE = ("host.docker.internal", "host.containers.internal")
+"""What containers call it. Other names in .internal are those of clouds, and cross their networks."""
 
 
 def _is_near(uri: str) -> bool:
@@ -74,7 +98,7 @@ def _is_near(uri: str) -> bool:
     try:
         return ip_address(host).is_loopback
     except ValueError:
-        return "." not in host or host.endswith((".internal", ".local", ".localhost"))
+        return "." not in host or host in _THIS_MACHINE or host.endswith((".local", ".localhost"))
 
 
 def _proposed(tables: Sequence[OutlinedTable], source: SourceSettings, users: str | None) -> Proposal:

@@ -10,14 +10,24 @@ from headwater.cli.options import config_options, examples, load
 from headwater.config.given import ConfigSource
 
 
-@click.command(epilog=examples("headwater migrate up -c powersync.yaml"))
-@click.argument("direction", type=click.Choice(["up", "down"]))
+@click.command(epilog=examples("headwater migrate check -c powersync.yaml", "headwater migrate up -c powersync.yaml"))
+@click.argument("what", type=click.Choice(["check", "up", "down"]))
 @config_options
-def migrate(direction: str, configs: ConfigSource) -> None:
-    """Upgrade the store to the format of this version now. Every process also does that when it opens the store."""
+def migrate(what: str, configs: ConfigSource) -> None:
+    """Move from the published service, or upgrade the store.
+
+    check: say what of an existing service config, its sync config and its database is taken over as it is, what is
+    ignored, and what has to change. Changes nothing. The exit code is 1 when something has to change.
+
+    up: upgrade the store to the format of this version now. Every process also does that when it opens the store.
+    """
+    if what == "check":
+        from headwater.cli.published.check.run import check
+
+        sys.exit(check(configs))
     from headwater.cli.published.migrate import migrate as command
 
-    command(load(configs, warn=False), direction)
+    command(load(configs, warn=False), what)
 
 
 @click.command(epilog=examples("headwater teardown TEARDOWN -c powersync.yaml"))

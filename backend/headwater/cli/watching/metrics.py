@@ -7,6 +7,7 @@ import logging
 import threading
 from collections.abc import Iterator
 
+from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 from starlette.applications import Starlette
 
@@ -15,7 +16,9 @@ from headwater.api.metrics.endpoint import EndpointCollector
 from headwater.api.metrics.page import PATH, MetricsPage
 from headwater.api.metrics.sizes import StoreSizes
 from headwater.api.metrics.sources import SourceCollector, noted_totals
+from headwater.api.metrics.workers import WorkersCollector, telling
 from headwater.api.refusals import Refusals
+from headwater.cli.workers import Worker
 from headwater.config.model import ServiceConfig
 from headwater.replication.health.figures import Figures
 from headwater.storage.open import open_backend
@@ -25,15 +28,29 @@ log = logging.getLogger(__name__)
 SETTING = "telemetry.prometheus_port"
 
 
-def endpoint_page(config: ServiceConfig, port: int, app: Starlette, *, unified: bool) -> MetricsPage:
-    """Of an endpoint, for a port. With `unified`, it tells of the replicator beside it, too."""
+def endpoint_page(
+    config: ServiceConfig, port: int, app: Starlette, workers: WorkersCollector | None, *, unified: bool
+) -> MetricsPage:
+    """Of an endpoint, for a port; of all its processes, if it has `workers`. With `unified`, it tells of the replicator
+    beside it, too."""
     _say(config, port)
-    own = EndpointCollector(app.state.open_streams, app.state.traffic, app.state.requests, app.state.refusals)
+    own = _own(app) if workers is None else workers
     sources = _sources(config)
     if unified:
         backend = open_backend(config.storage)
         sources = SourceCollector(sources.reader, sources.tags, noted_totals, StoreSizes(backend.disk_use))
-    return MetricsPage(own, sources)
+    return MetricsPage(own, sources, process=workers is None)
+
+
+@contextlib.contextmanager
+def told_by(worker: Worker, app: Starlette) -> Iterator[WorkersCollector]:
+    """Tell the other processes of the endpoint what this one's metrics are, and give those of all."""
+    with telling(worker.directory, worker.number, _own(app), ProcessCollector(registry=None)):
+        yield WorkersCollector(worker.directory, worker.of)
+
+
+def _own(app: Starlette) -> EndpointCollector:
+    return EndpointCollector(app.state.open_streams, app.state.traffic, app.state.requests, app.state.refusals)
 
 
 @contextlib.contextmanager

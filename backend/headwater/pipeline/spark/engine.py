@@ -16,6 +16,7 @@ from headwater.bulk.contract import CompareJob, Difference, EngineLostError, Giv
 from headwater.errors import HeadwaterError
 from headwater.pipeline.compare import RowsTask
 from headwater.pipeline.engine import Found, Job, Result, Task
+from headwater.pipeline.spark.cluster import reason
 from headwater.pipeline.spark.differences import hand_over_differences
 from headwater.pipeline.spark.session import Spark, SparkJobError
 from headwater.pipeline.spark.tasks import Done, Failed, accumulated_errors, explained, run_tasks
@@ -50,7 +51,9 @@ class SparkEngine:
             raise
         except Exception as error:  # when the JVM is gone, PySpark raises any exception
             if self._spark.lost(context, wait=_is_silence(error)):
-                raise EngineLostError("Spark's JVM has ended", what, "it is started again") from error
+                raise EngineLostError(
+                    "Spark's JVM has ended, or its cluster has ended it", what, "it is started again"
+                ) from error
             if isinstance(error, Py4JJavaError):
                 raise _failed(str(error.java_exception.getMessage()), what) from error
             if isinstance(error, (PySparkException, Py4JError, OSError)):
@@ -76,6 +79,16 @@ class SparkRun(Generic[Job]):
     @property
     def parallelism(self) -> int:
         return self._context.defaultParallelism
+
+    def elsewhere(self) -> int:
+        if self._spark.local:
+            return 0
+        with suppress(Py4JError, OSError):  # the JVM may be gone
+            tracker = self._context.statusTracker()
+            jobs = [tracker.getJobInfo(job) for job in tracker.getJobIdsForGroup(self._group)]
+            stages = [tracker.getStageInfo(stage) for job in jobs if job is not None for stage in job.stageIds]
+            return sum(stage.numCompletedTasks for stage in stages if stage is not None)
+        return 0
 
     def tasks(self, tasks: Sequence[Task[Job, Result]]) -> list[Result]:
         if not tasks:
@@ -158,5 +171,4 @@ def _is_silence(error: Exception) -> bool:
 
 
 def _failed(text: str, what: str) -> HeadwaterError:
-    lines = [line for line in text.splitlines() if line.strip()]
-    return SparkJobError(f"the Spark job failed: {lines[0] if lines else 'no reason given'}", what, "it is tried again")
+    return SparkJobError(f"the Spark job failed: {reason(text)}", what, "it is tried again")

@@ -27,6 +27,7 @@ from headwater.bulk.contract import EngineError, EngineLostError
 from headwater.embedded.java import java_home
 from headwater.errors import HeadwaterError, Kind
 from headwater.pipeline.settings import SparkSettings
+from headwater.pipeline.spark.cluster import address_towards, check_executors, python_of_executors
 from headwater.pipeline.spark.output import launch_jvm
 
 _log = logging.getLogger(__name__)
@@ -57,8 +58,13 @@ _DEFAULTS = {
 _LOCAL = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
-    "spark.sql.shuffle.partitions": str(2 * (os.cpu_count() or 1)),  # Spark's 200 are for a cluster
 }
+
+_QUICK_JVM = "-XX:TieredStopAtLevel=1"
+"""The work is done in Python; what the JVM does is over before its second compiler pays."""
+
+_SHUFFLES = "spark.sql.shuffle.partitions"
+_SHUFFLES_A_CORE = 2
 
 
 _DEATH_SECONDS = 5.0
@@ -79,11 +85,15 @@ class Spark:
         self._idle: threading.Timer | None = None
         self.starting = False
 
+    @property
+    def local(self) -> bool:
+        """Whether tasks run on this machine."""
+        return self._settings.local
+
     def warm_up(self) -> None:
         """Begin to start in the background. Raises what `java_home` raises; other errors are raised at the first
         use."""
-        if self._settings.local:
-            java_home()
+        java_home()
         threading.Thread(target=self._start_quietly, name="spark", daemon=True).start()
 
     def _start_quietly(self) -> None:
@@ -113,15 +123,21 @@ class Spark:
                     _log.warning("Spark's JVM has ended; it is started again")
                 self._context = self._session = None
                 _forget()
+            elif self._context is not None and _stopped(self._context):
+                _log.warning("the cluster has ended Spark's application; it is started again")
+                self._end_jvm()
             if self._context is None:
                 self._context = self._started()
             return self._context
 
     def session(self) -> SparkSession:
         """The session for DataFrames, on the same context. Raises what `context` raises."""
-        self.context()
+        context = self.context()
         with self._lock, self._start_errors():
             self._session = SparkSession.builder.getOrCreate()
+            if _SHUFFLES not in self._settings.conf:
+                # Spark's 200 for any cluster take half a second each on a core, however few rows there are
+                self._session.conf.set(_SHUFFLES, _SHUFFLES_A_CORE * context.defaultParallelism)
             return self._session
 
     def lost(self, context: SparkContext, *, wait: bool) -> bool:
@@ -131,7 +147,7 @@ class Spark:
         if wait and process is not None and self._context is context:
             with suppress(subprocess.TimeoutExpired):
                 process.wait(_DEATH_SECONDS)
-        return self._context is not context or _ended()
+        return self._context is not context or _ended() or _stopped(context)
 
     def cancel(self) -> None:
         """Kill the JVM, from another thread: a call into it that hangs (its start, a planning step) can't be cancelled
@@ -173,11 +189,14 @@ class Spark:
                 return
             self._idle = None
             _log.info("Spark had nothing to do for %g minutes and is ended", self._settings.idle_minutes)
-            process = _jvm()
-            self._stop()
-            _forget()
-            if process is not None:
-                _end(process)
+            self._end_jvm()
+
+    def _end_jvm(self) -> None:
+        process = _jvm()
+        self._stop()
+        _forget()
+        if process is not None:
+            _end(process)
 
     def _started(self) -> SparkContext:
         """Start a context, and log how long that takes."""
@@ -186,19 +205,38 @@ class Spark:
         self.starting = True
         try:
             context = self._start()
+            if not self._settings.local:
+                self._check(context)
         finally:
             self.starting = False
         _log.info("Spark is ready after %.1f s", time.monotonic() - began)
         return context
 
+    def _check(self, context: SparkContext) -> None:
+        """Raise ExecutorError when the cluster can't run our tasks, and leave it: it may be mended."""
+        try:
+            with self._start_errors():
+                check_executors(context)
+        except HeadwaterError:
+            self._context = context
+            self._end_jvm()
+            raise
+
     def _start(self) -> SparkContext:
-        os.environ["PYSPARK_PYTHON"] = sys.executable  # executors on this machine run the same interpreter
-        if self._settings.local:  # elsewhere, executors have to reach the driver
+        os.environ["JAVA_HOME"] = str(java_home())
+        if self._settings.local:
+            os.environ["PYSPARK_PYTHON"] = sys.executable
             os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-            os.environ["JAVA_HOME"] = str(java_home())
+        else:
+            os.environ["PYSPARK_PYTHON"] = python_of_executors(self._settings.conf)
+            if (address := address_towards(self._settings.master)) is not None:
+                os.environ.setdefault("SPARK_LOCAL_IP", address)
         log4j = resources.files(__package__).joinpath("log4j2.properties")
-        quiet = {"spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile=file:{log4j}"}
-        conf = {**_DEFAULTS, **quiet, **(_LOCAL if self._settings.local else {}), **self._settings.conf}
+        options = f"-Dlog4j2.configurationFile=file:{log4j}"
+        if self._settings.local:
+            options += f" {_QUICK_JVM}"
+        ours = {**_DEFAULTS, "spark.driver.extraJavaOptions": options, **(_LOCAL if self._settings.local else {})}
+        conf = {**ours, **self._settings.conf}
         master = "local[*,4]" if self._settings.master == "local[*]" else self._settings.master  # retry failed tasks
         for server in (AccumulatorTCPServer, AccumulatorUnixServer):
             # Else Spark's thread would print a traceback when the JVM is killed
@@ -213,6 +251,8 @@ class Spark:
     def _start_errors(self) -> Iterator[None]:
         try:
             yield
+        except HeadwaterError:
+            raise
         except Exception as error:  # when the JVM is gone, PySpark raises any exception
             if _killed():
                 raise EngineLostError("Spark's JVM was killed", fix="it is started again") from error
@@ -232,6 +272,14 @@ def _jvm() -> subprocess.Popen[bytes] | None:
 def _ended() -> bool:
     process = _jvm()
     return process is not None and process.poll() is not None
+
+
+def _stopped(context: SparkContext) -> bool:
+    """Whether Spark has stopped it: the cluster ended the application, or its master stayed away."""
+    try:
+        return context._jsc is None or bool(context._jsc.sc().isStopped())
+    except (Py4JError, OSError):  # the JVM ends just now
+        return True
 
 
 def _killed() -> bool:

@@ -69,6 +69,11 @@ class Applier:
         """Whether no flush is open, so that bulk jobs may write."""
         return self._flush.settled and not self.in_transaction
 
+    @property
+    def crowded(self) -> bool:
+        """Whether the last `settle` committed several transactions."""
+        return self._flush.crowded
+
     def consume(self, messages: Sequence[Message], size: int) -> None:
         """Take in a batch of messages that have `size` bytes together."""
         flush = self._flush

@@ -61,6 +61,7 @@ class StreamFlush:
         self.logs: list[TouchLog] = []
         self.written: dict[int, set[str]] = {}  # by table id, where to note the rows that are written
         self.pending: list[tuple[LiveTable, RowChange]] = []
+        self.crowded = False  # whether the last `settle` committed several transactions
         self.unsettled = False  # whether a table was marked to be compared with the source
         self._pending_bytes = 0  # of the messages that they came in, about
         self._reads = SourceReads(fetcher, context.piece)
@@ -101,10 +102,13 @@ class StreamFlush:
             self.followed.reach(final_lsn)
 
     def end_transaction(self, commit: Commit) -> None:
-        """Commits the flush if it is large enough."""
+        """Commits the flush if it is large enough. A transaction of tables that are not followed only moves the
+        position, which is stored now and then."""
         self.reached = Lsn(max(self.reached, commit.end_lsn))
         self._committed_us = commit.committed_us
         self._transactions += 1
+        if not self.pending and self._flush is None:
+            return
         self.open()
         if self._changes + len(self.pending) >= FLUSH_CHANGES:
             self.commit(self.reached)
@@ -269,6 +273,7 @@ class StreamFlush:
         """Commit the open flush if it is time, with no transaction half read. `received` is how far the stream has
         come."""
         reached = Lsn(max(self.reached, received))
+        self.crowded = False
         if self._flush is None and any(table not in self.followed.compared for table in self.lacking.tables()):
             self.open()  # the comparison that was to bring the values of these rows is over
         if self._flush is None:
@@ -300,6 +305,7 @@ class StreamFlush:
 
     def _count(self, op_id: OpId) -> None:
         """Count the flush, which is in the store now. The next one begins with nothing."""
+        self.crowded = self._transactions > 1
         self._figures.stored(self._transactions, self._changes)
         if self._changes and op_id != self._op_id:
             now = time.time()

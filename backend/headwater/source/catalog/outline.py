@@ -10,12 +10,17 @@ from headwater.source.catalog.schema import read_schema
 from headwater.source.connect import SourceSettings, connect, connection_error
 from headwater_rules.propose.outline import OutlinedTable, Reference
 
-_KEYS = """
+_TABLES = """
 select c.oid::int8, n.nspname, c.relname, coalesce((
     select array_agg(a.attname::text order by k.place)
     from pg_index i cross join unnest(i.indkey) with ordinality k (number, place)
       join pg_attribute a on a.attrelid = i.indrelid and a.attnum = k.number
-    where i.indrelid = c.oid and i.indisprimary), '{}')
+    where i.indrelid = c.oid and i.indisprimary), '{}'), (
+    -- As the last analysis counted; before the first one by its size, at 100 bytes for each row
+    select coalesce(sum(case when l.reltuples < 0 then pg_relation_size(l.oid) / 100 else l.reltuples end), 0)::int8
+    from (select c.oid union select relid::oid from pg_partition_tree(c.oid) where isleaf) parts (oid)
+      join pg_class l on l.oid = parts.oid
+    where l.relkind = 'r')
 from pg_class c join pg_namespace n on n.oid = c.relnamespace
 where c.relkind in ('r', 'p') and not c.relispartition
 """
@@ -38,14 +43,17 @@ def read_outline(settings: SourceSettings) -> tuple[OutlinedTable, ...]:
     references: dict[int, list[Reference]] = defaultdict(list)
     with connect(settings) as conn:
         try:
-            keys = {(schema, name): (oid, tuple(key)) for oid, schema, name, key in conn.execute(_KEYS.encode())}
+            known = {
+                (schema, name): (oid, tuple(key), rows)
+                for oid, schema, name, key, rows in conn.execute(_TABLES.encode())
+            }
             for oid, column, schema_name, name, target, owning in conn.execute(_REFERENCES.encode()):
                 references[oid].append(Reference(column, schema_name, name, target, owning=owning))
         except psycopg.Error as error:
             raise connection_error(settings, error) from error
     found = []
     for table in schema.tables:
-        oid, key = keys.get((table.schema, table.name), (0, None))
-        if key is not None:
-            found.append(OutlinedTable(table.schema, table.name, table.columns, key, tuple(references[oid])))
+        if (table.schema, table.name) in known:
+            oid, key, rows = known[table.schema, table.name]
+            found.append(OutlinedTable(table.schema, table.name, table.columns, key, tuple(references[oid]), rows))
     return tuple(found)

@@ -22,6 +22,7 @@ from headwater_rules.plan import TablePattern
 
 _NAMED = 10
 _RESTART = " and restart Postgres"
+_HOSTED = "; a hosted database has a setting of its own, see docs/service-config.md"
 SPARED = frozenset({"HW_2018", "HW_2030", "PSYNC_S1145"})
 """Codes of fatal findings that concern one table only: all other tables are served."""
 SLOTS = 2  # the stream's own, and a temporary one that a re-sync needs
@@ -88,7 +89,7 @@ def server_findings(conn: psycopg.Connection, settings: SourceSettings) -> list[
     level = _value(conn, "show wal_level")
     if level != "logical":
         what = f"wal_level is {level}, and logical decoding needs logical"
-        findings.append(Finding.lacking("HW_2013", what, "ALTER SYSTEM SET wal_level = logical", _RESTART))
+        findings.append(Finding.lacking("HW_2013", what, "ALTER SYSTEM SET wal_level = logical", _RESTART + _HOSTED))
     findings += _slot_findings(conn, settings)
     if not _value(conn, _MAY_REPLICATE):
         findings.append(_lacks_role(conn, "HW_2016", f'role "{settings.user}" may not replicate', "REPLICATION"))
@@ -243,7 +244,7 @@ def _slot_findings(conn: psycopg.Connection, settings: SourceSettings) -> list[F
 
 def _lacks_role(conn: psycopg.Connection, code: str, what: str, attribute: str) -> Finding:
     alter = sql.SQL("ALTER ROLE {} " + attribute).format(sql.Identifier(conn.info.user)).as_string(conn)
-    return Finding.lacking(code, what, alter, " as a superuser")
+    return Finding.lacking(code, what, alter, f" as a superuser{_HOSTED}")
 
 
 def _identifier(table: PublishedTable) -> sql.Identifier:

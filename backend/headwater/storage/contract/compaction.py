@@ -101,8 +101,8 @@ class UpkeepStore(Protocol):
     def buckets(self, changed_after: OpId) -> Sequence[BucketState]:
         """Buckets with an op after `changed_after`."""
 
-    def hot_ops(self, bucket: int, upto: OpId, limit: int) -> int:
-        """The number of ops up to `upto` that are in no segment, counted up to `limit`."""
+    def unsealed_ops(self, bucket: int, upto: OpId, limit: int) -> int:
+        """The number of ops up to `upto` that are in no sealed segment. Stops counting somewhere above `limit`."""
 
     def has_remains(self, bucket: int) -> bool:
         """Whether ops before the bucket's last CLEAR are still stored. No device is sent them any more."""
@@ -115,8 +115,8 @@ class UpkeepStore(Protocol):
         """The finished ops of a piece, joined by newlines. Raises HistoryChangedError."""
 
     def rows_after(self, bucket: int, seen: OpId) -> tuple[set[int], OpId]:
-        """Keys of the rows that ops after `seen` changed, and the newest op seen. Raises HistoryChangedError when some
-        of these ops are in segments."""
+        """Keys of the rows that ops after `seen` changed, and the newest op seen. Raises HistoryChangedError when a
+        segment of these ops is missing."""
 
     def put_again(self, lease: Lease, bucket: BucketState, seen: OpId, rows: Sequence[Again]) -> tuple[int, OpId]:
         """Number `rows` and append them to the bucket, as a flush does, except those that an op after `seen` changed.

@@ -32,6 +32,13 @@ class StoreGoneError(StoreError):
     code = "HW_4010"
 
 
+class StorePublishedError(StoreError):
+    """A publication of the source covers the store's own tables: its own writes would come back in the stream, and
+    Postgres refuses to delete from published tables that have no replica identity."""
+
+    code = "HW_4011"
+
+
 class StoreBusyError(HeadwaterError):
     """Another process holds the store's write lock for longer than we wait."""
 
@@ -120,8 +127,9 @@ class Progress:
 class Flush(Protocol):
     """One store transaction. Nothing of it is visible before `commit`, and nothing of it remains after `rollback`.
 
-    Ops are numbered in the order in which they are appended. Once a newer lease exists, LeaseLostError is raised.
-    Writes may be kept back and sent together, so errors may come with a later call, at the latest with `commit`.
+    Within each bucket, ops are numbered in the order in which they are appended. Once a newer lease exists,
+    LeaseLostError is raised. Writes may be kept back and sent together, so errors may come with a later call, at the
+    latest with `commit`.
     """
 
     def current(self, table: int, row_ids: Sequence[str]) -> dict[str, CurrentRow]:

@@ -34,6 +34,7 @@ from headwater.storage.postgres.control import remove, seal, stats, store_stats
 from headwater.storage.postgres.history import export, verify
 from headwater.storage.postgres.history.compact import PostgresUpkeep
 from headwater.storage.postgres.history.forget import PostgresForget
+from headwater.storage.postgres.published import raise_if_published
 from headwater.storage.postgres.reader import PostgresReader
 from headwater.storage.postgres.store import PostgresStore
 from headwater.storage.shared.loading import BATCH_BYTES
@@ -47,6 +48,9 @@ class PostgresBackend:
 
     def exists(self) -> bool:
         return stats.exists(self.address)
+
+    def raise_if_published(self, publications: Sequence[str]) -> None:
+        raise_if_published(self.address, publications)
 
     def older_format(self) -> int | None:
         return stats.older_format(self.address)

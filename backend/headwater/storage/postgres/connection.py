@@ -17,7 +17,7 @@ from headwater.storage.contract.seal import sealed_error
 from headwater.storage.contract.store import StoreBusyError, StoreError, StoreUnreachableError
 from headwater.storage.postgres.format import found_format
 from headwater.storage.shared.control.database import SEALED_MARK
-from headwater.tls import pem_file, system_authorities
+from headwater.tls import pem_file, root_certificates, why_untrusted
 
 BUSY_SECONDS = 30
 _OLDEST = 140_000
@@ -53,10 +53,12 @@ def connect(address: PostgresAddress, purpose: str = "store") -> psycopg.Connect
         with postgres_errors(address):
             found_format(connection, address)
             # What a flush confirms to the source must survive a crash of the server, whatever the role's default
-            connection.execute(
-                "select set_config('synchronous_commit', 'on', false)"
-                " where current_setting('synchronous_commit') = 'off'"
-            )
+            ((plan, _),) = connection.execute(
+                "select current_setting('enable_seqscan'), case current_setting('synchronous_commit')"
+                " when 'off' then set_config('synchronous_commit', 'on', false) end"
+            ).fetchall()
+        if plan != _SETTINGS["enable_seqscan"]:
+            raise StoreError(f"the store's database {_POOLED}", str(address), _DIRECTLY)
     except BaseException:
         connection.close()
         raise
@@ -68,8 +70,9 @@ def _conninfo(address: PostgresAddress, purpose: str) -> str:
     settings = {**_SETTINGS, "search_path": address.schema}
     options = " ".join([str(given.get("options") or ""), *(f"-c {name}={value}" for name, value in settings.items())])
     certificates = {name: pem_file(text) for name, text in address.pem}
-    if given.get("sslmode") == "verify-full" and "sslrootcert" not in {*given, *certificates}:
-        certificates["sslrootcert"] = system_authorities()
+    if "sslrootcert" not in {*given, *certificates}:
+        authorities = root_certificates(str(given.get("sslmode") or ""), None)
+        certificates |= {"sslrootcert": authorities} if authorities else {}
     return make_conninfo(
         address.conninfo,
         options=options.strip(),
@@ -183,7 +186,7 @@ def explained(error: psycopg.Error, address: PostgresAddress) -> HeadwaterError:
         case errors.ReadOnlySqlTransaction():
             return StoreUnreachableError("the store's database is read-only", where, "connect to its primary server")
         case _ if error.sqlstate is None and isinstance(error, psycopg.OperationalError):
-            return _connection_error(error, where)
+            return _connection_error(error, address)
         case psycopg.OperationalError():
             return StoreUnreachableError(
                 f"the store's database failed: {_words(error)}", where, "Headwater tries again"
@@ -197,9 +200,17 @@ def _words(error: psycopg.Error) -> str:
     return error.diag.message_primary or type(error).__name__
 
 
-def _connection_error(error: psycopg.Error, where: str) -> HeadwaterError:
+def _connection_error(error: psycopg.Error, address: PostgresAddress) -> HeadwaterError:
+    where = str(address)
     # libpq reports no SQLSTATE while connecting, so its (untranslated) message has to be matched
     text = " ".join(str(error).split()).removeprefix("connection failed: ")
+    if "certificate verify failed" in text:
+        given = conninfo_to_dict(address.conninfo)
+        why = why_untrusted(
+            str(given.get("host")), int(given.get("port") or 5432), dict(address.pem).get("sslrootcert")
+        )
+        what = f"the store's database shows a certificate that is not trusted here{f': {why}' if why else ''}"
+        return StoreError(what, where, "renew it if it is out of date, else set cacert in storage")
     for words, what, fix in _REFUSALS:
         if words in text:
             return StoreError(f"the store's database {what}", where, fix)
@@ -208,14 +219,16 @@ def _connection_error(error: psycopg.Error, where: str) -> HeadwaterError:
     )
 
 
+_POOLED = "is behind a connection pooler that drops settings"
+_DIRECTLY = "connect to Postgres itself: its own host and port, not those of the pooler"
 _REFUSALS = (
     ("password authentication failed", "rejects user name or password", "correct username and password in storage"),
     ("no password supplied", "asks for a password and none is configured", "set password in storage"),
     ("no pg_hba.conf entry", "has no pg_hba.conf entry for this host, user, database and encryption", "add one"),
     ("server does not support SSL", "does not support TLS, but sslmode requires it", "set sslmode: disable in storage"),
-    ("certificate verify failed", "has a certificate that is not trusted here", "set cacert in storage"),
+    ("could not read root certificate file", "can't be verified: cacert is no certificate", "set the PEM file's text"),
     ("does not match host name", "has a certificate for another host name", "use that name, or sslmode: verify-ca"),
-    ("unsupported startup parameter", "is behind a pooler that drops settings", "connect directly"),
+    ("unsupported startup parameter", _POOLED, _DIRECTLY),
     ("permission denied for database", "does not let this role connect", "GRANT CONNECT ON DATABASE … TO …"),
     ("is not permitted to log in", "does not let this role log in", "ALTER ROLE … LOGIN"),
     ('role "', "has no such role", "CREATE ROLE … LOGIN PASSWORD '…', or correct username in storage"),

@@ -31,8 +31,10 @@ from headwater.storage.postgres.copying import ROW_COLUMNS, columns, copy_lines,
 from headwater.storage.postgres.lookups import PendingLookups
 from headwater.storage.postgres.pending import MOST_CHARACTERS, Pending
 from headwater.storage.postgres.rows import LINE_APART
+from headwater.storage.postgres.runs import INSERT_RUN, run_values
 from headwater.storage.postgres.tables import rows_table, stored_id
 from headwater.storage.shared.common import BucketSum, KnownBuckets
+from headwater.storage.shared.runs import Run, number_ops
 from headwater_rules.results import LookupEntry
 
 _FEW = 100  # rows or ops; up to this number they are sent as parameters, with other statements
@@ -223,27 +225,26 @@ class PostgresFlush:
         retired = self._create_buckets({op.bucket for op in ops}, buckets)
         if retired:
             ops = [op for op in ops if op.bucket not in retired]
-        first, sums = self._op(), self._sums
+        single, first = number_ops(ops, self._op(), self._sums, self._insert_run)
+        self._insert_ops(single, first)
+        self._next_op = first + len(single)
+
+    def _insert_run(self, run: Run) -> None:
+        self._pending.add(INSERT_RUN, run_values(run), len(run.bodies))
+
+    def _insert_ops(self, ops: Sequence[DraftOp], first: int) -> None:
+        """Store ops with ids from `first`."""
         size = sum(len(op.body) for op in ops)
         if len(ops) <= _FEW and size <= MOST_CHARACTERS:
             given = [(bucket, op_id, finished_op(op_id, body)) for op_id, (bucket, _, body) in enumerate(ops, first)]
-            self._pending.add(_FEW_OPS, columns(given, 3), size)
-        else:
-            # A body is JSON, so the only characters that COPY would interpret are backslashes
-            self._insert_ops(
-                f'{bucket}\t{op_id}\t{{"op_id":"{op_id}",' + body.replace("\\", "\\\\")
-                for op_id, (bucket, _, body) in enumerate(ops, first)
-            )
-        for op_id, (bucket, checksum, _) in enumerate(ops, first):
-            total = sums.get(bucket)
-            if total is None:
-                total = sums[bucket] = BucketSum()
-            total.checksum += checksum
-            total.count += 1
-            total.last_op = op_id
-        self._next_op = first + len(ops)
-
-    def _insert_ops(self, lines: Iterable[str]) -> None:
+            if given:
+                self._pending.add(_FEW_OPS, columns(given, 3), size)
+            return
+        # A body is JSON, so the only characters that COPY would interpret are backslashes
+        lines = (
+            f'{bucket}\t{op_id}\t{{"op_id":"{op_id}",' + body.replace("\\", "\\\\")
+            for op_id, (bucket, _, body) in enumerate(ops, first)
+        )
         copy_lines(self._db, sql.SQL("copy ops (bucket, id, line) from stdin"), lines)
 
     def _lock(self) -> None:
@@ -276,9 +277,7 @@ class PostgresFlush:
         fresh = sorted(key for key in unknown - there.keys() if key in names)
         if fresh:
             first = self._op()
-            self._insert_ops(
-                f"{key}\t{op_id}\t{finished_op(op_id, CLEAR_BODY)}" for op_id, key in enumerate(fresh, first)
-            )
+            self._insert_ops([DraftOp(key, 0, CLEAR_BODY) for key in fresh], first)
             rows = [(key, *names[key], op_id) for op_id, key in enumerate(fresh, first)]
             self._db.execute(
                 "insert into buckets (id, name, definition, checksum, count, clear_op, last_op)"
@@ -321,7 +320,7 @@ class PostgresFlush:
         op = self._op()
         self._db.execute(_FORGET, {"bucket": bucket})
         self._db.execute("delete from ops where bucket = %s", [bucket])
-        self._insert_ops([f"{bucket}\t{op}\t{finished_op(op, CLEAR_BODY)}"])
+        self._insert_ops([DraftOp(bucket, 0, CLEAR_BODY)], op)
         if name is not None:
             self._db.execute(
                 "insert into buckets (id, name, definition, checksum, count, clear_op, last_op)"

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -57,6 +57,17 @@ def op_head(line: bytes) -> OpHead:
         raise ValueError("not a finished op")
     op_id, kind, name, checksum, subkey = found.groups()
     return OpHead(int(op_id), kind, None if name is None else row_key(name, subkey), int(checksum))
+
+
+def changed_rows(ops: Iterable[tuple[int, str]], seen: int) -> tuple[set[int], OpId]:
+    """Keys of the rows that finished ops, given with their ids, change; and the newest id, or `seen` without any."""
+    rows: set[int] = set()
+    for op_id, line in ops:
+        seen = max(seen, op_id)
+        row = op_head(line.encode()).row
+        if row is not None:
+            rows.add(row)
+    return rows, OpId(seen)
 
 
 def row_key(name: bytes, subkey: bytes) -> int:

@@ -1,4 +1,4 @@
-"""Builds finished ops from the bodies without ids that bulk work leaves."""
+"""Builds finished ops from the bodies without ids that runs hold."""
 
 from __future__ import annotations
 

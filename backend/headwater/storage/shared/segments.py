@@ -1,4 +1,4 @@
-"""Packs the ops of a bulk task into segments: compressed runs of one bucket's bodies, each small enough for a chunk."""
+"""Packs ops into segments: compressed runs of one bucket's bodies, each small enough for a chunk."""
 
 from __future__ import annotations
 

@@ -50,6 +50,9 @@ class SqliteBackend:
     def exists(self) -> bool:
         return stats.exists(self.address)
 
+    def raise_if_published(self, publications: Sequence[str]) -> None:
+        """Never: no database publishes a file."""
+
     def older_format(self) -> int | None:
         return stats.older_format(self.address)
 

@@ -20,10 +20,12 @@ from headwater.storage.contract.reader import Checkpoint
 from headwater.storage.contract.reason import ResyncReason
 from headwater.storage.contract.store import Lease, Progress, StoreError
 from headwater.storage.shared.common import KEPT_FLUSHES, NAMEABLE, BucketSum, KnownBuckets
+from headwater.storage.shared.runs import number_ops
 from headwater.storage.shared.values import as_int
 from headwater.storage.sqlite import tables
 from headwater.storage.sqlite.connection import explained
 from headwater.storage.sqlite.control import lease as leases
+from headwater.storage.sqlite.runs import insert_run
 from headwater_rules.results import LookupEntry
 
 _P = ParamSpec("_P")
@@ -152,19 +154,12 @@ class SqliteFlush:
         retired = self._create_buckets({op.bucket for op in ops}, buckets)
         if retired:
             ops = [op for op in ops if op.bucket not in retired]
-        first, sums = self._next_op, self._sums
+        single, first = number_ops(ops, self._next_op, self._sums, functools.partial(insert_run, self._db))
         self._db.executemany(
             "insert into ops (id, bucket, line) values (?, ?, ?)",
-            ((op_id, bucket, finished_op(op_id, body)) for op_id, (bucket, _, body) in enumerate(ops, first)),
+            ((op_id, bucket, finished_op(op_id, body)) for op_id, (bucket, _, body) in enumerate(single, first)),
         )
-        for op_id, (bucket, checksum, _) in enumerate(ops, first):
-            total = sums.get(bucket)
-            if total is None:
-                total = sums[bucket] = BucketSum()
-            total.checksum += checksum
-            total.count += 1
-            total.last_op = op_id
-        self._next_op = first + len(ops)
+        self._next_op = first + len(single)
 
     def _create_buckets(self, keys: set[int], names: Mapping[int, BucketName]) -> set[int]:
         """Create missing buckets. Returns those without a name: they were retired."""

@@ -37,7 +37,7 @@ from headwater.storage.sqlite.control.write_checkpoints import WriteCheckpoints
 from headwater.storage.sqlite.files import OpenedFiles
 from headwater.storage.sqlite.flush import read_checkpoint
 from headwater.storage.sqlite.history.chunk import read_chunk
-from headwater.storage.sqlite.wake import WakeListener
+from headwater.storage.sqlite.wake import WakeListener, Waker
 
 _EMPTY_TOTAL = BucketTotal(0, 0)
 
@@ -59,6 +59,7 @@ class SqliteReader:
         self._all: list[apsw.Connection] = []
         self._lock = threading.Lock()
         self._write_checkpoints = WriteCheckpoints(directory / "write_checkpoints.db")
+        self._waker = Waker(directory)
         self._connect()  # fails now rather than at the first request
         self._files = OpenedFiles(self._path)
 
@@ -148,10 +149,14 @@ class SqliteReader:
         return WakeListener(self._directory)
 
     def create_write_checkpoint(self, keys: Sequence[str], lsns: Mapping[str, Lsn]) -> dict[str, int]:
-        return self._write_checkpoints.create(keys, lsns)
+        created = self._write_checkpoints.create(keys, lsns)
+        self._waker.wake()  # the stream that waits for it may be another process's
+        return created
 
     def request_write_checkpoint(self, requests: Mapping[str, int], lsns: Mapping[str, Lsn]) -> dict[str, int]:
-        return self._write_checkpoints.request(requests, lsns)
+        stored = self._write_checkpoints.request(requests, lsns)
+        self._waker.wake()
+        return stored
 
     def forget_write_requests(self, seconds: float) -> int:
         return self._write_checkpoints.forget_requests(seconds)
@@ -177,6 +182,7 @@ class SqliteReader:
 
     def close(self) -> None:
         self._write_checkpoints.close()
+        self._waker.close()
         with self._lock:
             for connection in self._all:
                 connection.close()

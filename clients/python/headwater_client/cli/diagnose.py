@@ -68,10 +68,10 @@ def _table(connection: sqlite3.Connection, kind: str, table: str) -> Finding:
         WITH newest AS (
           SELECT op.row_id AS id, iif(max(op.op_id), op.data, NULL) AS data FROM ps_oplog AS op
           JOIN ps_buckets AS bucket ON bucket.id = op.bucket AND op.op_id <= bucket.last_applied_op
-          WHERE op.row_type = ?1 GROUP BY op.row_id)
+          WHERE op.row_type = :kind GROUP BY op.row_id)
         SELECT (SELECT count(*) FROM newest LEFT JOIN "{table}" AS shown USING (id) WHERE shown.data IS NOT newest.data)
              + (SELECT count(*) FROM "{table}" WHERE id NOT IN (SELECT id FROM newest))
         """,
-        (kind,),
+        {"kind": kind},
     ).fetchone()[0]
     return Finding(f"table {kind}", f"{different:,} rows differ" if different else "as downloaded", different == 0)

@@ -16,6 +16,8 @@ from headwater_client.schema.tables import ColumnType, Schema
 from headwater_client.storage.layout import is_device_file
 
 _TYPES: dict[str, ColumnType] = {"integer": "integer", "true": "integer", "false": "integer", "real": "real"}
+_STEPS = 100_000
+"""Of SQLite's machine: some milliseconds."""
 
 
 class Failed(click.ClickException):
@@ -47,9 +49,12 @@ def open_existing(path: Path, key: str | None) -> Database:
     try:
         if key is None:
             _check(path)
-        return Database(path, key=key)
+        database = Database(path, key=key)
     except ClientError as error:
         raise Failed.of(error) from error
+    # While SQLite works, Python hears of Ctrl-C only where it is called
+    database.conn.set_progress_handler(lambda: 0, _STEPS)
+    return database
 
 
 def _check(path: Path) -> None:

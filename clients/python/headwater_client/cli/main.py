@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import logging
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import click
 from rich.console import Group
@@ -20,7 +21,7 @@ from headwater_client.database.connector import DownloadConnector, UploadConnect
 from headwater_client.database.database import Database
 from headwater_client.errors import ClientError
 from headwater_client.storage import buckets
-from headwater_client.sync.options import ConnectOptions
+from headwater_client.sync.options import ConnectOptions, TransportKind
 from headwater_client.version import VERSION
 
 _LOOK_SECONDS = 0.1
@@ -39,6 +40,7 @@ def _of_file(command: F) -> F:
 @click.version_option(VERSION, prog_name="headwater-client")
 def main() -> None:
     """A local SQLite file that syncs with Headwater, or another server of the PowerSync protocol."""
+    logging.getLogger("headwater_client").addHandler(logging.NullHandler())  # `sync` tells what is logged, too
 
 
 @main.command()
@@ -66,10 +68,11 @@ def main() -> None:
     metavar="NAME[={…}]",
     help="subscribe to a stream, with parameters as JSON",
 )
+@click.option("--transport", type=click.Choice(get_args(TransportKind)), default="http", show_default=True)
 @click.option("--timeout", type=float, help="seconds until the first sync must be complete")
 def sync(  # noqa: PLR0913, PLR0917 - one for each option
     file: Path, key: str | None, endpoint: str, token: str, schema: Path | None, once: bool, upload: bool,
-    parameters: tuple[str, ...], wanted: tuple[str, ...], timeout: float | None,
+    parameters: tuple[str, ...], wanted: tuple[str, ...], transport: TransportKind, timeout: float | None,
 ) -> None:  # fmt: skip
     """Sync FILE, which is made if it is not there. Goes on until Ctrl-C.
 
@@ -80,7 +83,7 @@ def sync(  # noqa: PLR0913, PLR0917 - one for each option
             for name, given in map(_stream, wanted):
                 database.subscribe(name, given)
             before = database.status.last_synced_at
-            options = ConnectOptions(parameters=dict(map(_parameter, parameters)))
+            options = ConnectOptions(parameters=dict(map(_parameter, parameters)), transport=transport)
             database.connect((UploadConnector if upload else DownloadConnector)(endpoint, token), options)
             _sync_once(database, before, timeout)
             if schema is None:

@@ -14,7 +14,7 @@ import httpx
 from headwater_client.database.crud import CrudTransaction, as_json
 from headwater_client.errors import ConnectError, Refused, TokenRefused, Unreachable
 from headwater_client.sync.options import AppCalls
-from headwater_client.transport import Credentials
+from headwater_client.transport.endpoint import Credentials
 
 if TYPE_CHECKING:
     from headwater_client.database.database import Database

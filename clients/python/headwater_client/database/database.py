@@ -20,7 +20,7 @@ from headwater_client.database.crud import CrudBatch, CrudTransaction
 from headwater_client.database.streams import DEFAULT_TTL, Subscription
 from headwater_client.database.table import SyncedTable, frame
 from headwater_client.database.watch import Row, Watch, rows
-from headwater_client.errors import ConnectError, NotSynced
+from headwater_client.errors import ConnectError, FileError, NotSynced
 from headwater_client.schema.sql import MARK
 from headwater_client.schema.tables import Schema
 from headwater_client.storage import app_tables, layout, streams, uploads
@@ -69,9 +69,13 @@ class Database(sqlite_utils.Database):
         self._engine: Engine | None = None
         self._leaving: list[Engine] = []
         self._held: dict[StreamKey, int] = {}
-        layout.prepare(self.conn)
         self._views: set[str] = set()
-        self._take_schema()
+        connection = self.conn
+        try:
+            layout.prepare(connection)
+            self._take_schema()
+        except connection.OperationalError as error:  # as of a full disk, or a file that may only be read
+            raise FileError(f"{path} cannot be made ready: {error}") from error
         super().__init__(self.conn, execute_plugins=False)
         self.client_id = layout.client_id(self.conn)
         self._board = StatusBoard(
@@ -159,7 +163,10 @@ class Database(sqlite_utils.Database):
     # The connection
 
     def connect(self, connector: Connector, options: ConnectOptions | None = None) -> None:
-        """Sync until `disconnect`, in the background; what comes of it is in `status`. Raises `ConnectError`."""
+        """Sync until `disconnect`, in the background; what comes of it is in `status`.
+
+        Raises `ConnectError`, `MissingExtra`.
+        """
         self._connect(connector, options or ConnectOptions(), None)
 
     async def connect_async(self, connector: Connector, options: ConnectOptions | None = None) -> None:
@@ -170,8 +177,9 @@ class Database(sqlite_utils.Database):
     def _connect(
         self, connector: Connector, options: ConnectOptions, app_loop: asyncio.AbstractEventLoop | None
     ) -> None:
+        options.check()
         engine = Engine(
-            self._open_store, app_calls(connector, self, app_loop), options, self._board,
+            self.path, self._open_store, app_calls(connector, self, app_loop), options, self._board,
             held=lambda: set(self._held), shown=lambda _: self._committed.notify(), user_agent=self._user_agent,
         )  # fmt: skip
         while True:  # until no other thread connects in between

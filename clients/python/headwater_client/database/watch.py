@@ -56,10 +56,10 @@ class Watch:
             count = self._committed.count
         try:
             return self._look(count)
-        except sqlite3.ProgrammingError:
-            if not self._committed.is_closed():  # else meanwhile
-                raise
-            return None
+        except Exception:  # of whichever driver the file needs
+            if self._committed.is_closed():  # meanwhile
+                return None
+            raise
 
     def _look(self, count: int) -> list[Row] | None:
         connection = self._connect()

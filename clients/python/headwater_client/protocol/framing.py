@@ -11,7 +11,7 @@ from headwater_client.protocol.lines import Line, parse_document, parse_line
 NDJSON: Final = "application/x-ndjson"
 BSON: Final = "application/vnd.powersync.bson-stream"
 
-_LONGEST: Final = 256 << 20
+LONGEST: Final = 256 << 20
 """Bytes of one line: no server sends a row this large."""
 
 
@@ -53,8 +53,8 @@ class JsonLines:
         if piece:
             self._pieces.append(piece)
             self._held += len(piece)
-            if self._held > _LONGEST:
-                raise ProtocolError(f"a line is longer than {_LONGEST >> 20} MiB")
+            if self._held > LONGEST:
+                raise ProtocolError(f"a line is longer than {LONGEST >> 20} MiB")
 
 
 class BsonDocuments:
@@ -69,7 +69,7 @@ class BsonDocuments:
         start = 0
         while len(self._held) - start >= 4:
             size = int.from_bytes(self._held[start : start + 4], "little", signed=True)
-            if not 5 <= size <= _LONGEST:
+            if not 5 <= size <= LONGEST:
                 raise ProtocolError(f"a BSON document cannot have {size} bytes")
             if len(self._held) - start < size:
                 break

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 import msgspec
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 from headwater_client.errors import ProtocolError
 
 DEFAULT_PRIORITY = 3
+
+# What a file can hold: of SQLite's integers, and of priorities those below the number that stands for all of them
+Count: TypeAlias = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+Priority: TypeAlias = Annotated[int, Meta(ge=0, le=2**31 - 2)]
 
 
 class Subscription(Struct, frozen=True):
@@ -25,8 +29,8 @@ class BucketSum(Struct, frozen=True):
 
     bucket: str
     checksum: int
-    count: int = 0
-    priority: int = DEFAULT_PRIORITY
+    count: Count = 0
+    priority: Priority = DEFAULT_PRIORITY
     subscriptions: tuple[Subscription, ...] = ()
 
 
@@ -89,7 +93,7 @@ class CheckpointComplete(Struct, frozen=True):
 class PartialCheckpointComplete(Struct, frozen=True):
     """Every operation of buckets with this priority or a lower number was sent."""
 
-    priority: int
+    priority: Priority
 
 
 class TokenExpiresIn(Struct, frozen=True):

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from headwater_client.errors import ProtocolError
 from headwater_client.protocol.lines import BucketSum
 from headwater_client.protocol.session import Outcome, Target
 from headwater_client.schema.tables import RawTable
@@ -132,7 +133,18 @@ def _write(
 
 
 def _write_json(connection: sqlite3.Connection, kind: str, table: str | None, *, first: bool) -> None:
-    newest, values = (_FIRST if first else _NEWEST), {"type": kind}
+    try:
+        _write_checked(connection, kind, table, first=first)
+    except connection.OperationalError as error:
+        if "malformed JSON" in str(error):
+            raise ProtocolError(f"a row of {kind} is not JSON") from error
+        raise
+
+
+def _write_checked(connection: sqlite3.Connection, kind: str, table: str | None, *, first: bool) -> None:
+    # What SQLite cannot read as JSON would break every query of the app on the table: json() raises for it
+    newest = f"SELECT id, iif(json_valid(data), data, json(data)) AS data FROM ({_FIRST if first else _NEWEST})"
+    values = {"type": kind}
     if table is None:
         connection.execute(
             f"INSERT OR REPLACE INTO ps_untyped(type, id, data) SELECT :type, id, data FROM ({newest})", values

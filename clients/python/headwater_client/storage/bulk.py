@@ -76,9 +76,9 @@ def settle(connection: sqlite3.Connection) -> None:
     ).fetchall()
     connection.execute("DELETE FROM ps_oplog WHERE rowid IN (SELECT id FROM temp.headwater_doomed)")
     connection.executemany(
-        "UPDATE ps_buckets SET add_checksum = (add_checksum + ?1) & 4294967295,"
-        " op_checksum = (op_checksum - ?1) & 4294967295 WHERE id = ?2",
-        [(total, bucket) for bucket, total in sums],
+        "UPDATE ps_buckets SET add_checksum = (add_checksum + :total) & 4294967295,"
+        " op_checksum = (op_checksum - :total) & 4294967295 WHERE id = :bucket",
+        [{"bucket": bucket, "total": total} for bucket, total in sums],
     )
     connection.execute("DELETE FROM temp.headwater_doomed")
     connection.execute("DELETE FROM headwater_removed")

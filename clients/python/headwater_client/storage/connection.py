@@ -167,10 +167,14 @@ def open_connection(
         connection: sqlite3.Connection = driver.connect(
             str(path), timeout=BUSY_SECONDS, isolation_level="IMMEDIATE", check_same_thread=False, factory=factory
         )
+    except driver.Error as error:
+        raise FileError(f"{path} cannot be opened as a SQLite file: {error}") from error
+    try:
         if key is not None:
             connection.execute(f"PRAGMA key = {_literal(key)}")
         connection.execute("PRAGMA journal_mode = wal").fetchall()
     except driver.Error as error:
+        connection.close()
         raise FileError(f"{path} cannot be opened as a SQLite file: {error}") from error
     connection.execute("PRAGMA synchronous = normal")
     connection.execute(f"PRAGMA cache_size = -{cache_kib}")

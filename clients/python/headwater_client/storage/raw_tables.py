@@ -6,7 +6,7 @@ import json
 import sqlite3
 from collections.abc import Iterable, Mapping
 
-from headwater_client.errors import SchemaError
+from headwater_client.errors import ProtocolError, SchemaError
 from headwater_client.schema.tables import RawTable, Statement
 
 
@@ -41,7 +41,7 @@ def _inferred_put(connection: sqlite3.Connection, target: str) -> Statement:
 
 
 def _bound(statement: Statement, row_id: str, data: str | None) -> list[object]:
-    row = json.loads(data) if data is not None else {}
+    row = {} if data is None else _object(data)
     named = {each["Column"] for each in statement.params if isinstance(each, Mapping)}
     values: list[object] = []
     for param in statement.params:
@@ -52,6 +52,16 @@ def _bound(statement: Statement, row_id: str, data: str | None) -> list[object]:
         else:
             values.append(json.dumps({name: value for name, value in row.items() if name not in {*named, "id"}}))
     return values
+
+
+def _object(data: str) -> dict[str, object]:
+    try:
+        row = json.loads(data)
+    except (ValueError, RecursionError):
+        row = None
+    if not isinstance(row, dict):
+        raise ProtocolError("a row of a raw table is not a JSON object")
+    return row
 
 
 def _plain(value: object) -> object:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable, Collection, Coroutine
 from enum import Enum
+from functools import partial
 from typing import Any, Final
 
 from headwater_client.errors import ChecksumMismatch, TokenRefused
 from headwater_client.protocol.lines import Data
 from headwater_client.protocol.request import StreamRequest, SyncRequest
 from headwater_client.protocol.session import (
+    FETCH_AHEAD,
     Begin,
     Close,
     Closing,
@@ -30,7 +33,8 @@ from headwater_client.storage.store import Store
 from headwater_client.storage.streams import StreamKey
 from headwater_client.sync.options import ConnectOptions, Tokens
 from headwater_client.sync.status import StatusBoard
-from headwater_client.transport import Credentials, Stream, Transport
+from headwater_client.transport.endpoint import Credentials, Stream
+from headwater_client.transport.http import Http
 
 _BATCH_OPS: Final = 10_000
 _BATCH_LINES: Final = 16
@@ -56,7 +60,7 @@ class Download:
     def __init__(
         self,
         store: Store,
-        transport: Transport,
+        http: Http,
         tokens: Tokens,
         options: ConnectOptions,
         board: StatusBoard,
@@ -65,7 +69,7 @@ class Download:
         shown: Callable[[frozenset[str]], None],
         lively: Callable[[], None],
     ) -> None:
-        self._store, self._transport, self._tokens, self._options = store, transport, tokens, options
+        self._store, self._http, self._tokens, self._options = store, http, tokens, options
         self._board, self._held, self._shown, self._lively = board, held, shown, lively
         self._events: asyncio.Queue[Event] = asyncio.Queue()
         self._session = Session()
@@ -73,14 +77,15 @@ class Download:
         self._batch: list[Data] = []
         self._batch_ops = 0
         self._batch_since = 0.0
-        self._spoken = False
+        self._spoken = self._begun = False
+        self._renewed_at = -math.inf
         self._used: Credentials | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
-    def spoken(self) -> bool:
-        """Whether the server has sent a line on the newest stream."""
-        return self._spoken
+    def begun(self) -> bool:
+        """Whether the server has sent a checkpoint on the newest stream."""
+        return self._begun
 
     def tell(self, event: Event) -> None:
         """Something happened beside the lines."""
@@ -88,18 +93,17 @@ class Download:
 
     async def once(self) -> bool:
         """Follow one stream to its end; whether the next is to be opened at once."""
-        self._spoken = False
-        credentials = self._used = await self._tokens.get()
-        request = self._request()
+        self._spoken = self._begun = False
         self._events, self._session = asyncio.Queue(), Session()
         try:
             if self._options.checkpoint_mode == "requests":
                 await self._ask_for_checkpoint()
-            async with self._transport.stream(credentials, request.body()) as stream:
+            credentials = self._used = await self._tokens.get()
+            async with self._http.stream(credentials, self._request().body()) as stream:
                 self._board.update(connected=True, connecting=False)
                 return await self._follow(stream)
         except TokenRefused:
-            self._tokens.invalidate(credentials)
+            self._tokens.invalidate(self._used)
             raise
         finally:
             for task in self._tasks:
@@ -172,12 +176,16 @@ class Download:
             case Begin():
                 self._save()
                 self._store.begin(instruction, include_defaults=self._options.include_defaults)
+                self._begun = True
                 self._report()
             case Finish():
                 return self._finish(instruction)
-            case RenewToken():
+            case RenewToken(expired=True):
                 self._tokens.invalidate(self._used)
-                if not instruction.expired:
+            case RenewToken():
+                # Where all tokens are of so short a life, another is no better
+                if time.monotonic() - self._renewed_at > FETCH_AHEAD:
+                    self._tokens.invalidate(self._used)
                     self._start(self._renew())
             case Tick():
                 self._save()
@@ -241,13 +249,16 @@ class Download:
             _log.warning("beside the stream, trying again: %s", error)
 
     async def _renew(self) -> None:
-        await self._tokens.get()
-        self.tell(Event.RENEWED)
+        renewed = await self._tokens.get()
+        self._renewed_at = time.monotonic()
+        if renewed != self._used:
+            self.tell(Event.RENEWED)
 
     async def _ask_for_checkpoint(self) -> None:
         """Agree with the server on the number of the newest checkpoint that was asked for."""
         connection = self._store.connection
         number = max(1, uploads.current_request(connection))
-        credentials = await self._tokens.get()
-        known = await self._transport.request_checkpoint(credentials, self._store.client_id(), number)
+        known = await self._tokens.using(
+            partial(self._http.request_checkpoint, client_id=self._store.client_id(), number=number)
+        )
         uploads.seed_request(connection, known)

@@ -6,21 +6,31 @@ import asyncio
 import logging
 import threading
 from collections.abc import Callable, Collection
+from contextlib import closing
+from pathlib import Path
 
-from headwater_client.errors import ClientError, Retired
+from headwater_client.errors import ChecksumMismatch, ClientError, ProtocolError, Retired, SyncedElsewhere
 from headwater_client.storage import streams
 from headwater_client.storage.store import Store
 from headwater_client.storage.streams import StreamKey
+from headwater_client.storage.turn import Turn
 from headwater_client.sync.backoff import Backoff
 from headwater_client.sync.download import Download, Event
 from headwater_client.sync.options import AppCalls, ConnectOptions, Tokens
 from headwater_client.sync.status import StatusBoard
 from headwater_client.sync.upload import Upload
-from headwater_client.transport import Transport
+from headwater_client.transport.http import Http
+from headwater_client.transport.websocket import Websocket
 
 _log = logging.getLogger("headwater_client")
 
 _EXPECTED = (ClientError,)
+_MISLED = (ProtocolError, ChecksumMismatch)
+"""What a server does again: it is asked less and less often, since each time much may be downloaded for nothing."""
+
+_TURN_SECONDS = 0.5
+"""Between looks at whether another process still syncs the file."""
+
 _SOON = 0.05
 """Seconds before a stream is opened again that was left on purpose."""
 
@@ -30,6 +40,7 @@ class Engine:
 
     def __init__(
         self,
+        path: Path,
         open_store: Callable[[threading.Event], Store],
         app: AppCalls,
         options: ConnectOptions,
@@ -39,6 +50,7 @@ class Engine:
         shown: Callable[[frozenset[str]], None],
         user_agent: str,
     ) -> None:
+        self._path = path
         self._open_store, self._app, self._options, self._board = open_store, app, options, board
         self._held, self._shown, self._user_agent = held, shown, user_agent
         self._thread = threading.Thread(target=self._run, name="headwater-client", daemon=True)
@@ -109,19 +121,36 @@ class Engine:
         self._stopping, self._hurry = asyncio.Event(), asyncio.Event()
         store = self._open_store(self._retired)
         try:
-            async with Transport(self._user_agent, bson=self._options.bson) as transport:
-                await self._work(store, transport, self._stopping)
+            with closing(Turn(self._path)) as turn:
+                await self._wait_for(turn, self._stopping)
+                kind = Websocket if self._options.transport == "websocket" else Http
+                async with kind(self._user_agent, bson=self._options.bson) as http:
+                    await self._work(store, http, self._stopping)
         finally:
             store.connection.close()
 
-    async def _work(self, store: Store, transport: Transport, stopping: asyncio.Event) -> None:
+    async def _wait_for(self, turn: Turn, stopping: asyncio.Event) -> None:
+        waited = False
+        while not stopping.is_set() and not turn.take():
+            if not waited:
+                self._ready.set()
+                text = (
+                    f"{self._path} is synced by another process, or by another Database of this one; waiting for that"
+                )
+                self._board.update(connecting=False, download_error=SyncedElsewhere(text))
+            waited = True
+            await _happens(stopping, _TURN_SECONDS)
+        if waited:
+            self._board.update(connecting=True, download_error=None)
+
+    async def _work(self, store: Store, http: Http, stopping: asyncio.Event) -> None:
         tokens = Tokens(self._app.fetch_credentials)
         upload = self._upload = Upload(
-            store, transport, tokens, self._app, self._options, self._board,
+            store, http, tokens, self._app, self._options, self._board,
             confirmed=lambda: download.tell(Event.UPLOADED),
         )  # fmt: skip
         download = self._download = Download(
-            store, transport, tokens, self._options, self._board,
+            store, http, tokens, self._options, self._board,
             held=self._held, shown=self._shown, lively=upload.want,
         )  # fmt: skip
         tasks = [asyncio.ensure_future(upload.run()), asyncio.ensure_future(self._keep_connected(download))]
@@ -135,7 +164,7 @@ class Engine:
     async def _keep_connected(self, download: Download) -> None:
         backoff = Backoff(self._options.retry_delay)
         while True:
-            at_once = False
+            at_once, misled = False, False
             self._board.update(connecting=not self._board.status.connected)
             try:
                 at_once = await download.once()
@@ -144,7 +173,8 @@ class Engine:
             except Exception as error:  # noqa: BLE001 - whatever it was, a device goes on trying, and says so
                 _log.warning("sync failed, trying again: %s", error, exc_info=not isinstance(error, _EXPECTED))
                 self._board.update(download_error=error)
-            if download.spoken:
+                misled = isinstance(error, _MISLED)
+            if download.begun and not misled:
                 backoff.succeeded()
             if at_once:
                 await asyncio.sleep(_SOON)
@@ -155,7 +185,12 @@ class Engine:
     async def _pause(self, seconds: float) -> None:
         assert self._hurry is not None
         self._hurry.clear()
-        try:
-            await asyncio.wait_for(self._hurry.wait(), seconds)
-        except asyncio.TimeoutError:
-            pass
+        await _happens(self._hurry, seconds)
+
+
+async def _happens(event: asyncio.Event, seconds: float) -> None:
+    """Wait for an event, at most so long."""
+    try:
+        await asyncio.wait_for(event.wait(), seconds)
+    except asyncio.TimeoutError:
+        pass

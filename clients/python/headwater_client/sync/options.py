@@ -5,19 +5,28 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, TypeVar, get_args
 
-from headwater_client.transport import Credentials
+from headwater_client.errors import ConnectError, TokenRefused
+from headwater_client.protocol.framing import accepted
+from headwater_client.transport.endpoint import Credentials
+from headwater_client.transport.websocket import connector
 
 CheckpointMode = Literal["legacy", "requests"]
 """Who numbers write checkpoints: every server does (`legacy`), newer ones also take numbers of the device."""
+
+TransportKind = Literal["http", "websocket"]
+"""What the sync stream comes over. Uploads and checkpoints go over HTTP either way."""
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class ConnectOptions:
     """`parameters` are for the sync config, `app_metadata` for the server's log; times are in seconds.
 
-    `retry_delay` is the first wait after a failure, which doubles up to a minute. `bson` asks for BSON lines.
+    `retry_delay` is the first wait after a failure, which doubles up to a minute. `bson` asks for BSON lines, which a
+    websocket always has.
     """
 
     parameters: Mapping[str, object] = field(default_factory=dict)
@@ -26,7 +35,21 @@ class ConnectOptions:
     retry_delay: float = 1.0
     upload_throttle: float = 0.1
     checkpoint_mode: CheckpointMode = "legacy"
+    transport: TransportKind = "http"
     bson: bool = False
+
+    def check(self) -> None:
+        """Raise `ConnectError` for a word that means nothing, and `MissingExtra` for what is not installed."""
+        if self.transport not in get_args(TransportKind):
+            raise ConnectError(
+                f"there is no transport {self.transport!r}: use one of {', '.join(get_args(TransportKind))}"
+            )
+        if self.checkpoint_mode not in get_args(CheckpointMode):
+            modes = ", ".join(get_args(CheckpointMode))
+            raise ConnectError(f"there is no checkpoint mode {self.checkpoint_mode!r}: use one of {modes}")
+        if self.transport == "websocket":
+            connector()
+        accepted(bson=self.bson)
 
 
 @dataclass(frozen=True)
@@ -52,6 +75,20 @@ class Tokens:
                 self._fetching = asyncio.ensure_future(self._fetch_once())
             return await asyncio.shield(self._fetching)
         return self._known
+
+    async def using(self, call: Callable[[Credentials], Awaitable[T]]) -> T:
+        """Call with the newest, and once more with others where the server takes those no more."""
+        credentials = await self.get()
+        try:
+            return await call(credentials)
+        except TokenRefused:
+            self.invalidate(credentials)
+        others = await self.get()
+        try:
+            return await call(others)
+        except TokenRefused:
+            self.invalidate(others)
+            raise
 
     async def _fetch_once(self) -> Credentials:
         try:

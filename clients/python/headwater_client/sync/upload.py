@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from functools import partial
 
 from headwater_client.errors import TokenRefused, UploadStuck
 from headwater_client.storage import uploads
@@ -12,7 +13,8 @@ from headwater_client.storage.store import Store
 from headwater_client.sync.backoff import Backoff
 from headwater_client.sync.options import AppCalls, ConnectOptions, Tokens
 from headwater_client.sync.status import StatusBoard
-from headwater_client.transport import Credentials, Transport
+from headwater_client.transport.endpoint import Credentials
+from headwater_client.transport.http import Http
 
 _log = logging.getLogger("headwater_client")
 
@@ -23,14 +25,14 @@ class Upload:
     def __init__(
         self,
         store: Store,
-        transport: Transport,
+        http: Http,
         tokens: Tokens,
         app: AppCalls,
         options: ConnectOptions,
         board: StatusBoard,
         confirmed: Callable[[], None],
     ) -> None:
-        self._store, self._transport, self._tokens, self._app = store, transport, tokens, app
+        self._store, self._http, self._tokens, self._app = store, http, tokens, app
         self._options, self._board, self._confirmed = options, board, confirmed
         self._wanted = asyncio.Event()
         self._used: Credentials | None = None
@@ -99,13 +101,12 @@ class Upload:
         return last is not None
 
     async def _write_checkpoint(self) -> int:
-        credentials = self._used = await self._tokens.get()
-        client_id = self._store.client_id()
+        http, client_id = self._http, self._store.client_id()
         if self._options.checkpoint_mode == "legacy":
-            return await self._transport.write_checkpoint(credentials, client_id)
+            return await self._tokens.using(lambda each: http.write_checkpoint(each, client_id))
         while True:
             number = uploads.next_request(self._store.connection)
-            known = await self._transport.request_checkpoint(credentials, client_id, number)
+            known = await self._tokens.using(partial(http.request_checkpoint, client_id=client_id, number=number))
             if known <= number:
                 return number
             # The server knows a later request, as of a file that was restored. It may stand before these writes

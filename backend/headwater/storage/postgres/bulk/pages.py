@@ -16,12 +16,11 @@ from headwater.storage.postgres.bulk.takeover import check_part, check_there, lo
 from headwater.storage.postgres.checkpoints import names_of
 from headwater.storage.postgres.control import lease as leases
 from headwater.storage.postgres.copying import columns
+from headwater.storage.postgres.runs import INSERT_RUN, run_values
 from headwater.storage.postgres.tables import rows_table, stored_id
 from headwater.storage.shared.common import NAMEABLE
 from headwater.storage.shared.pages import Openings, openings, without
-
-Segment = tuple[int, int, int, bytes]
-"""Bucket, number of ops, sum of their checksums, compressed bodies."""
+from headwater.storage.shared.runs import Run
 
 _ADD_MEMBERS = """
 update {rows} r set members = case r.members when '' then p.members
@@ -92,8 +91,9 @@ def _append(
     touched = sorted({segment[0] for segment in kept})
     next_op = _open_buckets(connection, names["buckets"], touched, next_op)
     for segment in kept:
-        _insert_segment(connection, segment, next_op)
-        next_op += segment[1]
+        bucket, size, checksum, bodies = segment
+        _insert_segment(connection, Run(bucket, next_op, size, checksum, bodies))
+        next_op += size
     named = names_of(connection, touched) if len(touched) <= NAMEABLE else None
     connection.execute("update state set next_op = %s, checkpoint = %s", [next_op + 1, next_op])
     connection.execute(
@@ -130,15 +130,9 @@ def _open_buckets(connection: psycopg.Connection, source: sql.Identifier, touche
     return next_op + len(fresh)
 
 
-def _insert_segment(connection: psycopg.Connection, segment: Segment, first: int) -> None:
-    bucket, size, checksum, bodies = segment
-    last = first + size - 1
-    connection.execute(
-        "with kept as (insert into segment_blobs (bucket, size, checksum, bodies) values (%s, %s, %s, %b)"
-        " returning id) insert into segments (bucket, first_op, last_op, blob) select %s, %s, %s, id from kept",
-        [bucket, size, checksum, bodies, bucket, first, last],
-    )
+def _insert_segment(connection: psycopg.Connection, run: Run) -> None:
+    connection.execute(INSERT_RUN, run_values(run))
     connection.execute(
         "update buckets set checksum = (checksum + %s) & 4294967295, count = count + %s, last_op = %s where id = %s",
-        [checksum, size, last, bucket],
+        [run.checksum, run.size, run.last, run.bucket],
     )

@@ -14,12 +14,21 @@ from headwater.storage.contract.compaction import LEASE as UPKEEP
 from headwater.storage.contract.store import Lease, LeaseHeldError, LeaseLostError
 from headwater.storage.shared.common import is_gone
 
-_TAKE = """
+_SESSIONS = "select pid, pid || ' ' || extract(epoch from backend_start) as name from pg_stat_activity"
+"""The name of another role's session is null."""
+
+_MISSED = 0.6
+"""Of a lease that is held, more than this share is always left, since its holder extends it every third of its time."""
+
+_TAKE = f"""
 insert into leases as held (name, owner, epoch, expires_at)
 values (%(name)s, %(owner)s, 1, clock_timestamp() + make_interval(secs => %(ttl)s))
 on conflict (name) do update set owner = excluded.owner, epoch = held.epoch + 1, expires_at = excluded.expires_at,
     flushing = ''
     where held.expires_at <= clock_timestamp() or held.owner in (%(owner)s, %(gone)s)
+        or (held.expires_at <= clock_timestamp() + make_interval(secs => %(missed)s) and held.flushing <> ''
+            and not exists (select 1 from ({_SESSIONS}) s where coalesce(s.name = held.flushing,
+                held.flushing like s.pid || ' %%')))
 returning epoch
 """
 
@@ -28,16 +37,16 @@ update leases set expires_at = clock_timestamp() + make_interval(secs => %s) whe
 returning epoch
 """
 
-_SESSIONS = "select pid, pid || ' ' || extract(epoch from backend_start) as name from pg_stat_activity"
-
 
 def acquire(connection: psycopg.Connection, name: str, owner: str, ttl: float) -> Lease:
-    """See the contract. A lease of a dead process is taken over at once on its own machine, elsewhere when it
-    expires."""
+    """See the contract. A lease of a dead process is taken over at once on its own machine; elsewhere when it was not
+    extended in time and the session that its holder writes in is gone; else when it expires."""
     row = connection.execute("select owner, flushing from leases where name = %s", [name]).fetchone()
     holder, flushing = (owner, "") if row is None else row
     gone = holder if is_gone(holder) else owner
-    taken = connection.execute(_TAKE, {"name": name, "owner": owner, "ttl": ttl, "gone": gone}).fetchone()
+    taken = connection.execute(
+        _TAKE, {"name": name, "owner": owner, "ttl": ttl, "missed": ttl * _MISSED, "gone": gone}
+    ).fetchone()
     if taken is None:
         raise LeaseHeldError(
             f"another replicator is running ({holder})", f"source {name}", "stop it, or wait until it ends"

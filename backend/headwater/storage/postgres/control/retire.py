@@ -13,6 +13,7 @@ from headwater.storage.contract.store import Lease
 from headwater.storage.postgres.bulk.takeover import BULK_PLANS, lock_state
 from headwater.storage.postgres.control import lease as leases
 from headwater.storage.postgres.tables import rows_table
+from headwater.storage.shared.runs import RUN_OPS
 
 _CURSOR = "retire"  # key in `meta`: the table and place up to which memberships were removed
 
@@ -68,7 +69,7 @@ def _drop_history(connection: psycopg.Connection, limit: int) -> bool:
         "with gone as (delete from segments where (bucket, last_op) in"
         " (select s.bucket, s.last_op from retired_buckets r join segments s on s.bucket = r.id limit %s)"
         " returning blob) delete from segment_blobs where id in (select blob from gone)",
-        [max(1, limit // 1000)],
+        [max(1, limit // RUN_OPS)],
     )
     return blobs.rowcount > 0
 

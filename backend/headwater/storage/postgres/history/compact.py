@@ -27,13 +27,28 @@ from headwater.storage.contract.compaction import (
 from headwater.storage.contract.store import Lease
 from headwater.storage.postgres.connection import connect, postgres_errors
 from headwater.storage.postgres.control import lease as leases
-from headwater.storage.shared.compaction import clear_line, op_head
+from headwater.storage.shared.compaction import changed_rows, clear_line
 from headwater.storage.shared.packing import unpacked
+from headwater.storage.shared.runs import RUN_OPS
+from headwater.storage.shared.unpack import Line, segment_lines
 
 _HOT_OPS, _HOT_BYTES = 2_000, 2 << 20
 _PRUNED_AT_ONCE = 2_000
 
 _STATE = "select id, name, definition, count, clear_op, last_op, compacted_op, compacted_count, live_rows from buckets"
+
+_SEGMENTS_AT_ONCE = 16
+
+_SEGMENTS_AFTER = """
+select s.first_op, s.sealed, b.bodies from segments s left join segment_blobs b on b.id = s.blob
+where s.bucket = %s and s.last_op > %s
+"""
+
+_UNSEALED = """
+select (select count(*) from (select 1 from ops where bucket = %(bucket)s and id <= %(upto)s limit %(limit)s) o)
++ (select coalesce(sum(last_op - first_op + 1), 0)::int8 from segments
+    where bucket = %(bucket)s and last_op <= %(upto)s and not sealed)
+"""
 
 _SEGMENTS = """
 select s.first_op, s.last_op, b.size, s.blob, s.sealed, octet_length(b.bodies)
@@ -112,10 +127,10 @@ class PostgresUpkeep:
             rows = self._db.execute(f"{_STATE} where last_op > %s order by id".encode(), [changed_after])
             return [BucketState(*row) for row in rows]
 
-    def hot_ops(self, bucket: int, upto: OpId, limit: int) -> int:
-        query = "select count(*) from (select 1 from ops where bucket = %s and id <= %s limit %s) o"
+    def unsealed_ops(self, bucket: int, upto: OpId, limit: int) -> int:
         with postgres_errors(self._address):
-            return int(self._db.execute(query, [bucket, upto, limit]).fetchall()[0][0])
+            counted = self._db.execute(_UNSEALED, {"bucket": bucket, "upto": upto, "limit": limit})
+            return int(counted.fetchall()[0][0])
 
     def has_remains(self, bucket: int) -> bool:
         query = (
@@ -172,7 +187,9 @@ class PostgresUpkeep:
         return b"\n".join([b'{"op_id":"%d",%b' % pair for pair in enumerate(bodies, piece.first)])
 
     def rows_after(self, bucket: int, seen: OpId) -> tuple[set[int], OpId]:
-        with postgres_errors(self._address):
+        with postgres_errors(self._address), self._db.transaction():
+            # Ops and segments of one moment
+            self._db.execute("set transaction isolation level repeatable read, read only")
             return _rows_after(self._db, bucket, seen)
 
     # writing
@@ -239,7 +256,7 @@ class PostgresUpkeep:
             query = "update buckets set compacted_op = %s where id = %s and compacted_op < %s"
             db.execute(query, [clear_op, bucket, clear_op])
             hot = db.execute(_PURGE_HOT, {"bucket": bucket, "clear": clear_op, "limit": limit}).rowcount
-            few = {"bucket": bucket, "clear": clear_op, "limit": max(1, limit // 250)}
+            few = {"bucket": bucket, "clear": clear_op, "limit": max(1, limit // RUN_OPS)}
             return db.execute(_PURGE_SEGMENTS, few).rowcount > 0 or hot >= limit
 
     def finish(self, lease: Lease, bucket: BucketState, count: int, live_rows: int) -> None:
@@ -283,16 +300,17 @@ def _check_there(db: psycopg.Connection, bucket: int, piece: Piece) -> None:
 
 
 def _rows_after(db: psycopg.Connection, bucket: int, seen: int) -> tuple[set[int], OpId]:
-    if db.execute("select 1 from segments where bucket = %s and last_op > %s", [bucket, seen]).fetchone():
-        raise _changed(bucket)
-    rows: set[int] = set()
-    newest = seen
-    for op_id, line in db.execute("select id, line from ops where bucket = %s and id > %s order by id", [bucket, seen]):
-        newest = op_id
-        row = op_head(line.encode()).row
-        if row is not None:
-            rows.add(row)
-    return rows, OpId(newest)
+    return changed_rows(_ops_after(db, bucket, seen), seen)
+
+
+def _ops_after(db: psycopg.Connection, bucket: int, seen: int) -> Iterator[Line]:
+    yield from db.execute("select id, line from ops where bucket = %s and id > %s", [bucket, seen])
+    with db.cursor(name="segments_after") as cursor:  # they may be many, and large
+        cursor.itersize = _SEGMENTS_AT_ONCE
+        for first, sealed, bodies in cursor.execute(_SEGMENTS_AFTER, [bucket, seen], binary=True):
+            if bodies is None:
+                raise _changed(bucket)
+            yield from ((op_id, line) for op_id, line in segment_lines(first, sealed, bodies) if op_id > seen)
 
 
 def _append(db: psycopg.Connection, bucket: BucketState, first: int, rows: Sequence[Again]) -> OpId:

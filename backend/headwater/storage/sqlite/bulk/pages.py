@@ -12,9 +12,11 @@ from headwater.storage.contract.parts import StagedPart
 from headwater.storage.contract.store import Lease, PartLostError, StoreError
 from headwater.storage.shared.common import NAMEABLE
 from headwater.storage.shared.pages import Openings, openings, without
+from headwater.storage.shared.runs import Run
 from headwater.storage.shared.values import as_int
 from headwater.storage.sqlite.bulk.takeover import attached, insert_clear
 from headwater.storage.sqlite.control import lease as leases
+from headwater.storage.sqlite.runs import insert_run
 
 
 def take(connection: apsw.Connection, lease: Lease, part: StagedPart, page: int, skip: Iterable[str]) -> None:
@@ -88,7 +90,7 @@ def _append(connection: apsw.Connection, lease: Lease, page: int, left_out: Open
         if bucket not in touched:
             next_op = _open_bucket(connection, bucket, next_op)
             touched.add(bucket)
-        _insert_segment(connection, bucket, next_op, kept)
+        _insert_segment(connection, Run(bucket, next_op, *kept))
         next_op += kept[0]
     names = orjson.dumps([row[0] for row in _names(connection, touched)]).decode() if len(touched) <= NAMEABLE else None
     connection.execute("update state set next_op = ?1 + 1, checkpoint = ?1", (next_op,))
@@ -121,15 +123,9 @@ def _open_bucket(connection: apsw.Connection, bucket: int, next_op: int) -> int:
     return next_op + 1
 
 
-def _insert_segment(connection: apsw.Connection, bucket: int, first: int, segment: tuple[int, int, bytes]) -> None:
-    size, checksum, bodies = segment
-    sql = "insert into segment_blobs (bucket, size, checksum, bodies) values (?, ?, ?, ?) returning id"
-    blob = connection.execute(sql, (bucket, size, checksum, bodies)).fetchall()[0][0]
-    last = first + size - 1
-    connection.execute(
-        "insert into segments (bucket, first_op, last_op, blob) values (?, ?, ?, ?)", (bucket, first, last, blob)
-    )
+def _insert_segment(connection: apsw.Connection, run: Run) -> None:
+    insert_run(connection, run)
     connection.execute(
         "update buckets set checksum = (checksum + ?) & 4294967295, count = count + ?, last_op = ? where id = ?",
-        (checksum, size, last, bucket),
+        (run.checksum, run.size, run.last, run.bucket),
     )

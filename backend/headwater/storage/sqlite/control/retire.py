@@ -9,6 +9,7 @@ import orjson
 
 from headwater.failpoints import passing
 from headwater.storage.contract.store import Lease
+from headwater.storage.shared.runs import RUN_OPS
 from headwater.storage.shared.values import as_int
 from headwater.storage.sqlite.control import lease as leases
 
@@ -60,7 +61,7 @@ def _drop_history(connection: apsw.Connection, limit: int) -> bool:
         return True
     blobs = connection.execute(
         "select s.bucket, s.first_op, s.blob from retired_buckets r join segments s on s.bucket = r.id limit ?",
-        (max(1, limit // 1000),),
+        (max(1, limit // RUN_OPS),),
     ).fetchall()
     connection.executemany("delete from segments where bucket = ? and first_op = ?", [row[:2] for row in blobs])
     connection.executemany("delete from segment_blobs where id = ?", [row[2:] for row in blobs])

@@ -11,10 +11,11 @@ from headwater.storage.shared.chunking import ChunkParts
 from headwater.storage.shared.common import CHUNK_OPS
 from headwater.storage.shared.packing import unpacked
 from headwater.storage.shared.values import as_int
+from headwater.storage.sqlite.runs import AFTER
 
-_SEGMENTS = """
+_SEGMENTS = f"""
 select s.first_op, s.last_op, s.sealed, b.size, s.blob from segments s left join segment_blobs b on b.id = s.blob
-where s.bucket = ? and s.last_op > ? and s.first_op <= ? order by s.first_op
+where {AFTER} and s.first_op <= ?3 order by s.first_op
 """
 
 _HOT = """

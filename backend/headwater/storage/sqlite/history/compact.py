@@ -24,11 +24,14 @@ from headwater.storage.contract.compaction import (
     SealedRun,
 )
 from headwater.storage.contract.store import Lease
-from headwater.storage.shared.compaction import clear_line, op_head
+from headwater.storage.shared.compaction import changed_rows, clear_line
 from headwater.storage.shared.packing import unpacked
+from headwater.storage.shared.runs import RUN_OPS
+from headwater.storage.shared.unpack import Line, segment_lines
 from headwater.storage.shared.values import as_int
 from headwater.storage.sqlite.connection import open_reader, open_writer, sqlite_errors
 from headwater.storage.sqlite.control import lease as leases
+from headwater.storage.sqlite.runs import AFTER
 from headwater.storage.sqlite.wake import Waker
 
 _HOT_OPS, _HOT_BYTES = 2_000, 2 << 20
@@ -37,6 +40,16 @@ _PRUNED_AT_ONCE = 2_000
 _STATE = "select id, name, definition, count, clear_op, last_op, compacted_op, compacted_count, live_rows from buckets"
 
 _HOT = "select id, octet_length(line) from ops where bucket = ? and id >= ? and id <= ? order by id"
+
+_SEGMENTS_AFTER = f"""
+select s.first_op, s.sealed, b.bodies from segments s left join segment_blobs b on b.id = s.blob
+where {AFTER}
+"""
+
+_UNSEALED = """
+select (select count(*) from (select 1 from ops where bucket = ?1 and id <= ?2 limit ?3))
++ (select coalesce(sum(last_op - first_op + 1), 0) from segments where bucket = ?1 and last_op <= ?2 and not sealed)
+"""
 
 _SEGMENTS = """
 select s.first_op, s.last_op, b.size, s.blob, s.sealed, octet_length(b.bodies)
@@ -91,10 +104,9 @@ class SqliteUpkeep:
         with sqlite_errors(self._path):
             return [_state(row) for row in self._rows(f"{_STATE} where last_op > ? order by id", changed_after)]
 
-    def hot_ops(self, bucket: int, upto: OpId, limit: int) -> int:
-        sql = "select count(*) from (select 1 from ops where bucket = ? and id <= ? limit ?)"
+    def unsealed_ops(self, bucket: int, upto: OpId, limit: int) -> int:
         with sqlite_errors(self._path):
-            return as_int(self._rows(sql, bucket, upto, limit)[0][0])
+            return as_int(self._rows(_UNSEALED, bucket, upto, limit)[0][0])
 
     def has_remains(self, bucket: int) -> bool:
         sql = (
@@ -169,7 +181,11 @@ class SqliteUpkeep:
 
     def rows_after(self, bucket: int, seen: OpId) -> tuple[set[int], OpId]:
         with sqlite_errors(self._path):
-            return _rows_after(self._reader, bucket, seen)
+            self._reader.execute("begin")  # ops and segments of one moment
+            try:
+                return _rows_after(self._reader, bucket, seen)
+            finally:
+                self._reader.execute("rollback")
 
     def put_again(self, lease: Lease, bucket: BucketState, seen: OpId, rows: Sequence[Again]) -> tuple[int, OpId]:
         with self._step(lease) as db:
@@ -238,7 +254,7 @@ class SqliteUpkeep:
             )  # fmt: skip
             more = db.changes() >= limit
             sql = "select first_op, blob from segments where bucket = ? and last_op < ? limit ?"
-            gone = db.execute(sql, (bucket, clear_op, max(1, limit // 250))).fetchall()
+            gone = db.execute(sql, (bucket, clear_op, max(1, limit // RUN_OPS))).fetchall()
             db.executemany("delete from segments where bucket = ? and first_op = ?", [(bucket, row[0]) for row in gone])
             db.executemany("delete from segment_blobs where id = ?", [row[1:] for row in gone])
             return more or bool(gone)
@@ -294,16 +310,17 @@ def _check_there(db: apsw.Connection, bucket: int, piece: Piece) -> None:
 
 
 def _rows_after(db: apsw.Connection, bucket: int, seen: int) -> tuple[set[int], OpId]:
-    if db.execute("select 1 from segments where bucket = ? and last_op > ?", (bucket, seen)).fetchone():
-        raise _changed(bucket)
-    rows: set[int] = set()
-    newest = seen
-    for op_id, line in db.execute("select id, line from ops where bucket = ? and id > ? order by id", (bucket, seen)):
-        newest = as_int(op_id)
-        row = op_head(str(line).encode()).row
-        if row is not None:
-            rows.add(row)
-    return rows, OpId(newest)
+    return changed_rows(_ops_after(db, bucket, seen), seen)
+
+
+def _ops_after(db: apsw.Connection, bucket: int, seen: int) -> Iterator[Line]:
+    sql = "select id, line from ops where bucket = ? and id > ?"
+    for op_id, line in db.execute(sql, (bucket, seen)):
+        yield as_int(op_id), str(line)
+    for first, sealed, bodies in db.execute(_SEGMENTS_AFTER, (bucket, seen)):
+        if not isinstance(bodies, bytes):
+            raise _changed(bucket)
+        yield from ((op_id, line) for op_id, line in segment_lines(as_int(first), bool(sealed), bodies) if op_id > seen)
 
 
 def _append(db: apsw.Connection, bucket: BucketState, rows: Sequence[Again]) -> OpId:

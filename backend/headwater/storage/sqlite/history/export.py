@@ -119,7 +119,7 @@ def _first_ids(db: apsw.Connection, bounds: tuple[int, int], limit: int) -> list
 
 
 def _runs(db: apsw.Connection, after: int, upto: int) -> Iterator[tuple[int, int]]:
-    """Runs of consecutive ids that bulk work wrote, in order."""
+    """Runs of consecutive ids, in order."""
     sql = "select first_op, last_op from segments where not sealed and last_op > ? and first_op <= ? order by first_op"
     for first, last in db.execute(sql, (after, upto)):
         yield max(as_int(first), after + 1), min(as_int(last), upto)

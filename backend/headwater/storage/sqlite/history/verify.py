@@ -14,16 +14,17 @@ from headwater.storage.contract.verify import BucketHead, StoredSegment, cut_key
 from headwater.storage.shared.loading import BATCH_BYTES, batched
 from headwater.storage.shared.values import as_int
 from headwater.storage.sqlite.connection import open_reader, sqlite_errors
+from headwater.storage.sqlite.runs import AFTER
 from headwater_rules.results import LookupEntry
 
 _BATCH_ROWS = 2_000
 
 _HEAD = "select id, cast(name as blob), definition, checksum, count, clear_op, last_op from buckets"
 
-_SEGMENTS = """
+_SEGMENTS = f"""
 select s.first_op, s.last_op, s.sealed, coalesce(b.size, 0), coalesce(b.checksum, 0), b.bodies
 from segments s left join segment_blobs b on b.id = s.blob and b.bucket = s.bucket
-where s.bucket = ? and s.last_op > ? order by s.first_op
+where {AFTER} order by s.first_op
 """
 
 # As bytes: a damaged line may no longer be text

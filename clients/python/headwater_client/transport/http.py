@@ -2,48 +2,43 @@
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from functools import lru_cache
 from types import TracebackType
 from typing import Final
 
 import httpx
 
-from headwater_client.errors import ConnectError, ProtocolError, Refused, TokenRefused, Unreachable
-from headwater_client.protocol.framing import Framing, accepted, framing_of
+from headwater_client.errors import ProtocolError, Unreachable
+from headwater_client.protocol.framing import accepted, framing_of
+from headwater_client.transport.endpoint import (
+    CONNECT_SECONDS,
+    STREAM,
+    Credentials,
+    Stream,
+    authorization,
+    refusal,
+    url_of,
+)
 
 _SILENCE: Final = 70.0
 """Seconds without a byte after which a stream is taken for dead: a server speaks every 20 s."""
 
-_CONNECT: Final = 30.0
 
-
-@dataclass(frozen=True)
-class Credentials:
-    """Where to connect to, and how to prove who this is. The endpoint is a URL without the path."""
-
-    endpoint: str
-    token: str
-
-
-@dataclass(frozen=True)
-class Stream:
-    """An open sync stream."""
-
-    pieces: AsyncIterator[bytes]
-    framing: Framing
-
-
-class Transport:
+class Http:
     """Requests to one server at a time. An async context manager."""
 
     def __init__(self, user_agent: str, *, bson: bool = False) -> None:
         self._accept = accepted(bson=bson)
-        timeout = httpx.Timeout(_SILENCE, connect=_CONNECT)
-        self._http = httpx.AsyncClient(timeout=timeout, headers={"user-agent": user_agent, "x-user-agent": user_agent})
+        self._http = httpx.AsyncClient(
+            timeout=httpx.Timeout(_SILENCE, connect=CONNECT_SECONDS),
+            headers={"user-agent": user_agent, "x-user-agent": user_agent},
+            verify=trusted(),
+        )
 
-    async def __aenter__(self) -> Transport:
+    async def __aenter__(self) -> Http:
         return self
 
     async def __aexit__(
@@ -55,12 +50,12 @@ class Transport:
     async def stream(self, credentials: Credentials, body: bytes) -> AsyncIterator[Stream]:
         """A sync stream. Raises `TokenRefused`, `Refused`, `Unreachable`, also while the block reads."""
         headers = {**_authorized(credentials), "content-type": "application/json", "accept": self._accept}
-        url = _url(credentials, "/sync/stream")
+        url = url_of(credentials, STREAM)
         try:
             async with self._http.stream("POST", url, content=body, headers=headers) as response:
                 if response.status_code != 200:
                     await response.aread()
-                    raise _refusal("/sync/stream", response)
+                    raise refusal(STREAM, response.status_code, response.text)
                 yield Stream(response.aiter_bytes(), framing_of(response.headers.get("content-type", "")))
         except httpx.HTTPError as error:
             raise Unreachable(f"{url}: {_told(error)}") from error
@@ -86,30 +81,24 @@ class Transport:
         params: Mapping[str, str] | None = None,
         body: Mapping[str, str] | None = None,
     ) -> httpx.Response:
-        url = _url(credentials, path)
+        url = url_of(credentials, path)
         try:
             response = await self._http.request(method, url, params=params, json=body, headers=_authorized(credentials))
         except httpx.HTTPError as error:
             raise Unreachable(f"{url}: {_told(error)}") from error
         if response.status_code != 200:
-            raise _refusal(path, response)
+            raise refusal(path, response.status_code, response.text)
         return response
 
 
-def _url(credentials: Credentials, path: str) -> str:
-    endpoint = credentials.endpoint.rstrip("/")
-    if not endpoint.startswith(("http://", "https://")):
-        raise ConnectError(f"the endpoint {endpoint!r} is no http:// or https:// address")
-    return endpoint + path
+@lru_cache(maxsize=1)
+def trusted() -> ssl.SSLContext:
+    """The certificates that servers are checked by: read once, for all devices of the process."""
+    return httpx.create_ssl_context()
 
 
 def _authorized(credentials: Credentials) -> dict[str, str]:
-    return {"authorization": f"Token {credentials.token}"}
-
-
-def _refusal(path: str, response: httpx.Response) -> Refused:
-    kind = TokenRefused if response.status_code == 401 else Refused
-    return kind(path, response.status_code, response.text)
+    return {"authorization": authorization(credentials)}
 
 
 def _number(path: str, response: httpx.Response, field: str) -> int:

@@ -1,0 +1,82 @@
+"""How streams end: why, what their clients are told of it, and what the log is."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import suppress
+from dataclasses import dataclass
+
+from headwater.api.auth.claims import Principal
+from headwater.api.errors import GoneError, NoActiveConfigError
+from headwater.api.streams.connected import Caller
+from headwater.api.streams.dialogue import ConfigReplacedError, LimitCrossedError
+from headwater.api.streams.hub import REPLACED
+from headwater.api.streams.sink import Sink
+from headwater.api.streams.traffic import FAILED
+from headwater.errors import HeadwaterError, Kind
+from headwater.telemetry.log_facts import told
+
+OTHER_STREAMS = "other streams fit into the limits"
+"""Why a stream ends when limits now leave out other subscriptions than its device was told."""
+
+EXPIRED = "token expired"
+AGAIN = "connect again"
+
+OVER: dict[type[Exception], str] = {
+    ConfigReplacedError: REPLACED,
+    NoActiveConfigError: REPLACED,
+    LimitCrossedError: OTHER_STREAMS,
+}
+"""Errors of reading that end a stream normally, and the reasons that they are."""
+
+log = logging.getLogger("headwater.api.streams.stream")
+
+
+class StalledError(HeadwaterError):
+    """A device read nothing of its stream for a while. The stream is cut off to free its memory; the device connects
+    again and continues where it was."""
+
+    kind = Kind.RETRY
+    code = "HW_6020"
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """A stream as the log names it."""
+
+    user: Principal
+    caller: Caller
+
+    def closed(self, reason: str, seconds: float, operations: int, sent: int) -> None:
+        """Log the end of the stream: why, and what it sent over so many seconds."""
+        facts = {
+            **self._names(),
+            "user_agent": self.caller.user_agent,
+            "app_metadata": self.caller.app_metadata or None,
+            "close_reason": reason,
+            "duration_ms": round(seconds * 1000),
+            "operations": operations,
+            "bytes": sent,
+        }
+        log.info("sync stream closed", extra=told(facts))
+
+    def failed(self, error: Exception) -> str:
+        """Log that an error cut the stream off. Returns the reason for its end."""
+        if isinstance(error, HeadwaterError):
+            log.error("a stream was cut off: %s", error, extra=told(self._names()))
+            return f"{FAILED}: {error.code}"
+        log.error("a stream was cut off", extra=told(self._names()), exc_info=error)
+        return FAILED
+
+    def _names(self) -> dict[str, object]:
+        return {
+            **self.caller.request._asdict(),
+            "user_id": self.user.user_id,
+            "client_id": self.caller.client_id,
+        }
+
+
+async def tell(sink: Sink, error: Exception) -> None:
+    """Cut a stream off, telling its client why as far as it can still be told."""
+    with suppress(GoneError):
+        await sink.fail(error)

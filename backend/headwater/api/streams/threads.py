@@ -1,0 +1,223 @@
+"""Threads that read the store.
+
+Streams that are woken by the same change, or connect at the same moment, ask the store the same questions. Their jobs
+are collected and run in one thread over one snapshot, so a change costs a few reads, not one per client.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from typing import Generic, TypeVar, cast
+
+from headwater.api.streams.reading import Reading, open_reading
+from headwater.errors import HeadwaterError
+from headwater.storage.shared.cache import CachedReader
+
+SHARED_JOBS = 64
+"""The most jobs that run over one snapshot."""
+
+DELIVER_SECONDS = 0.01
+"""Results are delivered once they have been collected for this long, so that the first clients do not wait for the
+last."""
+
+_WIDTH = 3
+"""Threads for woken streams and the hub, and as many for streams that connect. More would wait for each other: most of
+a short job is Python."""
+
+Result = TypeVar("Result")
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """An exception in the place of a result."""
+
+    error: Exception
+
+
+@dataclass(frozen=True, slots=True)
+class _Job(Generic[Result]):
+    """A function of a reading, and what is called with its result."""
+
+    run: Callable[[Reading], Result]
+    then: Callable[[Result | Failure], None]
+
+
+class _Gathering:
+    """Collects short jobs and runs many over one reading. Jobs that come while all threads are at work wait, and are
+    many at once when it is their turn. Not thread-safe: use it in one event loop."""
+
+    def __init__(self, reader: CachedReader, name: str) -> None:
+        self._reader = reader
+        self.threads = ThreadPoolExecutor(_WIDTH, thread_name_prefix=name)
+        self._waiting: list[_Job[object]] = []
+        self._at_work = 0
+        self._called = False
+
+    def put(self, job: _Job[object]) -> None:
+        """Run a job together with all others that come in this turn of the loop."""
+        self._waiting.append(job)
+        self._call()
+
+    def close(self) -> None:
+        """Wait for running jobs; those not begun fail."""
+        self.threads.shutdown(cancel_futures=True)
+        jobs, self._waiting = self._waiting, []
+        _deliver(iter(jobs), [_CLOSED] * len(jobs))
+
+    def _call(self) -> None:
+        if self._waiting and not self._called and self._at_work < _WIDTH:
+            self._called = True
+            asyncio.get_running_loop().call_soon(self._begin)
+
+    def _begin(self) -> None:
+        self._called = False
+        loop = asyncio.get_running_loop()
+        while self._waiting and self._at_work < _WIDTH:
+            jobs, self._waiting = self._waiting[:SHARED_JOBS], self._waiting[SHARED_JOBS:]
+            self._at_work += 1
+            undelivered = iter(jobs)
+            deliver = partial(_deliver_in, loop, undelivered)
+            try:
+                running = loop.run_in_executor(self.threads, self._run, jobs, deliver)
+            except Exception as error:  # noqa: BLE001 - no thread can be started; it is raised where the jobs came from
+                self._at_work -= 1
+                left = jobs.copy()
+                jobs.clear()  # what was to run them may still be queued
+                _deliver(iter(left), [_failure(error)] * len(left))
+                continue
+            running.add_done_callback(partial(self._over, undelivered))
+
+    def _run(self, jobs: Sequence[_Job[object]], deliver: Callable[[list[object]], object]) -> list[object]:
+        """Run jobs in a thread. Returns the results that are not delivered yet."""
+        results: list[object] = []
+        began = time.monotonic()
+        with open_reading(self._reader) as reading:
+            for job in jobs:
+                results.append(_result(job, reading))
+                if time.monotonic() >= began + DELIVER_SECONDS:
+                    deliver(results)
+                    results, began = [], time.monotonic()
+        return results
+
+    def _over(self, undelivered: Iterator[_Job[object]], done: asyncio.Future[list[object]]) -> None:
+        self._at_work -= 1
+        error = None if done.cancelled() else done.exception()
+        if done.cancelled() or error is not None:
+            left = list(undelivered)
+            _deliver(iter(left), [_failure(error) if isinstance(error, Exception) else _CLOSED] * len(left))
+        else:
+            _deliver(undelivered, done.result())
+        self._call()
+
+
+class StoreThreads:
+    """Runs jobs over the store in threads. At most `width` downloads are read at once. Streams that connect have
+    threads of their own, and so have woken streams and the hub, so that none of them wait behind downloads."""
+
+    def __init__(self, reader: CachedReader, width: int) -> None:
+        self._reader = reader
+        self._bulk = ThreadPoolExecutor(width, thread_name_prefix="headwater-download")
+        self._live = _Gathering(reader, "headwater-live")
+        self._opening = _Gathering(reader, "headwater-opening")
+
+    async def alone(self, run: Callable[[], Result]) -> Result:
+        """Run a job that may take long."""
+        return await asyncio.get_running_loop().run_in_executor(self._bulk, run)
+
+    async def promptly(self, run: Callable[[], Result]) -> Result:
+        """Run a short job ahead of all downloads."""
+        return await asyncio.get_running_loop().run_in_executor(self._live.threads, run)
+
+    async def reading(self, run: Callable[[Reading], Result]) -> Result:
+        """Run a job over a reading of its own."""
+
+        def job() -> Result:
+            with open_reading(self._reader) as reading:
+                return run(reading)
+
+        return await self.alone(job)
+
+    async def opening(self, run: Callable[[Reading], Result]) -> Result:
+        """Run a short job of a stream that connects, over one reading together with others of that kind."""
+        return await _awaited(self._opening, run)
+
+    async def shared(self, run: Callable[[Reading], Result]) -> Result:
+        """Run a short job of a woken stream, over one reading together with others of that kind."""
+        return await _awaited(self._live, run)
+
+    def soon(self, run: Callable[[Reading], Result], then: Callable[[Result | Failure], None]) -> None:
+        """Like `shared`, for callers that do not wait: `then` is called in the event loop. Costs less than a future."""
+        self._live.put(cast("_Job[object]", _Job(run, then)))
+
+    def close(self) -> None:
+        """Wait for running jobs; those not begun are dropped."""
+        self._bulk.shutdown(cancel_futures=True)
+        self._opening.close()
+        self._live.close()
+
+
+class _LeftError(Exception):
+    """Nobody waits for the result any more."""
+
+
+_CLOSED = Failure(RuntimeError("the store threads are closed"))
+
+
+async def _awaited(gathering: _Gathering, run: Callable[[Reading], Result]) -> Result:
+    future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    outcome: list[Result | Failure] = []
+
+    def unless_left(reading: Reading) -> Result:
+        if future.cancelled():
+            raise _LeftError
+        return run(reading)
+
+    def then(result: Result | Failure) -> None:
+        if not future.done():
+            outcome.append(result)
+            future.set_result(None)
+
+    gathering.put(cast("_Job[object]", _Job(unless_left, then)))
+    await future
+    result = outcome.pop()
+    if not isinstance(result, Failure):
+        return result
+    try:
+        raise result.error
+    finally:
+        del result  # an error that its own traceback leads to is freed by the garbage collector only, and late
+
+
+def _result(job: _Job[object], reading: Reading) -> object:
+    try:
+        return job.run(reading)
+    except Exception as error:  # noqa: BLE001 - it is raised again where the job came from
+        return _failure(error)
+
+
+def _failure(error: Exception) -> Failure:
+    """Without the traceback, unless it tells of a bug: its frames hold the job and the reading."""
+    expected = isinstance(error, HeadwaterError | _LeftError)
+    return Failure(error.with_traceback(None) if expected else error)
+
+
+def _deliver_in(loop: asyncio.AbstractEventLoop, jobs: Iterator[_Job[object]], results: Sequence[object]) -> None:
+    loop.call_soon_threadsafe(_deliver, jobs, results)
+
+
+def _deliver(jobs: Iterator[_Job[object]], results: Sequence[object]) -> None:
+    """Call the first of these jobs back, one for each result; none that have been called back since."""
+    for job, result in zip(islice(jobs, len(results)), results, strict=False):
+        try:
+            job.then(result)
+        except Exception:
+            log.exception("a result of the store could not be used")

@@ -1,0 +1,1 @@
+"""How a device reaches a server: over HTTP, and for the sync stream also over a websocket."""

@@ -1,0 +1,143 @@
+"""The sync stream over a websocket: RSocket frames, whose payloads are BSON documents."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from typing import TYPE_CHECKING, Any, Final
+
+from headwater_client.errors import MissingExtra, ProtocolError, Refused, TokenRefused, Unreachable
+from headwater_client.protocol import rsocket
+from headwater_client.protocol.framing import LONGEST, BsonDocuments
+from headwater_client.transport.endpoint import (
+    CONNECT_SECONDS,
+    STREAM,
+    Credentials,
+    Stream,
+    authorization,
+    refusal,
+    url_of,
+)
+from headwater_client.transport.http import Http, trusted
+
+if TYPE_CHECKING:
+    from websockets.asyncio.client import ClientConnection
+
+KEEPALIVE_SECONDS: Final = 20.0
+_PATIENCE: Final = 3
+"""After so many signs of life without any from the server, the connection is taken for dead."""
+
+_CLOSE_SECONDS: Final = 0.5
+
+_NOT_THE_TOKEN: Final = re.compile(r"\b(PSYNC_(?!S21)|HW_)\w+")
+
+
+class Websocket(Http):
+    """As `Http`, but each sync stream has a websocket of its own. Raises `MissingExtra`."""
+
+    def __init__(self, user_agent: str, *, bson: bool = False) -> None:
+        super().__init__(user_agent, bson=bson)
+        self._user_agent = user_agent
+        self._open = connector()
+
+    @asynccontextmanager
+    async def stream(self, credentials: Credentials, body: bytes) -> AsyncIterator[Stream]:
+        import websockets
+
+        url = url_of(credentials, STREAM).replace("http", "ws", 1)
+        try:
+            async with self._connect(url) as socket:
+                opening = _send_all(
+                    socket,
+                    rsocket.setup(authorization(credentials), self._user_agent, KEEPALIVE_SECONDS),
+                    rsocket.request(STREAM, body),
+                )
+                await asyncio.wait_for(opening, CONNECT_SECONDS)
+                yield Stream(_pieces(socket, url), BsonDocuments())
+        except websockets.InvalidStatus as error:
+            answer = error.response
+            text = str(answer.body or b"", "utf-8", "replace")
+            raise refusal(STREAM, answer.status_code, f"no websocket; {text}") from error
+        except (websockets.WebSocketException, OSError, asyncio.TimeoutError) as error:
+            raise Unreachable(f"{url}: {error or type(error).__name__}") from error
+
+    def _connect(self, url: str) -> Any:
+        return self._open(
+            url,
+            ssl=trusted() if url.startswith("wss:") else None,
+            user_agent_header=self._user_agent,
+            open_timeout=CONNECT_SECONDS,
+            ping_interval=None,  # RSocket has signs of life of its own
+            close_timeout=_CLOSE_SECONDS,
+            max_size=LONGEST,
+        )
+
+
+async def _send_all(socket: ClientConnection, *frames: bytes) -> None:
+    for frame in frames:
+        await socket.send(frame)
+
+
+async def _pieces(socket: ClientConnection, url: str) -> AsyncIterator[bytes]:
+    """The documents of the stream. Who takes the next has stored the one before."""
+    requester = rsocket.Requester()
+    async for message in _messages(socket, url):
+        if isinstance(message, str):
+            raise ProtocolError("a text came by websocket, which is no RSocket frame")
+        for event in requester.receive(message):
+            match event:
+                case rsocket.Payload():
+                    yield event.data
+                    more = requester.taken()
+                    if more is not None:
+                        await _send(socket, more)
+                case rsocket.Answer():
+                    await _send(socket, event.frame)
+                case rsocket.Completed():
+                    return
+                case rsocket.Failed():
+                    raise _failure(event.text)
+
+
+async def _messages(socket: ClientConnection, url: str) -> AsyncIterator[bytes | str]:
+    """What comes, with signs of life from us in between. Raises `Unreachable` where none comes back."""
+    due, unanswered = time.monotonic() + KEEPALIVE_SECONDS, 0
+    while unanswered <= _PATIENCE:
+        left = due - time.monotonic()
+        if left > 0:
+            try:
+                yield await asyncio.wait_for(socket.recv(), left)
+                unanswered = 0
+                continue
+            except asyncio.TimeoutError:
+                unanswered += 1
+        await _send(socket, rsocket.keepalive())
+        due = time.monotonic() + KEEPALIVE_SECONDS
+    raise Unreachable(f"{url}: the server has been silent for too long")
+
+
+async def _send(socket: ClientConnection, frame: bytes) -> None:
+    """Send a frame that a server which has hung up does not need: what it sent before that is still to be read."""
+    import websockets
+
+    with suppress(websockets.ConnectionClosed):
+        await socket.send(frame)
+
+
+def _failure(text: str) -> Refused:
+    """What an error frame means. One without a code may come from a proxy that wants another token, too."""
+    kind = Refused if _NOT_THE_TOKEN.search(text) else TokenRefused
+    return kind(STREAM, None, text)
+
+
+def connector() -> Any:
+    """What opens a websocket. Raises `MissingExtra` where a package is not installed."""
+    try:
+        from websockets.asyncio.client import connect
+    except ImportError:
+        raise MissingExtra("a stream over a websocket", "websocket") from None
+    BsonDocuments()
+    return connect

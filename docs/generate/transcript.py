@@ -1,0 +1,166 @@
+"""Runs commands as somebody would who begins with nothing, and keeps what they printed, fit for a page."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+_SECONDS = 1800.0
+_MOST_LINES = 16
+_LOOK_SECONDS = 0.2
+_PASSED_ON = re.compile(r"(?i)(PIP|UV|SSL|REQUESTS|CURL|NODE|npm_config)_\w+|\w+_proxy|LANG|LC_\w+")
+"""Variables that say how this machine reaches packages."""
+
+_URL = re.compile(r"\w+://(?:[^\s/@'\"]*@)?([^\s/:'\"]+)")
+_NEAR = {"127.0.0.1", "localhost", "0.0.0.0"}  # noqa: S104 - compared, not listened on
+_NOISE = re.compile(r"WARNING: Location |npm (?:warn|notice)|Looking in (?:indexes|links)|\s*$")
+_PATH = re.compile(
+    r"(?<![\w.~:/])/(?!(?:var/lib|etc)/headwater)(?:usr|opt|root|home|tmp|var|dev|work|etc|run|proc|srv)(?:/[\w.+@%-]+)+"
+)
+_TOKEN = re.compile(r"eyJ[\w-]+\.[\w-]+\.[\w-]+")
+
+
+class TranscriptError(Exception):
+    """A command failed, or what it printed is not fit for a page."""
+
+
+@dataclass(slots=True)
+class Transcript:
+    """One way to begin, in a folder and a home of its own. `lines` are what is shown, `seconds` what it took."""
+
+    folder: Path
+    lines: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+    _variables: dict[str, str] = field(default_factory=dict)
+    _at: Path = field(init=False)
+
+    def __post_init__(self) -> None:
+        home = self.folder / "home"
+        home.mkdir(parents=True)
+        self._at = home
+        kept = {name: value for name, value in os.environ.items() if _PASSED_ON.fullmatch(name)}
+        settings = {"PIP_CONFIG_FILE": ".config/pip/pip.conf", "npm_config_userconfig": ".npmrc"}
+        mirrors = {name: str(Path.home() / path) for name, path in settings.items() if (Path.home() / path).is_file()}
+        self._variables = {
+            **mirrors,
+            **kept,
+            "HOME": str(home),
+            "PATH": "/usr/local/bin:/usr/bin:/bin",
+            "TMPDIR": str(home),
+        }
+
+    def say(self, text: str) -> None:
+        """A line that says what is done in words."""
+        self.lines.append(f"# {text}")
+
+    def enter(self, folder: str, *, shown: bool = True) -> None:
+        """Go to a folder, as `cd`."""
+        self._at = (self._at / folder).resolve()
+        if shown:
+            self.lines.append(f"$ cd {folder}")
+
+    def use(self, programs: Path, shown: str) -> None:
+        """Have programs of a folder found first, as activating an environment does."""
+        self._variables["PATH"] = f"{programs}:{self._variables['PATH']}"
+        self.lines.append(f"$ {shown}")
+
+    def give(self, **variables: str) -> None:
+        """Set variables that are not shown."""
+        self._variables |= variables
+
+    def run(self, command: str, *, shown: str | None = None, most: int = _MOST_LINES) -> str:
+        """Run a command to its end, and show it with what it printed. Raises TranscriptError when it fails."""
+        with self._started(command) as (process, log):
+            took = _awaited(lambda: process.poll() is not None)
+            said = log.read_text()
+        if process.returncode != 0:
+            raise TranscriptError(f"{command} ended with {process.returncode}:\n{said}")
+        self._show(shown or command, said, took, most)
+        return said
+
+    @contextmanager
+    def running(self, command: str, until: str, *, most: int = _MOST_LINES) -> Iterator[str]:
+        """Start a command, go on when it has said `until`, and end it by Ctrl-C. Gives what it said until then."""
+        with self._started(f"exec {command}") as (process, log):
+            took = _awaited(lambda: until in log.read_text() or process.poll() is not None)
+            if process.poll() is not None:
+                raise TranscriptError(f"{command} did not say {until!r}:\n{log.read_text()}")
+            self._show(f"{command} &", log.read_text(), took, most)
+            yield log.read_text()
+            process.send_signal(signal.SIGINT)
+            _awaited(lambda: process.poll() is not None)
+            if process.returncode != 0:
+                raise TranscriptError(f"{command} ended with {process.returncode}:\n{log.read_text()[-2000:]}")
+        self.lines.append("^C")
+
+    @contextmanager
+    def _started(self, command: str) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
+        """A command and the file that it writes to. It is killed unless it has ended."""
+        number, name = tempfile.mkstemp(dir=self.folder)
+        with os.fdopen(number, "wb") as out:
+            process = subprocess.Popen(
+                ["/bin/sh", "-c", command], cwd=self._at, env=self._variables, stdin=subprocess.DEVNULL,
+                stdout=out, stderr=subprocess.STDOUT, start_new_session=True,
+            )  # fmt: skip
+        try:
+            yield process, Path(name)
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+
+    def _show(self, command: str, output: str, took: float, most: int) -> None:
+        self.seconds += took
+        lines = clean(output, self.folder).splitlines()
+        if len(lines) > most:
+            lines = [*lines[: most // 2], f"… {len(lines) - most} lines …", *lines[-(most - most // 2) :]]
+        seconds = f"   # {took:.0f} s" if took >= 1 else ""
+        self.lines += [f"$ {clean(command, self.folder)}{seconds}", *lines]
+
+
+def _awaited(reached: Callable[[], bool]) -> float:
+    """The seconds that something took, without those in which this process was stopped. Raises TranscriptError."""
+    took, last = 0.0, time.monotonic()
+    while not reached():
+        time.sleep(_LOOK_SECONDS)
+        now = time.monotonic()
+        took += min(now - last, 10 * _LOOK_SECONDS)
+        last = now
+        if took > _SECONDS:
+            raise TranscriptError(f"it took more than {_SECONDS:.0f} s")
+    return took
+
+
+def clean(text: str, folder: Path) -> str:
+    """Text without what only this machine has: paths, names of hosts, addresses of registries, tokens."""
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text).replace(str(folder / "home"), "~").replace(str(folder), "~")
+    text = _TOKEN.sub("eyJ…", text.replace(socket.gethostname(), "host"))
+    text = _URL.sub(lambda found: found[0] if found[1] in _NEAR else "https://…", text)
+    text = _PATH.sub("/…", text)
+    return "\n".join(line.rstrip() for line in text.splitlines() if not _NOISE.match(line))
+
+
+def check_clean(text: str, forbidden: Sequence[str]) -> None:
+    """Raises TranscriptError if a page names something of this machine."""
+    hosts = [found[1] for value in os.environ.values() for found in _URL.finditer(value) if found[1] not in _NEAR]
+    for each in (socket.gethostname(), str(Path.home()), *hosts, *forbidden):
+        if len(each) > 3 and re.search(rf"(?<![\w-]){re.escape(each)}(?![\w-])", text):
+            raise TranscriptError("the page names something of this machine")
+    if _PATH.search(text):
+        raise TranscriptError(f"the page has a path of this machine: {_PATH.findall(text)}")
+
+
+def copied(source: Path, to: Path) -> Path:
+    """A copy of a file in a folder."""
+    to.mkdir(parents=True, exist_ok=True)
+    return Path(shutil.copy(source, to / source.name))

@@ -1,0 +1,66 @@
+"""Many devices of the Python client in one process: their first sync, what they take idle, and a commit for all."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from pathlib import Path
+from typing import Final, Literal
+
+import psutil
+
+from tests.bench import data, report
+from tests.bench.load import NOTICES, STREAMS
+from tests.bench.world import Meter, World, world
+from tests.support.many_devices import ManyDevices
+
+DEVICES: Final = 50
+COMMITS: Final = 10
+_IDLE_SECONDS: Final = 10.0
+_TRANSPORTS: Final[tuple[Literal["http", "websocket"], ...]] = ("http", "websocket")
+
+
+def run(rows: int) -> None:
+    """So many rows for each of the devices."""
+    with world(fsync="off") as place:
+        place.execute(data.TABLE, NOTICES, data.insert(rows * DEVICES, owners=DEVICES))
+        place.execute("create publication headwater for table items, notices")
+        place.serve(STREAMS)
+        place.wait_ready()
+        for transport in _TRANSPORTS:
+            report.heading(f"{DEVICES} devices in one process over {transport}, {rows:,} rows for each")
+            with tempfile.TemporaryDirectory() as folder:
+                _measure(place, Path(folder), transport, rows)
+
+
+def _measure(place: World, folder: Path, transport: Literal["http", "websocket"], rows: int) -> None:
+    tokens = [place.token(f"u{number}") for number in range(DEVICES)]
+    with ManyDevices(folder, f"http://127.0.0.1:{place.port}", tokens, transport) as devices:
+        devices.open()
+        process, meter = psutil.Process(devices.pid), Meter(devices.pid)
+        before = process.memory_info().rss
+        with meter.measure() as usage:
+            devices.connect()
+            devices.wait_synced(seconds=600)
+        report.line("first syncs, all at once", rows * DEVICES / usage.seconds, "rows/s")
+        report.usage(usage, rows * DEVICES / 1e6)
+        report.line("memory of a device, connected", (process.memory_info().rss - before) / DEVICES / 1e6, "MB")
+        with meter.measure() as usage:
+            time.sleep(_IDLE_SECONDS)
+        report.line("CPU of a device that waits", usage.cpu / _IDLE_SECONDS / DEVICES * 1e6, "us/s")
+        _commits(place, devices, meter)
+
+
+def _commits(place: World, devices: ManyDevices, meter: Meter) -> None:
+    """One row for everybody, a few times."""
+    first, last = [], []
+    with meter.measure() as usage:
+        for _ in range(COMMITS):
+            place.execute("insert into notices (text) values ('a word to all')")
+            committed = time.time()
+            heard = devices.wait_synced(since=committed)
+            first.append(min(heard) - committed)
+            last.append(max(heard) - committed)
+    report.line("commit to the first device", report.percentile(first, 0.5) * 1000, "ms")
+    report.line("commit to the last", report.percentile(last, 0.5) * 1000, "ms")
+    report.line("  CPU a device", usage.cpu / COMMITS / DEVICES * 1e6, "us")

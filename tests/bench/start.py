@@ -1,0 +1,77 @@
+"""The start: from the command to the first row on a device, beside Spark's own first result; and the memory that Spark
+takes while it is warm and once it was idle."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+
+import psutil
+
+from tests.bench import data, report
+from tests.bench.latency import read_until
+from tests.bench.world import World, world
+
+TABLES = 13
+_SPARK = """
+import time
+began = time.perf_counter()
+from headwater.pipeline.settings import SparkSettings
+from headwater.pipeline.spark.session import Spark
+spark = Spark(SparkSettings())
+with spark.used() as context:
+    assert context.parallelize(range(2), 2).map(lambda n: n + 1).sum() == 3
+    print(time.perf_counter() - began, flush=True)
+spark.stop()
+"""
+_IDLE_MINUTES = 1
+
+
+def run(rows: int) -> None:
+    """`rows` in all, in TABLES tables."""
+    bare = min(_first_result() for _ in range(2))
+    report.heading(f"start with {rows:,} rows in {TABLES} tables")
+    with world() as place:
+        place.execute(*data.small_tables(TABLES, rows // TABLES))
+        began = time.perf_counter()
+        place.serve(data.small_streams(TABLES), spark={"idle_minutes": _IDLE_MINUTES})
+        place.wait_ready()
+        stored = time.perf_counter() - began
+        stream = place.stream("u1")
+        read_until(stream, b"checkpoint_complete")
+        report.line("from the command to the device", time.perf_counter() - began, "s", "Spark's first result", bare)
+        report.line("from the command to the store", stored, "s", "Spark's first result", bare)
+        warm = _memory(place)
+        idle = _memory_when_idle(place)
+        report.line("memory of the service, Spark warm", warm / 1e6, "MB", "once Spark was idle", idle / 1e6)
+        stream.close()
+
+
+def _first_result() -> float:
+    ended = subprocess.run([sys.executable, "-c", _SPARK], capture_output=True, text=True, check=True)
+    return float(ended.stdout)
+
+
+def _memory(place: World) -> int:
+    """Of all processes of the service, in bytes."""
+    assert place.process is not None
+    root = psutil.Process(place.process.pid)
+    found = 0
+    for process in [root, *root.children(recursive=True)]:
+        try:
+            found += process.memory_info().rss
+        except psutil.Error:
+            continue
+    return found
+
+
+def _memory_when_idle(place: World) -> int:
+    assert place.process is not None
+    root = psutil.Process(place.process.pid)
+    deadline = time.monotonic() + 60 * _IDLE_MINUTES + 60
+    while any(process.name() == "java" for process in root.children(recursive=True)):
+        if time.monotonic() > deadline:
+            raise SystemExit("Spark did not end")
+        time.sleep(0.1)
+    return _memory(place)

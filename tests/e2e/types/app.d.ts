@@ -1,0 +1,3 @@
+// What the docs leave to the reader's app.
+declare function fetchTokenFromYourLogin(): Promise<string>;
+declare function sendToYourBackend(writes: readonly unknown[]): Promise<void>;

@@ -1,0 +1,51 @@
+"""What is in the stream but not followed costs the store next to nothing, and a store never follows itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from headwater.replication.health.figures import Figures
+from headwater.storage.address import PostgresAddress
+from headwater.storage.contract.store import StorePublishedError
+from headwater.storage.open import open_backend
+from tests.support.fix_headwater import NOTES, Deployment
+from tests.support.fix_postgres import SourceDb
+
+
+class Counted(Figures):
+    """Figures that count flushes."""
+
+    flushes = 0
+
+    def stored(self, transactions: int, rows: int) -> None:
+        super().stored(transactions, rows)
+        self.flushes += 1
+
+
+def test_commits_to_tables_that_nobody_follows_are_stored_together(
+    source_db: SourceDb, deploy: Callable[..., Deployment]
+) -> None:
+    source_db.execute("create table notes (id text primary key, body text); create table other (id int primary key)")
+    deployment = deploy(NOTES)
+    counted = deployment.figures = Counted()
+    deployment.start()
+    deployment.caught_up()
+    before = counted.flushes
+    for number in range(30):
+        source_db.execute(f"insert into other values ({number})")
+        source_db.execute("select pg_sleep(0.02)")  # a writer's own time, enough for a flush
+    assert counted.flushes - before < 15
+    source_db.execute("insert into notes values ('1', 'x')")
+    assert deployment.rows("ann").keys() == {("notes", "1")}
+
+
+def test_a_store_whose_own_tables_are_published_is_refused(source_db: SourceDb) -> None:
+    address = PostgresAddress(source_db.dsn, "kept", "the test's source")
+    source_db.execute("create schema kept; create table kept.sources (id int); create publication app for all tables")
+    backend = open_backend(address)
+    with pytest.raises(StorePublishedError, match=r"\[HW_4011\].*publication app publishes the store's own tables"):
+        backend.raise_if_published(["app"])
+    source_db.execute("drop publication app; create publication app for table kept.sources")
+    backend.raise_if_published(["headwater"])

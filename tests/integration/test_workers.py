@@ -1,0 +1,93 @@
+"""Several processes of the endpoint on one port, as devices, operators and Prometheus see them."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import urllib.request
+from functools import partial
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.support.fix_headwater import NOTES, Deploy, Deployment, wait_until
+from tests.support.fix_postgres import SourceDb
+from tests.support.fix_processes import Launch, Running
+from tests.support.fix_service import config_of, free_port
+from tests.support.one_device import sees
+
+
+@pytest.fixture
+def deployment(deploy: Deploy, source_db: SourceDb) -> Deployment:
+    source_db.execute("create table notes (id text primary key, body text)")
+    return deploy(NOTES).start()
+
+
+def answer(port: int, path: str) -> str:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=10) as found:
+            return str(found.read().decode())
+    except OSError:
+        return ""
+
+
+def memory(metrics: int) -> set[str]:
+    """The processes whose memory Prometheus hears of."""
+    return set(re.findall(r'process_resident_memory_bytes\{worker="(\d)"\}', answer(metrics, "/metrics")))
+
+
+def children(running: Running) -> set[int]:
+    return {child.pid for child in psutil.Process(running.process.pid).children()}
+
+
+def test_processes_share_a_port_and_one_that_dies_is_replaced(
+    deployment: Deployment, launch: Launch, source_db: SourceDb
+) -> None:
+    port, metrics = free_port(), free_port()
+    config = {**config_of(deployment, port), "api": {"workers": 2}, "telemetry": {"prometheus_port": metrics}}
+    running = launch("api", config)
+    wait_until(lambda: memory(metrics) == {"1", "2"}, "both processes")
+    wait_until(lambda: '"ready":true' in answer(port, "/probes/readiness"), "an active config")
+    is_refused(launch, config)
+
+    dead, other = sorted(children(running))
+    for number in range(8):  # the kernel chooses a process for each
+        written = partial(source_db.execute, f"insert into notes values ('{number}', 'x')")
+        assert len(sees(port, written).rows) == number + 1
+    wait_until(lambda: ended(metrics) == 8, "all ends of streams to be counted")
+    file = Path(psutil.Process(running.process.pid).cmdline()[-1])
+    assert "workers" in file.read_text()
+    file.write_text("no: config")  # for the next start of the whole service
+    os.kill(dead, signal.SIGKILL)
+    wait_until(lambda: len(children(running) - {dead, other}) == 1, "another process")
+    wait_until(lambda: memory(metrics) == {"1", "2"}, "both processes again")
+    assert other in children(running)
+    running.ask_to_end()
+    assert running.wait() == 0
+    assert not psutil.pid_exists(other)
+
+
+@pytest.mark.long
+def test_a_process_that_hangs_is_replaced(deployment: Deployment, launch: Launch) -> None:
+    config = {**config_of(deployment, free_port()), "api": {"workers": 2}}
+    running = launch("api", config)
+    wait_until(lambda: running.output.count("Application startup complete") == 2, "both processes")
+    hung, other = sorted(children(running))
+    os.kill(hung, signal.SIGSTOP)
+    wait_until(lambda: len(children(running) - {hung, other}) == 1, "another process", 90)
+    assert other in children(running)
+
+
+def ended(metrics: int) -> int:
+    """Streams of all processes that have ended."""
+    told = answer(metrics, "/metrics")
+    return sum(map(int, re.findall(r'headwater_streams_ended_total\{reason="client gone",worker="\d"\} (\d+)', told)))
+
+
+def is_refused(launch: Launch, config: dict[str, object]) -> None:
+    """A second service does not get a part of the connections."""
+    second = launch("api", config)
+    assert second.wait() == 1
+    assert "HW_6004" in second.output

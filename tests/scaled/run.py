@@ -1,0 +1,327 @@
+"""A run of the scaled set-up: acts in which something is worked on and something is killed, and what came of it."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Final
+
+import psycopg
+
+from headwater.bulk.contract import JobKind
+from headwater.replication.health.model import Health, from_json, health_key
+from headwater.storage.backend import Store
+from headwater.storage.contract.parts import BulkRecord
+from headwater.storage.contract.versions import VersionState
+from headwater.storage.open import open_backend
+from tests.scaled.devices import Device
+from tests.scaled.load import Beats, Writer, rules, schema
+from tests.scaled.machines import ENDPOINTS, PATIENCE, REPLICATORS, WORKERS, Machines
+from tests.support.command import command, environment
+from tests.support.fix_headwater import wait_until
+from tests.support.fix_processes import Running
+from tests.support.store_checker import problems
+
+_AFTER: Final = 3.0
+"""How long an act goes on after all is well again, in seconds."""
+_FOLLOWS: Final = "following the stream"
+_SHAPES: Final = ("*", "id, owner, n, body, n % 7 AS week", "*, n + 1 AS next")
+_COUNTED: Final = {1: "n %% 7 as week", 2: "n + 1 as next"}
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """What an act did to devices: seconds from a commit until the last device had it, at worst; in the middle; and
+    until the act's work was done. `again` is from the kill until a commit made after it was with all devices."""
+
+    what: str
+    worst: float
+    middle: float
+    again: float | None
+    work: float | None
+
+
+@dataclass
+class Run:
+    """One run over machines that are up and have their Spark."""
+
+    machines: Machines
+    users: int
+    rows: int
+    writers: int
+    pause: float
+    say: Callable[[str], None] = print
+    gaps: list[Gap] = field(default_factory=list)
+    killed: Counter[str] = field(default_factory=Counter)
+    _stack: ExitStack = field(default_factory=ExitStack)
+    _shape: int = 0
+    _columns: int = 0
+
+    # the run
+
+    def begin(self) -> None:
+        """The first snapshot, with the load already on."""
+        machines = self.machines
+        machines.execute(*schema(self.users, self.rows))
+        machines.write_config(rules())
+        self._beats = Beats(machines.source)
+        self._writers = [Writer(machines.source, n, self.users, self.pause) for n in range(self.writers)]
+        self._devices = [Device(f"u{n}", machines.endpoints, n % len(ENDPOINTS)) for n in range(self.users)]
+        for thread in (self._beats, *self._writers):
+            thread.start()
+        started = time.monotonic()
+        for name in ENDPOINTS:
+            machines.start_endpoint(name)
+        for name in REPLICATORS:
+            machines.start_replicator(name)
+        self._store: Store = self._stack.enter_context(closing(open_backend(machines.address).open_store()))
+        wait_until(lambda: self._look(self._follows() is not None), "the first snapshot", PATIENCE)
+        for device in self._devices:
+            device.start()
+        wait_until(lambda: self._all_heard(len(self._beats.committed)), "the devices", PATIENCE)
+        self.say(
+            f"first snapshot and first download: {time.monotonic() - started:.0f} s, {self._told(JobKind.SNAPSHOT)}"
+        )
+
+    def acts(self, until: float) -> None:
+        """Act after act until that time on the monotonic clock; every act once at least."""
+        acts = (
+            self.resync_with_a_worker_killed,
+            self.endpoint_killed,
+            self.rule_edit_with_the_replicator_killed,
+            self.audit_with_a_worker_killed,
+        )
+        for number in itertools.count():
+            if number >= len(acts) and time.monotonic() > until:
+                return
+            acts[number % len(acts)]()
+
+    def end(self) -> None:
+        """With the source quiet: all is compared. Raises AssertionError when anything is lost, or differs."""
+        for writer in self._writers:
+            writer.end()
+        self._beats.end()
+        count = len(self._beats.committed)
+        wait_until(lambda: self._all_heard(count), "the last commit to be everywhere", PATIENCE)
+        for device in self._devices:
+            device.end()
+            wanted, shown = self._wanted(device.user), device.rows()
+            wrong = {key for key in wanted.keys() | shown.keys() if wanted.get(key) != shown.get(key)}
+            assert not wrong, f"{device.user}: {len(wrong)} of {len(wanted)} rows differ, as {sorted(wrong)[:5]}"
+        assert problems(self.machines.address) == []
+        done = sum(writer.done for writer in self._writers)
+        self.say(
+            f"{count:,} beats and {done:,} transactions of {self.writers} writers: nothing lost; {self.users} devices"
+            f" show what Postgres has, and the store does not contradict itself"
+        )
+
+    def close(self) -> None:
+        self._beats.end()
+        for writer in self._writers:
+            writer.end()
+        for device in self._devices:
+            device.end()
+        self._stack.close()
+
+    # acts
+
+    def resync_with_a_worker_killed(self) -> None:
+        """Every row of the archive gets a value that the stream does not tell."""
+        with self._act("re-sync of the archive, a Spark worker with its executor killed") as act:
+            self._columns += 1
+            before = len(self._records(JobKind.RESYNC))
+            self.machines.execute(f"alter table archive add column extra{self._columns} int default {self._columns}")
+            self._wait_for_work()
+            self._kill(WORKERS[self._columns % 2], act)
+            wait_until(
+                lambda: self._look(len(self._records(JobKind.RESYNC)) > before and not self._compares()),
+                "the re-sync",
+                PATIENCE,
+            )
+            act.worked = time.monotonic()
+            self.machines.start_worker(WORKERS[self._columns % 2])
+        self.say(f"  {self._told(JobKind.RESYNC)}")
+
+    def endpoint_killed(self) -> None:
+        """Its devices go to the other one."""
+        name = ENDPOINTS[self.killed["endpoint"] % 2]
+        with self._act("an endpoint killed") as act:
+            self._kill(name, act)
+            self._wait_heard()
+            self.machines.start_endpoint(name)
+
+    def rule_edit_with_the_replicator_killed(self) -> None:
+        """The standby finishes what the other began."""
+        holder = self._follows()
+        assert holder is not None
+        apart = "on another machine" if self.machines.apart else "on the same machine"
+        with self._act(f"reprocess after a rule edit, the replicator killed, its standby {apart}") as act:
+            self._shape = (self._shape + 1) % len(_SHAPES)
+            edited = self.machines.folder / "sync.yaml"
+            edited.write_text(rules(_SHAPES[self._shape]), encoding="utf-8")
+            self._command("rules", "deploy", "--no-wait", str(edited))
+            self._wait_for_work()
+            self._kill(holder, act)
+            wait_until(lambda: self._look(self._serves(edited.read_text())), "the edited rules", PATIENCE)
+            act.worked = time.monotonic()
+            self.machines.start_replicator(holder)
+        self.say(f"  {self._told(JobKind.REPROCESS)}")
+
+    def audit_with_a_worker_killed(self) -> None:
+        """The audit finds nothing, and says so."""
+        name = WORKERS[self.killed["worker"] % 2]
+        with self._act("audit of everything, a Spark worker with its executor killed") as act:
+            audit = subprocess.Popen(
+                [*command("audit", "--config", self.machines.config)],
+                stdout=(log := (self.machines.folder / "audit.log").open("ab")),
+                stderr=log,
+                env=environment(),
+            )
+            log.close()
+            self._wait_for_work()
+            self._kill(name, act)
+            assert audit.wait(PATIENCE) == 0, (self.machines.folder / "audit.log").read_text()
+            act.worked = time.monotonic()
+            self.machines.start_worker(name)
+
+    # what is seen
+
+    @contextmanager
+    def _act(self, what: str) -> Iterator[_Act]:
+        act = _Act(time.monotonic(), len(self._beats.committed))
+        yield act
+        self._wait_heard()
+        time.sleep(_AFTER)  # for figures only: what comes late is seen, too
+        self._wait_heard()
+        delays = self._delays(act.beat, len(self._devices[0].client.heard))
+        gap = Gap(
+            what,
+            max(delays),
+            median(delays),
+            None if act.killed is None else self._again(act.killed),
+            None if act.worked is None else act.worked - act.started,
+        )
+        self.gaps.append(gap)
+        self.say(f"{what}: the worst commit took {gap.worst:.1f} s")
+
+    def _delays(self, first: int, last: int) -> list[float]:
+        """Of each beat, the seconds until the last device had it."""
+        last = min(last, *(len(device.client.heard) for device in self._devices))
+        return [
+            max(device.client.heard[beat] for device in self._devices) - self._beats.committed[beat]
+            for beat in range(first, last)
+        ]
+
+    def _again(self, killed: float) -> float:
+        """Seconds from a kill until the first commit after it was with all devices."""
+        beat = next(number for number, at in enumerate(self._beats.committed) if at >= killed)
+        return max(device.client.heard[beat] for device in self._devices) - killed
+
+    def _wait_heard(self) -> None:
+        """Until all devices have what is committed by now."""
+        count = len(self._beats.committed) + 1
+        wait_until(lambda: self._look(self._all_heard(count)), "the devices to hear", PATIENCE)
+
+    def _all_heard(self, count: int) -> bool:
+        for device in self._devices:
+            if device.failure is not None:
+                raise device.failure
+        return all(len(device.client.heard) >= count for device in self._devices)
+
+    def _look(self, there: bool) -> bool:
+        """Pass on what was seen, if all that should live lives."""
+        for name in (*REPLICATORS, *ENDPOINTS, *WORKERS):
+            running = self.machines.running(name)
+            assert running.alive or running.process.returncode < 0, f"{name} ended:\n{running.output}"
+        return there
+
+    def _follows(self) -> str | None:
+        """The replicator that follows the stream."""
+        alive: Sequence[tuple[str, Running]] = [
+            (name, running) for name in REPLICATORS if (running := self.machines.running(name)).alive
+        ]
+        return next((name for name, running in alive if _FOLLOWS in running.output), None)
+
+    def _health(self) -> Health | None:
+        return from_json(self._store.noted(health_key("default")))
+
+    def _wait_for_work(self) -> None:
+        """Until Spark works on something."""
+
+        def works() -> bool:
+            health = self._health()
+            return health is not None and health.done is not None and not health.done.over
+
+        wait_until(lambda: self._look(works()), "work on Spark", PATIENCE)
+
+    def _compares(self) -> bool:
+        return any(table.resync for table in self._store.tables("default"))
+
+    def _serves(self, yaml: str) -> bool:
+        active = [version for version in self._store.versions() if version.state is VersionState.ACTIVE]
+        return bool(active) and active[-1].yaml == yaml
+
+    def _records(self, kind: str) -> list[BulkRecord]:
+        return [record for record in self._store.bulk_records() if record.kind == kind]
+
+    def _told(self, kind: str) -> str:
+        """What the last job of a kind did."""
+        records = self._records(kind)
+        if not records:
+            return f"{kind}: none"
+        last = records[-1]
+        seconds = last.finished - last.started
+        return f"{kind}: {last.rows:,} rows, {last.tasks} tasks of {last.application} in {seconds:.0f} s"
+
+    def _wanted(self, user: str) -> dict[tuple[str, str], str]:
+        """What SQL says that a user's device has to show."""
+        counted = f", {_COUNTED[self._shape]}" if self._shape in _COUNTED else ""
+        archive = f"*{counted}" if self._shape != 1 else f"id, owner, n, body{counted}"
+        queries = {
+            "beats": "select id::text as key, id from beats",
+            "lists": "select id as key, * from lists where owner = %(user)s",
+            "todos": "select id as key, * from todos where list_id in (select id from lists where owner = %(user)s)",
+            "archive": f"select id as key, {archive} from archive where owner = %(user)s",
+        }
+        wanted: dict[tuple[str, str], str] = {}
+        with psycopg.connect(self.machines.source, autocommit=True) as connection:
+            for table, query in queries.items():
+                found = connection.execute(
+                    f"select key, (to_jsonb(t) - 'key')::text from ({query}) t".encode(), {"user": user}
+                )
+                for key, text in found.fetchall():
+                    wanted[table, key] = json.dumps(json.loads(text), sort_keys=True)
+        return wanted
+
+    # what is done
+
+    def _kill(self, name: str, act: _Act) -> None:
+        self.killed[name.rpartition("-")[0]] += 1
+        act.killed = time.monotonic()
+        self.machines.kill(name)
+
+    def _command(self, *arguments: str) -> None:
+        done = subprocess.run(
+            command(*arguments, "--config", self.machines.config),
+            capture_output=True,
+            text=True,
+            check=False,
+            env=environment(),
+            timeout=PATIENCE,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+@dataclass
+class _Act:
+    started: float
+    beat: int
+    killed: float | None = None
+    worked: float | None = None

@@ -1,0 +1,45 @@
+"""A port that several processes of one service share, and no other service."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
+
+import pytest
+
+from headwater.api.http.server import AddressInUseError, Shared, bind
+
+HOST = "127.0.0.1"
+keep = partial(bind, HOST, shared=Shared.KEPT)
+listen = partial(bind, HOST, shared=Shared.LISTENING)
+
+
+def end_a_connection(server: socket.socket) -> None:
+    """Ended by the server, its port stays in TIME_WAIT for a minute."""
+    with socket.create_connection(server.getsockname()) as client:
+        server.settimeout(10)
+        accepted, _ = server.accept()
+        accepted.close()
+        assert client.recv(1) == b""
+
+
+@pytest.mark.parametrize("listened", [partial(bind, HOST), listen])
+def test_a_port_is_kept_again_right_after_a_service_that_had_connections(
+    listened: Callable[[int], socket.socket],
+) -> None:
+    with listened(0) as server:
+        port = server.getsockname()[1]
+        end_a_connection(server)
+    with keep(port), listen(port) as process:
+        end_a_connection(process)
+
+
+def test_another_service_gets_no_port_that_is_kept() -> None:
+    with ExitStack() as stack:
+        port = stack.enter_context(keep(0)).getsockname()[1]
+        for _ in range(2):
+            with pytest.raises(AddressInUseError, match=f"can't listen on port {port}"):
+                bind(HOST, port)
+            stack.enter_context(listen(port))  # a process of ours

@@ -1,0 +1,71 @@
+"""Jobs of the store's threads that fail."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from typing import NoReturn
+
+import pytest
+
+from headwater.api.streams.reading import Reading
+from headwater.api.streams.threads import StoreThreads
+from headwater.storage.contract.store import StoreBusyError
+from headwater.storage.shared.cache import CachedReader
+from tests.support.memory_store import MemoryStore
+
+
+@pytest.fixture
+def uncollected() -> Iterator[None]:
+    """Without the garbage collector, what a cycle holds is held for ever."""
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def fail(_: Reading) -> NoReturn:
+    raise StoreBusyError("the store is busy", "here", "wait")
+
+
+async def failure_of(threads: StoreThreads) -> weakref.ref[BaseException]:
+    try:
+        await threads.shared(fail)
+    except StoreBusyError as error:
+        return weakref.ref(error)
+    raise AssertionError
+
+
+@pytest.mark.usefixtures("uncollected")
+def test_a_failure_is_freed_when_nobody_looks_at_it_any_more(memory_store: MemoryStore) -> None:
+    async def story() -> bool:
+        with closing(StoreThreads(CachedReader(memory_store, 0), 1)) as threads:
+            failure = await failure_of(threads)
+            await threads.shared(lambda _: None)
+            return failure() is None
+
+    assert asyncio.run(story())
+
+
+def test_jobs_for_which_there_is_no_thread_fail_and_later_ones_run(
+    memory_store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story() -> tuple[Sequence[object], Sequence[object]]:
+        with closing(StoreThreads(CachedReader(memory_store, 0), 1)) as threads:
+            with monkeypatch.context() as patched:
+                patched.setattr(threading.Thread, "start", no_thread)
+                lost = [threads.shared(lambda _: 1) for _ in range(200)]  # more than fit into all threads
+                failed = await asyncio.wait_for(asyncio.gather(*lost, return_exceptions=True), 30)
+            later = [threads.shared(lambda _: 1) for _ in range(200)]
+            return failed, await asyncio.wait_for(asyncio.gather(*later, return_exceptions=True), 30)
+
+    failed, later = asyncio.run(story())
+    assert [str(each) for each in failed] == ["can't start new thread"] * 200
+    assert later == [1] * 200
+
+
+def no_thread(_: threading.Thread) -> NoReturn:
+    raise RuntimeError("can't start new thread")

@@ -1,0 +1,164 @@
+"""A stream sends its lines in order and loses none, whoever sends them: its task, or the loop while the task rests."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any, cast
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headwater.api.streams.codings import Piece
+from headwater.api.streams.encoding import Batch
+from headwater.api.streams.stream import Stream
+from headwater.oplog.op import OpId
+from headwater.sync.interest import News, anything
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What one turn gives: how many pieces, whether the loop may send them, whether it changes what is watched, and how
+    many commits come while it is read, handed over, and sent."""
+
+    pieces: int
+    small: bool
+    interest: bool
+    reading: int
+    handed_over: int
+    sending: int
+
+
+@dataclass
+class Scene:
+    """A hub, a dialogue, threads and a sink, as one stream sees them."""
+
+    turns: list[Turn]
+    newest: int = 1
+    sent: list[str] = field(default_factory=list)
+    made: list[str] = field(default_factory=list)
+    stream: Stream = field(init=False)
+
+    # the dialogue
+    interest: str = ""
+    op_id: int = 1
+    overtaken: bool = False
+    left_out: tuple[()] = ()
+    awaited: None = None
+    write_key: str = "ann"
+    config_id: int = 1
+    taken_at: float = 0.0
+    left: list[Piece] = field(default_factory=list)
+
+    @property
+    def interruptible(self) -> bool:
+        return not self.left
+
+    def open(self) -> Batch:
+        return Batch()
+
+    def turn(self, news: News) -> Batch:
+        turn = self.turns.pop(0) if self.turns else Turn(1, True, False, 0, 0, 0)
+        self.op_id = self.newest
+        self.commit(turn.reading)
+        self.interest += "x" if turn.interest else ""
+        self.current = turn
+        names = [f"{self.op_id}.{number}" for number in range(turn.pieces)]
+        self.made += names
+        self.left = [Piece(name.encode() + (b"" if turn.small else b" large"), 1) for name in names]
+        return self.more()
+
+    def more(self) -> Batch:
+        first, self.left = self.left[:1], self.left[1:]
+        return Batch(tuple(first), 1, not self.left)
+
+    # the hub
+    def commit(self, count: int) -> None:
+        for _ in range(count):
+            self.newest += 1
+            self.stream.tell(News(OpId(self.newest)))
+
+    def watch(self, stream: Stream, interest: object, op_id: int) -> None:
+        if op_id < self.newest:
+            stream.tell(anything(OpId(self.newest)))
+
+    # the threads
+    async def opening(self, run: Callable[[], Batch]) -> Batch:
+        return run()
+
+    async def shared(self, run: Callable[[], Batch]) -> Batch:
+        await asyncio.sleep(0)
+        return run()
+
+    reading = shared
+
+    def soon(self, run: Callable[[], Batch], then: Callable[[Batch], None]) -> None:
+        def hand_over() -> None:
+            batch = run()
+            then(batch)
+            self.commit(self.current.handed_over)
+
+        asyncio.get_running_loop().call_soon(hand_over)
+
+    # the sink
+    async def send(self, piece: Piece) -> int:
+        self.sent.append(piece.content.decode().split()[0])
+        self.commit(self.current.sending)
+        await asyncio.sleep(0)
+        return len(piece)
+
+    def offer(self, piece: Piece) -> int | None:
+        if b"large" in piece.content:
+            return None
+        self.sent.append(piece.content.decode())
+        return len(piece)
+
+    def when_gone(self, _: object) -> None: ...
+
+    def delivered(self, *_: object) -> None: ...
+
+
+class _Sink:
+    """The scene as a sink: `open` has another meaning there."""
+
+    def __init__(self, scene: Scene) -> None:
+        self.scene = scene
+
+    async def open(self) -> None: ...
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.scene, name)
+
+
+def stream_of(scene: Scene) -> Stream:
+    user = SimpleNamespace(user_id="ann", expires_in=lambda: 1e6)
+    traffic = SimpleNamespace(operations=0, sent=lambda *_: None, delivered=lambda *_: None, end=lambda _: None)
+    parts = (scene, None, user, SimpleNamespace(client_id="phone"), scene, scene, traffic, 60.0)
+    return Stream(*cast("tuple[Any, ...]", parts))
+
+
+async def lived(scene: Scene) -> None:
+    scene.stream = stream_of(scene)
+    task = asyncio.create_task(scene.stream.run(cast("Any", _Sink(scene))))
+    await asyncio.sleep(0)
+    for _ in range(3):
+        scene.commit(1)
+        for _ in range(60):
+            await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+_FEW = st.integers(0, 2)
+_TURN = st.builds(Turn, st.integers(0, 3), st.booleans(), st.booleans(), _FEW, _FEW, _FEW)
+
+
+@settings(deadline=None)
+@given(turns=st.lists(_TURN, max_size=6))
+def test_lines_come_in_order_and_none_is_lost(turns: list[Turn]) -> None:
+    scene = Scene(list(turns))
+    asyncio.run(lived(scene))
+    assert scene.sent == scene.made
+    assert scene.op_id == scene.newest

@@ -1,0 +1,65 @@
+"""Cores that a process may use, and how many processes of an endpoint suit them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from headwater.cli.api import upload_share
+from headwater.cli.workers import most_workers, usable_cores, worker_count
+from tests.unit.config.configs import MINIMAL, load
+
+
+@pytest.mark.parametrize(
+    ("written", "cores"),
+    [
+        ("max 100000", 8),
+        ("400000 100000", 4),
+        ("250000 100000", 2),
+        ("50000 100000", 1),
+        ("9900000 100000", 8),
+        ("", 8),
+    ],
+)
+def test_a_limit_of_a_container_counts_in_whole_cores(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: str, cores: int
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
+    (tmp_path / "cpu.max").write_text(written, encoding="ascii")
+    assert usable_cores(tmp_path / "cpu.max") == cores
+    assert usable_cores(tmp_path / "none") == 8
+
+
+@pytest.mark.parametrize(
+    ("cores", "memory", "workers"),
+    [(1, "max", 1), (2, "max", 1), (4, "max", 3), (64, "max", 4), (64, str(600 << 20), 2), (64, str(100 << 20), 1)],
+)
+def test_processes_leave_a_core_and_fit_into_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cores: int, memory: str, workers: int
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)), raising=False)
+    (tmp_path / "memory.max").write_text(memory + "\n", encoding="ascii")
+    assert most_workers(tmp_path / "none", tmp_path / "memory.max") == workers
+    assert most_workers(tmp_path / "none", tmp_path / "none") == max(1, min(cores - 1, 4))
+
+
+def test_a_store_in_postgres_has_one_process_for_each_endpoint_unless_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(3)), raising=False)
+    elsewhere = MINIMAL.replace(
+        "{type: sqlite, path: data}", "{type: postgresql, uri: 'postgresql://headwater:x@store/store'}"
+    )
+    assert worker_count(load(tmp_path, elsewhere)) == 1
+    assert worker_count(load(tmp_path, elsewhere + "api: {workers: 7}")) == 7
+
+
+def test_uploads_of_all_processes_together_take_what_is_configured(tmp_path: Path) -> None:
+    written = "upload: {role: app, tables: {todos: }, max_connections: 8, max_per_user: 5}"
+    whole = load(tmp_path, MINIMAL + written).upload
+    share = upload_share(whole, 4)
+    assert share is not None
+    assert (share.max_connections, share.max_per_user) == (2, 2)
+    assert upload_share(whole, 1) == whole

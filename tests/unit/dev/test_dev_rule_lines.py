@@ -1,0 +1,58 @@
+"""Which lines of a sync config are shown as those that let a row through."""
+
+from __future__ import annotations
+
+from textwrap import dedent
+
+import pytest
+
+from headwater.dev.demo_files import find_demo_files
+from headwater.dev.rule_lines import RuleText
+from headwater_rules.compiler.compile import compile_config
+
+
+@pytest.fixture
+def demo() -> RuleText:
+    return RuleText(find_demo_files().rules.read_text(encoding="utf-8"))
+
+
+def shown(rules: RuleText, stream: str) -> list[list[str]]:
+    """For each definition of buckets of a stream, its lines."""
+    buckets = [each.name for each in compile_config(rules.text).plan.buckets if each.name.startswith(f"{stream}.")]
+    lines = rules.text.splitlines()
+    return [
+        [lines[number - 1].strip() for number in rules.of_bucket(stream, f'{bucket}["x"]').giving] for bucket in buckets
+    ]
+
+
+def test_each_branch_of_an_or_has_its_own_line(demo: RuleText) -> None:
+    assert shown(demo, "lists") == [
+        ["WHERE owner_id = auth.user_id()"],
+        ["OR id IN (SELECT list_id FROM list_members WHERE user_id = auth.user_id())"],
+    ]
+
+
+def test_a_stream_without_a_condition_shows_its_query(demo: RuleText) -> None:
+    assert shown(demo, "announcements") == [["query: SELECT * FROM announcements"]]
+
+
+def test_a_stream_ends_before_the_comment_of_the_next() -> None:
+    text = """\
+        config:
+          edition: 3
+        streams:
+          mine:
+            auto_subscribe: true
+            query: >
+              SELECT * FROM notes
+              WHERE owner = auth.user_id()
+
+          # of everybody
+          all:
+            auto_subscribe: true
+            query: SELECT * FROM news
+        """
+    rules = RuleText(dedent(text))
+    (bucket,) = [each.name for each in compile_config(rules.text).plan.buckets if each.name.startswith("mine")]
+    lines = rules.of_bucket("mine", f'{bucket}["u1"]')
+    assert (lines.first, lines.last, lines.giving) == (4, 8, (8,))

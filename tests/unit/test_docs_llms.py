@@ -1,0 +1,44 @@
+"""What assistants read: llms.txt has every page of the docs, llms-full.txt their text."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from docs.generate import llms
+
+DOCS = Path(__file__).parents[2] / "docs"
+INDEX = (DOCS / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_short_one_leads_to_every_page_and_says_what_is_in_it() -> None:
+    text = llms.llms_txt(INDEX)
+    assert re.match(r"# Headwater\n\n> Headwater is a sync backend .+\.\n\n## ", text)
+    found = dict(re.findall(r"^- \[.+?\]\((.+?)\): (.+\.)$", text, re.MULTILINE))
+    assert set(found) == {page.name for page in DOCS.glob("*.md")} - {"README.md"}
+
+
+def test_an_entry_that_goes_on_in_the_next_line_is_one() -> None:
+    (group,) = llms.groups("# A\n\nIntro.\n\n## One\n\n* [B](b.md): it is\n  long.\n* [C](c.md)\n\n## None\n\nText\n")
+    assert group == llms.Group("One", (llms.Entry("B", "b.md", "it is long."), llms.Entry("C", "c.md", "")))
+
+
+def test_the_long_one_has_the_pages_in_the_order_of_the_index() -> None:
+    pages = {page.name: page.read_text(encoding="utf-8") for page in DOCS.glob("*.md")}
+    text = llms.llms_full_txt(INDEX, pages)
+    places = [text.index(pages[each.page].strip()) for group in llms.groups(INDEX) for each in group.entries]
+    assert places == sorted(places)
+
+
+def test_links_out_of_the_docs_lead_into_the_site_or_name_the_file() -> None:
+    text = "[changes](../CHANGELOG.md#added), [rules](../docker/alerts.yaml), [`../x.py`](../x.py), [here](limits.md)"
+    fence = "```md\n[kept](../CHANGELOG.md)\n```"
+    assert llms.inside(f"{text}\n\n{fence}\n", {"CHANGELOG.md": "changelog.md"}) == (
+        "[changes](changelog.md#added), rules (`docker/alerts.yaml`), `../x.py`, [here](limits.md)" + f"\n\n{fence}\n"
+    )
+
+
+def test_links_of_a_file_that_lies_elsewhere_lead_to_pages() -> None:
+    text = "[how](../docs/limits.md#a), [compose](compose.yaml), [site](https://example.com)"
+    assert llms.from_project(text, "docker") == "[how](limits.md#a), compose, [site](https://example.com)"
+    assert llms.from_project("[how](docs/limits.md), [readme](README.md)", "") == "[how](limits.md), readme"
