@@ -139,18 +139,7 @@ class PostgresReader:
 
     def chunk(self, bucket: str, after: OpId, upto: OpId) -> Chunk:
         key = bucket_key(bucket)
-        within: psycopg.Connection | None = getattr(self._local, "snapshot", None)
-        if within is not None:
-            return read_hot_chunk(within, key, after, upto) or read_chunk(within, key, after, upto)
-        with self._connections.lend() as connection:
-            hot = read_hot_chunk(connection, key, after, upto)
-            if hot is not None:
-                return hot
-            connection.execute(_BEGIN)
-            try:
-                return read_chunk(connection, key, after, upto)
-            finally:
-                _end(connection)
+        return self._read(lambda db: read_hot_chunk(db, key, after, upto) or read_chunk(db, key, after, upto))
 
     def marks(self, buckets: Sequence[str]) -> dict[str, BucketMarks]:
         query = "select name, clear_op, compacted_op, last_op from buckets where id = any(%s::bigint[])"

@@ -42,31 +42,41 @@ with start as materialized (
 select segmented, overtaken, ops, size, last, (select count(*) from candidates) > size from start, taken
 """
 
-# As many as fit in a chunk, and the number of segments found, up to the limit
-_RUNS = f"""
-select r.first_op, r.last_op, r.sealed, r.size, g.bodies, r.candidates from (
-    select *, row_number() over (order by last_op) as number, sum(size) over (order by last_op) as upto,
-        sum(length) over (order by last_op) as bytes, count(*) over () as candidates
-    from (
-        select s.first_op, s.last_op, s.sealed, s.blob, g.size, octet_length(g.bodies) as length
-        from segments s join segment_blobs g on g.id = s.blob
-        where s.bucket = %(bucket)s and s.last_op > %(position)s and s.first_op <= %(upto)s
-        order by s.last_op limit {_SEGMENTS}
-    ) s
-) r join segment_blobs g on g.id = r.blob
-where number = 1 or (upto <= {CHUNK_OPS} and bytes <= {CHUNK_BYTES}) order by r.last_op
-"""
-
-# As many as may fit in a chunk, and one more if there are more
-_LINES = f"""
-select id, convert_to(line, 'UTF8') from (
-    select id, line, row_number() over (order by id) as number,
-        sum(octet_length(line)) over (order by id) - octet_length(line) as before
-    from (
-        select id, line from ops where bucket = %(bucket)s and id > %(position)s and id <= %(upto)s
-        order by id limit {CHUNK_OPS + 1}
-    ) o
-) o where number <= 2 or before <= {CHUNK_BYTES} order by id
+# One statement, thus one moment: where to start and how many segments there are, up to the limit (kind 0); the segments
+# that fit in a chunk (1); and of the ops beside them as many as may fit, and one more if there are more (2)
+_MIXED = f"""
+with start as materialized ({_START}), candidates as materialized (
+    select s.first_op, s.last_op, s.sealed, s.blob, g.size, octet_length(g.bodies) as length
+    from start cross join lateral (
+        select first_op, last_op, sealed, blob from segments
+        where bucket = %(bucket)s and last_op > position and first_op <= %(upto)s order by last_op limit {_SEGMENTS}
+    ) s join segment_blobs g on g.id = s.blob
+), runs as materialized (
+    select * from (
+        select *, row_number() over (order by last_op) as number, sum(size) over (order by last_op) as ops,
+            sum(length) over (order by last_op) as bytes
+        from candidates
+    ) c where number = 1 or (ops <= {CHUNK_OPS} and bytes <= {CHUNK_BYTES})
+), covered as materialized (
+    select position, case when found = taken and found < {_SEGMENTS} then %(upto)s else last end as upto, found
+    from start, (select count(*) as found from candidates) f,
+        (select count(*) as taken, max(last_op) as last from runs) t
+), lines as (
+    select id, line from (
+        select o.id, o.line, row_number() over (order by o.id) as number,
+            sum(octet_length(o.line)) over (order by o.id) - octet_length(o.line) as before
+        from covered cross join lateral (
+            select id, line from ops where bucket = %(bucket)s and id > position and id <= upto
+            order by id limit {CHUNK_OPS + 1}
+        ) o
+    ) o where number <= 2 or before <= {CHUNK_BYTES}
+)
+select 0, position, covered.upto, overtaken, null::bigint, null::bytea from start join covered using (position)
+union all
+select 1, first_op, last_op, sealed, r.size, g.bodies from runs r join segment_blobs g on g.id = r.blob
+union all
+select 2, id, id, null, null, convert_to(line, 'UTF8') from lines
+order by 1, 3
 """
 
 
@@ -83,16 +93,14 @@ def read_hot_chunk(connection: psycopg.Connection, bucket: int, after: OpId, upt
 
 
 def read_chunk(connection: psycopg.Connection, bucket: int, after: OpId, upto: OpId) -> Chunk:
-    """A chunk that contains segments. Call it within a repeatable-read transaction."""
+    """A chunk that contains segments."""
     question = {"bucket": bucket, "after": after, "upto": upto}
-    row = connection.execute(_START, question).fetchone()
-    if row is None:
+    rows = connection.execute(_MIXED, question, binary=True).fetchall()
+    if not rows:
         return Chunk(b"", 0, after, more=False)
-    position, overtaken = row
-    runs = connection.execute(_RUNS, {**question, "position": position}, binary=True).fetchall()
-    looked_at = runs[-1][-1] if runs else 0
-    covered = upto if looked_at == len(runs) < _SEGMENTS else runs[-1][1]
-    lines = connection.execute(_LINES, {**question, "position": position, "upto": covered}, binary=True).fetchall()
+    _, position, covered, overtaken, _, _ = rows[0]
+    runs = [row[1:] for row in rows if row[0] == 1]
+    lines = [(row[1], row[5]) for row in rows if row[0] == 2]
     parts = ChunkParts(upto)
     complete = _take(parts, runs, lines, position)
     return parts.chunk(after, more=not complete or covered < upto, overtaken=overtaken)
@@ -100,13 +108,13 @@ def read_chunk(connection: psycopg.Connection, bucket: int, after: OpId, upto: O
 
 def _take(
     parts: ChunkParts,
-    runs: Sequence[tuple[int, int, bool, int, bytes, int]],
+    runs: Sequence[tuple[int, int, bool, int, bytes]],
     lines: Sequence[tuple[int, bytes]],
     position: int,
 ) -> bool:
     """Add segments and the ops of the hot tail between them. Returns False when they don't all fit."""
     start = 0
-    for first, last, sealed, size, bodies, _ in runs:
+    for first, last, sealed, size, bodies in runs:
         end = bisect_left(lines, first, key=itemgetter(0))
         if not parts.take_lines(lines[start:end]):
             return False
