@@ -6,18 +6,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
 from jsonschema import Draft202012Validator
-from schemathesis.checks import not_a_server_error
-from schemathesis.core.result import Ok
-from schemathesis.specs.openapi.checks import ignored_auth, positive_data_acceptance
 from starlette.routing import Mount, Route
 
 from tests.support.fix_admin import OPENAPI, AdminEndpoint
-
-NOT_MEANT = [ignored_auth, positive_data_acceptance]
-"""The token is always ours; and a text that has the right form may still be no sync config."""
 
 ENDLESS = "/api/headwater/v1/progress"
 
@@ -44,6 +37,8 @@ def test_every_route_is_described_and_nothing_else(admin: AdminEndpoint, describ
 
 
 def test_the_schemas_are_schemas(described: dict[str, Any]) -> None:
+    import schemathesis  # half a second of each process that collects tests, were it above
+
     for schema in described["components"]["schemas"].values():
         Draft202012Validator.check_schema(schema)
     schemathesis.openapi.from_dict(described).validate()
@@ -51,6 +46,13 @@ def test_the_schemas_are_schemas(described: dict[str, Any]) -> None:
 
 def fuzz(admin: AdminEndpoint, described: dict[str, Any], examples: int) -> None:
     """Send whatever the description allows, and what it does not: every answer is one that it names."""
+    import schemathesis
+    from schemathesis.checks import not_a_server_error
+    from schemathesis.core.result import Ok
+    from schemathesis.specs.openapi.checks import ignored_auth, positive_data_acceptance
+
+    # The token is always ours; and a text that has the right form may still be no sync config
+    not_meant = [ignored_auth, positive_data_acceptance]
     schema = schemathesis.openapi.from_dict(described)
     operations = [result.ok() for result in schema.get_all_operations() if isinstance(result, Ok)]
     assert len(operations) > 15
@@ -66,7 +68,7 @@ def fuzz(admin: AdminEndpoint, described: dict[str, Any], examples: int) -> None
                 base_url=f"http://127.0.0.1:{admin.port}", headers=dict(admin.http.headers), timeout=60
             )
             away = [not_a_server_error] if response.status_code == 503 else []  # the source answers nobody
-            case.validate_response(response, excluded_checks=[*NOT_MEANT, *away])
+            case.validate_response(response, excluded_checks=[*not_meant, *away])
 
         ask()
 
