@@ -15,6 +15,7 @@ from headwater_client.database.crud import CrudTransaction, as_json
 from headwater_client.errors import ConnectError, Refused, TokenRefused, Unreachable
 from headwater_client.sync.options import AppCalls
 from headwater_client.transport.endpoint import Credentials
+from headwater_client.transport.http import trusted
 
 if TYPE_CHECKING:
     from headwater_client.database.database import Database
@@ -83,7 +84,7 @@ class UploadConnector:
         url = f"{self._endpoint}/upload"
         headers = {"authorization": f"Token {credentials.token}"}
         try:
-            response = httpx.post(url, json=body, headers=headers, timeout=_SECONDS)
+            response = httpx.post(url, json=body, headers=headers, timeout=_SECONDS, verify=trusted())
         except httpx.HTTPError as error:
             raise Unreachable(f"{url}: {error or type(error).__name__}") from error
         if response.status_code == 401:
