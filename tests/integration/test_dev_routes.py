@@ -23,6 +23,7 @@ from headwater.source.connect import SourceSettings
 from tests.support.fix_api import PlayedHead
 from tests.support.fix_postgres import SourceDb
 from tests.support.memory_store import MemoryStore
+from tests.support.plain_http import plain_http
 
 SECRET = urlsafe_b64encode(b"a secret of the tests that is long enough").decode()
 KEY = parse_key({"kty": "oct", "alg": "HS256", "k": SECRET})
@@ -54,11 +55,11 @@ def served(demo: Demo, files: DemoFiles) -> Iterator[httpx.Client]:
     thread = threading.Thread(target=server.run, args=([listening],))
     thread.start()
     try:
-        with httpx.Client(base_url=f"http://127.0.0.1:{listening.getsockname()[1]}", timeout=30) as client:
+        with plain_http(listening.getsockname()[1]) as client:
             yield client
     finally:
         server.handle_exit(15, None)
-        thread.join(15)
+        thread.join(60)
         assert not thread.is_alive(), "the server ends"
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from base64 import urlsafe_b64encode
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,9 +13,10 @@ import pytest
 
 from tests.support.fix_api import AUDIENCE, SECRET, make_token
 from tests.support.fix_postgres import SourceDb
-from tests.support.fix_processes import DEADLINE, Launch, Running
+from tests.support.fix_processes import Launch, Running
 from tests.support.fix_service import free_port
 from tests.support.fix_upload import Uploads, patch, put
+from tests.support.plain_http import plain_http
 
 # A row for each time that a write was done, so that one done twice shows
 COUNTED = """
@@ -34,7 +34,7 @@ class Dying:
 
     survivor: Uploads
     launch: Launch
-    config: dict[str, object]
+    config: dict[str, Any]
 
     @property
     def db(self) -> SourceDb:
@@ -43,15 +43,11 @@ class Dying:
     def dies_while_taking(self, transactions: list[dict[str, Any]], failpoint: str) -> None:
         """Have it die at this failpoint, with no answer given."""
         running: Running = self.launch("api", self.config, failpoint=failpoint)
-        address = f"http://127.0.0.1:{self.config['port']}"
-        deadline = time.monotonic() + DEADLINE
-        while not _answers(address):
-            assert running.alive, running.output
-            assert time.monotonic() < deadline, running.output
-            time.sleep(0.02)
+        running.wait_for("Application startup complete")
         body = {"client_id": "device", "transactions": transactions}
-        with pytest.raises(httpx.TransportError):
-            httpx.post(f"{address}/upload", json=body, headers={"authorization": f"Token {make_token('ann')}"})
+        said = {"authorization": f"Token {make_token('ann')}"}
+        with plain_http(self.config["port"], said) as http, pytest.raises(httpx.TransportError):
+            http.post("/upload", json=body)
         running.died_at(failpoint.partition(":")[0])
 
     def post(self, transactions: list[dict[str, Any]]) -> list[str]:
@@ -59,14 +55,6 @@ class Dying:
         response = self.survivor.post("ann", {"client_id": "device", "transactions": transactions})
         assert response.status_code == 200, response.text
         return [each["outcome"] for each in response.json()["transactions"]]
-
-
-def _answers(address: str) -> bool:
-    try:
-        httpx.get(f"{address}/probes/liveness", timeout=5)
-    except httpx.TransportError:
-        return False
-    return True
 
 
 @pytest.fixture
@@ -78,7 +66,7 @@ def dying(uploads: Uploads, launch: Launch, tmp_path: Path) -> Dying:
         "username": login.user, "sslmode": "disable",
     }  # fmt: skip
     key = {"kty": "oct", "alg": "HS256", "k": urlsafe_b64encode(SECRET).decode()}
-    config: dict[str, object] = {
+    config: dict[str, Any] = {
         "replication": {"connections": [connection]},
         "storage": {"type": "sqlite", "path": str(tmp_path / "store")},
         "client_auth": {"audience": [AUDIENCE], "jwks": {"keys": [key]}},

@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import httpx
 import pytest
 
 from tests.support import command
-from tests.support.fix_headwater import Deploy, wait_until
+from tests.support.fix_headwater import Deploy
 from tests.support.fix_processes import Launch
 from tests.support.fix_service import config_of, free_port
+from tests.support.plain_http import plain_http
 
 if TYPE_CHECKING:
     from tests.support.fix_postgres import SourceDb
@@ -52,14 +52,9 @@ def test_the_endpoint_serves_and_the_replicator_says_what_it_needs(
     config = config_of(deployment, port := free_port())
     endpoint = launch("api", config)
 
-    def answers() -> bool:
-        assert endpoint.alive, endpoint.output
-        try:
-            return httpx.get(f"http://127.0.0.1:{port}/probes/liveness").status_code == 200
-        except httpx.TransportError:
-            return False
-
-    wait_until(answers, "the endpoint to answer")
+    endpoint.wait_for("Application startup complete")
+    with plain_http(port) as http:
+        assert http.get("/probes/liveness").status_code == 200
     replicator = launch("replicate", config)
     assert replicator.wait() == 1
     assert "[HW_8003] this command needs Spark" in replicator.output

@@ -26,6 +26,7 @@ from headwater.api.http.server import ApiServer, bind
 from headwater.oplog.lsn import Lsn
 from headwater.source.connect import SourceSettings
 from headwater.storage.open import open_backend
+from tests.support.plain_http import plain_http
 from tests.support.ruled_configs import SERVED
 from tests.support.ruled_store import RuledStore
 
@@ -100,14 +101,14 @@ def running_admin(
         thread.start()
         try:
             headers = {"authorization": f"Token {TOKEN}"}
-            with httpx.Client(base_url=f"http://127.0.0.1:{port}", headers=headers, timeout=60) as http:
+            with plain_http(port, headers) as http:
                 _wait_until_started(http)
                 document = http.get(OPENAPI).json()
                 http.event_hooks = {"response": [partial(is_as_described, document)]}
                 yield AdminEndpoint(app, server, http, port, public)
         finally:
             server.handle_exit(15, None)
-            thread.join(15)
+            thread.join(60)
             assert not thread.is_alive(), "the server ends"
 
 
@@ -127,7 +128,7 @@ def is_as_described(document: dict[str, Any], response: httpx.Response) -> None:
 
 
 def _wait_until_started(http: httpx.Client) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while http.get("/probes/startup").status_code != 200:
         assert time.monotonic() < deadline, "the server starts"
 

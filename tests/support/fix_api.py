@@ -27,6 +27,7 @@ from headwater_rules.evaluate.requests import resolve
 from headwater_rules.results import SyncRequest
 from tests.support.memory_store import MemoryStore
 from tests.support.model_client import ModelClient
+from tests.support.plain_http import plain_http
 
 SECRET = b"a secret of the tests, of at least sixty-four bytes, so that it fits any hash"
 AUDIENCE = "headwater-tests"
@@ -199,7 +200,7 @@ class Endpoint:
 
     def wait_for_the_end(self) -> None:
         """Wait until a server that was told to has ended."""
-        self.thread.join(15)
+        self.thread.join(60)
         assert not self.thread.is_alive(), "the server ends"
 
     def _headers(self, token: str | None, more: Mapping[str, str]) -> dict[str, str]:
@@ -222,19 +223,19 @@ def running(store: MemoryStore, extra_routes: Sequence[BaseRoute] = (), **settin
     thread = threading.Thread(target=server.run, args=([listening],))
     thread.start()
     try:
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=10) as http:
+        with plain_http(port) as http:
             service = Endpoint(store, head, server, http, thread)
             _wait_until_started(service)
             yield service
     finally:
         if not server.should_exit:  # a second signal would not let it end in order
             server.handle_exit(15, None)
-        thread.join(15)
+        thread.join(60)
         assert not thread.is_alive(), "the server ends"
 
 
 def _wait_until_started(service: Endpoint) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while service.http.get("/probes/startup").status_code != 200:
         assert time.monotonic() < deadline, "the server starts"
 

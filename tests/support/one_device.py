@@ -15,7 +15,7 @@ def sees(port: int, written: Callable[[], object], *, user: str = "ann", **body:
     headers = {"authorization": f"Token {token_for(user)}", "accept-encoding": "gzip"}
     url, request = f"http://127.0.0.1:{port}/sync/stream", {"raw_data": True, **body}
     client = ModelClient()
-    with httpx.stream("POST", url, json=request, headers=headers, timeout=30) as response:
+    with httpx.stream("POST", url, json=request, headers=headers, timeout=60, verify=False) as response:
         lines = response.iter_lines()
         while client.completed < 1:
             client.receive(next(lines).encode() + b"\n")

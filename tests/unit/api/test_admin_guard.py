@@ -25,6 +25,7 @@ from tests.support.fix_admin import NOWHERE, TOKEN, AdminEndpoint, running_admin
 from tests.support.fix_api import AUDIENCE, Endpoint, PlayedHead, jwk, make_token
 from tests.support.fix_logs import line_of
 from tests.support.memory_store import MemoryStore
+from tests.support.plain_http import plain_http
 from tests.support.rsocket_client import requester
 from tests.support.ruled_configs import SERVED
 from tests.support.ruled_store import RuledStore
@@ -74,7 +75,7 @@ def test_every_route_that_is_not_public_is_shut(admin: AdminEndpoint) -> None:
     assert {path for _, path in routes} >= PUBLIC
     shut = sorted((method, path) for method, path in routes if path not in PUBLIC)
     assert len(shut) > 4
-    with httpx.Client(base_url=f"http://127.0.0.1:{admin.port}") as stranger:
+    with plain_http(admin.port) as stranger:
         for (method, path), header in product(shut, (None, *WRONG)):
             headers = {} if header is None else {"authorization": header}
             response = stranger.request(method, path, headers=headers, content=b"{")
@@ -85,9 +86,10 @@ def test_every_route_that_is_not_public_is_shut(admin: AdminEndpoint) -> None:
 
 
 def test_an_unknown_path_and_a_wrong_method_are_no_news_for_strangers(admin: AdminEndpoint) -> None:
-    for method, path in (("GET", "/api/none"), ("DELETE", "/api/admin/v1/status"), ("GET", "/api/"), WITH_A_SLASH):
-        url = f"http://127.0.0.1:{admin.port}{path}"
-        assert httpx.request(method, url).status_code == 401
+    wrong = ("GET", "/api/none"), ("DELETE", "/api/admin/v1/status"), ("GET", "/api/"), WITH_A_SLASH
+    with plain_http(admin.port) as stranger:
+        assert {stranger.request(method, path).status_code for method, path in wrong} == {401}
+    for method, path in wrong:
         assert admin.http.request(method, path).status_code in {404, 405}
 
 
@@ -107,7 +109,7 @@ def test_a_door_with_any_tokens_stays_shut_to_those_without(tokens: tuple[str, .
     headers = {} if header is None else {"authorization": header}
 
     async def ask() -> int:
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as http:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test", verify=False) as http:
             return (await http.get("/api/secret", headers=headers)).status_code
 
     assert anyio.run(ask) == 401
@@ -129,8 +131,9 @@ def test_an_endpoint_without_tokens_answers_no_operator(
 
 def test_refusals_are_counted_and_told_of_once(admin: AdminEndpoint, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
-    for _ in range(30):
-        httpx.get(f"http://127.0.0.1:{admin.port}/api/admin/v1/status", headers={"authorization": "Token wrong"})
+    with plain_http(admin.port, {"authorization": "Token wrong"}) as stranger:
+        for _ in range(30):
+            stranger.get("/api/admin/v1/status")
     assert admin.app.state.refused() == {"PSYNC_S2101": 30}
     lines = [line_of(record) for record in caplog.records if "refused" in record.getMessage()]
     assert len(lines) == 1
@@ -139,24 +142,25 @@ def test_refusals_are_counted_and_told_of_once(admin: AdminEndpoint, caplog: pyt
 
 def test_with_a_port_of_its_own_the_public_one_has_no_admin_routes(ruled: RuledStore) -> None:
     ruled.serve(SERVED)
-    with running_admin(AdminSettings((TOKEN,), ruled.store.address, (NOWHERE,)), own_port=True) as admin:
+    with (
+        running_admin(AdminSettings((TOKEN,), ruled.store.address, (NOWHERE,)), own_port=True) as admin,
+        plain_http(admin.public_port, {"authorization": f"Token {TOKEN}"}) as public,
+    ):
         assert admin.port != admin.public_port
         for _, path in every_route(admin.app.routes):
             if path in PUBLIC:
                 continue
-            headers = {"authorization": f"Token {TOKEN}"}
-            response = httpx.get(f"http://127.0.0.1:{admin.public_port}{path}", headers=headers)
-            assert response.status_code == 404, path
+            assert public.get(path).status_code == 404, path
         assert admin.http.get("/api/admin/v1/status").status_code == 200
-        assert admin.http.get(f"http://127.0.0.1:{admin.public_port}/probes/readiness").status_code == 200
+        assert public.get("/probes/readiness").status_code == 200
 
 
 def test_a_port_of_operators_has_no_routes_of_devices(ruled: RuledStore) -> None:
     ruled.serve(SERVED)
     with running_admin(AdminSettings((TOKEN,), ruled.store.address, (NOWHERE,)), own_port=True) as admin:
-        for path in ("/sync/stream", "/sync/checkpoint-request"):
-            answers = [httpx.post(f"http://127.0.0.1:{port}{path}") for port in (admin.port, admin.public_port)]
-            assert [answer.status_code for answer in answers] == [404, 401]
+        with plain_http(admin.port) as operator, plain_http(admin.public_port) as device:
+            for path in ("/sync/stream", "/sync/checkpoint-request"):
+                assert [each.post(path).status_code for each in (operator, device)] == [404, 401]
         with requester(f"http://127.0.0.1:{admin.public_port}") as found:
             found.set_up("nonsense")
             assert found.receive().error[1].startswith("[PSYNC_S2101] ")
@@ -172,5 +176,5 @@ def test_a_full_house_keeps_no_operator_out_of_a_port_of_their_own(ruled: RuledS
         running_admin(settings, own_port=True, limits=full) as admin,
         socket.create_connection(("127.0.0.1", admin.public_port)),
     ):
-        assert httpx.get(f"http://127.0.0.1:{admin.public_port}/probes/liveness").status_code == 503
+        assert httpx.get(f"http://127.0.0.1:{admin.public_port}/probes/liveness", verify=False).status_code == 503
         assert admin.http.get("/api/admin/v1/status").status_code == 200
