@@ -13,7 +13,7 @@ from headwater.embedded.postgres import EmbeddedPostgres
 from headwater.pipeline.jobs import BulkJobs
 from tests.integration.world import CONFIG, SOURCE, NewWorld, SmallDisk, World
 from tests.support.changed_source import Device
-from tests.support.fix_headwater import Deployment
+from tests.support.fix_headwater import WATCHED, Deployment
 from tests.support.fix_postgres import SourceDb
 from tests.support.network import Network
 
@@ -64,6 +64,7 @@ def world_of(
                 password="right",
                 port=network.port,
                 silence_seconds=4.0,
+                pace=WATCHED,
             )
             stack.callback(deployment.close)
             deployment.start()

@@ -19,7 +19,7 @@ from headwater.source.connect import SourceSettings, connect
 from headwater.source.readiness.finding import Finding
 from headwater.source.readiness.health import look
 from tests.integration.test_catalog import settings_for
-from tests.support.fix_headwater import HASTY, Deploy, Deployment, wait_until
+from tests.support.fix_headwater import WATCHED, Deploy, Deployment, wait_until
 from tests.support.fix_postgres import SourceDb
 
 SLOT = "headwater_default"
@@ -142,7 +142,9 @@ def test_what_another_version_kept_is_passed_over() -> None:
 @pytest.fixture
 def deployment(deploy: Deploy, source_db: SourceDb) -> Deployment:
     source_db.execute("create table notes (id text primary key, body text); insert into notes values ('1')")
-    return deploy(NOTES)
+    made = deploy(NOTES)
+    made.pace = WATCHED
+    return made
 
 
 def standing(deployment: Deployment) -> Health:
@@ -209,7 +211,7 @@ def test_an_error_is_kept_with_its_cause_and_remedy_until_rows_flow_again(
     server = postgres_with()
     source = SourceDb(server, "postgres")
     source.execute("create table notes (id text primary key)")
-    deployment = Deployment(source, tmp_path / "store", NOTES, bulk, pace=replace(HASTY, health=0.2)).start()
+    deployment = Deployment(source, tmp_path / "store", NOTES, bulk, pace=replace(WATCHED, health=0.2)).start()
     try:
         wait_until(lambda: flows(deployment), "the first look")
         source.connection.close()

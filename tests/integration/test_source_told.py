@@ -21,7 +21,7 @@ from headwater.replication.health.model import State
 from headwater.source.triggers import install
 from tests.integration.test_source_health import NOTES, attempts, flows, standing
 from tests.support.command import headwater, headwater_here
-from tests.support.fix_headwater import Deploy, Deployment, wait_until
+from tests.support.fix_headwater import WATCHED, Deploy, Deployment, wait_until
 from tests.support.fix_postgres import SourceDb
 from tests.support.fix_processes import Launch
 from tests.support.fix_service import config_of, free_port
@@ -96,6 +96,7 @@ def test_command_endpoint_and_metrics_tell_the_same(
 ) -> None:
     source_db.execute("create table notes (id text primary key, body text)")
     deployment = deploy(NOTES)
+    deployment.pace = WATCHED
     install(deployment.settings)
     source_db.execute("alter table notes drop constraint notes_pkey")
     deployment.start()
@@ -189,7 +190,7 @@ def test_cause_and_remedy_are_told_by_command_endpoint_and_metrics(
     server = postgres_with(max_slot_wal_keep_size="128MB")
     source = SourceDb(server, "postgres")
     source.execute("create table notes (id text primary key); create table other (id text primary key)")
-    deployment = Deployment(source, tmp_path / "store", NOTES, bulk).start()
+    deployment = Deployment(source, tmp_path / "store", NOTES, bulk, pace=WATCHED).start()
     endpoint = Endpoint(free_port(), free_port())
     config = endpoint.config(deployment)
     (tmp_path / "status.json").write_text(json.dumps(config), encoding="utf-8")

@@ -13,7 +13,7 @@ import pytest
 
 from headwater.cli.await_source import wait_for_source
 from tests.support.command import Outcome, headwater_here
-from tests.support.fix_headwater import Deploy, Deployment, plan_of, wait_until
+from tests.support.fix_headwater import WATCHED, Deploy, Deployment, plan_of, wait_until
 from tests.support.fix_postgres import SourceDb
 
 HEAD = "config: {edition: 3}\nstreams:\n"
@@ -129,9 +129,10 @@ def test_served_from_a_file_the_rest_is_there_and_the_statements_are_told(
 
     caplog.set_level(logging.INFO)
     caplog.clear()
+    service.deployment.pace = WATCHED
     service.deployment.start()
     assert service.rows() == {NOTE}
-    wait_until(lambda: PUBLISH in caplog.text, "the replicator to name the statement", 20.0)
+    wait_until(lambda: PUBLISH in caplog.text, "the replicator to name the statement")
     status = service.run("source", "status")
     assert status.code == 1
     assert PUBLISH in status.out
@@ -139,7 +140,7 @@ def test_served_from_a_file_the_rest_is_there_and_the_statements_are_told(
 
     service.source.execute(f"{PUBLISH}; {service.grant}")
     wait_until(lambda: service.rows() == {NOTE, TODO}, "the rows of the table")
-    wait_until(lambda: "resolved: [HW_2030]" in caplog.text, "the replicator to say that it is over", 20.0)
+    wait_until(lambda: "resolved: [HW_2030]" in caplog.text, "the replicator to say that it is over")
     assert service.run("source", "status").code == 0
 
 

@@ -53,7 +53,10 @@ if TYPE_CHECKING:  # plugins must not import each other: pytest rewrites each as
     from tests.support.fix_postgres import SourceDb
 
 DEADLINE = 120.0
-HASTY = Pace(catalog=0.2, again=0.2, rest=0.02, health=1.0, work=0.1, retry=1.0)
+HASTY = Pace(catalog=0.5, again=0.2, rest=0.02, health=5.0, work=0.1, retry=1.0)
+"""Each look costs the source 10 ms of a processor."""
+WATCHED = replace(HASTY, health=1.0)
+"""Of a test that asks how the source stands."""
 TRIGGERED = replace(HASTY, catalog=3600.0)
 
 NOTES = """
