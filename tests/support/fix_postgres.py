@@ -11,7 +11,7 @@ import os
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -38,6 +38,7 @@ FAST: Final[Mapping[str, str]] = {
 }
 
 _numbers = itertools.count(1)
+Connection = psycopg.Connection[tuple[Any, ...]]
 
 
 @dataclass(slots=True)
@@ -46,7 +47,7 @@ class SourceDb:
 
     server: EmbeddedPostgres
     name: str
-    connection: psycopg.Connection[tuple[Any, ...]] = field(init=False, repr=False)
+    connection: Connection = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         self.connection = psycopg.connect(self.dsn, autocommit=True)
@@ -72,15 +73,15 @@ class SourceDb:
         """Drop its slots, ending whoever still uses them."""
         _drop_slots(self.connection, self.name)
 
-    def drop(self) -> None:
+    def drop(self, admin: Connection | None = None) -> None:
         """Drop the database with its slots, ending whoever still uses them."""
         self.connection.close()
-        with psycopg.connect(self.server.dsn(), autocommit=True) as admin:
-            _drop_slots(admin, self.name)
-            admin.execute(sql.SQL("drop database if exists {} with (force)").format(sql.Identifier(self.name)))
+        with nullcontext(admin) if admin else psycopg.connect(self.server.dsn(), autocommit=True) as conn:
+            _drop_slots(conn, self.name)
+            conn.execute(sql.SQL("drop database if exists {} with (force)").format(sql.Identifier(self.name)))
 
 
-def _drop_slots(admin: psycopg.Connection[tuple[Any, ...]], database: str, seconds: float = 20.0) -> None:
+def _drop_slots(admin: Connection, database: str, seconds: float = 60.0) -> None:
     deadline = time.monotonic() + seconds
     while True:
         slots = admin.execute(
@@ -139,17 +140,23 @@ def postgres(
         yield server
 
 
+@pytest.fixture(scope="session")
+def maintenance(postgres: EmbeddedPostgres) -> Iterator[Connection]:
+    """For all databases of the session: a connection costs a third of what a database does."""
+    with psycopg.connect(postgres.dsn(), autocommit=True) as conn:
+        yield conn
+
+
 @pytest.fixture
-def source_db(postgres: EmbeddedPostgres) -> Iterator[SourceDb]:
+def source_db(postgres: EmbeddedPostgres, maintenance: Connection) -> Iterator[SourceDb]:
     """A fresh database on the session's server; gone afterwards, with its slots and publications."""
     name = f"source_{next(_numbers)}"
-    with psycopg.connect(postgres.dsn(), autocommit=True) as admin:
-        admin.execute(sql.SQL("create database {}").format(sql.Identifier(name)))
+    maintenance.execute(sql.SQL("create database {}").format(sql.Identifier(name)))
     database = SourceDb(postgres, name)
     try:
         yield database
     finally:
-        database.drop()
+        database.drop(maintenance)
 
 
 @pytest.fixture
