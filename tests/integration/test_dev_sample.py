@@ -93,14 +93,16 @@ def test_every_list_has_its_owner_among_its_members(full: Connection) -> None:
     )
 
 
-def test_the_same_data_comes_each_time(full: Connection, source_db: SourceDb) -> None:
-    digest = (
-        "select md5(string_agg(t::text, ',' order by t::text)) from lists t where name like 'B%' and id::text < '1'"
-    )
-    with psycopg.connect(source_db.dsn, autocommit=True) as again:
-        assert fill(again, 100_000)
-        assert value(again, digest) == value(full, digest)
-        assert row_count(again) == row_count(full)
+def test_the_same_data_comes_each_time(source_db: SourceDb) -> None:
+    digest = "select md5(string_agg(t::text, ',' order by t::text)) from lists t where name like 'B%'"
+    found = []
+    for _ in range(2):
+        with psycopg.connect(source_db.dsn, autocommit=True) as conn:
+            assert fill(conn, 10_000)
+            found.append((value(conn, digest), row_count(conn)))
+            conn.execute("drop schema public cascade; create schema public")
+    assert found[0] == found[1]
+    assert found[0][0] is not None
 
 
 def test_told_to_stop_it_leaves_nothing_behind(source_db: SourceDb) -> None:

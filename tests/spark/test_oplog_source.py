@@ -182,12 +182,12 @@ def test_a_large_range_is_read_by_several_tasks(session: SparkSession, written: 
 def test_a_stream_gives_each_op_once_and_continues(session: SparkSession, stored: WrittenStore, tmp_path: Path) -> None:
     some_history(stored)
     folder = tmp_path / "tap"
-    ops = stream(session, stored, maxOpsPerBatch=700)
+    ops = stream(session, stored, maxOpsPerBatch=1100)
     assert replay(drain(ops, folder)) == stored.standing()
-    assert len(list((folder / "checkpoint" / "commits").glob("[0-9]*"))) >= 5
+    assert len(list((folder / "checkpoint" / "commits").glob("[0-9]*"))) >= 3
     stored.truncate()
     stored.write({"5": (B, "after")})
-    rows = drain(stream(session, stored, maxOpsPerBatch=700), folder)
+    rows = drain(stream(session, stored, maxOpsPerBatch=1100), folder)
     assert [row["op_id"] for row in rows] == sorted(row["op_id"] for row in read(session, stored).collect())
     assert replay(rows) == stored.standing() == Counter([(B, "5", "after")])
 
