@@ -84,7 +84,7 @@ def test_a_rotation_is_noticed_by_no_device(issuer: JwksServer, start: Start) ->
 
 def test_keys_are_there_before_the_first_device_asks(issuer: JwksServer, start: Start) -> None:
     start(jwks_uri=issuer.url())
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while not issuer.asked:
         assert time.monotonic() < deadline, "the keys are fetched"
         time.sleep(0.01)
@@ -137,7 +137,7 @@ def test_many_devices_with_tokens_of_a_new_key_ask_the_issuer_once(issuer: JwksS
         device.start()
     slow.set()
     for device in devices:
-        device.join(10)
+        device.join(60)
     assert answers == [True] * 20
     assert len(issuer.asked) - before <= 2
 

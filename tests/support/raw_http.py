@@ -26,7 +26,7 @@ class RawConnection:
         """Send a part again and again, until the other side says or does something, or reads no more; how many bytes
         were sent."""
         self._socket.settimeout(1)
-        sent, deadline = 0, time.monotonic() + 20
+        sent, deadline = 0, time.monotonic() + 60
         while sent < most and not self._has_news():
             assert time.monotonic() < deadline, "the other side ends it"
             try:
@@ -35,7 +35,7 @@ class RawConnection:
                 break
             sent += len(part)
             time.sleep(pause)
-        self._socket.settimeout(10)
+        self._socket.settimeout(60)
         return sent
 
     def answer(self) -> Answer:
@@ -108,5 +108,5 @@ class Answer:
 
 @contextmanager
 def connected(endpoint: Endpoint) -> Iterator[RawConnection]:
-    with socket.create_connection(endpoint.address, timeout=10) as connection:
+    with socket.create_connection(endpoint.address, timeout=60) as connection:
         yield RawConnection(connection)

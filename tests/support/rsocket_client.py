@@ -76,7 +76,7 @@ class Requester:
     def cancel(self, stream: int = 1) -> None:
         self.send(frame(stream, CANCEL))
 
-    def receive(self, seconds: float = 10.0) -> Received:
+    def receive(self, seconds: float = 60.0) -> Received:
         """The next frame, or a payload put together from its fragments. Raises TimeoutError, and ConnectionClosed when
         the connection has ended."""
         while (frame := self.receive_frame(seconds)).kind == PAYLOAD and frame.flags & FOLLOWS:
@@ -84,7 +84,7 @@ class Requester:
         before = self._fragments.pop(frame.stream, b"") if frame.kind == PAYLOAD else b""
         return replace(frame, body=before + frame.body)
 
-    def receive_frame(self, seconds: float = 10.0) -> Received:
+    def receive_frame(self, seconds: float = 60.0) -> Received:
         """The next frame, which may be a fragment. Raises as `receive` does."""
         content = self.websocket.recv(timeout=seconds)
         assert isinstance(content, bytes)
@@ -93,7 +93,7 @@ class Requester:
 
     def documents(self, until: str) -> Iterator[dict[str, object]]:
         """The payloads of a stream up to the first of a kind, each asked for by itself once the first are used up."""
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while time.monotonic() < deadline:
             received = self.receive()
             assert received.kind == PAYLOAD, received

@@ -59,7 +59,7 @@ class Line(ABC):
         self.over = True
         self._news.set()
 
-    async def until(self, text: bytes, seconds: float = 10.0) -> None:
+    async def until(self, text: bytes, seconds: float = 60.0) -> None:
         """Read on until this came. Raises TimeoutError, and EOFError at the end."""
         async with asyncio.timeout(seconds):
             while text not in self.heard:

@@ -181,7 +181,7 @@ def test_operators_wait_for_each_other_up_to_a_number(admin: AdminEndpoint, monk
 
     def held(*_: object) -> str:
         entered.release()
-        go.wait(30)
+        go.wait(150)
         raise RuntimeError
 
     monkeypatch.setattr("headwater.api.admin.versions.AdminSettings.store", held)
@@ -190,7 +190,7 @@ def test_operators_wait_for_each_other_up_to_a_number(admin: AdminEndpoint, monk
         thread.start()
     try:
         for _ in asking:
-            assert entered.acquire(timeout=10)
+            assert entered.acquire(timeout=60)
         waiting = [threading.Thread(target=admin.http.get, args=(f"{OURS}/versions",)) for _ in range(work.WAITING)]
         for thread in waiting:
             thread.start()
@@ -234,7 +234,7 @@ def events(response: httpx.Response) -> Iterator[Any]:
 
 
 def test_head_of_what_never_ends_ends(admin: AdminEndpoint) -> None:
-    answer = admin.http.head(f"{OURS}/progress", timeout=10)
+    answer = admin.http.head(f"{OURS}/progress", timeout=60)
     assert (answer.status_code, answer.headers["content-type"]) == (200, "text/event-stream; charset=utf-8")
 
 

@@ -28,7 +28,7 @@ def test_streams_end_whole_and_not_all_at_once(
     start_endpoint: Callable[..., Endpoint], memory_store: MemoryStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "headwater.api.streams.stream")
-    endpoint = start_endpoint(memory_store, http=HttpLimits(drain_seconds=1))
+    endpoint = start_endpoint(memory_store, http=HttpLimits(drain_seconds=3))
     with ExitStack() as stack:
         streams = [stack.enter_context(endpoint.stream(f"u{number}")) for number in range(STREAMS)]
         for stream in streams:
@@ -45,18 +45,16 @@ def test_streams_end_whole_and_not_all_at_once(
 def test_while_streams_end_nobody_else_comes_in(
     start_endpoint: Callable[..., Endpoint], memory_store: MemoryStore
 ) -> None:
-    endpoint = start_endpoint(memory_store, http=HttpLimits(drain_seconds=2))
+    endpoint = start_endpoint(memory_store, http=HttpLimits(drain_seconds=300))
     with ExitStack() as stack:
         streams = [stack.enter_context(endpoint.stream(f"u{number}")) for number in range(STREAMS)]
         for stream in streams:
             stream.completed()
         endpoint.terminate()
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while _listens(endpoint):
             assert time.monotonic() < deadline, "the listening socket is closed"
-        assert endpoint.server.config.app.state.open_streams() > 0  # type: ignore[union-attr]
-        for stream in streams:
-            stream.to_the_end()
+        assert endpoint.open_streams() > 0
 
 
 def _listens(endpoint: Endpoint) -> bool:
@@ -107,7 +105,7 @@ def process() -> Iterator[tuple[subprocess.Popen[str], str]]:
 def test_a_second_signal_ends_it_at_once(second: signal.Signals) -> None:
     headers = {"authorization": f"Token {make_token()}"}
     with process() as (running, address), ExitStack() as stack:
-        client = stack.enter_context(httpx.Client(base_url=address, timeout=10))
+        client = stack.enter_context(httpx.Client(base_url=address, timeout=60))
         answers = [
             stack.enter_context(client.stream("POST", "/sync/stream", json={}, headers=headers)) for _ in range(STREAMS)
         ]
@@ -122,7 +120,7 @@ def test_a_second_signal_ends_it_at_once(second: signal.Signals) -> None:
 
 
 def _until_it_drains(client: httpx.Client) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while True:
         try:
             client.get("/probes/liveness")

@@ -97,7 +97,7 @@ def clients(service: Service) -> list[object]:
     asked = urllib.request.Request(
         f"{service.endpoint}/api/headwater/v1/clients", headers={"authorization": f"Token {ADMIN}"}
     )
-    with urllib.request.urlopen(asked, timeout=10) as answer:
+    with urllib.request.urlopen(asked, timeout=60) as answer:
         found: list[object] = json.load(answer)["data"]["clients"]
     return found
 

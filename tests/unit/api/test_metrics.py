@@ -179,7 +179,7 @@ def test_those_who_ask_at_once_share_one_answer(memory_store: MemoryStore) -> No
 
     def slow(_: str) -> str:
         asked[0] += 1
-        release.wait(10)
+        release.wait(60)
         return ""
 
     memory_store.noted = slow  # type: ignore[method-assign, assignment]

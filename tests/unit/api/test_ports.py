@@ -19,7 +19,7 @@ listen = partial(bind, HOST, shared=Shared.LISTENING)
 def end_a_connection(server: socket.socket) -> None:
     """Ended by the server, its port stays in TIME_WAIT for a minute."""
     with socket.create_connection(server.getsockname()) as client:
-        server.settimeout(10)
+        server.settimeout(60)
         accepted, _ = server.accept()
         accepted.close()
         assert client.recv(1) == b""

@@ -23,9 +23,9 @@ from tests.support.memory_store import MemoryStore
 
 MEBIBYTE = 1 << 20
 LARGE = 12 * MEBIBYTE
-PART, PAUSE = 128 * 1024, 0.02  # slower than STALLED for the whole row
-STALLED = 1.0
-PONG = 0.3
+PART, PAUSE = 128 * 1024, 0.03  # slower than STALLED for the whole row
+STALLED = 2.0
+PONG = 1.0
 KEEPALIVE = client.frame(0, client.KEEPALIVE, client.RESPOND, bytes(8))
 UPGRADE = (
     "GET /sync/stream HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: websocket\r\n"
@@ -64,7 +64,7 @@ def test_a_client_that_reads_slowly_gets_a_large_row(
     memory_store.commit()
     with socket.socket() as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, PART)
-        connection.settimeout(10)
+        connection.settimeout(60)
         connection.connect(endpoint.address)
         ask(connection)
         received = b""
@@ -102,8 +102,8 @@ def test_a_websocket_that_reads_slowly_is_not_closed_for_its_late_pong(
 
 def test_a_websocket_whose_peer_is_silent_is_closed(endpoint: Endpoint) -> None:
     endpoint.server.config.ws_ping_interval = 0.1
-    endpoint.server.config.ws_ping_timeout = 0.1
-    with socket.create_connection(endpoint.address, timeout=10) as connection:
+    endpoint.server.config.ws_ping_timeout = PONG
+    with socket.create_connection(endpoint.address, timeout=60) as connection:
         over_a_websocket(connection)
         while connection.recv(PART):
             pass
@@ -120,12 +120,12 @@ class _SlowStore(MemoryStore):
     def chunk(self, bucket: str, after: OpId, upto: OpId) -> Chunk:
         if self.slow in bucket and after:
             self.asked.set()
-            assert self.go.wait(10)
+            assert self.go.wait(60)
         return super().chunk(bucket, after, upto)
 
 
 @pytest.mark.parametrize(
-    ("lives", "stalled", "code"), [(600.0, STALLED, "HW_6020"), (2.0, 60.0, "PSYNC_S2103")], ids=["stalls", "expires"]
+    ("lives", "stalled", "code"), [(600.0, STALLED, "HW_6020"), (5.0, 60.0, "PSYNC_S2103")], ids=["stalls", "expires"]
 )
 def test_a_client_that_stops_reading_what_the_store_was_slow_to_give_is_cut_off(
     start_endpoint: Callable[..., Endpoint], monkeypatch: pytest.MonkeyPatch, lives: float, stalled: float, code: str
@@ -146,7 +146,7 @@ def test_a_client_that_stops_reading_what_the_store_was_slow_to_give_is_cut_off(
         slow.request(credit=2)
         assert "checkpoint" in slow.receive().document
         assert "data" in slow.receive().document
-        assert store.asked.wait(10)
+        assert store.asked.wait(60)
         other.set_up(make_token("u2"))
         other.request()
         list(other.documents("token_expires_in"))  # by then, it was time for one for the slow client, too

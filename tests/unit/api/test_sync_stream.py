@@ -205,7 +205,7 @@ def test_an_expired_token_within_the_tolerance_of_clocks_is_told_so_and_nothing_
 
 
 def test_a_stream_ends_with_its_token(endpoint: Endpoint) -> None:
-    with endpoint.stream(token=make_token(exp=int(time.time()) + 2)) as stream:
+    with endpoint.stream(token=make_token(exp=int(time.time()) + 5)) as stream:
         client = stream.to_the_end()
     assert client.kinds()[-1] == "token_expires_in"
     assert client.lines[-1] == {"token_expires_in": 0}
@@ -221,7 +221,7 @@ def test_a_place_is_free_again_when_a_client_has_gone(
         refused = endpoint.post()
         assert refused.status_code == 429
         assert refused.content == b""
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while True:
         with endpoint.http.stream(
             "POST", "/sync/stream", json={}, headers={"authorization": f"Token {make_token()}"}
@@ -271,7 +271,7 @@ def test_one_user_leaves_room_for_others(memory_store: MemoryStore, start_endpoi
 
 def wait_until_admitted(endpoint: Endpoint, user: str) -> None:
     """The server learns a moment later that a client is gone."""
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while True:
         headers = {"authorization": f"Token {make_token(user)}"}
         with endpoint.http.stream("POST", "/sync/stream", json={}, headers=headers) as response:
@@ -291,7 +291,7 @@ def test_a_device_that_takes_nothing_is_cut_off_and_counted(
     memory_store.commit()
     with endpoint.stream("u1") as stalled, endpoint.stream("u2") as idle:
         idle.completed()
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while not endpoint.refused().get("HW_6020"):
             assert time.monotonic() < deadline, "the stream is cut off"
         with pytest.raises(httpx.RemoteProtocolError):

@@ -91,9 +91,9 @@ def test_a_connect_waits_for_the_thread_that_was_told_to_end(server: LittleServe
 
     database["todos"].insert({"id": "mine"})
     database.connect(App(server.endpoint, leave))
-    assert left.wait(20)
+    assert left.wait(60)
     database.connect(App(server.endpoint, lambda _: next_began.set()))
-    assert next_began.wait(20)
+    assert next_began.wait(60)
     assert overlapped == [False]
 
 
@@ -117,10 +117,10 @@ def test_an_upload_may_subscribe_while_somebody_connects(server: LittleServer, d
 
     database["todos"].insert({"id": "mine"})
     database.connect(App(server.endpoint, subscribe_often))
-    assert uploading.wait(20)
+    assert uploading.wait(60)
     again = threading.Thread(target=database.connect, args=(App(server.endpoint),), daemon=True)
     again.start()
-    again.join(20)
+    again.join(60)
     assert not again.is_alive()
 
 
@@ -136,8 +136,8 @@ def test_who_hears_of_a_failed_start_may_use_the_database(tmp_path: Path) -> Non
     database.on_status(hear)
     connecting = threading.Thread(target=database.connect, args=(App("http://127.0.0.1"),), daemon=True)
     connecting.start()
-    assert heard.wait(20)
-    connecting.join(20)
+    assert heard.wait(60)
+    connecting.join(60)
     database.close()
 
 
@@ -186,7 +186,7 @@ def test_a_number_that_the_server_has_long_passed_is_no_target(server: LittleSer
     def numbered(number: int) -> int:
         asked.append(number)
         if len(asked) == 1:
-            uploaded.wait(20)  # what opens the stream asks, too, and is slower than the upload
+            uploaded.wait(60)  # what opens the stream asks, too, and is slower than the upload
         return max(7, *asked)
 
     server.numbered = numbered

@@ -335,7 +335,7 @@ def test_an_app_may_sign_out_within_an_upload(opened: Open) -> None:
     database["todos"].insert({"id": "1"})
     database.connect(Connector())
     database.execute("update todos set done = 1")
-    assert done.wait(10)
+    assert done.wait(60)
     assert database.uploads_waiting == 0
 
 
@@ -361,11 +361,11 @@ def test_who_watches_gets_the_end_when_the_file_is_closed(opened: Open) -> None:
 
     thread = threading.Thread(target=follow)
     thread.start()
-    assert first.wait(10)
+    assert first.wait(60)
     database["todos"].insert({"id": "1"})
     wait_until(lambda: results == [0, 1], "the second result")
     database.close()
-    thread.join(10)
+    thread.join(60)
     assert not thread.is_alive()
 
 

@@ -91,7 +91,7 @@ def test_no_more_is_asked_for_than_was_stored() -> None:
         credit = 10
         for number, document in enumerate(DOCUMENTS):
             if credit == 0:
-                credit += credit_of(connection.recv(timeout=20))
+                credit += credit_of(connection.recv(timeout=60))
             connection.send(payload(document))
             credit -= 1
             ahead.append(number + 1 + credit - stored)
@@ -136,7 +136,7 @@ def test_a_sign_of_life_is_answered_with_what_it_brought() -> None:
 
     def play(connection: ServerConnection) -> None:
         connection.send(rsocket.frame(0, rsocket.KEEPALIVE, rsocket.RESPOND, bytes(8) + b"well?"))
-        answers.append(connection.recv(timeout=20))
+        answers.append(connection.recv(timeout=60))
         connection.send(COMPLETE)
 
     with playing(play) as endpoint:
@@ -150,7 +150,7 @@ def test_a_silent_server_is_left_once_it_does_not_answer(monkeypatch: pytest.Mon
 
     def play(connection: ServerConnection) -> None:
         for _ in range(5):  # longer than a silent one would be waited for
-            heard.append(connection.recv(timeout=20))
+            heard.append(connection.recv(timeout=60))
             connection.send(rsocket.frame(0, rsocket.KEEPALIVE, 0, bytes(8)))
         heard.extend(connection)
 

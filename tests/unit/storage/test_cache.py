@@ -233,7 +233,7 @@ def ask_at_once(cached: CachedReader, count: int) -> list[Chunk | Exception]:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(10)
+        thread.join(60)
     return answers
 
 
