@@ -6,25 +6,33 @@ import os
 import threading
 import time
 import uuid
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 import psutil
 import pytest
+from pyspark.sql import SparkSession, functions
 
-from headwater.bulk.contract import CompareJob, Difference, GivenUpError, TableChangedError
+from headwater.bulk.contract import CompareJob, Difference, GivenUpError, SnapshotTable, TableChangedError
 from headwater.decode.catalog import TypeCatalog
 from headwater.errors import HeadwaterError, Kind
 from headwater.oplog.change import Relation, ReplicaIdentity
-from headwater.pipeline.compare import ComparedRow, RowsTask, StoreRows
+from headwater.pipeline.compare import ComparedRow, RowsTask, SourceRows, StoreRows
 from headwater.pipeline.engine import Task
+from headwater.pipeline.partition import Partition
+from headwater.pipeline.spark.differences import differing_rows, rows_of
 from headwater.pipeline.spark.engine import SparkEngine
 from headwater.pipeline.spark.session import Spark, SparkJobError
 from headwater.source.connect import SourceSettings
 from headwater.storage.address import SqliteAddress
 from headwater.storage.contract.store import StoredTable
 from tests.support.fix_headwater import wait_until
+
+if TYPE_CHECKING:
+    from headwater.source.catalog.leaves import Leaf
+    from headwater.source.catalog.published import PublishedTable
 
 pytestmark = pytest.mark.spark
 
@@ -187,6 +195,7 @@ class Endless(StoreRows):
 
 
 JOB = CompareJob(SourceSettings("", "", ""), "", (), (), TypeCatalog(), SqliteAddress(""), "")
+IN_PIECES = replace(JOB, source=SourceSettings("", "", "", batch_bytes=4_000))
 TABLE = StoredTable(1, "default", (Relation(1, "public", "items", ReplicaIdentity.DEFAULT, ()),), "")
 
 
@@ -198,6 +207,69 @@ def test_where_rows_meet_an_error_is_a_value_too(engine: SparkEngine, tmp_path: 
     assert failure.value.where == "public.items"
     assert found == []
     assert len(list(tmp_path.iterdir())) == 1
+
+
+ROWS = 100
+
+
+@dataclass(frozen=True)
+class ReadOnce(SourceRows):
+    """Rows that can't be read a second time. `directory` is empty before the first."""
+
+    directory: str
+
+    def rows(self, job: CompareJob) -> Iterator[list[ComparedRow]]:
+        if list(Path(self.directory).iterdir()):
+            raise TableChangedError("a table was truncated", "public.items")
+        Path(self.directory, "read").touch()
+        yield [ComparedRow(number, f"{number}", number, "x" * 100) for number in range(ROWS)]
+
+
+@dataclass(frozen=True)
+class Stored(StoreRows):
+    """What the store has of the same rows, all of them different."""
+
+    def rows(self, job: CompareJob) -> Iterator[list[ComparedRow]]:
+        yield [ComparedRow(number, f"{number}", -number - 1, "") for number in range(ROWS)]
+
+
+def tasks_for(directory: Path) -> list[RowsTask]:
+    part = Partition(SnapshotTable(1, cast("PublishedTable", None)), cast("Leaf", None), 0, None)
+    return [RowsTask(rows, 1, frozenset({0})) for rows in (ReadOnce(TABLE, part, str(directory)), Stored(TABLE, 0, 1))]
+
+
+def test_what_is_computed_anew_after_an_executor_died_lacks_no_rows(
+    engine: SparkEngine, spark: Spark, tmp_path: Path
+) -> None:
+    """Else rows of the store would seem not to be in the source any more."""
+    found: list[Difference] = []
+
+    def take(differences: Sequence[Difference]) -> None:
+        found.extend(differences)
+        spark.session().catalog.clearCache()
+
+    with pytest.raises(TableChangedError), engine.run(IN_PIECES, "test") as run:
+        run.differences(tasks_for(tmp_path), take)
+    assert {difference.copies for difference in found} == {1}
+
+
+@pytest.fixture
+def session(spark: Spark) -> Iterator[SparkSession]:
+    """One that does not bring the few rows of tests together in one part."""
+    together, session = "spark.sql.adaptive.coalescePartitions.enabled", spark.session()
+    session.conf.set(together, "false")
+    yield session
+    session.conf.unset(together)
+
+
+def test_no_part_of_what_is_computed_can_do_without_the_error_of_a_task(session: SparkSession, tmp_path: Path) -> None:
+    """When executors die, any of them may be computed anew, and lack rows of a task that fails then."""
+    (tmp_path / "read").touch()
+    rows = differing_rows(rows_of(session, JOB, tasks_for(tmp_path)))
+    found = rows.select(functions.spark_partition_id(), rows["table"] == TABLE.id).distinct().collect()
+    with_rows, with_errors = ({part for part, of_table in found if of_table is which} for which in (True, False))
+    assert len(with_rows) > 1
+    assert with_rows <= with_errors
 
 
 @pytest.mark.long

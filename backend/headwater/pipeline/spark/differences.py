@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 from pyspark import StorageLevel
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType
@@ -25,27 +25,36 @@ _DIFFERENCES_A_BATCH = 100_000
 _SOURCE, _STORE = 0, 1
 _NO_TABLE = -1
 """The table of a row that holds a task's error."""
+_SHARES = 256
+"""Rows are shared out by key, an error is in each share: Spark computes anew what it had on an executor that died, and
+then any part may lack a task's rows."""
 
 
 def hand_over_differences(
     session: SparkSession, job: CompareJob, tasks: Sequence[RowsTask], found: Found
 ) -> HeadwaterError | None:
     """Read the rows of both sides, and hand every difference to `found`, in batches. Returns the error of a task that
-    failed; then nothing was handed over."""
-    return _hand_over(_differences(_load(session, job, tasks)), found, job.source.piece_bytes)
+    failed; then nothing is handed over that lacks its rows."""
+    return _hand_over(differing_rows(rows_of(session, job, tasks)), found, job.source.piece_bytes)
 
 
-def _load(session: SparkSession, job: CompareJob, tasks: Sequence[RowsTask]) -> DataFrame:
+def rows_of(session: SparkSession, job: CompareJob, tasks: Sequence[RowsTask]) -> DataFrame:
+    """The rows of both sides, and the errors of tasks."""
     session.dataSource.register(RowsSource)
     return session.read.format(FORMAT).option(JOB_OPTION, _encode((job, list(tasks)))).load()
 
 
-def _differences(rows: DataFrame) -> DataFrame:
+def differing_rows(rows: DataFrame) -> DataFrame:
     """One row for each key or content that differs: not as often on both sides, or with several digests. The same as in
     `small_table.BothSides`. Rows with errors are passed on."""
     of_source, of_store = f.col("side") == _SOURCE, f.col("side") == _STORE
+    shares = f.when(_is_error(), f.sequence(f.lit(0), f.lit(_SHARES - 1))).otherwise(
+        f.array(f.pmod(f.hash("key"), f.lit(_SHARES)))
+    )
     return (
-        rows.groupBy("table", "key")
+        rows.withColumn("share", f.explode(shares))
+        .repartition("share")
+        .groupBy("share", "table", "key")
         .agg(
             f.count(f.when(of_source, 1)).alias("copies"),
             f.count(f.when(of_store, 1)).alias("stored"),
@@ -53,11 +62,13 @@ def _differences(rows: DataFrame) -> DataFrame:
             f.max("digest").alias("greatest"),
             f.coalesce(f.max(f.when(of_source, f.col("line"))), f.max("line")).alias("line"),
         )
-        .where(
-            (f.col("copies") != f.col("stored")) | (f.col("least") != f.col("greatest")) | (f.col("table") == _NO_TABLE)
-        )
+        .where((f.col("copies") != f.col("stored")) | (f.col("least") != f.col("greatest")) | _is_error())
         .select("table", "key", "line", "copies")
     )
+
+
+def _is_error() -> Column:
+    return f.col("table") == _NO_TABLE
 
 
 def _hand_over(differences: DataFrame, found: Found, piece: int) -> HeadwaterError | None:
@@ -67,20 +78,21 @@ def _hand_over(differences: DataFrame, found: Found, piece: int) -> HeadwaterErr
         ((count, size, failed),) = kept.agg(
             f.count("key"),
             f.coalesce(f.sum(f.octet_length("line")), f.lit(0)),
-            f.max(f.when(f.col("table") == _NO_TABLE, f.col("line"))),
+            f.max(f.when(_is_error(), f.col("line"))),
         ).collect()
-        if failed is not None:
-            error: HeadwaterError = _decode(failed)
-            return error
         batches = max(count // _DIFFERENCES_A_BATCH, size // piece) + 1
-        for number in range(batches):
-            share = f.pmod(f.xxhash64("table", "key"), f.lit(batches)) == number
-            table = kept.where(share).toArrow()
+        for number in range(batches if failed is None else 0):
+            batch = f.pmod(f.xxhash64("table", "key"), f.lit(batches)) == number
+            table = kept.where(batch | _is_error()).toArrow()
             columns = [table.column(name).to_pylist() for name in ("table", "key", "line", "copies")]
-            found([Difference(*row) for row in zip(*columns, strict=True)])
+            rows = [Difference(*row) for row in zip(*columns, strict=True)]
+            failed = next((row.line for row in rows if row.table == _NO_TABLE), None)
+            if failed is not None:
+                break
+            found(rows)
     finally:
         kept.unpersist()
-    return None
+    return None if failed is None else _decode(failed)
 
 
 def _encode(value: object) -> str:
