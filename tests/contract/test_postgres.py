@@ -7,6 +7,7 @@ import os
 import pickle
 import select
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -14,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 
 import psycopg
 import pytest
@@ -35,6 +37,7 @@ from headwater.storage.contract.store import (
 )
 from headwater.storage.open import open_backend
 from headwater.storage.postgres import PostgresStore
+from headwater.storage.postgres.connection import connect
 from tests.contract.world import RELATION, SOURCE, A, B, World, assert_in_step, noise, totals, write_batch
 from tests.support.model_device import contents
 
@@ -412,3 +415,17 @@ def test_keys_longer_than_an_index_entry_are_kept(world: World) -> None:
     flush.delete_rows(world.table, ids[:1])
     assert set(flush.current(world.table, ids)) == set(ids[1:])
     flush.rollback()
+
+
+def test_a_server_whose_machine_died_is_given_up_after_a_minute_or_so(address: PostgresAddress) -> None:
+    """It says nothing, so only the system can tell, and by its own settings it would wait for hours."""
+    with closing(connect(address)) as connection, socket.socket(fileno=os.dup(connection.fileno())) as end:
+        of_tcp = partial(end.getsockopt, socket.IPPROTO_TCP)
+        assert end.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+        silence = of_tcp(socket.TCP_KEEPIDLE) + of_tcp(socket.TCP_KEEPINTVL) * of_tcp(socket.TCP_KEEPCNT)
+        assert silence <= 70
+        assert of_tcp(socket.TCP_USER_TIMEOUT) == 60_000
+        assert connection.execute("show tcp_user_timeout").fetchall() == [("60000",)]  # the same for us
+    given = replace(address, conninfo=f"{address.conninfo} keepalives_idle=5")
+    with closing(connect(given)) as connection, socket.socket(fileno=os.dup(connection.fileno())) as end:
+        assert end.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 5

@@ -37,7 +37,17 @@ _SETTINGS = {
     "tcp_keepalives_idle": "30",
     "tcp_keepalives_interval": "10",
     "tcp_keepalives_count": "3",
+    "tcp_user_timeout": "60s",  # no keepalives are sent while sent data is unacknowledged
     "default_transaction_isolation": r"read\ committed",
+}
+
+_NETWORK = {
+    "connect_timeout": "20",
+    # A server whose machine died says nothing: without these, a listener would wait for it for hours
+    "keepalives_idle": "40",
+    "keepalives_interval": "10",
+    "keepalives_count": "3",
+    "tcp_user_timeout": "60000",
 }
 
 
@@ -75,13 +85,13 @@ def _conninfo(address: PostgresAddress, purpose: str) -> str:
     if "sslrootcert" not in {*given, *certificates}:
         authorities = root_certificates(str(given.get("sslmode") or ""), None)
         certificates |= {"sslrootcert": authorities} if authorities else {}
-    return make_conninfo(
-        address.conninfo,
-        options=options.strip(),
-        client_encoding="UTF8",
-        application_name=f"headwater {purpose}",
+    ours = {
+        "options": options.strip(),
+        "client_encoding": "UTF8",
+        "application_name": f"headwater {purpose}",
         **certificates,
-    )
+    }
+    return make_conninfo("", **{**_NETWORK, **given, **ours})
 
 
 def _check_server(connection: psycopg.Connection, address: PostgresAddress) -> None:
