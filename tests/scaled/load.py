@@ -56,48 +56,69 @@ def schema(users: int, rows: int) -> list[str]:
     ]
 
 
-class Beats(threading.Thread):
-    """Commits beat after beat. `committed` has when, on the monotonic clock: of beat 1 at 0."""
+class _Load(threading.Thread):
+    """Writes to the source until it is ended. `failure` is what it can't go on with."""
 
-    def __init__(self, dsn: str) -> None:
-        super().__init__(name="beats", daemon=True)
+    def __init__(self, name: str, dsn: str) -> None:
+        super().__init__(name=name, daemon=True)
         self._dsn = dsn
         self._ended = threading.Event()
-        self.committed: list[float] = []
+        self.failure: BaseException | None = None
 
     def run(self) -> None:
-        with psycopg.connect(self._dsn, autocommit=True) as connection:
-            while not self._ended.wait(BEAT_SECONDS):
-                connection.execute("insert into beats values (%s)", [len(self.committed) + 1])
-                self.committed.append(time.monotonic())
+        try:
+            with psycopg.connect(self._dsn, autocommit=True) as connection:
+                self._write(connection)
+        except BaseException as error:  # noqa: BLE001 - told to whoever looks
+            self.failure = error
+
+    def _write(self, connection: psycopg.Connection) -> None:
+        raise NotImplementedError
 
     def end(self) -> None:
+        """When this returns, nothing more is written."""
         self._ended.set()
-        self.join(60)
+        if self.ident is not None:
+            self.join(60)
 
 
-class Writer(threading.Thread):
+class Beats(_Load):
+    """Commits beat after beat. `committed` has when, on the monotonic clock: of beat 1 at 0. The last one comes after
+    `end` was called."""
+
+    def __init__(self, dsn: str) -> None:
+        super().__init__("beats", dsn)
+        self.committed: list[float] = []
+
+    def _write(self, connection: psycopg.Connection) -> None:
+        while not self._ended.wait(BEAT_SECONDS):
+            self._beat(connection)
+        self._beat(connection)
+
+    def _beat(self, connection: psycopg.Connection) -> None:
+        connection.execute("insert into beats values (%s)", [len(self.committed) + 1])
+        self.committed.append(time.monotonic())
+
+
+class Writer(_Load):
     """Commits transactions of some inserts, updates and deletes, so many seconds apart. `done` counts them."""
 
     def __init__(self, dsn: str, number: int, users: int, pause: float) -> None:
-        super().__init__(name=f"writer-{number}", daemon=True)
-        self._dsn = dsn
+        super().__init__(f"writer-{number}", dsn)
         self._chance = random.Random(number)
         self._name = f"w{number}"
         self._users = users
         self._pause = pause
-        self._ended = threading.Event()
         self._mine: list[str] = []
         self._made = 0
         self.done = 0
 
-    def run(self) -> None:
-        with psycopg.connect(self._dsn, autocommit=True) as connection:
-            while not self._ended.wait(self._pause):
-                with connection.transaction():
-                    for _ in range(self._chance.randint(1, 4)):
-                        self._change(connection)
-                self.done += 1
+    def _write(self, connection: psycopg.Connection) -> None:
+        while not self._ended.wait(self._pause):
+            with connection.transaction():
+                for _ in range(self._chance.randint(1, 4)):
+                    self._change(connection)
+            self.done += 1
 
     def _change(self, connection: psycopg.Connection) -> None:
         """Of its own todos, so that writers do not lock each other out; and the name of any list."""
@@ -119,7 +140,3 @@ class Writer(threading.Thread):
 
     def _list(self) -> str:
         return f"l{self._chance.randrange(self._users * LISTS)}"
-
-    def end(self) -> None:
-        self._ended.set()
-        self.join(60)

@@ -10,6 +10,7 @@ import os
 import shutil
 import socket
 import subprocess
+import time
 import urllib.request
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -114,8 +115,10 @@ class Machines:
         for worker in WORKERS:
             self.start_worker(worker)
 
-    def start_master(self) -> None:
-        """It knows its workers and applications of before, if there was one before."""
+    def start_master(self, *, forgetful: bool = False) -> None:
+        """Unless it is forgetful, it knows its workers and applications of before."""
+        if forgetful:
+            shutil.rmtree(self._made("master"))
         properties = self.folder / "master.conf"
         properties.write_text(_MASTER_CONF.format(folder=self._made("master")), encoding="utf-8")
         options = ["--host", "127.0.0.1", "--port", str(self.ports["master"])]
@@ -149,17 +152,20 @@ class Machines:
 
         wait_until(answers, name, PATIENCE)
 
-    def kill(self, name: str) -> None:
-        """End a process and all below it as by `kill -9`, as when its machine loses power."""
+    def kill(self, name: str) -> float:
+        """End a process and all below it as by `kill -9`, as when its machine loses power. Returns when the process was
+        dead, on the monotonic clock."""
         running = self._running[name]
         family = running.family()
         running.kill()
+        dead = time.monotonic()
         for each in family:
             try:
                 each.kill()
             except psutil.NoSuchProcess:
                 continue
         wait_gone(family)
+        return dead
 
     def _spark(self, name: str, program: str, options: Sequence[str]) -> Running:
         home = self.spark_home

@@ -75,6 +75,7 @@ class Run:
         self._writers = [Writer(machines.source, n, self.users, self.pause) for n in range(self.writers)]
         self._devices = [Device(f"u{n}", machines.endpoints, n % len(ENDPOINTS)) for n in range(self.users)]
         for thread in (self._beats, *self._writers):
+            self._stack.callback(thread.end)
             thread.start()
         started = time.monotonic()
         for name in ENDPOINTS:
@@ -84,6 +85,7 @@ class Run:
         self._store: Store = self._stack.enter_context(closing(open_backend(machines.address).open_store()))
         wait_until(lambda: self._look(self._follows() is not None), "the first snapshot", PATIENCE)
         for device in self._devices:
+            self._stack.callback(device.end)
             device.start()
         wait_until(lambda: self._all_heard(len(self._beats.committed)), "the devices", PATIENCE)
         self.say(
@@ -123,11 +125,7 @@ class Run:
         )
 
     def close(self) -> None:
-        self._beats.end()
-        for writer in self._writers:
-            writer.end()
-        for device in self._devices:
-            device.end()
+        """End what runs beside the machines. It may have failed to begin."""
         self._stack.close()
 
     # acts
@@ -138,13 +136,13 @@ class Run:
             self._columns += 1
             before = len(self._records(JobKind.RESYNC))
             self.machines.execute(f"alter table archive add column extra{self._columns} int default {self._columns}")
-            self._wait_for_work()
+
+            def compared() -> bool:
+                return len(self._records(JobKind.RESYNC)) > before and not self._compares()
+
+            self._wait_for_work(compared)
             self._kill(WORKERS[self._columns % 2], act)
-            wait_until(
-                lambda: self._look(len(self._records(JobKind.RESYNC)) > before and not self._compares()),
-                "the re-sync",
-                PATIENCE,
-            )
+            wait_until(lambda: self._look(compared()), "the re-sync", PATIENCE)
             act.worked = time.monotonic()
             self.machines.start_worker(WORKERS[self._columns % 2])
         self.say(f"  {self._told(JobKind.RESYNC)}")
@@ -167,9 +165,13 @@ class Run:
             edited = self.machines.folder / "sync.yaml"
             edited.write_text(rules(_SHAPES[self._shape]), encoding="utf-8")
             self._command("rules", "deploy", "--no-wait", str(edited))
-            self._wait_for_work()
+
+            def serves() -> bool:
+                return self._serves(edited.read_text(encoding="utf-8"))
+
+            self._wait_for_work(serves)
             self._kill(holder, act)
-            wait_until(lambda: self._look(self._serves(edited.read_text())), "the edited rules", PATIENCE)
+            wait_until(lambda: self._look(serves()), "the edited rules", PATIENCE)
             act.worked = time.monotonic()
             self.machines.start_replicator(holder)
         self.say(f"  {self._told(JobKind.REPROCESS)}")
@@ -185,7 +187,7 @@ class Run:
                 env=environment(),
             )
             log.close()
-            self._wait_for_work()
+            self._wait_for_work(lambda: audit.poll() is not None)
             self._kill(name, act)
             assert audit.wait(PATIENCE) == 0, (self.machines.folder / "audit.log").read_text()
             act.worked = time.monotonic()
@@ -230,9 +232,10 @@ class Run:
         wait_until(lambda: self._look(self._all_heard(count)), "the devices to hear", PATIENCE)
 
     def _all_heard(self, count: int) -> bool:
-        for device in self._devices:
-            if device.failure is not None:
-                raise device.failure
+        threads: list[Beats | Writer | Device] = [self._beats, *self._writers, *self._devices]
+        for each in threads:
+            if each.failure is not None:
+                raise each.failure
         return all(len(device.client.heard) >= count for device in self._devices)
 
     def _look(self, there: bool) -> bool:
@@ -252,14 +255,14 @@ class Run:
     def _health(self) -> Health | None:
         return from_json(self._store.noted(health_key("default")))
 
-    def _wait_for_work(self) -> None:
-        """Until Spark works on something."""
+    def _wait_for_work(self, done: Callable[[], bool]) -> None:
+        """Until Spark works on something, or was so quick that it is done."""
 
         def works() -> bool:
             health = self._health()
             return health is not None and health.done is not None and not health.done.over
 
-        wait_until(lambda: self._look(works()), "work on Spark", PATIENCE)
+        wait_until(lambda: self._look(works() or done()), "work on Spark", PATIENCE)
 
     def _compares(self) -> bool:
         return any(table.resync for table in self._store.tables("default"))
@@ -304,8 +307,7 @@ class Run:
 
     def _kill(self, name: str, act: _Act) -> None:
         self.killed[name.rpartition("-")[0]] += 1
-        act.killed = time.monotonic()
-        self.machines.kill(name)
+        act.killed = self.machines.kill(name)
 
     def _command(self, *arguments: str) -> None:
         done = subprocess.run(
