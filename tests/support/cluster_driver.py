@@ -1,6 +1,6 @@
-"""`python -m tests.support.cluster_driver MASTER PYTHON`: run tasks on a cluster whose executors have this Python, and
-again after the cluster has ended the application. Prints the error of ours if there is one, else `done twice`. A
-process has one Spark, so this is one of its own."""
+"""`python -m tests.support.cluster_driver MASTER PYTHON [wait]`: run tasks on a cluster whose executors have this
+Python, and again after the cluster has ended the application; or with `wait`, after a line has come, until they are
+done. Prints `done` each time, and errors of ours. A process has one Spark, so this is one of its own."""
 
 from __future__ import annotations
 
@@ -23,20 +23,34 @@ class Nothing:
 
 def main() -> None:
     cloudpickle.register_pickle_by_value(sys.modules[__name__])  # type: ignore[no-untyped-call]  # as it is
-    master, python = sys.argv[1:]
-    spark = Spark(SparkSettings(master, {"spark.pyspark.python": python, "spark.executor.memory": "600m"}))
+    master, python, *wait = sys.argv[1:]
+    conf = {"spark.pyspark.python": python, "spark.executor.memory": "600m"}
+    spark = Spark(SparkSettings(master, conf), alone_seconds=60 if wait else 600)
     try:
-        for _ in range(2):
-            with SparkEngine(spark).run(None, "test") as run:
-                assert run.tasks([Nothing()] * 2) == [True, True]
+        if not work(spark):
+            return
+        if wait:
+            sys.stdin.readline()
+        else:
             jsc = spark.context()._jsc
             assert jsc is not None
             jsc.sc().stop()
-        print("done twice")
-    except HeadwaterError as error:
-        print(error)
+        while not work(spark) and wait:
+            continue
     finally:
         spark.stop()
+
+
+def work(spark: Spark) -> bool:
+    """Whether the tasks are done."""
+    try:
+        with SparkEngine(spark).run(None, "test") as run:
+            assert run.tasks([Nothing()] * 2) == [True, True]
+    except HeadwaterError as error:
+        print(error, flush=True)
+        return False
+    print("done", flush=True)
+    return True
 
 
 if __name__ == "__main__":

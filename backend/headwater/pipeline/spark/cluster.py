@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping
 from typing import ClassVar
 
-from py4j.protocol import Py4JJavaError
+from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark import SparkContext
 
 from headwater.bulk.contract import EngineError
@@ -24,6 +24,25 @@ class ExecutorError(EngineError):
 
     kind: ClassVar[Kind] = Kind.RETRY  # workers can be mended while we run
     code: ClassVar[str] = "HW_5107"
+
+
+class NoExecutorsError(EngineError):
+    """A cluster left our application without executors for minutes: it has none to give, or a master that was started
+    anew does not know the application. Another one is begun with the next attempt."""
+
+    kind: ClassVar[Kind] = Kind.RETRY
+    code: ClassVar[str] = "HW_5108"
+
+
+def lacks_executors(context: SparkContext | None) -> bool:
+    """Whether an application runs that has none. False while it starts, which Spark itself gives up."""
+    started = getattr(context, "_jsc", None)  # there is none at first
+    if started is None:
+        return False
+    try:
+        return len(started.sc().statusTracker().getExecutorInfos()) <= 1  # the driver counts as one
+    except (Py4JError, OSError):  # the JVM ends just now
+        return False
 
 
 def python_of_executors(conf: Mapping[str, str]) -> str:

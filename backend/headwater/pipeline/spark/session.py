@@ -27,7 +27,13 @@ from headwater.bulk.contract import EngineError, EngineLostError
 from headwater.embedded.java import java_home
 from headwater.errors import HeadwaterError, Kind
 from headwater.pipeline.settings import SparkSettings
-from headwater.pipeline.spark.cluster import address_towards, check_executors, python_of_executors
+from headwater.pipeline.spark.cluster import (
+    NoExecutorsError,
+    address_towards,
+    check_executors,
+    lacks_executors,
+    python_of_executors,
+)
 from headwater.pipeline.spark.output import launch_jvm
 
 _log = logging.getLogger(__name__)
@@ -68,17 +74,22 @@ _SHUFFLES = "spark.sql.shuffle.partitions"
 _SHUFFLES_A_CORE = 2
 
 
+_ALONE_SECONDS = 300.0  # longer than a cluster needs to add machines
 _DEATH_SECONDS = 5.0
 _END_SECONDS = 20.0
+_LOOK_SECONDS = 1.0
 _START_TIMES = {True: "5 to 15 seconds, longer on a busy machine", False: "as long as the cluster needs"}
 
 
 class Spark:
     """Starts when first used, or earlier by `warm_up`; `starting` is true meanwhile. Ends when nobody used it for as
-    long as the settings say, which gives its memory back, and starts again when it is used next."""
+    long as the settings say, which gives its memory back, and starts again when it is used next. Ends also when its
+    cluster left it without executors for `alone_seconds` while it was used."""
 
-    def __init__(self, settings: SparkSettings) -> None:
+    def __init__(self, settings: SparkSettings, alone_seconds: float = _ALONE_SECONDS) -> None:
         self._settings = settings
+        self._alone_seconds = alone_seconds
+        self._alone = False
         self._lock = threading.Lock()
         self._context: SparkContext | None = None
         self._session: SparkSession | None = None
@@ -103,13 +114,22 @@ class Spark:
 
     @contextmanager
     def used(self) -> Iterator[SparkContext]:
-        """The context for some work, during which Spark does not count as idle. Raises what `context` raises."""
+        """The context for some work, during which Spark does not count as idle. Raises what `context` raises;
+        NoExecutorsError in place of EngineLostError where that is why Spark was ended."""
         with self._lock:
             self._users += 1
             self._wait_no_longer()
+        over = threading.Event()
+        if not self.local:
+            threading.Thread(target=self._end_when_alone, args=(over,), name="executors", daemon=True).start()
         try:
             yield self.context()
+        except EngineLostError as error:
+            if self._alone:
+                raise self._none_came() from error
+            raise
         finally:
+            over.set()
             with self._lock:
                 self._users -= 1
                 if self._users == 0 and self._context is not None:
@@ -171,6 +191,24 @@ class Spark:
             _log.debug("Spark was gone already: %s", type(error).__name__)
         self._context = self._session = None
 
+    def _end_when_alone(self, over: threading.Event) -> None:
+        """Until `over` is set, watch whether there are executors."""
+        seen = time.monotonic()
+        while not over.wait(_LOOK_SECONDS):
+            if not lacks_executors(SparkContext._active_spark_context):
+                seen = time.monotonic()
+            elif time.monotonic() - seen > self._alone_seconds:
+                self._alone = True
+                self.cancel()
+                return
+
+    def _none_came(self) -> NoExecutorsError:
+        return NoExecutorsError(
+            f"the cluster gave no executor for {self._alone_seconds:.0f} s",
+            f"master {self._settings.master}",
+            "see that workers are alive and have cores and memory to spare; a new application asks again",
+        )
+
     def _end_when_idle(self) -> None:
         seconds = self._settings.idle_seconds
         if seconds is not None:
@@ -203,7 +241,7 @@ class Spark:
         """Start a context, and log how long that takes."""
         began = time.monotonic()
         _log.info("starting Spark (%s), which takes %s", self._settings.master, _START_TIMES[self._settings.local])
-        self.starting = True
+        self.starting, self._alone = True, False
         try:
             context = self._start()
             if not self._settings.local:
