@@ -11,6 +11,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
+import headwater.replication.health.monitor
 from headwater.embedded.postgres import EmbeddedPostgres, StopMode
 from headwater.oplog.lsn import Lsn, parse_lsn
 from headwater.pipeline.jobs import BulkJobs
@@ -18,6 +19,10 @@ from headwater.replication.health.model import Health, State, from_json
 from headwater.source.connect import SourceSettings, connect
 from headwater.source.readiness.finding import Finding
 from headwater.source.readiness.health import look
+from headwater.storage.address import StoreAddress
+from headwater.storage.backend import Backend
+from headwater.storage.contract.store import StoreUnreachableError
+from headwater.storage.open import open_backend
 from tests.integration.test_catalog import settings_for
 from tests.support.fix_headwater import WATCHED, Deploy, Deployment, wait_until
 from tests.support.fix_postgres import SourceDb
@@ -188,6 +193,22 @@ def test_the_replicator_warns_once_and_says_when_it_is_over(
     deployment.stop()
     assert standing(deployment).state is State.STOPPED
     assert standing(deployment).cause is None
+
+
+def test_a_store_that_can_not_be_reached_at_the_start_learns_later_how_it_stands(
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when it is restarted, just when a replicator takes over."""
+    failures = [StoreUnreachableError("the store's database cannot be reached")] * 2
+
+    def reached_later(address: StoreAddress) -> Backend:
+        if failures:
+            raise failures.pop()
+        return open_backend(address)
+
+    monkeypatch.setattr(headwater.replication.health.monitor, "open_backend", reached_later)
+    deployment.start()
+    wait_until(lambda: flows(deployment), "the first look")
 
 
 def test_tables_that_are_compared_are_named_with_the_reason(deployment: Deployment, source_db: SourceDb) -> None:

@@ -36,6 +36,7 @@ _STEADY_SECONDS = 60.0  # an error after that much streaming is counted from one
 _KEPT_SECONDS = 15.0  # how old the stored health may be while only numbers change
 _COUNTED_SECONDS = 5.0  # and how old while rows flow
 _REST_SECONDS = 0.1
+_AGAIN_SECONDS = 1.0
 _WORK_SECONDS = 2.0
 _CLOSE_SECONDS = 15.0
 
@@ -118,10 +119,8 @@ class Watch:
     # the thread
 
     def _run(self) -> None:
-        try:
-            store = open_backend(self._address).open_store()
-        except HeadwaterError as error:
-            _log.warning("the health of replication can't be stored: %s", error)
+        store = self._open()
+        if store is None:
             return
         try:
             while not self._closing.wait(_REST_SECONDS):
@@ -134,6 +133,20 @@ class Watch:
         finally:
             store.close()
             self._disconnect()
+
+    def _open(self) -> Store | None:
+        """The store, of which each thread has its own; None when that is over before it could be opened."""
+        logged = False
+        while not self._closing.is_set():
+            try:
+                with machine_errors():
+                    return open_backend(self._address).open_store()
+            except HeadwaterError as error:
+                level = logging.DEBUG if logged else logging.WARNING
+                _log.log(level, "the health of replication can't be stored for now: %s", error)
+                logged = True
+            self._closing.wait(_AGAIN_SECONDS)
+        return None
 
     def _turn(self, store: Store) -> None:
         self._store_health(store)  # first, since the source may not answer for a while
