@@ -21,6 +21,7 @@ from headwater.oplog.lsn import Lsn, format_lsn
 from headwater.replication.errors import PoisonError
 from headwater.replication.stream.fold import Fold
 from headwater.replication.stream.intake import FailedTransactions, Poison
+from headwater.storage.contract.store import Lease, StoreUnreachableError
 from tests.support.command import Outcome, headwater_here
 from tests.support.fix_headwater import NOTES, Deploy, Deployment, wait_until
 from tests.support.fix_service import config_of
@@ -83,6 +84,25 @@ def test_a_transaction_that_fails_is_left_out_and_what_it_did_is_compared(deploy
     assert [record.kind for record in deployment.bulk_records()].count("snapshot") == 1
     deployment.close()
     assert deployment.problems() == []
+
+
+def test_a_store_that_restarts_when_a_transaction_fails_learns_of_it_later(
+    deploy: Deploy, source_db: SourceDb, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fail_to_decode(monkeypatch)
+    failures, note = [StoreUnreachableError("the store's database cannot be reached")], FailedTransactions.note
+
+    def noted_later(self: FailedTransactions, lease: Lease, error: PoisonError) -> bool:
+        if failures:
+            raise failures.pop()
+        return note(self, lease, error)
+
+    monkeypatch.setattr(FailedTransactions, "note", noted_later)
+    source_db.execute("create table notes (id text primary key, body text)")
+    deployment = deploy(NOTES).start()
+    source_db.execute(f"insert into notes values ('1', '{MARK}')")
+    wait_until(lambda: deployment.rows("a") == truth(source_db), "the row that was left out")
+    assert not failures
 
 
 def named(deployment: Deployment) -> Poison:

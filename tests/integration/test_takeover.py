@@ -16,12 +16,14 @@ import apsw
 import psycopg
 import pytest
 
+import headwater.replication.replicator
 from headwater.embedded.postgres import EmbeddedPostgres, StopMode
 from headwater.oplog.lsn import Lsn
 from headwater.pipeline.jobs import BulkJobs
 from headwater.replication.replicator import LEASE_SECONDS
+from headwater.replication.versions import deploy_file
 from headwater.storage.backend import Store
-from headwater.storage.contract.store import Lease, LeaseHeldError, Progress
+from headwater.storage.contract.store import Lease, LeaseHeldError, Progress, StoreUnreachableError
 from headwater.storage.contract.versions import Origin, VersionState
 from headwater.storage.sqlite import SqliteStore
 from tests.support import small_bulk
@@ -151,6 +153,23 @@ def test_a_lost_lease_is_waited_for_again(deployment: Deployment, source_db: Sou
     write(source_db, range(6, 9))
     assert {key for owner in OWNERS for key in deployment.rows(owner)} == {("notes", f"n{n}") for n in range(9)}
     assert [record.kind for record in deployment.bulk_records()] == ["snapshot", "reprocess"]
+
+
+def test_a_store_that_restarts_when_a_replicator_takes_over_is_waited_for(
+    deploy: Deploy, source_db: SourceDb, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source_db.execute("create table notes (id text primary key, owner text, body text)")
+    source_db.execute("insert into notes values ('1', 'a', 'there')")
+    failures = [StoreUnreachableError("the store's database cannot be reached")] * 2
+
+    def deployed_later(store: Store, yaml: str) -> None:
+        if failures:
+            raise failures.pop()
+        deploy_file(store, yaml)
+
+    monkeypatch.setattr(headwater.replication.replicator, "deploy_file", deployed_later)
+    deployment = deploy(NOTES).start()
+    wait_until(lambda: ("notes", "1") in deployment.rows("a"), "the row")
 
 
 def test_the_place_of_a_killed_replicator_is_taken_before_its_lease_ends(

@@ -100,15 +100,26 @@ class Replicator:
                         self.source, self.store, lease, self.pace.health, self.bulk.preparing, self.figures.totals
                     ) as watch,
                 ):
-                    if yaml is not None:
-                        deploy_file(self.store, yaml)
-                    yaml = None  # not again: another holder of the lease may have deployed a newer one meanwhile
+                    if yaml is not None and self._deploys(yaml, ended):
+                        yaml = None  # not again: another holder of the lease may deploy a newer one
                     self._reporting_to(watch)._run_leased(lease, ended, watch, recovery)
                     keeper.raise_if_lost()
                 return
             except LeaseLostError as error:
                 _log.warning("%s", error)
             followed = recovery.followed
+
+    def _deploys(self, yaml: str, stop: threading.Event) -> bool:
+        """Deploy the file as soon as the store can be reached. Returns False when `stop` was set before."""
+        while not stop.is_set():
+            try:
+                deploy_file(self.store, yaml)
+            except (StoreBusyError, StoreUnreachableError) as error:
+                _log.warning("%s", error)
+                stop.wait(_WAIT)
+            else:
+                return True
+        return False
 
     def _reporting_to(self, watch: Watch) -> Replicator:
         """The same replicator, which reports progress to the watch too."""
@@ -146,8 +157,10 @@ class Replicator:
                 if not isinstance(error, SchemaChangedError):
                     watch.failed(error)
                 _log.log(logging.WARNING if error.kind in {Kind.RETRY, Kind.RESYNC} else logging.ERROR, "%s", error)
-                if isinstance(error, PoisonError) and poisons.note(lease, error):
-                    _log.error("the transaction is skipped, and all tables are compared with the source")
+                # A store that can't be reached now learns of it when the stream comes to the transaction again
+                with contextlib.suppress(StoreBusyError, StoreUnreachableError):
+                    if isinstance(error, PoisonError) and poisons.note(lease, error):
+                        _log.error("the transaction is skipped, and all tables are compared with the source")
                 recovery.pause(started, stop, error)
 
     def _attempt(self, lease: Lease, stop: threading.Event, watch: Watch, recovery: Recovery) -> None:
