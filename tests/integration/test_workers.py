@@ -5,18 +5,29 @@ from __future__ import annotations
 import os
 import re
 import signal
+import time
 import urllib.request
+from collections.abc import Iterator
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
+import httpx
 import psutil
 import pytest
 
 from tests.support.fix_headwater import NOTES, Deploy, Deployment, wait_until
 from tests.support.fix_postgres import SourceDb
 from tests.support.fix_processes import Launch, Running
-from tests.support.fix_service import config_of, free_port
+from tests.support.fix_service import config_of, free_port, token_for
 from tests.support.one_device import sees
+
+STREAMS = 12
+"""So many that the kernel does not give all to one of two processes."""
+
+OURS = "/api/headwater/v1"
+OPERATOR = "an admin token of the tests"
+PROMISED_SECONDS = 5.0
 
 
 @pytest.fixture
@@ -67,6 +78,68 @@ def test_processes_share_a_port_and_one_that_dies_is_replaced(
     running.ask_to_end()
     assert running.wait() == 0
     assert not psutil.pid_exists(other)
+
+
+def test_operators_reach_all_processes_by_whichever_answers(deployment: Deployment, launch: Launch) -> None:
+    port = free_port()
+    running = launch("api", {**config_of(deployment, port), "api": {"workers": 2, "tokens": [OPERATOR]}})
+    wait_until(lambda: '"ready":true' in answer(port, "/probes/readiness"), "an active config")
+    running.wait_for("Application startup complete", times=2)
+    known = token_for("ann")
+    with ExitStack() as stack:
+        streams = [stack.enter_context(Device(port, known)) for _ in range(STREAMS)]
+        kept = [stack.enter_context(Device(port, token_for("bob"))) for _ in range(STREAMS)]
+        for _ in range(STREAMS):
+            assert operator(port, "GET", "/clients", token="another").status_code == 401
+            listed = operator(port, "GET", "/clients").json()["data"]
+            assert set(listed["processes"]) == children(running) == {each["process"] for each in listed["clients"]}
+            assert [each["user"] for each in listed["clients"]] == ["ann"] * STREAMS + ["bob"] * STREAMS
+        assert operator(port, "POST", "/revoke", kind="sub", value="ann").status_code == 200
+        revoked = time.monotonic()
+        for each in streams:
+            each.ends()
+        assert time.monotonic() - revoked < PROMISED_SECONDS
+        assert [asked(port, known).status_code for _ in range(STREAMS)] == [401] * STREAMS
+        running.ask_to_end()
+        for each in kept:
+            each.ends()
+    assert running.wait() == 0
+
+
+class Device:
+    """One with an open stream that was sent everything."""
+
+    def __init__(self, port: int, token: str) -> None:
+        self._http = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30)
+        self._token = token
+
+    def __enter__(self) -> Device:
+        self._stack = ExitStack()
+        self._stack.enter_context(self._http)
+        headers = {"authorization": f"Token {self._token}"}
+        response = self._stack.enter_context(self._http.stream("POST", "/sync/stream", json={}, headers=headers))
+        self._lines: Iterator[str] = response.iter_lines()
+        assert any("checkpoint_complete" in line for line in self._lines)
+        return self
+
+    def ends(self) -> None:
+        """Wait for the end of the stream, which is in order."""
+        assert not any("checkpoint" in line for line in self._lines)
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+
+def asked(port: int, token: str) -> httpx.Response:
+    """For a write checkpoint, over a new connection."""
+    headers = {"authorization": f"Token {token}"}
+    return httpx.get(f"http://127.0.0.1:{port}/write-checkpoint2.json", headers=headers, timeout=30)
+
+
+def operator(port: int, method: str, path: str, token: str = OPERATOR, **body: str) -> httpx.Response:
+    """The answer of one of the processes, over a new connection."""
+    headers = {"authorization": f"Token {token}"}
+    return httpx.request(method, f"http://127.0.0.1:{port}{OURS}{path}", json=body or None, headers=headers, timeout=30)
 
 
 @pytest.mark.long

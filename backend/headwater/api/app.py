@@ -13,6 +13,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Match, Route, WebSocketRoute
 from starlette.types import ASGIApp, Scope
 
+from headwater.api.admin.clients import CLIENTS
 from headwater.api.admin.guard import AdminRoutes
 from headwater.api.admin.routes import Administration
 from headwater.api.admin.settings import AdminSettings
@@ -37,12 +38,12 @@ from headwater.api.streams.threads import StoreThreads
 from headwater.api.streams.traffic import DeviceTraces, Traffic
 from headwater.api.tasks import Tasks
 from headwater.api.upload.route import UploadRoute
+from headwater.api.workers import Answers
 from headwater.source.upload.settings import UploadSettings
 from headwater.storage.contract.reader import StoreReader
 from headwater.storage.contract.revocations import Revocation
 from headwater.storage.shared.cache import CachedReader
 from headwater.sync.request import BodyLimits
-
 
 @dataclass(frozen=True, slots=True)
 class ApiSettings:
@@ -91,6 +92,7 @@ class Endpoint:
         self.websocket = RSocketEndpoint(self.streams, verifier, self.refusals, self._tasks)
         self._admin = settings.admin and Administration(settings.admin, reader, self.streams.connected)
         self.guarded = self._admin.guarded if self._admin else AdminRoutes((), ())
+        self.answers: Answers = {CLIENTS: self._admin.own_clients} if self._admin else {}
         self.write_checkpoint = WriteCheckpointRoute(verifier, self.writes, self.hub)
         self.uploads = () if settings.upload is None else (UploadRoute(verifier, settings.upload, self.refusals),)
 
@@ -182,6 +184,7 @@ def create_app(
     app.state.begin_shutdown = endpoint.begin_shutdown
     app.state.open_streams = lambda: endpoint.streams.admission.inside
     app.state.refused = endpoint.refusals.counts
+    app.state.answers = endpoint.answers
     return app
 
 

@@ -6,7 +6,7 @@ import gc
 import math
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
 from starlette.applications import Starlette
@@ -18,11 +18,13 @@ from headwater.api.auth.fetch import JwksClient
 from headwater.api.auth.keys import KeySource
 from headwater.api.auth.remote import KeyRing, RemoteKeys
 from headwater.api.http.server import Shared, bind, serve_app
+from headwater.api.metrics.workers import METRICS
 from headwater.api.streams.admission import StreamLimits
 from headwater.api.streams.plans import RequestLimits
 from headwater.api.streams.traffic import DeviceTraces
+from headwater.api.workers import Answers, Workers, telling
 from headwater.cli.supervise import beats, supervise
-from headwater.cli.watching.metrics import SETTING, endpoint_page, told_by
+from headwater.cli.watching.metrics import SETTING, endpoint_page, metrics_of
 from headwater.cli.watching.traces import traces_of
 from headwater.cli.workers import Worker, endpoint_children, this_worker, worker_count
 from headwater.config.errors import ConfigError
@@ -32,15 +34,20 @@ from headwater.source.upload.settings import UploadSettings
 from headwater.storage.contract.versions import OwnConfig
 from headwater.storage.open import open_backend
 from headwater.sync.request import BodyLimits
+from headwater.telemetry.log_facts import name_process
 from headwater_rules.compiler.compile import compile_config
 from headwater_rules.errors import RuleErrors
 from headwater_rules.versions import sides
 
 
 def build(
-    config: ServiceConfig, extra_routes: Sequence[BaseRoute] = (), traces: DeviceTraces | None = None, workers: int = 1
+    config: ServiceConfig,
+    extra_routes: Sequence[BaseRoute] = (),
+    traces: DeviceTraces | None = None,
+    together: Workers | None = None,
 ) -> Starlette:
-    """The endpoint for the config's store and source, or one of several that are its `workers`."""
+    """The endpoint for the config's store and source, or one of the processes that are it `together`."""
+    workers = 1 if together is None else together.count
     settings = ApiSettings(
         keys=key_source(config.auth),
         audience=config.auth.audience,
@@ -52,7 +59,7 @@ def build(
         body=BodyLimits(config.api.max_subscriptions_per_connection, config.api.max_known_buckets_per_connection),
         chunk_cache_bytes=config.api.chunk_cache_mb * 1024 * 1024,
         keep_requests=config.api.checkpoint_request_retention_minutes * 60.0,
-        admin=_admin(config),
+        admin=_admin(config, together),
         probes=config.probes,
         upload=upload_share(config.upload, workers),
         http=config.api.http,
@@ -84,7 +91,7 @@ def key_source(auth: ClientAuth) -> KeySource:
     return KeyRing(auth.keys, [RemoteKeys(client.fetch, client.address.shown) for client in clients])
 
 
-def _admin(config: ServiceConfig) -> AdminSettings:
+def _admin(config: ServiceConfig, together: Workers | None) -> AdminSettings:
     return AdminSettings(
         tokens=config.api.tokens,
         storage=config.storage,
@@ -93,6 +100,7 @@ def _admin(config: ServiceConfig) -> AdminSettings:
         from_file=config.sync_config is not None,
         max_buckets=config.api.max_buckets_per_connection,
         max_results=config.api.max_parameter_query_results,
+        workers=together,
     )
 
 
@@ -114,11 +122,17 @@ def run(config: ServiceConfig, arguments: Sequence[str], environment: Mapping[st
         with endpoint_children(config, command, environment) as children:
             supervise(children)
         return
+    together = None
+    if worker is not None:
+        name_process(worker=worker.number)
+        together = Workers(worker.directory, worker.of)
     with traces_of(config) as traces:
-        _serve(config, build(config, traces=traces, workers=worker.of if worker else 1), worker, unified=unified)
+        _serve(config, build(config, traces=traces, together=together), worker, together, unified=unified)
 
 
-def _serve(config: ServiceConfig, app: Starlette, worker: Worker | None, *, unified: bool) -> None:
+def _serve(
+    config: ServiceConfig, app: Starlette, worker: Worker | None, together: Workers | None, *, unified: bool
+) -> None:
     gc.collect()
     gc.freeze()  # what the program itself consists of is there for good
     gc.set_threshold(2_000, 10, 50)  # streams are freed without it; it only looks at each of thousands in vain
@@ -129,11 +143,18 @@ def _serve(config: ServiceConfig, app: Starlette, worker: Worker | None, *, unif
         host = config.api.admin_host or config.host
         sockets.append(bind(host, ports[1] or 0, "api.admin_port", shared=shared))
     beside = {}
-    with ExitStack() as stack:
-        if config.prometheus_port is not None:
-            listening = bind(config.metrics_host, ports[2] or 0, SETTING, shared=shared)
-            sockets.append(listening)
-            port = listening.getsockname()[1]
-            told = stack.enter_context(told_by(worker, app)) if worker else None
-            beside[port] = endpoint_page(config, port, app, told, unified=unified)
+    if config.prometheus_port is not None:
+        listening = bind(config.metrics_host, ports[2] or 0, SETTING, shared=shared)
+        sockets.append(listening)
+        port = listening.getsockname()[1]
+        beside[port] = endpoint_page(config, port, app, together, unified=unified)
+    with _answering(worker, app):
         serve_app(app, sockets, beside, beats())
+
+
+def _answering(worker: Worker | None, app: Starlette) -> AbstractContextManager[None]:
+    """What the other processes of the endpoint may ask this one, answered while the context is open."""
+    if worker is None:
+        return nullcontext()
+    answers: Answers = {METRICS: lambda: metrics_of(app), **app.state.answers}
+    return telling(worker.directory, worker.number, answers)

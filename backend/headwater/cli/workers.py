@@ -1,6 +1,6 @@
 """Several processes of the endpoint on the same ports, among which the kernel divides connections.
 
-Their parent keeps the ports and, if metrics are asked for, a directory in which each has a Unix socket for its own.
+Their parent keeps the ports, and a directory in which each has a Unix socket, where the others ask what only it knows.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _WORKER_BYTES = 256 * 1024 * 1024  # with its chunk cache and some thousands of 
 @dataclass(frozen=True, slots=True)
 class Worker:
     """One of several processes of the endpoint, numbered from 1. `ports` are those of devices, of operators and of
-    metrics; 0 stands for one that is not configured. `directory` means nothing without a port of metrics."""
+    metrics; 0 stands for one that is not configured. `directory` is for their sockets."""
 
     number: int
     of: int
@@ -96,7 +96,7 @@ def endpoint_children(
         yield [Child("endpoint", command, environment, watched=True)]
         return
     with ExitStack() as stack:
-        directory = "" if config.prometheus_port is None else stack.enter_context(_directory())
+        directory = stack.enter_context(_directory())
         api = config.api
         devices = _keep(stack, config.host, config.port, "port")
         operators = _keep(stack, api.admin_host or config.host, api.admin_port, "api.admin_port")

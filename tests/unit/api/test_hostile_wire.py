@@ -50,7 +50,9 @@ def service(source_db: SourceDb, upload_role: str, deploy: Deploy, serve: Callab
     source_db.execute(TABLES + NOTES)
     deployment = deploy(STREAM_ADDED).start()
     prepare_uploads(UploadSettings(deployment.settings, upload_role, {"notes": TableRule("public", "notes")}))
-    return serve(deployment, upload={"role": upload_role, "tables": {"notes": {}}}, api={"tokens": [ADMIN]})
+    return serve(
+        deployment, upload={"role": upload_role, "tables": {"notes": {}}}, api={"workers": 1, "tokens": [ADMIN]}
+    )
 
 
 async def siege(wire: Wire, token: str, tokens: Credentials, seed: int, number: int, pid: int) -> int:

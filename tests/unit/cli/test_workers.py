@@ -12,16 +12,14 @@ from headwater.cli.workers import WORKER, endpoint_children, this_worker
 from tests.unit.config.configs import MINIMAL, load
 
 
-def test_there_is_a_directory_of_sockets_only_for_metrics_and_its_path_is_short(
+def test_the_path_of_the_directory_of_sockets_is_short_and_it_goes_with_the_parent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     long = tmp_path / ("long" * 20)
     long.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(long))
     several = MINIMAL + "host: 127.0.0.1\nport: 0\napi: {workers: 2}\n"
-    with endpoint_children(load(tmp_path, several), ["x"], {}):
-        assert list(long.iterdir()) == []
-    with endpoint_children(load(tmp_path, several + "telemetry: {prometheus_port: 0}\n"), ["x"], {}) as children:
+    with endpoint_children(load(tmp_path, several), ["x"], {}) as children:
         monkeypatch.setenv(WORKER, children[1].environment[WORKER])
         worker = this_worker()
         assert worker is not None

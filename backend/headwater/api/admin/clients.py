@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import msgspec
+
 from headwater.api.admin.asking import Text
 from headwater.api.admin.settings import AdminSettings
 from headwater.api.streams.connected import Connected
@@ -15,14 +17,19 @@ from headwater.api.streams.revoking import TOKENS_KEPT, streams_of
 from headwater.storage.contract.reader import StoreReader
 from headwater.storage.contract.revocations import Revocation, RevokedKind
 
+CLIENTS = "clients"
+"""What the processes of an endpoint are asked for."""
+
 _STREAMS_KEPT = 3600.0  # seconds within which each process of the endpoint has to read it from the store
 
 
 @dataclass(frozen=True, slots=True)
 class ClientTold:
-    """A device with an open stream. Times are in seconds since 1970. `operations` and `bytes` were sent over this
-    stream; `checkpoint` is the op id of the checkpoint that the device has or is being sent."""
+    """A device with an open stream to a process of the endpoint. Times are in seconds since 1970. `operations` and
+    `bytes` were sent over this stream; `checkpoint` is the op id of the checkpoint that the device has or is being
+    sent."""
 
+    process: int
     user: str
     client: str | None
     user_agent: str | None
@@ -37,10 +44,11 @@ class ClientTold:
 
 @dataclass(frozen=True, slots=True)
 class Clients:
-    """The open streams of one process of the endpoint, oldest first. Other processes have streams of their own."""
+    """The open streams of this endpoint, oldest first. `processes` are those that answered. Other endpoints have
+    streams of their own."""
 
     host: str
-    process: int
+    processes: tuple[int, ...]
     clients: tuple[ClientTold, ...]
 
 
@@ -91,10 +99,20 @@ class ClientsDesk:
         self._reader = reader
         self._connected = connected
 
-    async def clients(self) -> Clients:
-        """List the devices with an open stream to the process that answers."""
-        told = sorted(map(_told, self._connected()), key=lambda client: client.connected)
-        return Clients(socket.gethostname(), os.getpid(), tuple(told))
+    def clients(self) -> Clients:
+        """List the devices with an open stream to this endpoint, whichever of its processes they are connected to."""
+        workers = self._settings.workers
+        told = [self.own()] if workers is None else [_read(answer) for _, answer in workers.ask(CLIENTS)]
+        everybody = [client for each in told for client in each.clients]
+        return Clients(
+            socket.gethostname(),
+            tuple(process for each in told for process in each.processes),
+            tuple(sorted(everybody, key=lambda client: client.connected)),
+        )
+
+    def own(self) -> Clients:
+        """The devices with an open stream to this process. May be called in any thread."""
+        return Clients(socket.gethostname(), (os.getpid(),), tuple(map(_told, self._connected())))
 
     def terminate(self, asked: Terminate) -> RevocationTold:
         """End the open streams of a user or a client, in all processes. The device may connect again."""
@@ -118,9 +136,14 @@ def _revoked(revocation: Revocation) -> RevocationTold:
     return RevocationTold(revocation.seq, revocation.kind, revocation.value, revocation.since, revocation.until)
 
 
+def _read(answer: bytes) -> Clients:
+    return msgspec.json.decode(answer, type=Clients)
+
+
 def _told(stream: Connected) -> ClientTold:
     caller = stream.caller
     return ClientTold(
+        os.getpid(),
         stream.user.user_id,
         caller.client_id,
         caller.user_agent,

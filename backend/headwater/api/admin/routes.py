@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+import msgspec
+
 from headwater.api.admin.clients import ClientsDesk
 from headwater.api.admin.errors import (
     AdminBusyError,
@@ -54,6 +56,10 @@ class Administration:
     def document(self) -> Mapping[str, object]:
         """Describe all admin routes, as an OpenAPI document."""
         return document(self.routes)
+
+    def own_clients(self) -> bytes:
+        """The devices of this process, as JSON for the other processes of the endpoint. May be called in any thread."""
+        return msgspec.json.encode(self._clients.own())
 
     def begin_shutdown(self) -> None:
         """End the streams of events, which have no end of their own. Call it in the event loop."""

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from headwater.api.admin.errors import NotThereError
+from headwater.api.workers import Workers
 from headwater.source.connect import SourceSettings
 from headwater.storage.address import StoreAddress
 from headwater.storage.backend import Store
@@ -17,7 +18,8 @@ from headwater_rules.evaluate.limits import MOST_BUCKETS, MOST_RESULTS
 @dataclass(frozen=True, slots=True)
 class AdminSettings:
     """Settings of the admin routes. With `port`, only that port serves them. `from_file` says that the service config
-    names the sync config. `max_buckets` and `max_results` are the limits of devices."""
+    names the sync config. `max_buckets` and `max_results` are the limits of devices. `workers` are the processes of the
+    endpoint, if it has several."""
 
     tokens: tuple[str, ...] = field(repr=False)
     storage: StoreAddress
@@ -26,6 +28,7 @@ class AdminSettings:
     from_file: bool = False
     max_buckets: int = MOST_BUCKETS
     max_results: int = MOST_RESULTS
+    workers: Workers | None = None
 
     @contextmanager
     def store(self) -> Iterator[Store]:

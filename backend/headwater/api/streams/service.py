@@ -68,8 +68,8 @@ class Streams:
         self.requests = Admission(limits, "requests for streams in progress")
 
     def connected(self) -> list[Connected]:
-        """All open streams."""
-        return [stream.connected for stream in self._open]
+        """All open streams. May be called in any thread."""
+        return [stream.connected for stream in self._open.copy()]
 
     def revoke(self, revocations: Sequence[Revocation]) -> None:
         """End the streams that these revocations are about, and those whose token is revoked now."""

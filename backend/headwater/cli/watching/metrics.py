@@ -7,6 +7,8 @@ import logging
 import threading
 from collections.abc import Iterator
 
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import generate_latest
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 from starlette.applications import Starlette
@@ -16,9 +18,9 @@ from headwater.api.metrics.endpoint import EndpointCollector
 from headwater.api.metrics.page import PATH, MetricsPage
 from headwater.api.metrics.sizes import StoreSizes
 from headwater.api.metrics.sources import SourceCollector, noted_totals
-from headwater.api.metrics.workers import WorkersCollector, telling
+from headwater.api.metrics.workers import WorkersCollector
 from headwater.api.refusals import Refusals
-from headwater.cli.workers import Worker
+from headwater.api.workers import Workers
 from headwater.config.model import ServiceConfig
 from headwater.replication.health.figures import Figures
 from headwater.storage.open import open_backend
@@ -29,12 +31,12 @@ SETTING = "telemetry.prometheus_port"
 
 
 def endpoint_page(
-    config: ServiceConfig, port: int, app: Starlette, workers: WorkersCollector | None, *, unified: bool
+    config: ServiceConfig, port: int, app: Starlette, workers: Workers | None, *, unified: bool
 ) -> MetricsPage:
     """Of an endpoint, for a port; of all its processes, if it has `workers`. With `unified`, it tells of the replicator
     beside it, too."""
     _say(config, port)
-    own = _own(app) if workers is None else workers
+    own = _own(app) if workers is None else WorkersCollector(workers)
     sources = _sources(config)
     if unified:
         backend = open_backend(config.storage)
@@ -42,11 +44,12 @@ def endpoint_page(
     return MetricsPage(own, sources, process=workers is None)
 
 
-@contextlib.contextmanager
-def told_by(worker: Worker, app: Starlette) -> Iterator[WorkersCollector]:
-    """Tell the other processes of the endpoint what this one's metrics are, and give those of all."""
-    with telling(worker.directory, worker.number, _own(app), ProcessCollector(registry=None)):
-        yield WorkersCollector(worker.directory, worker.of)
+def metrics_of(app: Starlette) -> bytes:
+    """The metrics of this process, one of several of an endpoint, for whichever of them Prometheus asks."""
+    registry = CollectorRegistry()
+    registry.register(_own(app))
+    ProcessCollector(registry=registry)
+    return generate_latest(registry)
 
 
 def _own(app: Starlette) -> EndpointCollector:

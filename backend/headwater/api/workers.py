@@ -1,0 +1,89 @@
+"""Several processes of one endpoint (workers) ask each other over Unix sockets, so that whichever of them a request
+reaches can answer for all."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import socketserver
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+WAIT_SECONDS = 2.0
+"""How long a process is waited for. The answer lacks one that is not ready, or hangs."""
+
+_LONGEST = 100  # bytes of a question
+
+Answers = Mapping[str, Callable[[], bytes]]
+"""What a process can be asked, and what gives the answer. It is called in a thread of its own."""
+
+_log = logging.getLogger(__name__)
+
+
+class _Teller(socketserver.ThreadingUnixStreamServer):
+    """Answers everybody who connects and sends a line with a question."""
+
+    daemon_threads = True
+
+    def __init__(self, path: Path, answers: Answers) -> None:
+        self.answers = answers
+        path.unlink(missing_ok=True)  # of the process that had this number before
+        super().__init__(str(path), _Telling)
+
+
+class _Telling(socketserver.StreamRequestHandler):
+    timeout = WAIT_SECONDS
+
+    def handle(self) -> None:
+        assert isinstance(self.server, _Teller)
+        self.wfile.write(self.server.answers[self.rfile.readline(_LONGEST).decode().strip()]())
+
+
+@contextmanager
+def telling(directory: Path, number: int, answers: Answers) -> Iterator[None]:
+    """Answer the other processes while the context is open."""
+    with _Teller(_place(directory, number), answers) as server:
+        thread = threading.Thread(target=server.serve_forever, name="headwater-figures", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@dataclass(frozen=True, slots=True)
+class Workers:
+    """All processes of an endpoint, which are numbered from 1 to `count`, and the directory of their sockets."""
+
+    directory: Path
+    count: int
+
+    def ask(self, question: str) -> Iterator[tuple[int, bytes]]:
+        """The answer of each process, this one included, with its number. Blocking."""
+        for number in range(1, self.count + 1):
+            answer = _told(_place(self.directory, number), question)
+            if answer:
+                yield number, answer
+
+
+def _told(place: Path, question: str) -> bytes:
+    received = bytearray()
+    try:
+        with socket.socket(socket.AF_UNIX) as asked:
+            asked.settimeout(WAIT_SECONDS)
+            asked.connect(str(place))
+            asked.sendall(f"{question}\n".encode())
+            while part := asked.recv(1 << 16):
+                received += part
+    except OSError as error:  # also a time-out
+        _log.warning("%s lack a process of the endpoint: %s (%s)", question, place.stem, error)
+        return b""
+    return bytes(received)
+
+
+def _place(directory: Path, number: int) -> Path:
+    return directory / f"worker-{number}.sock"
