@@ -45,6 +45,10 @@ from headwater.storage.contract.revocations import Revocation
 from headwater.storage.shared.cache import CachedReader
 from headwater.sync.request import BodyLimits
 
+UNREAD_SECONDS = 15.0
+"""How long the store may be unreadable until the process counts as unable to serve."""
+
+
 @dataclass(frozen=True, slots=True)
 class ApiSettings:
     """Settings of the endpoint. A token's claim aud must be in `audience`. Limits are per process, except `requests`
@@ -97,11 +101,12 @@ class Endpoint:
         self.uploads = () if settings.upload is None else (UploadRoute(verifier, settings.upload, self.refusals),)
 
     def health(self) -> Health:
-        looked_at = self.hub.looked_at
+        looked_at, now = self.hub.looked_at, time.time()
+        can_read = looked_at is not None and now - looked_at < UNREAD_SECONDS
         return Health(
             started=looked_at is not None,
-            ready=self.hub.active and not self._closing,
-            touched_at=looked_at or time.time(),
+            ready=self.hub.active and can_read and not self._closing,
+            touched_at=looked_at or now,
         )
 
     def _revoked(self, revocations: Sequence[Revocation]) -> None:

@@ -13,8 +13,8 @@ from starlette.routing import BaseRoute, Route
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """`started`: the store was read at least once. `ready`: a sync config is active and the process is not shutting
-    down. `touched_at`: when the store was last read, in seconds since 1970."""
+    """`started`: the store was read at least once. `ready`: a sync config is active, the store can be read, and the
+    process is not shutting down. `touched_at`: when the store was last read, in seconds since 1970."""
 
     started: bool
     ready: bool

@@ -8,13 +8,16 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from headwater.api import app
 from headwater.api.app import ApiSettings, create_app
 from headwater.api.auth.keys import StaticKeys, parse_key
 from headwater.api.error_answers import error_response
 from headwater.api.errors import ApiError, NotAcceptableError
+from headwater.api.streams import hub
 from headwater.api.streams.negotiation import BSON, NDJSON
 from headwater.storage.contract.store import StoreUnreachableError
 from tests.support.fix_api import AUDIENCE, RULES, Endpoint, PlayedHead, jwk, make_token
+from tests.support.fix_headwater import wait_until
 from tests.support.memory_store import MemoryStore
 
 JSON = "application/json"
@@ -192,6 +195,26 @@ def test_an_endpoint_is_ready_when_it_has_something_to_serve(start_endpoint: Cal
         assert time.monotonic() < deadline, "the endpoint gets ready"
     with endpoint.stream() as stream:
         stream.completed()
+
+
+def test_an_endpoint_that_can_not_read_its_store_is_not_ready(
+    endpoint: Endpoint, memory_store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken() -> None:
+        raise StoreUnreachableError("the store is away")
+
+    def answers(name: str) -> int:
+        return endpoint.http.get(f"/probes/{name}").status_code
+
+    monkeypatch.setattr(hub, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(app, "UNREAD_SECONDS", 0.5)
+    with monkeypatch.context() as patched:
+        patched.setattr(memory_store, "newest", broken)
+        memory_store.wake()
+        wait_until(lambda: answers("readiness") == 400, "it to be taken out")
+        assert endpoint.post().status_code == 503
+        assert [answers(name) for name in ("startup", "liveness")] == [200, 200]
+    wait_until(lambda: answers("readiness") == 200, "it to be back")
 
 
 @pytest.mark.parametrize("answered", [True, False])
