@@ -13,7 +13,7 @@ from typing import NoReturn
 import pytest
 
 from headwater.api.streams.reading import Reading
-from headwater.api.streams.threads import StoreThreads
+from headwater.api.streams.threads import SHARED_JOBS, StoreThreads
 from headwater.storage.contract.store import StoreBusyError
 from headwater.storage.shared.cache import CachedReader
 from tests.support.memory_store import MemoryStore
@@ -65,6 +65,26 @@ def test_jobs_for_which_there_is_no_thread_fail_and_later_ones_run(
     failed, later = asyncio.run(story())
     assert [str(each) for each in failed] == ["can't start new thread"] * 200
     assert later == [1] * 200
+
+
+def test_what_all_depend_on_waits_behind_no_stream(memory_store: MemoryStore) -> None:
+    begun, go = threading.Semaphore(0), threading.Event()
+
+    def long_job(_: Reading) -> None:
+        begun.release()
+        assert go.wait(60)
+
+    async def story() -> int:
+        with closing(StoreThreads(CachedReader(memory_store, 0), 1)) as threads:
+            jobs = [asyncio.ensure_future(threads.shared(long_job)) for _ in range(10 * SHARED_JOBS)]
+            await asyncio.to_thread(begun.acquire, timeout=30)
+            try:
+                return await asyncio.wait_for(threads.promptly(lambda: 1), 10)
+            finally:
+                go.set()
+                await asyncio.gather(*jobs)
+
+    assert asyncio.run(story()) == 1
 
 
 def no_thread(_: threading.Thread) -> NoReturn:

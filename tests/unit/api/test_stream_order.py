@@ -78,21 +78,21 @@ class Scene:
     def commit(self, count: int) -> None:
         for _ in range(count):
             self.newest += 1
-            self.stream.tell(News(OpId(self.newest)))
+            self.stream.tell(News(OpId(self.newest), lookups=self.newest % 3 == 0))
 
     def watch(self, stream: Stream, interest: object, op_id: int) -> None:
         if op_id < self.newest:
             stream.tell(anything(OpId(self.newest)))
 
     # the threads
-    async def opening(self, run: Callable[[], Batch]) -> Batch:
-        return run()
+    async def resolving(self, _: str, run: Callable[[], Batch]) -> Batch:
+        return await self.shared(run)
 
     async def shared(self, run: Callable[[], Batch]) -> Batch:
         await asyncio.sleep(0)
         return run()
 
-    reading = shared
+    reading = resolving
 
     def soon(self, run: Callable[[], Batch], then: Callable[[Batch], None]) -> None:
         def hand_over() -> None:

@@ -149,7 +149,7 @@ class Stream:
         self._schedule_tick()
         try:
             if self._reason is None:
-                self._first = await self._threads.opening(self._dialogue.open)
+                self._first = await self._threads.resolving(self._user.user_id, self._dialogue.open)
                 self._follow()
                 self._tell_of_left_out()
             reason = await self._until_over(sink)
@@ -239,12 +239,16 @@ class Stream:
         if self._dialogue.overtaken:
             return await self._turn(News(self._dialogue.op_id))
         if not self._done:
-            return await self._unless_over(self._threads.reading(self._dialogue.more))
+            return await self._unless_over(self._threads.reading(self._user.user_id, self._dialogue.more))
         return Batch()
 
     async def _turn(self, news: News) -> Batch:
-        job = partial(self._dialogue.turn, news=news)
-        batch = await self._unless_over(self._threads.shared(job) if self._done else self._threads.reading(job))
+        user, job = self._user.user_id, partial(self._dialogue.turn, news=news)
+        if news.lookups:
+            reading = self._threads.resolving(user, job)
+        else:
+            reading = self._threads.shared(job) if self._done else self._threads.reading(user, job)
+        batch = await self._unless_over(reading)
         self._watch()
         return batch
 
@@ -266,10 +270,11 @@ class Stream:
 
     def _turn_ahead(self) -> None:
         """Have the next lines read without waking the task: most of what a small change costs would be that."""
-        if self._turning or (news := self._take_news()) is None:
-            return
-        self._turning, self._change = True, news.change
-        self._threads.soon(partial(self._dialogue.turn, news=news), self._turned)
+        if self._news is not None and self._news.lookups:
+            self._waken()  # its request is resolved anew, for which the task waits its turn
+        elif not self._turning and (news := self._take_news()) is not None:
+            self._turning, self._change = True, news.change
+            self._threads.soon(partial(self._dialogue.turn, news=news), self._turned)
 
     def _turned(self, batch: Batch | Failure) -> None:
         """Send what was read, or leave it to the task when it is much, or has to wait."""

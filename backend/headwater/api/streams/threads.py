@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from typing import Generic, TypeVar, cast
+from weakref import WeakValueDictionary
 
 from headwater.api.streams.reading import Reading, open_reading
 from headwater.errors import HeadwaterError
@@ -28,8 +29,11 @@ DELIVER_SECONDS = 0.01
 last."""
 
 _WIDTH = 3
-"""Threads for woken streams and the hub, and as many for streams that connect. More would wait for each other: most of
-a short job is Python."""
+"""Threads for woken streams, and as many for those whose request is resolved. More would wait for each other: most of a
+short job is Python."""
+
+_PROMPT = 2
+"""Threads for the hub and for write checkpoints, each of which does one thing at a time."""
 
 Result = TypeVar("Result")
 
@@ -57,7 +61,7 @@ class _Gathering:
 
     def __init__(self, reader: CachedReader, name: str) -> None:
         self._reader = reader
-        self.threads = ThreadPoolExecutor(_WIDTH, thread_name_prefix=name)
+        self._threads = ThreadPoolExecutor(_WIDTH, thread_name_prefix=name)
         self._waiting: list[_Job[object]] = []
         self._at_work = 0
         self._called = False
@@ -69,7 +73,7 @@ class _Gathering:
 
     def close(self) -> None:
         """Wait for running jobs; those not begun fail."""
-        self.threads.shutdown(cancel_futures=True)
+        self._threads.shutdown(cancel_futures=True)
         jobs, self._waiting = self._waiting, []
         _deliver(iter(jobs), [_CLOSED] * len(jobs))
 
@@ -87,7 +91,7 @@ class _Gathering:
             undelivered = iter(jobs)
             deliver = partial(_deliver_in, loop, undelivered)
             try:
-                running = loop.run_in_executor(self.threads, self._run, jobs, deliver)
+                running = loop.run_in_executor(self._threads, self._run, jobs, deliver)
             except Exception as error:  # noqa: BLE001 - no thread can be started; it is raised where the jobs came from
                 self._at_work -= 1
                 left = jobs.copy()
@@ -120,35 +124,43 @@ class _Gathering:
 
 
 class StoreThreads:
-    """Runs jobs over the store in threads. At most `width` downloads are read at once. Streams that connect have
-    threads of their own, and so have woken streams and the hub, so that none of them wait behind downloads."""
+    """Runs jobs over the store in threads. At most `width` downloads are read at once. Streams whose request has to be
+    resolved, as when they connect, have threads of their own, and so have other woken streams: none of them wait behind
+    downloads. What all depend on, such as the hub's look at changes and revocations, waits behind no stream."""
 
     def __init__(self, reader: CachedReader, width: int) -> None:
         self._reader = reader
         self._bulk = ThreadPoolExecutor(width, thread_name_prefix="headwater-download")
         self._live = _Gathering(reader, "headwater-live")
-        self._opening = _Gathering(reader, "headwater-opening")
+        self._resolving = _Gathering(reader, "headwater-resolving")
+        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._share = max(1, width - 1)
+        self._shares: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
+        self._prompt = ThreadPoolExecutor(_PROMPT, thread_name_prefix="headwater-prompt")
 
     async def alone(self, run: Callable[[], Result]) -> Result:
         """Run a job that may take long."""
         return await asyncio.get_running_loop().run_in_executor(self._bulk, run)
 
     async def promptly(self, run: Callable[[], Result]) -> Result:
-        """Run a short job ahead of all downloads."""
-        return await asyncio.get_running_loop().run_in_executor(self._live.threads, run)
+        """Run a short job ahead of those of all streams."""
+        return await asyncio.get_running_loop().run_in_executor(self._prompt, run)
 
-    async def reading(self, run: Callable[[Reading], Result]) -> Result:
-        """Run a job over a reading of its own."""
+    async def reading(self, user_id: str, run: Callable[[Reading], Result]) -> Result:
+        """Run a job of a download, over a reading of its own. One thread is left to others than this user."""
 
         def job() -> Result:
             with open_reading(self._reader) as reading:
                 return run(reading)
 
-        return await self.alone(job)
+        async with self._shares.setdefault(user_id, asyncio.Semaphore(self._share)):
+            return await self.alone(job)
 
-    async def opening(self, run: Callable[[Reading], Result]) -> Result:
-        """Run a short job of a stream that connects, over one reading together with others of that kind."""
-        return await _awaited(self._opening, run)
+    async def resolving(self, user_id: str, run: Callable[[Reading], Result]) -> Result:
+        """Run a job that resolves the request of a stream, over one reading together with others of that kind. Requests
+        can be expensive, so that of each user, only one is resolved at a time, and nobody waits behind many of them."""
+        async with self._turns.setdefault(user_id, asyncio.Lock()):
+            return await _awaited(self._resolving, run)
 
     async def shared(self, run: Callable[[Reading], Result]) -> Result:
         """Run a short job of a woken stream, over one reading together with others of that kind."""
@@ -161,7 +173,8 @@ class StoreThreads:
     def close(self) -> None:
         """Wait for running jobs; those not begun are dropped."""
         self._bulk.shutdown(cancel_futures=True)
-        self._opening.close()
+        self._prompt.shutdown(cancel_futures=True)
+        self._resolving.close()
         self._live.close()
 
 
