@@ -24,8 +24,8 @@ ALERTS: dict[str, Any] = YAML(typ="safe").load(DOCKER / "prometheus" / "alerts.y
 RULES: list[dict[str, Any]] = [rule for group in ALERTS["groups"] for rule in group["rules"]]
 PANELS: list[dict[str, Any]] = DASHBOARD["panels"]
 
-OF_PROMETHEUS = {"instance", "job"}
-"""Labels that it adds to all it reads."""
+ADDED = {"instance", "job", "worker"}
+"""Labels that Prometheus adds to all it reads, and that an endpoint of several processes adds."""
 
 
 def expressions() -> Iterator[tuple[str, str]]:
@@ -67,12 +67,12 @@ def test_an_expression_names_what_there_is(title: str, expression: str, exported
         labels = exported.get(str(each.name))
         assert labels is not None, f"{title}: there is no metric {each.name}"
         for matcher in each.matchers.matchers:
-            assert matcher.name in labels | OF_PROMETHEUS, f"{title}: {each.name} has no label {matcher.name}"
+            assert matcher.name in labels | ADDED, f"{title}: {each.name} has no label {matcher.name}"
             known = {"state": [state.value for state in State], "reason": ENDS}.get(matcher.name)
             if known is not None:
                 assert set(matcher.value.split("|")) <= set(known), f"{title}: {matcher.value}"
     by = {label.strip() for labels in re.findall(r"\b(?:by|on) \(([^)]*)\)", expression) for label in labels.split(",")}
-    assert by <= set().union(*(exported[str(each.name)] for each in found), OF_PROMETHEUS), title
+    assert by <= set().union(*(exported[str(each.name)] for each in found), ADDED), title
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule["alert"])
