@@ -75,7 +75,7 @@ class Endpoint:
 
     def __init__(self, settings: ApiSettings, reader: StoreReader, head: Head) -> None:
         self._keys = settings.keys
-        self.revocations = Revocations()
+        self.revocations = Revocations(complete=False)
         verifier = Verifier(settings.keys, settings.audience, self.revocations)
         self._head = head
         self._drain_seconds = settings.http.drain_seconds
@@ -113,6 +113,7 @@ class Endpoint:
         """Refuse the revoked tokens from their next use on, and end the streams that revocations are about."""
         self.revocations.add(*of_tokens(revocations))
         self.revocations.forget(time.time(), TOKENS_KEPT)
+        self.revocations.known()
         self.streams.revoke(revocations)
 
     def begin_shutdown(self) -> None:

@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import time
+from typing import NoReturn
 
 import pytest
+from httpx import ASGITransport, AsyncClient
 
+from headwater.api.app import ApiSettings, create_app
 from headwater.api.auth.errors import TokenRevokedError
 from headwater.api.auth.keys import StaticKeys, parse_key
 from headwater.api.auth.revocations import Revocation, Revocations, Revoked
 from headwater.api.auth.verify import Principal, Verifier
-from tests.support.fix_api import AUDIENCE, jwk, make_token
+from headwater.source.upload.settings import UploadSettings
+from headwater.storage.contract.revocations import Revocation as Stored
+from headwater.storage.contract.revocations import RevokedKind
+from headwater.storage.contract.store import StoreUnreachableError
+from tests.support.fix_admin import NOWHERE
+from tests.support.fix_api import AUDIENCE, PlayedHead, jwk, make_token
+from tests.support.memory_store import MemoryStore
 
 NOW = int(time.time())
 
@@ -98,3 +107,38 @@ def test_revocations_are_forgotten_only_when_their_tokens_have_all_expired() -> 
     assert len(held) == 1
     held.forget(NOW + 3600 + 120, 3600)
     assert len(held) == 0
+
+
+def test_no_token_is_accepted_while_it_is_not_known_which_are_revoked(memory_store: MemoryStore) -> None:
+    newest = memory_store.newest
+    memory_store.newest = unreachable  # type: ignore[method-assign]
+    memory_store.revoked.append(Stored(1, RevokedKind.USER, "u1", NOW + 60, NOW + 600))
+    settings = ApiSettings(
+        StaticKeys((parse_key(jwk()),)), frozenset({AUDIENCE}), upload=UploadSettings(NOWHERE, "nobody")
+    )
+
+    async def story() -> list[list[str]]:
+        app = create_app(settings, memory_store, PlayedHead())
+        http = AsyncClient(transport=ASGITransport(app), base_url="http://headwater")
+        async with app.router.lifespan_context(app), http:
+            before = [await refusal(http, user) for user in ("u1", "u2")]
+            memory_store.newest = newest  # type: ignore[method-assign]
+            memory_store.wake()
+            while (await http.get("/probes/startup")).status_code != 200:  # noqa: ASYNC110 - there is no event for it
+                await asyncio.sleep(0.01)
+            return [before, [await refusal(http, user) for user in ("u1", "u2")]]
+
+    before, after = asyncio.run(story())
+    assert before == ["HW_6031", "HW_6031"]
+    assert after == ["PSYNC_S2101", "HW_6103"], "the other is let in, as far as a source that is away"
+
+
+def unreachable() -> NoReturn:
+    raise StoreUnreachableError("the store is away")
+
+
+async def refusal(http: AsyncClient, user: str) -> str:
+    """The code with which an upload is refused."""
+    upload = {"client_id": "phone", "transactions": [{"crud": [{"op_id": 1, "op": "PUT", "type": "notes", "id": "1"}]}]}
+    answer = await http.post("/upload", json=upload, headers={"authorization": f"Token {make_token(user)}"})
+    return str(answer.json()["error"]["code"])

@@ -42,6 +42,14 @@ class TokenRevokedError(AuthError):
     """The token was revoked, by itself, with its session or with its user."""
 
 
+class RevocationsUnknownError(ApiError):
+    """The process has not been able to read the store since its start, so it does not know which tokens are revoked."""
+
+    kind = Kind.RETRY
+    code = "HW_6031"
+    status = 503
+
+
 class JwksError(AuthError):
     """The keys that tokens are signed with can't be fetched from `jwks_uri`. Keys that were fetched before stay in use
     for a while.

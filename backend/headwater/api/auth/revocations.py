@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from headwater.api.auth.claims import TOLERANCE, Principal
-from headwater.api.auth.errors import TokenRevokedError
+from headwater.api.auth.errors import RevocationsUnknownError, TokenRevokedError
 
 
 class Revoked(Enum):
@@ -38,8 +38,10 @@ class Revocations:
     """The revocations in force. The verifier checks them each time a token is used. Whoever keeps something open for a
     token, such as a stream, has to call `of` again after a change. Each change is atomic for other threads."""
 
-    def __init__(self, held: Iterable[Revocation] = ()) -> None:
+    def __init__(self, held: Iterable[Revocation] = (), *, complete: bool = True) -> None:
+        """Unless `complete`, no token is accepted until `known` was called."""
         self._held: Mapping[tuple[Revoked, str], Revocation] = {}
+        self._complete = complete
         self.replace(held)
 
     def __len__(self) -> int:
@@ -58,6 +60,10 @@ class Revocations:
         """Add revocations. The time that this takes grows with the number of all, so add many in one call."""
         self.replace([*self._held.values(), *revocations])
 
+    def known(self) -> None:
+        """Note that all revocations in force have been added."""
+        self._complete = True
+
     def forget(self, now: float, longest_life: float) -> None:
         """Drop revocations whose tokens have all expired, since no token is valid for over `longest_life` seconds."""
         self.replace(each for each in self._held.values() if each.since + longest_life + 2 * TOLERANCE > now)
@@ -75,7 +81,9 @@ class Revocations:
         return next((each for each in found if each is not None), None)
 
     def check(self, user: Principal) -> None:
-        """Raise TokenRevokedError when the user's token is revoked."""
+        """Raise TokenRevokedError when the user's token is revoked, or RevocationsUnknownError."""
+        if not self._complete:
+            raise RevocationsUnknownError("it is not known yet which tokens are revoked", fix="try again")
         revocation = self.of(user)
         if revocation is not None:
             raise TokenRevokedError(f"the token was revoked, by its {revocation.kind.value}", fix="sign in again")

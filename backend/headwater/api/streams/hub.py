@@ -55,7 +55,7 @@ class _Sight:
 
 class Hub:
     """Not thread-safe: use it in one event loop. Call `start` before the first stream and `close` after the last.
-    `revoked` is called with revocations: first with all in force, then with each new one."""
+    `revoked` is called with revocations: first with all in force, which may be none, then with each new one."""
 
     def __init__(
         self,
@@ -179,8 +179,9 @@ class Hub:
 
     def _take(self, sight: _Sight) -> None:
         before, self._state = self._state, sight.state
-        if sight.revocations:
+        if sight.revocations or self.looked_at is None:
             self._revoked(sight.revocations)
+        if sight.revocations:
             self._revoked_seq = sight.revocations[-1].seq
         if sight.state is not None:  # some may be over already, and are told to nobody
             self._revoked_seq = max(self._revoked_seq, sight.state.revoked)
