@@ -151,6 +151,7 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         self._taken = True
         self.request.headers.clear()  # the parser keeps the request as long as the connection
         del self.scope, self.request, self.response
+        self.__dict__ = dict(self.__dict__)  # half as large: it had grown for more attributes than it has
         return self
 
     async def next_message(self) -> bytes | str:
