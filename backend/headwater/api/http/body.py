@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from starlette.requests import Request
 
 from headwater.api.errors import BodyTooLargeError
@@ -12,9 +14,12 @@ MAX_BODY = 1024 * 1024
 JSON = "application/json"
 
 
-async def read_body(request: Request, limit: int = MAX_BODY) -> bytes:
+async def read_body(
+    request: Request, limit: int = MAX_BODY, arrived: Callable[[int], object] = lambda _: None
+) -> bytes:
     """Read the whole body, of at most `limit` bytes. Raises BodyTooLargeError as soon as it is known to be larger, and
-    ClientDisconnect when the connection ends first; the server ends connections that are too slow."""
+    ClientDisconnect when the connection ends first; the server ends connections that are too slow. `arrived` is called
+    with the number of bytes of each part, and may raise an error."""
     announced = request.headers.get("content-length", "")
     if announced.isdecimal() and int(announced[:20]) > limit:
         raise _too_large(limit)
@@ -24,6 +29,7 @@ async def read_body(request: Request, limit: int = MAX_BODY) -> bytes:
         size += len(part)
         if size > limit:
             raise _too_large(limit)
+        arrived(len(part))
         parts.append(part)
     return b"".join(parts)
 

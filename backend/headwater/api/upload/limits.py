@@ -1,9 +1,9 @@
-"""Limits how many uploads are handled at once, in all and per user."""
+"""Limits how many uploads, and how many bytes of them, are handled at once, in all and per user."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import ClassVar
 
@@ -12,7 +12,7 @@ from headwater.errors import Kind
 
 
 class TooManyUploadsError(ApiError):
-    """Too many uploads are in progress, in all or of this user."""
+    """Too many uploads are in progress, or too many bytes of them, in all or of this user."""
 
     kind: ClassVar[Kind] = Kind.RETRY
     code = "HW_6102"
@@ -20,25 +20,50 @@ class TooManyUploadsError(ApiError):
     retry_after: ClassVar[int] = 2
 
 
-class UploadLimits:
-    """Counts the uploads in progress. Not thread-safe: use it in one event loop."""
+class _Share:
+    """Counts something, in all and per user."""
 
-    def __init__(self, most: int, most_per_user: int) -> None:
+    def __init__(self, what: str, most: int, most_per_user: int) -> None:
+        self._what = what
         self._most = most
         self._most_per_user = most_per_user
         self._of_user: Counter[str] = Counter()
 
+    def take(self, user_id: str, count: int) -> None:
+        """Count more. Raises TooManyUploadsError."""
+        if self._of_user.total() + count > self._most:
+            raise TooManyUploadsError(f"too many {self._what} are in progress", fix="send it again in a moment")
+        if self._of_user[user_id] + count > self._most_per_user:
+            raise TooManyUploadsError(f"too many {self._what} of this user are in progress", fix="send them one by one")
+        self._of_user[user_id] += count
+
+    def give_back(self, user_id: str, count: int) -> None:
+        self._of_user[user_id] -= count
+        if not self._of_user[user_id]:
+            del self._of_user[user_id]
+
+
+class UploadLimits:
+    """Counts the uploads in progress, and the bytes of their bodies. Not thread-safe: use it in one event loop."""
+
+    def __init__(self, most: int, most_per_user: int, most_bytes: int, most_bytes_per_user: int) -> None:
+        self._uploads = _Share("uploads", most, most_per_user)
+        self._bytes = _Share("bytes of uploads", most_bytes, most_bytes_per_user)
+
     @contextmanager
-    def room_for(self, user_id: str) -> Iterator[None]:
-        """Count one upload of the user while the context is open. Raises TooManyUploadsError."""
-        if self._of_user.total() >= self._most:
-            raise TooManyUploadsError("too many uploads are in progress", fix="send it again in a moment")
-        if self._of_user[user_id] >= self._most_per_user:
-            raise TooManyUploadsError("too many uploads of this user are in progress", fix="send them one by one")
-        self._of_user[user_id] += 1
+    def room_for(self, user_id: str) -> Iterator[Callable[[int], None]]:
+        """Count one upload of the user while the context is open. The context gives what to call for bytes of its body
+        as they arrive. Both raise TooManyUploadsError."""
+        self._uploads.take(user_id, 1)
+        held = 0
+
+        def hold(count: int) -> None:
+            nonlocal held
+            self._bytes.take(user_id, count)
+            held += count
+
         try:
-            yield
+            yield hold
         finally:
-            self._of_user[user_id] -= 1
-            if not self._of_user[user_id]:
-                del self._of_user[user_id]
+            self._bytes.give_back(user_id, held)
+            self._uploads.give_back(user_id, 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from contextlib import nullcontext
 from typing import ClassVar
 
 from starlette.requests import Request
@@ -20,6 +21,12 @@ from headwater.errors import HeadwaterError, Kind
 from headwater.source.upload.apply import Outcome, Uploads
 from headwater.source.upload.entries import ClientTransaction, Device
 from headwater.source.upload.settings import UploadSettings
+
+LARGE = 256 * 1024
+"""Bytes of a body. Larger ones are handled one at a time: parsed, a body takes up to forty times its size in memory."""
+
+MOST_BODIES, MOST_BODIES_OF_USER = 8, 2
+"""How many bodies of the largest size may be held at once, or as many bytes of smaller ones, in all and of a user."""
 
 
 class UploadLaterError(ApiError):
@@ -39,7 +46,13 @@ class UploadRoute:
         self._settings = settings
         self._uploads = Uploads(settings)
         self._working = asyncio.Semaphore(settings.max_connections)
-        self._limits = UploadLimits(settings.max_connections + settings.max_waiting, settings.max_per_user)
+        self._large = asyncio.Lock()
+        self._limits = UploadLimits(
+            settings.max_connections + settings.max_waiting,
+            settings.max_per_user,
+            MOST_BODIES * settings.max_body_bytes,
+            MOST_BODIES_OF_USER * settings.max_body_bytes,
+        )
         self.route = Route("/upload", self.answer, methods=["POST"])
 
     async def close(self) -> None:
@@ -50,9 +63,9 @@ class UploadRoute:
         require_json(request)
         user = await self._verifier.authorize(request.headers.get("authorization"))
         prove(request, user.user_id)
-        with self._limits.room_for(user.user_id):
-            body = await read_body(request, self._settings.max_body_bytes)
-            async with self._working:  # a parsed body takes many times its size in memory
+        with self._limits.room_for(user.user_id) as hold:
+            body = await read_body(request, self._settings.max_body_bytes, hold)
+            async with self._large if len(body) > LARGE else nullcontext(), self._working:
                 upload = await asyncio.to_thread(parse_upload, body)
                 device = Device(user.user_id, upload.client_id, _claims(user))
                 answers = [await self._take(device, each) for each in upload.transactions]

@@ -1,0 +1,88 @@
+"""What uploads may take of an endpoint's memory, in all and of one user."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from contextlib import ExitStack
+
+import pytest
+from httpx import ASGITransport, AsyncClient, Response
+
+from headwater.api.app import ApiSettings, create_app
+from headwater.api.auth.keys import StaticKeys, parse_key
+from headwater.api.upload import route
+from headwater.api.upload.limits import TooManyUploadsError, UploadLimits
+from headwater.api.upload.request import Upload, parse_upload
+from headwater.source.upload.settings import UploadSettings
+from tests.support.fix_admin import NOWHERE
+from tests.support.fix_api import AUDIENCE, PlayedHead, jwk, make_token
+from tests.support.memory_store import MemoryStore
+
+MEBIBYTE = 1024 * 1024
+LARGE = json.dumps({"client_id": "phone", "transactions": [{"crud": []}] * 50_000}).encode()
+SMALL = b'{"client_id":"phone","transactions":[]}'
+
+
+def test_bytes_are_bounded_in_all_and_per_user_until_the_upload_is_over() -> None:
+    limits = UploadLimits(10, 10, most_bytes=100, most_bytes_per_user=60)
+    with ExitStack() as stack:
+        stack.enter_context(limits.room_for("ann"))(40)
+        with limits.room_for("ann") as hold:
+            hold(20)
+            with pytest.raises(TooManyUploadsError, match="of this user"):
+                hold(1)
+        ben = stack.enter_context(limits.room_for("ben"))
+        ben(60)
+        with limits.room_for("eve") as hold, pytest.raises(TooManyUploadsError):
+            hold(1)
+    with limits.room_for("ann") as hold:
+        hold(60)
+
+
+class Parsing:
+    """Parses large uploads once `go` is set, and notes how many are parsed at the same time."""
+
+    def __init__(self) -> None:
+        self.go, self._lock = threading.Event(), threading.Lock()
+        self.now = self.most = 0
+
+    def __call__(self, body: bytes) -> Upload:
+        if len(body) < MEBIBYTE // 4:
+            return parse_upload(body)
+        with self._lock:
+            self.now += 1
+            self.most = max(self.most, self.now)
+        assert self.go.wait(30)
+        with self._lock:
+            self.now -= 1
+        return parse_upload(body)
+
+
+def test_large_uploads_wait_for_each_other_and_small_ones_do_not(
+    memory_store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parsing = Parsing()
+    monkeypatch.setattr(route, "parse_upload", parsing)
+    uploads = UploadSettings(NOWHERE, "nobody", max_body_bytes=MEBIBYTE)
+    settings = ApiSettings(StaticKeys((parse_key(jwk()),)), frozenset({AUDIENCE}), upload=uploads)
+
+    async def story() -> list[Response]:
+        app = create_app(settings, memory_store, PlayedHead())
+        http = AsyncClient(transport=ASGITransport(app), base_url="http://headwater")
+        async with app.router.lifespan_context(app), http:
+
+            async def upload(user: str, body: bytes) -> Response:
+                return await http.post("/upload", content=body, headers={"authorization": f"Token {make_token(user)}"})
+
+            large = [asyncio.create_task(upload(f"u{number}", LARGE)) for number in range(4)]
+            try:
+                small = [await upload("ann", SMALL) for _ in range(20)]
+            finally:
+                parsing.go.set()
+            return [*small, *await asyncio.gather(*large)]
+
+    answers = asyncio.run(story())
+    assert {answer.status_code for answer in answers} == {200}
+    assert parsing.most == 1
