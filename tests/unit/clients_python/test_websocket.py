@@ -6,13 +6,14 @@ import asyncio
 import struct
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http import HTTPStatus
 
 import bson
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from websockets.exceptions import ConnectionClosed
 from websockets.http11 import Request, Response
 from websockets.sync.server import ServerConnection, serve
 
@@ -158,6 +159,35 @@ def test_a_silent_server_is_left_once_it_does_not_answer(monkeypatch: pytest.Mon
         read(endpoint)
     assert set(heard) == {rsocket.frame(0, rsocket.KEEPALIVE, rsocket.RESPOND, bytes(8))}
     assert len(heard) >= 5 + 3
+
+
+def test_a_long_message_over_a_slow_link_is_a_sign_of_life(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(websocket, "KEEPALIVE_SECONDS", 0.1)
+    document = bson.encode({"token_expires_in": 1})
+
+    def play(connection: ServerConnection) -> None:
+        content = payload(document)
+        message = bytes([0x82, len(content)]) + content
+        for position in range(0, len(message), 6):
+            connection.recv(timeout=20)  # so that it comes between two signs of life
+            connection.socket.sendall(message[position : position + 6])
+        connection.send(COMPLETE)
+
+    with playing(play) as endpoint:
+        assert read(endpoint) == [document]
+
+
+def test_a_server_that_reads_nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(websocket, "CONNECT_SECONDS", 2.0)
+    question = rsocket.frame(0, rsocket.KEEPALIVE, rsocket.RESPOND, bytes(1 << 20))
+
+    def play(connection: ServerConnection) -> None:
+        with suppress(ConnectionClosed):
+            while True:
+                connection.send(question)
+
+    with playing(play) as endpoint, pytest.raises(Unreachable):
+        read(endpoint)
 
 
 @pytest.mark.parametrize(

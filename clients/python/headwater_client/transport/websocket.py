@@ -7,6 +7,7 @@ import re
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from headwater_client.errors import MissingExtra, ProtocolError, Refused, TokenRefused, Unreachable
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 KEEPALIVE_SECONDS: Final = 20.0
 _PATIENCE: Final = 3
-"""After so many signs of life without any from the server, the connection is taken for dead."""
+"""After so many signs of life without a byte from the server, the connection is taken for dead."""
 
 _CLOSE_SECONDS: Final = 0.5
 
@@ -49,7 +50,7 @@ class Websocket(Http):
 
         url = url_of(credentials, STREAM).replace("http", "ws", 1)
         try:
-            async with self._connect(url) as socket:
+            async with self._connected(url) as socket:
                 opening = _send_all(
                     socket,
                     rsocket.setup(authorization(credentials), self._user_agent, KEEPALIVE_SECONDS),
@@ -64,8 +65,9 @@ class Websocket(Http):
         except (websockets.WebSocketException, OSError, asyncio.TimeoutError) as error:
             raise Unreachable(f"{url}: {error or type(error).__name__}") from error
 
-    def _connect(self, url: str) -> Any:
-        return self._open(
+    @asynccontextmanager
+    async def _connected(self, url: str) -> AsyncIterator[ClientConnection]:
+        socket = await self._open(
             url,
             ssl=trusted() if url.startswith("wss:") else None,
             user_agent_header=self._user_agent,
@@ -74,6 +76,14 @@ class Websocket(Http):
             close_timeout=_CLOSE_SECONDS,
             max_size=LONGEST,
         )
+        try:
+            yield socket
+        finally:
+            try:
+                # Its own time to close begins once all is sent, which a server that reads nothing does not let happen
+                await asyncio.wait_for(socket.close(), 2 * _CLOSE_SECONDS)
+            except asyncio.TimeoutError:
+                socket.transport.abort()
 
 
 async def _send_all(socket: ClientConnection, *frames: bytes) -> None:
@@ -81,7 +91,7 @@ async def _send_all(socket: ClientConnection, *frames: bytes) -> None:
         await socket.send(frame)
 
 
-async def _pieces(socket: ClientConnection, url: str) -> AsyncIterator[bytes]:
+async def _pieces(socket: Any, url: str) -> AsyncIterator[bytes]:
     """The documents of the stream. Who takes the next has stored the one before."""
     requester = rsocket.Requester()
     async for message in _messages(socket, url):
@@ -102,9 +112,9 @@ async def _pieces(socket: ClientConnection, url: str) -> AsyncIterator[bytes]:
                     raise _failure(event.text)
 
 
-async def _messages(socket: ClientConnection, url: str) -> AsyncIterator[bytes | str]:
-    """What comes, with signs of life from us in between. Raises `Unreachable` where none comes back."""
-    due, unanswered = time.monotonic() + KEEPALIVE_SECONDS, 0
+async def _messages(socket: Any, url: str) -> AsyncIterator[bytes | str]:
+    """What comes, with signs of life from us in between. Raises `Unreachable` where not a byte comes back."""
+    due, unanswered, heard = time.monotonic() + KEEPALIVE_SECONDS, 0, socket.heard
     while unanswered <= _PATIENCE:
         left = due - time.monotonic()
         if left > 0:
@@ -113,7 +123,9 @@ async def _messages(socket: ClientConnection, url: str) -> AsyncIterator[bytes |
                 unanswered = 0
                 continue
             except asyncio.TimeoutError:
-                unanswered += 1
+                # Over a slow link a part of a long message may have come
+                unanswered = unanswered + 1 if socket.heard == heard else 0
+                heard = socket.heard
         await _send(socket, rsocket.keepalive())
         due = time.monotonic() + KEEPALIVE_SECONDS
     raise Unreachable(f"{url}: the server has been silent for too long")
@@ -124,7 +136,7 @@ async def _send(socket: ClientConnection, frame: bytes) -> None:
     import websockets
 
     with suppress(websockets.ConnectionClosed):
-        await socket.send(frame)
+        await asyncio.wait_for(socket.send(frame), CONNECT_SECONDS)
 
 
 def _failure(text: str) -> Refused:
@@ -134,10 +146,18 @@ def _failure(text: str) -> Refused:
 
 
 def connector() -> Any:
-    """What opens a websocket. Raises `MissingExtra` where a package is not installed."""
+    """What opens a websocket, which counts in `heard` how often bytes came. Raises `MissingExtra`."""
     try:
-        from websockets.asyncio.client import connect
+        from websockets.asyncio.client import ClientConnection, connect
     except ImportError:
         raise MissingExtra("a stream over a websocket", "websocket") from None
     BsonDocuments()
-    return connect
+
+    class Heard(ClientConnection):
+        heard = 0
+
+        def data_received(self, data: bytes) -> None:
+            self.heard += 1
+            super().data_received(data)
+
+    return partial(connect, create_connection=Heard)
