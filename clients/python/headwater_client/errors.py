@@ -25,7 +25,7 @@ class FileError(ClientError):
 
 
 class ConnectError(ClientError):
-    """`connect` was called with what cannot work, or twice."""
+    """`connect` or `subscribe` was given what cannot work, or the database is closed."""
 
     code = "HWC_CONNECT"
 

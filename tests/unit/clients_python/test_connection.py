@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from headwater_client import ConnectOptions, Credentials, Database, Schema
-from headwater_client.errors import Retired, SyncedElsewhere
+from headwater_client.errors import ConnectError, Retired, SyncedElsewhere
 from headwater_client.protocol.lines import Data, Op
 from headwater_client.storage import layout, uploads
 from headwater_client.storage.connection import open_connection
@@ -284,3 +284,28 @@ def test_of_two_that_sync_one_file_the_second_waits_for_the_first(
         database.connect(App(server.endpoint))
         database.wait_for_status(lambda status: isinstance(status.download_error, SyncedElsewhere), 20)
         database.disconnect()  # who waits can leave
+
+
+def test_a_subscription_that_is_given_up_twice_leaves_that_of_another(server: LittleServer, database: Database) -> None:
+    first, second = database.subscribe("one", ttl=0), database.subscribe("one", ttl=0)
+    with first:
+        first.unsubscribe()
+
+    def asked_for() -> list[str]:
+        before = server.streams
+        database.connect(App(server.endpoint))
+        wait_until(lambda: server.streams > before, "a stream")
+        database.disconnect()
+        return [each.key.name for each in database.status.streams]
+
+    assert asked_for() == ["one"]
+    second.unsubscribe()
+    assert asked_for() == []
+
+
+@pytest.mark.parametrize("value", [float("nan"), "\ud83d", object()], ids=["nan", "half a pair", "an object"])
+def test_parameters_that_json_has_no_form_for_are_told_at_once(database: Database, value: object) -> None:
+    with pytest.raises(ConnectError, match="JSON"):
+        database.subscribe("one", {"a": value})
+    with pytest.raises(ConnectError, match="JSON"):
+        database.connect(App("http://127.0.0.1:1"), ConnectOptions(parameters={"a": value}))

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable, Sequence
-from contextvars import ContextVar
+import logging
+import threading
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import AbstractContextManager, nullcontext
+from contextvars import ContextVar, copy_context
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import httpx
 
 from headwater_client.database.crud import CrudTransaction, as_json
-from headwater_client.errors import ConnectError, Refused, TokenRefused, Unreachable
+from headwater_client.errors import ConnectError, ProtocolError, Refused, TokenRefused, Unreachable
 from headwater_client.sync.options import AppCalls
 from headwater_client.transport.endpoint import Credentials
 from headwater_client.transport.http import trusted
@@ -25,6 +29,14 @@ _AT_ONCE: Final = 100
 
 _TOO_LARGE: Final = 413
 _SECONDS: Final = 60.0
+
+_GRACE: Final = 5.0
+"""Seconds that a call of the app's may go on while sync ends. After that it goes on alone."""
+
+_LOOK: Final = 0.1
+"""Seconds between looks at whether an upload that was left has ended."""
+
+_log = logging.getLogger("headwater_client")
 
 _within: Final = ContextVar("headwater_within_app_call", default=False)
 
@@ -61,16 +73,23 @@ class UploadConnector:
         transactions = list(islice(database.crud_transactions(), _AT_ONCE))
         if not transactions:
             return
-        sent, answer = self._send(database.client_id, transactions)
+        sent, answers = self._send(database.client_id, transactions)
         sent[-1].complete()
-        for each in answer.get("transactions", ()):
-            if self._refused is not None and "error" in each:
-                self._refused(str(each["error"].get("description")))
+        for each in answers:
+            if "error" in each:
+                self._tell_refused(str(dict(each["error"]).get("description")))
+
+    def _tell_refused(self, reason: str) -> None:
+        try:
+            if self._refused is not None:
+                self._refused(reason)
+        except Exception:  # noqa: BLE001 - the next reason is to be told, too
+            _log.exception("what is told of refused writes failed")
 
     def _send(
         self, client_id: str, transactions: Sequence[CrudTransaction]
-    ) -> tuple[Sequence[CrudTransaction], dict[str, Any]]:
-        """Send as many as the server takes at once; which these were, and what it says."""
+    ) -> tuple[Sequence[CrudTransaction], list[dict[str, Any]]]:
+        """Send as many as the server takes at once; which these were, and what it says of each."""
         credentials = self._credentials or self.fetch_credentials()
         crud = [{"crud": [as_json(entry) for entry in each.crud]} for each in transactions]
         try:
@@ -80,7 +99,7 @@ class UploadConnector:
                 raise
             return self._send(client_id, transactions[: len(transactions) // 2])
 
-    def _post(self, credentials: Credentials, body: object) -> dict[str, Any]:
+    def _post(self, credentials: Credentials, body: Mapping[str, Any]) -> list[dict[str, Any]]:
         url = f"{self._endpoint}/upload"
         headers = {"authorization": f"Token {credentials.token}"}
         try:
@@ -92,8 +111,18 @@ class UploadConnector:
             raise TokenRefused("/upload", response.status_code, response.text)
         if response.status_code != 200:
             raise Refused("/upload", response.status_code, response.text)
-        found: dict[str, Any] = response.json()
-        return found
+        return _answers(response, len(body["transactions"]))
+
+
+def _answers(response: httpx.Response, count: int) -> list[dict[str, Any]]:
+    """What became of each transaction. Others say 200, too, as the sign-in page of a network does."""
+    try:
+        found = response.json()["transactions"]
+    except (ValueError, KeyError, TypeError):
+        found = None
+    if not isinstance(found, list) or len(found) != count or not all(isinstance(each, dict) for each in found):
+        raise ProtocolError(f"/upload answered without telling of each transaction: {response.text[:200]}")
+    return found
 
 
 class DownloadConnector(UploadConnector):
@@ -103,8 +132,16 @@ class DownloadConnector(UploadConnector):
         raise ConnectError("this device only downloads: its local writes wait for a connector that uploads")
 
 
-def app_calls(connector: Connector, database: Database, app_loop: asyncio.AbstractEventLoop | None) -> AppCalls:
-    """The connector's methods as coroutines for the sync thread: those of the app run in its own loop if it has one."""
+def app_calls(
+    connector: Connector,
+    database: Database,
+    app_loop: asyncio.AbstractEventLoop | None,
+    uploading: threading.Lock,
+) -> AppCalls:
+    """The connector's methods as coroutines for the sync thread: those of the app run in its own loop if it has one.
+
+    `uploading` is held by an upload that runs in a thread: it may outlive its connection, and the next waits for it.
+    """
 
     async def fetch() -> Credentials:
         found = await _call(connector.fetch_credentials, app_loop)
@@ -113,7 +150,9 @@ def app_calls(connector: Connector, database: Database, app_loop: asyncio.Abstra
         return found
 
     async def upload() -> None:
-        await _call(lambda: connector.upload_data(database), app_loop, method=connector.upload_data)
+        while uploading.locked():  # noqa: ASYNC110 - by a thread, which no loop hears of
+            await asyncio.sleep(_LOOK)
+        await _call(lambda: connector.upload_data(database), app_loop, method=connector.upload_data, alone=uploading)
 
     return AppCalls(fetch, upload)
 
@@ -124,14 +163,51 @@ def within_app_call() -> bool:
 
 
 async def _call(
-    work: Callable[[], Any], app_loop: asyncio.AbstractEventLoop | None, method: Callable[..., Any] | None = None
+    work: Callable[[], Any],
+    app_loop: asyncio.AbstractEventLoop | None,
+    method: Callable[..., Any] | None = None,
+    alone: AbstractContextManager[object] | None = None,
 ) -> Any:
     mark = _within.set(True)
     try:
-        if not inspect.iscoroutinefunction(method or work):
-            return await asyncio.to_thread(work)
+        plain = not inspect.iscoroutinefunction(method or work)
+        found = await _in_thread(work, alone or nullcontext()) if plain else work()
+        if not inspect.isawaitable(found):
+            return found
         if app_loop is None:
-            return await work()
-        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work(), app_loop))
+            return await found
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(_awaited(found), app_loop))
     finally:
         _within.reset(mark)
+
+
+async def _awaited(found: Awaitable[Any]) -> Any:
+    return await found
+
+
+async def _in_thread(work: Callable[[], Any], alone: AbstractContextManager[object]) -> Any:
+    """As `asyncio.to_thread`, but neither a loop that ends nor a program that exits waits for work that hangs."""
+    future: Future[Any] = Future()
+    future.set_running_or_notify_cancel()
+    context = copy_context()
+
+    def run() -> None:
+        try:
+            with alone:
+                found = context.run(work)
+        except BaseException as error:  # noqa: BLE001 - who waits for the result gets it
+            future.set_exception(error)
+        else:
+            future.set_result(found)
+
+    threading.Thread(target=run, name="headwater-app-call", daemon=True).start()
+    running = asyncio.wrap_future(future)
+    try:
+        return await asyncio.shield(running)
+    except asyncio.CancelledError:
+        await asyncio.wait({running}, timeout=_GRACE)
+        if not running.done():
+            _log.warning("sync ended while the app's connector had not returned, which goes on alone")
+        raise
+    finally:
+        running.cancel()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import sqlite3
 import threading
 import time
@@ -57,7 +58,12 @@ class Database(sqlite_utils.Database):
         key: str | None = None,
         user_agent: str | None = None,
     ) -> None:
-        self.path = Path(path)
+        if str(path) == ":memory:":
+            raise FileError(
+                "a device needs a file: each thread has a connection of its own, which one in memory has not"
+            )
+        self.path = _real(path)
+        self._process = os.getpid()
         self._key = key
         self._user_agent = user_agent or f"headwater-client-python/{VERSION}"
         self._schema = schema if isinstance(schema, Schema) or schema is None else Schema.of(schema)
@@ -68,7 +74,8 @@ class Database(sqlite_utils.Database):
         self._lock = threading.RLock()
         self._engine: Engine | None = None
         self._leaving: list[Engine] = []
-        self._held: dict[StreamKey, int] = {}
+        self._uploading = threading.Lock()
+        self._held: set[Subscription] = set()
         self._views: set[str] = set()
         connection = self.conn
         try:
@@ -102,6 +109,8 @@ class Database(sqlite_utils.Database):
     @property
     def conn(self) -> sqlite3.Connection:
         """This thread's connection."""
+        if self._process != os.getpid():
+            raise FileError(f"{self.path} was opened before this process was forked: open it again here")
         held: Held | None = getattr(self._threads, "held", None)
         if held is None:
             if self._committed.is_closed():
@@ -179,8 +188,8 @@ class Database(sqlite_utils.Database):
     ) -> None:
         options.check()
         engine = Engine(
-            self.path, self._open_store, app_calls(connector, self, app_loop), options, self._board,
-            held=lambda: set(self._held), shown=lambda _: self._committed.notify(), user_agent=self._user_agent,
+            self.path, self._open_store, app_calls(connector, self, app_loop, self._uploading), options, self._board,
+            held=self._held_keys, shown=lambda _: self._committed.notify(), user_agent=self._user_agent,
         )  # fmt: skip
         while True:  # until no other thread connects in between
             self.disconnect()
@@ -198,7 +207,10 @@ class Database(sqlite_utils.Database):
         return Store(connection, {} if self._schema is None else self._schema.raw, retired)
 
     def disconnect(self) -> None:
-        """Stop syncing. The data stays, and local writes wait for the next connection."""
+        """Stop syncing. The data stays, and local writes wait for the next connection.
+
+        An upload that takes longer than a few seconds goes on alone, and the next begins after it.
+        """
         with self._lock:
             if self._engine is not None:
                 self._leaving.append(self._engine)
@@ -231,6 +243,11 @@ class Database(sqlite_utils.Database):
         with self._connections_lock:
             for held in list(self._connections):
                 held.connection.close()
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._committed.is_closed()
 
     def __enter__(self) -> Database:
         return self
@@ -306,19 +323,22 @@ class Database(sqlite_utils.Database):
         """Ask for a stream. Its rows stay until `ttl` seconds after it was given up, also over restarts."""
         key = StreamKey.of(stream, params)
         streams.subscribe(self.conn, key, priority, int(ttl), time.time())
+        held = Subscription(key, self._give_up)
         with self._lock:
-            self._held[key] = self._held.get(key, 0) + 1
+            self._held.add(held)
         self._streams_changed()
-        return Subscription(key, self._give_up)
+        return held
 
     def _give_up(self, subscription: Subscription) -> None:
         with self._lock:
-            left = self._held.get(subscription.key, 0) - 1
-            if left > 0:
-                self._held[subscription.key] = left
-            else:
-                self._held.pop(subscription.key, None)
+            if subscription not in self._held:
+                return
+            self._held.discard(subscription)
+            if subscription.key not in self._held_keys():
                 streams.keep_alive(self.conn, [subscription.key], time.time())
+
+    def _held_keys(self) -> set[StreamKey]:
+        return {each.key for each in list(self._held)}
 
     def _streams_changed(self) -> None:
         engine = self._engine
@@ -329,3 +349,11 @@ class Database(sqlite_utils.Database):
         engine = self._engine
         if engine is not None:
             engine.wrote()
+
+
+def _real(path: str | Path) -> Path:
+    """Where the file really is: a program may go to another folder, and a file has one lock whatever it is called."""
+    try:
+        return Path(path).resolve()
+    except (OSError, RuntimeError) as error:  # a link that leads to itself
+        raise FileError(f"{path} leads to no file: {error}") from error

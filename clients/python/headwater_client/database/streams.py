@@ -12,7 +12,7 @@ DEFAULT_TTL: Final = 24 * 3600
 """Seconds that a stream's rows stay on the device after it was given up."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Subscription:
     """A stream that this app holds. A context manager that gives it up."""
 
@@ -20,7 +20,7 @@ class Subscription:
     _give_up: Callable[[Subscription], None] = field(repr=False)
 
     def unsubscribe(self) -> None:
-        """Give it up: its rows stay for its ttl."""
+        """Give it up: its rows stay for its ttl. Once is enough."""
         self._give_up(self)
 
     def __enter__(self) -> Subscription:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sqlite3
 import time
+import weakref
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Any, Final
 
@@ -29,7 +31,7 @@ class Watch:
         self._connect, self._committed, self._sql, self._args = connect, committed, sql, args
         self._throttle = throttle
         self._seen = -1
-        self._versions: dict[int, int] = {}
+        self._versions: weakref.WeakKeyDictionary[sqlite3.Connection, int] = weakref.WeakKeyDictionary()
         self._last: list[Row] | None = None
 
     def results(self) -> Iterator[list[Row]]:
@@ -40,11 +42,16 @@ class Watch:
                 yield found
 
     async def results_async(self) -> AsyncIterator[list[Row]]:
-        """As `results`, for asyncio."""
-        while not self._committed.is_closed():
-            found = await asyncio.to_thread(self.next, _POLL)
-            if found is not None:
-                yield found
+        """As `results`, for asyncio, whose threads are free while nothing changes."""
+        changed = asyncio.Event()
+        with self._committed.waking(asyncio.get_running_loop(), changed):
+            while not self._committed.is_closed():
+                changed.clear()
+                found = await asyncio.to_thread(self.next, 0.0)
+                if found is not None:
+                    yield found
+                with contextlib.suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(changed.wait(), _POLL)
 
     def next(self, timeout: float) -> list[Row] | None:
         """Wait for a commit, at most `timeout` seconds; the result, if it differs from the last."""
@@ -64,9 +71,9 @@ class Watch:
     def _look(self, count: int) -> list[Row] | None:
         connection = self._connect()
         (version,) = connection.execute("PRAGMA data_version").fetchone()
-        if count == self._seen and version == self._versions.get(id(connection)):
+        if count == self._seen and version == self._versions.get(connection):
             return None
-        self._seen, self._versions[id(connection)] = count, version
+        self._seen, self._versions[connection] = count, version
         found = rows(connection, self._sql, self._args)
         if found == self._last:
             return None

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 import sqlite3
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -57,10 +59,27 @@ class Committed:
         """Call `listener` after each commit, in the thread that made it."""
         self._listeners.append(listener)
 
+    @contextmanager
+    def waking(self, loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> Iterator[None]:
+        """Set an event of a loop after each commit, and when all is closed."""
+
+        def wake() -> None:
+            with suppress(RuntimeError):  # the loop has ended meanwhile
+                loop.call_soon_threadsafe(event.set)
+
+        self._listeners.append(wake)
+        try:
+            yield
+        finally:
+            self._listeners.remove(wake)
+
     def notify(self) -> None:
         with self._changed:
             self._count += 1
             self._changed.notify_all()
+        self._call()
+
+    def _call(self) -> None:
         for listener in list(self._listeners):
             listener()
 
@@ -75,6 +94,7 @@ class Committed:
         with self._changed:
             self._closed = True
             self._changed.notify_all()
+        self._call()
 
 
 class _Tracking:

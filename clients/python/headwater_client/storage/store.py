@@ -19,6 +19,9 @@ from headwater_client.storage.transaction import writing
 _MICRO = 1_000_000
 _JOURNAL_PAGES = 16_000
 
+_STEPS = 2_000_000
+"""Of SQLite's machine, between looks at whether sync was ended: some hundredths of a second."""
+
 
 @dataclass(frozen=True)
 class BucketProgress:
@@ -41,7 +44,7 @@ class Synced:
 class Store:
     """One writer of one file. `raw` are the tables that the app keeps itself.
 
-    Once `retired` is set it stores nothing any more: `begin`, `save` and `finish` raise `Retired`.
+    Once `retired` is set it stores nothing any more: `begin`, `save` and `finish` raise `Retired`, also half-way.
     """
 
     def __init__(
@@ -53,15 +56,22 @@ class Store:
         connection.execute(f"PRAGMA wal_autocheckpoint = {_JOURNAL_PAGES}").fetchall()
         self.connection = connection
         self.retired = retired or threading.Event()
+        connection.set_progress_handler(self.retired.is_set, _STEPS)
         self._raw = raw
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        with writing(self.connection):
-            # Asked within the transaction: while it waited for its turn the file may have been cleared
+        ended = Retired("sync was ended; this comes again with the next connection")
+        try:
+            with writing(self.connection):
+                # Asked within the transaction: while it waited for its turn the file may have been cleared
+                if self.retired.is_set():
+                    raise ended
+                yield
+        except self.connection.OperationalError as error:
             if self.retired.is_set():
-                raise Retired("sync was ended; this is downloaded again after the next connect")
-            yield
+                raise ended from error
+            raise
 
     def client_id(self) -> str:
         return layout.client_id(self.connection)

@@ -7,6 +7,7 @@ import sqlite3
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+from headwater_client.errors import ConnectError
 from headwater_client.protocol.lines import StreamInfo
 from headwater_client.protocol.request import StreamRequest
 from headwater_client.storage.transaction import writing
@@ -23,7 +24,13 @@ class StreamKey:
 
     @classmethod
     def of(cls, name: str, params: Mapping[str, object] | None) -> StreamKey:
-        return cls(name, json.dumps(params, sort_keys=True, separators=(",", ":"), ensure_ascii=False))
+        """Raises `ConnectError` for parameters that JSON has no form for."""
+        try:
+            text = json.dumps(params, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+            text.encode()
+        except (ValueError, TypeError, RecursionError) as error:
+            raise ConnectError(f"parameters of the stream {name} go to the server as JSON: {error}") from error
+        return cls(name, text)
 
     @property
     def parameters(self) -> dict[str, object] | None:

@@ -33,6 +33,7 @@ from headwater_client.storage.store import Store
 from headwater_client.storage.streams import StreamKey
 from headwater_client.sync.options import ConnectOptions, Tokens
 from headwater_client.sync.status import StatusBoard
+from headwater_client.sync.upload import Upload
 from headwater_client.transport.endpoint import Credentials, Stream
 from headwater_client.transport.http import Http
 
@@ -55,7 +56,10 @@ class Event(Enum):
 
 
 class Download:
-    """The download side of a device. `shown` is called with the tables whose rows changed."""
+    """The download side of a device. `shown` is called with the tables whose rows changed.
+
+    `upload` is told when the server speaks.
+    """
 
     def __init__(
         self,
@@ -67,10 +71,11 @@ class Download:
         *,
         held: Callable[[], Collection[StreamKey]],
         shown: Callable[[frozenset[str]], None],
-        lively: Callable[[], None],
+        upload: Upload,
     ) -> None:
         self._store, self._http, self._tokens, self._options = store, http, tokens, options
-        self._board, self._held, self._shown, self._lively = board, held, shown, lively
+        self._board, self._held, self._shown = board, held, shown
+        self._upload = upload
         self._events: asyncio.Queue[Event] = asyncio.Queue()
         self._session = Session()
         self._requested: list[StreamRequest] = []
@@ -162,7 +167,7 @@ class Download:
         for line in stream.framing.feed(piece):
             if not self._spoken:
                 self._spoken = True
-                self._lively()
+                self._upload.hurry()
             for instruction in self._session.receive(line):
                 closing = self._do(instruction)
                 if closing is not None:
@@ -228,7 +233,7 @@ class Download:
             self._board.update(buckets=self._store.progress(self._session.target))
 
     def _tick(self) -> bool:
-        self._lively()
+        self._upload.want()
         if self._options.checkpoint_mode == "requests":
             connection = self._store.connection
             if uploads.current_request(connection) > uploads.applied(connection):

@@ -6,10 +6,11 @@ import asyncio
 import logging
 import threading
 from collections.abc import Callable, Collection
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
-from headwater_client.errors import ChecksumMismatch, ClientError, ProtocolError, Retired, SyncedElsewhere
+from headwater_client.errors import ClientError, Retired, SyncedElsewhere, TokenRefused, Unreachable
 from headwater_client.storage import streams
 from headwater_client.storage.store import Store
 from headwater_client.storage.streams import StreamKey
@@ -25,8 +26,9 @@ from headwater_client.transport.websocket import Websocket
 _log = logging.getLogger("headwater_client")
 
 _EXPECTED = (ClientError,)
-_MISLED = (ProtocolError, ChecksumMismatch)
-"""What a server does again: it is asked less and less often, since each time much may be downloaded for nothing."""
+_BROKEN_OFF = (Unreachable, TokenRefused)
+"""What the next stream may mend. All else, as nonsense or a full disk, comes again: the server is asked less and less
+often, since each time much may be downloaded for nothing."""
 
 _TURN_SECONDS = 0.5
 """Between looks at whether another process still syncs the file."""
@@ -108,10 +110,6 @@ class Engine:
     def _run(self) -> None:
         try:
             asyncio.run(self._main())
-        except Exception as error:  # noqa: BLE001 - as with a full disk: the app finds it in the status
-            self._ready.set()  # before the app hears of it, since who connects holds a lock until then
-            _log.exception("the sync thread ended")
-            self._board.update(download_error=error)
         finally:
             self._ready.set()
             self._board.update(connected=False, connecting=False, uploading=False, buckets=None)
@@ -119,13 +117,31 @@ class Engine:
     async def _main(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._stopping, self._hurry = asyncio.Event(), asyncio.Event()
+        backoff = Backoff(self._options.retry_delay)
+        while not self._stopping.is_set():
+            await self._sync(self._stopping)
+            if not self._stopping.is_set():
+                await _happens(self._stopping, backoff.next())
+        # What hangs in the loop's threads, as the look-up of a name may, ends alone: asyncio waits for these only
+        self._loop.set_default_executor(ThreadPoolExecutor())
+
+    async def _sync(self, stopping: asyncio.Event) -> None:
+        """Sync until that is to end, or until it fails, as where the disk is full."""
+        try:
+            await self._open_and_work(stopping)
+        except Exception as error:  # noqa: BLE001 - there may be room later
+            self._ready.set()  # before the app hears of it, since who connects holds a lock until then
+            _log.warning("sync cannot start, trying again: %s", error, exc_info=not isinstance(error, _EXPECTED))
+            self._board.update(connecting=False, download_error=error)
+
+    async def _open_and_work(self, stopping: asyncio.Event) -> None:
         store = self._open_store(self._retired)
         try:
             with closing(Turn(self._path)) as turn:
-                await self._wait_for(turn, self._stopping)
+                await self._wait_for(turn, stopping)
                 kind = Websocket if self._options.transport == "websocket" else Http
                 async with kind(self._user_agent, bson=self._options.bson) as http:
-                    await self._work(store, http, self._stopping)
+                    await self._work(store, http, stopping)
         finally:
             store.connection.close()
 
@@ -151,7 +167,7 @@ class Engine:
         )  # fmt: skip
         download = self._download = Download(
             store, http, tokens, self._options, self._board,
-            held=self._held, shown=self._shown, lively=upload.want,
+            held=self._held, shown=self._shown, upload=upload,
         )  # fmt: skip
         tasks = [asyncio.ensure_future(upload.run()), asyncio.ensure_future(self._keep_connected(download))]
         self._ready.set()
@@ -164,7 +180,7 @@ class Engine:
     async def _keep_connected(self, download: Download) -> None:
         backoff = Backoff(self._options.retry_delay)
         while True:
-            at_once, misled = False, False
+            at_once, again = False, False
             self._board.update(connecting=not self._board.status.connected)
             try:
                 at_once = await download.once()
@@ -173,8 +189,8 @@ class Engine:
             except Exception as error:  # noqa: BLE001 - whatever it was, a device goes on trying, and says so
                 _log.warning("sync failed, trying again: %s", error, exc_info=not isinstance(error, _EXPECTED))
                 self._board.update(download_error=error)
-                misled = isinstance(error, _MISLED)
-            if download.begun and not misled:
+                again = not isinstance(error, _BROKEN_OFF)
+            if download.begun and not again:
                 backoff.succeeded()
             if at_once:
                 await asyncio.sleep(_SOON)

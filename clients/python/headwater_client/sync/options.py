@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeVar, get_args
@@ -39,7 +40,7 @@ class ConnectOptions:
     bson: bool = False
 
     def check(self) -> None:
-        """Raise `ConnectError` for a word that means nothing, and `MissingExtra` for what is not installed."""
+        """Raise `ConnectError` for what means nothing, and `MissingExtra` for what is not installed."""
         if self.transport not in get_args(TransportKind):
             raise ConnectError(
                 f"there is no transport {self.transport!r}: use one of {', '.join(get_args(TransportKind))}"
@@ -47,6 +48,10 @@ class ConnectOptions:
         if self.checkpoint_mode not in get_args(CheckpointMode):
             modes = ", ".join(get_args(CheckpointMode))
             raise ConnectError(f"there is no checkpoint mode {self.checkpoint_mode!r}: use one of {modes}")
+        try:
+            json.dumps([dict(self.parameters), dict(self.app_metadata)], allow_nan=False, ensure_ascii=False).encode()
+        except (ValueError, TypeError, RecursionError) as error:
+            raise ConnectError(f"parameters and app_metadata go to the server as JSON: {error}") from error
         if self.transport == "websocket":
             connector()
         accepted(bson=self.bson)

@@ -6,8 +6,9 @@ import asyncio
 import logging
 from collections.abc import Callable
 from functools import partial
+from typing import Final
 
-from headwater_client.errors import TokenRefused, UploadStuck
+from headwater_client.errors import ProtocolError, TokenRefused, UploadStuck
 from headwater_client.storage import uploads
 from headwater_client.storage.store import Store
 from headwater_client.sync.backoff import Backoff
@@ -15,6 +16,9 @@ from headwater_client.sync.options import AppCalls, ConnectOptions, Tokens
 from headwater_client.sync.status import StatusBoard
 from headwater_client.transport.endpoint import Credentials
 from headwater_client.transport.http import Http
+
+_REQUESTS: Final = 3
+"""So often a checkpoint is asked for in a row: once after a file was restored it is another number's turn."""
 
 _log = logging.getLogger("headwater_client")
 
@@ -34,12 +38,17 @@ class Upload:
     ) -> None:
         self._store, self._http, self._tokens, self._app = store, http, tokens, app
         self._options, self._board, self._confirmed = options, board, confirmed
-        self._wanted = asyncio.Event()
+        self._wanted, self._hurried = asyncio.Event(), asyncio.Event()
         self._used: Credentials | None = None
 
     def want(self) -> None:
-        """Look at the queue, soon."""
+        """Look at the queue, soon. After a failure its wait comes first: an app may write all the time."""
         self._wanted.set()
+
+    def hurry(self) -> None:
+        """Look at the queue, soon, also after a failure: there is a connection again."""
+        self._wanted.set()
+        self._hurried.set()
 
     async def run(self) -> None:
         """Upload whenever that is wanted, until cancelled."""
@@ -65,9 +74,10 @@ class Upload:
             await asyncio.sleep(self._options.upload_throttle)
 
     async def _wait(self, seconds: float) -> None:
-        """Wait so long, or until there is something new."""
+        """Wait so long, or until there is reason to hurry."""
+        self._hurried.clear()
         try:
-            await asyncio.wait_for(self._wanted.wait(), seconds)
+            await asyncio.wait_for(self._hurried.wait(), seconds)
         except asyncio.TimeoutError:
             pass
 
@@ -104,10 +114,13 @@ class Upload:
         http, client_id = self._http, self._store.client_id()
         if self._options.checkpoint_mode == "legacy":
             return await self._tokens.using(lambda each: http.write_checkpoint(each, client_id))
-        while True:
+        for _ in range(_REQUESTS):
             number = uploads.next_request(self._store.connection)
             known = await self._tokens.using(partial(http.request_checkpoint, client_id=client_id, number=number))
             if known <= number:
                 return number
             # The server knows a later request, as of a file that was restored. It may stand before these writes
             uploads.seed_request(self._store.connection, known)
+        raise ProtocolError(
+            "each checkpoint request is answered with a later one: does another device use this client id?"
+        )

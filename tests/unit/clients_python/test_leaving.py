@@ -1,0 +1,195 @@
+"""An app that leaves gets away, whatever hangs: its own upload, the look-up of a name, a statement without end."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from headwater_client import ConnectOptions, Credentials, Database, RawTable, Schema, Statement
+from headwater_client.database import connector as connectors
+from tests.support.fix_headwater import wait_until
+from tests.unit.clients_python.little_server import Line, LittleServer, serving
+
+ENDLESS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT ?, max(i) FROM n"
+
+
+class App:
+    """A connector made of two functions."""
+
+    def __init__(self, endpoint: str, upload: Callable[[Database], object] = lambda _: None) -> None:
+        self.endpoint, self.upload = endpoint, upload
+
+    def fetch_credentials(self) -> Credentials:
+        return Credentials(self.endpoint, "t")
+
+    def upload_data(self, database: Database) -> None:
+        self.upload(database)
+
+
+@pytest.fixture
+def database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Database]:
+    monkeypatch.setattr(connectors, "_GRACE", 0.05)
+    endless = RawTable(put=Statement(f"INSERT INTO endless {ENDLESS}", ["Id"]))
+    opened = Database(tmp_path / "device.db", Schema.of({"todos": {"title": "text"}, "endless": endless}))
+    opened.execute("CREATE TABLE endless(id TEXT PRIMARY KEY, n INTEGER)")
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def server() -> Iterator[LittleServer]:
+    with serving(LittleServer([{"token_expires_in": 3600}])) as running:
+        yield running
+
+
+def leave(database: Database) -> None:
+    leaving = threading.Thread(target=database.disconnect, daemon=True)
+    leaving.start()
+    leaving.join(20)
+    assert not leaving.is_alive(), "disconnect does not come back"
+
+
+@pytest.fixture
+def hanging() -> Iterator[threading.Event]:
+    """What hangs waits for this, which comes at the end of the test."""
+    event = threading.Event()
+    yield event
+    event.set()
+
+
+def test_an_upload_that_hangs_is_left_and_the_next_waits_for_its_end(
+    server: LittleServer, database: Database, hanging: threading.Event
+) -> None:
+    began, next_began = threading.Event(), threading.Event()
+
+    def hang(_: Database) -> None:
+        began.set()
+        hanging.wait(60)
+
+    database["todos"].insert({"id": "mine"})
+    database.connect(App(server.endpoint, hang))
+    assert began.wait(20)
+    leave(database)
+    database.connect(App(server.endpoint, lambda _: next_began.set()))
+    wait_until(lambda: server.streams >= 1 and database.status.connected, "the next connection")
+    assert not next_began.wait(0.3)
+    hanging.set()
+    assert next_began.wait(20)
+
+
+def test_an_upload_that_ends_soon_is_waited_for(
+    server: LittleServer, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connectors, "_GRACE", 20.0)
+    began, goes_on, ended = threading.Event(), threading.Event(), threading.Event()
+
+    def upload(_: Database) -> None:
+        began.set()
+        goes_on.wait(20)
+        ended.set()
+
+    database["todos"].insert({"id": "mine"})
+    database.connect(App(server.endpoint, upload))
+    assert began.wait(20)
+    threading.Timer(0.1, goes_on.set).start()
+    database.disconnect()
+    assert ended.is_set()
+
+
+def test_a_token_that_never_comes_is_left(database: Database, hanging: threading.Event) -> None:
+    asked = threading.Event()
+
+    class Waiting(App):
+        def fetch_credentials(self) -> Credentials:
+            asked.set()
+            hanging.wait(60)
+            return super().fetch_credentials()
+
+    database.connect(Waiting("http://127.0.0.1:1"))
+    assert asked.wait(20)
+    leave(database)
+
+
+def test_a_name_that_is_looked_up_for_ever_is_left(
+    database: Database, hanging: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = threading.Event()
+
+    def look_up(*_: object, **__: object) -> list[object]:
+        asked.set()
+        hanging.wait(60)
+        return []
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    database.connect(App("http://sync.example.com"))
+    assert asked.wait(20)
+    leave(database)
+
+
+def test_a_statement_that_does_not_end_is_left(server: LittleServer, database: Database) -> None:
+    began = threading.Event()
+    put = {"op_id": "1", "op": "PUT", "object_type": "endless", "object_id": "1", "subkey": "s", "checksum": 1}
+    bucket = {"bucket": "b", "checksum": 1, "count": 1, "priority": 3}
+    lines: list[Line] = [
+        {"checkpoint": {"last_op_id": "1", "streams": [], "buckets": [bucket]}},
+        {"data": {"bucket": "b", "data": [{**put, "data": "{}"}]}},
+        {"checkpoint_complete": {"last_op_id": "1"}},
+    ]
+    server.lines = lines
+    database.on_status(lambda status: began.set() if status.downloading else None)
+    database.connect(App(server.endpoint))
+    assert began.wait(20)
+    wait_until(lambda: database.rows("SELECT count(*) AS n FROM ps_oplog") == [{"n": 1}], "the row")
+    leave(database)
+    assert database.status.download_error is None
+    assert database.rows("SELECT * FROM endless") == []
+
+
+def test_a_program_ends_though_its_upload_hangs(tmp_path: Path) -> None:
+    program = f"""
+import threading
+from headwater_client import Credentials, Database
+began = threading.Event()
+class Hanging:
+    def fetch_credentials(self): return Credentials("http://127.0.0.1:1", "t")
+    def upload_data(self, database):
+        began.set()
+        threading.Event().wait()
+database = Database({str(tmp_path / "device.db")!r}, {{"todos": {{"title": "text"}}}})
+database.connect(Hanging())
+database["todos"].insert({{"id": "1"}})
+assert began.wait(20)
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
+def test_what_plain_methods_return_is_awaited(server: LittleServer, database: Database) -> None:
+    """As those are that a decorator has wrapped."""
+    uploaded = threading.Event()
+
+    class Wrapped:
+        def fetch_credentials(self) -> object:
+            async def fetch() -> Credentials:
+                return Credentials(server.endpoint, "t")
+
+            return fetch()
+
+        def upload_data(self, database: Database) -> object:
+            async def upload() -> None:
+                transaction = database.get_next_crud_transaction()
+                assert transaction is not None
+                transaction.complete()
+                uploaded.set()
+
+            return upload()
+
+    database["todos"].insert({"id": "mine"})
+    database.connect(Wrapped(), ConnectOptions(retry_delay=0.01))  # type: ignore[arg-type]
+    assert uploaded.wait(20)
+    wait_until(lambda: database.uploads_waiting == 0, "the upload")

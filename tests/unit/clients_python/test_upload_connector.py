@@ -1,0 +1,76 @@
+"""`UploadConnector` against what may answer in place of the server, and against an app that fails to hear."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+
+from headwater_client import Database, UploadConnector
+from headwater_client.errors import ProtocolError
+
+
+@contextmanager
+def answering(text: str) -> Iterator[str]:
+    """A server that answers 200 with this text, whatever it is asked; its endpoint."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["content-length"]))
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(text.encode())
+
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - its name there
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as http:
+        thread = threading.Thread(target=http.serve_forever, daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{http.server_port}"
+        http.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Iterator[Database]:
+    with Database(tmp_path / "device.db", {"todos": {"title": "text"}}) as opened:
+        opened["todos"].insert({"id": "1"})
+        opened["todos"].insert({"id": "2"})
+        yield opened
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<html>sign in to this network",
+        "{}",
+        "[]",
+        '"ok"',
+        '{"transactions": [{"last_op_id": 1}]}',
+        '{"transactions": 2}',
+    ],
+)
+def test_writes_stay_in_the_queue_where_another_than_the_server_answers(database: Database, text: str) -> None:
+    with answering(text) as endpoint, pytest.raises(ProtocolError):
+        UploadConnector(endpoint, "t").upload_data(database)
+    assert database.uploads_waiting == 2
+
+
+def test_who_fails_to_hear_of_one_refusal_is_told_of_the_next(database: Database) -> None:
+    heard: list[str] = []
+
+    def hear(reason: str) -> None:
+        heard.append(reason)
+        raise ValueError("no room on the screen")
+
+    parked = [{"last_op_id": number, "error": {"description": f"reason {number}"}} for number in (1, 2)]
+    with answering(json.dumps({"transactions": parked})) as endpoint:
+        UploadConnector(endpoint, "t", hear).upload_data(database)
+    assert heard == ["reason 1", "reason 2"]
+    assert database.uploads_waiting == 0
