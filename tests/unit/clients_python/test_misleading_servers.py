@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from headwater_client import ConnectOptions, Credentials, Database, RawTable, Schema
-from headwater_client.errors import ProtocolError
+from headwater_client.errors import ProtocolError, Refused
 from headwater_client.sync.engine import Engine
 from tests.support.fix_headwater import wait_until
 from tests.unit.clients_python.little_server import Line, LittleServer, serving
@@ -143,4 +144,107 @@ def test_tokens_that_are_always_about_to_end_are_asked_for_once(
         until = time.monotonic() + 0.3
         wait_until(lambda: server.streams > streams or time.monotonic() > until, "what should not come")
         assert (server.streams, connector.fetched) == (streams, 2)
+        database.disconnect()
+
+
+@pytest.mark.parametrize("path", ["stream", "write checkpoint"])
+def test_of_an_answer_without_end_the_beginning_is_read(database: Database, path: str) -> None:
+    class Dripping(LittleServer):
+        def line_up(self, handler: BaseHTTPRequestHandler) -> None:
+            self._drip(handler) if path == "stream" else super().line_up(handler)
+
+        def answer(self, handler: BaseHTTPRequestHandler, body: Line) -> None:
+            self._drip(handler)
+
+        def _drip(self, handler: BaseHTTPRequestHandler) -> None:
+            handler.send_response(503)
+            handler.end_headers()
+            while not self.ended.is_set():
+                try:
+                    handler.wfile.write(b"x" * 1024)
+                except OSError:
+                    return
+
+    class Uploading(App):
+        def upload_data(self, database: Database) -> None:
+            for each in database.crud_transactions():
+                each.complete()
+
+    with serving(Dripping([checkpoint()])) as server:
+        database.connect(Uploading(server.endpoint), EAGER)
+        database["todos"].insert({"title": "x"})
+        database.wait_for_status(
+            lambda status: isinstance(status.download_error if path == "stream" else status.upload_error, Refused), 20
+        )
+        database.disconnect()
+
+
+def test_a_server_that_always_knows_a_later_request_is_not_asked_without_end(database: Database) -> None:
+    asked: list[int] = []
+
+    def later(number: int) -> int:
+        asked.append(number)
+        return number + 1
+
+    class Uploading(App):
+        def upload_data(self, database: Database) -> None:
+            for each in database.crud_transactions():
+                each.complete()
+
+    with serving(LittleServer([checkpoint()], later)) as server:
+        database.connect(Uploading(server.endpoint), ConnectOptions(retry_delay=30, checkpoint_mode="requests"))
+        database["todos"].insert({"title": "x"})
+        database.wait_for_status(lambda status: isinstance(status.upload_error, ProtocolError), 20)
+        assert len(asked) < 10
+        database.disconnect()
+
+
+@pytest.mark.parametrize("escape", ["\\ud83d", "\\uDE00", "\\ud83d\\ud83d\\ude00"])
+@pytest.mark.parametrize("table", ["todos", "kept"])
+def test_half_of_a_surrogate_pair_is_read_as_what_it_is_not(database: Database, escape: str, table: str) -> None:
+    data = f'{{"title": "a{escape}b \\ud83d\\ude00 \\\\ud83d", "more": "c"}}'
+    with serving(LittleServer([checkpoint(), row(1, data, table), COMPLETE])) as server:
+        database.connect(App(server.endpoint), EAGER)
+        database.wait_for_first_sync(20)
+        ((title,),) = [each.values() for each in database.rows(f"SELECT title FROM {table}")]
+        whole = "\ufffd\U0001f600" if escape.endswith("\\ude00") else "\ufffd"
+        assert title == f"a{whole}b \U0001f600 \\ud83d"
+        database.disconnect()
+
+
+@pytest.mark.parametrize(("number", "read"), [(2**63 - 1, 2**63 - 1), (10**30, 1e30), (-(2**64), -(2.0**64))])
+def test_a_number_that_no_column_holds_is_a_real_in_a_raw_table_too(
+    database: Database, number: int, read: float
+) -> None:
+    with serving(LittleServer([checkpoint(), row(1, f'{{"title": {number}}}', "numbers"), COMPLETE])) as server:
+        database.execute("CREATE TABLE numbers(id TEXT PRIMARY KEY, title)")
+        database.update_schema(Schema.of({"numbers": RawTable()}))
+        database.connect(App(server.endpoint), EAGER)
+        database.wait_for_first_sync(20)
+        assert database.rows("SELECT title FROM numbers") == [{"title": read}]
+        database.disconnect()
+
+
+def test_an_upload_that_fails_is_not_repeated_with_each_write(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failed: list[int] = []
+
+    class Failing(App):
+        def upload_data(self, database: Database) -> None:
+            failed.append(database.uploads_waiting)
+            raise OSError("no backend")
+
+    with serving(LittleServer([])) as server:
+        database.connect(Failing(server.endpoint), ConnectOptions(retry_delay=60, upload_throttle=0))
+        database["todos"].insert({"title": "x"})
+        database.wait_for_status(lambda status: status.upload_error is not None, 20)
+        waited = threading.Event()
+        for _ in range(20):
+            database["todos"].insert({"title": "x"})
+            waited.wait(0.01)
+        assert failed == [1]
+        server.lines = [{"token_expires_in": 3600}]
+        database.connect(Failing(server.endpoint), EAGER)
+        wait_until(lambda: len(failed) > 1, "the next connection")
         database.disconnect()

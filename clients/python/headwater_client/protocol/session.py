@@ -170,7 +170,7 @@ class Session:
 
 def op_number(text: str) -> int:
     """The number of an operation or a write checkpoint: 63 bits. Raises `ProtocolError`."""
-    if not (text.isascii() and text.isdigit()) or int(text) >= 2**63 - 1:
+    if not (text.isascii() and text.isdigit()) or len(text) > 19 or int(text) >= 2**63 - 1:
         raise ProtocolError(f"{text[:40]!r} is not the number of an operation")
     return int(text)
 

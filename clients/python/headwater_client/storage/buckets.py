@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sqlite3
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -18,6 +19,11 @@ _MASK: Final = 2**32 - 1
 _AT_ONCE: Final = 100
 _INSERT: Final = "INSERT INTO ps_oplog(bucket, op_id, key, row_type, row_id, data, hash) VALUES (?, ?, ?, ?, ?, ?, ?)"
 _INSERT_MANY: Final = _INSERT + ", (?, ?, ?, ?, ?, ?, ?)" * (_AT_ONCE - 1)
+
+# Which escapes are whole pairs of surrogates, and which are halves, is told by reading all escapes in their order
+_ESCAPE: Final = re.compile(
+    r"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(u[dD][89a-fA-F][0-9a-fA-F]{2})|.)", re.DOTALL
+)
 
 
 @dataclass(frozen=True)
@@ -107,7 +113,7 @@ def _save(connection: sqlite3.Connection, chunk: Data) -> None:
 
 def _insert(connection: sqlite3.Connection, bucket: _Bucket) -> None:
     rows = [
-        (bucket.id, int(op.op_id), key, op.object_type, op.object_id, op.data, op.checksum & _MASK)
+        (bucket.id, int(op.op_id), key, op.object_type, op.object_id, _readable(op.data), op.checksum & _MASK)
         for key, op in bucket.present.items()
     ]
     # One statement for many rows, since the driver lets go of the interpreter for each statement, and would have to
@@ -197,6 +203,13 @@ def mismatched(connection: sqlite3.Connection, wanted: Mapping[str, BucketSum]) 
     """The buckets that do not add up to what they should."""
     present = {each.name: each.checksum for each in stored(connection)}
     return tuple(name for name, each in wanted.items() if present.get(name, 0) != each.checksum & _MASK)
+
+
+def _readable(data: str | None) -> str | None:
+    """The row without halves of surrogate pairs: JSON can escape one, but Python cannot read the text it stands for."""
+    if data is None or ("\\ud" not in data and "\\uD" not in data):
+        return data
+    return _ESCAPE.sub(lambda escape: "\\ufffd" if escape[1] else escape[0], data)
 
 
 def _key(op: Op) -> str:

@@ -56,12 +56,18 @@ def _bound(statement: Statement, row_id: str, data: str | None) -> list[object]:
 
 def _object(data: str) -> dict[str, object]:
     try:
-        row = json.loads(data)
+        row = json.loads(data, parse_int=_number)
     except (ValueError, RecursionError):
         row = None
     if not isinstance(row, dict):
         raise ProtocolError("a row of a raw table is not a JSON object")
     return row
+
+
+def _number(text: str) -> int | float:
+    """As SQLite reads it: what has no room in its integers is a real."""
+    value = int(text)
+    return value if -(2**63) <= value < 2**63 else float(text)
 
 
 def _plain(value: object) -> object:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import ssl
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -13,6 +15,7 @@ import httpx
 
 from headwater_client.errors import ProtocolError, Unreachable
 from headwater_client.protocol.framing import accepted, framing_of
+from headwater_client.protocol.session import op_number
 from headwater_client.transport.endpoint import (
     CONNECT_SECONDS,
     STREAM,
@@ -25,6 +28,9 @@ from headwater_client.transport.endpoint import (
 
 _SILENCE: Final = 70.0
 """Seconds without a byte after which a stream is taken for dead: a server speaks every 20 s."""
+
+_LONGEST_ANSWER: Final = 64 << 10
+"""Bytes that are read of what is not a stream, in `CONNECT_SECONDS` at most."""
 
 
 class Http:
@@ -54,10 +60,9 @@ class Http:
         try:
             async with self._http.stream("POST", url, content=body, headers=headers) as response:
                 if response.status_code != 200:
-                    await response.aread()
-                    raise refusal(STREAM, response.status_code, response.text)
+                    raise refusal(STREAM, response.status_code, await _text(response))
                 yield Stream(response.aiter_bytes(), framing_of(response.headers.get("content-type", "")))
-        except httpx.HTTPError as error:
+        except (httpx.HTTPError, asyncio.TimeoutError) as error:
             raise Unreachable(f"{url}: {_told(error)}") from error
 
     async def write_checkpoint(self, credentials: Credentials, client_id: str) -> int:
@@ -80,15 +85,31 @@ class Http:
         *,
         params: Mapping[str, str] | None = None,
         body: Mapping[str, str] | None = None,
-    ) -> httpx.Response:
+    ) -> str:
         url = url_of(credentials, path)
+        asked = self._http.stream(method, url, params=params, json=body, headers=_authorized(credentials))
         try:
-            response = await self._http.request(method, url, params=params, json=body, headers=_authorized(credentials))
-        except httpx.HTTPError as error:
+            async with asked as response:
+                text = await _text(response)
+        except (httpx.HTTPError, asyncio.TimeoutError) as error:
             raise Unreachable(f"{url}: {_told(error)}") from error
         if response.status_code != 200:
-            raise refusal(path, response.status_code, response.text)
-        return response
+            raise refusal(path, response.status_code, text)
+        return text
+
+
+async def _text(response: httpx.Response) -> str:
+    """The beginning of an answer, which a server that is none may let drip without end."""
+
+    async def read() -> bytes:
+        held = b""
+        async for piece in response.aiter_bytes():
+            held += piece
+            if len(held) > _LONGEST_ANSWER:
+                break
+        return held[:_LONGEST_ANSWER]
+
+    return str(await asyncio.wait_for(read(), CONNECT_SECONDS), "utf-8", "replace")
 
 
 @lru_cache(maxsize=1)
@@ -101,12 +122,12 @@ def _authorized(credentials: Credentials) -> dict[str, str]:
     return {"authorization": authorization(credentials)}
 
 
-def _number(path: str, response: httpx.Response, field: str) -> int:
+def _number(path: str, answer: str, field: str) -> int:
     try:
-        return int(response.json()["data"][field])
-    except (ValueError, KeyError, TypeError):
-        raise ProtocolError(f"{path} answered without {field}: {response.text[:200]}") from None
+        return op_number(str(json.loads(answer)["data"][field]))
+    except (ValueError, KeyError, TypeError, ProtocolError, RecursionError):
+        raise ProtocolError(f"{path} answered without {field}: {answer[:200]}") from None
 
 
-def _told(error: httpx.HTTPError) -> str:
+def _told(error: Exception) -> str:
     return str(error) or type(error).__name__
