@@ -147,3 +147,78 @@ def test_a_name_that_leads_out_of_the_folder_is_never_written(
     database["users"].insert({"id": "1", "photo_id": "../../evil"})
     wait_until(given_up.is_set, "the refusal")
     assert not list(tmp_path.parent.glob("evil*"))
+
+
+def test_files_of_the_same_name_are_not_one(database: Database, tmp_path: Path) -> None:
+    class ById(PlayedStorage):
+        def upload(self, attachment: Attachment, content: bytes) -> None:
+            self._ask()
+            self.files[attachment.id] = content
+
+        def download(self, attachment: Attachment) -> bytes:
+            self._ask()
+            return self.files[attachment.id]
+
+    storage = ById()
+    storage.files["theirs"] = b"of another"
+    storage.away = True
+    named = "select photo_id as id, 'photo.jpg' as filename from users where photo_id is not null"
+    queue = AttachmentQueue(database, storage, tmp_path / "files", named, retry_delay=0.02)
+    database["users"].insert({"id": "1", "photo_id": "theirs"})
+    queue.start()
+    wait_until(storage.asked.is_set, "the storage asked")
+    mine = queue.save(
+        b"mine", filename="photo.jpg", then=lambda file: database["users"].insert({"id": "2", "photo_id": file.id})
+    )
+    storage.away = False
+    wait_until(lambda: [each.state for each in queue.all()] == [State.SYNCED] * 2, "both files")
+    queue.stop()
+    contents = {each.id: path.read_bytes() for each in queue.all() if (path := queue.path(each)) is not None}
+    assert contents == storage.files == {mine.id: b"mine", "theirs": b"of another"}
+
+
+def test_what_fails_once_is_gone_on_with(
+    database: Database, storage: PlayedStorage, started: Callable[..., AttachmentQueue], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage.files["1.jpg"] = b"a photo"
+    for name in ("_take", "_drop"):
+        monkeypatch.setattr(AttachmentQueue, name, once_broken(getattr(AttachmentQueue, name)))
+    queue = started()
+    database["users"].insert({"id": "ann", "photo_id": "1"})
+    wait_until(lambda: states(queue) == {"1.jpg": State.SYNCED}, "the file")
+
+
+def once_broken(method: Callable[..., object]) -> Callable[..., object]:
+    """As a full disk does."""
+    broken = [True]
+
+    def call(*arguments: object) -> object:
+        if broken:
+            broken.clear()
+            raise OSError("no room")
+        return method(*arguments)
+
+    return call
+
+
+def test_a_decision_that_fails_keeps_the_others_going(
+    database: Database, storage: PlayedStorage, started: Callable[..., AttachmentQueue]
+) -> None:
+    storage.files["2.jpg"] = b"there"
+
+    def give_up(_: Attachment, __: Exception) -> bool:
+        raise ValueError("undecided")
+
+    queue = started(give_up=give_up)
+    for number in ("1", "2"):
+        database["users"].insert({"id": number, "photo_id": number})
+    wait_until(lambda: states(queue).get("2.jpg") is State.SYNCED, "the second file")
+
+
+def test_a_queue_rests_once_its_database_is_closed(
+    database: Database, started: Callable[..., AttachmentQueue], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = started()
+    database.close()
+    queue._threads[0].join(20)
+    assert not queue._threads[0].is_alive()

@@ -16,6 +16,11 @@ class Folder:
         self._path = path
         path.mkdir(parents=True, exist_ok=True)
 
+    @staticmethod
+    def name_of(attachment_id: str, filename: str) -> str:
+        """What a file is called here: others may have files of the same name."""
+        return f"{attachment_id}{Path(filename).suffix}"
+
     def path(self, name: str) -> Path:
         """Where the file is. Raises `FileError` for a name that leads out of the folder."""
         if not name or name != Path(name).name or name in {".", ".."}:

@@ -14,11 +14,12 @@ from typing import Final, Protocol
 from headwater_client.attachments.folder import Folder
 from headwater_client.attachments.table import Attachment, State
 from headwater_client.database.database import Database
+from headwater_client.sync.backoff import Backoff
 
 _log = logging.getLogger("headwater_client")
 
 _RETRY: Final = 5.0
-"""Seconds until failed work is tried again."""
+"""Seconds until failed work is tried again, at first."""
 
 _LOOK: Final = 0.25
 """Seconds within which `stop` is noticed."""
@@ -81,7 +82,7 @@ class AttachmentQueue:
         self._folder.remove_drafts()
         self._stopping.clear()
         self._threads = [
-            threading.Thread(target=work, name="headwater-attachments", daemon=True)
+            threading.Thread(target=self._steadily, args=(work,), name="headwater-attachments", daemon=True)
             for work in (self._follow, self._work)
         ]
         for thread in self._threads:
@@ -106,9 +107,10 @@ class AttachmentQueue:
         """Keep a new file, and queue it for upload. `then` writes the row that names it, in the same transaction."""
         row_id = str(uuid.uuid4())
         name = filename or row_id
-        self._folder.write(name, content)
+        local = self._folder.name_of(row_id, name)
+        self._folder.write(local, content)
         attachment = Attachment(
-            row_id, name, State.QUEUED_UPLOAD, name, len(content), media_type, meta_data, timestamp=time.time()
+            row_id, name, State.QUEUED_UPLOAD, local, len(content), media_type, meta_data, timestamp=time.time()
         )
         with self._database.atomic():
             self._put(attachment)
@@ -138,10 +140,27 @@ class AttachmentQueue:
             return None
         return self._folder.path(attachment.local_path)
 
+    def _steadily(self, work: Callable[[], None]) -> None:
+        """Work until `stop`, or until the database is closed: what fails, as on a full disk, is begun again."""
+        backoff = Backoff(self._retry_delay)
+        while not self._ended():
+            self._try(work)
+            self._stopping.wait(0 if self._ended() else backoff.next())
+
+    def _try(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except Exception:  # noqa: BLE001 - of SQLite, of the folder, or of a driver for encrypted files
+            if not self._ended():
+                _log.exception("attachments failed, trying again")
+
+    def _ended(self) -> bool:
+        return self._stopping.is_set() or self._database.closed
+
     def _follow(self) -> None:
         """Take up each change of what the rows name."""
         watch = self._database.watching(self._named)
-        while not self._stopping.is_set():
+        while not self._ended():
             rows = watch.next(_LOOK)
             if rows is not None:
                 self._take({row["id"]: Named(**row) for row in rows if row["id"] is not None})
@@ -172,11 +191,14 @@ class AttachmentQueue:
             self._put(replace(known, state=State.QUEUED_DOWNLOAD, local_path=None))
 
     def _work(self) -> None:
-        while not self._stopping.is_set():
+        backoff = Backoff(self._retry_delay)
+        while not self._ended():
             self._wake.clear()
-            failed = [each for each in self.all() if not self._stopping.is_set() and not self._do(each)]
+            failed = [each for each in self.all() if not self._ended() and not self._do(each)]
             self._drop(each for each in self.all() if each.state is State.ARCHIVED)
-            self._wake.wait(self._retry_delay if failed else None)
+            if not failed:
+                backoff.succeeded()
+            self._wake.wait(backoff.next() if failed else None)
 
     def _do(self, attachment: Attachment) -> bool:
         """Do what is to be done about a file; whether that went well."""
@@ -193,11 +215,18 @@ class AttachmentQueue:
                     pass
         except Exception as error:  # noqa: BLE001 - a storage of the app's may raise anything, and is tried again
             _log.warning("attachment %s: %s", attachment.id, error)
-            if self._give_up(attachment, error):
+            if self._gives_up(attachment, error):
                 self._put(replace(attachment, state=State.ARCHIVED))
                 return True
             return False
         return True
+
+    def _gives_up(self, attachment: Attachment, error: Exception) -> bool:
+        try:
+            return self._give_up(attachment, error)
+        except Exception:  # noqa: BLE001 - the other files are to be looked at, too
+            _log.exception("what decides about attachment %s failed", attachment.id)
+            return False
 
     def _upload(self, attachment: Attachment) -> None:
         assert attachment.local_path is not None
@@ -206,8 +235,9 @@ class AttachmentQueue:
 
     def _download(self, attachment: Attachment) -> None:
         content = self._remote.download(attachment)
-        self._folder.write(attachment.filename, content)
-        self._done(replace(attachment, local_path=attachment.filename, size=len(content)))
+        local = self._folder.name_of(attachment.id, attachment.filename)
+        self._folder.write(local, content)
+        self._done(replace(attachment, local_path=local, size=len(content)))
 
     def _done(self, attachment: Attachment) -> None:
         """Note it, unless the app has asked for something else meanwhile."""
