@@ -54,8 +54,8 @@ def command(*words: object, exit_code: int = 0) -> Result:
     return done
 
 
-def sync(endpoint: Endpoint, file: Path, *words: object) -> None:
-    command(
+def sync(endpoint: Endpoint, file: Path, *words: object) -> Result:
+    return command(
         "sync", file, "--endpoint", endpoint.http.base_url, "--token", make_token(), "--once", "--timeout", 30, *words
     )
 
@@ -74,6 +74,18 @@ def test_a_file_that_was_synced_without_a_schema_has_tables_of_what_came(endpoin
     assert (status["tables"], status["uploads_waiting"], status["operations"]) == ({"todos": 3}, 0, 3)
     assert "todo 2" in command("watch", file, "select * from todos order by id", "--count", 1).stdout
     assert "wrong" not in command("diagnose", file).stdout
+
+
+def test_names_that_no_table_can_have_are_left_out_and_told(
+    endpoint: Endpoint, memory_store: MemoryStore, file: Path
+) -> None:
+    row = {"title": "tea", "Title": "coffee", "Total Price": 3, "ID": 7}
+    memory_store.put(endpoint.bucket("mine", "u1"), "3", json.dumps(row))
+    memory_store.commit()
+    told = " ".join(sync(endpoint, file).stderr.split())
+    assert "left out, as no table can have these names: todos.ID, todos.Total Price, todos.title" in told
+    rows = command("query", file, "select * from todos where id = '3'", "--format", "json")
+    assert json.loads(rows.stdout) == {"id": "3", "Title": "coffee", "n": None, "share": None}
 
 
 def test_a_schema_parameters_and_streams_are_taken(endpoint: Endpoint, file: Path, tmp_path: Path) -> None:

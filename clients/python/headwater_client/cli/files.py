@@ -12,7 +12,7 @@ import click
 
 from headwater_client.database.database import Database
 from headwater_client.errors import ClientError, FileError
-from headwater_client.schema.tables import ColumnType, Schema
+from headwater_client.schema.tables import ColumnType, Schema, is_fit
 from headwater_client.storage.layout import is_device_file
 
 _TYPES: dict[str, ColumnType] = {"integer": "integer", "true": "integer", "false": "integer", "real": "real"}
@@ -68,14 +68,29 @@ def _check(path: Path) -> None:
     raise FileError(f"{path} is not the file of a device")
 
 
-def found_schema(connection: sqlite3.Connection) -> Schema:
-    """The tables and columns that the downloaded rows have, for who knows none."""
+def found_schema(connection: sqlite3.Connection) -> tuple[Schema, list[str]]:
+    """The tables and columns that the downloaded rows have, for who knows none. What no schema can name, or SQLite
+    cannot tell from another, is left out and named."""
     columns: dict[str, dict[str, ColumnType]] = {}
+    called: dict[str, str] = {}
+    called_in: dict[str, dict[str, str]] = {}
+    left_out: dict[str, None] = {}
     rows = connection.execute(
         "SELECT DISTINCT op.row_type, field.key, field.type FROM ps_oplog AS op, json_each(op.data) AS field"
         " WHERE op.row_type IS NOT NULL AND field.key != 'id' AND field.type != 'null' ORDER BY 1, 2, 3"
     )
     for table, column, kind in rows.fetchall():
+        if not _has_name(called, table):
+            left_out[table] = None
+            continue
         known, this = columns.setdefault(table, {}), _TYPES.get(kind, "text")
-        known[column] = this if known.get(column, this) == this else "text"
-    return Schema.of(columns)
+        if _has_name(called_in.setdefault(table, {"id": "id"}), column):
+            known[column] = this if known.get(column, this) == this else "text"
+        else:
+            left_out[f"{table}.{column}"] = None
+    return Schema.of(columns), list(left_out)
+
+
+def _has_name(called: dict[str, str], name: str) -> bool:
+    """Whether it may have its name beside the others, which are kept by how SQLite tells them apart."""
+    return is_fit(name) and called.setdefault(name.lower(), name) == name

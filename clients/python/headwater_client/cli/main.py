@@ -203,9 +203,11 @@ def _sync_once(database: Database, before: float | None, timeout: float | None) 
 
 def _make_tables(database: Database) -> None:
     if not database.synced_names:
-        found = found_schema(database.conn)
+        found, left_out = found_schema(database.conn)
         database.update_schema(found)
         show.errors.print(f"made tables from the rows that came: {', '.join(found.views) or 'none'}")
+        if left_out:
+            show.errors.print(f"left out, as no table can have these names: {', '.join(left_out)}", markup=False)
 
 
 def _wait_uploaded(database: Database, upload: bool, timeout: float | None) -> None:

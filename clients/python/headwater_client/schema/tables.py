@@ -113,6 +113,11 @@ class Schema:
         )
 
 
+def is_fit(name: str) -> bool:
+    """Whether a table or column may be called so."""
+    return bool(name) and not _UNFIT.search(name)
+
+
 def _check_table(name: str, table: Table) -> None:
     if table.view_name is not None:
         _check_name("view", table.view_name)
@@ -151,5 +156,5 @@ def _check_known(name: str, known: set[str], used: Iterable[str], where: str) ->
 
 
 def _check_name(kind: str, name: str) -> None:
-    if not name or _UNFIT.search(name):
+    if not is_fit(name):
         raise SchemaError(f"{kind} {name!r}: a name is not empty and has no quote, comma, dot, %, #, bracket or space")
