@@ -39,7 +39,7 @@ def find_config(source: ConfigSource, environment: Mapping[str, str], directory:
         return _from_file(found, environment)
     issue = ConfigIssue(
         f"there is no service config: no --config, no {CONFIG_PATH[0]}, and no {DEFAULT_FILES[0]} here",
-        fix="pass --config FILE, or try `headwater dev`, which needs none",
+        fix="pass --config FILE, write one by `headwater init`, or try `headwater dev`, which needs none",
     )
     raise ConfigError(str(directory), [issue])
 

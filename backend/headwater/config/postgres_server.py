@@ -48,7 +48,8 @@ class Server:
 
 def read_server(section: Section) -> Server:
     """Read the server. Separate keys take precedence over the parts of the URI. Errors are added to the findings."""
-    address = read_uri(section)
+    given = read_uri(section)
+    address = given or UriParts()
     host = section.text("hostname") or address.host
     database = section.text("database") or address.database
     user = section.text("username") or address.user
@@ -57,7 +58,7 @@ def read_server(section: Section) -> Server:
         ("database", database, NO_DATABASE),
         ("username", user, NO_USERNAME),
     ):
-        if not value:
+        if not value and given is not None:  # else it is the URI that has to be mended
             section.error(f"neither {key} nor uri gives it", key, fix=f"add {key}", code=code)
         elif "://" in value:
             section.error("is a URI", key, fix="write it as uri", code=code)
@@ -83,24 +84,24 @@ def read_server(section: Section) -> Server:
     )
 
 
-def read_uri(section: Section) -> UriParts:
-    """The parts of `uri`."""
+def read_uri(section: Section) -> UriParts | None:
+    """The parts of `uri`, all empty where there is none; None if it is wrong, which is reported."""
     uri = section.text("uri")
     if uri is None:
         return UriParts()
     if not uri.startswith(("postgresql://", "postgres://")):
         section.error("must begin with postgresql://", "uri", code="PSYNC_S1109")
-        return UriParts()
+        return None
     authority, rest = (*_AUTHORITY_END.split(uri.partition("://")[2], maxsplit=1), "")[:2]
     if "@" in rest or authority.count("@") > 1:  # part of the password would be read as host or database
         section.error("has an @ or another special character that is not escaped", "uri", fix=_ESCAPE)
-        return UriParts()
+        return None
     try:
         parts = urlsplit(uri)
         port = parts.port
     except ValueError:
         section.error("can't be read", "uri", fix=f"{_ESCAPE}; and the port as a number")
-        return UriParts()
+        return None
     if port is not None and "port" not in section and not _LOWEST_PORT <= port <= _HIGHEST_PORT:
         what = f"its port must be a number from {_LOWEST_PORT} to {_HIGHEST_PORT}"
         section.error(what, "uri", code="PSYNC_S1110")

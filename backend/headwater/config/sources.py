@@ -29,9 +29,9 @@ def with_login(settings: SourceSettings, uri: str) -> SourceSettings:
     """The source with the login of the URI, and its host, port and database where it gives them. Raises ConfigError."""
     findings = Findings()
     address = read_uri(Section({"uri": Item(uri, None)}, "", None, findings))
-    if not findings.errors and not address.user:
+    if address is not None and not address.user:
         findings.errors.append(ConfigIssue("has no user", "uri", fix="write postgresql://user:password@host/database"))
-    if findings.errors:
+    if address is None or findings.errors:
         raise ConfigError("--admin-uri", findings.errors)
     return replace(
         settings,

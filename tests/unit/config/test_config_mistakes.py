@@ -135,6 +135,7 @@ def test_a_character_that_cuts_the_password_short_is_refused(tmp_path: Path, tex
     report = mistakes(tmp_path, text.format(f"postgresql://app:1024{rest}"))
     assert f"{key}: has an @ or another special character that is not escaped" in report
     assert "write @ in the password as %40, / as %2F, : as %3A, ? as %3F, # as %23, or set it apart" in report
+    assert "neither" not in report, "what the URI would have given is not missing"
     assert "1024" not in report
 
 

@@ -88,7 +88,7 @@ def test_anchors_and_merge_keys_are_plain_yaml(tmp_path: Path) -> None:
 
 
 def test_without_any_config_the_ways_to_give_one_are_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"there is no service config.*--config FILE, or try `headwater dev`"):
+    with pytest.raises(ConfigError, match=r"--config FILE, write one by `headwater init`, or try `headwater dev`"):
         load_config(ConfigSource(), {}, tmp_path)
 
 
