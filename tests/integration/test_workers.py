@@ -61,6 +61,7 @@ def test_processes_share_a_port_and_one_that_dies_is_replaced(
     running = launch("api", config)
     wait_until(lambda: memory(metrics) == {"1", "2"}, "both processes")
     wait_until(lambda: '"ready":true' in answer(port, "/probes/readiness"), "an active config")
+    assert running.output.count(f"listening on port {port} of 0.0.0.0") == 2
     is_refused(launch, config)
 
     dead, other = sorted(children(running))

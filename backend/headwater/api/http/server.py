@@ -192,6 +192,8 @@ def serve_app(
     `beat` every second, which shows that it does not hang."""
     limits: HttpLimits = app.state.http_limits
     _allow_files(limits.max_connections + _OTHER_FILES)
+    for host, port, *_ in (each.getsockname() for each in sockets):
+        log.info("listening on port %d of %s", port, host)
     ApiServer(app, beside, beat).run(sockets)
 
 
