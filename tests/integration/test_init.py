@@ -94,7 +94,7 @@ def test_it_writes_files_that_work_and_says_what_is_next(source_db: SourceDb, tm
     assert "tasks: new Table({" in done.out
     assert "fetchCredentials" in done.out
     assert 'CREATE PUBLICATION "headwater" FOR TABLE' in done.out
-    assert "countries" in done.out.partition("commented out")[2]
+    assert "countries" in done.out.partition("Commented out")[2]
     for arguments in (["rules", "check", "sync.yaml", "--schema"], ["source", "prepare"], ["token", "1"]):
         assert headwater_here(*arguments, cwd=tmp_path).code == 0
 

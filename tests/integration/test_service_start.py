@@ -66,7 +66,7 @@ def test_prepare_says_what_it_did_and_status_what_there_is(source_db: SourceDb, 
     prepared = headwater("source", "prepare", cwd=tmp_path)
     assert prepared.code == 0
     assert 'ran: CREATE PUBLICATION "headwater" FOR TABLE ONLY "public"."notes"' in prepared.out
-    assert "ready: 1 tables are published" in prepared.out
+    assert "ready: 1 table published" in prepared.out
     assert "ran: CREATE EVENT TRIGGER headwater_ddl ON ddl_command_end" in prepared.out
     assert "ran:" not in headwater_here("source", "prepare", cwd=tmp_path).out
     status = headwater_here("source", "status", cwd=tmp_path)

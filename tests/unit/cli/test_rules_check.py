@@ -26,8 +26,7 @@ def test_several_files_are_checked_at_once(headwater_here: Run, tmp_path: Path) 
     outcome = headwater_here("rules", "check", "a.yaml", "b.yaml", "c.yaml")
     assert outcome.code == 1
     assert outcome.out == (
-        "b.yaml: ok, 1 streams, 1 bucket definitions, 0 lookups\n"
-        "c.yaml: ok, 1 streams, 1 bucket definitions, 0 lookups\n"
+        "b.yaml: ok, 1 stream, 1 bucket definition, 0 lookups\nc.yaml: ok, 1 stream, 1 bucket definition, 0 lookups\n"
     )
     assert "a.yaml:\nerror [HW_R104]: unknown function `own`" in outcome.err
     assert "c.yaml:\nwarning [HW_R201]" in outcome.err

@@ -14,6 +14,7 @@ from headwater.config.given import ConfigSource
 from headwater.config.load import load_config
 from headwater.config.model import ClientAuth, ServiceConfig
 from headwater.errors import HeadwaterError
+from headwater.insight.words import count
 from headwater.source.catalog.schema import read_schema
 from headwater_rules.compiler.compile import compile_config
 from headwater_rules.errors import RuleErrors
@@ -61,7 +62,7 @@ def check_rules(config: ServiceConfig) -> tuple[Sequence[TablePattern] | None, l
         Result("rules", Level.WARN, f"{where}: [{each.code.value}] {each.message}", each.suggestion or _SEE_RULES)
         for each in compiled.warnings
     ]
-    return compiled.plan.tables(), found or [ok("rules", f"{where}: {len(compiled.plan.streams)} streams")]
+    return compiled.plan.tables(), found or [ok("rules", f"{where}: {count(len(compiled.plan.streams), 'stream')}")]
 
 
 def _schema(config: ServiceConfig) -> SourceSchema | None:
@@ -83,7 +84,7 @@ def check_keys(auth: ClientAuth) -> Iterator[Result]:
         fix = "set client_auth.audience to what your tokens have as `aud`"
         yield Result("tokens", Level.FAIL, "no audience is configured: every token is refused", fix)
     if auth.keys:
-        yield ok("tokens", f"{len(auth.keys)} keys in the config")
+        yield ok("tokens", f"{count(len(auth.keys), 'key')} in the config")
     for address in auth.addresses:
         try:
             found = asyncio.run(JwksClient(address, auth.rules).fetch())
@@ -91,7 +92,7 @@ def check_keys(auth: ClientAuth) -> Iterator[Result]:
             yield of_error("tokens", JwksError(error.what, error.where, "check client_auth.jwks_uri, and the network"))
             continue
         if found.keys:
-            yield ok("tokens", f"{len(found.keys)} keys at {address.shown}")
+            yield ok("tokens", f"{count(len(found.keys), 'key')} at {address.shown}")
         else:
             why = f": {'; '.join(found.ignored)}" if found.ignored else ""
             yield Result("tokens", Level.FAIL, f"no usable key at {address.shown}{why}", "publish a public signing key")

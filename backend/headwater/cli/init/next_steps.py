@@ -37,9 +37,9 @@ def print_next_steps(
     compiled proposal."""
     _print_snippets(plan, source, languages)
     click.echo(f"Wrote {CONFIG}, {RULES} and {SECRETS} in {directory.resolve()}.")
-    click.echo(f"  {len(proposal.given)} tables are given to their users: {_names(proposal.given)}")
+    click.echo(f"  Given to their users: {_names(proposal.given)}")
     if proposal.undecided:
-        click.echo(f"  {len(proposal.undecided)} are commented out, for you to decide: {_names(proposal.undecided)}")
+        click.echo(f"  Commented out, for you to decide: {_names(proposal.undecided)}")
     for crowd in proposal.crowded:
         click.echo(f"  CAUTION: the stream {crowd.table.shown} has {crowd}.\n    -> {crowd.fix}")
     if not proposal.given:

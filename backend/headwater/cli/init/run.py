@@ -18,6 +18,7 @@ from headwater.config.given import ConfigSource
 from headwater.config.review import review_config
 from headwater.config.sources import source_of
 from headwater.errors import HeadwaterError
+from headwater.insight.words import count
 from headwater.source.catalog.outline import read_outline
 from headwater.source.connect import SourceSettings
 from headwater_rules.compiler.compile import compile_config
@@ -44,7 +45,9 @@ def run(
     source = _source(uri, ask=ask)
     tables = read_outline(source)
     proposal = _proposed(tables, source, users)
-    click.echo(f"{source.address}: {len(tables)} tables, users in {proposal.people or 'no table that was found'}")
+    click.echo(
+        f"{source.address}: {count(len(tables), 'table')}, users in {proposal.people or 'no table that was found'}"
+    )
     if ask and users is None and (named := _asked_users(proposal)) is not None:
         proposal = _proposed(tables, source, named)
     if ask and not click.confirm(f"Write headwater.yaml, sync.yaml and .env to {directory.resolve()}?", default=True):

@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from headwater.cli.rules.sync_config import read_rules, to_json
+from headwater.insight.words import count
 from headwater_rules.compiler.compile import compile_config
 from headwater_rules.errors import Code, Place, RuleError, RuleErrors, Severity
 from headwater_rules.plan import SyncPlan
@@ -68,7 +69,8 @@ def _show(checked: Iterable[Checked]) -> None:
             click.echo(f"{each.file}:\n{rendered}", err=True)
         if each.plan is not None and not each.having(Severity.FATAL):
             plan = each.plan
-            counts = f"{len(plan.streams)} streams, {len(plan.buckets)} bucket definitions, {len(plan.lookups)} lookups"
+            made = {"stream": plan.streams, "bucket definition": plan.buckets, "lookup": plan.lookups}
+            counts = ", ".join(count(len(things), noun) for noun, things in made.items())
             click.echo(f"{each.file}: ok, {counts}")
 
 

@@ -8,6 +8,7 @@ import click
 
 from headwater.config.model import ServiceConfig
 from headwater.config.sources import with_login
+from headwater.insight.words import count
 from headwater.source import triggers
 from headwater.source.readiness.finding import Finding
 from headwater.source.readiness.prepare import missing_sql, prepare, sql_block
@@ -47,7 +48,7 @@ def prepare_source(
     if uploads is not None:
         made = prepare_uploads(uploads, admin)
         _print_result(made.done, made.warnings)
-    click.echo(f"ready: {len(prepared.tables)} tables are published from {config.source().address}")
+    click.echo(f"ready: {count(len(prepared.tables), 'table')} published from {config.source().address}")
     for table in prepared.tables:
         click.echo(f"  {table}")
 

@@ -10,6 +10,7 @@ import click
 from headwater.cli.rules.sync_config import read_text
 from headwater.config.errors import ConfigError, ConfigIssue
 from headwater.config.model import ServiceConfig
+from headwater.insight.words import count
 from headwater.source.catalog.schema import read_schema
 from headwater.source.connect import SourceRefused, SourceUnreachable
 from headwater_rules.compiler.compile import compile_config
@@ -67,4 +68,4 @@ def show_schema(config: ServiceConfig, output: Path | None) -> None:
     except OSError as error:
         issue = ConfigIssue(f"the file can't be written: {error.strerror}", fix="check the path")
         raise ConfigError(str(output), [issue]) from error
-    click.echo(f"{output}: {len(schema.tables)} tables")
+    click.echo(f"{output}: {count(len(schema.tables), 'table')}")
