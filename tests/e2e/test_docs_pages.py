@@ -201,7 +201,7 @@ def test_the_quick_start(postgres_with: Callable[..., EmbeddedPostgres], shell: 
                 for key in [key for key in written if f"{key}:" in block.code]:
                     (page.folder / written[key]).write_text(page.real(block.code))
             case "sh":
-                printed = page.run(block.code)
+                printed += page.run(block.code)
                 wait_until(page.answers, "the service to be ready", STARTED)
                 wait_until(lambda: "lists" in page.run("headwater explain user user-1"), "the rows", STARTED)
             case _:
