@@ -1,15 +1,15 @@
 """Writes docs/first-hour.md: three ways from nothing to a device with its rows, run here, with the minutes of each.
 
 `make first-hour` runs them: a clone, a wheel, and the steps of docker/compose.yaml as processes. It takes 10 to 30
-minutes and fetches packages; it needs the ports 8080 and 5432, git, make, curl and psql.
+minutes and fetches packages; it needs the ports 8080 and 5432, and the programs of `_PROGRAMS`.
 """
 
 from __future__ import annotations
 
 import os
-import platform
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -22,12 +22,14 @@ from pathlib import Path
 import psycopg
 from ruamel.yaml import YAML
 
-from docs.generate.transcript import Transcript, TranscriptError, check_clean, copied
+from docs.generate.transcript import Transcript, TranscriptError, check_clean, check_room, copied
 from headwater.embedded.postgres import EmbeddedPostgres
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "first-hour.md"
 TABLES = ROOT / "tests" / "support" / "schemas" / "rails.sql"
+_PROGRAMS = ("git", "make", "curl", "psql", "python3")
+_PORTS = (8080, 5432)
 _FOLLOWS = "following the stream"
 
 _INTRO = """\
@@ -85,6 +87,7 @@ def a_device(on: Transcript, user: str, query: str) -> None:
 
 def by_clone(on: Transcript) -> float:
     """Returns the seconds of the installation."""
+    on.run("python3 --version")
     on.run(f"git clone --quiet {ROOT} headwater", shown="git clone --quiet … headwater")
     on.enter("headwater")
     on.run("make install")
@@ -167,9 +170,7 @@ def page(ways: list[tuple[str, Transcript, float]]) -> str:
     """The page."""
     rows = "".join(f"| [{name}](#{name}) | {on.seconds / 60:.1f} | {part / 60:.1f} |\n" for name, on, part in ways)
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
-    machine = (
-        f"{datetime.now(UTC):%Y-%m-%d}, Python {platform.python_version()}, {os.cpu_count()} cores, {memory:.0f} GB"
-    )
+    machine = f"{datetime.now(UTC):%Y-%m-%d}, {os.cpu_count()} cores, {memory:.0f} GB of memory"
     sections = "".join(f"\n## {name}\n\n```console\n{chr(10).join(on.lines)}\n```\n" for name, on, _ in ways)
     return (
         f"{_INTRO}{rows}\n{machine}. What a container engine would add, fetching and building images, was not run:"
@@ -179,6 +180,7 @@ def page(ways: list[tuple[str, Transcript, float]]) -> str:
 
 def main() -> None:
     """Run all three. Raises TranscriptError when one fails."""
+    check_room(_PROGRAMS, _PORTS)
     with tempfile.TemporaryDirectory(prefix="first-hour-") as name:
         folder = Path(name)
         folder.chmod(0o755)  # the user that Postgres runs as goes through it
@@ -194,8 +196,11 @@ def main() -> None:
 
 if __name__ == "__main__":
     started = time.monotonic()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         main()
     except TranscriptError as error:
         sys.exit(f"first-hour: {error}")
+    except KeyboardInterrupt:
+        sys.exit(130)
     sys.stdout.write(f"first-hour: {PAGE.relative_to(ROOT)} after {(time.monotonic() - started) / 60:.0f} minutes\n")

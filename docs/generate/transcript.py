@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -11,13 +12,14 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 _SECONDS = 1800.0
 _MOST_LINES = 16
 _LOOK_SECONDS = 0.2
+_END_SECONDS = 60.0
+_PATH_OF_ALL = "/usr/local/bin:/usr/bin:/bin"
 _PASSED_ON = re.compile(r"(?i)(PIP|UV|SSL|REQUESTS|CURL|NODE|npm_config)_\w+|\w+_proxy|LANG|LC_\w+")
 """Variables that say how this machine reaches packages."""
 
@@ -55,7 +57,7 @@ class Transcript:
             **mirrors,
             **kept,
             "HOME": str(home),
-            "PATH": "/usr/local/bin:/usr/bin:/bin",
+            "PATH": _PATH_OF_ALL,
             "TMPDIR": str(home),
         }
 
@@ -88,7 +90,7 @@ class Transcript:
         self._show(shown or command, said, took, most)
         return said
 
-    @contextmanager
+    @contextlib.contextmanager
     def running(self, command: str, until: str, *, most: int = _MOST_LINES) -> Iterator[str]:
         """Start a command, go on when it has said `until`, and end it by Ctrl-C. Gives what it said until then."""
         with self._started(f"exec {command}") as (process, log):
@@ -103,9 +105,9 @@ class Transcript:
                 raise TranscriptError(f"{command} ended with {process.returncode}:\n{log.read_text()[-2000:]}")
         self.lines.append("^C")
 
-    @contextmanager
+    @contextlib.contextmanager
     def _started(self, command: str) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
-        """A command and the file that it writes to. It is killed unless it has ended."""
+        """A command and the file that it writes to. Unless it has ended it is ended with what it has started."""
         number, name = tempfile.mkstemp(dir=self.folder)
         with os.fdopen(number, "wb") as out:
             process = subprocess.Popen(
@@ -115,9 +117,11 @@ class Transcript:
         try:
             yield process, Path(name)
         finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+            for number in (signal.SIGINT, signal.SIGKILL):
+                if process.poll() is None:
+                    os.killpg(process.pid, number)
+                    with contextlib.suppress(subprocess.TimeoutExpired):
+                        process.wait(_END_SECONDS)
 
     def _show(self, command: str, output: str, took: float, most: int) -> None:
         self.seconds += took
@@ -158,6 +162,19 @@ def check_clean(text: str, forbidden: Sequence[str]) -> None:
             raise TranscriptError("the page names something of this machine")
     if _PATH.search(text):
         raise TranscriptError(f"the page has a path of this machine: {_PATH.findall(text)}")
+
+
+def check_room(programs: Sequence[str], ports: Sequence[int]) -> None:
+    """Raises TranscriptError when a program is missing, or something listens on one of the ports."""
+    if missing := [each for each in programs if shutil.which(each, path=_PATH_OF_ALL) is None]:
+        raise TranscriptError(f"{', '.join(missing)} not found in {_PATH_OF_ALL}")
+    for port in ports:
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("", port))
+            except OSError as error:
+                raise TranscriptError(f"port {port} is needed: {error.strerror}") from error
 
 
 def copied(source: Path, to: Path) -> Path:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from docs.generate.transcript import Transcript, TranscriptError, check_clean, clean
+from docs.generate.transcript import Transcript, TranscriptError, check_clean, check_room, clean
 
 FOLDER = Path("/tmp/first-hour-abc/clone")
 
@@ -48,3 +48,21 @@ def test_a_transcript_has_commands_and_what_they_print(tmp_path: Path) -> None:
         on.run("exit 3")
     with pytest.raises(TranscriptError, match="did not say"), on.running("echo no", "yes"):
         pass
+
+
+def test_what_a_failure_interrupts_may_end_what_it_has_started(tmp_path: Path) -> None:
+    on = Transcript(tmp_path / "way")
+    service = "sh -c 'trap \"touch ended; exit\" INT; echo ready; while :; do sleep 0.05; done'"
+    with pytest.raises(ZeroDivisionError), on.running(service, "ready"):
+        raise ZeroDivisionError
+    assert (tmp_path / "way" / "home" / "ended").exists()
+
+
+def test_a_port_in_use_or_a_missing_program_is_told_at_the_start() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(TranscriptError, match=f"port {port} is needed"):
+            check_room(["sh"], [port])
+    check_room(["sh"], [port])
+    with pytest.raises(TranscriptError, match="no-such-program not found"):
+        check_room(["sh", "no-such-program"], [])
