@@ -125,6 +125,20 @@ def test_a_sync_config_that_is_not_deployed_yet(deployed: Deployment, source_db:
     assert any(area == "source" and "lists" in what for area, what in told)
 
 
+def test_a_table_that_is_not_published_is_told_once(deployed: Deployment, source_db: SourceDb, tmp_path: Path) -> None:
+    source_db.execute("create table lists (id text primary key); create publication headwater for table notes")
+    new = (
+        NOTES
+        + """
+  lists: {query: SELECT * FROM lists}
+  again: {query: SELECT * FROM lists}
+"""
+    )
+    code, found = doctor(tmp_path, config_of(deployed, free_port()) | {"sync_config": {"content": new}})
+    told = [each["area"] for each in (*found["WARN"], *found["FAIL"]) if "lists" in each["what"]]
+    assert (code, told) == (1, ["source"])
+
+
 def test_keys_rules_and_disk(deployed: Deployment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     deployed.start()
     wrong: dict[str, Any] = {

@@ -17,7 +17,7 @@ from headwater.errors import HeadwaterError
 from headwater.insight.words import count
 from headwater.source.catalog.schema import read_schema
 from headwater_rules.compiler.compile import compile_config
-from headwater_rules.errors import RuleErrors
+from headwater_rules.errors import Code, RuleErrors
 from headwater_rules.plan import TablePattern
 from headwater_rules.schema import SourceSchema
 
@@ -61,6 +61,7 @@ def check_rules(config: ServiceConfig) -> tuple[Sequence[TablePattern] | None, l
     found = [
         Result("rules", Level.WARN, f"{where}: [{each.code.value}] {each.message}", each.suggestion or _SEE_RULES)
         for each in compiled.warnings
+        if each.code is not Code.NOT_SENT  # the check of the source tells it, once for each table
     ]
     return compiled.plan.tables(), found or [ok("rules", f"{where}: {count(len(compiled.plan.streams), 'stream')}")]
 

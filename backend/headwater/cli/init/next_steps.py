@@ -65,7 +65,7 @@ def _print_preparation(plan: SyncPlan, source: SourceSettings) -> None:
     if not statements:
         click.echo("\nThe source is prepared already.")
         return
-    click.echo("\n`headwater source prepare` will run, if the role may:")
+    click.echo("\n`headwater source prepare` will run, or ask somebody with more rights to:")
     click.echo("\n".join(f"  {line}" for line in sql_block(statements).splitlines()))
 
 
