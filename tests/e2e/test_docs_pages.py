@@ -213,6 +213,8 @@ def test_the_quick_start(postgres_with: Callable[..., EmbeddedPostgres], shell: 
                 assert "write_checkpoint" in answer
     assert "write_checkpoint" in printed
     assert "lists" in printed
+    assert "home" in printed, "the list that the device has"
+    assert "active" in printed, "the versions of the rules"
 
 
 EXPLAIN = "headwater explain user user-1 --config powersync.yaml"
