@@ -49,7 +49,7 @@ def print_next_steps(
     where = "" if directory.resolve() == Path.cwd() else f"cd {directory}\n  "
     click.echo(f"""
 Next:
-  {where}headwater rules explain {RULES}   # who gets what, in words
+  {where}headwater rules explain {RULES}    # who gets what, in words
   headwater source prepare             # --admin-uri URI, if this role may not do the above
   headwater doctor                     # whether anything is missing
   headwater serve
