@@ -57,7 +57,7 @@ def your_postgres(folder: Path, name: str) -> Iterator[str]:
 
 def demo(on: Transcript) -> None:
     """The demo answers, and ends."""
-    with on.running("headwater dev", "Ctrl-C ends everything"):
+    with on.running("headwater dev", "Ctrl-C ends everything", most=40):
         on.run("curl --silent http://127.0.0.1:8080/demo/ | grep '<title>'")
 
 
@@ -139,8 +139,8 @@ def by_compose(on: Transcript, programs: Path) -> float:
             admin.execute("create database app")
         on.give(**settings, POSTGRES_USER="postgres", POSTGRES_DB="app", PGHOST="127.0.0.1", PGPORT=str(server.port))
         on.run("sh single/init.sh", most=8)
-        on.say("the mounts: the config where the image has it, the store in a folder")
-        on.run("sed -i 's/@postgres:/@127.0.0.1:/; s#/var/lib/headwater#../store#' single/headwater.yaml")
+        on.say("the mounts: the config where the image has it, the store beside it")
+        on.run("sed -i 's/@postgres:/@127.0.0.1:/; s#/var/lib/headwater/##' single/headwater.yaml")
         on.enter("single")
         admin_uri = services["prepare"]["environment"]["HEADWATER_ADMIN_URI"]
         on.give(
@@ -174,7 +174,7 @@ def page(ways: list[tuple[str, Transcript, float]]) -> str:
     sections = "".join(f"\n## {name}\n\n```console\n{chr(10).join(on.lines)}\n```\n" for name, on, _ in ways)
     return (
         f"{_INTRO}{rows}\n{machine}. What a container engine would add, fetching and building images, was not run:"
-        f" the steps of the compose file were, as processes.\n{sections}"
+        f" the steps of the\ncompose file were, as processes.\n{sections}"
     )
 
 

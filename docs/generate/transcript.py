@@ -25,7 +25,7 @@ _PASSED_ON = re.compile(r"(?i)(PIP|UV|SSL|REQUESTS|CURL|NODE|npm_config)_\w+|\w+
 
 _URL = re.compile(r"\w+://(?:[^\s/@'\"]*@)?([^\s/:'\"]+)")
 _NEAR = {"127.0.0.1", "localhost", "0.0.0.0"}  # noqa: S104 - compared, not listened on
-_NOISE = re.compile(r"WARNING: Location |npm (?:warn|notice)|Looking in (?:indexes|links)|\s*$")
+_NOISE = re.compile(r"WARNING: Location |npm (?:warn|notice)|Looking in (?:indexes|links)| *DEPRECATION: |\s*$")
 _PATH = re.compile(
     r"(?<![\w.~:/])/(?!(?:var/lib|etc)/headwater)(?:usr|opt|root|home|tmp|var|dev|work|etc|run|proc|srv)(?:/[\w.+@%-]+)+"
 )
@@ -127,7 +127,7 @@ class Transcript:
         self.seconds += took
         lines = clean(output, self.folder).splitlines()
         if len(lines) > most:
-            lines = [*lines[: most // 2], f"… {len(lines) - most} lines …", *lines[-(most - most // 2) :]]
+            lines = [*lines[: most // 2], f"… {len(lines) - most} more …", *lines[-(most - most // 2) :]]
         seconds = f"   # {took:.0f} s" if took >= 1 else ""
         self.lines += [f"$ {clean(command, self.folder)}{seconds}", *lines]
 

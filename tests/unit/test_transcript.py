@@ -42,7 +42,7 @@ def test_a_transcript_has_commands_and_what_they_print(tmp_path: Path) -> None:
     on.run("pwd; seq 40", most=4)
     with on.running("sh -c 'trap \"exit 0\" INT; echo ready; while :; do sleep 0.05; done'", "ready"):
         on.run("echo $HOME")
-    assert on.lines[:7] == ["$ mkdir app", "$ cd app", "$ pwd; seq 40", "~/app", "1", "… 37 lines …", "39"]
+    assert on.lines[:7] == ["$ mkdir app", "$ cd app", "$ pwd; seq 40", "~/app", "1", "… 37 more …", "39"]
     assert on.lines[-4:] == ["ready", "$ echo $HOME", "~", "^C"]
     with pytest.raises(TranscriptError, match="ended with 3"):
         on.run("exit 3")
