@@ -53,6 +53,7 @@ def test_a_port_in_use_is_said_at_once(tmp_path: Path) -> None:
         port = str(taken.getsockname()[1])
         with running(tmp_path, "--port", port) as run:
             assert run.process.wait(STOP_SECONDS) == 1
-            assert f"can't listen on port {port}" in run.text
+            assert f"can't listen on port {port}: Address already in use" in run.text
+            assert "set another `--port`" in run.text
             assert "Traceback" not in run.text
             assert list(run.temporary.iterdir()) == []

@@ -42,7 +42,7 @@ def run(host: str, port: int, rows: int, keep: Path | None) -> None:
     signal.signal(signal.SIGHUP, lambda *_: stop.set())
     with ExitStack() as stack:
         # Bound first, so that a port in use is reported at once; released when the endpoint is about to bind it
-        reserved = stack.enter_context(bind(host, port))
+        reserved = stack.enter_context(bind(host, port, "--port"))
         address = Address(host, reserved.getsockname()[1])
         workspace = stack.enter_context(open_workspace(keep))
         server = EmbeddedPostgres(workspace.database)
