@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from packaging.version import Version
 
 ROOT = Path(__file__).parents[2]
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -61,10 +62,14 @@ def test_every_postgres_that_make_test_all_names_has_a_package_of_that_version()
     assert majors == {f"pg{major}": major for major in named[1].split()}
 
 
-def test_the_changelog_begins_with_the_version_of_the_project() -> None:
-    newest = re.search(r"^## (?:Unreleased \()?([^\s)]+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
-    assert newest is not None
-    assert newest[1] == PROJECT["project"]["version"]
+@pytest.mark.parametrize("changelog", ["CHANGELOG.md", "clients/python/CHANGELOG.md"])
+def test_the_changelog_has_the_newest_version_first(changelog: str) -> None:
+    headings = re.findall(r"^## (.*)$", (ROOT / changelog).read_text(), re.MULTILINE)
+    found = [re.fullmatch(r"Unreleased \(([^\s)]+)\)|(\S+) \(\d{4}-\d\d-\d\d\)", each) for each in headings]
+    assert all(found), "## Unreleased (1.2.0), or ## 1.2.0 (2026-12-31)"
+    versions = [Version(each[1] or each[2]) for each in found if each]
+    assert versions == sorted(versions, reverse=True)
+    assert [bool(each[1]) for each in found if each][1:] == [False] * (len(versions) - 1), "only one is unreleased"
 
 
 def test_make_help_names_every_target_that_the_documents_use() -> None:
