@@ -2,7 +2,7 @@
 # since they often wait: WORKERS=0 runs them in one.
 .DEFAULT_GOAL := help
 unexport PYTHONDONTWRITEBYTECODE  # dozens of processes would compile the same modules again
-.PHONY: help install install-tests demo dist test test-all bench storm scaled lint format reference pictures docs lock first-hour clean $(addprefix all-,$(PARTS))
+.PHONY: help install install-tests demo dist release audit sbom licences test test-all bench storm scaled lint format reference pictures docs lock first-hour clean $(addprefix all-,$(PARTS))
 
 BIN := .venv/bin
 ARGS ?=
@@ -26,6 +26,15 @@ demo: install ## the whole service with sample data and a demo app, on this mach
 
 dist: install ## the wheel in dist/, tried in an empty environment outside this clone
 	@.ci/dist
+
+release: install ## what a release consists of in dist/: docs/releasing.md
+	@.ci/release
+
+audit: install ## packages of all lock files against known vulnerabilities; needs the network
+	@.ci/audit $(ARGS)
+
+sbom: install ## bill of materials of the wheel in dist/
+	@.ci/sbom
 
 test: install-tests ## all tests but those that take minutes
 	$(PYTEST) -m 'not long' $(ARGS)
@@ -80,10 +89,17 @@ lock: install ## the requirements.lock of service, Python client and docs anew (
 		--generate-hashes --no-emit-index-url --no-annotate --no-header --quiet $(ARGS) --output-file clients/python/requirements.lock
 	$(BIN)/uv pip compile --group docs --universal --python-version 3.11 \
 		--generate-hashes --no-emit-index-url --no-annotate --no-header --quiet $(ARGS) --output-file docs/site/requirements.lock
+	$(BIN)/uv pip compile --group audit --universal --python-version 3.11 \
+		--generate-hashes --no-emit-index-url --no-annotate --no-header --quiet $(ARGS) --output-file .ci/audit.lock
 
 reference: install ## what of the docs is made from the code
 	$(BIN)/python -m docs.generate.errors
 	$(BIN)/python -m docs.generate.rooms
+
+licences: install ## docs/licences.md anew: all packages of the lock files
+	@.ci/environment docs docs/site/requirements.lock licences
+	@.ci/environment audit .ci/audit.lock licences
+	$(BIN)/python -m docs.generate.licences
 
 first-hour: install ## docs/first-hour.md anew: clone, wheel and compose steps in empty homes; 10 to 30 minutes, and the network
 	@$(BIN)/python -m docs.generate.first_hour

@@ -16,6 +16,7 @@ ROOT = Path(__file__).parents[2]
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
 LOCK = (ROOT / "requirements.lock").read_text()
 DOCS_LOCK = (ROOT / "docs/site/requirements.lock").read_text()
+AUDIT_LOCK = (ROOT / ".ci/audit.lock").read_text()
 NODE_LOCKS = sorted(path for path in ROOT.glob("*/**/package-lock.json") if "node_modules" not in path.parts)
 
 
@@ -33,9 +34,14 @@ def test_every_dependency_is_locked() -> None:
     missing = [name for name in names if not re.search(rf"^{re.escape(name)}(\[[a-z]+\])?==", LOCK, re.MULTILINE)]
     assert missing == [], "run make lock"
     assert "mkdocs-material==" in DOCS_LOCK
+    assert "pip-audit==" in AUDIT_LOCK
 
 
-@pytest.mark.parametrize(("lock", "least"), [(LOCK, len(_requirements())), (DOCS_LOCK, 20)], ids=["all", "docs"])
+@pytest.mark.parametrize(
+    ("lock", "least"),
+    [(LOCK, len(_requirements())), (DOCS_LOCK, 20), (AUDIT_LOCK, 20)],
+    ids=["all", "docs", "audit"],
+)
 def test_every_locked_package_has_a_hash(lock: str, least: int) -> None:
     packages = re.findall(r"^[a-z0-9].*?(?=^[a-z0-9]|\Z)", lock, re.MULTILINE | re.DOTALL)
     assert len(packages) > least
@@ -44,7 +50,7 @@ def test_every_locked_package_has_a_hash(lock: str, least: int) -> None:
 
 def test_no_lock_names_a_place_to_download_from() -> None:
     assert len(NODE_LOCKS) >= 2
-    assert "://" not in LOCK + DOCS_LOCK
+    assert "://" not in LOCK + DOCS_LOCK + AUDIT_LOCK
     assert [path for path in NODE_LOCKS if '"resolved"' in path.read_text()] == []
 
 

@@ -2,27 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
 import sys
 import tarfile
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
-_FILES = ("pyproject.toml", "README.md", "CHANGELOG.md", "LICENSE", ".gitattributes", ".git_archival.txt")
-_NOBODY = {f"GIT_{who}_{what}": "nobody" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
-
-
-def run(*command: object, cwd: Path, **environment: str) -> str:
-    given = {**os.environ, **_NOBODY, "GIT_CONFIG_GLOBAL": os.devnull, **environment}
-    done = subprocess.run(
-        [str(each) for each in command], cwd=cwd, env=given, capture_output=True, text=True, check=False, timeout=60
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
+from tests.support.tagged_clone import ROOT, commit, make_clone, run
 
 
 def version(tree: Path, **environment: str) -> str:
@@ -33,30 +20,26 @@ def version(tree: Path, **environment: str) -> str:
 def clone(tmp_path: Path) -> Path:
     """A clone of three commits, without any tag."""
     tree = tmp_path / "clone"
-    tree.mkdir()
-    for each in _FILES:
-        shutil.copy(ROOT / each, tree)
-    run("git", "init", "--quiet", cwd=tree)
-    run("git", "add", "--all", cwd=tree)
-    for message in ("first", "second", "third"):
-        run("git", "commit", "--quiet", "--allow-empty", "--message", message, cwd=tree)
+    make_clone(tree)
+    commit(tree, "second")
+    commit(tree, "third")
     return tree
 
 
-def archive(clone: Path, commit: str = "HEAD") -> Path:
+def archive(clone: Path, of: str = "HEAD") -> Path:
     """What `git archive` gives of a commit, unpacked."""
-    tree = clone.with_name(f"archive-{commit}")
-    run("git", "archive", "--output", tree.with_suffix(".tar"), commit, cwd=clone)
+    tree = clone.with_name(f"archive-{of}")
+    run("git", "archive", "--output", tree.with_suffix(".tar"), of, cwd=clone)
     with tarfile.open(tree.with_suffix(".tar")) as file:
         file.extractall(tree, filter="data")
     return tree
 
 
 def test_a_clone_without_tags_is_before_every_release(clone: Path) -> None:
-    commit = run("git", "rev-parse", "HEAD", cwd=clone)
+    head = run("git", "rev-parse", "HEAD", cwd=clone)
     found, _, told = version(clone).partition("+g")
     assert found == "0.1.dev3"
-    assert commit.startswith(told)
+    assert head.startswith(told)
     assert version(archive(clone)) == "0.0"
 
 
@@ -80,13 +63,11 @@ def test_without_git_the_version_is_told(clone: Path) -> None:
 
 
 def test_an_sdist_keeps_its_version(clone: Path) -> None:
-    run("git", "tag", "v1.2.0", cwd=clone)
     for each in (".ci/hatch_build.py", "clients/web/dist/index.html"):
         (clone / each).parent.mkdir(parents=True)
     shutil.copy(ROOT / ".ci/hatch_build.py", clone / ".ci")
     (clone / "clients/web/dist/index.html").touch()
-    run("git", "add", "--all", cwd=clone)
-    run("git", "commit", "--quiet", "--message", "with the demo", cwd=clone)
+    commit(clone, "with a demo")
     run("git", "tag", "v1.3.0", cwd=clone)
     run(sys.executable, "-m", "hatchling", "build", "--target", "sdist", "--directory", "../out", cwd=clone)
     (sdist,) = clone.with_name("out").glob("headwater-1.3.0.tar.gz")
