@@ -109,11 +109,14 @@ def config_of(deployment: Deployment, port: int) -> dict[str, object]:
         "sync_config": {"content": deployment.yaml},
         "port": port,
         "api": {"workers": 1},
-        "client_auth": {
-            "audience": [AUDIENCE],
-            "jwks": {"keys": [{"kty": "oct", "alg": "HS256", "k": base64.urlsafe_b64encode(KEY).decode()}]},
-        },
+        "client_auth": client_auth(),
     }
+
+
+def client_auth() -> dict[str, object]:
+    """What a service needs to take the tokens of `token_for`."""
+    key = {"kty": "oct", "alg": "HS256", "k": base64.urlsafe_b64encode(KEY).decode()}
+    return {"audience": [AUDIENCE], "jwks": {"keys": [key]}}
 
 
 def _uploads(dsn: str) -> type[BaseHTTPRequestHandler]:

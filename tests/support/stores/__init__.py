@@ -1,0 +1,1 @@
+"""Stores as earlier versions left them, made by `keep` and brought back by `kept`."""
