@@ -256,7 +256,7 @@ def test_a_write_checkpoint_waits_for_no_flush(world: World, admin: psycopg.Conn
 def test_a_writer_that_vanished_holds_nobody_up_for_long(
     world: World, admin: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(_settings(), "idle_in_transaction_session_timeout", "300ms")
+    monkeypatch.setitem(_settings(), "idle_in_transaction_session_timeout", "2s")
     world.bootstrap({"1": (A, "x")})
     frozen = world.store.begin(world.lease)
     world.table = frozen.truncate(world.table, ["todos.1"])  # from here on it has the store's lock

@@ -218,11 +218,16 @@ def test_only_numbers_that_clients_chose_are_forgotten(reader: StoreReader) -> N
     assert [write.key for write in reader.write_checkpoints(seen + 1)] == ["new"]
 
 
-def test_a_number_that_is_asked_for_again_is_kept(reader: StoreReader, monkeypatch: pytest.MonkeyPatch) -> None:
-    reader.request_write_checkpoint({"u": 5, "other": 1}, {})
-    time.sleep(0.05)  # by the store's clock
-    reader.request_write_checkpoint({"u": 5}, {})
-    assert reader.forget_write_requests(0.04) <= 1
+def test_a_number_that_is_asked_for_again_is_kept(reader: StoreReader) -> None:
+    for pause in (0.05, 0.5, 5.0):
+        reader.request_write_checkpoint({"u": 5, "other": 1}, {})
+        time.sleep(pause)  # by the store's clock
+        asked = time.monotonic()
+        reader.request_write_checkpoint({"u": 5}, {})
+        forgotten = reader.forget_write_requests(0.8 * pause)
+        if time.monotonic() - asked < 0.8 * pause:  # else the machine was busy, and what was asked again is old, too
+            break
+    assert forgotten <= 1
     assert reader.write_checkpoint("u") is not None
 
 

@@ -113,7 +113,7 @@ def test_what_cannot_be_done_is_said_in_a_line(endpoint: Endpoint, file: Path, t
     other = tmp_path / "other.db"
     sqlite3.connect(other).close()
     assert "not the file of a device" in command("query", other, "select 1", exit_code=1).stderr
-    address = ["--endpoint", endpoint.http.base_url, "--once", "--timeout", 2]
+    address = ["--endpoint", endpoint.http.base_url, "--once", "--timeout", 6]
     assert "answered 401" in command("sync", file, *address, "--token", "nonsense", exit_code=1).stderr
     assert "no such table" in command("query", file, "select * from nowhere", exit_code=1).stderr
 

@@ -112,7 +112,7 @@ def test_a_bucket_that_was_damaged_on_the_device_is_downloaded_anew(endpoint: En
     fill(endpoint, "a", "b")
     with Database(tmp_path / "device.db", {"todos": {"title": "text"}}) as database:
         database.connect(Connector(endpoint), ConnectOptions(retry_delay=0.05))
-        database.wait_for_first_sync(30)
+        database.wait_for_first_sync(60)
         with sqlite3.connect(database.path, timeout=30) as other:
             other.execute("update ps_buckets set op_checksum = op_checksum + 1")
         other.close()
@@ -159,7 +159,7 @@ def test_an_app_of_asyncio_connects_and_watches(endpoint: Endpoint, tmp_path: Pa
         connector, seen = Asynchronous(), []
         database = Database(tmp_path / "device.db", {"todos": {"title": "text"}})
         await database.connect_async(connector)
-        await database.wait_for_first_sync_async(30)
+        await database.wait_for_first_sync_async(60)
         async for rows in database.watch_async("SELECT id FROM todos"):
             seen.append(len(rows))
             if len(rows) == 1:
@@ -167,7 +167,7 @@ def test_an_app_of_asyncio_connects_and_watches(endpoint: Endpoint, tmp_path: Pa
             else:
                 break
         await asyncio.to_thread(database["todos"].insert, {"id": "mine"})
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 60
         while not database.confirmed():
             assert time.monotonic() < deadline
             await asyncio.sleep(0.01)

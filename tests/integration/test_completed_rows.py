@@ -45,7 +45,7 @@ def held_questions(monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, th
         fetcher: RowFetcher, relation: Relation, keys: Sequence[Sequence[Cell]], files: Collection[int]
     ) -> Fetched | None:
         asked.set()
-        assert answer.wait(20)
+        assert answer.wait(60)
         return fetch(fetcher, relation, keys, files)
 
     monkeypatch.setattr(RowFetcher, "fetch", late)

@@ -125,8 +125,6 @@ def test_services_that_start_beside_changes_come_to_the_truth(deploy: Deploy, so
             source.execute("update first set n = n + 1; update rooted set n = n + 1")
             deployment.stop()
     deployment.start()
-    wait_until(
-        lambda: settled(deployment) and deployment.rows("a") == published_rows(source, SHOWN), "the truth", seconds=60
-    )
+    wait_until(lambda: settled(deployment) and deployment.rows("a") == published_rows(source, SHOWN), "the truth")
     deployment.close()
     assert deployment.problems() == []

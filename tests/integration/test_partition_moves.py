@@ -58,6 +58,6 @@ def test_rows_move_between_partitions(deploy: Deploy, source_db: SourceDb, ident
         if via_root and change == TRUNCATE_ONE:
             continue  # which the stream does not tell
         source_db.execute(change)
-        wait_until(right, f"the truth after: {change}", seconds=20)
+        wait_until(right, f"the truth after: {change}")
     deployment.close()
     assert deployment.problems() == []

@@ -82,7 +82,7 @@ def readers(source: SourceDb) -> list[tuple[str, int]]:
 def stop(deployment: Deployment) -> None:
     """Until the server has seen it, too."""
     deployment.stop()
-    wait_until(lambda: not readers(deployment.source), "nobody to read the slot", 30)
+    wait_until(lambda: not readers(deployment.source), "nobody to read the slot")
 
 
 def cause(deployment: Deployment) -> str:
@@ -163,7 +163,7 @@ def test_a_slot_is_in_use_while_its_first_snapshot_is_read(
     first.bulk = cast("BulkWork", held)
     source_db.execute("create publication headwater for all tables")
     first.start(publish=False)
-    assert held.begun.wait(30)
+    assert held.begun.wait(60)
     assert readers(source_db) == []
     with pytest.raises(SlotForeignError, match="is used by another service"):
         second.start()

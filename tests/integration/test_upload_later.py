@@ -117,7 +117,7 @@ def test_more_uploads_at_once_than_are_taken_are_sent_away(
 
 def waits_for_a_lock(db: SourceDb, uploads: int = 1) -> None:
     query = "select from pg_stat_activity where application_name = 'headwater upload' and wait_event_type = 'Lock'"
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while len(db.fetch(query)) < uploads:
         assert time.monotonic() < deadline, f"{uploads} uploads wait for a lock"
 

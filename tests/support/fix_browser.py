@@ -14,7 +14,7 @@ import pytest
 from tests.support.chromium import find_chromium
 from tests.support.node_process import Json, NodeProcess
 
-DEADLINE: Final = 30.0
+DEADLINE: Final = 60.0
 _SLACK: Final = 10.0
 
 

@@ -31,7 +31,7 @@ Row = dict[str, Json]
 Schema = Mapping[str, Mapping[str, str]]
 """Table to column to `text`, `integer` or `real`; every table also has the column `id`."""
 
-DEADLINE: Final = 30.0
+DEADLINE: Final = 60.0
 _PYTHON_DEVICE: Final = Path(__file__).parents[1] / "e2e" / "python" / "device.py"
 # A device has no pandas unless the app wants it, and what is installed is loaded
 _WITHOUT_PANDAS: Final = (

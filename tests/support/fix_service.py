@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import base64
+import itertools
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -12,7 +14,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -71,7 +73,7 @@ class Service:
     def stop(self) -> None:
         if self._process is not None:
             self._process.terminate()
-            self._process.wait(30)
+            self._process.wait(90)
             self._process = None
 
 
@@ -82,12 +84,17 @@ def token_for(user: str, seconds: int = 3600, **claims: object) -> str:
     return jwt.encode(payload, KEY, algorithm="HS256")
 
 
+_ports = itertools.count(os.getpid() * 97)  # so that each process of a run begins elsewhere
+
+
 def free_port() -> int:
-    """A port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A port that nobody listens on, and that nobody gets before it is listened on: the system hands out others, from
+    32768 on."""
+    while True:
+        port = 10_000 + next(_ports) % 20_000
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def config_of(deployment: Deployment, port: int) -> dict[str, object]:
@@ -161,10 +168,10 @@ def _statement(entry: dict[str, dict[str, object]]) -> sql.Composed:
 
 
 def _wait_started(port: int, process: subprocess.Popen[bytes], log: Path) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 90
     while True:
         try:
-            urllib.request.urlopen(f"http://127.0.0.1:{port}/probes/startup", timeout=5).close()
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/probes/startup", timeout=30).close()
             return
         except (urllib.error.URLError, OSError):
             ended = process.poll() is not None

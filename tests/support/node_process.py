@@ -84,7 +84,7 @@ class LineProcess:
         """The process id of the script."""
         return self._process.pid
 
-    def call(self, command: str, *, deadline: float = 30.0, **arguments: Json) -> Json:
+    def call(self, command: str, *, deadline: float = 60.0, **arguments: Json) -> Json:
         """Send `command` and return its result. Raises `ScriptError`; `deadline` is in seconds."""
         self._last_id += 1
         line = json.dumps({"id": self._last_id, "command": command, **arguments})

@@ -44,12 +44,12 @@ class Terminal:
 
     def __enter__(self) -> Self:
         self._thread.start()
-        assert self._ready.wait(30), "the app starts"
+        assert self._ready.wait(90), "the app starts"
         return self
 
     def __exit__(self, *_: object) -> None:
         self._loop.call_soon_threadsafe(self._done.set)
-        self._thread.join(30)
+        self._thread.join(90)
         self.database.close()
 
     def presses(self, *keys: str) -> None:
