@@ -10,7 +10,7 @@ import pytest
 
 from tests.integration.type_cases import CASES, CUSTOM_TYPES
 from tests.support.fix_devices import CheckpointMode, Device, DeviceFactory, Sdk, Transport
-from tests.support.fix_headwater import Deploy, Deployment
+from tests.support.fix_headwater import Deploy, Deployment, wait_until
 from tests.support.fix_postgres import SourceDb
 from tests.support.fix_service import Service
 
@@ -242,6 +242,7 @@ def test_a_local_write_goes_up_and_comes_back_without_flicker(
     device.watch("bodies", "SELECT body FROM notes WHERE id = '1'")
     for number in range(5):
         device.execute("UPDATE notes SET body = ?, n = ? WHERE id = '1'", f"new {number}", number)
+        wait_until(lambda: device.watch_results("bodies")[-1:] == [[{"body": f"new {number}"}]], "the write to show")  # noqa: B023
         device.wait_confirmed()
         # A commit of somebody else, so that a checkpoint from before the upload would show
         tables.execute("insert into notes values (%s, 'a', 'other', 0)", f"other {number}")
