@@ -222,3 +222,15 @@ def test_a_queue_rests_once_its_database_is_closed(
     database.close()
     queue._threads[0].join(20)
     assert not queue._threads[0].is_alive()
+
+
+def test_a_file_whose_row_cannot_be_written_is_not_kept(
+    started: Callable[..., AttachmentQueue], tmp_path: Path
+) -> None:
+    def fail(_: Attachment) -> None:
+        raise ValueError("no such user")
+
+    queue = started()
+    with pytest.raises(ValueError, match="no such user"):
+        queue.save(b"x", then=fail)
+    assert (queue.all(), list((tmp_path / "files").iterdir())) == ([], [])

@@ -214,6 +214,15 @@ def test_a_target_that_comes_after_a_clear_is_not_kept(database: Database) -> No
     assert database.confirmed()
 
 
+def test_an_upload_that_ends_after_a_clear_is_nothing_to_wait_for(database: Database) -> None:
+    database["todos"].insert({"id": "mine"})
+    transaction = database.get_next_crud_transaction()
+    assert transaction is not None
+    database.disconnect_and_clear()
+    transaction.complete()
+    assert database.confirmed()
+
+
 def test_a_write_between_two_looks_at_the_queue_is_not_taken_for_uploaded(tmp_path: Path, database: Database) -> None:
     database["todos"].insert({"id": "first"})
     upload_all(database)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import pytest
 
 from headwater_client import ConnectOptions, Credentials, Database, RawTable, Schema, Statement
 from headwater_client.database import connector as connectors
+from headwater_client.errors import ConnectError, NotSynced
 from tests.support.fix_headwater import wait_until
 from tests.unit.clients_python.little_server import Line, LittleServer, serving
 
@@ -193,3 +195,53 @@ def test_what_plain_methods_return_is_awaited(server: LittleServer, database: Da
     database.connect(Wrapped(), ConnectOptions(retry_delay=0.01))  # type: ignore[arg-type]
     assert uploaded.wait(20)
     wait_until(lambda: database.uploads_waiting == 0, "the upload")
+
+
+def test_who_waits_for_a_sync_in_a_loop_can_be_cancelled(database: Database) -> None:
+    async def wait() -> None:
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(database.wait_for_first_sync_async(), 0.05)
+        with pytest.raises(NotSynced):
+            await database.wait_for_first_sync_async(0.05)
+        await asyncio.wait_for(database.wait_for_status_async(lambda status: not status.connected), 20)
+
+    waiting = threading.Thread(target=lambda: asyncio.run(wait()), daemon=True)
+    waiting.start()
+    waiting.join(20)
+    assert not waiting.is_alive()
+
+
+def test_who_waits_for_a_sync_hears_of_it_in_a_loop(server: LittleServer, database: Database) -> None:
+    bucket = {"bucket": "b", "checksum": 0, "count": 0, "priority": 3}
+    checkpoint: Line = {"checkpoint": {"last_op_id": "1", "streams": [], "buckets": [bucket]}}
+    server.lines = [checkpoint, {"checkpoint_complete": {"last_op_id": "1"}}]
+
+    async def wait() -> None:
+        waiting = asyncio.ensure_future(database.wait_for_first_sync_async(20))
+        await database.connect_async(App(server.endpoint))
+        await waiting
+
+    asyncio.run(wait())
+    assert database.status.has_synced
+
+
+def test_who_waits_for_a_sync_hears_that_the_file_is_closed(database: Database) -> None:
+    heard: list[str] = []
+
+    def wait() -> None:
+        with pytest.raises(ConnectError):
+            database.wait_for_first_sync()
+        heard.append("thread")
+
+    async def wait_in_loop() -> None:
+        waiting = asyncio.ensure_future(database.wait_for_first_sync_async())
+        await asyncio.sleep(0.05)
+        await asyncio.to_thread(database.close)
+        with pytest.raises(ConnectError):
+            await asyncio.wait_for(waiting, 20)
+
+    waiting = threading.Thread(target=wait, daemon=True)
+    waiting.start()
+    asyncio.run(wait_in_loop())
+    waiting.join(20)
+    assert heard == ["thread"]

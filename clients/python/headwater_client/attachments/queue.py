@@ -112,9 +112,13 @@ class AttachmentQueue:
         attachment = Attachment(
             row_id, name, State.QUEUED_UPLOAD, local, len(content), media_type, meta_data, timestamp=time.time()
         )
-        with self._database.atomic():
-            self._put(attachment)
-            then(attachment)
+        try:
+            with self._database.atomic():
+                self._put(attachment)
+                then(attachment)
+        except BaseException:
+            self._folder.remove(local)
+            raise
         self._wake.set()
         return attachment
 

@@ -240,6 +240,7 @@ class Database(sqlite_utils.Database):
         """Stop syncing and close the file. Who watches a query gets its end."""
         self.disconnect()
         self._committed.close()
+        self._board.wake()
         with self._connections_lock:
             for held in list(self._connections):
                 held.connection.close()
@@ -267,22 +268,46 @@ class Database(sqlite_utils.Database):
         return self._board.listen(listener)
 
     def wait_for_status(self, condition: Callable[[SyncStatus], bool], timeout: float | None = None) -> None:
-        """Wait until the status is so. Raises `NotSynced` after `timeout` seconds."""
-        if not self._board.wait(condition, timeout):
-            status = self.status
-            raise NotSynced(
-                f"not within {timeout} s; the last error was: {status.download_error or status.upload_error}"
-            )
+        """Wait until the status is so. Raises `NotSynced` after `timeout` seconds, `ConnectError` once it is closed."""
+        if not self._board.wait(lambda status: condition(status) or self.closed, timeout):
+            raise self._not_within(timeout)
+        self._raise_if_closed(condition)
+
+    async def wait_for_status_async(
+        self, condition: Callable[[SyncStatus], bool], timeout: float | None = None
+    ) -> None:
+        """As `wait_for_status`, for asyncio: no thread waits on where this is cancelled."""
+        loop, changed = asyncio.get_running_loop(), asyncio.Event()
+        stop = self._board.listen(lambda _: loop.call_soon_threadsafe(changed.set))
+        try:
+            with self._committed.waking(loop, changed):  # also when it is closed
+                await asyncio.wait_for(self._until(condition, changed), timeout)
+        except asyncio.TimeoutError:
+            raise self._not_within(timeout) from None
+        finally:
+            stop()
+        self._raise_if_closed(condition)
+
+    async def _until(self, condition: Callable[[SyncStatus], bool], changed: asyncio.Event) -> None:
+        while not condition(self.status) and not self.closed:
+            await changed.wait()
+            changed.clear()
+
+    def _not_within(self, timeout: float | None) -> NotSynced:
+        error = self.status.download_error or self.status.upload_error
+        return NotSynced(f"not within {timeout} s; the last error was: {error}")
+
+    def _raise_if_closed(self, condition: Callable[[SyncStatus], bool]) -> None:
+        if self.closed and not condition(self.status):
+            raise ConnectError(f"{self.path} is closed")
 
     def wait_for_first_sync(self, timeout: float | None = None, *, priority: int | None = None) -> None:
         """Wait until a whole checkpoint shows, or all up to a priority. Raises `NotSynced` after `timeout` seconds."""
-        self.wait_for_status(
-            lambda status: status.has_synced if priority is None else status.has_synced_priority(priority), timeout
-        )
+        self.wait_for_status(_synced(priority), timeout)
 
     async def wait_for_first_sync_async(self, timeout: float | None = None, *, priority: int | None = None) -> None:
         """As `wait_for_first_sync`, for asyncio."""
-        await asyncio.to_thread(self.wait_for_first_sync, timeout, priority=priority)
+        await self.wait_for_status_async(_synced(priority), timeout)
 
     # The upload queue
 
@@ -349,6 +374,10 @@ class Database(sqlite_utils.Database):
         engine = self._engine
         if engine is not None:
             engine.wrote()
+
+
+def _synced(priority: int | None) -> Callable[[SyncStatus], bool]:
+    return lambda status: status.has_synced if priority is None else status.has_synced_priority(priority)
 
 
 def _real(path: str | Path) -> Path:

@@ -68,9 +68,13 @@ def waiting(connection: sqlite3.Connection) -> int:
 
 
 def complete(connection: sqlite3.Connection, last: int, write_checkpoint: str | None) -> None:
-    """Take writes up to number `last` off the queue. Where the app knows their write checkpoint, that is the target."""
+    """Take writes up to number `last` off the queue. Where the app knows their write checkpoint, that is the target.
+
+    Nothing changes where they are off it, as by a clear while an upload was on its way.
+    """
     with writing(connection):
-        connection.execute("DELETE FROM ps_crud WHERE id <= ?", (last,))
+        if connection.execute("DELETE FROM ps_crud WHERE id <= ?", (last,)).rowcount == 0:
+            return
         if write_checkpoint is None:
             _put(connection, TARGET, NO_TARGET)
         elif first_waiting(connection) is None:

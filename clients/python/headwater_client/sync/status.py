@@ -98,6 +98,11 @@ class StatusBoard:
         for listener in listeners:
             _tell(listener, status)
 
+    def wake(self) -> None:
+        """Have everybody look again who waits."""
+        with self._changed:
+            self._changed.notify_all()
+
     def listen(self, listener: Callable[[SyncStatus], object]) -> Callable[[], None]:
         """Call `listener` with each new status, in the thread that has it; the answer ends that."""
         with self._changed:
