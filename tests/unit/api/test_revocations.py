@@ -112,7 +112,8 @@ def test_revocations_are_forgotten_only_when_their_tokens_have_all_expired() -> 
 def test_no_token_is_accepted_while_it_is_not_known_which_are_revoked(memory_store: MemoryStore) -> None:
     newest = memory_store.newest
     memory_store.newest = unreachable  # type: ignore[method-assign]
-    memory_store.revoked.append(Stored(1, RevokedKind.USER, "u1", NOW + 60, NOW + 600))
+    now = time.time()
+    memory_store.revoked.append(Stored(1, RevokedKind.USER, "u1", now + 60, now + 600))
     settings = ApiSettings(
         StaticKeys((parse_key(jwk()),)), frozenset({AUDIENCE}), upload=UploadSettings(NOWHERE, "nobody")
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
 from collections.abc import Callable, Mapping, Sequence
@@ -14,6 +15,7 @@ from headwater.api.admin.asking import Text
 from headwater.api.admin.settings import AdminSettings
 from headwater.api.streams.connected import Connected
 from headwater.api.streams.revoking import TOKENS_KEPT, streams_of
+from headwater.api.workers import Workers
 from headwater.storage.contract.reader import StoreReader
 from headwater.storage.contract.revocations import Revocation, RevokedKind
 
@@ -99,10 +101,10 @@ class ClientsDesk:
         self._reader = reader
         self._connected = connected
 
-    def clients(self) -> Clients:
+    async def clients(self) -> Clients:
         """List the devices with an open stream to this endpoint, whichever of its processes they are connected to."""
         workers = self._settings.workers
-        told = [self.own()] if workers is None else [_read(answer) for _, answer in workers.ask(CLIENTS)]
+        told = [self.own()] if workers is None else await asyncio.to_thread(_ask, workers)
         everybody = [client for each in told for client in each.clients]
         return Clients(
             socket.gethostname(),
@@ -136,8 +138,8 @@ def _revoked(revocation: Revocation) -> RevocationTold:
     return RevocationTold(revocation.seq, revocation.kind, revocation.value, revocation.since, revocation.until)
 
 
-def _read(answer: bytes) -> Clients:
-    return msgspec.json.decode(answer, type=Clients)
+def _ask(workers: Workers) -> list[Clients]:
+    return [msgspec.json.decode(answer, type=Clients) for _, answer in workers.ask(CLIENTS)]
 
 
 def _told(stream: Connected) -> ClientTold:
