@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import cast
@@ -18,6 +18,10 @@ from headwater_rules.results import Subscription
 MAX_NESTING = 100
 """The most levels of arrays and objects in client parameters. They are written as JSON again for the rules. Every JSON
 library has a limit of its own; this one is below all of them."""
+
+MAX_VALUES = 10_000
+"""The most values in all parameters of a request together. They are kept as long as its stream, and an empty array
+takes twenty times the memory of its text."""
 
 MAX_CLIENT_ID = 1024
 """The most bytes of a client id, which stores use in keys."""
@@ -74,14 +78,19 @@ def stream_request(fields: object, limits: BodyLimits = BodyLimits()) -> StreamR
     for ignored in ("include_checksum", "binary_data"):  # checksums are always sent, and blobs always as text
         _boolean(request.get(ignored), ignored)
     _texts(request.get("only"), "only")
+    parameters = _parameters(request.get("parameters"), "parameters")
+    subscriptions = _subscriptions(streams.get("subscriptions"), limits.subscriptions)
+    if sum(map(_values, (parameters, *(each.parameters for each in subscriptions)))) > MAX_VALUES:
+        what = f"the parameters have more than {MAX_VALUES:,} values"
+        raise InvalidRequestError(what, "parameters, streams.subscriptions", "send fewer")
     return StreamRequest(
         positions=_positions(request.get("buckets"), limits.known_buckets),
         raw_data=_boolean(request.get("raw_data"), "raw_data"),
-        parameters=_parameters(request.get("parameters"), "parameters"),
+        parameters=parameters,
         client_id=parse_client_id(request.get("client_id")),
         app_metadata=_metadata(request.get("app_metadata")),
         include_defaults=_boolean(streams.get("include_defaults"), "streams.include_defaults", default=True),
-        subscriptions=_subscriptions(streams.get("subscriptions"), limits.subscriptions),
+        subscriptions=subscriptions,
     )
 
 
@@ -176,15 +185,29 @@ def _parameters(value: object, where: str) -> JsonObject | None:
 def _deeper_than(value: object, limit: int) -> bool:
     level = [value]
     for _ in range(limit + 1):
-        level = [
-            inner
-            for outer in level
-            if isinstance(outer, dict | list)
-            for inner in (outer.values() if isinstance(outer, dict) else outer)
-        ]
+        level = _inner(level)
         if not level:
             return False
     return True
+
+
+def _values(value: object) -> int:
+    """How many values are in an object, at all levels."""
+    count, level = 0, _inner([value])
+    while level:
+        count += len(level)
+        level = _inner(level)
+    return count
+
+
+def _inner(level: Iterable[object]) -> list[object]:
+    """The values one level below these."""
+    return [
+        inner
+        for outer in level
+        if isinstance(outer, dict | list)
+        for inner in (outer.values() if isinstance(outer, dict) else outer)
+    ]
 
 
 def _metadata(value: object) -> dict[str, str]:

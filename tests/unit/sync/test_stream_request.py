@@ -175,3 +175,16 @@ def test_metadata_is_cut_for_it_is_only_logged() -> None:
     assert set(kept.values()) == {"v" * 300}
     with pytest.raises(InvalidRequestError):
         parse_stream_request(json.dumps({"app_metadata": {**metadata, "last": 1}}).encode())
+
+
+def test_parameters_have_a_number_of_values_in_all() -> None:
+    def body(own: int, subscribed: int) -> bytes:
+        one: dict[str, object] = {"stream": "s", "parameters": {"a": [{}]}, "override_priority": None}
+        streams = {"subscriptions": [one] * subscribed}
+        return json.dumps({"parameters": {"a": [[]] * own}, "streams": streams}).encode()
+
+    assert len(parse_stream_request(body(9_999, 0)).parameters or {}) == 1
+    parse_stream_request(body(9_999 - 2 * 900, 900))
+    for own, subscribed in ((10_000, 0), (9_999, 1)):
+        with pytest.raises(InvalidRequestError, match="more than 10,000 values"):
+            parse_stream_request(body(own, subscribed))
