@@ -109,7 +109,7 @@ class RuledStore:
         for row in rows:
             row_id = str(row[0])
             result = transform.evaluate(row, row_id)
-            added = decode_members(transform.enter(row_id, result.puts, ops, buckets), row_id)
+            added = decode_members(transform.move("", None, row_id, result.puts, ops, buckets), row_id)
             members = [*decode_members(current[row_id].members, row_id), *added]
             changed.append(current[row_id]._replace(members=encode_members(members, row_id)))
             flush.replace_lookups(table.id, row_id, [*flush.lookup_entries(table.id, row_id), *result.lookups])

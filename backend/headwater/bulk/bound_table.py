@@ -11,13 +11,23 @@ from dataclasses import dataclass
 
 from headwater.decode.catalog import TypeCatalog
 from headwater.decode.copytext import split_line
-from headwater.decode.values import row_converter
+from headwater.decode.kinds import values_of
+from headwater.decode.values import converters, row_converter
 from headwater.oplog.change import Relation
-from headwater.oplog.transform import Member, RowProgram, TableTransform, decode_members, expected_members
+from headwater.oplog.plain import plain_write
+from headwater.oplog.transform import (
+    Member,
+    PlainWrite,
+    RowProgram,
+    TableTransform,
+    decode_members,
+    expected_members,
+)
 from headwater.storage.contract.parts import CurrentRow
 from headwater_rules.evaluate.rows import TableProgram, bind_table
 from headwater_rules.plan import SyncPlan, Value
 from headwater_rules.results import LookupEntry, Put, RowResult
+from headwater_rules.schema import ValueKind
 from headwater_rules.versions import check_names, sides, without
 
 Cells = Sequence[str | None]
@@ -77,17 +87,19 @@ def bind(
     for plan in plans:
         bound = bind_table(plan, tag, relation.schema, relation.name, names)
         if bound is not None:
-            parts.append(_Part(bound, row_converter(relation.columns, types, plan.options), offset))
+            parts.append(_Part(bound, row_converter(relation.columns, types, plan.options), offset, plan))
         offset += len(plan.buckets)
     if not parts:
         return None
     buckets = [bucket for plan in plans for bucket in plan.buckets]
     fed = [buckets[part.offset + position] for part in parts for position in part.program.definitions]
     (first, *others) = parts
-    convert: Callable[[Cells], list[Value]] = list if others or first.offset else first.convert
-    program: RowProgram = _Union(parts) if others or first.offset else first.program
+    several = bool(others or first.offset)
+    convert: Callable[[Cells], list[Value]] = list if several else first.convert
+    program: RowProgram = _Union(parts) if several else first.program
+    plain = None if several else _plain_write(first, relation, types, table_id)
     return BoundTable(
-        transform=TableTransform(table_id, salt, convert, program, [bucket.name for bucket in buckets]),
+        transform=TableTransform(table_id, salt, convert, program, [bucket.name for bucket in buckets], plain),
         program=program,
         has_lookups=any(part.program.has_lookups for part in parts),
         definitions=tuple(definition.name for definition in fed),
@@ -145,6 +157,20 @@ class _Part:
     program: TableProgram
     convert: Callable[[Cells], list[Value]]
     offset: int
+    plan: SyncPlan
+
+
+def _plain_write(part: _Part, relation: Relation, types: TypeCatalog, table_id: int) -> PlainWrite | None:
+    """Code for the rows of a table whose only entry consists of columns, none of them a blob: those are left out of
+    the data."""
+    entry, plan = part.program.plain, part.plan
+    if entry is None:
+        return None
+    selected = [relation.columns[position].type_oid for position in entry.columns.values()]
+    if any(values_of(oid, types).kind is ValueKind.BLOB for oid in selected):
+        return None
+    functions = converters(relation.columns, types, plan.options)
+    return plain_write(entry, functions, table_id, plan.buckets[entry.definition].name)
 
 
 class _Union:

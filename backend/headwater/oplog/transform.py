@@ -20,7 +20,7 @@ from headwater.oplog.op import (
 )
 from headwater.oplog.row_id import row_subkey
 from headwater_rules.plan import Value
-from headwater_rules.results import Put, RowResult
+from headwater_rules.results import LookupEntry, Put, RowResult
 
 
 class Member(NamedTuple):
@@ -45,6 +45,26 @@ class DraftOp(NamedTuple):
     bucket: int
     checksum: int
     body: str
+
+
+class Written(NamedTuple):
+    """What is to be stored of a row: its memberships as text, its lookups, and errors of rules in words."""
+
+    members: str
+    lookups: Sequence[LookupEntry]
+    errors: Sequence[str]
+
+
+def members_pieces(bucket: int, table: str, other_id: str | None = None) -> tuple[str, str]:
+    """What the stored text of a row's only membership has before and after its digest. `other_id` is the object id if
+    that is not the row id."""
+    last = "" if other_id is None else f",{orjson.dumps(other_id).decode()}"
+    return f"[[{bucket},", f",{type_json(table)}{last}]]"
+
+
+def only_member(text: str, head: str, tail: str) -> bool:
+    """Whether stored memberships are one, made of these pieces and some digest."""
+    return text.startswith(head) and text.endswith(tail) and text[len(head) : -len(tail)].isdecimal()
 
 
 def encode_members(members: Sequence[Member], row_id: str) -> str:
@@ -156,41 +176,42 @@ class RowProgram(Protocol):
     def evaluate(self, values: Sequence[Value], row_id: str) -> RowResult: ...
 
 
+PlainWrite = Callable[[Sequence[str | None], str, str, list[DraftOp], dict[int, BucketName]], str | None]
+"""Does for usual rows what `TableTransform.write` does: (cells, row id, stored memberships, ops, buckets) ->
+memberships to store, or None for a row that it leaves alone."""
+
+
 @dataclass(frozen=True, slots=True)
 class TableTransform:
     """Turns the cells of one table's rows into entries in buckets and lookups. `definitions` are the names of the
-    plan's bucket definitions, by position."""
+    plan's bucket definitions, by position. `plain` is there if it can write rows of the table."""
 
     table_id: int
     salt: bytes
     convert: Callable[[Sequence[str | None]], list[Value]]
     program: RowProgram
     definitions: Sequence[str]
+    plain: PlainWrite | None = None
 
     def evaluate(self, cells: Sequence[str | None], row_id: str) -> RowResult:
         return self.program.evaluate(self.convert(cells), row_id)
 
-    def enter(self, row_id: str, puts: Sequence[Put], ops: list[DraftOp], buckets: dict[int, BucketName]) -> str:
-        """Add the ops of a row that was in no bucket before, and the names of its buckets. Returns its memberships as
-        stored text. The same as `move` from no memberships, but faster: this runs for every row of a snapshot."""
-        if len(puts) != 1:
-            return self.move("", None, row_id, puts, ops, buckets)
-        position, name, table, object_id, data = puts[0]
-        if len(data) > SURELY_AN_OP:
-            return self.move("", None, row_id, puts, ops, buckets)
-        bucket = bucket_key(name)
-        if bucket not in buckets:
-            buckets[bucket] = BucketName(name, self.definitions[position])
-        digest = content_digest(table, object_id, data)
-        if object_id != row_id:
-            subkey = row_subkey(None, self.table_id, row_id, object_id, self.salt)
-            members = encode_members([Member(bucket, digest, table, object_id)], row_id)
-        else:
-            subkey = str(self.table_id)
-            members = f"[[{bucket},{digest},{type_json(table)}]]"
-        body = put_body(table, object_id, subkey, data, digest)
-        ops.append(_new_op(DraftOp, (bucket, digest & 0xFFFFFFFF, body)))
-        return members
+    def write(
+        self,
+        previous: str,
+        origin: str | None,
+        row_id: str,
+        cells: Sequence[str | None],
+        ops: list[DraftOp],
+        buckets: dict[int, BucketName],
+    ) -> Written:
+        """Evaluate a row, and add the ops that change its entries from stored memberships, and the buckets' names."""
+        if self.plain is not None and origin is None:
+            members = self.plain(cells, row_id, previous, ops, buckets)
+            if members is not None:
+                return _new_written(Written, (members, (), ()))
+        puts, lookups, errors = self.program.evaluate(self.convert(cells), row_id)
+        return Written(self.move(previous, origin, row_id, puts, ops, buckets), lookups, errors)
 
     def move(
         self,
@@ -203,6 +224,10 @@ class TableTransform:
     ) -> str:
         """Add the ops that change a row's entries from stored memberships to `puts`, and the buckets' names. Returns
         the memberships to store."""
+        if len(puts) == 1 and origin is None:
+            stored = self._move_in_place(previous, row_id, puts[0], ops, buckets)
+            if stored is not None:
+                return stored
         puts, left_out = fitting(puts)
         for put in puts:
             buckets[bucket_key(put.bucket)] = BucketName(put.bucket, self.definitions[put.definition])
@@ -212,5 +237,26 @@ class TableTransform:
         stored = encode_members(members, row_id)
         return with_left_out(stored, left_out) if left_out else stored
 
+    def _move_in_place(
+        self, previous: str, row_id: str, put: Put, ops: list[DraftOp], buckets: dict[int, BucketName]
+    ) -> str | None:
+        """`move` without decoding memberships, for a row that was in no bucket, or only as the same object in the
+        bucket of `put`. None for all others."""
+        position, name, table, object_id, data = put
+        bucket = bucket_key(name)
+        head, tail = members_pieces(bucket, table, None if object_id == row_id else object_id)
+        if len(data) > SURELY_AN_OP or (previous and not only_member(previous, head, tail)):
+            return None
+        digest = content_digest(table, object_id, data)
+        members = f"{head}{digest}{tail}"
+        if members != previous:
+            buckets[bucket] = BucketName(name, self.definitions[position])
+            subkey = row_subkey(None, self.table_id, row_id, object_id, self.salt)
+            ops.append(
+                draft_op(DraftOp, (bucket, put_checksum(digest), put_body(table, object_id, subkey, data, digest)))
+            )
+        return members
 
-_new_op: Callable[[type[DraftOp], tuple[int, int, str]], DraftOp] = tuple.__new__  # half the time of DraftOp(…)
+
+draft_op: Callable[[type[DraftOp], tuple[int, int, str]], DraftOp] = tuple.__new__  # half the time of DraftOp(…)
+_new_written: Callable[[type[Written], tuple[str, Sequence[LookupEntry], Sequence[str]]], Written] = tuple.__new__

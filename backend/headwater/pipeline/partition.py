@@ -217,8 +217,7 @@ class _Worker:
         lookups: list[tuple[str, LookupEntry]] = []
         ops: list[DraftOp] = []
         buckets: dict[int, BucketName] = {}
-        transform, width, row_id_of = self._transform, self._width, self._row_id
-        convert, evaluate, enter = transform.convert, transform.program.evaluate, transform.enter
+        write, width, row_id_of = self._transform.write, self._width, self._row_id
         for line in lines:
             cells = split_line(line, width)
             row_id = row_id_of(line, cells)
@@ -226,8 +225,7 @@ class _Worker:
                 self.refused.append(row_refused(self._table, row_id, read_stub(stub).size))
                 rows.append(CurrentRow(row_id, 0, stub, "", None))
                 continue
-            puts, entries, _ = evaluate(convert(cells), row_id)
-            members = enter(row_id, puts, ops, buckets)
+            members, entries, _ = write("", None, row_id, cells, ops, buckets)
             rows.append(_new_row(CurrentRow, (row_id, 0, line, members, None)))
             if LEFT_OUT in members:
                 self.refused += [op_refused(self._table, row_id, op.size) for op in left_out_of(members)]

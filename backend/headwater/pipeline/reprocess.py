@@ -73,10 +73,7 @@ def _write_additions(
             puts = _missing(puts, members, row_id)
         if not puts and not entries:
             continue
-        if subkey is None:
-            added = transform.enter(row_id, puts, ops, buckets)
-        else:
-            added = transform.move("", subkey, row_id, puts, ops, buckets)
+        added = transform.move("", subkey, row_id, puts, ops, buckets)
         rows.append(CurrentRow(row_id, 0, "", added, subkey))
         lookups += [(row_id, entry) for entry in entries]
         refused += [op_refused(name, row_id, op.size) for op in left_out_of(added)]

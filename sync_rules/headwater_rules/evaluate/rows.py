@@ -35,10 +35,20 @@ class TableProgram:
     plan again in each process.
 
     `definitions` are the positions of the bucket definitions that the table feeds, `has_lookups` says whether it feeds
-    lookups, `needs_columns` are the columns whose values are used (None: all of them).
+    lookups, `needs_columns` are the columns whose values are used (None: all of them). `plain` is set when each row has
+    one entry at most, which consists of columns alone.
     """
 
-    __slots__ = ("_constants", "_entries", "_groups", "_lookups", "definitions", "has_lookups", "needs_columns")
+    __slots__ = (
+        "_constants",
+        "_entries",
+        "_groups",
+        "_lookups",
+        "definitions",
+        "has_lookups",
+        "needs_columns",
+        "plain",
+    )
 
     def __init__(self, plan: SyncPlan, layout: Layout) -> None:
         sources = [
@@ -56,6 +66,8 @@ class TableProgram:
         self.needs_columns = layout.needed()
         self._constants = layout.constants()
         self._groups = run_together(_shared([*self._entries, *self._lookups]))
+        only = self._entries[0] if len(self._entries) == 1 and not lookups else None
+        self.plain = None if only is None or self._constants is not None else _plain(only)
 
     def evaluate(self, values: Sequence[Value], row_id: str) -> RowResult:
         """The result for one row. `values` are in the order of the bound columns; `row_id` is the row's identity. Never
@@ -90,6 +102,18 @@ class TableProgram:
         return _new(RowResult, (puts, lookups, errors))
 
 
+@dataclass(frozen=True, slots=True)
+class PlainEntry:
+    """An entry of a row that needs no expression: `params` are the positions of the columns that name its bucket,
+    `columns` those of its data by name."""
+
+    definition: int
+    name: str
+    table: str
+    params: tuple[int, ...]
+    columns: Mapping[str, int]
+
+
 def bind_table(plan: SyncPlan, tag: str, schema: str, table: str, columns: Sequence[str]) -> TableProgram | None:
     """The program for a source table whose rows have `columns`, in that order; None when the config does not read the
     table. Columns that the config names and the table lacks are null."""
@@ -112,6 +136,7 @@ class _Source:
 class _Entry(_Source):
     definition: int
     table: str
+    params: tuple[int, ...]
     bucket: Callable[[Row], str | None]
     repeats: bool
     writer: _Writer
@@ -121,6 +146,14 @@ class _Entry(_Source):
 class _Lookup(_Source):
     key: Callable[[Row], str | None]
     output: Callable[[Row], str | None]
+
+
+def _plain(entry: _Entry) -> PlainEntry | None:
+    columns = entry.writer.columns
+    if entry.statement is not None or any(len(choice) > 1 for choice in columns.values()):
+        return None
+    positions = {name: choice[0] for name, choice in columns.items()}
+    return PlainEntry(entry.definition, entry.name, entry.table, entry.params, positions)
 
 
 def _shared(sources: Sequence[_Source]) -> list[Statement]:
@@ -170,9 +203,10 @@ def _look_up(lookup: _Lookup, row: Row, known: Sequence[Sequence[Row] | None], e
 class _Writer:
     """Writes the data and the id of a row, given the positions of its selected values."""
 
-    __slots__ = ("_has_blobs", "_id", "_select")
+    __slots__ = ("_has_blobs", "_id", "_select", "columns")
 
     def __init__(self, columns: Mapping[str, Choice]) -> None:
+        self.columns = columns
         self._select = _selector(columns)
         self._id = columns.get("id", ())
         self._has_blobs = False
@@ -243,7 +277,8 @@ def _bind_entry(
     columns = _columns(layout, bound, source.projection)
     table = layout.table if source.output_table is None else source.output_table
     writer = writers.setdefault(tuple(columns.items()), _Writer(columns))
-    return _Entry(name, bound.statement(), definition, table, _key(name, params), bool(source.each), writer)
+    bucket, repeats = _key(name, params), bool(source.each)
+    return _Entry(name, bound.statement(), definition, table, params, bucket, repeats, writer)
 
 
 def _bind_lookup(layout: Layout, lookup: LookupDefinition) -> _Lookup:

@@ -18,12 +18,11 @@ from headwater.oplog.limits import (
     row_refused,
     stored_line,
 )
-from headwater.oplog.transform import BucketName, DraftOp
+from headwater.oplog.transform import BucketName, DraftOp, Written
 from headwater.replication.stream.lacking import Lacking
 from headwater.replication.tables.live import FullCells, LiveTable
 from headwater.storage.contract.parts import CurrentRow
 from headwater.storage.contract.store import Flush
-from headwater_rules.results import RowResult
 
 KnownCells = tuple[Cell | KnownSize, ...]
 """What is known of a row: values, the size of a value in its place, or UNCHANGED where there is nothing."""
@@ -67,7 +66,7 @@ class RowWriter:
         out = _Batch([], [], [], {})
         room, written = self._piece, 0
         transform, layout, has_lookups = table.bound.transform, table.layout, table.bound.has_lookups
-        convert, evaluate, enter, move = transform.convert, transform.program.evaluate, transform.enter, transform.move
+        write, move = transform.write, transform.move
         put, gone, ops, buckets = out.put, out.gone, out.ops, out.buckets
         for row_id, row in rows.items():
             before, cells = row.before, cast("FullCells | None", row.cells)
@@ -82,16 +81,14 @@ class RowWriter:
             too_large = bool(row.stub) or (len(line) > SURELY_A_ROW and is_stub(line := stored_line(line)))
             if before is not None and before.line == line and before.layout == layout and not reevaluate:
                 continue
+            previous, subkey = ("", None) if before is None else (before.members, before.subkey)
             if too_large:
-                puts, lookups, errors = self._refuse(table, row_id, line, before)
+                self._refuse(table, row_id, line, before)
+                made = Written(move(previous, subkey, row_id, (), ops, buckets), (), ())
             else:
-                puts, lookups, errors = evaluate(convert(cells), row_id)
-            if before is None:
-                members = enter(row_id, puts, ops, buckets)
-                put.append(_new_row(CurrentRow, (row_id, layout, line, members, None)))
-            else:
-                members = move(before.members, before.subkey, row_id, puts, ops, buckets)
-                put.append(CurrentRow(row_id, layout, line, members, before.subkey))
+                made = write(previous, subkey, row_id, cells, ops, buckets)
+            members, lookups, errors = made
+            put.append(_new_row(CurrentRow, (row_id, layout, line, members, subkey)))
             if LEFT_OUT in members:
                 self.refused += [op_refused(table.name, row_id, op.size) for op in left_out_of(members)]
             if has_lookups:
@@ -118,11 +115,10 @@ class RowWriter:
             collected.clear()
         return count
 
-    def _refuse(self, table: LiveTable, row_id: str, stub: str, before: CurrentRow | None) -> RowResult:
-        """A row that is too large has no puts and lookups. Reported once, when it becomes too large."""
+    def _refuse(self, table: LiveTable, row_id: str, stub: str, before: CurrentRow | None) -> None:
+        """Report a row that is too large, once, when it becomes too large. It has no puts and lookups."""
         if before is None or not is_stub(before.line):
             self.refused.append(row_refused(table.name, row_id, read_stub(stub).size))
-        return RowResult([], [], [])
 
 
 _new_row: Callable[[type[CurrentRow], tuple[str, int, str, str, str | None]], CurrentRow] = tuple.__new__
