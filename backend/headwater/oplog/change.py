@@ -70,13 +70,16 @@ class Relation:
     by_leaf: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+# Changes of rows are not frozen only because a frozen one takes twice as long to make, and there is one for each row
+
+
+@dataclass(slots=True)
 class Insert:
     relation: Relation
     new: Cells
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Update:
     """`old` is absent when the identity did not change; `old_is_key` says it holds key columns only."""
 
@@ -86,7 +89,7 @@ class Update:
     new: Cells
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Delete:
     """`old` holds the whole row for FULL, else the key columns and None elsewhere."""
 
