@@ -101,7 +101,7 @@ def test_the_source_and_a_file_of_its_schema_tell_the_same(headwater_here: Run, 
     assert live.code == 0, live
     assert [each["code"] for each in json.loads(live.out)["warnings"]] == ["HW_R302", "HW_R303", "HW_R304"]
     written = headwater_here("source", "schema", "-o", "schema.json")
-    assert (written.code, written.out) == (0, "schema.json: 1 tables\n")
+    assert (written.code, written.out) == (0, "schema.json: 1 table\n")
     assert headwater_here("source", "schema").out == (tmp_path / "schema.json").read_text()
     (tmp_path / "headwater.yaml").unlink()
     stored = headwater_here("rules", "check", "sync.yaml", "--schema-file", "schema.json", "--json")
