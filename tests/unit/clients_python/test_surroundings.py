@@ -65,7 +65,7 @@ except FileError:
         again["todos"].insert({{"id": "kept"}})
 os._exit(0)
 """
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=150)
     with Database(tmp_path / "device.db") as database:
         assert [row["id"] for row in database["todos"].rows] == ["kept"]
 
