@@ -58,7 +58,7 @@ def test_rules_that_are_right_pass(tmp_path: Path) -> None:
     (tmp_path / "sync.yaml").write_text(RULES)
     outcome = headwater("rules", "check", "sync.yaml", cwd=tmp_path)
     assert (outcome.code, outcome.err) == (0, "")
-    assert "sync.yaml: ok, 1 streams, 1 bucket definitions" in outcome.out
+    assert "sync.yaml: ok, 1 stream, 1 bucket definition" in outcome.out
 
 
 def test_rules_that_are_wrong_are_shown_with_their_place(tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ def test_a_wrong_rule_ends_the_service_before_it_starts_anything(tmp_path: Path)
 
 def test_a_missing_config_names_the_ways_to_give_one(tmp_path: Path) -> None:
     error = error_of(headwater_here("serve", cwd=tmp_path))
-    assert "pass --config FILE, or try `headwater dev`" in error
+    assert "pass --config FILE, write one by `headwater init`, or try `headwater dev`" in error
 
 
 @pytest.mark.parametrize("name", ["serve", "replicate"])
