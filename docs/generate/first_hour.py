@@ -173,8 +173,8 @@ def page(ways: list[tuple[str, Transcript, float]]) -> str:
     machine = f"{datetime.now(UTC):%Y-%m-%d}, {os.cpu_count()} cores, {memory:.0f} GB of memory"
     sections = "".join(f"\n## {name}\n\n```console\n{chr(10).join(on.lines)}\n```\n" for name, on, _ in ways)
     return (
-        f"{_INTRO}{rows}\n{machine}. What a container engine would add, fetching and building images, was not run:"
-        f" the steps of the\ncompose file were, as processes.\n{sections}"
+        f"{_INTRO}{rows}\n{machine}. What a container engine would add, fetching and building images, was not run:\n"
+        f"the steps of the compose file were, as processes.\n{sections}"
     )
 
 
