@@ -39,14 +39,24 @@ class WakeListener:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._socket.setblocking(False)
         try:
-            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._socket.bind(str(self._path))
+            self._bind()
         except OSError as error:
             _log.warning(
                 "commits reach devices up to a second late, because this directory is not writable: %s (%s)",
                 directory,
                 error.strerror,
             )
+
+    def _bind(self) -> None:
+        for last in (False, True):
+            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            try:
+                self._socket.bind(str(self._path))
+            except FileNotFoundError:  # another listener has just left, and removed it
+                if last:
+                    raise
+            else:
+                return
 
     def fileno(self) -> int:
         return self._socket.fileno()
@@ -60,6 +70,7 @@ class WakeListener:
         self._socket.close()
         with contextlib.suppress(OSError):
             self._path.unlink()
+            self._path.parent.rmdir()  # unless others listen
 
 
 class Waker:
