@@ -21,7 +21,7 @@ from tests.scaled.run import Gap, Run
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.scaled", description=__doc__)
     parser.add_argument("--minutes", type=float, default=10.0, help="begin no acts after this time (default: 10)")
-    parser.add_argument("--rows", type=int, default=100_000, help="of the archive (default: 100,000)")
+    parser.add_argument("--rows", type=int, default=20_000, help="of the archive (default: 20,000)")
     parser.add_argument("--devices", type=int, default=6, help="each of a user of its own (default: 6)")
     parser.add_argument("--writers", type=int, default=2, help="beside the beats (default: 2)")
     parser.add_argument("--pause", type=float, default=0.05, help="of a writer, in seconds (default: 0.05)")

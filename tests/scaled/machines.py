@@ -22,9 +22,10 @@ from typing import Final, Self
 
 import psutil
 import psycopg
+from psycopg import sql
 
 from headwater.embedded.java import java_home
-from headwater.embedded.postgres import EmbeddedPostgres, PostgresBinaries
+from headwater.embedded.postgres import EmbeddedPostgres, PostgresBinaries, StopMode
 from headwater.storage.address import PostgresAddress
 from tests.support.command import command, environment
 from tests.support.fix_headwater import wait_until
@@ -166,6 +167,22 @@ class Machines:
                 continue
         wait_gone(family)
         return dead
+
+    def crash_store(self) -> float:
+        """End the store's Postgres as in a crash, and start it again. Returns when it was dead, on the monotonic
+        clock."""
+        self._store.stop(StopMode.IMMEDIATE)
+        dead = time.monotonic()
+        self._store.start()
+        return dead
+
+    def holder(self) -> str | None:
+        """The replicator that has the lease, if one has."""
+        leases = sql.SQL("select owner from {}.leases where name = 'default' and expires_at > now()")
+        with psycopg.connect(self.address.conninfo) as connection:
+            rows = connection.execute(leases.format(sql.Identifier(self.address.schema))).fetchall()
+        pids = {int(owner.rpartition(":")[2]) for (owner,) in rows}
+        return next((name for name in REPLICATORS if self._running[name].process.pid in pids), None)
 
     def _spark(self, name: str, program: str, options: Sequence[str]) -> Running:
         home = self.spark_home

@@ -7,7 +7,7 @@ import json
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from statistics import median
@@ -16,6 +16,7 @@ from typing import Final
 import psycopg
 
 from headwater.bulk.contract import JobKind
+from headwater.cli.main import EXIT_AGAIN
 from headwater.replication.health.model import Health, from_json, health_key
 from headwater.storage.backend import Store
 from headwater.storage.contract.parts import BulkRecord
@@ -26,7 +27,6 @@ from tests.scaled.load import Beats, Writer, rules, schema
 from tests.scaled.machines import ENDPOINTS, PATIENCE, REPLICATORS, WORKERS, Machines
 from tests.support.command import command, environment
 from tests.support.fix_headwater import wait_until
-from tests.support.fix_processes import Running
 from tests.support.store_checker import problems
 
 _AFTER: Final = 3.0
@@ -98,6 +98,8 @@ class Run:
             self.resync_with_a_worker_killed,
             self.endpoint_killed,
             self.rule_edit_with_the_replicator_killed,
+            self.store_crashed,
+            self.master_killed,
             self.audit_with_a_worker_killed,
         )
         for number in itertools.count():
@@ -155,8 +157,21 @@ class Run:
             self._wait_heard()
             self.machines.start_endpoint(name)
 
+    def store_crashed(self) -> None:
+        """Its Postgres recovers."""
+        with self._act("the store's Postgres crashed and started again") as act:
+            act.killed = self.machines.crash_store()
+
+    def master_killed(self) -> None:
+        """The one that is started in its place knows all, so the next act's work is done."""
+        with self._act("Spark's master killed and started again") as act:
+            self._kill("master", act)
+            self._wait_heard()
+            self.machines.start_master()
+
     def rule_edit_with_the_replicator_killed(self) -> None:
         """The standby finishes what the other began."""
+        wait_until(lambda: self._look(self._follows() is not None), "a replicator", PATIENCE)
         holder = self._follows()
         assert holder is not None
         apart = "on another machine" if self.machines.apart else "on the same machine"
@@ -239,18 +254,21 @@ class Run:
         return all(len(device.client.heard) >= count for device in self._devices)
 
     def _look(self, there: bool) -> bool:
-        """Pass on what was seen, if all that should live lives."""
+        """Pass on what was seen, if all that should live lives. What asks for it is started again, as a supervisor
+        does."""
         for name in (*REPLICATORS, *ENDPOINTS, *WORKERS):
             running = self.machines.running(name)
+            if name in REPLICATORS and running.process.poll() == EXIT_AGAIN:
+                self.machines.start_replicator(name)
+                continue
             assert running.alive or running.process.returncode < 0, f"{name} ended:\n{running.output}"
         return there
 
     def _follows(self) -> str | None:
         """The replicator that follows the stream."""
-        alive: Sequence[tuple[str, Running]] = [
-            (name, running) for name in REPLICATORS if (running := self.machines.running(name)).alive
-        ]
-        return next((name for name, running in alive if _FOLLOWS in running.output), None)
+        holder = self.machines.holder()
+        follows = holder is not None and _FOLLOWS in self.machines.running(holder).output
+        return holder if follows else None
 
     def _health(self) -> Health | None:
         return from_json(self._store.noted(health_key("default")))

@@ -26,13 +26,14 @@ def machines(tmp_path: Path, postgres_binaries: PostgresBinaries) -> Iterator[Ma
         yield machines
 
 
-def test_nothing_is_lost_when_a_worker_an_endpoint_and_the_replicator_are_killed(machines: Machines) -> None:
+def test_nothing_is_lost_when_a_worker_an_endpoint_the_replicator_and_the_store_die(machines: Machines) -> None:
     run = Run(machines, users=2, rows=3000, writers=1, pause=0.1)
     try:
         run.begin()
         run.resync_with_a_worker_killed()
         run.endpoint_killed()
         run.rule_edit_with_the_replicator_killed()
+        run.store_crashed()
         run.end()
     finally:
         run.close()
