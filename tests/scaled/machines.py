@@ -125,7 +125,11 @@ class Machines:
         options = ["--host", "127.0.0.1", "--port", str(self.ports["master"])]
         options += ["--webui-port", str(self.ports["master's page"]), "--properties-file", str(properties)]
         master = self._spark("master", "org.apache.spark.deploy.master.Master", options)
-        wait_until(lambda: "New state: ALIVE" in master.output, "the Spark master", PATIENCE)
+        wait_until(
+            lambda: any(text in master.output for text in ("New state: ALIVE", "Recovery complete")),
+            "the Spark master",
+            PATIENCE,
+        )
 
     def start_worker(self, name: str) -> None:
         """One of one core, with its own folder for executors."""
