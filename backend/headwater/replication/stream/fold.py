@@ -18,7 +18,7 @@ from headwater.oplog.limits import KnownSize, is_stub, read_stub, stub_after, wi
 from headwater.oplog.row_id import IdentityKind, copy_id, copy_number, random_id
 from headwater.replication.stream.contents import content_of
 from headwater.replication.stream.lacking import Lacking
-from headwater.replication.stream.row_writer import KnownCells, RowState, RowWriter
+from headwater.replication.stream.row_writer import AS_STORED, KnownCells, RowState, RowWriter
 from headwater.replication.tables.generated import Fill, filled
 from headwater.replication.tables.live import FullCells, LiveTable
 from headwater.storage.contract.parts import CurrentRow
@@ -134,8 +134,9 @@ class Fold:
             if type(change) is Delete:
                 rows[old_id].cells = None
                 continue
-            known = rows[old_id].cells
-            cells = self._merged(table, cast("Insert | Update", change), None if known is _UNKNOWN else known)
+            cells: KnownCells = cast("Insert | Update", change).new
+            if UNCHANGED in cells:
+                cells = self._merged(table, cast("Insert | Update", change), _known(table, rows[old_id]))
             if old_id != new_id:
                 rows[old_id].cells = None
             rows[new_id].cells = cells
@@ -198,7 +199,7 @@ class Fold:
         ahead = table.relation.oid in self._ahead
         for row in rows.values():
             cells = cast("FullCells | None", row.cells)
-            if cells is None or cells is _UNKNOWN:
+            if cells is None or cells is _UNKNOWN or cells is AS_STORED:
                 continue
             before = row.before
             known = _UNKNOWN if ahead or before is None or before.layout != table.layout else _cells(table, before)
@@ -218,7 +219,7 @@ class Fold:
         rows: dict[str, RowState] = {}
         for row_id in row_ids[:count]:
             before = found.get(row_id)
-            rows[row_id] = RowState(before, None if before is None else _cells(table, before))
+            rows[row_id] = RowState(before, None if before is None else AS_STORED)
             if row_id in lacking:
                 rows[row_id].cells = lacking[row_id]
         return rows
@@ -281,6 +282,14 @@ def _places(table: LiveTable, changes: Sequence[RowChange]) -> list[tuple[str, s
             row_id = key(cast(Delete, change).old)
             places.append((row_id, row_id))
     return places
+
+
+def _known(table: LiveTable, row: RowState) -> KnownCells | None:
+    """What is known of a row as it is now."""
+    cells = row.cells
+    if cells is AS_STORED and row.before is not None:
+        cells = _cells(table, row.before)
+    return None if cells is _UNKNOWN else cells
 
 
 def _cells(table: LiveTable, row: CurrentRow) -> KnownCells:

@@ -28,9 +28,13 @@ KnownCells = tuple[Cell | KnownSize, ...]
 """What is known of a row: values, the size of a value in its place, or UNCHANGED where there is nothing."""
 
 
+AS_STORED: FullCells = ("as it was before",)
+"""The cells of a row that no change has touched yet. Reading them from its text is left until they are needed."""
+
+
 class RowState:
-    """A row before the changes, and now. `cells` is None when there is no row; `stub` is what is stored of a row that
-    is still too large."""
+    """A row before the changes, and now. `cells` is None when there is no row, and AS_STORED at first; `stub` is what
+    is stored of a row that is still too large."""
 
     __slots__ = ("before", "cells", "stub")
 
@@ -70,6 +74,8 @@ class RowWriter:
         put, gone, ops, buckets = out.put, out.gone, out.ops, out.buckets
         for row_id, row in rows.items():
             before, cells = row.before, cast("FullCells | None", row.cells)
+            if cells is AS_STORED:
+                continue
             if cells is None:
                 if before is not None:
                     move(before.members, before.subkey, row_id, (), ops, buckets)
