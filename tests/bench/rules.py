@@ -1,18 +1,24 @@
-"""The rules alone, on one core: rows evaluated beside what it takes to write them as JSON, and compiling a large config
-beside parsing its SQL."""
+"""The rules alone, on one core: rows evaluated beside what it takes to write them as JSON, rows made into ops beside
+the same without generated code, and compiling a large config beside parsing its SQL."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 
 import orjson
 import sqlglot
 
+from headwater.bulk.bound_table import bind
+from headwater.decode.catalog import TypeCatalog
+from headwater.oplog.change import Column, Relation, ReplicaIdentity
+from headwater.oplog.transform import BucketName, DraftOp, TableTransform
 from headwater_rules.compiler.compile import compile_config
 from headwater_rules.evaluate.rows import bind_table
 from headwater_rules.plan import Value
-from tests.bench import report
+from tests.bench import data, report
 
 BEST_OF = 5
 COLUMNS = ("id", "list_id", "owner_id", "title", "done", "priority", "tags", "created_at")
@@ -42,13 +48,14 @@ SHAPES = {
 
 
 def run(rows: int) -> None:
-    """Rows of one table through each shape of rules, then the time to compile 200 streams."""
+    """Rows of one table through each shape of rules, rows made into ops, then the time to compile 200 streams."""
     values = [_row(number) for number in range(rows)]
     report.heading(f"evaluate {rows:,} rows of {len(COLUMNS)} columns, one core")
     written = rows / _best(lambda: [orjson.dumps(dict(zip(COLUMNS, row, strict=True))) for row in values])
     for name, shape in SHAPES.items():
         _evaluate(name, shape, values, written)
     _evaluate(f"{MANY} lookups", _many_lookups(), values[: rows // MANY], written)
+    _make_ops(rows)
     _compile(200)
 
 
@@ -67,6 +74,35 @@ def _compile(streams: int) -> None:
     text = "\n".join(["config: {edition: 3}", "streams:", *lines]) + "\n"
     parsed = _best(lambda: [sqlglot.parse_one(query, dialect="postgres") for query in queries])
     report.line("compiled", _best(lambda: compile_config(text)), "s", "its SQL parsed", parsed)
+
+
+def _make_ops(rows: int) -> None:
+    types = {"id": 2950, "owner": 25, "title": 25, "done": 16, "n": 23, "created_at": 1184}
+    columns = tuple(Column(name, oid, -1, name == "id") for name, oid in types.items())
+    relation = Relation(1, "public", "items", ReplicaIdentity.DEFAULT, columns)
+    bound = bind([compile_config(data.STREAMS).plan], "default", relation, TypeCatalog(), 1, b"salt")
+    assert bound is not None
+    assert bound.transform.plain is not None
+    generated, general = bound.transform, replace(bound.transform, plain=None)
+    report.heading(f"make ops of {rows:,} rows of {len(types)} columns, one core")
+    new = [""] * rows
+    for what, previous in {"added": new, "changed": _ops_made(generated, 1, new)}.items():
+        others = rows / _best(partial(_ops_made, general, 0, previous))
+        seconds = _best(partial(_ops_made, generated, 0, previous))
+        report.line(f"rows that are {what}", rows / seconds, "rows/s", "in the general way", others)
+
+
+def _ops_made(transform: TableTransform, version: int, previous: Sequence[str]) -> list[str]:
+    """Make ops of rows with `previous` memberships. Returns the memberships after it."""
+    ops: list[DraftOp] = []
+    buckets: dict[int, BucketName] = {}
+    members: list[str] = []
+    for number, before in enumerate(previous):
+        row_id = f"3c4f2b1a-0000-4000-8000-{number:012d}"
+        title = f"title {number} with some more words"
+        row = (row_id, f"u{number % 10}", title, "t", str(version), "2026-01-02 03:04:05.6+00")
+        members.append(transform.write(before, None, row_id, row, ops, buckets).members)
+    return members
 
 
 def _many_lookups() -> str:
