@@ -23,7 +23,7 @@ from headwater.pipeline.jobs import BulkJobs
 from headwater.replication.replicator import LEASE_SECONDS
 from headwater.replication.versions import deploy_file
 from headwater.storage.backend import Store
-from headwater.storage.contract.store import Lease, LeaseHeldError, Progress, StoreUnreachableError
+from headwater.storage.contract.store import Lease, LeaseHeldError, LeaseLostError, Progress, StoreUnreachableError
 from headwater.storage.contract.versions import Origin, VersionState
 from headwater.storage.sqlite import SqliteStore
 from tests.support import small_bulk
@@ -170,6 +170,32 @@ def test_a_store_that_restarts_when_a_replicator_takes_over_is_waited_for(
     monkeypatch.setattr(headwater.replication.replicator, "deploy_file", deployed_later)
     deployment = deploy(NOTES).start()
     wait_until(lambda: ("notes", "1") in deployment.rows("a"), "the row")
+
+
+def test_who_lost_the_lease_while_the_store_was_away_does_not_deploy_then(
+    deploy: Deploy, source_db: SourceDb, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The other holder may have deployed a newer file."""
+    source_db.execute("create table notes (id text primary key, owner text, body text)")
+    deployment = deploy(NOTES)
+    held: list[Lease] = []
+    deployed: list[str] = []
+
+    def deployed_later(store: Store, yaml: str) -> None:
+        if not held:
+            held.append(stolen(deployment, store))
+            raise StoreUnreachableError("the store's database cannot be reached")
+        deployed.append(yaml)
+        deploy_file(store, yaml)
+
+    monkeypatch.setattr(headwater.replication.replicator, "deploy_file", deployed_later)
+    source_db.execute("create publication headwater for all tables")
+    deployment.start(publish=False)
+    wait_until(lambda: LeaseLostError.code in caplog.text, "the loss to be noticed")
+    assert not deployed
+    with deployment.store() as store:
+        store.release(held[0])
+    wait_until(lambda: bool(deployed), "its own turn")
 
 
 def test_the_place_of_a_killed_replicator_is_taken_before_its_lease_ends(

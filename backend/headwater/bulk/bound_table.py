@@ -13,7 +13,7 @@ from headwater.decode.catalog import TypeCatalog
 from headwater.decode.copytext import split_line
 from headwater.decode.kinds import values_of
 from headwater.decode.values import converters, row_converter
-from headwater.oplog.change import Relation
+from headwater.oplog.change import Relation, ReplicaIdentity
 from headwater.oplog.plain import plain_write
 from headwater.oplog.transform import (
     Member,
@@ -24,7 +24,7 @@ from headwater.oplog.transform import (
     expected_members,
 )
 from headwater.storage.contract.parts import CurrentRow
-from headwater_rules.evaluate.rows import TableProgram, bind_table
+from headwater_rules.evaluate.rows import PlainEntry, TableProgram, bind_table
 from headwater_rules.plan import SyncPlan, Value
 from headwater_rules.results import LookupEntry, Put, RowResult
 from headwater_rules.schema import ValueKind
@@ -162,15 +162,23 @@ class _Part:
 
 def _plain_write(part: _Part, relation: Relation, types: TypeCatalog, table_id: int) -> PlainWrite | None:
     """Code for the rows of a table whose only entry consists of columns, none of them a blob: those are left out of
-    the data."""
+    the data. None where `id` is another column than the one that identifies rows, so that no row would be left."""
     entry, plan = part.program.plain, part.plan
-    if entry is None:
+    if entry is None or not _by_row_id(entry, relation):
         return None
     selected = [relation.columns[position].type_oid for position in entry.columns.values()]
     if any(values_of(oid, types).kind is ValueKind.BLOB for oid in selected):
         return None
     functions = converters(relation.columns, types, plan.options)
     return plain_write(entry, functions, table_id, plan.buckets[entry.definition].name)
+
+
+def _by_row_id(entry: PlainEntry, relation: Relation) -> bool:
+    """Whether the object ids of an entry are, as far as one can tell, the row ids."""
+    position = entry.columns.get("id")
+    keys = [number for number, column in enumerate(relation.columns) if column.key]
+    by_key = relation.identity in {ReplicaIdentity.DEFAULT, ReplicaIdentity.INDEX}
+    return position is None or (by_key and keys == [position])
 
 
 class _Union:

@@ -20,14 +20,16 @@ from headwater_rules.evaluate.rows import PlainEntry
 from headwater_rules.evaluate.valuetext import as_text
 from headwater_rules.plan import Value
 
-_KNOWN_BUCKETS = 1 << 14
+_KNOWN_BUCKETS = 1 << 11
+_LONGEST_KNOWN = 500
 
 _Place = tuple[int, str, str, BucketName]
 """A bucket's key, what memberships in it begin and end with, and its name."""
 
 
 class _Places(dict[object, _Place | None]):
-    """The bucket by the values of its parameters, of which equal ones name the same; None where there is no bucket."""
+    """The bucket by the values of its parameters, of which equal ones name the same; None where there is no bucket.
+    Remembers some, since there is one of these for each table."""
 
     def __init__(self, entry: PlainEntry, definition: str) -> None:
         super().__init__()
@@ -35,14 +37,15 @@ class _Places(dict[object, _Place | None]):
         self._definition = definition
 
     def __missing__(self, params: tuple[Value, ...]) -> _Place | None:
-        if len(self) >= _KNOWN_BUCKETS:
-            self.clear()
         name = key_text(self._entry.name, params)
-        place = None
-        if name is not None:
-            bucket = bucket_key(name)
-            place = (bucket, *members_pieces(bucket, self._entry.table), BucketName(name, self._definition))
-        self[params] = place
+        if name is None:
+            return None
+        bucket = bucket_key(name)
+        place = (bucket, *members_pieces(bucket, self._entry.table), BucketName(name, self._definition))
+        if len(name) <= _LONGEST_KNOWN:
+            if len(self) >= _KNOWN_BUCKETS:
+                self.clear()
+            self[params] = place
         return place
 
 
@@ -82,11 +85,12 @@ def _code(entry: PlainEntry, values: Sequence[str]) -> list[str]:
             for number, value in enumerate(values)
             if value != f"c{number}"
         ),
+        f"  place = places[({params})]",
+        f"  if place is None{_other_id(entry, values)}: return None",
         f"  data = dumps({{{named}}}).decode()",
         " except (ValueError, KeyError, TypeError):",
         "  return None",
-        f" place = places[({params})]",
-        f" if place is None or len(data) > most{_other_id(entry, values)}: return None",
+        " if len(data) > most: return None",
         " bucket, head, tail, name = place",
         " digest = digest_of(table, row_id, data)",
         " members = f'{head}{digest}{tail}'",

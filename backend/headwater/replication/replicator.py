@@ -100,7 +100,7 @@ class Replicator:
                         self.source, self.store, lease, self.pace.health, self.bulk.preparing, self.figures.totals
                     ) as watch,
                 ):
-                    if yaml is not None and self._deploys(yaml, ended):
+                    if yaml is not None and self._deploys(yaml, lease, ended):
                         yaml = None  # not again: another holder of the lease may deploy a newer one
                     self._reporting_to(watch)._run_leased(lease, ended, watch, recovery)
                     keeper.raise_if_lost()
@@ -109,13 +109,17 @@ class Replicator:
                 _log.warning("%s", error)
             followed = recovery.followed
 
-    def _deploys(self, yaml: str, stop: threading.Event) -> bool:
-        """Deploy the file as soon as the store can be reached. Returns False when `stop` was set before."""
+    def _deploys(self, yaml: str, lease: Lease, stop: threading.Event) -> bool:
+        """Deploy the file as soon as the store can be reached. Returns False when `stop` was set before. Raises
+        LeaseLostError: another holder may have deployed a newer file meanwhile."""
+        told = False
         while not stop.is_set():
             try:
+                self.store.renew(lease)
                 deploy_file(self.store, yaml)
             except (StoreBusyError, StoreUnreachableError) as error:
-                _log.warning("%s", error)
+                _log.log(logging.DEBUG if told else logging.WARNING, "%s", error)
+                told = True
                 stop.wait(_WAIT)
             else:
                 return True

@@ -62,9 +62,9 @@ def test_a_quiet_stream_ends_when_its_token_does(endpoint: Endpoint, connected: 
     connected.set_up(make_token(exp=time.time() + 4))
     connected.request(credit=100)
     *_, last = connected.documents("checkpoint_complete")
-    while "token_expires_in" not in last or last["token_expires_in"] != 0:
-        last = connected.receive().document
-    assert is_told_to_fetch_a_token(connected.receive())
+    while not is_told_to_fetch_a_token(received := connected.receive()):
+        last = received.document
+    assert last == {"token_expires_in": 0}
     wait_until(lambda: endpoint.open_streams() == 0, "the end of the stream")
 
 

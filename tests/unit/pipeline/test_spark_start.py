@@ -22,13 +22,13 @@ Started = Callable[..., dict[str, str]]
 
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> Started:
-    """`started(settings)` is the environment that Spark's JVM would get."""
+    """`started(settings)` is the environment that Spark's JVM would get, and its own options as `of the driver`."""
 
     def start(settings: SparkSettings, **variables: str) -> dict[str, str]:
         seen: list[dict[str, str]] = []
 
         def launched(conf: SparkConf) -> JavaGateway:
-            seen.append(dict(os.environ))
+            seen.append({**os.environ, "of the driver": conf.get("spark.driver.extraJavaOptions") or ""})
             raise PySparkException("not in this test")
 
         clean = {name: value for name, value in os.environ.items() if not name.startswith(("SPARK_", "PYSPARK_"))}
@@ -40,6 +40,19 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Started:
         return seen[0]
 
     return start
+
+
+@pytest.mark.parametrize("place", ["JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS", "conf"])
+def test_a_collector_that_somebody_chose_is_the_only_one(started: Started, place: str) -> None:
+    """A JVM does not start with two."""
+    assert "GC" in started(SparkSettings("local[2]"), JDK_JAVA_OPTIONS="")["of the driver"]
+    chosen = "-Xlog:gc -XX:+UseParallelGC"
+    if place == "conf":
+        conf = {"spark.driver.defaultJavaOptions": chosen}
+        found = started(SparkSettings("local[2]", conf=conf), JDK_JAVA_OPTIONS="")
+    else:
+        found = started(SparkSettings("local[2]"), **{"JDK_JAVA_OPTIONS": "", place: chosen})
+    assert "GC" not in found["of the driver"]
 
 
 @pytest.mark.parametrize(

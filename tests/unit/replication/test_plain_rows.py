@@ -44,10 +44,10 @@ _PLAIN = (
     "SELECT * FROM t WHERE a = auth.user_id()",
     "SELECT * FROM t WHERE a = auth.user_id() AND b = auth.parameter('b')",
     "SELECT id, b, a AS c FROM t AS things WHERE b = auth.parameter('b')",
-    "SELECT b AS id, a FROM t",
     "SELECT a FROM t WHERE c = auth.parameter('c')",
 )
 _GENERAL = (
+    "SELECT b AS id, a FROM t",
     "SELECT id, a || '!' AS a FROM t WHERE a = auth.user_id()",
     "SELECT * FROM t WHERE a = auth.user_id() AND b IS NULL",
     "SELECT * FROM u WHERE a IN (SELECT a FROM t WHERE b = auth.user_id())",

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping
 from typing import ClassVar
 
-from py4j.protocol import Py4JError, Py4JJavaError
+from py4j.protocol import Py4JJavaError
 from pyspark import SparkContext
 
 from headwater.bulk.contract import EngineError
@@ -27,8 +27,8 @@ class ExecutorError(EngineError):
 
 
 class NoExecutorsError(EngineError):
-    """A cluster left our application without executors for minutes: it has none to give, or a master that was started
-    anew does not know the application. Another one is begun with the next attempt."""
+    """A cluster took all executors from our application, and gave it none for minutes: it has lost them, or a master
+    that was started anew does not know the application. Another one is begun with the next attempt."""
 
     kind: ClassVar[Kind] = Kind.RETRY
     code: ClassVar[str] = "HW_5108"
@@ -41,7 +41,7 @@ def lacks_executors(context: SparkContext | None) -> bool:
         return False
     try:
         return len(started.sc().statusTracker().getExecutorInfos()) <= 1  # the driver counts as one
-    except (Py4JError, OSError):  # the JVM ends just now
+    except Exception:  # noqa: BLE001 - the JVM ends just now, where anything may be raised
         return False
 
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from importlib import resources
 from typing import ClassVar
@@ -66,9 +67,12 @@ _LOCAL = {
     "spark.driver.bindAddress": "127.0.0.1",
 }
 
-_SMALL_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xms64m"
+_SMALL_JVM = "-XX:TieredStopAtLevel=1 -Xms64m -XX:+UseSerialGC"
 """The work is done in Python, and rows pass the JVM as bytes: what it does is over before its second compiler pays, and
 a heap that starts small, collected in the plain way, takes a third less memory and no more time."""
+
+_COLLECTOR = re.compile(r"-XX:\+Use\w+GC\b")
+_JVM_OPTIONS = ("JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS")
 
 _SHUFFLES = "spark.sql.shuffle.partitions"
 _SHUFFLES_A_CORE = 2
@@ -192,10 +196,11 @@ class Spark:
         self._context = self._session = None
 
     def _end_when_alone(self, over: threading.Event) -> None:
-        """Until `over` is set, watch whether there are executors."""
+        """Until `over` is set, watch whether there still are executors. For the first ones we wait as long as the
+        cluster needs."""
         seen = time.monotonic()
         while not over.wait(_LOOK_SECONDS):
-            if not lacks_executors(SparkContext._active_spark_context):
+            if self.starting or not lacks_executors(SparkContext._active_spark_context):
                 seen = time.monotonic()
             elif time.monotonic() - seen > self._alone_seconds:
                 self._alone = True
@@ -273,7 +278,7 @@ class Spark:
         log4j = resources.files(__package__).joinpath("log4j2.properties")
         options = f"-Dlog4j2.configurationFile=file:{log4j}"
         if self._settings.local:
-            options += f" {_SMALL_JVM}"
+            options += f" {_small_jvm(self._settings.conf)}"
         ours = {**_DEFAULTS, "spark.driver.extraJavaOptions": options, **(_LOCAL if self._settings.local else {})}
         conf = {**ours, **self._settings.conf}
         master = "local[*,4]" if self._settings.master == "local[*]" else self._settings.master  # retry failed tasks
@@ -351,3 +356,9 @@ def _forget() -> None:
         context._jsc = None
     SparkContext._active_spark_context = SparkContext._gateway = SparkContext._jvm = None
     SparkSession._instantiatedSession = SparkSession._activeSession = None
+
+
+def _small_jvm(conf: Mapping[str, str]) -> str:
+    """The options of a small JVM. It would not start with two collectors, of which others may have named one."""
+    others = (conf.get("spark.driver.defaultJavaOptions", ""), *(os.environ.get(name, "") for name in _JVM_OPTIONS))
+    return _COLLECTOR.sub("", _SMALL_JVM).rstrip() if any(map(_COLLECTOR.search, others)) else _SMALL_JVM

@@ -25,8 +25,6 @@ _IDLE_CONNECTIONS = 16
 
 _SETTINGS = {
     "jit": "off",
-    # Planning a chunk's query for its own values takes longer than the query, and comes to the same plan
-    "plan_cache_mode": "force_generic_plan",
     # Every query uses an index. Outdated statistics of fast-growing tables would sometimes suggest otherwise
     "enable_seqscan": "off",
     "enable_bitmapscan": "off",  # it would read a whole bucket to return its first thousand ops
@@ -39,6 +37,13 @@ _SETTINGS = {
     "tcp_keepalives_count": "3",
     "tcp_user_timeout": "60s",  # no keepalives are sent while sent data is unacknowledged
     "default_transaction_isolation": r"read\ committed",
+}
+
+READER = "reader"
+_OF_PURPOSE = {
+    # What a reader asks is planned once: planning a chunk's query for its values takes as long as the query, and comes
+    # to the same plan. Not so for others, which filter by long lists and have limits.
+    READER: {"plan_cache_mode": "force_generic_plan"}
 }
 
 _NETWORK = {
@@ -79,7 +84,7 @@ def connect(address: PostgresAddress, purpose: str = "store") -> psycopg.Connect
 
 def _conninfo(address: PostgresAddress, purpose: str) -> str:
     given = conninfo_to_dict(address.conninfo)
-    settings = {**_SETTINGS, "search_path": address.schema}
+    settings = {**_SETTINGS, **_OF_PURPOSE.get(purpose, {}), "search_path": address.schema}
     options = " ".join([str(given.get("options") or ""), *(f"-c {name}={value}" for name, value in settings.items())])
     certificates = {name: pem_file(text) for name, text in address.pem}
     if "sslrootcert" not in {*given, *certificates}:

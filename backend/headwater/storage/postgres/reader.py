@@ -29,7 +29,7 @@ from headwater.storage.contract.reader import (
 )
 from headwater.storage.contract.revocations import Revocation
 from headwater.storage.contract.versions import OwnConfig
-from headwater.storage.postgres.connection import Connections
+from headwater.storage.postgres.connection import READER, Connections
 from headwater.storage.postgres.control import lease as leases
 from headwater.storage.postgres.control import write_checkpoints
 from headwater.storage.postgres.control.database import PostgresControl
@@ -74,7 +74,7 @@ class PostgresReader:
             replaced = sql.SQL(_REPLACED).format(digest=sql.Literal(digest), seconds=sql.Literal(own.keep_seconds))
         self._snapshot = sql.SQL(_SNAPSHOT).format(begin=sql.SQL(_BEGIN), own=replaced)
         self._newest = sql.SQL(_NEWEST).format(own=replaced)
-        self._connections = Connections(address, "reader")
+        self._connections = Connections(address, READER)
         self._local = threading.local()
         self.newest()  # fails now rather than at the first request
 
@@ -202,10 +202,11 @@ class _Snapshot:
     def lookups(self, keys: Sequence[str]) -> dict[str, list[str]]:
         found: dict[str, list[str]] = {key: [] for key in keys}
         query = (
-            "select l.key, l.output from lookups l join tables t on t.id = l.table_id and t.state = 'active'"
-            " where left(l.key, 500) = any(%s) and l.key = any(%s) order by l.table_id, l.row_id, l.output"
+            "select l.key, l.output from unnest(%s::text[]) k (key)"
+            " join lookups l on left(l.key, 500) = left(k.key, 500) and l.key = k.key"
+            " join tables t on t.id = l.table_id and t.state = 'active' order by l.table_id, l.row_id, l.output"
         )
-        for key, output in self._db.execute(query, [[key[:500] for key in found], list(found)]).fetchall():
+        for key, output in self._db.execute(query, [list(found)]).fetchall():
             found[key].append(output)
         return found
 

@@ -18,6 +18,7 @@ from pathlib import Path
 _log = logging.getLogger(__name__)
 
 _LONGEST_SOCKET_PATH = 100  # of 108 that Linux allows, 104 on macOS
+_TRIES = 100
 
 
 def wake_directory(store: Path) -> Path:
@@ -48,12 +49,12 @@ class WakeListener:
             )
 
     def _bind(self) -> None:
-        for last in (False, True):
+        for tries_left in reversed(range(_TRIES)):
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             try:
                 self._socket.bind(str(self._path))
             except FileNotFoundError:  # another listener has just left, and removed it
-                if last:
+                if not tries_left:
                     raise
             else:
                 return
