@@ -19,6 +19,7 @@ from headwater.source.stream import Received, ReplicationStream
 from headwater.storage.open import open_backend
 from tests.support.changed_source import Device, published_rows, settled
 from tests.support.fix_headwater import HASTY, TRIGGERED, Deploy, Deployment, wait_until
+from tests.support.turns import in_turn
 
 if TYPE_CHECKING:
     from tests.support.fix_postgres import SourceDb
@@ -107,8 +108,7 @@ def hold_to_the_truth(deployment: Deployment, source: SourceDb, device: Device) 
     assert "private" not in given(deployment)
 
 
-@pytest.mark.parametrize("move", MOVES)
-@pytest.mark.parametrize("how", ["stopped", "behind", "live"])
+@pytest.mark.parametrize(("move", "how"), in_turn(MOVES, every=["stopped", "behind", "live"]))
 def test_what_a_table_was_under_a_private_name_is_shown_to_nobody(
     deploy: Deploy, source_db: SourceDb, move: str, how: str
 ) -> None:
