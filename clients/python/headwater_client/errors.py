@@ -88,7 +88,7 @@ class UploadStuck(ClientError):
 
 
 class Retired(ClientError):
-    """Sync was ended before this could be written. It comes again with the next connection."""
+    """Sync was ended before this could be written or uploaded. It comes again with the next connection."""
 
     code = "HWC_RETIRED"
 

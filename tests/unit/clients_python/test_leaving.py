@@ -14,6 +14,7 @@ import pytest
 
 from headwater_client import ConnectOptions, Credentials, Database, RawTable, Schema, Statement
 from headwater_client.database import connector as connectors
+from headwater_client.database.crud import CrudBatch
 from headwater_client.errors import ConnectError, NotSynced
 from tests.support.fix_headwater import wait_until
 from tests.unit.clients_python.little_server import Line, LittleServer, serving
@@ -245,3 +246,31 @@ def test_who_waits_for_a_sync_hears_that_the_file_is_closed(database: Database) 
     asyncio.run(wait_in_loop())
     waiting.join(20)
     assert heard == ["thread"]
+
+
+@pytest.mark.parametrize("next_writes", [Database.get_next_crud_transaction, Database.get_crud_batch])
+def test_an_upload_that_was_left_does_not_send_what_the_next_user_writes(
+    server: LittleServer, database: Database, hanging: threading.Event, next_writes: Callable[[Database], CrudBatch]
+) -> None:
+    began, ended = threading.Event(), threading.Event()
+    sent: list[str] = []
+
+    def upload(database: Database) -> None:
+        try:
+            while writes := next_writes(database):
+                began.set()
+                hanging.wait(60)
+                sent.extend(entry.id for entry in writes.crud)
+                writes.complete()
+        finally:
+            ended.set()
+
+    database["todos"].insert({"id": "anns"})
+    database.connect(App(server.endpoint, upload))
+    assert began.wait(20)
+    database.disconnect_and_clear()
+    database["todos"].insert({"id": "bobs"})
+    hanging.set()
+    assert ended.wait(20)
+    assert sent == ["anns"]
+    assert database.uploads_waiting == 1

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import httpx
 
 from headwater_client.database.crud import CrudTransaction, as_json
-from headwater_client.errors import ConnectError, ProtocolError, Refused, TokenRefused, Unreachable
+from headwater_client.errors import ConnectError, ProtocolError, Refused, Retired, TokenRefused, Unreachable
 from headwater_client.sync.options import AppCalls
 from headwater_client.transport.endpoint import Credentials
 from headwater_client.transport.http import trusted
@@ -38,7 +38,7 @@ _LOOK: Final = 0.1
 
 _log = logging.getLogger("headwater_client")
 
-_within: Final = ContextVar("headwater_within_app_call", default=False)
+_within: Final = ContextVar[threading.Event | None]("headwater_within_app_call", default=None)
 
 
 class Connector(Protocol):
@@ -142,9 +142,10 @@ def app_calls(
 
     `uploading` is held by an upload that runs in a thread: it may outlive its connection, and the next waits for it.
     """
+    retired = threading.Event()
 
     async def fetch() -> Credentials:
-        found = await _call(connector.fetch_credentials, app_loop)
+        found = await _call(connector.fetch_credentials, app_loop, retired)
         if not isinstance(found, Credentials):
             raise ConnectError(f"fetch_credentials gave {type(found).__name__}, not Credentials")
         return found
@@ -152,23 +153,33 @@ def app_calls(
     async def upload() -> None:
         while uploading.locked():  # noqa: ASYNC110 - by a thread, which no loop hears of
             await asyncio.sleep(_LOOK)
-        await _call(lambda: connector.upload_data(database), app_loop, method=connector.upload_data, alone=uploading)
+        await _call(
+            lambda: connector.upload_data(database), app_loop, retired, method=connector.upload_data, alone=uploading
+        )
 
-    return AppCalls(fetch, upload)
+    return AppCalls(fetch, upload, retired)
 
 
 def within_app_call() -> bool:
     """Whether a connector's method runs for the sync thread, also where it went on to another thread or loop."""
-    return _within.get()
+    return _within.get() is not None
+
+
+def raise_if_left() -> None:
+    """Raise `Retired` within a connector's method whose connection was ended."""
+    retired = _within.get()
+    if retired is not None and retired.is_set():
+        raise Retired("the connection of this upload was ended; what waits is for the next one")
 
 
 async def _call(
     work: Callable[[], Any],
     app_loop: asyncio.AbstractEventLoop | None,
+    retired: threading.Event,
     method: Callable[..., Any] | None = None,
     alone: AbstractContextManager[object] | None = None,
 ) -> Any:
-    mark = _within.set(True)
+    mark = _within.set(retired)
     try:
         plain = not inspect.iscoroutinefunction(method or work)
         found = await _in_thread(work, alone or nullcontext()) if plain else work()
@@ -206,7 +217,9 @@ async def _in_thread(work: Callable[[], Any], alone: AbstractContextManager[obje
         return await asyncio.shield(running)
     except asyncio.CancelledError:
         await asyncio.wait({running}, timeout=_GRACE)
-        if not running.done():
+        if running.done():
+            running.exception()  # taken note of, or asyncio warns of it
+        else:
             _log.warning("sync ended while the app's connector had not returned, which goes on alone")
         raise
     finally:

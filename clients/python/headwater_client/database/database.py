@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import sqlite_utils
 
-from headwater_client.database.connector import Connector, app_calls, within_app_call
+from headwater_client.database.connector import Connector, app_calls, raise_if_left, within_app_call
 from headwater_client.database.crud import CrudBatch, CrudTransaction
 from headwater_client.database.streams import DEFAULT_TTL, Subscription
 from headwater_client.database.table import SyncedTable, frame
@@ -316,15 +316,20 @@ class Database(sqlite_utils.Database):
         return next(self.crud_transactions(), None)
 
     def crud_transactions(self) -> Iterator[CrudTransaction]:
-        """The local transactions that wait. Completing one completes all before it."""
+        """The local transactions that wait. Completing one completes all before it.
+
+        Raises `Retired` in an upload whose connection was ended: what is written from then on is for the next.
+        """
         after = 0
         while entries := uploads.next_transaction(self.conn, after):
+            raise_if_left()  # after reading, since the writes may be of the next user by then
             after = entries[-1].op_id
             yield CrudTransaction(entries, self._complete)
 
     def get_crud_batch(self, limit: int = 100) -> CrudBatch | None:
-        """The first writes that wait, which may end in the middle of a transaction."""
+        """The first writes that wait, which may end in the middle of a transaction. Raises `Retired` as above."""
         entries = uploads.next_batch(self.conn, limit)
+        raise_if_left()
         return CrudBatch(entries, self._complete) if entries else None
 
     @property

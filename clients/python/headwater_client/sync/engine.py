@@ -56,7 +56,7 @@ class Engine:
         self._open_store, self._app, self._options, self._board = open_store, app, options, board
         self._held, self._shown, self._user_agent = held, shown, user_agent
         self._thread = threading.Thread(target=self._run, name="headwater-client", daemon=True)
-        self._ready, self._retired = threading.Event(), threading.Event()
+        self._ready, self._retired = threading.Event(), app.retired
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopping: asyncio.Event | None = None
         self._download: Download | None = None

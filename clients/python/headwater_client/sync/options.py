@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeVar, get_args
@@ -59,10 +60,11 @@ class ConnectOptions:
 
 @dataclass(frozen=True)
 class AppCalls:
-    """The app's side, as coroutines that run in the sync thread's loop."""
+    """The app's side, as coroutines that run in the sync thread's loop. Once `retired` is set they are to end."""
 
     fetch_credentials: Callable[[], Awaitable[Credentials]]
     upload: Callable[[], Awaitable[None]]
+    retired: threading.Event
 
 
 class Tokens:
