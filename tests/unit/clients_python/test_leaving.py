@@ -274,3 +274,37 @@ def test_an_upload_that_was_left_does_not_send_what_the_next_user_writes(
     assert ended.wait(20)
     assert sent == ["anns"]
     assert database.uploads_waiting == 1
+
+
+def test_a_coroutine_that_hangs_is_left_uncancelled_and_the_next_waits_for_its_end(
+    server: LittleServer, database: Database
+) -> None:
+    async def use() -> None:
+        began, goes_on = asyncio.Event(), asyncio.Event()
+        happened: list[str] = []
+
+        class First(App):
+            async def upload_data(self, database: Database) -> None:  # type: ignore[override]
+                began.set()
+                await goes_on.wait()
+                happened.append("first ended")
+
+        class Second(App):
+            async def upload_data(self, database: Database) -> None:  # type: ignore[override]
+                happened.append("second began")
+                writes = database.get_crud_batch()
+                assert writes is not None
+                writes.complete()
+
+        database["todos"].insert({"id": "mine"})
+        await database.connect_async(First(server.endpoint))
+        await asyncio.wait_for(began.wait(), 20)
+        await asyncio.wait_for(database.disconnect_async(), 20)
+        await database.connect_async(Second(server.endpoint))
+        await database.wait_for_status_async(lambda status: status.connected and status.uploading, 20)
+        goes_on.set()
+        await database.wait_for_status_async(lambda _: database.uploads_waiting == 0, 20)
+        assert happened == ["first ended", "second began"]
+        await database.disconnect_async()
+
+    asyncio.run(use())

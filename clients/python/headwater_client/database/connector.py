@@ -7,7 +7,7 @@ import inspect
 import logging
 import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar, copy_context
 from itertools import islice
@@ -140,7 +140,7 @@ def app_calls(
 ) -> AppCalls:
     """The connector's methods as coroutines for the sync thread: those of the app run in its own loop if it has one.
 
-    `uploading` is held by an upload that runs in a thread: it may outlive its connection, and the next waits for it.
+    `uploading` is held by an upload that runs: it may outlive its connection, and the next waits for it.
     """
     retired = threading.Event()
 
@@ -153,9 +153,7 @@ def app_calls(
     async def upload() -> None:
         while uploading.locked():  # noqa: ASYNC110 - by a thread, which no loop hears of
             await asyncio.sleep(_LOOK)
-        await _call(
-            lambda: connector.upload_data(database), app_loop, retired, method=connector.upload_data, alone=uploading
-        )
+        await _call(lambda: connector.upload_data(database), app_loop, retired, alone=uploading)
 
     return AppCalls(fetch, upload, retired)
 
@@ -176,20 +174,25 @@ async def _call(
     work: Callable[[], Any],
     app_loop: asyncio.AbstractEventLoop | None,
     retired: threading.Event,
-    method: Callable[..., Any] | None = None,
     alone: AbstractContextManager[object] | None = None,
 ) -> Any:
+    loop = app_loop or asyncio.get_running_loop()
     mark = _within.set(retired)
     try:
-        plain = not inspect.iscoroutinefunction(method or work)
-        found = await _in_thread(work, alone or nullcontext()) if plain else work()
-        if not inspect.isawaitable(found):
-            return found
-        if app_loop is None:
-            return await found
-        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(_awaited(found), app_loop))
+        return await _in_thread(lambda: _in_full(work, loop), alone or nullcontext())
     finally:
         _within.reset(mark)
+
+
+def _in_full(work: Callable[[], Any], loop: asyncio.AbstractEventLoop) -> Any:
+    """What the work returns, in the loop where that is awaited: its thread waits, so both kinds end alike."""
+    found = work()
+    if not inspect.isawaitable(found):
+        return found
+    try:
+        return asyncio.run_coroutine_threadsafe(_awaited(found), loop).result()
+    except CancelledError as error:
+        raise ConnectError("the connector's coroutine was cancelled by its loop") from error
 
 
 async def _awaited(found: Awaitable[Any]) -> Any:
