@@ -116,7 +116,7 @@ def test_a_file_that_no_row_names_any_more_goes_when_there_are_too_many(
     wait_until(lambda: states(queue)["1.jpg"] is State.ARCHIVED, "the first given up")
     database["users"].delete("2")
     wait_until(lambda: states(queue) == {"2.jpg": State.ARCHIVED}, "the older one gone")
-    assert [file.name for file in (tmp_path / "files").iterdir()] == ["2.jpg"]
+    assert [file.read_bytes() for file in (tmp_path / "files").iterdir()] == [b"2"]
     database["users"].insert({"id": "3", "photo_id": "2"})
     wait_until(lambda: states(queue) == {"2.jpg": State.SYNCED}, "the kept file is named again")
 
@@ -133,19 +133,16 @@ def test_a_deleted_file_goes_everywhere(
     assert list((tmp_path / "files").iterdir()) == []
 
 
-def test_a_name_that_leads_out_of_the_folder_is_never_written(
+def test_an_id_that_leads_out_of_the_folder_has_its_file_within(
     database: Database, storage: PlayedStorage, started: Callable[..., AttachmentQueue], tmp_path: Path
 ) -> None:
     storage.files["../../evil.jpg"] = b"x"
-    given_up = threading.Event()
-
-    def give_up(_: Attachment, __: Exception) -> bool:
-        given_up.set()
-        return True
-
-    started(give_up=give_up)
+    queue = started()
     database["users"].insert({"id": "1", "photo_id": "../../evil"})
-    wait_until(given_up.is_set, "the refusal")
+    wait_until(lambda: states(queue) == {"../../evil.jpg": State.SYNCED}, "the file")
+    path = queue.path(queue.get("../../evil"))
+    assert path is not None
+    assert path.parent == tmp_path / "files"
     assert not list(tmp_path.parent.glob("evil*"))
 
 
@@ -234,3 +231,17 @@ def test_a_file_whose_row_cannot_be_written_is_not_kept(
     with pytest.raises(ValueError, match="no such user"):
         queue.save(b"x", then=fail)
     assert (queue.all(), list((tmp_path / "files").iterdir())) == ([], [])
+
+
+def test_ids_of_any_characters_have_files_of_their_own(
+    database: Database, storage: PlayedStorage, started: Callable[..., AttachmentQueue]
+) -> None:
+    ids = ["ann/1", "..", "Bob", "bob", "nul", "a" * 300, "x.\\y:z", "x." + "y" * 300]
+    queue = started()
+    for each in ids:
+        storage.files[f"{each}.jpg"] = each.encode()
+        database["users"].insert({"id": f"of {each}", "photo_id": each})
+    wait_until(lambda: states(queue) == {f"{each}.jpg": State.SYNCED for each in ids}, "the files", 20)
+    paths = {each.id: queue.path(each) for each in queue.all()}
+    assert {name: path.read_bytes() for name, path in paths.items() if path} == {each: each.encode() for each in ids}
+    assert len({str(path).lower() for path in paths.values()}) == len(ids)

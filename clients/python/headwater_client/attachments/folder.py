@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
 import tempfile
+from hashlib import sha256
 from pathlib import Path
+from typing import Final
 
 from headwater_client.errors import FileError
+
+_SUFFIX: Final = re.compile(r"\.\w{1,16}", re.ASCII)
 
 
 class Folder:
@@ -18,8 +23,9 @@ class Folder:
 
     @staticmethod
     def name_of(attachment_id: str, filename: str) -> str:
-        """What a file is called here: others may have files of the same name."""
-        return f"{attachment_id}{Path(filename).suffix}"
+        """What a file is called here: any id becomes a name that every system takes, and no two ids the same."""
+        suffix = Path(filename).suffix
+        return sha256(str(attachment_id).encode()).hexdigest() + (suffix if _SUFFIX.fullmatch(suffix) else "")
 
     def path(self, name: str) -> Path:
         """Where the file is. Raises `FileError` for a name that leads out of the folder."""
