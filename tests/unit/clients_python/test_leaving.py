@@ -308,3 +308,21 @@ def test_a_coroutine_that_hangs_is_left_uncancelled_and_the_next_waits_for_its_e
         await database.disconnect_async()
 
     asyncio.run(use())
+
+
+def test_an_app_is_told_that_an_upload_that_was_left_holds_up_the_next(
+    server: LittleServer, database: Database, hanging: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connectors, "_PATIENCE", 0.05)
+    began = threading.Event()
+
+    def hang(_: Database) -> None:
+        began.set()
+        hanging.wait(60)
+
+    database["todos"].insert({"id": "mine"})
+    database.connect(App(server.endpoint, hang))
+    assert began.wait(20)
+    leave(database)
+    database.connect(App(server.endpoint))
+    database.wait_for_status(lambda status: "earlier connection" in str(status.upload_error), 20)

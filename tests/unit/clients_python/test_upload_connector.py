@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
 
 from headwater_client import Database, UploadConnector
-from headwater_client.errors import ProtocolError
+from headwater_client.database import connector as connectors
+from headwater_client.errors import ProtocolError, Unreachable
 
 
 @contextmanager
-def answering(text: str) -> Iterator[str]:
+def answering(text: str, drip: float = 0.0) -> Iterator[str]:
     """A server that answers 200 with this text, whatever it is asked; its endpoint."""
 
     class Handler(BaseHTTPRequestHandler):
@@ -24,7 +26,10 @@ def answering(text: str) -> Iterator[str]:
             self.rfile.read(int(self.headers["content-length"]))
             self.send_response(200)
             self.end_headers()
-            self.wfile.write(text.encode())
+            with suppress(OSError):  # who asked may leave
+                for start in range(0, len(text), 10_000):
+                    self.wfile.write(text[start : start + 10_000].encode())
+                    time.sleep(drip)
 
         def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - its name there
             pass
@@ -74,3 +79,13 @@ def test_who_fails_to_hear_of_one_refusal_is_told_of_the_next(database: Database
         UploadConnector(endpoint, "t", hear).upload_data(database)
     assert heard == ["reason 1", "reason 2"]
     assert database.uploads_waiting == 0
+
+
+@pytest.mark.parametrize("limit", ["_SECONDS", "_LONGEST_ANSWER"])
+def test_an_answer_without_end_is_left(database: Database, monkeypatch: pytest.MonkeyPatch, limit: str) -> None:
+    answer = json.dumps({"transactions": [{}, {}]}) + " " * 500_000
+    with answering(answer, drip=0.005) as endpoint:
+        monkeypatch.setattr(connectors, limit, 0.2 if limit == "_SECONDS" else 1000)
+        with pytest.raises(Unreachable, match="without end"):
+            UploadConnector(endpoint, "t").upload_data(database)
+    assert database.uploads_waiting == 2

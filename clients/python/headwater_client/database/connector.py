@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import json
 import logging
 import threading
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from contextlib import AbstractContextManager, nullcontext
@@ -30,11 +32,17 @@ _AT_ONCE: Final = 100
 _TOO_LARGE: Final = 413
 _SECONDS: Final = 60.0
 
+_LONGEST_ANSWER: Final = 4 << 20
+"""Bytes: what became of `_AT_ONCE` transactions is far shorter."""
+
 _GRACE: Final = 5.0
 """Seconds that a call of the app's may go on while sync ends. After that it goes on alone."""
 
 _LOOK: Final = 0.1
 """Seconds between looks at whether an upload that was left has ended."""
+
+_PATIENCE: Final = 10.0
+"""Seconds of such looks until the app is told. After that they begin again as after any failure."""
 
 _log = logging.getLogger("headwater_client")
 
@@ -103,25 +111,36 @@ class UploadConnector:
         url = f"{self._endpoint}/upload"
         headers = {"authorization": f"Token {credentials.token}"}
         try:
-            response = httpx.post(url, json=body, headers=headers, timeout=_SECONDS, verify=trusted())
+            with httpx.stream("POST", url, json=body, headers=headers, timeout=_SECONDS, verify=trusted()) as response:
+                text = _text(response)
         except httpx.HTTPError as error:
             raise Unreachable(f"{url}: {error or type(error).__name__}") from error
         if response.status_code == 401:
             self._credentials = None
-            raise TokenRefused("/upload", response.status_code, response.text)
+            raise TokenRefused("/upload", response.status_code, text)
         if response.status_code != 200:
-            raise Refused("/upload", response.status_code, response.text)
-        return _answers(response, len(body["transactions"]))
+            raise Refused("/upload", response.status_code, text)
+        return _answers(text, len(body["transactions"]))
 
 
-def _answers(response: httpx.Response, count: int) -> list[dict[str, Any]]:
+def _text(response: httpx.Response) -> str:
+    """The answer, whole. Raises `Unreachable` where it drips, and where it is longer than the server's ever are."""
+    held, until = bytearray(), time.monotonic() + _SECONDS
+    for piece in response.iter_bytes():
+        held += piece
+        if time.monotonic() > until or len(held) > _LONGEST_ANSWER:
+            raise Unreachable(f"{response.url} answers without end")
+    return str(held, "utf-8", "replace")
+
+
+def _answers(text: str, count: int) -> list[dict[str, Any]]:
     """What became of each transaction. Others say 200, too, as the sign-in page of a network does."""
     try:
-        found = response.json()["transactions"]
+        found = json.loads(text)["transactions"]
     except (ValueError, KeyError, TypeError):
         found = None
     if not isinstance(found, list) or len(found) != count or not all(isinstance(each, dict) for each in found):
-        raise ProtocolError(f"/upload answered without telling of each transaction: {response.text[:200]}")
+        raise ProtocolError(f"/upload answered without telling of each transaction: {text[:200]}")
     return found
 
 
@@ -151,7 +170,10 @@ def app_calls(
         return found
 
     async def upload() -> None:
-        while uploading.locked():  # noqa: ASYNC110 - by a thread, which no loop hears of
+        patient_until = time.monotonic() + _PATIENCE
+        while uploading.locked():
+            if time.monotonic() > patient_until:
+                raise ConnectError("an upload of an earlier connection still runs; the next waits for its end")
             await asyncio.sleep(_LOOK)
         await _call(lambda: connector.upload_data(database), app_loop, retired, alone=uploading)
 
