@@ -245,3 +245,14 @@ def test_ids_of_any_characters_have_files_of_their_own(
     paths = {each.id: queue.path(each) for each in queue.all()}
     assert {name: path.read_bytes() for name, path in paths.items() if path} == {each: each.encode() for each in ids}
     assert len({str(path).lower() for path in paths.values()}) == len(ids)
+
+
+def test_both_threads_end_once_the_database_is_closed(
+    database: Database, started: Callable[..., AttachmentQueue]
+) -> None:
+    before = {thread.ident for thread in threading.enumerate()}
+    started()
+    mine = [thread for thread in threading.enumerate() if thread.ident not in before]
+    assert len(mine) == 2
+    database.close()
+    wait_until(lambda: not any(thread.is_alive() for thread in mine), "the end of both", 10)

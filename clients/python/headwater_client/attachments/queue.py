@@ -169,6 +169,7 @@ class AttachmentQueue:
             if rows is not None:
                 self._take({row["id"]: Named(**row) for row in rows if row["id"] is not None})
                 self._wake.set()
+        self._wake.set()  # the other thread is to end, too
 
     def _take(self, named: dict[str, Named]) -> None:
         with self._database.atomic():
