@@ -6,15 +6,19 @@ import asyncio
 import json
 import threading
 from contextlib import ExitStack
+from typing import Any
 
 import pytest
 from httpx import ASGITransport, AsyncClient, Response
+from starlette.types import Message
 
 from headwater.api.app import ApiSettings, create_app
 from headwater.api.auth.keys import StaticKeys, parse_key
 from headwater.api.upload import route
 from headwater.api.upload.limits import TooManyUploadsError, UploadLimits
-from headwater.api.upload.request import Upload, parse_upload
+from headwater.api.upload.request import MAX_TRANSACTIONS, TooManyTransactionsError, Upload, parse_upload
+from headwater.source.upload.apply import Outcome, Taken, Uploads
+from headwater.source.upload.entries import ClientTransaction, Device
 from headwater.source.upload.settings import UploadSettings
 from tests.support.fix_admin import NOWHERE
 from tests.support.fix_api import AUDIENCE, PlayedHead, jwk, make_token
@@ -23,6 +27,8 @@ from tests.support.memory_store import MemoryStore
 MEBIBYTE = 1024 * 1024
 LARGE = json.dumps({"client_id": "phone", "transactions": [{"crud": []}] * 50_000}).encode()
 SMALL = b'{"client_id":"phone","transactions":[]}'
+UPLOADS = UploadSettings(NOWHERE, "nobody", max_body_bytes=MEBIBYTE)
+SETTINGS = ApiSettings(StaticKeys((parse_key(jwk()),)), frozenset({AUDIENCE}), upload=UPLOADS)
 
 
 def test_bytes_are_bounded_in_all_and_per_user_until_the_upload_is_over() -> None:
@@ -39,6 +45,28 @@ def test_bytes_are_bounded_in_all_and_per_user_until_the_upload_is_over() -> Non
             hold(1)
     with limits.room_for("ann") as hold:
         hold(60)
+
+
+def test_large_bodies_leave_room_for_small_ones() -> None:
+    limits = UploadLimits(10, 10, most_bytes=100, most_bytes_per_user=100, uncounted=50)
+    with limits.room_for("ann") as large, limits.room_for("ben") as small:
+        large(30)
+        large(120)
+        small(50)
+        with pytest.raises(TooManyUploadsError):
+            large(1)
+        with pytest.raises(TooManyUploadsError):
+            small(1)
+    with limits.room_for("eve") as hold:
+        hold(150)
+
+
+def test_more_transactions_than_others_can_wait_for_are_refused() -> None:
+    transactions = [{"crud": [{"op_id": number, "op": "DELETE"}]} for number in range(1, MAX_TRANSACTIONS + 2)]
+    most = json.dumps({"client_id": "phone", "transactions": [*transactions[:-1], {"crud": []}]})
+    assert len(parse_upload(most.encode()).transactions) == MAX_TRANSACTIONS
+    with pytest.raises(TooManyTransactionsError):
+        parse_upload(json.dumps({"client_id": "phone", "transactions": transactions}).encode())
 
 
 class Parsing:
@@ -65,11 +93,9 @@ def test_large_uploads_wait_for_each_other_and_small_ones_do_not(
 ) -> None:
     parsing = Parsing()
     monkeypatch.setattr(route, "parse_upload", parsing)
-    uploads = UploadSettings(NOWHERE, "nobody", max_body_bytes=MEBIBYTE)
-    settings = ApiSettings(StaticKeys((parse_key(jwk()),)), frozenset({AUDIENCE}), upload=uploads)
 
     async def story() -> list[Response]:
-        app = create_app(settings, memory_store, PlayedHead())
+        app = create_app(SETTINGS, memory_store, PlayedHead())
         http = AsyncClient(transport=ASGITransport(app), base_url="http://headwater")
         async with app.router.lifespan_context(app), http:
 
@@ -86,3 +112,40 @@ def test_large_uploads_wait_for_each_other_and_small_ones_do_not(
     answers = asyncio.run(story())
     assert {answer.status_code for answer in answers} == {200}
     assert parsing.most == 1
+
+
+def test_the_rest_of_an_upload_whose_client_has_gone_is_left(
+    memory_store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    crud = [{"crud": [{"op_id": number, "op": "DELETE", "type": "notes", "id": "1"}]} for number in (1, 2, 3)]
+    body = json.dumps({"client_id": "phone", "transactions": crud}).encode()
+    gone, taken = asyncio.Event(), []
+
+    async def take(_: Uploads, __: Device, transaction: ClientTransaction) -> Outcome:
+        taken.append(transaction.first_op)
+        if transaction.first_op == 2:
+            gone.set()
+        return Outcome(Taken.APPLIED)
+
+    monkeypatch.setattr(Uploads, "take", take)
+
+    async def story() -> None:
+        messages = [{"type": "http.request", "body": body, "more_body": False}]
+
+        async def receive() -> Message:
+            if not messages:
+                await gone.wait()
+            return messages.pop() if messages else {"type": "http.disconnect"}
+
+        async def send(_: Message) -> None: ...
+
+        headers = [(b"host", b"headwater"), (b"authorization", f"Token {make_token('ann')}".encode())]
+        scope: dict[str, Any] = {"type": "http", "http_version": "1.1", "method": "POST", "scheme": "http"}
+        scope |= {"path": "/upload", "raw_path": b"/upload", "query_string": b"", "headers": headers}
+        scope["client"] = ("127.0.0.1", 1)
+        app = create_app(SETTINGS, memory_store, PlayedHead())
+        async with app.router.lifespan_context(app):
+            await app(scope, receive, send)
+
+    asyncio.run(story())
+    assert taken == [1, 2]

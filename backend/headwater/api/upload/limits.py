@@ -44,9 +44,13 @@ class _Share:
 
 
 class UploadLimits:
-    """Counts the uploads in progress, and the bytes of their bodies. Not thread-safe: use it in one event loop."""
+    """Counts the uploads in progress, and the bytes of their bodies. The first `uncounted` bytes of each body are not
+    counted, so that large bodies leave room for small ones. Not thread-safe: use it in one event loop."""
 
-    def __init__(self, most: int, most_per_user: int, most_bytes: int, most_bytes_per_user: int) -> None:
+    def __init__(
+        self, most: int, most_per_user: int, most_bytes: int, most_bytes_per_user: int, uncounted: int = 0
+    ) -> None:
+        self._uncounted = uncounted
         self._uploads = _Share("uploads", most, most_per_user)
         self._bytes = _Share("bytes of uploads", most_bytes, most_bytes_per_user)
 
@@ -55,12 +59,14 @@ class UploadLimits:
         """Count one upload of the user while the context is open. The context gives what to call for bytes of its body
         as they arrive. Both raise TooManyUploadsError."""
         self._uploads.take(user_id, 1)
-        held = 0
+        size = held = 0
 
         def hold(count: int) -> None:
-            nonlocal held
-            self._bytes.take(user_id, count)
-            held += count
+            nonlocal size, held
+            size += count
+            more = max(0, size - self._uncounted) - held
+            self._bytes.take(user_id, more)
+            held += more
 
         try:
             yield hold

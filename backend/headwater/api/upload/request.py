@@ -17,12 +17,22 @@ from headwater.sync.request import MAX_CLIENT_ID
 
 MAX_OP_ID = 2**63 - 1
 
+MAX_TRANSACTIONS = 1000
+"""Transactions in one request. Each is a commit of the source, and others wait meanwhile."""
+
 
 class InvalidUploadError(ApiError):
     """The body of an upload has no valid client id, op ids or lists of entries. Nothing was applied."""
 
     code = "HW_6101"
     status: ClassVar[int] = 400
+
+
+class TooManyTransactionsError(ApiError):
+    """The upload has too many transactions. Nothing was applied."""
+
+    code = "HW_6104"
+    status: ClassVar[int] = 413
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,14 +44,14 @@ class Upload:
 
 
 def parse_upload(body: bytes) -> Upload:
-    """Parse the body. Raises InvalidUploadError, which names the field."""
+    """Parse the body. Raises InvalidUploadError, which names the field, and TooManyTransactionsError."""
     try:
         document = read_json(body)
     except ValueError:
         raise InvalidUploadError("the body is not JSON", fix=_SHAPE) from None
     if not isinstance(document, Mapping):
         raise InvalidUploadError("the body is not an object", fix=_SHAPE)
-    transactions = []
+    transactions: list[ClientTransaction] = []
     before = 0
     for place, each in enumerate(_list(document.get("transactions"), "transactions")):
         transaction = _transaction(each, f"transactions[{place}]")
@@ -49,6 +59,9 @@ def parse_upload(body: bytes) -> Upload:
             continue
         if transaction.first_op <= before:
             raise InvalidUploadError("op ids do not increase", f"transactions[{place}]", "send transactions in order")
+        if len(transactions) == MAX_TRANSACTIONS:
+            what = f"the upload has more than {MAX_TRANSACTIONS} transactions"
+            raise TooManyTransactionsError(what, "transactions", "send fewer at once")
         before = transaction.last_op
         transactions.append(transaction)
     return Upload(_client_id(document.get("client_id")), tuple(transactions))

@@ -7,7 +7,7 @@ import json
 from contextlib import nullcontext
 from typing import ClassVar
 
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
@@ -26,7 +26,8 @@ LARGE = 256 * 1024
 """Bytes of a body. Larger ones are handled one at a time: parsed, a body takes up to forty times its size in memory."""
 
 MOST_BODIES, MOST_BODIES_OF_USER = 8, 2
-"""How many bodies of the largest size may be held at once, or as many bytes of smaller ones, in all and of a user."""
+"""How many bodies of the largest size may be held at once, or as many bytes of other large ones, in all and of a
+user."""
 
 
 class UploadLaterError(ApiError):
@@ -52,6 +53,7 @@ class UploadRoute:
             settings.max_per_user,
             MOST_BODIES * settings.max_body_bytes,
             MOST_BODIES_OF_USER * settings.max_body_bytes,
+            uncounted=LARGE,
         )
         self.route = Route("/upload", self.answer, methods=["POST"])
 
@@ -66,9 +68,13 @@ class UploadRoute:
         with self._limits.room_for(user.user_id) as hold:
             body = await read_body(request, self._settings.max_body_bytes, hold)
             async with self._large if len(body) > LARGE else nullcontext(), self._working:
+                await _stay(request)
                 upload = await asyncio.to_thread(parse_upload, body)
                 device = Device(user.user_id, upload.client_id, _claims(user))
-                answers = [await self._take(device, each) for each in upload.transactions]
+                answers = []
+                for transaction in upload.transactions:
+                    await _stay(request)
+                    answers.append(await self._take(device, transaction))
         return JSONResponse({"transactions": answers})
 
     async def _take(self, device: Device, transaction: ClientTransaction) -> dict[str, object]:
@@ -85,6 +91,12 @@ class UploadRoute:
         if outcome.reason is not None:
             self._refusals.note(outcome.reason.code, device.sub, "upload parked", _facts(device, transaction, outcome))
         return _told(transaction, outcome)
+
+
+async def _stay(request: Request) -> None:
+    """Raise ClientDisconnect if nobody waits for the answer: the device sends the rest again, and finds room."""
+    if await request.is_disconnected():
+        raise ClientDisconnect
 
 
 def _claims(user: Principal) -> str:
